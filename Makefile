@@ -1,0 +1,178 @@
+# Everything runs in .venv, made here on first use, and against an *installed* wheel: the source
+# folder dynaflow_xla/ lacks frontends/, ffi/ and the engine, so it cannot stand in for it.
+# `make help` lists the targets.
+
+PYTHON ?= python3
+VENV   ?= .venv
+# Optional dependency groups that `make setup` installs (torch is large, and needed by few targets).
+EXTRAS ?= jax,bench,trace,test
+# The build takes XLA's FFI headers from this environment's jaxlib; they have to be those of 0.10.
+JAX    ?= jax>=0.10,<0.11 jaxlib>=0.10,<0.11
+JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+PYTEST_ARGS ?=
+BENCH_ARGS  ?=
+CTEST_ARGS  ?=
+CLANG_FORMAT ?= $(CURDIR)/$(VENV)/bin/clang-format
+
+PY      := $(CURDIR)/$(VENV)/bin/python
+STAMPS  := $(VENV)/.stamps
+CPP     := build/cpp
+comma   := ,
+LINTED  := $(wildcard dynaflow_xla frontends ffi tests benchmarks examples)
+
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# A PYTHONPATH or user site of the caller must not shadow what is installed in the environment.
+unexport PYTHONPATH
+export PYTHONNOUSERSITE := 1
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help setup dev wheel demo bench test lint lint-ruff lint-mypy lint-imports lint-cpp format \
+        cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
+
+help:  ## List the targets
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+# ---- environment ---------------------------------------------------------------------------------
+
+# An existing .venv is kept if it works (it may be hand-made), and rebuilt if it does not: another
+# Python version, or a base interpreter that is gone.
+$(STAMPS)/venv: FORCE
+	@if ! "$(PY)" -c 'import sys, pip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	    2>/dev/null; then \
+	  "$(PYTHON)" -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 14) else \
+	    f"Python 3.11 to 3.13 is needed, this one is {sys.version.split()[0]}: make PYTHON=...")'; \
+	  echo "creating $(VENV)"; "$(PYTHON)" -m venv --clear "$(VENV)"; \
+	fi
+	@mkdir -p $(STAMPS) && { [ -e $@ ] || touch $@; }
+
+# Changes when the choice of dependencies does.
+$(STAMPS)/options.txt: $(STAMPS)/venv FORCE
+	@echo '$(EXTRAS) $(JAX)' | cmp -s - $@ || echo '$(EXTRAS) $(JAX)' > $@
+
+# $(call install,GROUPS): installs the build requirements and the named groups of pyproject.toml,
+# not the package. One resolution for all, so that no step undoes another's choice.
+define install
+"$(PY)" -P -c 'import sys, tomllib; \
+p = tomllib.load(open("pyproject.toml", "rb")); g = p["project"]; \
+r = p["build-system"]["requires"] + g["dependencies"]; \
+[r.extend(g["optional-dependencies"][e]) for e in sys.argv[1].split(",") if e]; \
+r = [x for x in r if x.split(">")[0] not in ("jax", "jaxlib")] + sys.argv[2:]; \
+print(*r, sep="\n")' '$(1)' $(foreach spec,$(JAX),'$(spec)') > $(STAMPS)/requirements.txt
+"$(PY)" -P -m pip install -qq -r $(STAMPS)/requirements.txt
+endef
+
+$(STAMPS)/deps: $(STAMPS)/options.txt pyproject.toml
+	@echo "installing dependencies ($(EXTRAS))"
+	@$(call install,$(EXTRAS))
+	@touch $@
+
+$(STAMPS)/deps-dev: $(STAMPS)/options.txt pyproject.toml
+	@echo "installing dependencies ($(EXTRAS),dev)"
+	@$(call install,$(EXTRAS)$(comma)dev)
+	@touch $@
+
+# The list changes when a file appears or goes away, which no file's time would show.
+SOURCES := $(shell find dynaflow_xla frontends ffi csrc -type f \
+             ! -path '*/__pycache__/*' ! -path 'csrc/tests/*' ! -path 'csrc/bench/*' \
+             ! -name '*.pyc' ! -name '*.so' 2>/dev/null | LC_ALL=C sort)
+build/sources.txt: FORCE
+	@mkdir -p build
+	@printf '%s\n' $(SOURCES) | cmp -s - $@ || printf '%s\n' $(SOURCES) > $@
+
+# No build isolation: the objects in build/ stay valid from run to run.
+$(STAMPS)/package: $(STAMPS)/deps build/sources.txt $(SOURCES) CMakeLists.txt pyproject.toml
+	@echo "building and installing the wheel"
+	@"$(PY)" -P -m pip install -q --no-build-isolation --no-deps --force-reinstall .
+	@touch $@
+
+setup: $(STAMPS)/package  ## Make .venv and install the package in it, as a wheel
+
+dev: $(STAMPS)/deps $(STAMPS)/deps-dev  ## Install the package editable (Python edits need no rebuild)
+	@"$(PY)" -P -m pip install -q --no-build-isolation --no-deps --force-reinstall -e .
+	@rm -f $(STAMPS)/package
+
+wheel: $(STAMPS)/venv  ## Build a distributable wheel in dist/ (isolated build)
+	@"$(PY)" -P -m pip wheel -q --no-deps -w dist .
+
+# ---- use -----------------------------------------------------------------------------------------
+
+# A script's own folder is on sys.path, the repository root is not.
+demo: setup  ## Run the demonstration
+	@"$(PY)" benchmarks/demo.py
+
+bench: setup  ## Run the benchmarks (BENCH_ARGS=...)
+	@"$(PY)" benchmarks/run.py $(BENCH_ARGS)
+
+# -P keeps the repository root off sys.path; with it, `import dynaflow_xla` would find the sources.
+test: setup  ## Run the Python tests against the installed wheel (PYTEST_ARGS=...)
+	@"$(PY)" -P -m pytest --durations=10 $(PYTEST_ARGS)
+
+# ---- checks --------------------------------------------------------------------------------------
+
+lint: lint-ruff lint-mypy lint-imports lint-cpp  ## ruff, mypy, import-linter, clang-format (-k: do not stop)
+
+lint-ruff: $(STAMPS)/deps-dev
+	"$(PY)" -P -m ruff check $(LINTED)
+	"$(PY)" -P -m ruff format --check $(LINTED)
+
+# mypy and import-linter see the package as it gets installed: a tree of links.
+build/lint: FORCE
+	@rm -rf $@ && mkdir -p $@/dynaflow_xla
+	@ln -s $(CURDIR)/dynaflow_xla/* $(CURDIR)/frontends $(CURDIR)/ffi $@/dynaflow_xla/
+	@rm -f $@/dynaflow_xla/__pycache__
+
+lint-mypy: $(STAMPS)/deps-dev build/lint
+	cd build/lint && "$(PY)" -P -m mypy --config-file ../../pyproject.toml \
+	  --cache-dir ../../.mypy_cache -p dynaflow_xla
+
+lint-imports: $(STAMPS)/deps-dev build/lint
+	cd build/lint && "$(CURDIR)/$(VENV)/bin/lint-imports" --no-logo --config ../../pyproject.toml \
+	  --cache-dir ../../.import_linter_cache
+
+lint-cpp: $(STAMPS)/deps-dev
+	find csrc ffi -name '*.cc' -o -name '*.h' | xargs -r "$(CLANG_FORMAT)" --dry-run -Werror
+
+format: $(STAMPS)/deps-dev  ## Rewrite the sources the way `make lint` wants them
+	"$(PY)" -P -m ruff check --fix-only -q $(LINTED)
+	"$(PY)" -P -m ruff format $(LINTED)
+	find csrc ffi -name '*.cc' -o -name '*.h' | xargs -r "$(CLANG_FORMAT)" -i
+
+# The engine and its C++ tests alone, without Python. TSAN needs address randomisation off on kernels
+# with wide randomisation; setarch does that where it may.
+SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+cpp_build = @"$(PY)" -P -m cmake -S csrc -B $(CPP)$(1) -G Ninja -DCMAKE_BUILD_TYPE=$(2) \
+    -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" -DDFX_BUILD_TESTS=ON \
+    -DCMAKE_CXX_FLAGS="$(3)" >$(CPP)$(1).log 2>&1 || { cat $(CPP)$(1).log; exit 1; }; \
+  "$(PY)" -P -m cmake --build $(CPP)$(1) -j $(JOBS)
+cpp_test = @cd $(CPP)$(1) && $(2) "$(CURDIR)/$(VENV)/bin/ctest" --output-on-failure --no-tests=error \
+    --timeout 300 $(CTEST_ARGS)
+SANITIZE := -fno-omit-frame-pointer -fno-sanitize-recover=all
+
+cpp-test: $(STAMPS)/deps-dev  ## Build and run the C++ tests of the engine (CTEST_ARGS=...)
+	@mkdir -p build
+	$(call cpp_build,,Release,)
+	$(call cpp_test,,)
+
+cpp-test-tsan: $(STAMPS)/deps-dev  ## The same under ThreadSanitizer
+	@mkdir -p build
+	$(call cpp_build,-tsan,RelWithDebInfo,$(SANITIZE) -fsanitize=thread)
+	$(call cpp_test,-tsan,TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 $(SETARCH))
+
+cpp-test-asan: $(STAMPS)/deps-dev  ## The same under AddressSanitizer and UndefinedBehaviorSanitizer
+	@mkdir -p build
+	$(call cpp_build,-asan,RelWithDebInfo,$(SANITIZE) -fsanitize=address$(comma)undefined)
+	$(call cpp_test,-asan,UBSAN_OPTIONS=print_stacktrace=1)
+
+# ---- cleaning ------------------------------------------------------------------------------------
+
+clean:  ## Remove what was built, keep .venv
+	rm -rf build dist out .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+	rm -f $(STAMPS)/package
+	find . -path './$(VENV)' -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean  ## Remove .venv too
+	rm -rf "$(VENV)"

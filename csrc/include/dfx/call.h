@@ -1,0 +1,67 @@
+// One execution of a Program.
+//
+// Who owns what: arguments and results belong to the caller of Engine::Run and are used only until
+// Run returns; scratch belongs to the Call. What orders accesses: a lane runs its instructions in
+// order, and Event::Signal happens before the return of Event::Wait. On failure the first error is
+// kept, every event is aborted so that no waiter sleeps on, and lanes skip what is left.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "dfx/event.h"
+#include "dfx/launcher.h"
+#include "dfx/observer.h"
+#include "dfx/program.h"
+
+namespace dfx {
+
+class Call {
+ public:
+  explicit Call(const Program& program);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  // Readies a pooled call for use.
+  void Reset(void* const* args, void* const* results, bool profile);
+
+  const Program& program() const { return program_; }
+  void* BufferData(int id) const;
+  Buffer GetBuffer(int id) const;
+
+  bool WaitEvent(int event) { return events_[static_cast<size_t>(event)].Wait(); }
+  void RecordEvent(int event) { events_[static_cast<size_t>(event)].Signal(); }
+
+  void Fail(const std::string& message);
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  std::string error() const;
+
+  // A lane has touched its last buffer. May be called from inside its last step; idempotent.
+  void LaneDone(int lane);
+  // Blocks until every lane of the program is done.
+  void WaitAllLanes();
+
+  bool profile() const { return profile_; }
+  void Trace(int id, int lane, int64_t t0_ns, int64_t t1_ns);
+  std::vector<TraceRecord> TakeTrace();
+
+ private:
+  const Program& program_;  // outlives the call: the engine holds both
+  void* const* args_ = nullptr;
+  void* const* results_ = nullptr;
+  char* scratch_ = nullptr;
+  std::unique_ptr<Event[]> events_;
+  std::unique_ptr<std::atomic<bool>[]> lane_done_;
+  std::atomic<uint32_t> lanes_left_{0};
+  std::atomic<bool> failed_{false};
+  bool profile_ = false;
+  mutable std::mutex mutex_;  // guards error_ and trace_
+  std::string error_;
+  std::vector<TraceRecord> trace_;
+};
+
+}  // namespace dfx

@@ -1,0 +1,31 @@
+// A lane: an ordered queue of work. Lane 0 has no thread: it runs on the threads of Run's callers,
+// one after the other in ticket order. Lanes 1 and up own a thread each.
+#pragma once
+#include <atomic>
+
+namespace dfx {
+
+class Call;
+
+class Lane {
+ public:
+  explicit Lane(int index) : index_(index) {}
+  virtual ~Lane() = default;
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  int index() const { return index_; }
+  // The call whose steps this lane runs now. Steps (and code they call on other threads, while the
+  // step has not returned) find their call here.
+  Call* current() const { return current_.load(std::memory_order_acquire); }
+  void SetCurrent(Call* call) { current_.store(call, std::memory_order_release); }
+
+ private:
+  const int index_;
+  std::atomic<Call*> current_{nullptr};
+};
+
+// Runs a lane's instructions of a call, then marks the lane done. Never throws.
+void RunLane(Lane& lane, Call& call);
+
+}  // namespace dfx

@@ -1,0 +1,96 @@
+#include "dfx/call.h"
+
+#include <cstdlib>
+#include <new>
+
+#include "spin.h"
+
+namespace dfx {
+
+Call::Call(const Program& program)
+    : program_(program),
+      events_(std::make_unique<Event[]>(static_cast<size_t>(program.n_events()))),
+      lane_done_(std::make_unique<std::atomic<bool>[]>(static_cast<size_t>(program.n_lanes()))) {
+  if (program.scratch_bytes() > 0) {
+    const size_t bytes = (static_cast<size_t>(program.scratch_bytes()) + 63) / 64 * 64;
+    scratch_ = static_cast<char*>(std::aligned_alloc(64, bytes));
+    if (scratch_ == nullptr) throw std::bad_alloc();
+  }
+}
+
+Call::~Call() { std::free(scratch_); }
+
+void Call::Reset(void* const* args, void* const* results, bool profile) {
+  args_ = args;
+  results_ = results;
+  profile_ = profile;
+  for (int e = 0; e < program_.n_events(); ++e) events_[static_cast<size_t>(e)].Reset();
+  for (int l = 0; l < program_.n_lanes(); ++l) {
+    lane_done_[static_cast<size_t>(l)].store(false, std::memory_order_relaxed);
+  }
+  lanes_left_.store(static_cast<uint32_t>(program_.used_lanes().size()), std::memory_order_relaxed);
+  failed_.store(false, std::memory_order_relaxed);
+  error_.clear();
+  trace_.clear();
+}
+
+void* Call::BufferData(int id) const {
+  const BufferDesc& b = program_.buffers()[static_cast<size_t>(id)];
+  switch (b.kind) {
+    case BufferKind::kArg:
+      return args_[b.index];
+    case BufferKind::kResult:
+      return results_[b.index];
+    case BufferKind::kScratch:
+      break;
+  }
+  return scratch_ + b.offset;
+}
+
+Buffer Call::GetBuffer(int id) const {
+  const BufferDesc& b = program_.buffers()[static_cast<size_t>(id)];
+  return Buffer{BufferData(id), b.bytes, b.dtype, static_cast<int32_t>(b.dims.size()),
+                b.dims.data()};
+}
+
+void Call::Fail(const std::string& message) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (failed_.load(std::memory_order_relaxed)) return;
+    error_ = message;
+    failed_.store(true, std::memory_order_release);
+  }
+  for (int e = 0; e < program_.n_events(); ++e) events_[static_cast<size_t>(e)].Abort();
+}
+
+std::string Call::error() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return error_;
+}
+
+void Call::LaneDone(int lane) {
+  if (lane_done_[static_cast<size_t>(lane)].exchange(true, std::memory_order_acq_rel)) return;
+  if (lanes_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) lanes_left_.notify_all();
+}
+
+void Call::WaitAllLanes() {
+  auto ready = [this] { return lanes_left_.load(std::memory_order_acquire) == 0; };
+  if (SpinUntil(ready)) return;
+  for (uint32_t left; (left = lanes_left_.load(std::memory_order_acquire)) != 0;) {
+    // Only the last lane notifies, so a count that went down meanwhile is simply read again.
+    lanes_left_.wait(left, std::memory_order_acquire);
+  }
+}
+
+void Call::Trace(int id, int lane, int64_t t0_ns, int64_t t1_ns) {
+  if (!profile_) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  trace_.push_back({id, lane, t0_ns, t1_ns});
+}
+
+std::vector<TraceRecord> Call::TakeTrace() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::move(trace_);
+}
+
+}  // namespace dfx

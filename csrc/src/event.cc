@@ -1,0 +1,39 @@
+#include "dfx/event.h"
+
+#include <chrono>
+
+#include "dfx/observer.h"
+#include "spin.h"
+
+namespace dfx {
+
+int64_t NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void Event::Signal() {
+  uint32_t expected = kClear;
+  // An aborted event stays aborted: its waiters are unwinding already.
+  if (state_.compare_exchange_strong(expected, kSignalled, std::memory_order_acq_rel)) {
+    state_.notify_all();
+  }
+}
+
+void Event::Abort() {
+  uint32_t expected = kClear;
+  if (state_.compare_exchange_strong(expected, kAborted, std::memory_order_acq_rel)) {
+    state_.notify_all();
+  }
+}
+
+bool Event::Wait() {
+  auto ready = [this] { return state_.load(std::memory_order_acquire) != kClear; };
+  if (!SpinUntil(ready)) {
+    while (!ready()) state_.wait(kClear, std::memory_order_acquire);
+  }
+  return state_.load(std::memory_order_acquire) == kSignalled;
+}
+
+}  // namespace dfx

@@ -1,0 +1,228 @@
+"""The public functions: ``schedule`` and what inspects a scheduled callable."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dynaflow_xla import _optional
+from dynaflow_xla.errors import PlanError, RuleError, UnsupportedError
+from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.plan import Plan
+from dynaflow_xla.simulate import simulate as _simulate
+from dynaflow_xla.strategies.auto import Auto
+from dynaflow_xla.strategies.base import Strategy
+from dynaflow_xla.strategies.branches import Branches
+from dynaflow_xla.strategies.sequential import Sequential
+
+if TYPE_CHECKING:
+    from dynaflow_xla.timeline import Timeline
+
+_BY_NAME: dict[str, Callable[[], Strategy]] = {
+    "auto": Auto,
+    "branches": Branches,
+    "sequential": Sequential,
+}
+
+
+def schedule(
+    fn: Any = None,
+    strategy: str | Strategy = "auto",
+    *,
+    in_axes: Any = None,
+    out_axes: Any = 0,
+    batch_size: int | None = None,
+    backend: str = "auto",
+    lanes: int | None = None,
+    rules: Sequence[Any] | None = None,
+    context: Mapping[str, Any] | None = None,
+    select: Any = None,
+    target: str | None = None,
+    compiler: str = "eager",
+    compiler_options: Mapping[str, Any] | None = None,
+    check: bool = True,
+) -> Any:
+    """Returns a callable with the original's values whose regions run as ``strategy`` decides.
+
+    Works as a decorator: ``@dfx.schedule`` or ``@dfx.schedule(strategy="branches")``.
+
+    Args:
+        fn: A JAX function or what ``jax.jit`` returns (static and donated arguments are kept).
+        strategy: ``"auto"``, ``"branches"``, ``"sequential"`` or a :class:`Strategy`.
+        in_axes, out_axes, batch_size: For strategies that split the batch.
+        backend: ``"auto"`` or ``"ffi"``.
+        lanes: Number of lanes; default: the cores of this process, at most 8.
+        rules: Where to cut; default: the strategy's rules, else automatic.
+        context: The user's own data for the strategy, as ``s.context.user``.
+        select, target, compiler: For backends of other frameworks and devices.
+        compiler_options: Passed to the compilation of every lane program.
+        check: Compare numerically where a property could not be proved.
+
+    Returns:
+        The scheduled callable; ``.original`` is the original.
+
+    Raises:
+        PlanError: an argument of ``schedule`` is out of range.
+        RuleError: ``rules`` holds something that is no rule.
+        UnsupportedError: JAX is missing or too old, or the request is outside this version.
+    """
+    settings = {
+        "strategy": strategy, "in_axes": in_axes, "out_axes": out_axes, "batch_size": batch_size,
+        "backend": backend, "lanes": lanes, "rules": rules, "context": context, "select": select,
+        "target": target, "compiler": compiler, "compiler_options": compiler_options, "check": check,
+    }  # fmt: skip
+    if fn is None:
+        return lambda function: schedule(function, **settings)
+    made = resolve_strategy(strategy)
+    count = resolve_lanes(lanes)
+    _refuse_unbuilt(in_axes, backend, target, select, compiler)
+    if not callable(fn):
+        raise UnsupportedError(
+            f"schedule takes a function, a jax.jit function or a model; got {type(fn).__name__}"
+        )
+    if _is_torch_module(fn):
+        raise UnsupportedError(
+            f"{type(fn).__name__} is a torch.nn.Module; this version schedules JAX functions only."
+        )
+    _optional.require("jax", "scheduling a JAX function", "jax")
+    frontend = importlib.import_module("dynaflow_xla.frontends.jax.scheduled")
+    entry = importlib.import_module("dynaflow_xla.frontends.jax.entry")
+    if rules is not None:
+        rules = _checked_rules(rules)
+    options = entry.Options(
+        name=getattr(fn, "__name__", type(fn).__name__),
+        strategy=made,
+        rules=None if rules is None else tuple(rules),
+        lanes=count,
+        user=dict(context or {}),
+        compiler_options=dict(compiler_options) if compiler_options else None,
+    )
+    return frontend.ScheduledFunction(fn, options, check=check)
+
+
+def resolve_strategy(strategy: str | Strategy) -> Strategy:
+    """The strategy object behind a name or object; PlanError if there is none."""
+    if isinstance(strategy, Strategy):
+        return strategy
+    if isinstance(strategy, str) and strategy in _BY_NAME:
+        return _BY_NAME[strategy]()
+    if isinstance(strategy, type) and issubclass(strategy, Strategy):
+        raise PlanError(f"pass an instance: strategy={strategy.__name__}(), not the class")
+    raise PlanError(
+        f"strategy must be one of {', '.join(sorted(_BY_NAME))} or a dynaflow_xla.Strategy; "
+        f"got {strategy!r}"
+    )
+
+
+def resolve_lanes(lanes: int | None) -> int:
+    """Checked lane count; PlanError if it is no count or more than the cores."""
+    cores = max(1, len(os.sched_getaffinity(0)))
+    if lanes is None:
+        return min(cores, 8)
+    if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1:
+        raise PlanError(f"lanes must be an integer >= 1; got {lanes!r}")
+    if lanes > cores:
+        raise PlanError(
+            f"lanes must not exceed the cores this process may use, {cores}; got {lanes}. More lanes "
+            "than cores would wait for each other on one core; leave lanes=None for the default."
+        )
+    return lanes
+
+
+def _refuse_unbuilt(in_axes: Any, backend: str, target: Any, select: Any, compiler: str) -> None:
+    if backend not in ("auto", "ffi", "xla", "torch"):
+        raise PlanError(f"backend must be auto, ffi, xla or torch; got {backend!r}")
+    if backend in ("xla", "torch"):
+        raise UnsupportedError(f"backend={backend!r} is not in this version; use 'auto' or 'ffi'")
+    for name, value, default in (
+        ("in_axes", in_axes, None),
+        ("target", target, None),
+        ("select", select, None),
+        ("compiler", compiler, "eager"),
+    ):
+        if value != default:
+            raise UnsupportedError(f"{name}={value!r} is not in this version; leave {name} out")
+
+
+def _checked_rules(rules: Any) -> tuple[Any, ...]:
+    from dynaflow_xla.rules import Rule
+
+    rules = (rules,) if isinstance(rules, Rule) else tuple(rules)
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise RuleError(
+                f"rules must hold dfx.Scope, Op, Call, Module, Seq or Where objects; got {rule!r}"
+            )
+    return rules
+
+
+def _is_torch_module(fn: Any) -> bool:
+    torch = sys.modules.get("torch")
+    nn = getattr(torch, "nn", None)
+    return nn is not None and isinstance(fn, nn.Module)
+
+
+def _scheduled(fast: Any, caller: str) -> Any:
+    if not (hasattr(fast, "planned") and hasattr(fast, "original")):
+        raise UnsupportedError(
+            f"{caller} takes what dynaflow_xla.schedule returned; got {type(fast).__name__}"
+        )
+    return fast
+
+
+def graph(fast: Any, *args: Any, **kwargs: Any) -> PartitionedGraph:
+    """The partitioned graph for these arguments (arrays or ``jax.ShapeDtypeStruct``)."""
+    return _scheduled(fast, "graph").planned(args, kwargs).pg  # type: ignore[no-any-return]
+
+
+def plan(fast: Any, *args: Any, **kwargs: Any) -> Plan:
+    """The validated plan for these arguments."""
+    return _scheduled(fast, "plan").planned(args, kwargs).plan  # type: ignore[no-any-return]
+
+
+def simulate(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
+    """The predicted timeline for these arguments, from estimated costs."""
+    entry = _scheduled(fast, "simulate").planned(args, kwargs)
+    return _simulate(entry.plan, entry.pg)
+
+
+def explain(fast: Any, *args: Any, **kwargs: Any) -> str:
+    """A readable account: regions, lanes, costs, sources, copies, notes, decisions."""
+    return _inspect().explain(_scheduled(fast, "explain"), args, kwargs)  # type: ignore[no-any-return]
+
+
+def verify(fast: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs the original and the scheduled function on the same arguments and compares.
+
+    Returns:
+        A report, one line an output (``str(report)``).
+
+    Raises:
+        VerificationError: naming the first output that differs beyond its dtype's tolerance.
+    """
+    return _inspect().verify(_scheduled(fast, "verify"), args, kwargs)
+
+
+def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
+    """Runs once with time stamps at region ends; returns the measured timeline.
+
+    The stamped program is compiled for this purpose; stamps keep regions apart, so that sums can
+    be a little longer than an ordinary call.
+    """
+    return _inspect().profile(_scheduled(fast, "profile"), args, kwargs)  # type: ignore[no-any-return]
+
+
+def tune(fast: Any, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:
+    """Measures Auto's candidates on these arguments now and keeps the decision.
+
+    Raises:
+        PlanError: the function has a fixed strategy.
+    """
+    return _inspect().tune(_scheduled(fast, "tune"), args, kwargs, budget_s)
+
+
+def _inspect() -> Any:
+    return importlib.import_module("dynaflow_xla.frontends.jax.inspect")

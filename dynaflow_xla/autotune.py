@@ -1,0 +1,110 @@
+"""Paired measurement of candidates and the decision cache on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dynaflow_xla.errors import FallbackWarning
+
+CACHE_VERSION = 1
+
+
+def cache_dir() -> Path:
+    """Folder of decisions: ``DYNAFLOW_XLA_CACHE_DIR``, else ``~/.cache/dynaflow_xla``."""
+    root = os.environ.get("DYNAFLOW_XLA_CACHE_DIR")
+    return Path(root) if root else Path.home() / ".cache" / "dynaflow_xla"
+
+
+def cache_key(*parts: Any) -> str:
+    """Hash over what a decision depends on, this machine included."""
+    machine = (platform.machine(), platform.processor(), len(os.sched_getaffinity(0)))
+    text = json.dumps([CACHE_VERSION, machine, [str(part) for part in parts]])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def load(key: str) -> dict[str, Any] | None:
+    """A stored decision; None if there is none. A broken file is reported once, removed, rebuilt."""
+    path = cache_dir() / f"{key}.json"
+    try:
+        data = json.loads(path.read_text())
+        if not isinstance(data, dict):
+            raise ValueError("not an object")
+        return {
+            "choice": str(data["choice"]),
+            "reason": str(data["reason"]),
+            "medians_ms": {str(k): float(v) for k, v in data["medians_ms"].items()},
+        }
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        warnings.warn(
+            f"the cached decision {path} cannot be read ({error}); it is made again",
+            FallbackWarning,
+            stacklevel=2,
+        )
+        path.unlink(missing_ok=True)
+        return None
+
+
+def store(key: str, decision: dict[str, Any]) -> None:
+    """Writes a decision atomically; a folder that cannot be written to is reported, not fatal."""
+    folder = cache_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
+            json.dump(decision, file)
+        os.replace(file.name, folder / f"{key}.json")
+    except OSError as error:
+        warnings.warn(
+            f"decisions cannot be kept in {folder} ({error}); they are made again in each process",
+            FallbackWarning,
+            stacklevel=2,
+        )
+
+
+def measure(runs: dict[str, Callable[[], None]], budget_s: float, rounds: int = 15) -> dict[str, float]:
+    """Interleaved timing: each round runs every candidate once, in rotating order.
+
+    Args:
+        runs: Name -> a function that runs the candidate to completion.
+        budget_s: Stop after this long (at least three rounds).
+        rounds: Most rounds.
+
+    Returns:
+        Name -> median milliseconds.
+    """
+    for run in runs.values():
+        run()  # compiles, warms caches
+        run()
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    start = time.perf_counter()
+    for turn in range(rounds):
+        if turn >= 3 and time.perf_counter() - start > budget_s:
+            break
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            t0 = time.perf_counter()
+            runs[name]()
+            samples[name].append((time.perf_counter() - t0) * 1e3)
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def pick(medians: dict[str, float], baseline: str, margin: float) -> tuple[str, str]:
+    """The fastest name and a sentence; the baseline wins unless beaten by ``margin``."""
+    best = min(medians, key=lambda name: medians[name])
+    base = medians[baseline]
+    if best == baseline or medians[best] > base * (1 - margin):
+        second = min((v, k) for k, v in medians.items() if k != baseline)
+        return baseline, f"the original ({base:.3g} ms) is not beaten by {second[1]} ({second[0]:.3g} ms)"
+    return best, f"{best} took {medians[best]:.3g} ms, the original {base:.3g} ms"

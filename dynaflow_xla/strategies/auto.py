@@ -1,0 +1,40 @@
+"""Choice by measurement, with the original as a candidate that wins ties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynaflow_xla.strategies.base import Strategy
+from dynaflow_xla.strategies.branches import Branches
+from dynaflow_xla.strategies.sequential import Sequential
+
+
+class Auto(Strategy):
+    """Measures candidates once a signature at a top-level call and keeps the fastest.
+
+    Inside a trace without a decision the original runs. Functions with effects are never measured.
+    Decisions are kept on disk (``DYNAFLOW_XLA_CACHE_DIR``, default ``~/.cache/dynaflow_xla``).
+
+    Args:
+        budget_s: Seconds to spend on one signature, compiling not counted.
+        margin: A candidate must be faster than the original by this share to be chosen.
+        min_cost_ns: Functions with less estimated work than this run as they are.
+    """
+
+    def __init__(
+        self, budget_s: float = 2.0, margin: float = 0.03, min_cost_ns: float = 200_000.0
+    ) -> None:
+        self.budget_s = budget_s
+        self.margin = margin
+        self.min_cost_ns = min_cost_ns
+
+    def candidates(self, lanes: int) -> list[Strategy]:
+        """Strategies to measure beside the original."""
+        return [Branches(lanes=lanes), Sequential()]
+
+    def schedule(self, s: Any) -> None:
+        """As ``Branches``; a frontend replaces Auto by what it chose."""
+        Branches().schedule(s)
+
+    def __repr__(self) -> str:
+        return "Auto()"

@@ -1,0 +1,145 @@
+#include "python_launcher.h"
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "dfx/call.h"
+#include "dfx/lane.h"
+
+namespace dfx::ffi {
+namespace {
+
+// References that became garbage on a thread that may not take the GIL (an XLA thread that destroys
+// an executable while the GIL's holder waits for it would deadlock). Drained by ReleasePending.
+struct Pending {
+  std::mutex mutex;
+  std::vector<PyObject*> objects;
+};
+Pending& GetPending() {
+  static Pending* pending = new Pending;
+  return *pending;
+}
+
+std::atomic<int64_t> gil_last_ns{0};
+std::atomic<int64_t> gil_max_ns{0};
+
+int64_t NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+bool InterpreterGone() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return !Py_IsInitialized() || Py_IsFinalizing();
+#else
+  return !Py_IsInitialized() || _Py_IsFinalizing();
+#endif
+}
+
+struct PythonStep {
+  PyObject* callable;
+  explicit PythonStep(PyObject* object) : callable(object) { Py_INCREF(callable); }
+  PythonStep(const PythonStep&) = delete;
+  PythonStep& operator=(const PythonStep&) = delete;
+  ~PythonStep() {
+    Pending& pending = GetPending();
+    std::lock_guard<std::mutex> lock(pending.mutex);
+    pending.objects.push_back(callable);
+  }
+};
+
+// Text of the current Python exception, which is cleared.
+std::string TakeErrorText() {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  std::string text = "unknown Python exception";
+  if (value != nullptr) {
+    PyObject* repr = PyObject_Str(value);
+    if (repr != nullptr) {
+      const char* utf8 = PyUnicode_AsUTF8(repr);
+      if (utf8 != nullptr) {
+        text = std::string(Py_TYPE(value)->tp_name) + ": " + utf8;
+      }
+      Py_DECREF(repr);
+    }
+    PyErr_Clear();
+  }
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(trace);
+  return text;
+}
+
+int RunPythonStep(void* user, const Buffer* ins, int n_ins, Buffer* outs, int n_outs, Lane* lane) {
+  Call* call = lane->current();
+  if (InterpreterGone()) {
+    call->Fail("the Python interpreter is shutting down");
+    return 1;
+  }
+  const int64_t before = NowNs();
+  PyGILState_STATE gil = PyGILState_Ensure();
+  const int64_t waited = NowNs() - before;
+  gil_last_ns.store(waited, std::memory_order_relaxed);
+  if (waited > gil_max_ns.load(std::memory_order_relaxed)) {
+    gil_max_ns.store(waited, std::memory_order_relaxed);
+  }
+  auto* step = static_cast<PythonStep*>(user);
+  PyObject* pointers = PyTuple_New(n_ins + n_outs);
+  bool ok = pointers != nullptr;
+  for (int i = 0; ok && i < n_ins + n_outs; ++i) {
+    void* data = i < n_ins ? ins[i].data : outs[i - n_ins].data;
+    PyObject* number = PyLong_FromVoidPtr(data);
+    ok = number != nullptr;
+    if (ok) PyTuple_SET_ITEM(pointers, i, number);
+  }
+  PyObject* result = ok ? PyObject_CallOneArg(step->callable, pointers) : nullptr;
+  if (result == nullptr) call->Fail(TakeErrorText());
+  Py_XDECREF(result);
+  Py_XDECREF(pointers);
+  PyGILState_Release(gil);
+  return result == nullptr ? 1 : 0;
+}
+
+thread_local PyThreadState* lane_state = nullptr;
+
+}  // namespace
+
+Launcher MakePythonLauncher(PyObject* callable) {
+  return Launcher{&RunPythonStep, std::make_shared<PythonStep>(callable)};
+}
+
+void ReleasePending() {
+  std::vector<PyObject*> objects;
+  {
+    Pending& pending = GetPending();
+    std::lock_guard<std::mutex> lock(pending.mutex);
+    objects.swap(pending.objects);
+  }
+  for (PyObject* object : objects) Py_DECREF(object);
+}
+
+GilWait TakeGilWait() {
+  return GilWait{gil_last_ns.load(std::memory_order_relaxed),
+                 gil_max_ns.exchange(0, std::memory_order_relaxed)};
+}
+
+void OnLaneStart(int) {
+  if (InterpreterGone()) return;
+  PyGILState_Ensure();  // creates this thread's state; balanced in OnLaneExit
+  lane_state = PyEval_SaveThread();
+}
+
+void OnLaneExit(int) {
+  if (lane_state == nullptr || InterpreterGone()) return;
+  PyEval_RestoreThread(lane_state);
+  lane_state = nullptr;
+  PyGILState_Release(PyGILState_UNLOCKED);
+}
+
+}  // namespace dfx::ffi

@@ -1,0 +1,108 @@
+"""Registration of the engine's custom calls with jaxlib, and one extra CPU client per lane.
+
+Why extra clients: running a lane's program on the client that runs the outer program deadlocks
+(its in-flight limit and its thread pool are held by the outer calls). A lane's client is
+synchronous, has a pool of one thread, and serves that lane only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import Any
+
+import jax
+from jaxlib import xla_client
+
+from dynaflow_xla.errors import EngineError, PlanError
+from dynaflow_xla.ffi import _engine
+
+PLAN_ABI_VERSION = 1
+RUN_TARGET = "dfx_run"
+GATE_TARGET = "dfx_gate"
+FAIL_TARGET = "dfx_test_fail"
+
+_lock = threading.Lock()
+_registered = False
+_owner_pid = 0
+_clients: list[Any] = []
+
+
+def ensure_registered() -> None:
+    """Registers handlers and the state type once, after the default backend exists.
+
+    Raises:
+        EngineError: the compiled engine speaks another plan version.
+    """
+    global _registered, _owner_pid
+    if _registered:
+        return
+    with _lock:
+        if _registered:
+            return
+        if _engine.PLAN_ABI_VERSION != PLAN_ABI_VERSION:
+            raise EngineError(
+                f"this package speaks plan ABI {PLAN_ABI_VERSION}, its compiled engine speaks "
+                f"{_engine.PLAN_ABI_VERSION}: reinstall dynaflow_xla so that both come from one build."
+            )
+        # jaxlib applies queued types after queued targets when it makes the backend: make the
+        # backend first, then the order below is the order of effect.
+        jax.local_devices(backend="cpu")
+        handlers = _engine.handlers()
+        jax.ffi.register_ffi_type(
+            "dfx_run_state",
+            {"type_id": handlers["state_type_id"], "type_info": handlers["state_type_info"]},
+            platform="cpu",
+        )
+        jax.ffi.register_ffi_target(
+            RUN_TARGET,
+            {"instantiate": handlers["run_instantiate"], "execute": handlers["run_execute"]},
+            platform="cpu",
+        )
+        jax.ffi.register_ffi_target(GATE_TARGET, handlers["gate"], platform="cpu")
+        jax.ffi.register_ffi_target(FAIL_TARGET, handlers["fail"], platform="cpu")
+        # Registered after jax's own exit handlers, hence run before them: calls in flight finish
+        # while the interpreter still stands, later ones get an error.
+        atexit.register(_engine.shutdown)
+        _owner_pid = os.getpid()
+        _registered = True
+
+
+def check_process() -> None:
+    """Raises EngineError in a forked child: neither lanes nor XLA's threads exist there."""
+    if _registered and os.getpid() != _owner_pid:
+        raise EngineError(
+            "this process was forked after dynaflow_xla (and JAX) had started threads; they do not "
+            "exist in the child. Start workers with multiprocessing's 'spawn' or 'forkserver', or "
+            "fork before the first scheduled call."
+        )
+
+
+def max_lanes() -> int:
+    """Number of lanes that can run at once: the cores this process may use."""
+    return max(1, len(os.sched_getaffinity(0)))
+
+
+def lane_device(lane: int) -> Any:
+    """The device of a lane's own CPU client (made on first use)."""
+    if lane < 0:
+        raise PlanError(f"a lane number must be >= 0; got {lane}")
+    ensure_registered()
+    with _lock:
+        while len(_clients) <= lane:
+            _clients.append(_make_client())
+        return _clients[lane].local_devices()[0]
+
+
+def _make_client() -> Any:
+    # The pool's size is read from NPROC when the client is made; there is no other switch.
+    previous = os.environ.get("NPROC")
+    os.environ["NPROC"] = "1"
+    try:
+        return xla_client.make_cpu_client(asynchronous=False)
+    finally:
+        if previous is None:
+            del os.environ["NPROC"]
+        else:
+            os.environ["NPROC"] = previous

@@ -1,0 +1,1 @@
+"""JAX frontend: capture of jaxprs, lowering of plans to lane programs, the scheduled callable."""

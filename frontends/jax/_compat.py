@@ -1,0 +1,111 @@
+"""The private JAX names that the frontend uses, each with the reason, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import source_info_util
+from jax.extend import core as jcore
+
+from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.ir import Source
+
+MIN_JAX = (0, 10)
+
+
+def check_version() -> None:
+    """Raises UnsupportedError if the installed JAX is too old."""
+    version = tuple(int(part) for part in jax.__version__.split(".")[:2])
+    if version < MIN_JAX:
+        raise UnsupportedError(
+            f"dynaflow_xla needs jax >= {MIN_JAX[0]}.{MIN_JAX[1]}; found {jax.__version__}. "
+            "Upgrade with: pip install -U 'dynaflow-xla[jax]'"
+        )
+
+
+def traced_consts(traced: Any) -> list[Any]:
+    """Closed-over values that ``jitted.trace`` put in front of the arguments (no public name)."""
+    return list(traced._consts) + list(traced.jaxpr.consts)
+
+
+def is_jitted(fn: Any) -> bool:
+    """Whether ``fn`` is what ``jax.jit`` returns (no public class exists)."""
+    return hasattr(fn, "_jit_info") and hasattr(fn, "trace") and hasattr(fn, "lower")
+
+
+def jit_options(jitted: Any) -> dict[str, Any]:
+    """The static and donated arguments a jitted function was made with.
+
+    Raises:
+        UnsupportedError: it was made with explicit shardings or for a device.
+    """
+    info = jitted._jit_info
+    if info.user_specified_in_shardings or any(
+        type(leaf).__name__ != "UnspecifiedValue" for leaf in info.out_shardings_leaves
+    ):
+        raise UnsupportedError(
+            "a jax.jit function with in_shardings/out_shardings spans devices that a schedule does "
+            "not know; schedule the function inside shard_map, or jit it without shardings."
+        )
+    return {
+        "static_argnums": tuple(info.static_argnums),
+        "static_argnames": tuple(info.static_argnames),
+        "donate_argnums": tuple(info.donate_argnums),
+        "donate_argnames": tuple(info.donate_argnames),
+        "keep_unused": info.keep_unused,
+        "inline": info.inline,
+    }
+
+
+def wrapped_function(jitted: Any) -> Callable[..., Any]:
+    """The Python function inside a jitted function."""
+    return jitted.__wrapped__  # type: ignore[no-any-return]
+
+
+def user_source(eqn: Any) -> Source | None:
+    """The user's file and line of an equation (``user_frame`` has no public name)."""
+    try:
+        frame = source_info_util.user_frame(eqn.source_info.traceback)
+    except (AttributeError, TypeError):
+        frame = source_info_util.user_frame(eqn.source_info)
+    if frame is None:
+        return None
+    return Source(frame.file_name, frame.start_line, frame.function_name)
+
+
+def make_jaxpr_of(eqns: Sequence[Any], invars: Sequence[Any], outvars: Sequence[Any], like: Any) -> Any:
+    """A closed jaxpr over some equations of another one."""
+    jaxpr = like.replace(
+        constvars=[],
+        invars=list(invars),
+        outvars=list(outvars),
+        eqns=list(eqns),
+        effects=set(),
+        debug_info=like.debug_info.with_unknown_names(),
+    )
+    return jcore.ClosedJaxpr(jaxpr, ())
+
+
+def new_var(aval: Any) -> Any:
+    """A fresh jaxpr variable."""
+    return jcore.Var(aval)
+
+
+def device_count(lowering_context: Any) -> int:
+    """Devices the program under lowering is compiled for outside shard_map (1 inside it)."""
+    axis_context = lowering_context.module_context.axis_context
+    if type(axis_context).__name__ == "SPMDAxisContext":
+        return 1 if axis_context.manual_axes else int(axis_context.mesh.size)
+    return int(getattr(axis_context, "num_devices", 1))
+
+
+def under_disable_jit() -> bool:
+    """Whether jax.disable_jit is in force."""
+    return bool(jax.config.jax_disable_jit)
+
+
+def key_impl(dtype: Any) -> Any:
+    """The PRNG implementation's name behind a key dtype (``jax.random.key_impl`` takes arrays only)."""
+    return dtype._impl.name

@@ -1,0 +1,68 @@
+"""The primitive that stands for one stage of a plan in a jaxpr, and its lowering to the custom call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.ffi import xla
+from dynaflow_xla.frontends.jax import _compat
+
+dfx_call_p = Primitive("dfx_call")
+dfx_call_p.multiple_results = True
+
+
+@dfx_call_p.def_impl
+def _impl(*args: Any, stage: Any) -> list[Any]:
+    return jax.jit(lambda *xs: dfx_call_p.bind(*xs, stage=stage))(*args)  # type: ignore[no-any-return]
+
+
+@dfx_call_p.def_abstract_eval
+def _abstract(*_: Any, stage: Any) -> Sequence[Any]:
+    return stage.output_avals
+
+
+def _lower_cpu(ctx: Any, *operands: Any, stage: Any) -> Any:
+    if _compat.device_count(ctx) > 1:
+        raise UnsupportedError(
+            f"schedule {stage.program_name!r} got arrays that span several devices outside shard_map; "
+            "XLA would gather them onto every device without a word. Call the scheduled function "
+            "inside jax.shard_map (each device runs its plan), or call fast.original."
+        )
+    # Side effect: no. XLA may drop the call if nobody reads its results, as it may drop the original.
+    rule = jax.ffi.ffi_lowering(xla.RUN_TARGET, has_side_effect=False)
+    return rule(ctx, *operands, plan=stage.hash)
+
+
+def _lower_other(ctx: Any, *operands: Any, stage: Any) -> Any:
+    return mlir.lower_fun(stage.reference, multiple_results=True)(ctx, *operands)
+
+
+def _batch(args: Sequence[Any], dims: Sequence[Any], *, stage: Any) -> Any:
+    # JAX marks an unbatched operand by None.
+    batched = jax.vmap(lambda *xs: stage.reference(*xs), in_axes=tuple(dims), out_axes=0)
+    outs = stage.replan(batched, args)
+    return outs, [0] * len(outs)
+
+
+def _no_jvp(primals: Any, tangents: Any, *, stage: Any) -> Any:
+    raise UnsupportedError(
+        f"forward-mode differentiation of the scheduled function {stage.program_name!r} is not "
+        "supported on the ffi backend; differentiate fast.original, or use reverse mode (jax.grad)."
+    )
+
+
+mlir.register_lowering(dfx_call_p, _lower_other)
+mlir.register_lowering(dfx_call_p, _lower_cpu, platform="cpu")
+batching.primitive_batchers[dfx_call_p] = _batch
+ad.primitive_jvps[dfx_call_p] = _no_jvp
+
+
+def bind(stage: Any, args: Sequence[Any]) -> list[Any]:
+    """Runs a stage on values (tracers or arrays) in the order of ``stage.inputs``."""
+    return dfx_call_p.bind(*args, stage=stage)  # type: ignore[no-any-return]

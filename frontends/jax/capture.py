@@ -1,0 +1,218 @@
+"""From a jaxpr to the graph IR.
+
+Call-like equations (nested jit, custom derivatives, remat) are inlined and remembered as call
+path; control flow stays one operator. The captured program is only ever evaluated: derivatives
+come from the original function, so inlining custom rules loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jcore
+
+from dynaflow_xla.frontends.jax import _compat, costs, marks
+from dynaflow_xla.ir import Graph, Op, Source, Value
+
+_INLINE = {
+    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr", "remat": "jaxpr", "remat2": "jaxpr",
+    "checkpoint": "jaxpr", "custom_lin": "call_jaxpr",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph with what is needed to run it.
+
+    Attributes:
+        graph: The neutral graph; ``Op.payload`` is an equation over ``variables``.
+        variables: Value id -> jaxpr variable.
+        outputs: For each flat result: a value id, or a literal's value.
+        avals: Value id -> abstract value.
+        jaxpr: The jaxpr captured from (for its settings).
+    """
+
+    graph: Graph
+    variables: list[Any]
+    outputs: list[int | Any]
+    output_is_value: list[bool]
+    avals: list[Any]
+    jaxpr: Any
+
+
+def outer_reason(eqn: Any) -> str:
+    """Why an equation must stay in the outer program, or ""."""
+    name = eqn.primitive.name
+    if eqn.effects:
+        return f"has effects ({', '.join(sorted(str(e) for e in eqn.effects))})"
+    if name in costs.CALLBACKS:
+        return "calls back into Python"
+    if name in costs.COLLECTIVES:
+        return "communicates between devices"
+    if name in costs.OUTER_CALLS:
+        return {"dfx_call": "is scheduled already", "device_put": "places data"}.get(
+            name, "runs on several devices"
+        )
+    for inner in jcore.jaxprs_in_params(eqn.params):
+        for inner_eqn in inner.eqns:
+            if reason := outer_reason(inner_eqn):
+                return f"contains {inner_eqn.primitive.name}, which {reason}"
+    return ""
+
+
+def _dtype_name(aval: Any) -> str:
+    return str(aval.dtype)
+
+
+def _params_text(eqn: Any) -> str:
+    parts = []
+    for key, value in sorted(eqn.params.items()):
+        if key in ("jaxpr", "call_jaxpr", "branches", "body_jaxpr", "cond_jaxpr"):
+            continue
+        text = str(value)
+        if len(text) < 60 and " at 0x" not in text and value is not None:
+            parts.append(f"{key}={text}")
+    return " ".join(parts)
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self.avals: list[Any] = []
+        self.variables: list[Any] = []
+        self.ops: list[Op] = []
+        self.calls: Counter[str] = Counter()
+        self.mark_numbers: dict[Any, int] = {}
+
+    def value(self, aval: Any, producer: int) -> int:
+        number = len(self.values)
+        self.values.append(
+            Value(
+                number,
+                tuple(aval.shape),
+                _dtype_name(aval),
+                costs.aval_bytes(aval),
+                producer,
+                bool(getattr(aval, "weak_type", False)),
+            )
+        )
+        self.avals.append(aval)
+        self.variables.append(_compat.new_var(aval))
+        return number
+
+    def inline(
+        self,
+        jaxpr: Any,
+        env: dict[Any, Any],
+        scope: list[str],
+        call_path: tuple[str, ...],
+        caller: Source | None = None,
+    ) -> None:
+        """Adds the equations of ``jaxpr``; ``env`` maps its variables to value ids or literals.
+
+        ``caller`` is the line of the call, for equations that only library code has a line for.
+        """
+
+        def read(atom: Any) -> Any:
+            return atom if isinstance(atom, jcore.Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            name = eqn.primitive.name
+            inner_scope = scope + marks.split_scope(str(eqn.source_info.name_stack))
+            key = _INLINE.get(name)
+            if key is not None and key in eqn.params:
+                inner = eqn.params[key]
+                consts = list(getattr(inner, "consts", ()))
+                inner = getattr(inner, "jaxpr", inner)
+                inner_env: dict[Any, Any] = {}
+                for var, const in zip(inner.constvars, consts, strict=True):
+                    inner_env[var] = _compat_literal(const, var.aval)
+                for var, atom in zip(inner.invars, eqn.invars, strict=True):
+                    inner_env[var] = read(atom)
+                path = call_path
+                if name in ("jit", "pjit"):
+                    label = str(eqn.params.get("name", name))
+                    path = (*call_path, f"{label}#{self.calls[label]}")
+                    self.calls[label] += 1
+                line = _compat.user_source(eqn) or caller
+                self.inline(inner, inner_env, inner_scope, path, line)
+                for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
+                    env[var] = atom if isinstance(atom, jcore.Literal) else inner_env[atom]
+                continue
+            atoms = [read(atom) for atom in eqn.invars]
+            index = len(self.ops)
+            outputs = tuple(self.value(var.aval, index) for var in eqn.outvars)
+            for var, number in zip(eqn.outvars, outputs, strict=True):
+                env[var] = number
+            payload = eqn.replace(
+                invars=[self.variables[a] if isinstance(a, int) else a for a in atoms],
+                outvars=[self.variables[n] for n in outputs],
+            )
+            reason = outer_reason(eqn)
+            flops, moved, cost = costs.estimate(eqn)
+            self.ops.append(
+                Op(
+                    index=index,
+                    kind=name,
+                    inputs=tuple(dict.fromkeys(a for a in atoms if isinstance(a, int))),
+                    outputs=outputs,
+                    scope=tuple(marks.plain_name(part) for part in inner_scope),
+                    call_path=call_path,
+                    flops=flops,
+                    bytes_moved=moved,
+                    cost_ns=cost,
+                    outer=bool(reason),
+                    outer_reason=reason,
+                    mark=marks.find_mark(inner_scope, self.mark_numbers, call_path),
+                    source=_compat.user_source(eqn) or caller,
+                    params=_params_text(eqn),
+                    payload=payload,
+                )
+            )
+
+
+def _compat_literal(const: Any, aval: Any) -> Any:
+    """A constant of an inner closed jaxpr, as a literal."""
+    return jcore.Literal(const if np.ndim(const) == 0 else jax.numpy.asarray(const), aval)
+
+
+def capture(closed: Any, n_consts: int, name: str) -> Captured:
+    """Builds the graph of a closed jaxpr whose constants were made inputs already.
+
+    Args:
+        closed: A ``ClosedJaxpr``; its constants become the first inputs.
+        n_consts: How many leading inputs are closed-over values (for names only).
+        name: Name of the function.
+    """
+    jaxpr = closed.jaxpr
+    builder = _Builder()
+    env: dict[Any, Any] = {}
+    inputs = []
+    for var in (*jaxpr.constvars, *jaxpr.invars):
+        number = builder.value(var.aval, -1)
+        env[var] = number
+        inputs.append(number)
+    builder.inline(jaxpr, env, [], ())
+    outputs: list[Any] = []
+    is_value = []
+    for atom in jaxpr.outvars:
+        resolved = atom if isinstance(atom, jcore.Literal) else env[atom]
+        is_value.append(isinstance(resolved, int))
+        outputs.append(resolved if isinstance(resolved, int) else resolved.val)
+    names = [f"const_{i}" for i in range(n_consts + len(jaxpr.constvars))]
+    names += [f"arg_{i}" for i in range(len(inputs) - len(names))]
+    graph = Graph(
+        name=name,
+        values=tuple(builder.values),
+        ops=tuple(builder.ops),
+        inputs=tuple(inputs),
+        outputs=tuple(n for n, ok in zip(outputs, is_value, strict=True) if ok),
+        input_names=tuple(names),
+    )
+    return Captured(graph, builder.variables, outputs, is_value, builder.avals, jaxpr)

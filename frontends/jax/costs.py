@@ -1,0 +1,130 @@
+"""Estimated work of a JAX primitive: floating point operations, bytes moved, time on one core.
+
+The rates are for one general-purpose core and only rank regions against each other; ``Auto``
+measures before it decides.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+GEMM_FLOPS_PER_NS = 30.0
+FACTOR_FLOPS_PER_NS = 6.0
+BYTES_PER_NS = 8.0
+OP_OVERHEAD_NS = 150.0
+WHILE_TRIPS = 100
+"""Assumed trip count of a while loop, which its jaxpr does not tell."""
+
+TRANSCENDENTAL = frozenset(
+    "exp exp2 log log1p expm1 tanh logistic sin cos tan erf erf_inv erfc pow sqrt rsqrt cbrt atan2 "
+    "asin acos atan sinh cosh asinh acosh atanh lgamma digamma bessel_i0e bessel_i1e igamma".split()
+)
+FREE = frozenset("reshape squeeze expand_dims stop_gradient copy_p bitcast_convert_type".split())
+
+COLLECTIVES = frozenset(
+    "psum psum2 psum_invariant pmax pmin all_gather all_gather_invariant all_to_all ppermute "
+    "reduce_scatter psum_scatter pgather axis_index pbroadcast pvary ragged_all_to_all".split()
+)
+CALLBACKS = frozenset(
+    "pure_callback io_callback debug_callback debug_print outside_call infeed outfeed".split()
+)
+OUTER_CALLS = frozenset(["dfx_call", "shard_map", "xla_pmap", "device_put"])
+
+# n is the matrix order; the constants are the usual leading terms (Golub & Van Loan, 4th ed.).
+_FACTORIZATIONS = {
+    "cholesky": 1 / 3, "cholesky_update": 2.0, "lu": 2 / 3, "geqrf": 4 / 3, "qr": 8 / 3,
+    "householder_product": 4 / 3, "eigh": 9.0, "eig": 25.0, "svd": 20.0, "schur": 25.0,
+    "hessenberg": 10 / 3, "tridiagonal": 4 / 3, "triangular_solve": 1.0, "tridiagonal_solve": 0.1,
+}  # fmt: skip
+
+
+def aval_bytes(aval: Any) -> int:
+    """Bytes of a dense value (a PRNG key counts 16)."""
+    dtype = aval.dtype
+    itemsize = getattr(dtype, "itemsize", 16)
+    return int(np.prod(aval.shape, dtype=np.int64)) * int(itemsize)
+
+
+def _size(aval: Any) -> int:
+    return int(np.prod(aval.shape, dtype=np.int64))
+
+
+def _inner(jaxpr: Any) -> tuple[float, int, float]:
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    flops, moved, cost = 0.0, 0, 0.0
+    for eqn in jaxpr.eqns:
+        f, b, c = estimate(eqn)
+        flops, moved, cost = flops + f, moved + b, cost + c
+    return flops, moved, cost
+
+
+def estimate(eqn: Any) -> tuple[float, int, float]:
+    """(flops, bytes moved, nanoseconds on one core) of one equation, control flow included."""
+    name = eqn.primitive.name
+    params = eqn.params
+    if name == "scan":
+        flops, moved, cost = _inner(params["jaxpr"])
+        n = int(params["length"])
+        return flops * n, moved * n, cost * n
+    if name == "while":
+        f1, b1, c1 = _inner(params["body_jaxpr"])
+        f2, b2, c2 = _inner(params["cond_jaxpr"])
+        return (f1 + f2) * WHILE_TRIPS, (b1 + b2) * WHILE_TRIPS, (c1 + c2) * WHILE_TRIPS
+    if name == "cond":
+        return max((_inner(branch) for branch in params["branches"]), key=lambda work: work[2])
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        if key in params and hasattr(getattr(params[key], "jaxpr", params[key]), "eqns"):
+            return _inner(params[key])
+    return _primitive(eqn, name, params)
+
+
+def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> tuple[float, int, float]:
+    ins = [v.aval for v in eqn.invars if hasattr(v.aval, "shape")]
+    outs = [v.aval for v in eqn.outvars if hasattr(v.aval, "shape")]
+    moved = sum(map(aval_bytes, ins)) + sum(map(aval_bytes, outs))
+    out_size = sum(map(_size, outs))
+    in_size = max(map(_size, ins), default=0)
+    memory_ns = moved / BYTES_PER_NS
+    if name in FREE:
+        return 0.0, 0, 0.0
+    if name == "dot_general":
+        (lhs_contract, _), _ = params["dimension_numbers"]
+        k = math.prod(ins[0].shape[d] for d in lhs_contract)
+        flops = 2.0 * out_size * k
+        return flops, moved, max(flops / GEMM_FLOPS_PER_NS, memory_ns) + OP_OVERHEAD_NS
+    if name == "conv_general_dilated":
+        spec = params["dimension_numbers"].rhs_spec
+        kernel = ins[1].shape
+        flops = 2.0 * out_size * math.prod(kernel) / max(kernel[spec[0]], 1)
+        return flops, moved, max(flops / 20.0, memory_ns) + OP_OVERHEAD_NS
+    if name in _FACTORIZATIONS and ins and len(ins[0].shape) >= 2:
+        *batch, m, n = ins[0].shape
+        flops = _FACTORIZATIONS[name] * math.prod(batch) * m * n * min(m, n)
+        if name == "triangular_solve":
+            rhs = ins[1].shape
+            flops = float(math.prod(batch) * m * m * (rhs[-1] if params.get("left_side") else rhs[-2]))
+        return flops, moved, flops / FACTOR_FLOPS_PER_NS + 2000.0
+    if name in ("sort", "top_k", "approx_top_k"):
+        dim = params.get("dimension", -1)
+        n = max(ins[0].shape[dim] if ins[0].shape else 1, 2)
+        work = in_size * math.log2(n)
+        rate = 1.2 if name == "sort" else 0.6
+        return work, moved, work * rate * max(1, len(ins)) + OP_OVERHEAD_NS
+    if name == "fft":
+        work = 5.0 * in_size * max(1.0, math.log2(max(math.prod(params["fft_lengths"]), 2)))
+        return work, moved, work / 4.0 + 1000.0
+    if name in ("random_bits", "threefry2x32"):
+        return 20.0 * out_size, moved, 4.0 * out_size + OP_OVERHEAD_NS
+    if name in ("gather", "scatter", "scatter-add", "scatter_add", "dynamic_slice"):
+        return 0.0, moved, 4.0 * aval_bytes(outs[0]) / BYTES_PER_NS + 2.0 * out_size + OP_OVERHEAD_NS
+    if name.startswith("reduce") or name.startswith("cum") or name.startswith("arg"):
+        return float(in_size), moved, max(in_size * 0.5, memory_ns) + OP_OVERHEAD_NS
+    if name in TRANSCENDENTAL:
+        return 10.0 * out_size, moved, max(1.5 * out_size, memory_ns) + OP_OVERHEAD_NS
+    if name in ("broadcast_in_dim", "iota", "slice", "concatenate", "pad", "transpose", "rev",
+                "convert_element_type", "copy", "select_n"):  # fmt: skip
+        return 0.0, moved, memory_ns + OP_OVERHEAD_NS
+    return float(out_size), moved, max(0.3 * out_size, memory_ns) + OP_OVERHEAD_NS

@@ -1,0 +1,209 @@
+"""One signature of a scheduled function: captured, partitioned, planned, lowered, callable."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+from jax.extend import core as jcore
+
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.ffi import xla
+from dynaflow_xla.frontends.jax import call, capture, lower
+from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.lower_plan import build_plan
+from dynaflow_xla.partition import partition
+from dynaflow_xla.plan import Launch, Plan
+from dynaflow_xla.strategies.base import Context, Strategy, record
+from dynaflow_xla.validate import validate
+
+_state = threading.local()
+
+
+def capturing() -> bool:
+    """Whether this thread is inside the capture of a scheduled function (nested ones then inline)."""
+    return bool(getattr(_state, "depth", 0))
+
+
+class _Capturing:
+    def __enter__(self) -> None:
+        _state.depth = getattr(_state, "depth", 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        _state.depth -= 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked ``schedule`` for, as far as one entry needs it."""
+
+    name: str
+    strategy: Strategy
+    rules: tuple[Any, ...] | None
+    lanes: int
+    user: Any = field(default_factory=dict, hash=False, compare=False)
+    compiler_options: dict[str, Any] | None = field(default=None, hash=False, compare=False)
+
+
+@dataclass
+class Entry:
+    """A planned signature.
+
+    Attributes:
+        captured: Graph with payloads.
+        pg: Its regions.
+        plan: The validated plan.
+        stages: Compiled stages with the outer launch that follows each.
+        seconds: Time spent by step: "partition", "plan", "compile".
+    """
+
+    options: Options
+    captured: capture.Captured
+    pg: PartitionedGraph
+    plan: Plan
+    functions: dict[int, Callable[..., list[Any]]]
+    stages: list[tuple[lower.Stage | None, Launch | None]]
+    seconds: dict[str, float]
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        """Evaluates on flat inputs (graph inputs in order); returns flat outputs."""
+        captured = self.captured
+        env: dict[int, Any] = dict(zip(captured.graph.inputs, inputs, strict=True))
+        for stage, outer in self.stages:
+            if stage is not None:
+                args = [env[v] for v in stage.inputs]
+                physical = [
+                    lower.to_physical(x, captured.avals[v])
+                    for v, x in zip(stage.inputs, args, strict=True)
+                ]
+                results = call.bind(stage, physical)
+                for value, x in zip(stage.outputs, results, strict=True):
+                    env[value] = lower.from_physical(x, captured.avals[value])
+            if outer is not None:
+                self._run_outer(outer, env)
+        return [
+            env[out] if is_value else out
+            for out, is_value in zip(captured.outputs, captured.output_is_value, strict=True)
+        ]
+
+    def _run_outer(self, launch: Launch, env: dict[int, Any]) -> None:
+        captured = self.captured
+        for index in self.pg.regions[launch.region].ops:
+            eqn = captured.graph.ops[index].payload
+            op = captured.graph.ops[index]
+            by_var = {captured.variables[v]: env[v] for v in op.inputs}
+            args = [
+                atom.val if isinstance(atom, jcore.Literal) else by_var[atom] for atom in eqn.invars
+            ]
+            subfuns, params = eqn.primitive.get_bind_params(eqn.params)
+            outs = eqn.primitive.bind(*subfuns, *args, **params)
+            outs = outs if eqn.primitive.multiple_results else [outs]
+            env.update(zip(op.outputs, outs, strict=True))
+
+    def region_notes(self) -> list[str]:
+        """Sentences for explain."""
+        return [*self.pg.notes, *self.plan.notes]
+
+
+def capture_function(
+    fn: Callable[..., Any], specs: Sequence[Any], n_consts: int, name: str
+) -> capture.Captured:
+    """Traces a flat function over flat values and captures it."""
+    with _Capturing():
+        closed = jax.make_jaxpr(fn)(*specs)
+    return capture.capture(closed, n_consts, name)
+
+
+def build_entry(captured: capture.Captured, options: Options, batch_size: int | None = None) -> Entry:
+    """Partitions, plans, validates and compiles a captured function."""
+    t0 = time.perf_counter()
+    strategy = options.strategy
+    graph = captured.graph
+    rules = options.rules
+    if rules is None:
+        made = strategy.rules(graph)
+        rules = None if made is None else tuple(made)
+    pg = partition(graph, rules)
+    t1 = time.perf_counter()
+    context = Context(
+        batch_size=batch_size,
+        shapes=tuple(graph.values[v].shape for v in graph.inputs),
+        platform="cpu",
+        lanes=options.lanes,
+        user=options.user,
+    )
+    recording = record(strategy, pg, context)
+    plan = build_plan(pg, recording, lanes=options.lanes, strategy_text=repr(strategy))
+    validate(plan, pg)
+    t2 = time.perf_counter()
+    functions: dict[int, Callable[..., list[Any]]] = {}
+    for decision in recording.decisions:
+        region = pg.regions[decision.region]
+        if region.outer:
+            if decision.replace is not None:
+                raise PlanError(
+                    f"region {region.name!r} stays in the outer program and cannot be replaced"
+                )
+            continue
+        if decision.replace is None:
+            functions[region.id] = lower.region_function(captured, region)
+        else:
+            functions[region.id] = lower.replaced_function(
+                decision.replace, captured, region, str(decision.source)
+            )
+    xla.ensure_registered()
+    stages = build_stages(captured, pg, plan, functions, options)
+    seconds = {"partition": t1 - t0, "plan": t2 - t1, "compile": time.perf_counter() - t2}
+    return Entry(options, captured, pg, plan, functions, stages, seconds)
+
+
+def build_stages(
+    captured: capture.Captured,
+    pg: PartitionedGraph,
+    plan: Plan,
+    functions: dict[int, Callable[..., list[Any]]],
+    options: Options,
+    *,
+    profile: bool = False,
+) -> list[tuple[lower.Stage | None, Launch | None]]:
+    """Lowers and compiles every stage of a plan."""
+    cut = lower.split_stages(plan)
+    launched = [
+        [i.region for i in instructions if isinstance(i, Launch)] for instructions, _ in cut
+    ]
+    stages: list[tuple[lower.Stage | None, Launch | None]] = []
+    for number, (instructions, outer) in enumerate(cut):
+        if not launched[number]:
+            stages.append((None, outer))
+            continue
+        needed = set(captured.graph.outputs)
+        later = [outer.region] if outer is not None else []
+        for other, (_, other_outer) in zip(launched[number + 1 :], cut[number + 1 :], strict=True):
+            later += other
+            if other_outer is not None:
+                later.append(other_outer.region)
+        for region in later:
+            needed.update(pg.regions[region].inputs)
+        builder = lower.StageBuilder(
+            captured, pg, plan, instructions, functions, needed, options.compiler_options
+        )
+        stage = builder.build(profile=profile)
+        stage.replan = _replanner(options)
+        stages.append((stage, outer))
+    return stages
+
+
+def _replanner(options: Options) -> Callable[..., list[Any]]:
+    """For vmap: schedules the batched stage anew. User rules may not fit its graph: default cut."""
+
+    def replan(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
+        specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
+        captured = capture_function(fn, specs, 0, f"{options.name}.vmap")
+        entry = build_entry(captured, replace(options, rules=None))
+        return entry(*args)
+
+    return replan

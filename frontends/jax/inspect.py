@@ -1,0 +1,264 @@
+"""``explain``, ``verify``, ``profile`` and ``tune`` for scheduled JAX functions."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from dynaflow_xla.errors import PlanError, UnsupportedError, VerificationError
+from dynaflow_xla.frontends.jax import auto, entry, lower
+from dynaflow_xla.plan import Launch
+from dynaflow_xla.strategies.auto import Auto
+from dynaflow_xla.timeline import Span, Timeline
+
+_TRACE_WAIT = 1 << 24
+_TRACE_COPY = 1 << 25
+
+TOLERANCES = {
+    "bfloat16": (2e-2, 2e-2), "float16": (2e-3, 2e-3), "float32": (2e-5, 2e-5),
+    "float64": (1e-12, 1e-12), "complex64": (2e-5, 2e-5), "complex128": (1e-12, 1e-12),
+}  # fmt: skip
+"""dtype -> (relative, absolute to the largest element): cutting changes fusion, hence rounding."""
+
+
+def explain(fast: Any, args: Any, kwargs: Any) -> str:
+    """See ``dynaflow_xla.explain``."""
+    made: entry.Entry = fast.planned(args, kwargs)
+    lanes = {i.region: i for i in made.plan.instructions if isinstance(i, Launch)}
+    rows = [("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")]
+    for region in made.pg.regions:
+        launch = lanes[region.id]
+        rows.append(
+            (
+                region.name + (f" (replaced by {launch.replace})" if launch.replace else ""),
+                "outer" if launch.lane < 0 else str(launch.lane),
+                region.resource,
+                f"{region.cost_ns / 1e3:.1f}",
+                f"{region.bytes_moved / 1e6:.2f}",
+                str(len(region.ops)),
+                ",".join(sorted(region.tags)) or "-",
+                str(region.source or "-"),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [f"{fast._options.name}: strategy {made.plan.strategy}, backend ffi (cpu)"]
+    lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+    lines.append(
+        f"lanes {made.plan.lanes}, events {made.plan.events}, scratch {made.plan.scratch_bytes} bytes, "
+        f"copied per call {made.plan.copied_bytes} bytes, custom calls "
+        f"{sum(stage is not None for stage, _ in made.stages)}"
+    )
+    lines.append(
+        "time to make: "
+        + ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in made.seconds.items())
+    )
+    copied = sum(p.copied_views for s, _ in made.stages if s is not None for p in s.lane_programs)
+    if copied:
+        lines.append(f"note: {copied} input views so far were not 64-byte aligned and were copied")
+    for op in made.captured.graph.ops:
+        if op.outer:
+            lines.append(f"outer: {op.kind} stays in the outer program: it {op.outer_reason}")
+    lines += [f"note: {note}" for note in made.region_notes()]
+    if isinstance(fast._options.strategy, Auto):
+        choice = fast.decision(args, kwargs)
+        if choice is None:
+            lines.append("auto: nothing decided yet for these arguments (a top-level call decides)")
+        else:
+            what = "the original runs" if choice.child is None else f"{choice.child!r} runs"
+            lines.append(f"auto: {what}; {choice.reason}")
+        if fast._step_back:
+            lines.append(
+                f"auto: another Python thread is busy; the original runs for {fast._step_back} calls"
+            )
+    if fast._fallback:
+        lines.append(f"fallback: {fast._fallback}")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Result of ``verify``: per output its path, type and largest differences."""
+
+    rows: tuple[tuple[str, str, float, float, bool], ...]
+
+    @property
+    def max_abs(self) -> float:
+        """Largest absolute difference over all outputs."""
+        return max((row[2] for row in self.rows), default=0.0)
+
+    @property
+    def bit_equal(self) -> bool:
+        """Whether every output has the same bits."""
+        return all(row[4] for row in self.rows)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{path}: {kind} max |difference| {diff:.3g} (allowed {bound:.3g})"
+            + (" bit-equal" if equal else "")
+            for path, kind, diff, bound, equal in self.rows
+        )
+
+
+def verify(fast: Any, args: Any, kwargs: Any) -> Report:
+    """See ``dynaflow_xla.verify``."""
+
+    def copies() -> tuple[Any, Any]:
+        def copy(leaf: Any) -> Any:
+            return leaf.copy() if isinstance(leaf, jax.Array) else leaf
+
+        return jax.tree_util.tree_map(copy, (args, kwargs))  # type: ignore[no-any-return]
+
+    target = fast
+    if isinstance(fast._options.strategy, Auto):
+        choice = fast.decision(args, kwargs)
+        if choice is not None and choice.child is not None:
+            target = choice.child
+    a, k = copies()
+    want = fast.original(*a, **k)
+    a, k = copies()
+    got = target(*a, **k)
+    want_leaves, want_tree = jax.tree_util.tree_flatten_with_path(want)
+    got_leaves, got_tree = jax.tree_util.tree_flatten_with_path(got)
+    if want_tree != got_tree:
+        raise VerificationError(f"the result's structure must be {want_tree}; got {got_tree}")
+    rows = []
+    for (path, w), (_, g) in zip(want_leaves, got_leaves, strict=True):
+        name = "result" + jax.tree_util.keystr(path)
+        rows.append(compare(name, w, g))
+    return Report(tuple(rows))
+
+
+def compare(name: str, want: Any, got: Any) -> tuple[str, str, float, float, bool]:
+    """One row of a report; VerificationError if the values differ too much."""
+    kind = f"{want.dtype}{list(want.shape)}"
+    if (want.dtype, want.shape, want.weak_type) != (got.dtype, got.shape, got.weak_type):
+        raise VerificationError(
+            f"{name} must be {want.aval}; the scheduled function returned {got.aval}"
+        )
+    if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
+        want, got = jax.random.key_data(want), jax.random.key_data(got)
+    w, g = np.asarray(want), np.asarray(got)
+    equal = w.tobytes() == g.tobytes()
+    if str(w.dtype) not in TOLERANCES:
+        if not equal:
+            where = np.unravel_index(int(np.argmax(w != g)), w.shape) if w.shape else ()
+            raise VerificationError(
+                f"{name} ({kind}) must be equal; first difference at {tuple(map(int, where))}: "
+                f"{w[where]} != {g[where]}"
+            )
+        return name, kind, 0.0, 0.0, equal
+    wide = np.complex128 if np.iscomplexobj(w) else np.float64
+    w, g = w.astype(wide), g.astype(wide)
+    rtol, atol = TOLERANCES[str(want.dtype)]
+    finite = np.isfinite(w)
+    if not np.array_equal(finite, np.isfinite(g)) or not np.array_equal(
+        w[~finite], g[~finite], equal_nan=True
+    ):
+        raise VerificationError(f"{name} ({kind}) differs in its NaN or infinite elements")
+    scale = float(np.max(np.abs(w[finite]), initial=0.0))
+    difference = np.abs(w[finite] - g[finite])
+    largest = float(np.max(difference, initial=0.0))
+    bound = atol * max(scale, 1e-30) + rtol * scale
+    if largest > bound:
+        raise VerificationError(
+            f"{name} ({kind}): largest difference {largest:.3g} is above the allowed {bound:.3g}"
+        )
+    return name, kind, largest, bound, equal
+
+
+def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
+    """See ``dynaflow_xla.profile``."""
+    target = fast
+    if isinstance(fast._options.strategy, Auto):
+        choice = fast.decision(args, kwargs)
+        child = choice.child if choice is not None else None
+        target = child or fast.with_strategy(
+            fast._options.strategy.candidates(fast._options.lanes)[0]
+        )
+    made: entry.Entry = target.planned(args, kwargs)
+    inputs = target.flat_inputs(args, kwargs)
+    if any(isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) for x in inputs):
+        raise UnsupportedError("profile runs the function: it takes arrays, not shapes or tracers")
+    stages = entry.build_stages(
+        made.captured, made.pg, made.plan, made.functions, made.options, profile=True
+    )
+    captured = made.captured
+    env: dict[int, Any] = dict(zip(captured.graph.inputs, inputs, strict=True))
+    records: list[tuple[int, int, int, int]] = []
+    for stage, outer in stages:
+        if stage is not None:
+            _run_stage(stage, captured, env, warm=True)
+            records += _run_stage(stage, captured, env)
+        if outer is not None:
+            made._run_outer(outer, env)
+    return _timeline(made, records, target._options.name)
+
+
+def _aligned_empty(spec: Any) -> np.ndarray[Any, Any]:
+    size = int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    shift = -raw.ctypes.data % 64
+    return raw[shift : shift + size].view(spec.dtype).reshape(spec.shape)
+
+
+def _run_stage(
+    stage: lower.Stage, captured: Any, env: dict[int, Any], warm: bool = False
+) -> list[tuple[int, int, int, int]]:
+    held, addresses = [], []
+    for value in stage.inputs:
+        array = _aligned_empty(lower.physical_spec(captured.avals[value]))
+        x = lower.to_physical(jax.numpy.asarray(env[value]), captured.avals[value])
+        array[...] = np.asarray(x)
+        held.append(array)
+        addresses.append(array.ctypes.data)
+    results = [_aligned_empty(lower.physical_spec(captured.avals[v])) for v in stage.outputs]
+    pointers = [ctypes.c_void_p(r.ctypes.data).value or 0 for r in results]
+    trace = stage.program.run(addresses, pointers, profile=True)
+    if not warm:
+        for value, array in zip(stage.outputs, results, strict=True):
+            env[value] = lower.from_physical(jax.numpy.array(array), captured.avals[value])
+    return [tuple(record) for record in trace]
+
+
+def _timeline(made: entry.Entry, records: list[tuple[int, int, int, int]], name: str) -> Timeline:
+    # Negative ids are the lane programs themselves. A lane's first stamp starts where its program
+    # did: the gates only know ends.
+    begin = {lane: t0 for number, lane, t0, _ in records if number < 0}
+    stamps = [
+        (number, lane, max(t0, begin.get(lane, t0)), t1)
+        for number, lane, t0, t1 in records
+        if number >= 0
+    ]
+    start = min((r[2] for r in stamps), default=0)
+    spans = []
+    for number, lane, t0, t1 in sorted(stamps, key=lambda r: (r[1], r[2])):
+        if number >= _TRACE_COPY:
+            kind, label, region = "copy", "copy", -1
+        elif number >= _TRACE_WAIT:
+            kind, label, region = "wait", f"wait for event {number - _TRACE_WAIT}", -1
+        else:
+            kind, label, region = "launch", made.pg.regions[number].name, number
+        spans.append(Span(lane, label, kind, t0 - start, t1 - start, region))
+    end = max((s.end_ns for s in spans), default=0)
+    return Timeline("measured", tuple(spans), made.plan.lanes, end, {"name": name})
+
+
+def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
+    """See ``dynaflow_xla.tune``."""
+    strategy = fast._options.strategy
+    if not isinstance(strategy, Auto):
+        raise PlanError(f"tune measures Auto's candidates; this function has {strategy!r}")
+    if not budget_s > 0:
+        raise PlanError(f"budget_s must be a positive number of seconds; got {budget_s!r}")
+    before = strategy.budget_s
+    strategy.budget_s = budget_s
+    try:
+        choice = auto.choose(fast, args, kwargs)
+    finally:
+        strategy.budget_s = before
+    fast._choices[fast._signature(args, kwargs)] = choice
+    return choice

@@ -1,0 +1,408 @@
+"""From a plan to lane programs: one compiled executable a lane, with gates at the cross-lane edges.
+
+A plan is cut into *stages* at its outer regions. In each stage, every lane's regions become one
+JAX function compiled for that lane's client. Cross-lane edges and results go through gates (the
+custom call ``dfx_gate``): it waits for events, copies tensors in from shared memory, copies tensors
+out, signals events, in that order. Shared memory is touched by gates only, and a lane's gates are
+chained in lane order, so the plan's happens-before order is the order of every access.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jcore
+
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.ffi import _engine, xla
+from dynaflow_xla.ffi.lane_program import LaneProgram
+from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax.capture import Captured
+from dynaflow_xla.ir import PartitionedGraph, Region
+from dynaflow_xla.plan import Launch, Plan, Record, Wait
+
+
+def is_key(aval: Any) -> bool:
+    """Whether a value is a typed PRNG key array."""
+    return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
+
+
+def physical_spec(aval: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the memory behind a value (key arrays are uint32 words)."""
+    spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    return jax.eval_shape(jax.random.key_data, spec) if is_key(aval) else spec
+
+
+def _physical_aval(aval: Any) -> Any:
+    if not is_key(aval):
+        return aval
+    spec = physical_spec(aval)
+    return jax.core.ShapedArray(spec.shape, spec.dtype)
+
+
+def to_physical(x: Any, aval: Any) -> Any:
+    """The array behind a value."""
+    return jax.random.key_data(x) if is_key(aval) else x
+
+
+def from_physical(x: Any, aval: Any) -> Any:
+    """The value in front of an array."""
+    if is_key(aval):
+        return jax.random.wrap_key_data(x, impl=_compat.key_impl(aval.dtype))
+    return x
+
+
+def region_function(captured: Captured, region: Region) -> Callable[..., list[Any]]:
+    """The region as a traceable function from ``region.inputs`` to ``region.outputs``."""
+    variables = captured.variables
+    closed = _compat.make_jaxpr_of(
+        [captured.graph.ops[i].payload for i in region.ops],
+        [variables[v] for v in region.inputs],
+        [variables[v] for v in region.outputs],
+        captured.jaxpr,
+    )
+    return jcore.jaxpr_as_fun(closed)  # type: ignore[no-any-return]
+
+
+def replaced_function(
+    fn: Callable[..., Any], captured: Captured, region: Region, where: str
+) -> Callable[..., list[Any]]:
+    """A user's replacement for a region, its result types checked.
+
+    Raises:
+        PlanError: the replacement returns other shapes or dtypes than the region.
+    """
+    avals = captured.avals
+    specs = [jax.ShapeDtypeStruct(avals[v].shape, avals[v].dtype) for v in region.inputs]
+
+    def flat(*args: Any) -> list[Any]:
+        return jax.tree_util.tree_leaves(fn(*args))
+
+    try:
+        got = jax.eval_shape(flat, *specs)
+    except TypeError as error:
+        raise PlanError(
+            f"the replacement for region {region.name!r} ({where}) must take its {len(specs)} inputs "
+            f"{[f'{s.dtype}{list(s.shape)}' for s in specs]}: {error}"
+        ) from error
+    want = [(tuple(avals[v].shape), avals[v].dtype) for v in region.outputs]
+    have = [(tuple(s.shape), s.dtype) for s in got]
+    if have != want:
+
+        def show(types: Sequence[Any]) -> str:
+            return "(" + ", ".join(f"{d}{list(s)}" for s, d in types) + ")"
+
+        raise PlanError(
+            f"the replacement for region {region.name!r} ({where}) must return {show(want)}, as the "
+            f"region does; it returns {show(have)}."
+        )
+    return flat
+
+
+@dataclass(eq=False)
+class Stage:
+    """One custom call: what runs between two outer regions.
+
+    Attributes:
+        inputs, outputs: Value ids, in the order of the custom call's operands and results.
+        hash: Content hash, the custom call's attribute.
+        lanes: Lanes that run something here.
+        program: Engine program; it holds the lane executables. Kept while anything may still
+            lower or instantiate the custom call.
+        reference: The same stage as a plain traceable function (other platforms, batching).
+        output_avals: Abstract values of ``outputs``.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    hash: str
+    lanes: tuple[int, ...]
+    program: Any
+    reference: Callable[..., list[Any]]
+    output_avals: tuple[Any, ...]
+    lane_programs: list[LaneProgram] = field(default_factory=list)
+    lane_texts: dict[int, str] = field(default_factory=dict)
+    replan: Any = None
+    program_name: str = ""
+
+
+def split_stages(plan: Plan) -> list[tuple[list[Any], Launch | None]]:
+    """Cuts the instruction list at outer launches: (instructions, the outer launch after them)."""
+    stages: list[tuple[list[Any], Launch | None]] = [([], None)]
+    for instruction in plan.instructions:
+        if isinstance(instruction, Launch) and instruction.lane < 0:
+            stages[-1] = (stages[-1][0], instruction)
+            stages.append(([], None))
+        else:
+            stages[-1][0].append(instruction)
+    return stages
+
+
+class _LaneEmitter:
+    """Traces one lane's function; gates are merged where their order allows."""
+
+    def __init__(self, lane: int, builder: StageBuilder, profile: bool):
+        self.lane = lane
+        self.builder = builder
+        self.profile = profile
+        self.env: dict[int, Any] = {}
+        self.chain: Any = None
+        self.previous: list[Any] = []
+        self.waits: list[int] = []
+        self.receives: list[tuple[int, int]] = []
+        self.sends: list[tuple[int, int]] = []
+        self.records: list[int] = []
+
+    def flush(self, *, stamp: int = -1, done: bool = False, force: bool = False) -> None:
+        if not (force or done or self.waits or self.receives or self.sends or self.records):
+            return
+        avals = self.builder.captured.avals
+        in_specs = [physical_spec(avals[v]) for v, _ in self.receives]
+        xs = [to_physical(self.env[v], avals[v]) for v, _ in self.sends]
+        # Ordering operands: what the lane computed before must exist before the gate waits, or a
+        # wait could hold the lane's thread while work that is ready stands behind it.
+        sent = {id(x) for x in xs}
+        deps = [x for x in self.previous if id(x) not in sent]
+        chain_spec = jax.ShapeDtypeStruct(self.chain.shape, self.chain.dtype)
+        results = jax.ffi.ffi_call(xla.GATE_TARGET, [chain_spec, *in_specs], has_side_effect=True)(
+            self.chain,
+            *deps,
+            *xs,
+            lane=np.int64(self.lane),
+            deps=np.int64(len(deps)),
+            waits=np.array(self.waits, np.int64),
+            ins=np.array([b for _, b in self.receives], np.int64),
+            outs=np.array([b for _, b in self.sends], np.int64),
+            records=np.array(self.records, np.int64),
+            stamp=np.int64(stamp),
+            done=np.int64(done),
+        )
+        self.chain = results[0]
+        for (value, _), x in zip(self.receives, results[1:], strict=True):
+            self.env[value] = from_physical(x, avals[value])
+        self.waits, self.receives, self.sends, self.records = [], [], [], []
+        self.previous = []
+
+    def run(self, instructions: Sequence[Any], args: dict[int, Any]) -> Any:
+        """Emits the lane's instructions; returns the last chain value."""
+        builder = self.builder
+        self.env.update(args)
+        self.chain = jnp.zeros((1,), jnp.uint8)
+        for instruction in instructions:
+            if isinstance(instruction, Wait):
+                if self.sends or self.records:
+                    self.flush()  # never wait in front of a publish
+                self.waits.append(instruction.event)
+            elif isinstance(instruction, Record):
+                self.records.append(instruction.event)
+            elif isinstance(instruction, Launch):
+                self._launch(instruction)
+            else:
+                raise PlanError(f"the ffi backend cannot run {type(instruction).__name__} yet")
+        self.sends += [
+            (v, builder.result_buffer[v])
+            for v in builder.outputs
+            if builder.producer_lane[v] == self.lane
+        ]
+        self.flush(done=True)
+        return self.chain
+
+    def _launch(self, launch: Launch) -> None:
+        builder = self.builder
+        region = builder.pg.regions[launch.region]
+        for value in region.inputs:
+            if value not in self.env:
+                if self.sends or self.records:
+                    self.flush()
+                self.receives.append((value, builder.shared_buffer[value]))
+                self.env[value] = None
+        if self.waits or self.receives:
+            self.flush()
+        fn = builder.functions[launch.region]
+        with jax.named_scope(region.name):
+            outs = fn(*[self.env[v] for v in region.inputs])
+        avals = builder.captured.avals
+        self.previous += [
+            x for v, x in zip(region.outputs, outs, strict=True) if not is_key(avals[v])
+        ]
+        for value, x in zip(region.outputs, outs, strict=True):
+            self.env[value] = x
+            readers = builder.reader_lanes.get(value, set())
+            if readers - {self.lane}:
+                self.sends.append((value, builder.shared_buffer[value]))
+        if self.profile:
+            self.flush(stamp=launch.region, force=True)
+
+
+class StageBuilder:
+    """Lowers one stage of a plan to an engine program."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        pg: PartitionedGraph,
+        plan: Plan,
+        instructions: list[Any],
+        functions: dict[int, Callable[..., list[Any]]],
+        needed_later: set[int],
+        compiler_options: dict[str, Any] | None,
+    ):
+        self.captured, self.pg, self.plan = captured, pg, plan
+        self.instructions = instructions
+        self.functions = functions
+        self.compiler_options = compiler_options
+        launches = [i for i in instructions if isinstance(i, Launch)]
+        self.producer_lane: dict[int, int] = {}
+        self.reader_lanes: dict[int, set[int]] = {}
+        inputs: dict[int, None] = {}
+        for launch in launches:
+            region = pg.regions[launch.region]
+            for value in region.inputs:
+                if value in self.producer_lane:
+                    self.reader_lanes.setdefault(value, set()).add(launch.lane)
+                else:
+                    inputs[value] = None
+            for value in region.outputs:
+                self.producer_lane[value] = launch.lane
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(v for v in self.producer_lane if v in needed_later)
+        self.lanes = tuple(sorted({launch.lane for launch in launches}))
+        self.launches = launches
+        self.result_buffer: dict[int, int] = {}
+        self.shared_buffer: dict[int, int] = {}
+
+    def build(self, *, profile: bool = False) -> Stage:
+        """Compiles every lane and makes the engine program."""
+        avals = self.captured.avals
+        events = [i.event for i in self.instructions if isinstance(i, Record)]
+        event_number = {event: i for i, event in enumerate(events)}
+        program = _engine.Program(
+            lanes=max(self.lanes, default=0) + 1,
+            events=len(events),
+            args=len(self.inputs),
+            results=len(self.outputs),
+            scratch_bytes=self.plan.scratch_bytes,
+            name=self.plan.graph,
+        )
+
+        def size(value: int) -> int:
+            spec = physical_spec(avals[value])
+            return int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
+
+        arg_buffer = {
+            v: program.add_buffer("arg", i, 0, size(v)) for i, v in enumerate(self.inputs)
+        }
+        for i, value in enumerate(self.outputs):
+            self.result_buffer[value] = program.add_buffer("result", i, 0, size(value))
+        offsets = {b.value: b.offset for b in self.plan.buffers if b.kind == "scratch"}
+        for value, readers in self.reader_lanes.items():
+            if readers - {self.producer_lane[value]}:
+                self.shared_buffer[value] = program.add_buffer(
+                    "scratch", -1, offsets[value], size(value)
+                )
+        lowered = {}
+        lane_inputs: dict[int, list[int]] = {}
+        for lane in self.lanes:
+            mine = [i for i in self.instructions if i.lane == lane]
+            renumbered = [
+                i
+                if isinstance(i, Launch)
+                else type(i)(event=event_number[i.event], lane=i.lane)
+                for i in mine
+            ]
+            used = {
+                v
+                for i in mine
+                if isinstance(i, Launch)
+                for v in self.pg.regions[i.region].inputs
+                if v in arg_buffer
+            }
+            lane_inputs[lane] = [v for v in self.inputs if v in used]
+            lowered[lane] = self._lower_lane(lane, renumbered, lane_inputs[lane], profile)
+        texts = {lane: low.as_text() for lane, low in lowered.items()}
+        digest = hashlib.sha256(self.plan.to_json().encode())
+        for lane in self.lanes:
+            digest.update(texts[lane].encode())
+        digest.update(repr((self.inputs, self.outputs, profile)).encode())
+        with ThreadPoolExecutor(max_workers=max(1, len(self.lanes))) as pool:
+            options = self.compiler_options
+            compiled = dict(
+                zip(
+                    self.lanes,
+                    pool.map(
+                        lambda low: low.compile(compiler_options=options) if options else low.compile(),
+                        [lowered[lane] for lane in self.lanes],
+                    ),
+                    strict=True,
+                )
+            )
+        lane_programs = []
+        for lane in self.lanes:
+            specs = [physical_spec(avals[v]) for v in lane_inputs[lane]]
+            names = ", ".join(
+                self.pg.regions[i.region].name for i in self.launches if i.lane == lane
+            )
+            lane_program = LaneProgram(
+                f"lane {lane} ({names})", compiled[lane], specs, xla.lane_device(lane)
+            )
+            lane_programs.append(lane_program)
+            program.add_python_launch(
+                lane, lane_program.name, lane_program, [arg_buffer[v] for v in lane_inputs[lane]], []
+            )
+        # Events are recorded and waited for by gates inside the lane programs, so the engine's own
+        # lists hold one launch a lane and no event.
+        program.finish()
+        digest_text = digest.hexdigest()[:32]
+        program.register(digest_text)
+        return Stage(
+            inputs=self.inputs,
+            outputs=self.outputs,
+            hash=digest_text,
+            lanes=self.lanes,
+            program=program,
+            reference=self.reference,
+            output_avals=tuple(_physical_aval(avals[v]) for v in self.outputs),
+            lane_programs=lane_programs,
+            lane_texts=texts,
+            program_name=self.plan.graph,
+        )
+
+    def reference(self, *args: Any) -> list[Any]:
+        """The stage as plain traceable code, over arrays (keys as their words)."""
+        avals = self.captured.avals
+        env = {v: from_physical(x, avals[v]) for v, x in zip(self.inputs, args, strict=True)}
+        for launch in self.launches:
+            region = self.pg.regions[launch.region]
+            outs = self.functions[launch.region](*[env[v] for v in region.inputs])
+            env.update(zip(region.outputs, outs, strict=True))
+        return [to_physical(env[v], avals[v]) for v in self.outputs]
+
+    def _lower_lane(
+        self, lane: int, instructions: list[Any], inputs: list[int], profile: bool
+    ) -> Any:
+        avals = self.captured.avals
+
+        def lane_function(*args: Any) -> Any:
+            emitter = _LaneEmitter(lane, self, profile)
+            return emitter.run(
+                instructions,
+                {v: from_physical(x, avals[v]) for v, x in zip(inputs, args, strict=True)},
+            )
+
+        lane_function.__name__ = f"{self.plan.graph}_lane{lane}"
+        sharding = jax.sharding.SingleDeviceSharding(xla.lane_device(lane))
+        specs = [
+            jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding)
+            for s in (physical_spec(avals[v]) for v in inputs)
+        ]
+        jitted = jax.jit(
+            lane_function, in_shardings=sharding, out_shardings=sharding, keep_unused=True
+        )
+        return jitted.lower(*specs)

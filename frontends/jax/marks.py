@@ -1,0 +1,68 @@
+"""``dfx.mark`` for JAX: a named scope whose name carries the mark through jit, grad and vmap."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from dynaflow_xla.ir import OpMark
+
+_PREFIX = "dfx:"
+_counter = itertools.count()
+_lock = threading.Lock()
+_infos: dict[str, Any] = {}
+
+# jvp(x), transpose(jvp(x)), vmap(x), rematted_computation(x) ... wrap a scope's name.
+_WRAPPED = re.compile(r"^[\w\-]+\((.*)\)$")
+
+
+@contextlib.contextmanager
+def enter_mark(info: Any) -> Iterator[None]:
+    """Mark backend for ``dynaflow_xla.rules.mark``; ``info`` has name, resource and tags."""
+    key = f"{_PREFIX}{info.name}#{next(_counter)}"
+    with _lock:
+        _infos[key] = info
+    with jax.named_scope(key):
+        yield
+
+
+def unwrap(component: str) -> str:
+    """Strips transformation wrappers: ``transpose(jvp(enc))`` -> ``enc``."""
+    while match := _WRAPPED.match(component):
+        component = match.group(1)
+    return component
+
+
+def split_scope(stack: str) -> list[str]:
+    """Components of a name stack; a slash inside parentheses does not split."""
+    parts, depth, start = [], 0, 0
+    for i, char in enumerate(stack):
+        depth += (char == "(") - (char == ")")
+        if char == "/" and depth == 0:
+            parts.append(stack[start:i])
+            start = i + 1
+    parts.append(stack[start:])
+    return [name for part in parts for name in unwrap(part).split("/") if name]
+
+
+def find_mark(scope: list[str], numbers: dict[Any, int], call_path: tuple[str, ...]) -> OpMark | None:
+    """The innermost mark of a scope; ``numbers`` gives each use of a mark a small stable number."""
+    for component in reversed(scope):
+        if component.startswith(_PREFIX) and component in _infos:
+            info = _infos[component]
+            instance = numbers.setdefault((component, call_path), len(numbers))
+            return OpMark(info.name, instance, info.resource, frozenset(info.tags))
+    return None
+
+
+def plain_name(component: str) -> str:
+    """A scope component as the user wrote it."""
+    if component.startswith(_PREFIX):
+        return component[len(_PREFIX) :].rsplit("#", 1)[0]
+    return component

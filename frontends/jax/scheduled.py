@@ -1,0 +1,231 @@
+"""The callable that ``dynaflow_xla.schedule`` returns for a JAX function."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jcore
+
+from dynaflow_xla.errors import EngineError, FallbackWarning, UnsupportedError
+from dynaflow_xla.ffi import _engine, xla
+from dynaflow_xla.frontends.jax import _compat, auto, entry
+from dynaflow_xla.strategies.auto import Auto
+
+_MAX_ENTRIES = 128
+_GIL_BUSY_NS = 1_000_000
+_STEP_BACK_CALLS = 50
+
+
+class ScheduledFunction:
+    """A JAX function that runs under a schedule; it is called like the original.
+
+    Inspect it with the functions of ``dynaflow_xla`` (``plan``, ``explain``, ...).
+
+    Attributes:
+        original: The function as given to ``schedule`` (jitted, if it was not).
+    """
+
+    def __init__(self, fn: Callable[..., Any], options: entry.Options, *, check: bool = True):
+        _compat.check_version()
+        jitted = fn if _compat.is_jitted(fn) else jax.jit(fn)
+        self.original = jitted
+        self._options = options
+        self._check = check
+        self._jit_options = _compat.jit_options(jitted)
+        self._entries: OrderedDict[Any, tuple[Any, entry.Entry]] = OrderedDict()
+        self._fallback: str = ""
+        self._choices: dict[Any, auto.Choice] = {}
+        self._children: dict[str, ScheduledFunction] = {}
+        self._step_back = 0
+        functools.update_wrapper(self, _compat.wrapped_function(jitted), updated=())
+        self._jit = jax.jit(self._traced, **self._jit_options)
+
+    # -- calling ------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Same values as the original.
+
+        Raises:
+            EngineError: a region failed while it ran, or the process was forked.
+            UnsupportedError: forward-mode differentiation.
+        """
+        if entry.capturing() or _compat.under_disable_jit() or self._unsupported_platform():
+            return self.original(*args, **kwargs)
+        xla.check_process()
+        if isinstance(self._options.strategy, Auto):
+            return self._call_auto(args, kwargs)
+        return self._guarded(self._jit, args, kwargs)
+
+    def _guarded(self, jitted: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return jitted(*args, **kwargs)
+        except TypeError as error:
+            if "forward-mode" in str(error) and "custom_vjp" in str(error):
+                raise UnsupportedError(
+                    f"forward-mode differentiation (jvp, jacfwd, hessian) of the scheduled function "
+                    f"{self._options.name!r} is not supported; differentiate fast.original, or use "
+                    "reverse mode (jax.grad, jax.jacrev)."
+                ) from error
+            raise
+        except jax.errors.JaxRuntimeError as error:
+            if "EngineError: " in str(error):
+                raise EngineError(str(error).split("EngineError: ", 1)[1]) from error
+            raise
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """Ahead-of-time lowering, as ``jax.jit(f).lower``."""
+        return self._jit.lower(*args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """Ahead-of-time tracing, as ``jax.jit(f).trace``."""
+        return self._jit.trace(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Binds like a function, so that methods can be scheduled."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<scheduled {self._options.name} with {self._options.strategy!r}>"
+
+    # -- planning -----------------------------------------------------------------------------
+
+    def _dynamic_leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        static_nums = {n % len(args) if n < 0 else n for n in self._jit_options["static_argnums"] if args}
+        names = set(self._jit_options["static_argnames"])
+        dynamic = tuple(a for i, a in enumerate(args) if i not in static_nums)
+        keyword = {k: v for k, v in kwargs.items() if k not in names}
+        return jax.tree_util.tree_leaves((dynamic, keyword))
+
+    def _traced(self, *args: Any, **kwargs: Any) -> Any:
+        traced, consts, made = self._entry(args, kwargs)
+        leaves = self._dynamic_leaves(args, kwargs)
+        flat = [*consts, *leaves]
+        outs = _differentiable(made, traced, len(consts))(*flat)
+        return jax.tree_util.tree_unflatten(traced.out_tree, outs)
+
+    def _entry(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], entry.Entry]:
+        with entry._Capturing():
+            traced = self.original.trace(*args, **kwargs)
+        consts = _compat.traced_consts(traced)
+        key = id(traced.jaxpr)
+        found = self._entries.get(key)
+        if found is None:
+            captured = entry.capture.capture(traced.jaxpr, len(traced._consts), self._options.name)
+            found = (traced, entry.build_entry(captured, self._options))
+            self._entries[key] = found
+            if len(self._entries) > _MAX_ENTRIES:
+                self._entries.popitem(last=False)
+        return traced, _const_order(traced, consts), found[1]
+
+    def _unsupported_platform(self) -> bool:
+        if self._fallback:
+            return True
+        platform = jax.default_backend()
+        if platform != "cpu":
+            self._fallback = (
+                f"the ffi backend schedules CPU programs; the default JAX backend is {platform!r}, so "
+                "the original runs"
+            )
+            warnings.warn(self._fallback, FallbackWarning, stacklevel=3)
+            return True
+        return False
+
+    # -- automatic choice ---------------------------------------------------------------------
+
+    def _call_auto(self, args: Any, kwargs: Any) -> Any:
+        signature = self._signature(args, kwargs)
+        if signature not in self._choices:
+            if any(
+                isinstance(leaf, jax.core.Tracer)
+                for leaf in jax.tree_util.tree_leaves((args, kwargs))
+            ):
+                return self.original(*args, **kwargs)  # never measures inside somebody's trace
+            self._choices[signature] = auto.choose(self, args, kwargs)
+        child = self._choices[signature].child
+        if child is None:
+            return self.original(*args, **kwargs)
+        if self._step_back > 0:
+            self._step_back -= 1
+            return self.original(*args, **kwargs)
+        result = child(*args, **kwargs)
+        if _engine.take_gil_wait()[1] > _GIL_BUSY_NS:
+            # Another Python thread holds the interpreter; lanes wait for it up to a switch
+            # interval each. The original waits less often, so it runs for a while.
+            self._step_back = _STEP_BACK_CALLS
+        return result
+
+    def decision(self, args: Any, kwargs: Any) -> Any:
+        """What Auto decided for these arguments, or None (also for a fixed strategy)."""
+        return self._choices.get(self._signature(args, kwargs))
+
+    def with_strategy(self, strategy: Any) -> ScheduledFunction:
+        """The same function and options under another strategy; made once a strategy."""
+        key = repr(strategy)
+        if key not in self._children:
+            self._children[key] = ScheduledFunction(
+                self.original, replace(self._options, strategy=strategy), check=self._check
+            )
+        return self._children[key]
+
+    def planned(self, args: Any, kwargs: Any) -> entry.Entry:
+        """The planned entry for these arguments (under Auto: the chosen or first candidate's)."""
+        xla.check_process()
+        if isinstance(self._options.strategy, Auto):
+            made = self.decision(args, kwargs)
+            child = made.child if made is not None else None
+            if child is None:
+                child = self.with_strategy(self._options.strategy.candidates(self._options.lanes)[0])
+            return child.planned(args, kwargs)
+        return self._entry(args, kwargs)[2]
+
+    def flat_inputs(self, args: Any, kwargs: Any) -> list[Any]:
+        """Values of the graph's inputs, in order."""
+        _, consts, _ = self._entry(args, kwargs)
+        return [*consts, *self._dynamic_leaves(args, kwargs)]
+
+    def _signature(self, args: Any, kwargs: Any) -> Any:
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        parts = tuple(
+            (np.shape(leaf), str(leaf.dtype)) if hasattr(leaf, "dtype") else repr(leaf)
+            for leaf in leaves
+        )
+        return tree, parts
+
+
+def _const_order(traced: Any, consts: list[Any]) -> list[Any]:
+    """Closed-over values in the order of the captured inputs: jaxpr constants, then hoisted ones."""
+    hoisted = len(traced._consts)
+    return consts[hoisted:] + consts[:hoisted]
+
+
+def _differentiable(made: entry.Entry, traced: Any, n_consts: int) -> Callable[..., list[Any]]:
+    """The scheduled call with the original's derivative (reverse mode)."""
+    closed = traced.jaxpr
+    n_jaxpr_consts = len(closed.jaxpr.constvars)
+
+    def plain(*flat: Any) -> list[Any]:
+        bound = jcore.ClosedJaxpr(closed.jaxpr, flat[:n_jaxpr_consts])
+        return list(jcore.jaxpr_as_fun(bound)(*flat[n_jaxpr_consts:]))
+
+    def run(*flat: Any) -> list[Any]:
+        return made(*flat)
+
+    if closed.effects:
+        return run  # custom_vjp refuses effects; forward evaluation is all an effect allows here
+    call = jax.custom_vjp(run)
+
+    def forward(*flat: Any) -> tuple[Any, Any]:
+        return jax.vjp(plain, *flat)
+
+    def backward(vjp: Any, cotangents: Any) -> Any:
+        return vjp(cotangents)
+
+    call.defvjp(forward, backward)
+    return call

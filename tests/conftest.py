@@ -1,0 +1,43 @@
+"""Makes sure that the tests see a whole package, and not the source folder in its place."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+
+def _is_whole() -> bool:
+    """Whether ``dynaflow_xla`` has its subpackages (a wheel or an editable install)."""
+    parts = ("dynaflow_xla.frontends", "dynaflow_xla.ffi")
+    return all(importlib.util.find_spec(part) is not None for part in parts)
+
+
+def _is_installed() -> bool:
+    try:
+        importlib.metadata.distribution("dynaflow_xla")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _location() -> Path | None:
+    spec = importlib.util.find_spec("dynaflow_xla")
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _is_installed() and not _is_whole():
+        raise pytest.UsageError(
+            f"dynaflow_xla is installed, but the tests would import the source folder "
+            f"{_location()}, which has no frontends and no engine. "
+            f"Use `make test` or `python -P -m pytest`."
+        )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if _is_whole():
+        return f"dynaflow_xla: {_location()}"
+    return f"dynaflow_xla: NOT INSTALLED, source folder {_location()}: no frontends, no engine"
