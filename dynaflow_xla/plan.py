@@ -16,7 +16,7 @@ from dynaflow_xla.errors import PlanError
 PLAN_VERSION = 1
 """Version of the plan format, apart from the package version."""
 
-BufferKind = Literal["arg", "result", "scratch", "local"]
+BufferKind = Literal["arg", "result", "scratch", "local", "stage"]
 
 
 class PlanBuffer(msgspec.Struct, frozen=True):
@@ -24,8 +24,9 @@ class PlanBuffer(msgspec.Struct, frozen=True):
 
     Attributes:
         id: Index in ``Plan.buffers``.
-        kind: ``arg`` (caller's input), ``result`` (caller's output), ``scratch`` (crosses lanes or
-            stages, engine memory), ``local`` (never leaves its lane, managed by the lane program).
+        kind: ``arg`` (caller's input), ``result`` (caller's output), ``scratch`` (crosses lanes,
+            engine memory), ``local`` (never leaves its lane, managed by the lane program),
+            ``stage`` (crosses an outer region, a value of the outer program).
         value: Value id in the graph.
         nano: Nano-batch the value belongs to (0 when the batch is not split).
         shape, dtype, bytes: As in the graph.

@@ -44,11 +44,18 @@ class LaneProgram:
         self._views: OrderedDict[tuple[int, ...], list[Any]] = OrderedDict()
 
     def __call__(self, addresses: tuple[int, ...]) -> None:
-        """Runs to the end; raises what XLA raises."""
+        """Runs to the end.
+
+        Raises:
+            EngineError: with the lane's and its regions' names and what XLA said.
+        """
         views = self._views.get(addresses)
         if views is None:
             views = self._make_views(addresses)
-        self._execute(views)
+        try:
+            self._execute(views)
+        except Exception as error:
+            raise EngineError(f"{self.name} failed: {error}") from error
 
     def _make_views(self, addresses: tuple[int, ...]) -> list[Any]:
         if len(addresses) != len(self._specs):

@@ -74,9 +74,10 @@ class ScheduledFunction:
                     "reverse mode (jax.grad, jax.jacrev)."
                 ) from error
             raise
-        except jax.errors.JaxRuntimeError as error:
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            # jaxlib raises one or the other, by where it notices the failed custom call.
             if "EngineError: " in str(error):
-                raise EngineError(str(error).split("EngineError: ", 1)[1]) from error
+                raise EngineError(str(error).rsplit("EngineError: ", 1)[1]) from error
             raise
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Strategies: the interface and the built-in ones."""

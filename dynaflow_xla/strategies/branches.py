@@ -1,0 +1,66 @@
+"""Inter-operator parallelism by list scheduling."""
+
+from __future__ import annotations
+
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.strategies.base import Handle, Recorder, Strategy
+
+HANDOFF_NS = 5_000.0
+"""Estimated cost of a cross-lane edge: the event, and waking the other lane."""
+
+BYTES_PER_NS = 8.0
+"""Estimated speed of the two copies a cross-lane tensor makes."""
+
+
+class Branches(Strategy):
+    """Critical-path list scheduling: the ready region with the longest path behind it goes first,
+    to the lane where it would finish earliest (HEFT without insertion; Topcuoglu et al. 2002).
+
+    Args:
+        lanes: Lanes to use; default all.
+    """
+
+    def __init__(self, lanes: int | None = None) -> None:
+        if lanes is not None and (isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1):
+            raise PlanError(f"Branches(lanes=...) must be an integer >= 1; got {lanes!r}")
+        self.lanes = lanes
+
+    def schedule(self, s: Recorder) -> None:
+        """See :class:`Strategy`."""
+        lanes = s.lanes if self.lanes is None else self.lanes
+        if lanes > s.lanes:
+            raise PlanError(f"Branches asks for {lanes} lanes; this schedule has {s.lanes}")
+        free = [0.0] * lanes
+        finish: dict[int, float] = {}
+        place: dict[int, int] = {}
+        made = s.graph.producer_region()
+        values = s.graph.graph.values
+
+        def start(op: Handle, lane: int) -> float:
+            begin = free[lane]
+            for pred in op.preds:
+                arrival = finish[pred]
+                if place[pred] not in (lane, -1):
+                    crossing = sum(values[v].bytes for v in op.region.inputs if made.get(v) == pred)
+                    arrival += HANDOFF_NS + 2 * crossing / BYTES_PER_NS
+                begin = max(begin, arrival)
+            return begin
+
+        while ready := s.ready():
+            inner = [op for op in ready if not op.outer]
+            if not inner:
+                op = ready[0]
+                barrier = max([*free, *(finish[p] for p in op.preds)])
+                free = [barrier] * lanes
+                finish[op.region.id], place[op.region.id] = barrier, -1
+                s.execute(op)
+                continue
+            op = max(inner, key=lambda h: (h.priority, -h.region.id))
+            lane = min(range(lanes), key=lambda n: (start(op, n), n))
+            finish[op.region.id] = start(op, lane) + op.cost_ns
+            free[lane] = finish[op.region.id]
+            place[op.region.id] = lane
+            s.execute(op, lane=lane)
+
+    def __repr__(self) -> str:
+        return "Branches()" if self.lanes is None else f"Branches(lanes={self.lanes})"
