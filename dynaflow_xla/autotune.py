@@ -72,7 +72,9 @@ def store(key: str, decision: dict[str, Any]) -> None:
         )
 
 
-def measure(runs: dict[str, Callable[[], None]], budget_s: float, rounds: int = 15) -> dict[str, float]:
+def measure(
+    runs: dict[str, Callable[[], None]], budget_s: float, rounds: int = 15
+) -> dict[str, float]:
     """Interleaved timing: each round runs every candidate once, in rotating order.
 
     Args:
@@ -106,5 +108,8 @@ def pick(medians: dict[str, float], baseline: str, margin: float) -> tuple[str, 
     base = medians[baseline]
     if best == baseline or medians[best] > base * (1 - margin):
         second = min((v, k) for k, v in medians.items() if k != baseline)
-        return baseline, f"the original ({base:.3g} ms) is not beaten by {second[1]} ({second[0]:.3g} ms)"
+        return (
+            baseline,
+            f"the original ({base:.3g} ms) is not beaten by {second[1]} ({second[0]:.3g} ms)",
+        )
     return best, f"{best} took {medians[best]:.3g} ms, the original {base:.3g} ms"

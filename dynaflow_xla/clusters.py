@@ -102,7 +102,8 @@ def grow(graph: Graph, live: list[int], seeds: dict[int, Seed]) -> list[Cluster]
             (
                 p
                 for p in preds
-                if not clusters[p].fixed and all(q == p or clusters[p].before >> q & 1 for q in preds)
+                if not clusters[p].fixed
+                and all(q == p or clusters[p].before >> q & 1 for q in preds)
             ),
             -1,
         )
@@ -144,7 +145,11 @@ def _round(clusters: list[Cluster], tiny: float) -> list[Cluster]:
         if len(after) == 1:
             target = by_id[next(iter(after))]
             series = target.preds == {cluster.id}
-            if not target.fixed and target.id not in touched and (series or cluster.cost_ns <= tiny):
+            if (
+                not target.fixed
+                and target.id not in touched
+                and (series or cluster.cost_ns <= tiny)
+            ):
                 merge(cluster.id, target.id)
                 continue
         if cluster.cost_ns <= tiny and cluster.preds:

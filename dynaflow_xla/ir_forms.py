@@ -98,15 +98,15 @@ def graph_dot(pg: PartitionedGraph) -> str:
     for region in pg.regions:
         label = f"{region.name}\n{region.cost_ns / 1e3:.1f} us, {len(region.ops)} ops"
         label_text = _quote(label).replace("\n", "\\n")
-        lines.append(f'  r{region.id} [label={label_text}, fillcolor="{_COLORS[region.resource]}"];')
+        lines.append(
+            f'  r{region.id} [label={label_text}, fillcolor="{_COLORS[region.resource]}"];'
+        )
     made = pg.producer_region()
     for region in pg.regions:
         crossing: dict[int, int] = {}
         for value in region.inputs:
             if value in made:
-                crossing[made[value]] = (
-                    crossing.get(made[value], 0) + pg.graph.values[value].bytes
-                )
+                crossing[made[value]] = crossing.get(made[value], 0) + pg.graph.values[value].bytes
         for source, size in sorted(crossing.items()):
             lines.append(f'  r{source} -> r{region.id} [label="{size} B"];')
     return "\n".join([*lines, "}"])

@@ -61,9 +61,7 @@ def build_plan(
     offsets, peak = assign_offsets(
         [Request(b.id, b.bytes, tuple(accesses[b.id])) for b in used], HappensBefore(instructions)
     )
-    final = tuple(
-        b if b.kind != "scratch" else _with_offset(b, offsets[b.id]) for b in buffers.all
-    )
+    final = tuple(b if b.kind != "scratch" else _with_offset(b, offsets[b.id]) for b in buffers.all)
     copied = sum(b.bytes for b in final if b.kind == "result")
     copied += sum(b.bytes * (1 + len(buffers.reader_lanes[b.value])) for b in used)
     notes = []

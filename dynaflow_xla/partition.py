@@ -84,7 +84,9 @@ def _seeds(graph: Graph, live: list[int], rules: Sequence[Rule] | None) -> dict[
     alive = set(live)
     for number, rule in enumerate(rules or ()):
         if not isinstance(rule, Rule):
-            raise RuleError(f"rules must be dfx.Scope, Op, Call, Module, Seq or Where; got {rule!r}")
+            raise RuleError(
+                f"rules must be dfx.Scope, Op, Call, Module, Seq or Where; got {rule!r}"
+            )
         for instance, (name, ops) in enumerate(check_matches(rule, graph)):
             seed = Seed(
                 ("rule", number, instance), rule.name or name, fixed=True,
@@ -129,7 +131,8 @@ def _default_seeds(graph: Graph, live: list[int], seeds: dict[int, Seed]) -> Non
             None,
         )
         scope = next(
-            (op.scope[:d] for d in range(1, len(op.scope) + 1) if fits(by_scope[op.scope[:d]])), None
+            (op.scope[:d] for d in range(1, len(op.scope) + 1) if fits(by_scope[op.scope[:d]])),
+            None,
         )
         if call is not None:
             seeds[index] = Seed(("call", call), call[-1].split("#", 1)[0].strip("_"))
@@ -159,7 +162,7 @@ def _replicate(graph: Graph, order: list[Cluster]) -> dict[int, list[int]]:
         ):
             continue
         for reader in readers:
-            ops_of[reader.id] = sorted({*ops_of[reader.id], *cluster.ops})
+            ops_of[reader.id] = sorted({*ops_of[reader.id], *ops_of[cluster.id]})
             reader.preds.discard(cluster.id)
         del ops_of[cluster.id]
     return ops_of
@@ -180,9 +183,7 @@ def _regions(graph: Graph, order: list[Cluster], ops_of: dict[int, list[int]]) -
     for number, (cluster, ops) in enumerate(zip(order, region_ops, strict=True)):
         made = {v for i in ops for v in graph.ops[i].outputs}
         own = [v for i in cluster.ops for v in graph.ops[i].outputs]
-        inputs = dict.fromkeys(
-            v for i in ops for v in graph.ops[i].inputs if v not in made
-        )
+        inputs = dict.fromkeys(v for i in ops for v in graph.ops[i].inputs if v not in made)
         members = [graph.ops[i] for i in ops]
         costliest = max(members, key=lambda op: op.cost_ns)
         seed = cluster.seed

@@ -134,7 +134,9 @@ class Plan(msgspec.Struct, frozen=True):
 
     def to_json(self) -> str:
         """JSON form; ``Plan.from_json`` reads it back, equal."""
-        return msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=1).decode()
+        return msgspec.json.format(
+            msgspec.json.encode(self, order="deterministic"), indent=1
+        ).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Plan:
@@ -142,7 +144,9 @@ class Plan(msgspec.Struct, frozen=True):
         try:
             head = msgspec.json.decode(text)
         except msgspec.MsgspecError as error:
-            raise PlanError(f"a plan must be JSON; got text that does not parse: {error}") from error
+            raise PlanError(
+                f"a plan must be JSON; got text that does not parse: {error}"
+            ) from error
         version = head.get("version") if isinstance(head, dict) else None
         if version != PLAN_VERSION:
             raise PlanError(

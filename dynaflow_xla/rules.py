@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaflow_xla.errors import RuleError
-from dynaflow_xla.ir import RESOURCES, Graph, Resource
-from dynaflow_xla.ir import Op as GraphOp
+from dynaflow_xla.ir import RESOURCES, Graph, Op as GraphOp, Resource
 
 
 def _check_labels(what: str, name: Any, resource: Any, tags: Any) -> frozenset[str]:
@@ -254,7 +253,9 @@ class Seq(Rule):
     def __init__(self, *rules: Op | Where, **labels: Any) -> None:
         super().__init__(**labels)
         if len(rules) < 2 or not all(isinstance(rule, Op | Where) for rule in rules):
-            raise RuleError("Seq takes two or more Op or Where rules, one for each operator of a chain")
+            raise RuleError(
+                "Seq takes two or more Op or Where rules, one for each operator of a chain"
+            )
         self.rules = rules
 
     @staticmethod

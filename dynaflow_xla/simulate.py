@@ -48,9 +48,7 @@ def simulate(plan: Plan, pg: PartitionedGraph, *, handoff_ns: float = 2_000.0) -
                 Span(lane, instruction.name, "launch", int(begin), int(end), instruction.region)
             )
             if copied:
-                spans.append(
-                    Span(lane, "copy", "copy", int(end), int(end + copied / BYTES_PER_NS))
-                )
+                spans.append(Span(lane, "copy", "copy", int(end), int(end + copied / BYTES_PER_NS)))
             clock[lane] = end + copied / BYTES_PER_NS
     return Timeline(
         "predicted", tuple(spans), plan.lanes, int(max(clock, default=0.0)), {"name": plan.graph}

@@ -38,7 +38,9 @@ class Timeline:
 
     def busy_ns(self, lane: int) -> int:
         """Time a lane spent in regions."""
-        return sum(s.end_ns - s.start_ns for s in self.spans if s.lane == lane and s.kind == "launch")
+        return sum(
+            s.end_ns - s.start_ns for s in self.spans if s.lane == lane and s.kind == "launch"
+        )
 
     def overlap_ns(self, a: int, b: int) -> int:
         """Time during which lanes ``a`` and ``b`` both ran regions."""

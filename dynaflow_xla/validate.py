@@ -49,7 +49,9 @@ class _Validator:
     def _describe(self, number: int) -> str:
         instruction = self.plan.instructions[number]
         if isinstance(instruction, Launch):
-            return f"instruction {number} (launch of {instruction.name!r} on lane {instruction.lane})"
+            return (
+                f"instruction {number} (launch of {instruction.name!r} on lane {instruction.lane})"
+            )
         return f"instruction {number} ({type(instruction).__name__.lower()} on lane {instruction.lane})"
 
     def _buffers(self) -> None:
@@ -61,7 +63,11 @@ class _Validator:
             if not 0 <= buffer.value < len(graph.values):
                 raise PlanError(f"{what} holds value {buffer.value}, which the graph does not have")
             value = graph.values[buffer.value]
-            if (buffer.shape, buffer.dtype, buffer.bytes) != (value.shape, value.dtype, value.bytes):
+            if (buffer.shape, buffer.dtype, buffer.bytes) != (
+                value.shape,
+                value.dtype,
+                value.bytes,
+            ):
                 raise PlanError(
                     f"{what} must be {value.type_str()} of {value.bytes} bytes; got "
                     f"{buffer.dtype}{list(buffer.shape)} of {buffer.bytes}"
@@ -69,12 +75,16 @@ class _Validator:
             if buffer.kind == "arg" and not (
                 0 <= buffer.index < len(graph.inputs) and graph.inputs[buffer.index] == buffer.value
             ):
-                raise PlanError(f"{what} is argument {buffer.index}, which is not value {buffer.value}")
+                raise PlanError(
+                    f"{what} is argument {buffer.index}, which is not value {buffer.value}"
+                )
             if buffer.kind == "result" and not (
                 0 <= buffer.index < len(graph.outputs)
                 and graph.outputs[buffer.index] == buffer.value
             ):
-                raise PlanError(f"{what} is result {buffer.index}, which is not value {buffer.value}")
+                raise PlanError(
+                    f"{what} is result {buffer.index}, which is not value {buffer.value}"
+                )
             if buffer.kind == "scratch" and (
                 buffer.offset < 0
                 or buffer.offset % ALIGNMENT
@@ -92,7 +102,9 @@ class _Validator:
         for number, instruction in enumerate(plan.instructions):
             what = self._describe(number)
             if isinstance(instruction, Slice | Merge):
-                raise PlanError(f"{what}: plans with split batches are not validated by this version")
+                raise PlanError(
+                    f"{what}: plans with split batches are not validated by this version"
+                )
             if isinstance(instruction, Launch):
                 if not 0 <= instruction.region < len(regions):
                     raise PlanError(f"{what}: there is no region {instruction.region}")
@@ -174,7 +186,9 @@ class _Validator:
                 if buffer.kind == "arg":
                     continue
                 if buffer_id not in self.writer:
-                    raise PlanError(f"{self._describe(number)} reads buffer {buffer_id}, never written")
+                    raise PlanError(
+                        f"{self._describe(number)} reads buffer {buffer_id}, never written"
+                    )
                 write = self.writer[buffer_id]
                 if not before(write, number):
                     raise PlanError(

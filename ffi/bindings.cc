@@ -63,7 +63,8 @@ nb::capsule FunctionCapsule(void* address) { return nb::capsule(address); }
 NB_MODULE(_engine, m) {
   using namespace dfx;
   using namespace dfx::ffi;
-  // Engine threads and XLA executables may own objects at interpreter exit; that is no leak of ours.
+  // Engine threads and XLA executables may own objects at interpreter exit; that is no leak of
+  // ours.
   nb::set_leak_warnings(false);
   Engine::SetThreadHooks(&OnLaneStart, &OnLaneExit);
 

@@ -73,7 +73,9 @@ class LaneProgram:
                 array = np.frombuffer(raw, np.uint8).view(spec.dtype).reshape(spec.shape)
             view = _compat.put_view(aval, self._sharding, array, self._device)
             if size and view.unsafe_buffer_pointer() != address:
-                all_in_place = False  # XLA copied: the content is a snapshot, good for this call only
+                all_in_place = (
+                    False  # XLA copied: the content is a snapshot, good for this call only
+                )
                 self.copied_views += 1
             views.append(view)
         if all_in_place:

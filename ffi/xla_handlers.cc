@@ -133,7 +133,8 @@ xf::Error Fail(xf::AnyBuffer flag, xf::Result<xf::AnyBuffer> out) {
   int32_t value = 0;
   std::memcpy(&value, flag.untyped_data(), sizeof(value));
   std::memcpy(out->untyped_data(), &value, sizeof(value));
-  if (value != 0) return xf::Error(xf::ErrorCode::kInternal, "injected fault " + std::to_string(value));
+  if (value != 0)
+    return xf::Error(xf::ErrorCode::kInternal, "injected fault " + std::to_string(value));
   return xf::Error::Success();
 }
 
@@ -157,8 +158,7 @@ XLA_FFI_DEFINE_HANDLER(kGate, Gate,
                            .Attr<xf::Span<const int64_t>>("records")
                            .Attr<int64_t>("stamp")
                            .Attr<int64_t>("done"));
-XLA_FFI_DEFINE_HANDLER(kFail, Fail,
-                       xf::Ffi::Bind().Arg<xf::AnyBuffer>().Ret<xf::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER(kFail, Fail, xf::Ffi::Bind().Arg<xf::AnyBuffer>().Ret<xf::AnyBuffer>());
 
 }  // namespace
 

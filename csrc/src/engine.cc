@@ -36,7 +36,9 @@ class HostLane : public Lane {
  public:
   explicit HostLane(int index) : Lane(index) {}
 
-  void Start() { thread_ = std::thread([this] { Loop(); }); }
+  void Start() {
+    thread_ = std::thread([this] { Loop(); });
+  }
 
   void Push(std::shared_ptr<Ticket> ticket) {
     {

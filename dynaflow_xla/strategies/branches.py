@@ -21,7 +21,9 @@ class Branches(Strategy):
     """
 
     def __init__(self, lanes: int | None = None) -> None:
-        if lanes is not None and (isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1):
+        if lanes is not None and (
+            isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1
+        ):
             raise PlanError(f"Branches(lanes=...) must be an integer >= 1; got {lanes!r}")
         self.lanes = lanes
 

@@ -75,7 +75,9 @@ def user_source(eqn: Any) -> Source | None:
     return Source(frame.file_name, frame.start_line, frame.function_name)
 
 
-def make_jaxpr_of(eqns: Sequence[Any], invars: Sequence[Any], outvars: Sequence[Any], like: Any) -> Any:
+def make_jaxpr_of(
+    eqns: Sequence[Any], invars: Sequence[Any], outvars: Sequence[Any], like: Any
+) -> Any:
     """A closed jaxpr over some equations of another one."""
     jaxpr = like.replace(
         constvars=[],

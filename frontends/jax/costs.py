@@ -105,7 +105,9 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> tuple[float, int,
         flops = _FACTORIZATIONS[name] * math.prod(batch) * m * n * min(m, n)
         if name == "triangular_solve":
             rhs = ins[1].shape
-            flops = float(math.prod(batch) * m * m * (rhs[-1] if params.get("left_side") else rhs[-2]))
+            flops = float(
+                math.prod(batch) * m * m * (rhs[-1] if params.get("left_side") else rhs[-2])
+            )
         return flops, moved, flops / FACTOR_FLOPS_PER_NS + 2000.0
     if name in ("sort", "top_k", "approx_top_k"):
         dim = params.get("dimension", -1)
@@ -119,7 +121,11 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> tuple[float, int,
     if name in ("random_bits", "threefry2x32"):
         return 20.0 * out_size, moved, 4.0 * out_size + OP_OVERHEAD_NS
     if name in ("gather", "scatter", "scatter-add", "scatter_add", "dynamic_slice"):
-        return 0.0, moved, 4.0 * aval_bytes(outs[0]) / BYTES_PER_NS + 2.0 * out_size + OP_OVERHEAD_NS
+        return (
+            0.0,
+            moved,
+            4.0 * aval_bytes(outs[0]) / BYTES_PER_NS + 2.0 * out_size + OP_OVERHEAD_NS,
+        )
     if name.startswith("reduce") or name.startswith("cum") or name.startswith("arg"):
         return float(in_size), moved, max(in_size * 0.5, memory_ns) + OP_OVERHEAD_NS
     if name in TRANSCENDENTAL:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-from jax.extend import core as jcore
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import xla
@@ -91,18 +90,9 @@ class Entry:
         ]
 
     def _run_outer(self, launch: Launch, env: dict[int, Any]) -> None:
-        captured = self.captured
-        for index in self.pg.regions[launch.region].ops:
-            eqn = captured.graph.ops[index].payload
-            op = captured.graph.ops[index]
-            by_var = {captured.variables[v]: env[v] for v in op.inputs}
-            args = [
-                atom.val if isinstance(atom, jcore.Literal) else by_var[atom] for atom in eqn.invars
-            ]
-            subfuns, params = eqn.primitive.get_bind_params(eqn.params)
-            outs = eqn.primitive.bind(*subfuns, *args, **params)
-            outs = outs if eqn.primitive.multiple_results else [outs]
-            env.update(zip(op.outputs, outs, strict=True))
+        region = self.pg.regions[launch.region]
+        outs = self.functions[launch.region](*[env[v] for v in region.inputs])
+        env.update(zip(region.outputs, outs, strict=True))
 
     def region_notes(self) -> list[str]:
         """Sentences for explain."""
@@ -118,7 +108,9 @@ def capture_function(
     return capture.capture(closed, n_consts, name)
 
 
-def build_entry(captured: capture.Captured, options: Options, batch_size: int | None = None) -> Entry:
+def build_entry(
+    captured: capture.Captured, options: Options, batch_size: int | None = None
+) -> Entry:
     """Partitions, plans, validates and compiles a captured function."""
     t0 = time.perf_counter()
     strategy = options.strategy
@@ -143,12 +135,10 @@ def build_entry(captured: capture.Captured, options: Options, batch_size: int | 
     functions: dict[int, Callable[..., list[Any]]] = {}
     for decision in recording.decisions:
         region = pg.regions[decision.region]
-        if region.outer:
-            if decision.replace is not None:
-                raise PlanError(
-                    f"region {region.name!r} stays in the outer program and cannot be replaced"
-                )
-            continue
+        if region.outer and decision.replace is not None:
+            raise PlanError(
+                f"region {region.name!r} stays in the outer program and cannot be replaced"
+            )
         if decision.replace is None:
             functions[region.id] = lower.region_function(captured, region)
         else:

@@ -312,9 +312,7 @@ class StageBuilder:
         for lane in self.lanes:
             mine = [i for i in self.instructions if i.lane == lane]
             renumbered = [
-                i
-                if isinstance(i, Launch)
-                else type(i)(event=event_number[i.event], lane=i.lane)
+                i if isinstance(i, Launch) else type(i)(event=event_number[i.event], lane=i.lane)
                 for i in mine
             ]
             used = {
@@ -337,7 +335,9 @@ class StageBuilder:
                 zip(
                     self.lanes,
                     pool.map(
-                        lambda low: low.compile(compiler_options=options) if options else low.compile(),
+                        lambda low: (
+                            low.compile(compiler_options=options) if options else low.compile()
+                        ),
                         [lowered[lane] for lane in self.lanes],
                     ),
                     strict=True,
@@ -354,7 +354,11 @@ class StageBuilder:
             )
             lane_programs.append(lane_program)
             program.add_python_launch(
-                lane, lane_program.name, lane_program, [arg_buffer[v] for v in lane_inputs[lane]], []
+                lane,
+                lane_program.name,
+                lane_program,
+                [arg_buffer[v] for v in lane_inputs[lane]],
+                [],
             )
         # Events are recorded and waited for by gates inside the lane programs, so the engine's own
         # lists hold one launch a lane and no event.

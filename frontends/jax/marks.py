@@ -51,7 +51,9 @@ def split_scope(stack: str) -> list[str]:
     return [name for part in parts for name in unwrap(part).split("/") if name]
 
 
-def find_mark(scope: list[str], numbers: dict[Any, int], call_path: tuple[str, ...]) -> OpMark | None:
+def find_mark(
+    scope: list[str], numbers: dict[Any, int], call_path: tuple[str, ...]
+) -> OpMark | None:
     """The innermost mark of a scope; ``numbers`` gives each use of a mark a small stable number."""
     for component in reversed(scope):
         if component.startswith(_PREFIX) and component in _infos:

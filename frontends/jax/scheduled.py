@@ -98,7 +98,9 @@ class ScheduledFunction:
     # -- planning -----------------------------------------------------------------------------
 
     def _dynamic_leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        static_nums = {n % len(args) if n < 0 else n for n in self._jit_options["static_argnums"] if args}
+        static_nums = {
+            n % len(args) if n < 0 else n for n in self._jit_options["static_argnums"] if args
+        }
         names = set(self._jit_options["static_argnames"])
         dynamic = tuple(a for i, a in enumerate(args) if i not in static_nums)
         keyword = {k: v for k, v in kwargs.items() if k not in names}
@@ -182,7 +184,9 @@ class ScheduledFunction:
             made = self.decision(args, kwargs)
             child = made.child if made is not None else None
             if child is None:
-                child = self.with_strategy(self._options.strategy.candidates(self._options.lanes)[0])
+                child = self.with_strategy(
+                    self._options.strategy.candidates(self._options.lanes)[0]
+                )
             return child.planned(args, kwargs)
         return self._entry(args, kwargs)[2]
 

@@ -32,8 +32,8 @@ class Engine {
   Lane* lane(int index);
 
   // Runs a finished program to completion on the caller's thread (lane 0) and the lane threads.
-  Result Run(const std::shared_ptr<const Program>& program, void* const* args,
-             void* const* results, bool profile = false);
+  Result Run(const std::shared_ptr<const Program>& program, void* const* args, void* const* results,
+             bool profile = false);
 
   // Waits for calls in flight, joins the lane threads; later calls fail. Idempotent.
   void Shutdown();

@@ -1,0 +1,171 @@
+"""What the frontend tests share: strategies, an equality check, a subprocess with a hard limit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import numpy as np  # noqa: E402
+
+import dynaflow_xla as dfx  # noqa: E402
+
+# The engine is part of the package: a package without it is a broken installation, not a skip.
+jax.config.update("jax_platforms", "cpu")
+
+LANES = min(2, len(os.sched_getaffinity(0)))
+
+# (relative, absolute) to the largest element: a cut changes fusion, hence rounding.
+TOLERANCES = {"bfloat16": 4e-2, "float16": 4e-3, "float64": 1e-12, "complex128": 1e-12}
+DEFAULT_TOLERANCE = 4e-5
+
+
+class RoundRobin(dfx.Strategy):
+    """One region an operator, spread over the lanes in turn: as many cross-lane edges as can be."""
+
+    def rules(self, graph: Any) -> Any:
+        return [dfx.Op("*")] if graph.ops else None
+
+    def schedule(self, s: Any) -> None:
+        count = 0
+        while ready := s.ready():
+            for op in ready:
+                if "outer" in op.tags:
+                    s.execute(op)
+                else:
+                    s.execute(op, lane=count % LANES)
+                    count += 1
+
+    def __repr__(self) -> str:
+        return "RoundRobin()"
+
+
+STRATEGIES = {
+    "sequential": dfx.Sequential,
+    "branches": dfx.Branches,
+    "round_robin": RoundRobin,
+}
+
+
+def _schedule(fn: Any, strategy: str = "round_robin", **options: Any) -> Any:
+    made = STRATEGIES[strategy]() if isinstance(strategy, str) else strategy
+    return dfx.schedule(fn, made, lanes=LANES, **options)
+
+
+def _comparable(x: Any) -> np.ndarray:
+    if jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    return np.asarray(x)
+
+
+def _assert_same(want: Any, got: Any) -> None:
+    """Same tree, types and weak types; same values within rounding; same NaN, infinities, ints."""
+    want_leaves, want_tree = jax.tree_util.tree_flatten_with_path(want)
+    got_leaves, got_tree = jax.tree_util.tree_flatten_with_path(got)
+    assert want_tree == got_tree
+    for (path, w), (_, g) in zip(want_leaves, got_leaves, strict=True):
+        where = "result" + jax.tree_util.keystr(path)
+        if not hasattr(w, "dtype"):
+            assert type(w) is type(g) and w == g, where
+            continue
+        assert w.dtype == g.dtype and w.shape == g.shape, f"{where}: {w.dtype} {g.dtype}"
+        assert getattr(w, "weak_type", False) == getattr(g, "weak_type", False), where
+        a, b = _comparable(w), _comparable(g)
+        if a.dtype.kind in "biuSU" or str(a.dtype).startswith(("int", "uint")):
+            np.testing.assert_array_equal(a, b, err_msg=where)
+            continue
+        tolerance = TOLERANCES.get(str(a.dtype), DEFAULT_TOLERANCE)
+        wide = np.complex128 if np.iscomplexobj(a) else np.float64
+        a, b = a.astype(wide), b.astype(wide)
+        scale = float(np.max(np.abs(a[np.isfinite(a)]), initial=0.0))
+        np.testing.assert_allclose(
+            b, a, rtol=tolerance, atol=tolerance * scale, equal_nan=True, err_msg=where
+        )
+
+
+_PREAMBLE = """
+import faulthandler, os, sys
+faulthandler.dump_traceback_later({limit} - 10, exit=False)
+import jax, jax.numpy as jnp, numpy as np
+import dynaflow_xla as dfx
+
+LANES = min(2, len(os.sched_getaffinity(0)))
+
+class RoundRobin(dfx.Strategy):
+    def rules(self, graph):
+        return [dfx.Op("*")] if graph.ops else None
+
+    def schedule(self, s):
+        count = 0
+        while ready := s.ready():
+            for op in ready:
+                if "outer" in op.tags:
+                    s.execute(op)
+                else:
+                    s.execute(op, lane=count % LANES)
+                    count += 1
+
+def two_sorts(x):
+    return jnp.sort(x) @ x.T + jnp.sort(-x, axis=0) @ x.T
+
+def spread(fn, **options):
+    return dfx.schedule(fn, RoundRobin(), lanes=LANES, **options)
+"""
+
+
+def _run_program(code: str, *, limit_s: int = 90, devices: int = 1) -> str:
+    """Runs a program in a fresh interpreter; fails the test if it hangs, crashes or exits non-zero.
+
+    Returns:
+        Its standard output.
+    """
+    environment = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONFAULTHANDLER="1")
+    environment.pop("XLA_FLAGS", None)
+    if devices > 1:
+        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    source = _PREAMBLE.format(limit=limit_s) + textwrap.dedent(code)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", source],
+            capture_output=True, text=True, timeout=limit_s, env=environment,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        err = error.stderr or b""
+        text = err.decode(errors="replace") if isinstance(err, bytes) else err
+        pytest.fail(f"the program hung for {limit_s} s; its threads were:\n{text[-6000:]}")
+    assert done.returncode == 0, (
+        f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    )
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def schedule() -> Any:
+    """schedule(fn, "round_robin" | "branches" | ... | strategy, **options) on two lanes."""
+    return _schedule
+
+
+@pytest.fixture(scope="session")
+def assert_same() -> Any:
+    return _assert_same
+
+
+@pytest.fixture(scope="session")
+def run_program() -> Any:
+    return _run_program
+
+
+@pytest.fixture(scope="session")
+def lanes() -> int:
+    return LANES
+
+
+@pytest.fixture(params=sorted(STRATEGIES))
+def strategy(request: pytest.FixtureRequest) -> str:
+    return str(request.param)

@@ -1,0 +1,371 @@
+"""Programs that could hang, each in its own process under a hard limit.
+
+A hang shows as a failure with the stacks of every Python thread, never as a stuck test run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytest.importorskip("jax")
+
+LIMIT_S = 90
+
+_PREAMBLE = """
+import faulthandler, os, sys, threading, time
+faulthandler.dump_traceback_later({limit} - 10, exit=False)
+import jax, jax.numpy as jnp, numpy as np
+import dynaflow_xla as dfx
+
+LANES = min(2, len(os.sched_getaffinity(0)))
+
+class RoundRobin(dfx.Strategy):
+    def rules(self, graph):
+        return [dfx.Op("*")] if graph.ops else None
+
+    def schedule(self, s):
+        count = 0
+        while ready := s.ready():
+            for op in ready:
+                if "outer" in op.tags:
+                    s.execute(op)
+                else:
+                    s.execute(op, lane=count % LANES)
+                    count += 1
+
+def spread(fn):
+    return dfx.schedule(fn, RoundRobin(), lanes=LANES)
+
+def work(x):
+    a = jnp.sort(x, axis=-1) @ x.T
+    b = jnp.cos(jnp.sort(-x, axis=0))
+    return a @ x * 1e-3 + b @ x.T @ x * 1e-3
+
+x = jnp.asarray(np.random.default_rng(0).random((32, 32)), jnp.float32)
+fast = spread(work)
+want = np.asarray(jax.jit(work)(x))
+
+def check(got):
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+"""
+
+
+def run(code: str, *, any_status: bool = False) -> str:
+    environment = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONFAULTHANDLER="1")
+    environment.pop("XLA_FLAGS", None)
+    source = _PREAMBLE.format(limit=LIMIT_S) + textwrap.dedent(code)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", source],
+            capture_output=True, text=True, timeout=LIMIT_S, env=environment,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        err = error.stderr or b""
+        text = err.decode(errors="replace") if isinstance(err, bytes) else err
+        pytest.fail(f"hung for {LIMIT_S} s; its threads were:\n{text[-8000:]}")
+    report = f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    assert any_status or done.returncode == 0, report
+    assert "done" in done.stdout.split(), report
+    return done.stderr
+
+
+def test_a_thousand_calls_without_waiting() -> None:
+    run("""
+    outer = jax.jit(lambda x: fast(x) @ jnp.eye(32))
+    outs = [fast(x) for _ in range(1000)]
+    check(outs[-1]); check(outs[0])
+    outs = [outer(x) for _ in range(1000)]
+    check(outs[-1])
+    y = x
+    for _ in range(1000):  # a training loop: each call needs the one before, nothing blocks
+        y = y * 0.99 + 1e-6 * outer(y)
+    assert np.isfinite(np.asarray(y)).all()
+    print("done")
+    """)
+
+
+def test_a_thousand_calls_of_two_functions_by_turns() -> None:
+    run("""
+    other = dfx.schedule(lambda x: jnp.sort(x) @ jnp.sort(x.T), "branches", lanes=LANES)
+    outs = [(fast(x), other(x)) for _ in range(1000)]
+    check(outs[-1][0])
+    print("done")
+    """)
+
+
+def test_eight_threads_with_a_dot_in_the_outer_program() -> None:
+    run("""
+    outer = jax.jit(lambda x: fast(x @ jnp.eye(32)) @ jnp.eye(32))
+    outer(x)
+    errors = []
+
+    def loop():
+        try:
+            outs = [outer(x) for _ in range(100)]
+            for out in outs:
+                check(out)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=loop) for _ in range(8)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert not errors, errors
+    print("done")
+    """)
+
+
+def test_threads_that_make_their_first_call_together() -> None:
+    run("""
+    made = [spread(lambda x, i=i: work(x) + i) for i in range(4)]
+    barrier = threading.Barrier(8)
+    errors = []
+
+    def loop(i):
+        try:
+            barrier.wait()
+            for _ in range(20):
+                check(np.asarray(made[i % 4](x)) - i % 4)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=loop, args=(i,)) for i in range(8)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert not errors, errors
+    print("done")
+    """)
+
+
+def test_compiling_while_another_thread_calls() -> None:
+    run("""
+    stop = threading.Event()
+    def loop():
+        while not stop.is_set():
+            fast(x)
+    t = threading.Thread(target=loop); t.start()
+    for i in range(5):
+        check(np.asarray(spread(lambda x, i=i: work(x) + i)(x)) - i)
+    stop.set(); t.join()
+    print("done")
+    """)
+
+
+def test_a_busy_python_thread() -> None:
+    run("""
+    stop = threading.Event()
+    def spin():
+        n = 0
+        while not stop.is_set():
+            n += 1
+    t = threading.Thread(target=spin); t.start()
+    for _ in range(50):
+        check(fast(x))
+    stop.set(); t.join()
+    print("done")
+    """)
+
+
+def test_keyboard_interrupt_during_a_call() -> None:
+    run("""
+    import _thread, signal
+    big = jnp.asarray(np.random.default_rng(0).random((512, 512)), jnp.float32)
+    fast(big).block_until_ready()
+    interrupted = 0
+    for i in range(10):
+        timer = threading.Timer(0.02 + 0.003 * i, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        try:
+            for _ in range(10000):
+                fast(big).block_until_ready()
+        except KeyboardInterrupt:
+            interrupted += 1
+        timer.join()
+        check(fast(x))
+    assert interrupted == 10, interrupted
+    print("done")
+    """)
+
+
+def test_fault_in_flight_many_times() -> None:
+    run("""
+    def g(flag, x):
+        a, b = jnp.sort(x), jnp.cos(x)
+        n = jax.ffi.ffi_call("dfx_test_fail", jax.ShapeDtypeStruct((), jnp.int32))(flag)
+        return jnp.sort(a @ b + n), jnp.sort(b - a + n), jnp.sort(a * b)
+    faulty = spread(g)
+    raised = 0
+    for i in range(200):
+        try:
+            jax.block_until_ready(faulty(jnp.int32(i % 2), x))
+        except (dfx.EngineError, jax.errors.JaxRuntimeError):
+            raised += 1
+    assert raised == 100, raised
+    check(fast(x))
+    print("done")
+    """)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_fork_after_use() -> None:
+    run("""
+    import warnings
+    warnings.simplefilter("ignore")
+    check(fast(x))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            fast(x)
+        except dfx.EngineError as error:
+            os._exit(7 if "fork" in str(error) else 8)
+        except BaseException:
+            os._exit(9)
+        os._exit(10)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 7, status
+    check(fast(x))  # the parent is as it was
+    print("done")
+    """)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_worker_ends() -> None:
+    """A multiprocessing worker that never computes (a bare fork hangs in JAX's exit handlers)."""
+    run("""
+    import multiprocessing, warnings
+    warnings.simplefilter("ignore")
+    check(fast(x))
+    fork = multiprocessing.get_context("fork")
+    worker = fork.Process(target=print, args=("child",))
+    worker.start(); worker.join(30)
+    assert worker.exitcode == 0, worker.exitcode
+    check(fast(x))
+    print("done")
+    """)
+
+
+@pytest.mark.parametrize("how", ["main", "thread", "exception"])
+def test_exit_with_work_in_flight(how: str) -> None:
+    code = {
+        "main": "outs = [fast(big) for _ in range(64)]",
+        "thread": """
+    threading.Thread(target=lambda: [fast(big) for _ in range(64)]).start()
+    """,
+        "exception": """
+    outs = [fast(big) for _ in range(64)]
+    try:
+        raise SystemExit(0)
+    finally:
+        outs.append(fast(big))
+    """,
+    }[how]
+    run(
+        """
+    big = jnp.asarray(np.random.default_rng(0).random((512, 512)), jnp.float32)
+    fast(big)
+    print("done", flush=True)
+    """
+        + code
+    )
+
+
+def test_exit_while_a_daemon_thread_calls() -> None:
+    """It ends. (With what status is not the package's choice: stock JAX may abort here, too.)"""
+    run(
+        """
+    big = jnp.asarray(np.random.default_rng(0).random((256, 256)), jnp.float32)
+    fast(big)
+    def loop():
+        while True:
+            fast(big)
+    threading.Thread(target=loop, daemon=True).start()
+    time.sleep(0.3)
+    print("done", flush=True)
+    """,
+        any_status=True,
+    )
+
+
+def test_exit_from_an_exit_handler_that_calls() -> None:
+    """A call after the engine was shut down gives an error or the value, and no hang."""
+    run("""
+    import atexit
+    def late():
+        try:
+            check(fast(x))
+        except Exception:
+            pass
+        print("done", flush=True)
+    atexit.register(late)
+    fast(x)
+    """)
+
+
+def test_deleted_while_the_outer_executable_lives() -> None:
+    run("""
+    import gc, weakref
+    outer = jax.jit(lambda x: fast(x) + 0)
+    compiled = outer.lower(x).compile()
+    check(outer(x)); check(compiled(x))
+    ref = weakref.ref(fast)
+    fast = None
+    globals().pop("fast")
+    outer_twin = jax.jit(lambda x: x)
+    for _ in range(3):
+        gc.collect()
+    for _ in range(10):
+        check(outer(x)); check(compiled(x))
+    del outer
+    gc.collect()
+    for _ in range(10):
+        check(compiled(x))
+    print("done")
+    """)
+
+
+def test_made_and_dropped_many_times() -> None:
+    run("""
+    import gc
+    for i in range(30):
+        one = dfx.schedule(lambda x, i=i: jnp.sort(x) * i + jnp.cos(x), "branches", lanes=LANES)
+        out = one(x)
+        del one
+        gc.collect()
+    jax.clear_caches()
+    gc.collect()
+    check(fast(x))
+    print("done")
+    """)
+
+
+def test_batched_linear_algebra_on_two_lanes() -> None:
+    """Several independent batched LAPACK calls deadlock stock JAX on a small pool; lanes do not."""
+    run("""
+    def f(x):
+        a = x @ x.T + 40 * jnp.eye(32)
+        batch = jnp.stack([a, a + jnp.eye(32), a * 2, a + 3 * jnp.eye(32)])
+        return [jnp.linalg.cholesky(batch * (i + 1)).sum() for i in range(4)]
+    g = spread(f)
+    for _ in range(20):
+        out = g(x)
+    assert np.isfinite(np.asarray(jnp.stack(out))).all()
+    print("done")
+    """)
+
+
+def test_callbacks_between_stages_without_waiting() -> None:
+    run("""
+    def f(x):
+        y = jax.pure_callback(lambda v: np.asarray(v) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype),
+                              jnp.sort(x))
+        return jnp.sort(-y) + jnp.cos(y)
+    g = spread(f)
+    outs = [g(x) for _ in range(200)]
+    np.testing.assert_allclose(outs[-1], jax.jit(f)(x), rtol=1e-5)
+    print("done")
+    """)
