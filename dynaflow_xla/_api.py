@@ -12,6 +12,7 @@ from dynaflow_xla import _optional
 from dynaflow_xla.errors import PlanError, RuleError, UnsupportedError
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.plan import Plan
+from dynaflow_xla.rules import Rule
 from dynaflow_xla.simulate import simulate as _simulate
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
@@ -52,12 +53,16 @@ def schedule(
     Args:
         fn: A JAX function or what ``jax.jit`` returns (static and donated arguments are kept).
         strategy: ``"auto"``, ``"branches"``, ``"sequential"`` or a :class:`Strategy`.
-        in_axes, out_axes, batch_size: For strategies that split the batch.
+        in_axes: For strategies that split the batch.
+        out_axes: For strategies that split the batch.
+        batch_size: For strategies that split the batch.
         backend: ``"auto"`` or ``"ffi"``.
         lanes: Number of lanes; default: the cores of this process, at most 8.
         rules: Where to cut; default: the strategy's rules, else automatic.
         context: The user's own data for the strategy, as ``s.context.user``.
-        select, target, compiler: For backends of other frameworks and devices.
+        select: For backends of other frameworks and devices.
+        target: For backends of other frameworks and devices.
+        compiler: For backends of other frameworks and devices.
         compiler_options: Passed to the compilation of every lane program.
         check: Compare numerically where a property could not be proved.
 
@@ -107,10 +112,11 @@ def resolve_strategy(strategy: str | Strategy) -> Strategy:
     """The strategy object behind a name or object; PlanError if there is none."""
     if isinstance(strategy, Strategy):
         return strategy
-    if isinstance(strategy, str) and strategy in _BY_NAME:
-        return _BY_NAME[strategy]()
-    if isinstance(strategy, type) and issubclass(strategy, Strategy):
-        raise PlanError(f"pass an instance: strategy={strategy.__name__}(), not the class")
+    given: Any = strategy
+    if isinstance(given, str) and given in _BY_NAME:
+        return _BY_NAME[given]()
+    if isinstance(given, type) and issubclass(given, Strategy):
+        raise PlanError(f"pass an instance: strategy={given.__name__}(), not the class")
     raise PlanError(
         f"strategy must be one of {', '.join(sorted(_BY_NAME))} or a dynaflow_xla.Strategy; "
         f"got {strategy!r}"
@@ -147,10 +153,8 @@ def _refuse_unbuilt(in_axes: Any, backend: str, target: Any, select: Any, compil
             raise UnsupportedError(f"{name}={value!r} is not in this version; leave {name} out")
 
 
-def _checked_rules(rules: Any) -> tuple[Any, ...]:
-    from dynaflow_xla.rules import Rule
-
-    rules = (rules,) if isinstance(rules, Rule) else tuple(rules)
+def _checked_rules(given: Any) -> tuple[Any, ...]:
+    rules: tuple[Any, ...] = (given,) if isinstance(given, Rule) else tuple(given)
     for rule in rules:
         if not isinstance(rule, Rule):
             raise RuleError(

@@ -168,8 +168,8 @@ def _round(clusters: list[Cluster], tiny: float) -> list[Cluster]:
 def _renumber(clusters: list[Cluster], into: dict[int, int]) -> list[Cluster]:
     kept = [c for c in clusters if c.id not in into]
     number = {c.id: i for i, c in enumerate(kept)}
-    for source, target in into.items():
-        number[source] = number[target]
+    for source, destination in into.items():
+        number[source] = number[destination]
     merged = [Cluster(i, c.seed, [], set(), 0, 0.0) for i, c in enumerate(kept)]
     best = [c.cost_ns if c.seed else -1.0 for c in kept]
     for cluster in clusters:

@@ -8,7 +8,7 @@ from dynaflow_xla.happens_before import HappensBefore
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.memory import Request, assign_offsets
 from dynaflow_xla.plan import PLAN_VERSION, Instruction, Launch, Plan, PlanBuffer, Record, Wait
-from dynaflow_xla.strategies.base import Recording
+from dynaflow_xla.recording import Recording
 
 
 @dataclass

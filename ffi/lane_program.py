@@ -6,6 +6,7 @@ import ctypes
 from collections import OrderedDict
 from typing import Any
 
+import jax
 import numpy as np
 from jax import ShapeDtypeStruct
 from jax.core import ShapedArray
@@ -31,9 +32,17 @@ class LaneProgram:
         executable: A compiled JAX program for ``device`` whose outputs carry no data.
         specs: Shape and dtype of each input.
         device: The lane's device.
+        consts: Arrays that JAX hoisted out of the program; they come before the inputs.
     """
 
-    def __init__(self, name: str, executable: Any, specs: list[ShapeDtypeStruct], device: Any):
+    def __init__(
+        self,
+        name: str,
+        executable: Any,
+        specs: list[ShapeDtypeStruct],
+        device: Any,
+        consts: list[Any],
+    ):
         self.name = name
         self.copied_views = 0
         self._execute = _compat.execute_function(executable)
@@ -41,6 +50,8 @@ class LaneProgram:
         self._device = device
         self._sharding = SingleDeviceSharding(device)
         self._avals = [ShapedArray(s.shape, s.dtype) for s in specs]
+        with jax.enable_x64(True):
+            self._consts = [jax.device_put(np.asarray(c), device) for c in consts]
         self._views: OrderedDict[tuple[int, ...], list[Any]] = OrderedDict()
 
     def __call__(self, addresses: tuple[int, ...]) -> None:
@@ -62,7 +73,12 @@ class LaneProgram:
             raise EngineError(
                 f"lane program {self.name!r} takes {len(self._specs)} buffers, got {len(addresses)}"
             )
-        views = []
+        # Lane threads have JAX's default settings; without x64, 64-bit memory would be narrowed.
+        with jax.enable_x64(True):
+            return self._make_views_x64(addresses)
+
+    def _make_views_x64(self, addresses: tuple[int, ...]) -> list[Any]:
+        views = list(self._consts)
         all_in_place = True
         for address, spec, aval in zip(addresses, self._specs, self._avals, strict=True):
             size = int(np.prod(spec.shape)) * spec.dtype.itemsize

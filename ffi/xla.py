@@ -39,7 +39,7 @@ def ensure_registered() -> None:
     if _registered:
         return
     with _lock:
-        if _registered:
+        if _owner_pid:  # another thread was first
             return
         if _engine.PLAN_ABI_VERSION != PLAN_ABI_VERSION:
             raise EngineError(

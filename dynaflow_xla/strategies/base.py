@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir import Graph, PartitionedGraph, Region, Source
+from dynaflow_xla.recording import Decision, Recording
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MAX_IDLE_READY = 10_000
@@ -140,24 +141,6 @@ class Handle:
     def outer(self) -> bool:
         """Whether it stays in the outer program (its lane is then ignored)."""
         return self.region.outer
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One ``execute``: region, lane (-1 for an outer region), nano-batch, replacement, user's line."""
-
-    region: int
-    lane: int
-    nano: int = 0
-    replace: Callable[..., Any] | None = None
-    source: Source | None = None
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A strategy's decisions in order."""
-
-    decisions: tuple[Decision, ...]
 
 
 def user_line() -> Source | None:

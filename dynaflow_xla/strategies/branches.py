@@ -13,8 +13,10 @@ BYTES_PER_NS = 8.0
 
 
 class Branches(Strategy):
-    """Critical-path list scheduling: the ready region with the longest path behind it goes first,
-    to the lane where it would finish earliest (HEFT without insertion; Topcuoglu et al. 2002).
+    """Critical-path list scheduling (HEFT without insertion; Topcuoglu et al. 2002).
+
+    The ready region with the longest path behind it goes first, to the lane where it would finish
+    earliest.
 
     Args:
         lanes: Lanes to use; default all.

@@ -111,3 +111,8 @@ def under_disable_jit() -> bool:
 def key_impl(dtype: Any) -> Any:
     """The PRNG implementation's name behind a key dtype (``jax.random.key_impl`` takes arrays only)."""
     return dtype._impl.name
+
+
+def const_args(lowered: Any) -> list[Any]:
+    """Arrays that lowering hoisted out of a program; its executable takes them first."""
+    return list(getattr(lowered._lowering, "const_args", ()))

@@ -44,10 +44,13 @@ def _lower_other(ctx: Any, *operands: Any, stage: Any) -> Any:
 
 
 def _batch(args: Sequence[Any], dims: Sequence[Any], *, stage: Any) -> Any:
-    # JAX marks an unbatched operand by None.
-    batched = jax.vmap(lambda *xs: stage.reference(*xs), in_axes=tuple(dims), out_axes=0)
-    outs = stage.replan(batched, args)
-    return outs, [0] * len(outs)
+    # JAX marks an unbatched operand by None. Outputs that depend on none but such stay unbatched.
+    batched_inputs = {i for i, d in enumerate(dims) if d is not None}
+    out_dims = [0 if batched_inputs & depends else None for depends in stage.depends]
+    batched = jax.vmap(
+        lambda *xs: stage.reference(*xs), in_axes=tuple(dims), out_axes=list(out_dims)
+    )
+    return stage.replan(batched, args), out_dims
 
 
 def _no_jvp(primals: Any, tangents: Any, *, stage: Any) -> Any:

@@ -11,8 +11,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import numpy as np
 from jax.extend import core as jcore
 
 from dynaflow_xla.frontends.jax import _compat, costs, marks
@@ -24,6 +22,10 @@ _INLINE = {
     "custom_vjp_call_jaxpr": "fun_jaxpr", "remat": "jaxpr", "remat2": "jaxpr",
     "checkpoint": "jaxpr", "custom_lin": "call_jaxpr",
 }  # fmt: skip
+
+
+# Types narrower than a byte: XLA packs them in some buffers and not in others.
+_PACKED = frozenset("int2 uint2 int4 uint4 int1 uint1 float4_e2m1fn".split())
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ def outer_reason(eqn: Any) -> str:
     name = eqn.primitive.name
     if eqn.effects:
         return f"has effects ({', '.join(sorted(str(e) for e in eqn.effects))})"
+    for atom in (*eqn.invars, *eqn.outvars):
+        if str(getattr(atom.aval, "dtype", "")) in _PACKED:
+            return f"uses {atom.aval.dtype}, whose layout in memory differs between programs"
     if name in costs.CALLBACKS:
         return "calls back into Python"
     if name in costs.COLLECTIVES:
@@ -132,7 +137,7 @@ class _Builder:
                 inner = getattr(inner, "jaxpr", inner)
                 inner_env: dict[Any, Any] = {}
                 for var, const in zip(inner.constvars, consts, strict=True):
-                    inner_env[var] = _compat_literal(const, var.aval)
+                    inner_env[var] = jcore.Literal(const, var.aval)
                 for var, atom in zip(inner.invars, eqn.invars, strict=True):
                     inner_env[var] = read(atom)
                 path = call_path
@@ -175,11 +180,6 @@ class _Builder:
                     payload=payload,
                 )
             )
-
-
-def _compat_literal(const: Any, aval: Any) -> Any:
-    """A constant of an inner closed jaxpr, as a literal."""
-    return jcore.Literal(const if np.ndim(const) == 0 else jax.numpy.asarray(const), aval)
 
 
 def capture(closed: Any, n_consts: int, name: str) -> Captured:

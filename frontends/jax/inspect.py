@@ -237,12 +237,13 @@ def _timeline(made: entry.Entry, records: list[tuple[int, int, int, int]], name:
     spans = []
     for number, lane, t0, t1 in sorted(stamps, key=lambda r: (r[1], r[2])):
         if number >= _TRACE_COPY:
-            kind, label, region = "copy", "copy", -1
+            spans.append(Span(lane, "copy", "copy", t0 - start, t1 - start))
         elif number >= _TRACE_WAIT:
-            kind, label, region = "wait", f"wait for event {number - _TRACE_WAIT}", -1
+            label = f"wait for event {number - _TRACE_WAIT}"
+            spans.append(Span(lane, label, "wait", t0 - start, t1 - start))
         else:
-            kind, label, region = "launch", made.pg.regions[number].name, number
-        spans.append(Span(lane, label, kind, t0 - start, t1 - start, region))
+            name_of = made.pg.regions[number].name
+            spans.append(Span(lane, name_of, "launch", t0 - start, t1 - start, number))
     end = max((s.end_ns for s in spans), default=0)
     return Timeline("measured", tuple(spans), made.plan.lanes, end, {"name": name})
 

@@ -118,6 +118,7 @@ class Stage:
             lower or instantiate the custom call.
         reference: The same stage as a plain traceable function (other platforms, batching).
         output_avals: Abstract values of ``outputs``.
+        depends: For each output, the positions in ``inputs`` that it depends on.
     """
 
     inputs: tuple[int, ...]
@@ -131,6 +132,7 @@ class Stage:
     lane_texts: dict[int, str] = field(default_factory=dict)
     replan: Any = None
     program_name: str = ""
+    depends: tuple[frozenset[int], ...] = ()
 
 
 def split_stages(plan: Plan) -> list[tuple[list[Any], Launch | None]]:
@@ -326,8 +328,12 @@ class StageBuilder:
             lowered[lane] = self._lower_lane(lane, renumbered, lane_inputs[lane], profile)
         texts = {lane: low.as_text() for lane, low in lowered.items()}
         digest = hashlib.sha256(self.plan.to_json().encode())
+        lane_consts = {lane: _compat.const_args(low) for lane, low in lowered.items()}
         for lane in self.lanes:
             digest.update(texts[lane].encode())
+            for const in lane_consts[lane]:
+                array = np.asarray(const)
+                digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
         digest.update(repr((self.inputs, self.outputs, profile)).encode())
         with ThreadPoolExecutor(max_workers=max(1, len(self.lanes))) as pool:
             options = self.compiler_options
@@ -350,7 +356,11 @@ class StageBuilder:
                 self.pg.regions[i.region].name for i in self.launches if i.lane == lane
             )
             lane_program = LaneProgram(
-                f"lane {lane} ({names})", compiled[lane], specs, xla.lane_device(lane)
+                f"lane {lane} ({names})",
+                compiled[lane],
+                specs,
+                xla.lane_device(lane),
+                lane_consts[lane],
             )
             lane_programs.append(lane_program)
             program.add_python_launch(
@@ -376,6 +386,7 @@ class StageBuilder:
             lane_programs=lane_programs,
             lane_texts=texts,
             program_name=self.plan.graph,
+            depends=self._dependence(),
         )
 
     def reference(self, *args: Any) -> list[Any]:
@@ -387,6 +398,17 @@ class StageBuilder:
             outs = self.functions[launch.region](*[env[v] for v in region.inputs])
             env.update(zip(region.outputs, outs, strict=True))
         return [to_physical(env[v], avals[v]) for v in self.outputs]
+
+    def _dependence(self) -> tuple[frozenset[int], ...]:
+        """Which inputs each output depends on, operator by operator."""
+        sets: dict[int, frozenset[int]] = {v: frozenset([i]) for i, v in enumerate(self.inputs)}
+        for launch in self.launches:
+            for index in self.pg.regions[launch.region].ops:
+                op = self.captured.graph.ops[index]
+                mine = frozenset().union(*(sets[v] for v in op.inputs))
+                for value in op.outputs:
+                    sets[value] = mine
+        return tuple(sets[v] for v in self.outputs)
 
     def _lower_lane(
         self, lane: int, instructions: list[Any], inputs: list[int], profile: bool
@@ -409,4 +431,10 @@ class StageBuilder:
         jitted = jax.jit(
             lane_function, in_shardings=sharding, out_shardings=sharding, keep_unused=True
         )
-        return jitted.lower(*specs)
+        traced = jitted.trace(*specs)
+        if any(isinstance(const, jax.core.Tracer) for const in _compat.traced_consts(traced)):
+            raise PlanError(
+                f"a replacement on lane {lane} of {self.plan.graph!r} closes over a traced value; "
+                "make it an argument of the scheduled function instead"
+            )
+        return traced.lower()

@@ -15,7 +15,7 @@ from jax.extend import core as jcore
 
 from dynaflow_xla.errors import EngineError, FallbackWarning, UnsupportedError
 from dynaflow_xla.ffi import _engine, xla
-from dynaflow_xla.frontends.jax import _compat, auto, entry
+from dynaflow_xla.frontends.jax import _compat, auto, capture, entry
 from dynaflow_xla.strategies.auto import Auto
 
 _MAX_ENTRIES = 128
@@ -34,7 +34,7 @@ class ScheduledFunction:
 
     def __init__(self, fn: Callable[..., Any], options: entry.Options, *, check: bool = True):
         _compat.check_version()
-        jitted = fn if _compat.is_jitted(fn) else jax.jit(fn)
+        jitted: Any = fn if _compat.is_jitted(fn) else jax.jit(fn)
         self.original = jitted
         self._options = options
         self._check = check
@@ -120,7 +120,7 @@ class ScheduledFunction:
         key = id(traced.jaxpr)
         found = self._entries.get(key)
         if found is None:
-            captured = entry.capture.capture(traced.jaxpr, len(traced._consts), self._options.name)
+            captured = capture.capture(traced.jaxpr, len(traced._consts), self._options.name)
             found = (traced, entry.build_entry(captured, self._options))
             self._entries[key] = found
             if len(self._entries) > _MAX_ENTRIES:

@@ -24,12 +24,12 @@ LANES = min(2, len(os.sched_getaffinity(0)))
 N = 4  # every value is [N, N]; programs stay closed under every operator
 DTYPES = (jnp.float32, jnp.float32, jnp.bfloat16, jnp.int32)
 
-# Bounded outputs for bounded inputs, and no operator that is discontinuous in a float argument
-# (rounding may differ between a program and its cut). Every one maps [N, N] arrays to one.
+# Every operator maps [N, N] arrays to one and is continuous in float arguments: rounding may differ
+# between a program and its cut. `bounded` follows each step, so that rounding is not blown up.
 UNARY: dict[str, Callable[[Any], Any]] = {
     "sin": jnp.sin,
     "tanh": jnp.tanh,
-    "logistic": jax.nn.sigmoid,
+    "logistic": lambda x: jax.nn.sigmoid(x * 1.0),
     "sort0": lambda x: jnp.sort(x, axis=0),
     "sort1": lambda x: jnp.sort(x, axis=1),
     "transpose": jnp.transpose,
@@ -45,7 +45,7 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "softmax": lambda x: jax.nn.softmax(x.astype(jnp.float32), axis=-1),
     "relu": jax.nn.relu,
     "scan": lambda x: lax.scan(lambda c, r: (c * 0.5 + r, c - r), x[0] * 1.0, x * 1.0)[1],
-    "while": lambda x: lax.fori_loop(0, 3, lambda i, c: jnp.cos(c) + i, x * 1.0),
+    "while": lambda x: lax.fori_loop(0, 3, lambda i, c: jnp.cos(c + i), x * 1.0),
     "cond": lambda x: lax.cond(x.size > 3, lambda y: y + 1, lambda y: y - 1, x),
     "jitted": jax.jit(lambda x: jnp.abs(x) + 1),
     "vmapped": jax.vmap(lambda r: r - r.sum() / N),
@@ -61,6 +61,18 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "where_index": lambda x, y: jnp.where(jnp.arange(N) < 2, x, y),
     "outer_sum": lambda x, y: x[:, :1] + y[:1],
 }
+
+
+# Operators with kinks, or that choose between nearly equal values, have no stable derivative.
+KINKED = {"sort0", "sort1", "column_max", "relu", "jitted"}
+SMOOTH_UNARY, SMOOTH_BINARY = sorted(set(UNARY) - KINKED), sorted(set(BINARY) - {"maximum"})
+
+# bfloat16 values are rounded where the program says so, in the original and in the cut alike.
+OPTIONS = {"xla_allow_excess_precision": False}
+
+
+def bounded(x: Any) -> Any:
+    return jnp.clip(x, -8, 8) if x.dtype == jnp.int32 else jnp.tanh(x)
 
 
 class Spread(dfx.Strategy):
@@ -85,16 +97,21 @@ class Spread(dfx.Strategy):
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> tuple[tuple[Any, ...], list[tuple[Any, ...]], tuple[int, ...]]:
+def programs(
+    draw: st.DrawFn, smooth: bool = False
+) -> tuple[tuple[Any, ...], list[tuple[Any, ...]], tuple[int, ...]]:
     """(dtypes of the inputs, steps, which values are returned)."""
-    dtypes = tuple(draw(st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3)))
+    types = DTYPES[:2] if smooth else DTYPES
+    unary = SMOOTH_UNARY if smooth else sorted(UNARY)
+    binary = SMOOTH_BINARY if smooth else sorted(BINARY)
+    dtypes = tuple(draw(st.lists(st.sampled_from(types), min_size=1, max_size=3)))
     steps: list[tuple[Any, ...]] = []
     for number in range(draw(st.integers(1, 9))):
         value = st.integers(0, len(dtypes) + number - 1)
         if draw(st.booleans()):
-            steps.append((draw(st.sampled_from(sorted(UNARY))), draw(value)))
+            steps.append((draw(st.sampled_from(unary)), draw(value)))
         else:
-            steps.append((draw(st.sampled_from(sorted(BINARY))), draw(value), draw(value)))
+            steps.append((draw(st.sampled_from(binary)), draw(value), draw(value)))
     values = len(dtypes) + len(steps)
     outputs = draw(st.lists(st.integers(0, values - 1), min_size=0, max_size=2))
     return dtypes, steps, (values - 1, *outputs)
@@ -105,7 +122,7 @@ def build(steps: list[tuple[Any, ...]], outputs: tuple[int, ...]) -> Callable[..
         values = list(args)
         for name, *operands in steps:
             fn = UNARY.get(name) or BINARY[name]
-            values.append(fn(*[values[i] for i in operands]))
+            values.append(bounded(fn(*[values[i] for i in operands])))
         return [values[i] for i in outputs]
 
     return program
@@ -117,8 +134,8 @@ def inputs(dtypes: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
                  else jnp.asarray(rng.integers(-8, 8, (N, N)), d) for d in dtypes)  # fmt: skip
 
 
-def assert_close(want: Any, got: Any, coarse: bool) -> None:
-    """``coarse``: bfloat16 is somewhere inside, so its rounding may show in any result."""
+def assert_close(want: Any, got: Any) -> None:
+    narrow = any(w.dtype == jnp.bfloat16 for w in want)
     assert len(want) == len(got)
     for w, g in zip(want, got, strict=True):
         assert (w.dtype, w.shape, w.weak_type) == (g.dtype, g.shape, g.weak_type)
@@ -126,9 +143,9 @@ def assert_close(want: Any, got: Any, coarse: bool) -> None:
         if a.dtype.kind in "iub":
             np.testing.assert_array_equal(b, a)
             continue
-        tolerance = 0.1 if coarse else 1e-4
+        tolerance = 3e-2 if narrow else 1e-3
         a, b = a.astype(np.float64), b.astype(np.float64)
-        scale = max(1.0, float(np.max(np.abs(a[np.isfinite(a)]), initial=0.0)))
+        scale = max(1.0, float(np.max(np.abs(a), initial=0.0)))
         np.testing.assert_allclose(b, a, rtol=tolerance, atol=tolerance * scale)
 
 
@@ -149,11 +166,11 @@ COMMON = settings(
 @given(programs(), st.integers(0, 2**31))
 def test_branches_equals_original(program: Any, seed: int) -> None:
     dtypes, steps, outputs = program
-    fn = jax.jit(build(steps, outputs))
-    fast = dfx.schedule(fn, dfx.Branches(), lanes=LANES)
+    fn = jax.jit(build(steps, outputs), compiler_options=OPTIONS)
+    fast = dfx.schedule(fn, dfx.Branches(), lanes=LANES, compiler_options=OPTIONS)
     for number in range(2):
         args = inputs(dtypes, seed + number)
-        assert_close(fn(*args), fast(*args), jnp.bfloat16 in dtypes)
+        assert_close(fn(*args), fast(*args))
 
 
 @COMMON
@@ -167,35 +184,32 @@ def test_any_lanes_equal_one_lane(
     program: Any, fine: bool, draws: tuple[int, ...], seed: int
 ) -> None:
     dtypes, steps, outputs = program
-    fn = jax.jit(build(steps, outputs))
-    spread = dfx.schedule(fn, Spread(fine, draws, LANES), lanes=LANES)
-    one = dfx.schedule(fn, Spread(fine, draws, 1), lanes=1)
+    fn = jax.jit(build(steps, outputs), compiler_options=OPTIONS)
+    spread = dfx.schedule(fn, Spread(fine, draws, LANES), lanes=LANES, compiler_options=OPTIONS)
+    one = dfx.schedule(fn, Spread(fine, draws, 1), lanes=1, compiler_options=OPTIONS)
     args = inputs(dtypes, seed)
     note(dfx.plan(spread, *args).to_text())
     assert dfx.graph(spread, *args).to_json() == dfx.graph(one, *args).to_json()
     want, got, alone = fn(*args), spread(*args), one(*args)
-    assert_close(want, got, jnp.bfloat16 in dtypes)
-    assert_close(alone, got, jnp.bfloat16 in dtypes)  # not bit-equal: a lane fuses its regions
+    assert_close(want, got)
+    assert_close(alone, got)  # not bit-equal: a lane fuses its regions
     for _ in range(3):  # the same plan, again: no data left over from a call before
         for a, b in zip(got, spread(*args), strict=True):
             assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 @COMMON
-@given(programs(), st.integers(0, 2**31))
+@given(programs(smooth=True), st.integers(0, 2**31))
 def test_gradients_equal(program: Any, seed: int) -> None:
     dtypes, steps, outputs = program
     fn = jax.jit(build(steps, outputs))
-    floats = [i for i, d in enumerate(dtypes) if d != jnp.int32]
-    if not floats:
-        return
 
     def total(g: Any) -> Callable[..., Any]:
         def loss(*args: Any) -> Any:
             return sum(jnp.sum(x.astype(jnp.float32)) for x in g(*args))
 
-        return jax.grad(loss, floats)
+        return jax.grad(loss, tuple(range(len(dtypes))))
 
     args = inputs(dtypes, seed)
     fast = dfx.schedule(fn, dfx.Branches(), lanes=LANES)
-    assert_close(total(fn)(*args), total(fast)(*args), jnp.bfloat16 in dtypes)
+    assert_close(total(fn)(*args), total(fast)(*args))
