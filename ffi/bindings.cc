@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "blas_limit.h"
 #include "dfx/engine.h"
 #include "dfx/lane.h"
 #include "dfx/program.h"
@@ -44,6 +45,7 @@ nb::object RunProgram(const ProgramHandle& handle, const std::vector<uintptr_t>&
   Engine::Result result;
   {
     nb::gil_scoped_release release;
+    BlasLimit limit(handle.program->used_lanes().size() > 1);
     result = Engine::Get().Run(handle.program, arg_data.data(), result_data.data(), profile);
   }
   ReleasePending();
@@ -161,6 +163,8 @@ NB_MODULE(_engine, m) {
     GilWait wait = TakeGilWait();
     return nb::make_tuple(wait.last_ns, wait.max_ns);
   });
+  m.def("add_blas", &AddBlas, nb::arg("get_threads"), nb::arg("set_threads"),
+        "A BLAS to hold to one thread while several lanes run, by its functions' addresses.");
   m.def("live_calls", []() { return Engine::Get().live_calls(); });
   m.def(
       "shutdown",

@@ -98,12 +98,25 @@ int RunPythonStep(void* user, const Buffer* ins, int n_ins, Buffer* outs, int n_
     ok = number != nullptr;
     if (ok) PyTuple_SET_ITEM(pointers, i, number);
   }
-  PyObject* result = ok ? PyObject_CallOneArg(step->callable, pointers) : nullptr;
-  if (result == nullptr) call->Fail(TakeErrorText());
+  PyObject* result = nullptr;
+  bool interrupted = false;
+  bool done = false;
+  while (ok && !done) {
+    result = PyObject_CallOneArg(step->callable, pointers);
+    if (result != nullptr || !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) break;
+    // On the main thread Ctrl-C is noticed between bytecodes: before the lane program started or
+    // after it ended, never inside. So run it if it has not run, and interrupt the caller later.
+    PyErr_Clear();
+    interrupted = true;
+    done = call->IsLaneDone(lane->index());
+  }
+  if (interrupted) PyErr_SetInterrupt();
+  const bool failed = result == nullptr && !done;
+  if (failed) call->Fail(TakeErrorText());
   Py_XDECREF(result);
   Py_XDECREF(pointers);
   PyGILState_Release(gil);
-  return result == nullptr ? 1 : 0;
+  return failed ? 1 : 0;
 }
 
 thread_local PyThreadState* lane_state = nullptr;

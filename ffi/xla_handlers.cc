@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "blas_limit.h"
 #include "dfx/call.h"
 #include "dfx/engine.h"
 #include "dfx/lane.h"
@@ -58,6 +59,7 @@ xf::Error RunExecute(RunState* state, xf::RemainingArgs args, xf::RemainingRets 
   for (size_t i = 0; i < rets.size(); ++i) {
     ret_data[i] = rets.get<xf::AnyBuffer>(i).value()->untyped_data();
   }
+  BlasLimit limit(state->program->used_lanes().size() > 1);
   Engine::Result result = Engine::Get().Run(state->program, arg_data.data(), ret_data.data());
   if (!result.ok) return xf::Error(xf::ErrorCode::kInternal, "EngineError: " + result.error);
   return xf::Error::Success();

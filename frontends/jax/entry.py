@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ffi import xla
+from dynaflow_xla.ffi import blas, xla
 from dynaflow_xla.frontends.jax import call, capture, lower
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.lower_plan import build_plan
@@ -146,6 +146,7 @@ def build_entry(
                 decision.replace, captured, region, str(decision.source)
             )
     xla.ensure_registered()
+    blas.register()  # jaxlib loads its LAPACK with the first program that needs it
     stages = build_stages(captured, pg, plan, functions, options)
     seconds = {"partition": t1 - t0, "plan": t2 - t1, "compile": time.perf_counter() - t2}
     return Entry(options, captured, pg, plan, functions, stages, seconds)

@@ -42,6 +42,9 @@ class Call {
 
   // A lane has touched its last buffer. May be called from inside its last step; idempotent.
   void LaneDone(int lane);
+  bool IsLaneDone(int lane) const {
+    return lane_done_[static_cast<size_t>(lane)].load(std::memory_order_acquire);
+  }
   // Blocks until every lane of the program is done.
   void WaitAllLanes();
 

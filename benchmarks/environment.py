@@ -1,0 +1,105 @@
+"""The stamp that every benchmark result carries: what it ran on, with which versions, when."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = (
+    "dynaflow-xla", "jax", "jaxlib", "numpy", "scipy", "optax", "scikit-learn", "matplotlib",
+)  # fmt: skip
+VARIABLES = (
+    "XLA_FLAGS", "JAX_PLATFORMS", "NPROC", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS",
+    "JAX_ENABLE_X64", "JAX_NUM_CPU_DEVICES",
+)  # fmt: skip
+
+
+def stamp() -> dict[str, Any]:
+    """Returns what a reader needs to judge or repeat a measurement.
+
+    ``load_average`` is that of the moment of the call: other work on the machine widens every
+    spread, so a result with a load well above the run's own threads is not to be trusted.
+    """
+    now = datetime.datetime.now(datetime.UTC)
+    return {
+        "date": now.isoformat(timespec="seconds"),
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "cores_machine": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "git": git_revision(),
+        "load_average": [round(x, 2) for x in os.getloadavg()],
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "blas": blas_pools(),
+    }
+
+
+def cpu_model() -> str:
+    """Returns the processor's name as the kernel gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def git_revision() -> dict[str, Any]:
+    """Returns the commit of this checkout and whether tracked files differ from it."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=20, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "modified": bool(git("status", "--porcelain", "--untracked-files=no")),
+        }
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": None, "modified": None}
+
+
+def blas_pools() -> list[dict[str, Any]]:
+    """Returns the BLAS and OpenMP thread pools that are loaded now, with their thread counts."""
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:
+        return []
+    kept = ("user_api", "internal_api", "version", "num_threads", "threading_layer")
+    return [{k: pool[k] for k in kept if k in pool} for pool in threadpool_info()]
+
+
+def summary(made: dict[str, Any]) -> str:
+    """Returns a stamp on one line, for the head of a table."""
+    versions = made["versions"]
+    commit = (made["git"]["commit"] or "no git")[:10] + ("+" if made["git"]["modified"] else "")
+    return (
+        f"{made['cpu']}, {made['cores']} cores | Python {made['python']}, jax {versions['jax']}, "
+        f"jaxlib {versions['jaxlib']}, numpy {versions['numpy']}, dynaflow-xla "
+        f"{versions['dynaflow-xla']} ({commit}) | load {made['load_average'][0]} | {made['date']}"
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    import json
+
+    print(json.dumps(stamp(), indent=1))

@@ -1,0 +1,216 @@
+"""Measures schedules against plain JAX: ``python benchmarks/runner.py [--cases a,b] [--rounds N]``.
+
+For each case the outputs are verified first. Then four variants run interleaved in this process:
+
+``jit``             ``jax.jit`` on the default client (XLA's own thread pool),
+``jit_one_thread``  the same function jitted for a client with a pool of one thread,
+``branches``        ``dfx.schedule(strategy=dfx.Branches())``,
+``auto``            ``dfx.schedule(strategy="auto")``, with an empty decision cache.
+
+A ratio is a schedule's median over the *better* baseline's: below 1 is a gain. Every sample goes into
+one JSON file under ``benchmarks/results``, with a stamp of the environment, and a plot beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+BASELINES = ("jit", "jit_one_thread")
+SCHEDULED = ("branches", "auto")
+
+
+def arguments() -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", help="comma-separated names; default: all")
+    parser.add_argument("--rounds", type=int, default=40, help="samples of each variant")
+    parser.add_argument("--out", type=Path, help="result file; default: results/<name>-<date>.json")
+    parser.add_argument("--name", default="cases", help="first part of the result file's name")
+    parser.add_argument("--no-plot", action="store_true", help="write no PNG beside the JSON")
+    parser.add_argument("--list", action="store_true", help="list the cases and end")
+    made = parser.parse_args()
+    if made.rounds < 3:
+        parser.error("--rounds must be at least 3")
+    return made
+
+
+def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
+    """Verifies and times one case; returns its part of the result file."""
+    import jax
+    import measure
+
+    import dynaflow_xla as dfx
+
+    fn, args = case.make()
+    args = jax.block_until_ready(jax.device_put(args))
+    branches = dfx.schedule(jax.jit(fn), strategy=dfx.Branches())
+    auto = dfx.schedule(jax.jit(fn), strategy="auto")
+
+    first_call_ms = {}
+    runs = {
+        "jit": measure.blocking(jax.jit(fn), args),
+        "jit_one_thread": measure.one_thread(fn, args),
+        "branches": measure.blocking(branches, args),
+        "auto": measure.blocking(auto, args),
+    }
+    for name, run in runs.items():
+        t0 = time.perf_counter()
+        run()
+        first_call_ms[name] = (time.perf_counter() - t0) * 1e3
+
+    reports = {"branches": dfx.verify(branches, *args), "auto": dfx.verify(auto, *args)}
+    entry = branches.planned(args, {})
+    choice = auto.decision(args, {})
+    samples, calls = measure.paired(runs, rounds, tick=tick)
+    plan = dfx.plan(branches, *args)
+    return {
+        "name": case.name,
+        "kind": case.kind,
+        "note": case.note,
+        "verify": {
+            name: {"max_abs": report.max_abs, "bit_equal": report.bit_equal}
+            for name, report in reports.items()
+        },
+        "plan": {
+            "lanes_used": len({i.lane for i in plan.instructions if getattr(i, "lane", -1) >= 0}),
+            "regions": len(dfx.graph(branches, *args).regions),
+            "copied_bytes": plan.copied_bytes,
+            "predicted_ms": dfx.simulate(branches, *args).total_ns / 1e6,
+        },
+        "make_ms": {step: seconds * 1e3 for step, seconds in entry.seconds.items()},
+        "first_call_ms": first_call_ms,
+        "auto": {
+            "choice": "original" if choice is None or choice.child is None else repr(choice.child),
+            "reason": "" if choice is None else choice.reason,
+            "medians_ms": {} if choice is None else choice.medians_ms,
+        },
+        "calls_per_sample": calls,
+        "samples_ms": samples,
+        "statistics_ms": {name: measure.statistics(values) for name, values in samples.items()},
+        "ratios": {name: measure.ratio(samples, name, BASELINES) for name in SCHEDULED},
+        "load_average": [round(x, 2) for x in os.getloadavg()],
+    }
+
+
+def table(results: list[dict[str, Any]], title: str) -> Any:
+    """Returns a rich table of finished cases."""
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", caption_justify="left")
+    made.caption = (
+        "median milliseconds a call +- half the interquartile range; ratio: over the better "
+        "baseline, [95 % interval]; below 1 is a gain"
+    )
+    made.add_column("case")
+    for column in ("jit", "1 thread", "branches", "ratio", "auto", "ratio", "auto runs", "make ms"):
+        made.add_column(column, justify="left" if column == "auto runs" else "right")
+    for result in results:
+        if "error" in result:
+            made.add_row(result["name"], f"[red]{result['error'].splitlines()[-1]}")
+            continue
+        cells = []
+        for name in (*BASELINES, *SCHEDULED):
+            s = result["statistics_ms"][name]
+            cells.append(f"{s['median']:.3g} +-{s['iqr'] / 2:.2g}")
+            if name in SCHEDULED:
+                r = result["ratios"][name]
+                color = "green" if r["high"] < 1 else "red" if r["low"] > 1 else "default"
+                interval = f"\\[{r['low']:.2f}, {r['high']:.2f}]"
+                cells.append(f"[{color}]{r['ratio']:.2f}[/] {interval}")
+        runs = "original" if result["auto"]["choice"] == "original" else "schedule"
+        make = sum(result["make_ms"].values())
+        made.add_row(result["name"], *cells, runs, f"{make:.0f}")
+    return made
+
+
+def main() -> int:
+    """Runs the chosen cases; returns the exit status."""
+    options = arguments()
+    import cases
+
+    if options.list:
+        for case in cases.CASES:
+            print(f"{case.name:14} {case.kind:5} {case.note}")
+        return 0
+    chosen = cases.select(options.cases)
+
+    import environment
+    import msgspec
+    import plot
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console()
+    # LAPACK's thread pools exist from the first call on; the stamp is to name them.
+    import jax
+    import jax.numpy as jnp
+
+    jax.block_until_ready(jnp.linalg.eigh(jnp.eye(8)))
+    stamp = environment.stamp()
+    console.print(environment.summary(stamp), style="dim", soft_wrap=True)
+    results: list[dict[str, Any]] = []
+    started = time.perf_counter()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="dfx-bench-") as cache,
+        Progress(*columns, TimeElapsedColumn(), console=console) as progress,
+    ):
+        os.environ["DYNAFLOW_XLA_CACHE_DIR"] = cache  # Auto decides afresh in every run
+        whole = progress.add_task("cases", total=len(chosen))
+        for case in chosen:
+            task = progress.add_task(case.name, total=options.rounds)
+            try:
+                result = measure_case(case, options.rounds, lambda t=task: progress.advance(t))
+                r = result["ratios"]["branches"]
+                progress.console.print(
+                    f"{case.name}: {r['ratio']:.2f} of {r['baseline']} "
+                    f"({result['statistics_ms'][r['baseline']]['median']:.3g} ms)"
+                )
+            except Exception as error:  # one broken case must not hide the others
+                result = {
+                    "name": case.name, "kind": case.kind, "note": case.note,
+                    "error": f"{type(error).__name__}: {error}",
+                    "traceback": traceback.format_exc(),
+                }  # fmt: skip
+                progress.console.print(f"[red]{case.name}: {type(error).__name__}:[/]", str(error))
+            results.append(result)
+            progress.remove_task(task)
+            progress.advance(whole)
+
+    stamp["load_average_end"] = [round(x, 2) for x in os.getloadavg()]
+    record = {
+        "format": 1,
+        "benchmark": options.name,
+        "environment": stamp,
+        "rounds": options.rounds,
+        "seconds": time.perf_counter() - started,
+        "baselines": BASELINES,
+        "scheduled": SCHEDULED,
+        "cases": results,
+    }
+    path = options.out
+    if path is None:
+        date = stamp["date"].replace(":", "").replace("+0000", "Z")
+        path = RESULTS / f"{options.name}-{date}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
+    console.print(table(results, f"{options.rounds} paired rounds"))
+    console.print(f"wrote {path}")
+    if not options.no_plot and any("error" not in result for result in results):
+        console.print(f"wrote {plot.draw(path, path.with_suffix('.png'))}")
+    return 1 if any("error" in result for result in results) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
