@@ -1,0 +1,81 @@
+"""Text and JSON forms of plans, and the golden file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.plan import Launch, Plan, PlanBuffer, Record, Wait
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def example() -> Plan:
+    buffers = (
+        PlanBuffer(0, "arg", 0, 0, (8,), "float32", 32, 0),
+        PlanBuffer(1, "scratch", 1, 0, (8,), "float32", 32, -1, 0),
+        PlanBuffer(2, "result", 2, 0, (8,), "float32", 32, 0),
+    )
+    instructions = (
+        Launch(0, "sort", 1, 0, (0,), (1,)),
+        Record(0, 1),
+        Wait(0, 0),
+        Launch(1, "add", 0, 0, (1,), (2,), "my_add"),
+    )
+    return Plan(1, "f", "Branches()", 2, 1, buffers, instructions, 64, 96, ("a note",))
+
+
+def test_golden_text_and_json() -> None:
+    plan = example()
+    assert plan.to_text() == (GOLDEN / "plan.txt").read_text()
+    assert plan.to_json() + "\n" == (GOLDEN / "plan.json").read_text()
+    assert Plan.from_text((GOLDEN / "plan.txt").read_text()) == plan
+    assert Plan.from_json((GOLDEN / "plan.json").read_text()) == plan
+
+
+def test_hash_is_of_the_content() -> None:
+    assert example().content_hash() == example().content_hash()
+    other = Plan.from_json(example().to_json().replace("my_add", "your_add"))
+    assert other.content_hash() != example().content_hash()
+
+
+def test_plans_are_immutable() -> None:
+    with pytest.raises(AttributeError):
+        example().lanes = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{", "JSON"),
+        ('{"version": 2}', "version"),
+        ("[]", "version"),
+        ('{"version": 1, "graph": 3}', "malformed"),
+    ],
+)
+def test_bad_json(text: str, what: str) -> None:
+    with pytest.raises(PlanError, match=what):
+        Plan.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (("launch ", "lunch "), "line 6: unknown"),
+        (('"sort"', "sort"), "line 6: the value"),
+        (("plan version=1", "plan version=7"), "version 7"),
+        (("lane=0\n", "lane=null\n"), "line"),
+    ],
+)
+def test_bad_text(change: tuple[str, str], what: str) -> None:
+    text = example().to_text()
+    assert change[0] in text
+    with pytest.raises(PlanError, match=what):
+        Plan.from_text(text.replace(*change))
+
+
+def test_text_without_a_head() -> None:
+    with pytest.raises(PlanError, match="must begin"):
+        Plan.from_text("")
