@@ -119,11 +119,15 @@ lint-ruff: $(STAMPS)/deps-dev
 	"$(PY)" -P -m ruff check $(LINTED)
 	"$(PY)" -P -m ruff format --check $(LINTED)
 
-# mypy and import-linter see the package as it gets installed: a tree of links.
+# mypy and import-linter see the package as it gets installed: a tree of links. A stand-in for the
+# engine's stub makes the result the same whether the engine was built or not.
 build/lint: FORCE
 	@rm -rf $@ && mkdir -p $@/dynaflow_xla
-	@ln -s $(CURDIR)/dynaflow_xla/* $(CURDIR)/frontends $(CURDIR)/ffi $@/dynaflow_xla/
+	@ln -s $(CURDIR)/dynaflow_xla/* $(CURDIR)/frontends $@/dynaflow_xla/
 	@rm -f $@/dynaflow_xla/__pycache__
+	@mkdir $@/dynaflow_xla/ffi && ln -s $(CURDIR)/ffi/*.py $@/dynaflow_xla/ffi/
+	@printf 'from typing import Any\n\ndef __getattr__(name: str) -> Any: ...\n' \
+	  > $@/dynaflow_xla/ffi/_engine.pyi
 
 lint-mypy: $(STAMPS)/deps-dev build/lint
 	cd build/lint && "$(PY)" -P -m mypy --config-file ../../pyproject.toml \
