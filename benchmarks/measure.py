@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -48,12 +51,64 @@ def blocking(fn: Callable[..., Any], args: tuple[Any, ...]) -> Run:
     return run
 
 
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """Returns a context in which OpenBLAS, hence LAPACK inside XLA:CPU, uses one thread."""
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(1, user_api="blas")  # type: ignore[no-any-return]
+
+
+class Contention:
+    """Measures how much of the machine *other* processes use while a measurement runs (Linux).
+
+    Attributes:
+        own_cores: Cores that this process kept busy, on average.
+        others_cores: Cores that all other processes kept busy; None where it is not known.
+        steal_cores: Cores that the hypervisor took; None where it is not known.
+    """
+
+    def __enter__(self) -> Contention:
+        self.own_cores = 0.0
+        self.others_cores: float | None = None
+        self.steal_cores: float | None = None
+        self._machine = _machine_seconds()
+        self._own, self._wall = time.process_time(), time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        wall = time.perf_counter() - self._wall
+        own = time.process_time() - self._own
+        machine = _machine_seconds()
+        self.own_cores = own / wall
+        if machine is not None and self._machine is not None:
+            self.others_cores = max(0.0, machine[0] - self._machine[0] - own) / wall
+            self.steal_cores = (machine[1] - self._machine[1]) / wall
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Returns the three numbers, rounded."""
+        names = ("own_cores", "others_cores", "steal_cores")
+        values = {name: getattr(self, name) for name in names}
+        return {name: None if x is None else round(x, 3) for name, x in values.items()}
+
+
+def _machine_seconds() -> tuple[float, float] | None:
+    """Returns the seconds that all cores together were busy, and were stolen, since boot."""
+    try:
+        fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        user, nice, system, _, _, irq, softirq, steal = fields
+    except (OSError, ValueError):
+        return None
+    tick = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + irq + softirq) / tick, steal / tick
+
+
 def paired(
     runs: dict[str, Run],
     rounds: int,
     *,
     sample_ms: float = 2.0,
     warmup: int = 3,
+    contexts: Mapping[str, Callable[[], AbstractContextManager[Any]]] | None = None,
     tick: Callable[[], None] | None = None,
 ) -> tuple[dict[str, list[float]], int]:
     """Times the runs against each other.
@@ -64,17 +119,20 @@ def paired(
         sample_ms: A sample repeats the call until it takes about this long, so that the clock and
             the loop do not count.
         warmup: Calls of each before the first sample.
+        contexts: Name -> what a run's samples are taken in; entering it is not timed.
         tick: Called after each round.
 
     Returns:
         Name -> milliseconds a call, one value a round; and the calls in one sample.
     """
+    around = dict.fromkeys(runs, nullcontext) | dict(contexts or {})
     fastest = math.inf
-    for run in runs.values():
-        for _ in range(warmup):
-            t0 = time.perf_counter()
-            run()
-            fastest = min(fastest, (time.perf_counter() - t0) * 1e3)
+    for name, run in runs.items():
+        with around[name]():
+            for _ in range(warmup):
+                t0 = time.perf_counter()
+                run()
+                fastest = min(fastest, (time.perf_counter() - t0) * 1e3)
     calls = max(1, min(1000, math.ceil(sample_ms / fastest)))
     samples: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
@@ -85,10 +143,11 @@ def paired(
             shift = turn % len(names)
             for name in names[shift:] + names[:shift]:
                 run = runs[name]
-                t0 = time.perf_counter()
-                for _ in range(calls):
-                    run()
-                samples[name].append((time.perf_counter() - t0) * 1e3 / calls)
+                with around[name]():
+                    t0 = time.perf_counter()
+                    for _ in range(calls):
+                        run()
+                    samples[name].append((time.perf_counter() - t0) * 1e3 / calls)
             if tick is not None:
                 tick()
     finally:

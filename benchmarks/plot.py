@@ -53,11 +53,14 @@ def draw(source: Path, target: Path) -> Path:
     left.legend(fontsize=8, loc="lower right")
 
     variants = [*record["baselines"], *scheduled]
-    shades = {"jit": "#9d9d9d", "jit_one_thread": "#d0d0d0", **COLORS}
+    shades = {"jit": "#9d9d9d", "jit_one_thread": "#c4c4c4", "jit_one_blas": "#dedede", **COLORS}
     height = 0.8 / len(variants)
     for number, name in enumerate(variants):
-        places = [row + (number - (len(variants) - 1) / 2) * height for row in range(len(done))]
-        stats = [case["statistics_ms"][name] for case in done]
+        rows = [row for row, case in enumerate(done) if name in case["statistics_ms"]]
+        if not rows:
+            continue
+        places = [row + (number - (len(variants) - 1) / 2) * height for row in rows]
+        stats = [done[row]["statistics_ms"][name] for row in rows]
         medians = [s["median"] for s in stats]
         spread = [[s["median"] - s["q1"] for s in stats], [s["q3"] - s["median"] for s in stats]]
         right.barh(

@@ -1,9 +1,11 @@
 """Measures schedules against plain JAX: ``python benchmarks/runner.py [--cases a,b] [--rounds N]``.
 
-For each case the outputs are verified first. Then four variants run interleaved in this process:
+For each case the outputs are verified first. Then these variants run interleaved in this process:
 
 ``jit``             ``jax.jit`` on the default client (XLA's own thread pool),
 ``jit_one_thread``  the same function jitted for a client with a pool of one thread,
+``jit_one_blas``    only where LAPACK runs: ``jit`` with OpenBLAS limited to one thread, as the engine
+                    limits it while lanes run,
 ``branches``        ``dfx.schedule(strategy=dfx.Branches())``,
 ``auto``            ``dfx.schedule(strategy="auto")``, with an empty decision cache.
 
@@ -22,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
-BASELINES = ("jit", "jit_one_thread")
+BASELINES = ("jit", "jit_one_thread", "jit_one_blas")
+BUSY_CORES = 0.15
+"""Other processes using more than this make a ratio unfit to quote; the table says so."""
 SCHEDULED = ("branches", "auto")
 
 
@@ -54,12 +58,18 @@ def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
     auto = dfx.schedule(jax.jit(fn), strategy="auto")
 
     first_call_ms = {}
+    jitted = jax.jit(fn)
     runs = {
-        "jit": measure.blocking(jax.jit(fn), args),
+        "jit": measure.blocking(jitted, args),
         "jit_one_thread": measure.one_thread(fn, args),
         "branches": measure.blocking(branches, args),
         "auto": measure.blocking(auto, args),
     }
+    contexts = {}
+    if case.lapack:
+        runs["jit_one_blas"] = measure.blocking(jitted, args)
+        contexts["jit_one_blas"] = measure.one_blas_thread
+    baselines = [name for name in BASELINES if name in runs]
     for name, run in runs.items():
         t0 = time.perf_counter()
         run()
@@ -68,7 +78,8 @@ def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
     reports = {"branches": dfx.verify(branches, *args), "auto": dfx.verify(auto, *args)}
     entry = branches.planned(args, {})
     choice = auto.decision(args, {})
-    samples, calls = measure.paired(runs, rounds, tick=tick)
+    with measure.Contention() as contention:
+        samples, calls = measure.paired(runs, rounds, contexts=contexts, tick=tick)
     plan = dfx.plan(branches, *args)
     return {
         "name": case.name,
@@ -94,8 +105,8 @@ def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
         "calls_per_sample": calls,
         "samples_ms": samples,
         "statistics_ms": {name: measure.statistics(values) for name, values in samples.items()},
-        "ratios": {name: measure.ratio(samples, name, BASELINES) for name in SCHEDULED},
-        "load_average": [round(x, 2) for x in os.getloadavg()],
+        "ratios": {name: measure.ratio(samples, name, baselines) for name in SCHEDULED},
+        "contention": contention.as_dict(),
     }
 
 
@@ -106,10 +117,20 @@ def table(results: list[dict[str, Any]], title: str) -> Any:
     made = Table(title=title, title_justify="left", caption_justify="left")
     made.caption = (
         "median milliseconds a call +- half the interquartile range; ratio: over the better "
-        "baseline, [95 % interval]; below 1 is a gain"
+        "baseline, [95 % interval]; below 1 is a gain; others: cores that other processes used"
     )
     made.add_column("case")
-    for column in ("jit", "1 thread", "branches", "ratio", "auto", "ratio", "auto runs", "make ms"):
+    for column in (
+        "jit",
+        "1 thread",
+        "1 BLAS",
+        "branches",
+        "ratio",
+        "auto",
+        "ratio",
+        "auto runs",
+        "make ms",
+    ):
         made.add_column(column, justify="left" if column == "auto runs" else "right")
     for result in results:
         if "error" in result:
@@ -117,7 +138,10 @@ def table(results: list[dict[str, Any]], title: str) -> Any:
             continue
         cells = []
         for name in (*BASELINES, *SCHEDULED):
-            s = result["statistics_ms"][name]
+            s = result["statistics_ms"].get(name)
+            if s is None:
+                cells.append("-")
+                continue
             cells.append(f"{s['median']:.3g} +-{s['iqr'] / 2:.2g}")
             if name in SCHEDULED:
                 r = result["ratios"][name]
@@ -126,7 +150,9 @@ def table(results: list[dict[str, Any]], title: str) -> Any:
                 cells.append(f"[{color}]{r['ratio']:.2f}[/] {interval}")
         runs = "original" if result["auto"]["choice"] == "original" else "schedule"
         make = sum(result["make_ms"].values())
-        made.add_row(result["name"], *cells, runs, f"{make:.0f}")
+        others = result["contention"]["others_cores"] or 0.0
+        name = result["name"] + (f"\n[red]others {others:.2f}" if others > BUSY_CORES else "")
+        made.add_row(name, *cells, runs, f"{make:.0f}")
     return made
 
 

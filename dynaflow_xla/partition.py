@@ -18,8 +18,9 @@ CALL_MAX_SHARE = 0.5
 OP_SHARE, OP_NS = 0.02, 100_000.0
 """An operator is expensive from this share of the cost, or this long."""
 
-REPLICATE_NS = 5_000.0
-"""Cheap preparation of inputs is repeated in each region that needs it, rather than handed over."""
+REPLICATE_NS, COPY_BYTES_PER_NS = 5_000.0, 8.0
+"""Preparation of inputs is repeated in each region that needs it, where that is cheaper than handing
+it over: a hand-off of this long, and two copies at this speed."""
 
 COMPUTE_INTENSITY = 4.0
 """Operations a byte from which a region counts as compute-bound (a core's ratio of the two)."""
@@ -155,7 +156,7 @@ def _replicate(graph: Graph, order: list[Cluster]) -> dict[int, list[int]]:
         if (
             cluster.preds
             or cluster.fixed
-            or cluster.cost_ns > REPLICATE_NS
+            or cluster.cost_ns > _handover_ns(graph, cluster)
             or not readers
             or any(reader.fixed and reader.seed and reader.seed.outer for reader in readers)
             or any(v in outputs for i in cluster.ops for v in graph.ops[i].outputs)
@@ -166,6 +167,13 @@ def _replicate(graph: Graph, order: list[Cluster]) -> dict[int, list[int]]:
             reader.preds.discard(cluster.id)
         del ops_of[cluster.id]
     return ops_of
+
+
+def _handover_ns(graph: Graph, cluster: Cluster) -> float:
+    made = {v for i in cluster.ops for v in graph.ops[i].outputs}
+    used = {v for i in cluster.ops for v in graph.ops[i].inputs}
+    crossing = sum(graph.values[v].bytes for v in made - used)
+    return REPLICATE_NS + 2 * crossing / COPY_BYTES_PER_NS
 
 
 def _regions(graph: Graph, order: list[Cluster], ops_of: dict[int, list[int]]) -> list[Region]:

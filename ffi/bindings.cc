@@ -30,6 +30,7 @@ int NoOp(void*, const Buffer*, int, Buffer*, int, Lane*) { return 0; }
 struct ProgramHandle {
   std::shared_ptr<Program> program;
   bool finished = false;
+  bool limit_blas = false;
 };
 
 void RequireOpen(const ProgramHandle& handle) {
@@ -45,7 +46,7 @@ nb::object RunProgram(const ProgramHandle& handle, const std::vector<uintptr_t>&
   Engine::Result result;
   {
     nb::gil_scoped_release release;
-    BlasLimit limit(handle.program->used_lanes().size() > 1);
+    BlasLimit limit(handle.limit_blas && handle.program->used_lanes().size() > 1);
     result = Engine::Get().Run(handle.program, arg_data.data(), result_data.data(), profile);
   }
   ReleasePending();
@@ -79,7 +80,7 @@ NB_MODULE(_engine, m) {
           [](ProgramHandle* self, int lanes, int events, int args, int results,
              int64_t scratch_bytes, const std::string& name) {
             new (self) ProgramHandle{
-                std::make_shared<Program>(lanes, events, args, results, scratch_bytes, name),
+                std::make_shared<Program>(lanes, events, args, results, scratch_bytes, name), false,
                 false};
           },
           nb::arg("lanes"), nb::arg("events"), nb::arg("args"), nb::arg("results"),
@@ -138,6 +139,8 @@ NB_MODULE(_engine, m) {
             self.program->AddWait(lane, event);
           },
           nb::arg("lane"), nb::arg("event"))
+      .def_rw("limit_blas", &ProgramHandle::limit_blas,
+              "Hold BLAS to one thread while this runs on several lanes; set it before register().")
       .def(
           "finish",
           [](ProgramHandle& self) {
@@ -151,13 +154,14 @@ NB_MODULE(_engine, m) {
           "register",
           [](ProgramHandle& self, const std::string& hash) {
             if (!self.finished) throw nb::value_error("call finish() before register()");
-            RegisterProgram(hash, self.program);
+            RegisterProgram(hash, {self.program, self.limit_blas});
           },
           nb::arg("hash"), "Makes the program known to the custom call under `hash`.")
       .def("run", &RunProgram, nb::arg("args"), nb::arg("results"), nb::arg("profile") = false,
            "Runs once over raw addresses; returns trace records (id, lane, start_ns, end_ns).");
 
-  m.def("is_registered", [](const std::string& hash) { return FindProgram(hash) != nullptr; });
+  m.def("is_registered",
+        [](const std::string& hash) { return FindProgram(hash).program != nullptr; });
   m.def("release_pending", &ReleasePending);
   m.def("take_gil_wait", []() {
     GilWait wait = TakeGilWait();

@@ -6,9 +6,14 @@
 namespace dfx::ffi {
 namespace {
 
+struct Entry {
+  std::weak_ptr<const Program> program;
+  bool limit_blas;
+};
+
 struct Registry {
   std::mutex mutex;
-  std::unordered_map<std::string, std::weak_ptr<const Program>> programs;
+  std::unordered_map<std::string, Entry> programs;
 };
 
 // Leaked on purpose: executables may be destroyed after static destructors have run.
@@ -19,19 +24,21 @@ Registry& GetRegistry() {
 
 }  // namespace
 
-void RegisterProgram(const std::string& hash, const std::shared_ptr<const Program>& program) {
+void RegisterProgram(const std::string& hash, const Registered& registered) {
   Registry& registry = GetRegistry();
   std::lock_guard<std::mutex> lock(registry.mutex);
   // Entries of dead programs are dropped here, so that the map does not grow for ever.
-  std::erase_if(registry.programs, [](const auto& entry) { return entry.second.expired(); });
-  registry.programs[hash] = program;
+  std::erase_if(registry.programs,
+                [](const auto& entry) { return entry.second.program.expired(); });
+  registry.programs[hash] = Entry{registered.program, registered.limit_blas};
 }
 
-std::shared_ptr<const Program> FindProgram(const std::string& hash) {
+Registered FindProgram(const std::string& hash) {
   Registry& registry = GetRegistry();
   std::lock_guard<std::mutex> lock(registry.mutex);
   auto it = registry.programs.find(hash);
-  return it == registry.programs.end() ? nullptr : it->second.lock();
+  if (it == registry.programs.end()) return {};
+  return {it->second.program.lock(), it->second.limit_blas};
 }
 
 }  // namespace dfx::ffi

@@ -11,9 +11,13 @@ namespace dfx::ffi {
 
 // Keeps only a weak reference: the owner is whoever holds the Python handle or an XLA executable
 // whose custom call was instantiated with it.
-void RegisterProgram(const std::string& hash, const std::shared_ptr<const Program>& program);
+struct Registered {
+  std::shared_ptr<const Program> program;
+  bool limit_blas = false;  // the program calls LAPACK
+};
+void RegisterProgram(const std::string& hash, const Registered& registered);
 
-// nullptr if the hash is unknown or nobody owns the program any more.
-std::shared_ptr<const Program> FindProgram(const std::string& hash);
+// Its program is nullptr if the hash is unknown or nobody owns the program any more.
+Registered FindProgram(const std::string& hash);
 
 }  // namespace dfx::ffi

@@ -32,22 +32,22 @@ namespace xf = ::xla::ffi;
 struct RunState {
   static xf::TypeId id;
   static xf::TypeInfo info;
-  explicit RunState(std::shared_ptr<const Program> p) : program(std::move(p)) {}
-  std::shared_ptr<const Program> program;
+  explicit RunState(Registered r) : registered(std::move(r)) {}
+  Registered registered;
 };
 xf::TypeId RunState::id = {};
 xf::TypeInfo RunState::info = xf::MakeTypeInfo<RunState>();
 
 xf::ErrorOr<std::unique_ptr<RunState>> RunInstantiate(std::string_view plan) {
-  std::shared_ptr<const Program> program = FindProgram(std::string(plan));
-  if (program == nullptr) {
+  Registered registered = FindProgram(std::string(plan));
+  if (registered.program == nullptr) {
     return xf::Unexpected(
         xf::Error(xf::ErrorCode::kFailedPrecondition,
                   "EngineError: no plan " + std::string(plan) +
                       " is known to this process. A compiled program that holds a schedule cannot "
                       "be loaded from a cache or another process: schedule the function again."));
   }
-  return std::make_unique<RunState>(std::move(program));
+  return std::make_unique<RunState>(std::move(registered));
 }
 
 xf::Error RunExecute(RunState* state, xf::RemainingArgs args, xf::RemainingRets rets,
@@ -59,8 +59,9 @@ xf::Error RunExecute(RunState* state, xf::RemainingArgs args, xf::RemainingRets 
   for (size_t i = 0; i < rets.size(); ++i) {
     ret_data[i] = rets.get<xf::AnyBuffer>(i).value()->untyped_data();
   }
-  BlasLimit limit(state->program->used_lanes().size() > 1);
-  Engine::Result result = Engine::Get().Run(state->program, arg_data.data(), ret_data.data());
+  const std::shared_ptr<const Program>& program = state->registered.program;
+  BlasLimit limit(state->registered.limit_blas && program->used_lanes().size() > 1);
+  Engine::Result result = Engine::Get().Run(program, arg_data.data(), ret_data.data());
   if (!result.ok) return xf::Error(xf::ErrorCode::kInternal, "EngineError: " + result.error);
   return xf::Error::Success();
 }

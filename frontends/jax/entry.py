@@ -46,6 +46,7 @@ class Options:
     lanes: int
     user: Any = field(default_factory=dict, hash=False, compare=False)
     compiler_options: dict[str, Any] | None = field(default=None, hash=False, compare=False)
+    default_cut: bool = False
 
 
 @dataclass
@@ -116,7 +117,7 @@ def build_entry(
     strategy = options.strategy
     graph = captured.graph
     rules = options.rules
-    if rules is None:
+    if rules is None and not options.default_cut:
         made = strategy.rules(graph)
         rules = None if made is None else tuple(made)
     pg = partition(graph, rules)
@@ -194,7 +195,7 @@ def _replanner(options: Options) -> Callable[..., list[Any]]:
     def replan(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
         specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
         captured = capture_function(fn, specs, 0, f"{options.name}.vmap")
-        entry = build_entry(captured, replace(options, rules=None))
+        entry = build_entry(captured, replace(options, rules=None, default_cut=True))
         return entry(*args)
 
     return replan

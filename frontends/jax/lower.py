@@ -170,10 +170,26 @@ class _LaneEmitter:
         xs = [to_physical(self.env[v], avals[v]) for v, _ in self.sends]
         # Ordering operands: what the lane computed before must exist before the gate waits, or a
         # wait could hold the lane's thread while work that is ready stands behind it.
+        # Sent values pass through the gate in place, so that what this lane does with them next
+        # cannot start before the other lane has them. Inputs would be copied for that, so not they.
+        through = [
+            i
+            for i, (v, _) in enumerate(self.sends)
+            if not done and v not in self.builder.inputs and not is_key(avals[v])
+        ]
+        through_specs = [physical_spec(avals[self.sends[i][0]]) for i in through]
         sent = {id(x) for x in xs}
         deps = [x for x in self.previous if id(x) not in sent]
         chain_spec = jax.ShapeDtypeStruct(self.chain.shape, self.chain.dtype)
-        results = jax.ffi.ffi_call(xla.GATE_TARGET, [chain_spec, *in_specs], has_side_effect=True)(
+        first_x = 1 + len(deps)
+        first_through = 1 + len(in_specs)
+        gate = jax.ffi.ffi_call(
+            xla.GATE_TARGET,
+            [chain_spec, *in_specs, *through_specs],
+            has_side_effect=True,
+            input_output_aliases={first_x + i: first_through + n for n, i in enumerate(through)},
+        )
+        results = gate(
             self.chain,
             *deps,
             *xs,
@@ -187,8 +203,10 @@ class _LaneEmitter:
             done=np.int64(done),
         )
         self.chain = results[0]
-        for (value, _), x in zip(self.receives, results[1:], strict=True):
+        for (value, _), x in zip(self.receives, results[1:first_through], strict=True):
             self.env[value] = from_physical(x, avals[value])
+        for i, x in zip(through, results[first_through:], strict=True):
+            self.env[self.sends[i][0]] = x
         self.waits, self.receives, self.sends, self.records = [], [], [], []
         self.previous = []
 
@@ -204,6 +222,7 @@ class _LaneEmitter:
                 self.waits.append(instruction.event)
             elif isinstance(instruction, Record):
                 self.records.append(instruction.event)
+                self.flush()  # publish at once: another lane waits for it
             elif isinstance(instruction, Launch):
                 self._launch(instruction)
             else:
@@ -372,6 +391,7 @@ class StageBuilder:
             )
         # Events are recorded and waited for by gates inside the lane programs, so the engine's own
         # lists hold one launch a lane and no event.
+        program.limit_blas = any("@lapack_" in text for text in texts.values())
         program.finish()
         digest_text = digest.hexdigest()[:32]
         program.register(digest_text)

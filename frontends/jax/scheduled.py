@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend import core as jcore
 
 from dynaflow_xla.errors import EngineError, FallbackWarning, UnsupportedError
@@ -198,7 +197,7 @@ class ScheduledFunction:
     def _signature(self, args: Any, kwargs: Any) -> Any:
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         parts = tuple(
-            (np.shape(leaf), str(leaf.dtype)) if hasattr(leaf, "dtype") else repr(leaf)
+            (leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else (type(leaf), repr(leaf))
             for leaf in leaves
         )
         return tree, parts
