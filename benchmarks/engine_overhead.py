@@ -1,0 +1,204 @@
+"""What the engine itself costs: ``python benchmarks/engine_overhead.py [--rounds N] [--out FILE]``.
+
+Three levels, all without work in the steps:
+
+- a program of C steps that do nothing, called from Python (``_engine.Program.run``); the cost of one
+  step and of one cross-lane hand-off is the slope between a short and a long program;
+- a two-step program called from a compiled JAX function through the custom call ``dfx_run``, beside
+  ``jit(x + 1)`` and beside the same custom call with one step;
+- a schedule of two tiny regions on two lanes, at top level and inside somebody's ``jit``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+STEPS = 1000
+
+
+def no_op_program(lanes: int, steps: int) -> Any:
+    """Returns a program of ``steps`` empty C steps that go round the lanes, each after the last."""
+    from dynaflow_xla.ffi import _engine
+
+    handoffs = steps - 1 if lanes > 1 else 0
+    program = _engine.Program(
+        lanes=lanes, events=handoffs, args=1, results=1, scratch_bytes=0,
+        name=f"no-op, {steps} steps, {lanes} lanes",
+    )  # fmt: skip
+    source = program.add_buffer("arg", 0, 0, 4)
+    target = program.add_buffer("result", 0, 0, 4)
+    for step in range(steps):
+        lane = step % lanes
+        if handoffs and step > 0:
+            program.add_wait(lane, step - 1)
+        program.add_c_launch(lane, f"step {step}", 0, 0, [source], [target])
+        if handoffs and step < handoffs:
+            program.add_record(lane, step)
+    program.finish()
+    return program
+
+
+def engine_runs() -> dict[str, Callable[[], Any]]:
+    """Returns runs of empty programs from Python."""
+    import numpy as np
+
+    source, target = np.zeros(16, np.float32), np.zeros(16, np.float32)
+    addresses = [source.ctypes.data], [target.ctypes.data]
+
+    def run(lanes: int, steps: int) -> Callable[[], Any]:
+        program = no_op_program(lanes, steps)
+        # The arrays travel with the closure: the program knows addresses only.
+        return lambda _keep=(source, target): program.run(*addresses)
+
+    return {
+        "c_1_lane_1_step": run(1, 1),
+        "c_1_lane_2_steps": run(1, 2),
+        f"c_1_lane_{STEPS}_steps": run(1, STEPS),
+        "c_2_lanes_2_steps": run(2, 2),
+        f"c_2_lanes_{STEPS}_steps": run(2, STEPS),
+    }
+
+
+def custom_call_runs() -> dict[str, Callable[[], Any]]:
+    """Returns runs of empty programs through ``dfx_run`` in a compiled JAX function."""
+    import jax
+    import jax.numpy as jnp
+
+    from dynaflow_xla.ffi import xla
+
+    xla.ensure_registered()
+    x = jnp.zeros(1, jnp.float32)
+    spec = jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    def through(lanes: int, steps: int) -> Callable[[], Any]:
+        program = no_op_program(lanes, steps)
+        name = f"benchmark-no-op-{lanes}-{steps}"
+        program.register(name)
+        call = jax.jit(lambda v: jax.ffi.ffi_call(xla.RUN_TARGET, spec)(v, plan=name))
+        jax.block_until_ready(call(x))  # resolves the name while the program is certainly alive
+        return lambda _keep=program: jax.block_until_ready(call(x))
+
+    add = jax.jit(lambda v: v + 1)
+    return {
+        "jit_x_plus_1": lambda: jax.block_until_ready(add(x)),
+        "jit_dfx_run_1_lane_1_step": through(1, 1),
+        "jit_dfx_run_1_lane_2_steps": through(1, 2),
+        "jit_dfx_run_2_lanes_2_steps": through(2, 2),
+    }
+
+
+def schedule_runs() -> tuple[dict[str, Callable[[], Any]], str]:
+    """Returns runs of two tiny XLA regions on two lanes, and the plan as text."""
+    import jax
+    import jax.numpy as jnp
+
+    import dynaflow_xla as dfx
+
+    class TwoLanes(dfx.Strategy):
+        """Region after region to lane 0, 1, 0, 1, ..."""
+
+        def schedule(self, s: Any) -> None:
+            turn = 0
+            while ready := s.ready():
+                for op in ready:
+                    s.execute(op, lane=turn % 2)
+                    turn += 1
+
+    def tiny(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        with dfx.mark("first"):
+            a = jnp.sin(x) + 1
+        with dfx.mark("second"):
+            b = jnp.cos(y) + 1
+        return a, b
+
+    x, y = jnp.ones(64), jnp.ones(64)
+    plain = jax.jit(tiny)
+    fast = dfx.schedule(plain, strategy=TwoLanes(), lanes=2)
+    used = {i.lane for i in dfx.plan(fast, x, y).instructions if hasattr(i, "lane")}
+    if used != {0, 1}:
+        raise SystemExit(f"the plan must use lanes 0 and 1; it uses {sorted(used)}")
+    dfx.verify(fast, x, y)
+    outer = jax.jit(lambda p, q: jax.tree.map(lambda v: v * 2, fast(p, q)))
+    outer_plain = jax.jit(lambda p, q: jax.tree.map(lambda v: v * 2, plain(p, q)))
+    runs = {
+        "xla_plain_top_level": lambda: jax.block_until_ready(plain(x, y)),
+        "xla_2_lanes_top_level": lambda: jax.block_until_ready(fast(x, y)),
+        "xla_plain_inside_jit": lambda: jax.block_until_ready(outer_plain(x, y)),
+        "xla_2_lanes_inside_jit": lambda: jax.block_until_ready(outer(x, y)),
+    }
+    return runs, dfx.explain(fast, x, y)
+
+
+def main() -> int:
+    """Measures, prints and writes; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--out", type=Path, help="default: results/engine-overhead-<date>.json")
+    options = parser.parse_args()
+
+    import environment
+    import measure
+    import msgspec
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    console = Console()
+    xla_runs, explained = schedule_runs()
+    groups = {"engine": engine_runs(), "custom_call": custom_call_runs(), "schedule": xla_runs}
+    stamp = environment.stamp()
+    console.print(environment.summary(stamp), style="dim", soft_wrap=True)
+    started = time.perf_counter()
+    samples: dict[str, list[float]] = {}
+    calls: dict[str, int] = {}
+    with measure.Contention() as contention:
+        for name, runs in track(groups.items(), "measuring", console=console):
+            made, count = measure.paired(runs, options.rounds, sample_ms=1.0, warmup=50)
+            samples |= {run: [ms * 1e3 for ms in values] for run, values in made.items()}
+            calls[name] = count
+    statistics = {name: measure.statistics(values) for name, values in samples.items()}
+
+    def slope_ns(short: str, long: str, units: int) -> float:
+        return (statistics[long]["median"] - statistics[short]["median"]) * 1e3 / units
+
+    derived = {
+        "step_ns": slope_ns("c_1_lane_1_step", f"c_1_lane_{STEPS}_steps", STEPS - 1),
+        "step_and_handoff_ns": slope_ns("c_2_lanes_2_steps", f"c_2_lanes_{STEPS}_steps", STEPS - 2),
+        "custom_call_over_jit_us": statistics["jit_dfx_run_1_lane_2_steps"]["median"]
+        - statistics["jit_x_plus_1"]["median"],
+        "two_lanes_over_plain_top_level_us": statistics["xla_2_lanes_top_level"]["median"]
+        - statistics["xla_plain_top_level"]["median"],
+        "two_lanes_over_plain_inside_jit_us": statistics["xla_2_lanes_inside_jit"]["median"]
+        - statistics["xla_plain_inside_jit"]["median"],
+    }
+    table = Table("run", "median us", "IQR", "min")
+    for name, s in statistics.items():
+        table.add_row(name, *(f"{s[k]:.2f}" for k in ("median", "iqr", "min")))
+    console.print(table)
+    for name, value in derived.items():
+        console.print(f"{name}: {value:.1f}")
+    console.print(f"contention: {contention.as_dict()}")
+
+    path = options.out
+    if path is None:
+        date = stamp["date"].replace(":", "").replace("+0000", "Z")
+        path = RESULTS / f"engine-overhead-{date}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {
+        "format": 1, "benchmark": "engine-overhead", "environment": stamp, "rounds": options.rounds,
+        "seconds": time.perf_counter() - started, "calls_per_sample": calls,
+        "contention": contention.as_dict(), "derived": derived, "statistics_us": statistics,
+        "samples_us": samples, "schedule": explained,
+    }  # fmt: skip
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
+    console.print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
