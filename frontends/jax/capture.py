@@ -118,6 +118,7 @@ class _Builder:
         scope: list[str],
         call_path: tuple[str, ...],
         caller: Source | None = None,
+        entered: dict[str, tuple[str, ...]] | None = None,
     ) -> None:
         """Adds the equations of ``jaxpr``; ``env`` maps its variables to value ids or literals.
 
@@ -129,7 +130,12 @@ class _Builder:
 
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
-            inner_scope = scope + marks.split_scope(str(eqn.source_info.name_stack))
+            local = marks.split_scope(str(eqn.source_info.name_stack))
+            inner_scope = scope + local
+            marked = dict(entered or {})
+            for component in local:
+                if marks.is_mark(component):
+                    marked.setdefault(component, call_path)
             key = _INLINE.get(name)
             if key is not None and key in eqn.params:
                 inner = eqn.params[key]
@@ -146,7 +152,7 @@ class _Builder:
                     path = (*call_path, f"{label}#{self.calls[label]}")
                     self.calls[label] += 1
                 line = _compat.user_source(eqn) or caller
-                self.inline(inner, inner_env, inner_scope, path, line)
+                self.inline(inner, inner_env, inner_scope, path, line, marked)
                 for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
                     env[var] = atom if isinstance(atom, jcore.Literal) else inner_env[atom]
                 continue
@@ -174,7 +180,7 @@ class _Builder:
                     cost_ns=cost,
                     outer=bool(reason),
                     outer_reason=reason,
-                    mark=marks.find_mark(inner_scope, self.mark_numbers, call_path),
+                    mark=marks.find_mark(inner_scope, self.mark_numbers, marked),
                     source=_compat.user_source(eqn) or caller,
                     params=_params_text(eqn),
                     payload=payload,

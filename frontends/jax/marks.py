@@ -51,14 +51,23 @@ def split_scope(stack: str) -> list[str]:
     return [name for part in parts for name in unwrap(part).split("/") if name]
 
 
+def is_mark(component: str) -> bool:
+    """Whether a scope component is a mark."""
+    return component.startswith(_PREFIX) and component in _infos
+
+
 def find_mark(
-    scope: list[str], numbers: dict[Any, int], call_path: tuple[str, ...]
+    scope: list[str], numbers: dict[Any, int], entered: dict[str, tuple[str, ...]]
 ) -> OpMark | None:
-    """The innermost mark of a scope; ``numbers`` gives each use of a mark a small stable number."""
+    """The innermost mark of a scope.
+
+    ``numbers`` gives each use of a mark a small stable number; ``entered`` tells the call path at
+    which a mark was entered: a nested call inside a mark belongs to the same use of it.
+    """
     for component in reversed(scope):
-        if component.startswith(_PREFIX) and component in _infos:
+        if is_mark(component):
             info = _infos[component]
-            instance = numbers.setdefault((component, call_path), len(numbers))
+            instance = numbers.setdefault((component, entered.get(component, ())), len(numbers))
             return OpMark(info.name, instance, info.resource, frozenset(info.tags))
     return None
 

@@ -156,6 +156,7 @@ class ScheduledFunction:
         if self._step_back > 0:
             self._step_back -= 1
             return self.original(*args, **kwargs)
+        _engine.take_gil_wait()  # waits of other functions' calls say nothing about this one
         result = child(*args, **kwargs)
         if _engine.take_gil_wait()[1] > _GIL_BUSY_NS:
             # Another Python thread holds the interpreter; lanes wait for it up to a switch

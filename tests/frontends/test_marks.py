@@ -1,0 +1,58 @@
+"""Marks in the model become regions."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import dynaflow_xla as dfx
+
+X = jnp.asarray(np.random.default_rng(0).standard_normal((16, 16)), jnp.float32)
+
+
+def test_a_mark_around_nested_calls_is_one_region() -> None:
+    def f(x: jax.Array) -> jax.Array:
+        with dfx.mark("head", resource="memory", tags={"first"}):
+            y = jnp.cumsum(jnp.sort(x) * 2 + 1, axis=0)
+        return y @ x
+
+    fast = dfx.schedule(f, "branches")
+    regions = {r.name: r for r in dfx.graph(fast, X).regions}
+    assert [name for name in regions if name.startswith("head")] == ["head"]
+    assert regions["head"].resource == "memory" and "first" in regions["head"].tags
+    np.testing.assert_allclose(fast(X), jax.jit(f)(X), rtol=1e-4, atol=1e-4)
+
+
+def test_two_uses_are_two_regions_also_as_a_decorator() -> None:
+    @dfx.mark("block")
+    def block(x: jax.Array) -> jax.Array:
+        return jnp.sort(x) + 1
+
+    def f(x: jax.Array) -> jax.Array:
+        return block(x) + block(x.T)
+
+    names = [r.name for r in dfx.graph(dfx.schedule(f, "branches"), X).regions]
+    assert {"block", "block_1"} <= set(names)
+
+
+def test_a_marked_function_jitted_once_and_called_twice() -> None:
+    @jax.jit
+    def block(x: jax.Array) -> jax.Array:
+        with dfx.mark("inner"):
+            return jnp.sort(x) + 1
+
+    def f(x: jax.Array) -> jax.Array:
+        return block(x) + block(x.T)
+
+    names = [r.name for r in dfx.graph(dfx.schedule(f, "branches"), X).regions]
+    assert sum(name.startswith("inner") for name in names) == 2
+
+
+def test_marks_change_nothing_without_a_schedule() -> None:
+    def f(x: jax.Array) -> jax.Array:
+        with dfx.mark("quiet"):
+            return jnp.sin(x)
+
+    np.testing.assert_array_equal(jax.jit(f)(X), jax.jit(jnp.sin)(X))
+    jax.grad(lambda x: f(x).sum())(X)
