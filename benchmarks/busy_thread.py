@@ -58,7 +58,6 @@ def main() -> int:
     import measure
     import msgspec
     from rich.console import Console
-    from rich.progress import track
     from rich.table import Table
 
     import dynaflow_xla as dfx
@@ -90,7 +89,8 @@ def main() -> int:
                 run()
             choice = auto.decision(args, {})
             decided = "original" if choice is None or choice.child is None else repr(choice.child)
-            for label, active, interval in track(situations, case.name, console=console):
+            console.print(f"measuring {case.name}")
+            for label, active, interval in situations:
                 sys.setswitchinterval(interval)
                 try:
                     with spinning(active), measure.Contention() as contention:

@@ -145,7 +145,6 @@ def main() -> int:
     import measure
     import msgspec
     from rich.console import Console
-    from rich.progress import track
     from rich.table import Table
 
     console = Console()
@@ -157,7 +156,8 @@ def main() -> int:
     samples: dict[str, list[float]] = {}
     calls: dict[str, int] = {}
     with measure.Contention() as contention:
-        for name, runs in track(groups.items(), "measuring", console=console):
+        for name, runs in groups.items():
+            console.print(f"measuring {name}")
             made, count = measure.paired(runs, options.rounds, sample_ms=1.0, warmup=50)
             samples |= {run: [ms * 1e3 for ms in values] for run, values in made.items()}
             calls[name] = count

@@ -190,14 +190,17 @@ def main() -> int:
     )
     with (
         tempfile.TemporaryDirectory(prefix="dfx-bench-") as cache,
-        Progress(*columns, TimeElapsedColumn(), console=console) as progress,
+        Progress(*columns, TimeElapsedColumn(), console=console, auto_refresh=False) as progress,
     ):
+        # No refreshing thread: it would compete with the lanes for the interpreter lock.
         os.environ["DYNAFLOW_XLA_CACHE_DIR"] = cache  # Auto decides afresh in every run
         whole = progress.add_task("cases", total=len(chosen))
         for case in chosen:
             task = progress.add_task(case.name, total=options.rounds)
             try:
-                result = measure_case(case, options.rounds, lambda t=task: progress.advance(t))
+                result = measure_case(
+                    case, options.rounds, lambda t=task: (progress.advance(t), progress.refresh())
+                )
                 r = result["ratios"]["branches"]
                 progress.console.print(
                     f"{case.name}: {r['ratio']:.2f} of {r['baseline']} "

@@ -25,7 +25,11 @@ void Call::Reset(void* const* args, void* const* results, bool profile) {
   results_ = results;
   profile_ = profile;
   for (int e = 0; e < program_.n_events(); ++e) events_[static_cast<size_t>(e)].Reset();
+  // Lanes the program does not use count as done: none of their steps may lower the count below.
   for (int l = 0; l < program_.n_lanes(); ++l) {
+    lane_done_[static_cast<size_t>(l)].store(true, std::memory_order_relaxed);
+  }
+  for (int l : program_.used_lanes()) {
     lane_done_[static_cast<size_t>(l)].store(false, std::memory_order_relaxed);
   }
   lanes_left_.store(static_cast<uint32_t>(program_.used_lanes().size()), std::memory_order_relaxed);
@@ -68,8 +72,28 @@ std::string Call::error() const {
   return error_;
 }
 
+void Call::FailNoEvent(int event) {
+  Fail("a step of '" + program_.name() + "' names event " + std::to_string(event) + " of " +
+       std::to_string(program_.n_events()));
+}
+
 void Call::LaneDone(int lane) {
+  if (lane < 0 || lane >= program_.n_lanes()) {
+    Fail("a step of '" + program_.name() + "' names lane " + std::to_string(lane) + " of " +
+         std::to_string(program_.n_lanes()));
+    return;
+  }
   if (lane_done_[static_cast<size_t>(lane)].exchange(true, std::memory_order_acq_rel)) return;
+  if (!profile_) CountDown();
+}
+
+void Call::LaneLeft(int lane) {
+  const bool early =
+      lane_done_[static_cast<size_t>(lane)].exchange(true, std::memory_order_acq_rel);
+  if (!early || profile_) CountDown();
+}
+
+void Call::CountDown() {
   if (lanes_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) lanes_left_.notify_all();
 }
 
@@ -77,7 +101,7 @@ void Call::WaitAllLanes() {
   auto ready = [this] { return lanes_left_.load(std::memory_order_acquire) == 0; };
   if (SpinUntil(ready)) return;
   for (uint32_t left; (left = lanes_left_.load(std::memory_order_acquire)) != 0;) {
-    // Only the last lane notifies, so a count that went down meanwhile is simply read again.
+    // Only the last lane notifies: what wakes this is a count of 0.
     lanes_left_.wait(left, std::memory_order_acquire);
   }
 }

@@ -7,6 +7,8 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <new>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -29,13 +31,19 @@ thread_local bool in_lane = false;
 struct Ticket {
   std::shared_ptr<const Program> program;
   std::unique_ptr<Call> call;
+
+  explicit Ticket(std::shared_ptr<const Program> of)
+      : program(std::move(of)), call(program->TakeCall()) {}
   ~Ticket() { program->GiveCall(std::move(call)); }
+  Ticket(const Ticket&) = delete;
+  Ticket& operator=(const Ticket&) = delete;
 };
 
 class HostLane : public Lane {
  public:
   explicit HostLane(int index) : Lane(index) {}
 
+  // Throws std::system_error if there is no thread to be had.
   void Start() {
     thread_ = std::thread([this] { Loop(); });
   }
@@ -92,67 +100,109 @@ class HostLane : public Lane {
 
 }  // namespace
 
-void RunLane(Lane& lane, Call& call) {
+namespace {
+
+// Buffers of one launch; on the stack unless there are many.
+class BufferList {
+ public:
+  Buffer* Resolve(const Call& call, const std::vector<int32_t>& ids) {
+    Buffer* list = small_;
+    if (ids.size() > kSmall) {
+      large_.resize(ids.size());
+      list = large_.data();
+    }
+    for (size_t i = 0; i < ids.size(); ++i) list[i] = call.GetBuffer(ids[i]);
+    return list;
+  }
+
+ private:
+  static constexpr size_t kSmall = 16;
+  Buffer small_[kSmall];
+  std::vector<Buffer> large_;
+};
+
+void RunLaunch(Lane& lane, Call& call, const LaunchDesc& launch, BufferList& ins,
+               BufferList& outs) {
+  try {
+    const int status =
+        launch.launcher.fn(launch.launcher.user.get(), ins.Resolve(call, launch.ins),
+                           static_cast<int>(launch.ins.size()), outs.Resolve(call, launch.outs),
+                           static_cast<int>(launch.outs.size()), &lane);
+    if (status != 0) {
+      call.Fail("step '" + launch.name + "' failed with status " + std::to_string(status));
+    }
+  } catch (const std::exception& e) {
+    call.Fail("step '" + launch.name + "': " + e.what());
+  } catch (...) {
+    call.Fail("step '" + launch.name + "' threw something that is no std::exception");
+  }
+}
+
+}  // namespace
+
+void RunLane(Lane& lane, Call& call) noexcept {
   const Program& program = call.program();
+  const bool profile = call.profile();
   lane.SetCurrent(&call);
-  Buffer ins_small[16], outs_small[16];
-  std::vector<Buffer> ins_large, outs_large;
+  BufferList ins, outs;
   for (const Instr& instr : program.lane(lane.index())) {
     if (call.failed()) break;
     if (instr.kind == Instr::kRecord) {
       call.RecordEvent(instr.a);
       continue;
     }
+    const int64_t t0 = profile ? NowNs() : 0;
     if (instr.kind == Instr::kWait) {
-      if (!call.WaitEvent(instr.a)) break;
+      const bool signalled = call.WaitEvent(instr.a);
+      if (profile) call.Trace(kWaitTraceId + instr.a, lane.index(), t0, NowNs());
+      if (!signalled) break;
       continue;
     }
     const LaunchDesc& launch = program.launches()[static_cast<size_t>(instr.a)];
-    Buffer* ins = ins_small;
-    Buffer* outs = outs_small;
-    if (launch.ins.size() > 16) {
-      ins_large.resize(launch.ins.size());
-      ins = ins_large.data();
+    if (call.IsLaneDone(lane.index())) {
+      // The caller may have its buffers back already: this step must not see them.
+      call.Fail("step '" + launch.name + "' comes after its lane was said to be done");
+      break;
     }
-    if (launch.outs.size() > 16) {
-      outs_large.resize(launch.outs.size());
-      outs = outs_large.data();
-    }
-    for (size_t i = 0; i < launch.ins.size(); ++i) ins[i] = call.GetBuffer(launch.ins[i]);
-    for (size_t i = 0; i < launch.outs.size(); ++i) outs[i] = call.GetBuffer(launch.outs[i]);
-    const int64_t t0 = call.profile() ? NowNs() : 0;
-    try {
-      const int status =
-          launch.launcher.fn(launch.launcher.user.get(), ins, static_cast<int>(launch.ins.size()),
-                             outs, static_cast<int>(launch.outs.size()), &lane);
-      if (status != 0) {
-        call.Fail("step '" + launch.name + "' failed with status " + std::to_string(status));
-      }
-    } catch (const std::exception& e) {
-      call.Fail("step '" + launch.name + "': " + e.what());
-    } catch (...) {
-      call.Fail("step '" + launch.name + "' threw something that is no std::exception");
-    }
-    if (call.profile()) call.Trace(-1 - instr.a, lane.index(), t0, NowNs());
+    RunLaunch(lane, call, launch, ins, outs);
+    if (profile) call.Trace(-1 - instr.a, lane.index(), t0, NowNs());
   }
   lane.SetCurrent(nullptr);
-  call.LaneDone(lane.index());
+  call.LaneLeft(lane.index());
 }
 
 struct Engine::Impl {
   const pid_t pid = getpid();
-  std::mutex mutex;  // guards everything below, and makes queueing on all lanes one step
+  std::mutex shutdown_mutex;  // taken before `mutex`
+  std::mutex mutex;           // guards everything below, and makes queueing on all lanes one step
   std::condition_variable turn;
   std::unique_ptr<HostLane> lanes[kMaxLanes];
   uint64_t next_ticket = 0;  // order of calls on lane 0
   uint64_t now_serving = 0;
   int64_t live = 0;
+  int64_t calls = 0;
+  int64_t failures = 0;
   int threads = 0;
   bool closed = false;
 
   HostLane* GetLane(int index) {
     if (lanes[index] == nullptr) lanes[index] = std::make_unique<HostLane>(index);
     return lanes[index].get();
+  }
+
+  // Makes the lanes and starts their threads where that is still to be done; "" or what failed.
+  std::string StartLanes(const std::vector<int>& used) {
+    for (int lane : used) {
+      try {
+        HostLane* host = GetLane(lane);
+        if (lane == 0 || host->started()) continue;
+        host->Start();
+        ++threads;
+      } catch (const std::exception& e) {
+        return "cannot start lane " + std::to_string(lane) + ": " + e.what();
+      }
+    }
+    return "";
   }
 };
 
@@ -169,21 +219,37 @@ Lane* Engine::lane(int index) {
   return impl_->GetLane(index);
 }
 
+bool Engine::forked() const { return getpid() != impl_->pid; }
+
 Engine::Result Engine::Run(const std::shared_ptr<const Program>& program, void* const* args,
                            void* const* results, bool profile) {
   Result result;
-  auto refuse = [&result](const char* why) {
+  auto refuse = [&result](std::string why) {
     result.ok = false;
-    result.error = why;
+    result.error = std::move(why);
     return result;
   };
-  if (getpid() != impl_->pid) return refuse("process was forked after the engine started");
+  if (forked()) return refuse("process was forked after the engine started");
   if (in_lane) return refuse("a step of a plan called the engine: nested runs would deadlock");
+  if (program == nullptr) return refuse("there is no program to run");
+  if (!program->finished()) {
+    return refuse("program '" + program->name() + "' was not finished: call Finish first");
+  }
+  if ((args == nullptr && program->n_args() > 0) ||
+      (results == nullptr && program->n_results() > 0)) {
+    return refuse("program '" + program->name() + "' takes " + std::to_string(program->n_args()) +
+                  " arguments and " + std::to_string(program->n_results()) +
+                  " results; got a null list");
+  }
   if (program->used_lanes().empty()) return result;
 
-  auto ticket = std::make_shared<Ticket>();
-  ticket->program = program;
-  ticket->call = program->TakeCall();
+  std::shared_ptr<Ticket> ticket;
+  try {
+    ticket = std::make_shared<Ticket>(program);
+  } catch (const std::bad_alloc&) {
+    return refuse("no memory for a call of '" + program->name() + "', which needs " +
+                  std::to_string(program->scratch_bytes()) + " bytes of scratch");
+  }
   Call& call = *ticket->call;
   call.Reset(args, results, profile);
   const bool uses_caller = program->used_lanes().front() == 0;
@@ -191,27 +257,23 @@ Engine::Result Engine::Run(const std::shared_ptr<const Program>& program, void* 
   {
     std::lock_guard<std::mutex> lock(impl_->mutex);
     if (impl_->closed) return refuse("engine is shut down");
+    // Everything that can fail comes before the first push: no lane has heard of the call yet.
+    const std::string error = impl_->StartLanes(program->used_lanes());
+    if (!error.empty()) return refuse(error);
     ++impl_->live;
+    ++impl_->calls;
     for (int lane : program->used_lanes()) {
-      if (lane == 0) continue;
-      HostLane* host = impl_->GetLane(lane);
-      if (!host->started()) {
-        host->Start();
-        ++impl_->threads;
-      }
-      host->Push(ticket);
+      if (lane != 0) impl_->lanes[lane]->Push(ticket);
     }
     if (uses_caller) mine = impl_->next_ticket++;
   }
   if (uses_caller) {
-    HostLane* lane0 = nullptr;
     {
       std::unique_lock<std::mutex> lock(impl_->mutex);
       impl_->turn.wait(lock, [&] { return impl_->now_serving == mine; });
-      lane0 = impl_->GetLane(0);
     }
     in_lane = true;
-    RunLane(*lane0, call);
+    RunLane(*impl_->lanes[0], call);
     in_lane = false;
     {
       std::lock_guard<std::mutex> lock(impl_->mutex);
@@ -228,32 +290,50 @@ Engine::Result Engine::Run(const std::shared_ptr<const Program>& program, void* 
   {
     std::lock_guard<std::mutex> lock(impl_->mutex);
     --impl_->live;
+    if (!result.ok) ++impl_->failures;
   }
   impl_->turn.notify_all();
   return result;
 }
 
-void Engine::Shutdown() {
-  if (getpid() != impl_->pid) return;  // a forked child has no lanes to stop
-  std::unique_lock<std::mutex> lock(impl_->mutex);
-  impl_->closed = true;
-  impl_->turn.wait(lock, [this] { return impl_->live == 0; });
+bool Engine::Shutdown() {
+  if (forked() || in_lane) return false;
+  std::lock_guard<std::mutex> one_at_a_time(impl_->shutdown_mutex);
+  {
+    std::unique_lock<std::mutex> lock(impl_->mutex);
+    impl_->closed = true;
+    impl_->turn.wait(lock, [this] { return impl_->live == 0; });
+  }
+  // Lanes may still be leaving their last step. From here on nobody else starts or stops a thread.
   for (auto& lane : impl_->lanes) {
     if (lane == nullptr || !lane->started()) continue;
-    // Threads may still be leaving their last step, which needs no lock of ours.
-    lock.unlock();
     lane->Stop();
-    lock.lock();
+    std::lock_guard<std::mutex> lock(impl_->mutex);
     --impl_->threads;
   }
+  return true;
 }
 
 int64_t Engine::live_calls() const {
+  if (forked()) return 0;  // the mutex may have been held when the process was forked
   std::lock_guard<std::mutex> lock(impl_->mutex);
   return impl_->live;
 }
 
+int64_t Engine::calls() const {
+  if (forked()) return 0;
+  std::lock_guard<std::mutex> lock(impl_->mutex);
+  return impl_->calls;
+}
+
+int64_t Engine::failures() const {
+  if (forked()) return 0;
+  std::lock_guard<std::mutex> lock(impl_->mutex);
+  return impl_->failures;
+}
+
 int Engine::n_threads() const {
+  if (forked()) return 0;
   std::lock_guard<std::mutex> lock(impl_->mutex);
   return impl_->threads;
 }

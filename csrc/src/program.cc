@@ -19,23 +19,38 @@ Program::Program(int n_lanes, int n_events, int n_args, int n_results, int64_t s
       name_(std::move(name)) {
   if (n_lanes < 0 || n_lanes > 256 || n_events < 0 || n_args < 0 || n_results < 0 ||
       scratch_bytes < 0) {
-    bad_ = "counts must not be negative, and lanes at most 256";
+    Misuse("counts must not be negative, and lanes at most 256");
     n_lanes_ = 0;
   }
   lanes_.resize(static_cast<size_t>(n_lanes_));
+  pool_.reserve(kPooledCalls);
 }
 
 Program::~Program() = default;
 
+void Program::Misuse(std::string what) {
+  if (bad_.empty()) bad_ = std::move(what);
+}
+
+bool Program::CheckOpen() {
+  if (!finished_) return true;
+  finished_ = false;
+  Misuse("it was changed after Finish");
+  return false;
+}
+
 int Program::AddBuffer(BufferDesc buffer) {
+  if (!CheckOpen()) return -1;
   buffers_.push_back(std::move(buffer));
   return static_cast<int>(buffers_.size()) - 1;
 }
 
 int Program::AddLaunch(int lane, LaunchDesc launch) {
+  if (!CheckOpen()) return -1;
   const int index = static_cast<int>(launches_.size());
   if (lane < 0 || lane >= n_lanes_) {
-    if (bad_.empty()) bad_ = "launch '" + launch.name + "' is on lane " + std::to_string(lane);
+    Misuse("launch '" + launch.name + "' is on lane " + std::to_string(lane) + " of " +
+           std::to_string(n_lanes_) + " lanes");
     return -1;
   }
   launches_.push_back(std::move(launch));
@@ -44,23 +59,27 @@ int Program::AddLaunch(int lane, LaunchDesc launch) {
 }
 
 void Program::AddRecord(int lane, int event) {
+  if (!CheckOpen()) return;
   if (lane < 0 || lane >= n_lanes_) {
-    if (bad_.empty()) bad_ = "record of event " + std::to_string(event) + " is on no lane";
+    Misuse("the record of event " + std::to_string(event) + " is on lane " + std::to_string(lane) +
+           " of " + std::to_string(n_lanes_) + " lanes");
     return;
   }
   lanes_[static_cast<size_t>(lane)].push_back({Instr::kRecord, event});
 }
 
 void Program::AddWait(int lane, int event) {
+  if (!CheckOpen()) return;
   if (lane < 0 || lane >= n_lanes_) {
-    if (bad_.empty()) bad_ = "wait for event " + std::to_string(event) + " is on no lane";
+    Misuse("the wait for event " + std::to_string(event) + " is on lane " + std::to_string(lane) +
+           " of " + std::to_string(n_lanes_) + " lanes");
     return;
   }
   lanes_[static_cast<size_t>(lane)].push_back({Instr::kWait, event});
 }
 
 std::string Program::Finish() {
-  if (!bad_.empty()) return name_ + ": " + bad_ + " of " + std::to_string(n_lanes_) + " lanes";
+  if (!bad_.empty()) return name_ + ": " + bad_;
   for (size_t i = 0; i < buffers_.size(); ++i) {
     const BufferDesc& b = buffers_[i];
     bool ok = b.bytes >= 0;
@@ -88,6 +107,7 @@ std::string Program::Finish() {
   for (int lane = 0; lane < n_lanes_; ++lane) {
     if (!lanes_[static_cast<size_t>(lane)].empty()) used_lanes_.push_back(lane);
   }
+  finished_ = true;
   return "";
 }
 
@@ -146,9 +166,10 @@ std::unique_ptr<Call> Program::TakeCall() const {
   return std::make_unique<Call>(*this);
 }
 
-void Program::GiveCall(std::unique_ptr<Call> call) const {
+void Program::GiveCall(std::unique_ptr<Call> call) const noexcept {
+  if (call == nullptr) return;
   std::lock_guard<std::mutex> lock(pool_mutex_);
-  if (pool_.size() < kPooledCalls) pool_.push_back(std::move(call));
+  if (pool_.size() < kPooledCalls) pool_.push_back(std::move(call));  // room was reserved
 }
 
 }  // namespace dfx

@@ -1,9 +1,15 @@
 // One execution of a Program.
 //
 // Who owns what: arguments and results belong to the caller of Engine::Run and are used only until
-// Run returns; scratch belongs to the Call. What orders accesses: a lane runs its instructions in
-// order, and Event::Signal happens before the return of Event::Wait. On failure the first error is
-// kept, every event is aborted so that no waiter sleeps on, and lanes skip what is left.
+// Run returns; scratch belongs to the Call, which lives until the last lane has left its last step,
+// and that may be after Run returned (see LaneDone).
+//
+// What orders accesses: a lane runs its instructions in order; Event::Signal happens before the
+// return of Event::Wait; everything a lane did before LaneDone happens before the return of Run.
+//
+// On failure the first error is kept, every event that is not signalled is aborted so that no
+// waiter sleeps on, and lanes skip what is left. What results hold then is not defined. The next
+// call starts clean: Reset runs when no lane knows the call any more.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -26,22 +32,34 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  // Readies a pooled call for use.
+  // Readies a pooled call for use. Only while no lane has it.
   void Reset(void* const* args, void* const* results, bool profile);
 
   const Program& program() const { return program_; }
+  // `id` must be one of the program's buffers.
   void* BufferData(int id) const;
   Buffer GetBuffer(int id) const;
 
-  bool WaitEvent(int event) { return events_[static_cast<size_t>(event)].Wait(); }
-  void RecordEvent(int event) { events_[static_cast<size_t>(event)].Signal(); }
+  // True: the event was signalled. False: the call failed, and the waiter must unwind. An event
+  // that the program does not have fails the call.
+  bool WaitEvent(int event) {
+    return HasEvent(event) && events_[static_cast<size_t>(event)].Wait();
+  }
+  void RecordEvent(int event) {
+    if (HasEvent(event)) events_[static_cast<size_t>(event)].Signal();
+  }
 
+  // The first error wins; every waiter wakes.
   void Fail(const std::string& message);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::string error() const;
 
-  // A lane has touched its last buffer. May be called from inside its last step; idempotent.
+  // A lane has touched its last buffer. May be called from inside its last step, so that Run need
+  // not wait for the rest of the step; idempotent. Steps that come after it are refused. A profiled
+  // call still waits for the step's end: its trace would lack the step otherwise.
   void LaneDone(int lane);
+  // The same when a lane has left its last step; the engine calls it once for each lane.
+  void LaneLeft(int lane);
   bool IsLaneDone(int lane) const {
     return lane_done_[static_cast<size_t>(lane)].load(std::memory_order_acquire);
   }
@@ -53,6 +71,14 @@ class Call {
   std::vector<TraceRecord> TakeTrace();
 
  private:
+  bool HasEvent(int event) {
+    if (static_cast<uint32_t>(event) < static_cast<uint32_t>(program_.n_events())) return true;
+    FailNoEvent(event);
+    return false;
+  }
+  void FailNoEvent(int event);
+  void CountDown();
+
   const Program& program_;  // outlives the call: the engine holds both
   void* const* args_ = nullptr;
   void* const* results_ = nullptr;

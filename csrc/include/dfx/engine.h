@@ -3,7 +3,17 @@
 // Why it cannot deadlock: every call enters the queues of all its lanes under one mutex, so all
 // lanes see all calls in one order; the oldest unfinished call is at the front of each of its
 // lanes, and its own order was proved free of cycles; so it finishes, and so does the next.
-// A step must not call Run: it would wait for lanes behind itself. That is refused.
+// A step must not call Run: it would wait for lanes behind itself. That is refused on the thread
+// that runs the step; a step must not do it through a thread of its own either, which cannot be
+// seen.
+//
+// Who keeps what alive: a call in flight and its program are held by the caller of Run and by each
+// lane that still has to leave it. Whoever lets go last returns the call to its program's pool; if
+// nobody else holds the program, that may destroy the program (and its steps) on a lane thread.
+//
+// On failure Run returns an error and never throws: of a step (the first one wins), of memory or
+// threads that cannot be had (then no step has run), of misuse. All lanes are fit for the next
+// call.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -32,20 +42,28 @@ class Engine {
   Lane* lane(int index);
 
   // Runs a finished program to completion on the caller's thread (lane 0) and the lane threads.
+  // `args` and `results` hold the program's numbers of addresses and are used until Run returns.
+  // Any number of threads may call it.
   Result Run(const std::shared_ptr<const Program>& program, void* const* args, void* const* results,
              bool profile = false);
 
-  // Waits for calls in flight, joins the lane threads; later calls fail. Idempotent.
-  void Shutdown();
+  // Waits for calls in flight, joins the lane threads; later calls fail. Idempotent, from any
+  // thread. False, and nothing is done, inside a step (it would wait for itself) and in a forked
+  // child (which has no lanes).
+  bool Shutdown();
 
-  int64_t live_calls() const;
+  // All are 0 in a forked child.
+  int64_t live_calls() const;  // entered Run and not left it
+  int64_t calls() const;       // ever started
+  int64_t failures() const;    // of those, how many ended with an error
   int n_threads() const;
 
-  // Called on every lane thread at its start and end. Set before the first Run.
+  // Called on every lane thread at its start and end; must not throw. Set before the first Run.
   static void SetThreadHooks(void (*on_start)(int lane), void (*on_exit)(int lane));
 
  private:
   Engine();
+  bool forked() const;
   struct Impl;
   Impl* impl_;
 };

@@ -1,5 +1,6 @@
 // A lane: an ordered queue of work. Lane 0 has no thread: it runs on the threads of Run's callers,
-// one after the other in ticket order. Lanes 1 and up own a thread each.
+// one after the other in ticket order. Lanes 1 and up own a thread each. Lanes live as long as the
+// process; a lane runs one call at a time.
 #pragma once
 #include <atomic>
 
@@ -25,7 +26,8 @@ class Lane {
   std::atomic<Call*> current_{nullptr};
 };
 
-// Runs a lane's instructions of a call, then marks the lane done. Never throws.
-void RunLane(Lane& lane, Call& call);
+// Runs a lane's instructions of a call, then marks the lane done. What a step throws becomes the
+// call's error.
+void RunLane(Lane& lane, Call& call) noexcept;
 
 }  // namespace dfx

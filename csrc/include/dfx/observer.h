@@ -4,7 +4,10 @@
 
 namespace dfx {
 
-// Ids >= 0 are the step's own numbers (see the gates); the engine's launches carry -1 - launch.
+// Ids of the engine's own records: a launch is -1 - launch, a wait is kWaitTraceId + event. Other
+// ids are the step's own numbers, which steps pass to Call::Trace.
+constexpr int kWaitTraceId = 1 << 24;
+
 struct TraceRecord {
   int id;
   int lane;

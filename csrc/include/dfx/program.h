@@ -1,4 +1,8 @@
-// A program: the executable form of a plan (or of one stage of it). Immutable once finished.
+// A program: the executable form of a plan (or of one stage of it).
+//
+// Built by one thread; immutable once Finish returned "", and then shared by any number of threads
+// (only the pool of calls changes, under its mutex). A program that was not finished, or that was
+// changed after that, does not run: Engine::Run says so.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -51,6 +55,7 @@ class Program {
   // recorded, an order of lanes and events that can never finish. An event that no instruction
   // names is allowed: steps signal and await it themselves (gates).
   std::string Finish();
+  bool finished() const { return finished_; }
 
   const std::string& name() const { return name_; }
   int n_lanes() const { return n_lanes_; }
@@ -63,17 +68,22 @@ class Program {
   const std::vector<Instr>& lane(int index) const { return lanes_[static_cast<size_t>(index)]; }
   const std::vector<int>& used_lanes() const { return used_lanes_; }
 
-  // Calls are pooled, because their scratch is large and first use of memory is slow.
+  // Calls are pooled, because their scratch is large and first use of memory is slow. A call comes
+  // back once no lane can touch it any more. TakeCall throws std::bad_alloc.
   std::unique_ptr<Call> TakeCall() const;
-  void GiveCall(std::unique_ptr<Call> call) const;
+  void GiveCall(std::unique_ptr<Call> call) const noexcept;
 
  private:
   std::string CheckOrder() const;
+  // Notes the first misuse of the builder, for Finish to report.
+  void Misuse(std::string what);
+  bool CheckOpen();
 
   int n_lanes_, n_events_, n_args_, n_results_;
   int64_t scratch_bytes_;
   std::string name_;
   std::string bad_;  // first misuse of the builder
+  bool finished_ = false;
   std::vector<BufferDesc> buffers_;
   std::vector<LaunchDesc> launches_;
   std::vector<std::vector<Instr>> lanes_;
