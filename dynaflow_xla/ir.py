@@ -79,6 +79,8 @@ class Op:
         outer: True if the operator must stay in the outer program (effects, callbacks,
             collectives, ordered tokens); it never enters a lane.
         outer_reason: Why, for messages.
+        generator: It makes its values from nothing (iotas, masks of them, filled arrays) and costs
+            nothing where it is fused into its reader: cuts repeat it in every region that reads it.
         mark: The innermost ``dfx.mark`` around it.
         source: User's file and line.
         params: Short text of the operator's parameters, for the text form and the hash.
@@ -96,6 +98,7 @@ class Op:
     cost_ns: float = 0.0
     outer: bool = False
     outer_reason: str = ""
+    generator: bool = False
     mark: OpMark | None = None
     source: Source | None = None
     params: str = ""

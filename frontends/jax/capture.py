@@ -94,6 +94,7 @@ class _Builder:
         self.ops: list[Op] = []
         self.calls: Counter[str] = Counter()
         self.mark_numbers: dict[Any, int] = {}
+        self.generated: set[int] = set()
 
     def value(self, aval: Any, producer: int) -> int:
         number = len(self.values)
@@ -166,12 +167,16 @@ class _Builder:
                 outvars=[self.variables[n] for n in outputs],
             )
             reason = outer_reason(eqn)
-            flops, moved, cost = costs.estimate(eqn)
+            read_values = [a for a in atoms if isinstance(a, int)]
+            generator = name in costs.GENERATORS and self.generated.issuperset(read_values)
+            if generator:
+                self.generated.update(outputs)
+            flops, moved, cost = (0.0, 0, 0.0) if generator else costs.estimate(eqn)
             self.ops.append(
                 Op(
                     index=index,
                     kind=name,
-                    inputs=tuple(dict.fromkeys(a for a in atoms if isinstance(a, int))),
+                    inputs=tuple(dict.fromkeys(read_values)),
                     outputs=outputs,
                     scope=tuple(marks.plain_name(part) for part in inner_scope),
                     call_path=call_path,
@@ -180,6 +185,7 @@ class _Builder:
                     cost_ns=cost,
                     outer=bool(reason),
                     outer_reason=reason,
+                    generator=generator,
                     mark=marks.find_mark(inner_scope, self.mark_numbers, marked),
                     source=_compat.user_source(eqn) or caller,
                     params=_params_text(eqn),

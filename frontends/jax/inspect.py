@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from dynaflow_xla.errors import PlanError, UnsupportedError, VerificationError
-from dynaflow_xla.frontends.jax import auto, entry, lower
+from dynaflow_xla.frontends.jax import auto, entry, lower, physical
 from dynaflow_xla.plan import Launch
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.timeline import Span, Timeline
@@ -210,17 +210,17 @@ def _run_stage(
 ) -> list[tuple[int, int, int, int]]:
     held, addresses = [], []
     for value in stage.inputs:
-        array = _aligned_empty(lower.physical_spec(captured.avals[value]))
-        x = lower.to_physical(jax.numpy.asarray(env[value]), captured.avals[value])
+        array = _aligned_empty(physical.physical_spec(captured.avals[value]))
+        x = physical.to_physical(jax.numpy.asarray(env[value]), captured.avals[value])
         array[...] = np.asarray(x)
         held.append(array)
         addresses.append(array.ctypes.data)
-    results = [_aligned_empty(lower.physical_spec(captured.avals[v])) for v in stage.outputs]
+    results = [_aligned_empty(physical.physical_spec(captured.avals[v])) for v in stage.outputs]
     pointers = [ctypes.c_void_p(r.ctypes.data).value or 0 for r in results]
     trace = stage.program.run(addresses, pointers, profile=True)
     if not warm:
         for value, array in zip(stage.outputs, results, strict=True):
-            env[value] = lower.from_physical(jax.numpy.array(array), captured.avals[value])
+            env[value] = physical.from_physical(jax.numpy.array(array), captured.avals[value])
     return [tuple(record) for record in trace]
 
 
