@@ -10,7 +10,6 @@ import jax
 
 from dynaflow_xla import autotune
 from dynaflow_xla._version import __version__
-from dynaflow_xla.frontends.jax import _compat
 
 
 @dataclass(frozen=True)
@@ -75,15 +74,11 @@ def _child(fast: Any, candidates: list[Any], choice: str) -> Any:
 
 
 def _runner(fn: Any, fast: Any, args: Any, kwargs: Any) -> Callable[[], None]:
-    donates = bool(_compat.jit_options(fast.original)["donate_argnums"]) or bool(
-        _compat.jit_options(fast.original)["donate_argnames"]
-    )
-
     def copy(leaf: Any) -> Any:
         return leaf.copy() if isinstance(leaf, jax.Array) else leaf
 
     def run() -> None:
-        a, k = jax.tree_util.tree_map(copy, (args, kwargs)) if donates else (args, kwargs)
+        a, k = jax.tree_util.tree_map(copy, (args, kwargs)) if fast._donates else (args, kwargs)
         jax.block_until_ready(fn(*a, **k))
 
     return run
