@@ -221,10 +221,11 @@ def verify(fast: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
-    """Runs once with time stamps at region ends; returns the measured timeline.
+    """Runs with time stamps at region ends; returns the measured timeline, a median one of a few.
 
     The stamped program is compiled for this purpose; stamps keep regions apart, so that sums can
-    be a little longer than an ordinary call.
+    be a little longer than an ordinary call. Outer regions (effects) run once. Time between lane
+    programs and outer regions is left out.
     """
     module = importlib.import_module("dynaflow_xla.frontends.jax.profile")
     return module.profile(_scheduled(fast, "profile"), args, kwargs)  # type: ignore[no-any-return]

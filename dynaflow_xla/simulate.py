@@ -60,38 +60,62 @@ def simulate(
     for instruction in plan.instructions:
         run.step(instruction)
     run.end_stage()
-    bound = lower_bound(plan, pg, costs, overhead_ns=run.unavoidable)
+    bound = lower_bound(plan, pg, costs, launch_ns=launch_ns, bytes_per_ns=bytes_per_ns)
     return complete("predicted", run.spans, plan.lanes, {"name": plan.graph}, bound)
 
 
 def lower_bound(
-    plan: Plan, pg: PartitionedGraph, costs: Costs | None = None, *, overhead_ns: int = 0
+    plan: Plan,
+    pg: PartitionedGraph,
+    costs: Costs | None = None,
+    *,
+    launch_ns: float = 0.0,
+    bytes_per_ns: float = math.inf,
 ) -> Bound:
-    """What no plan over the same regions and lanes can beat.
+    """What no plan over the same regions and lanes can beat, and what one lane would take.
+
+    Hand-overs and copies between lanes are left out: some plan may do without. Each result is
+    copied once and some lane program starts, in any plan.
 
     Args:
-        plan: The plan, for its launches and number of lanes.
+        plan: The plan, for its launches, its results and its number of lanes.
         pg: Its graph.
         costs: As for :func:`simulate`.
-        overhead_ns: Time that one lane would need beside the regions themselves.
+        launch_ns: As for :func:`simulate`.
+        bytes_per_ns: As for :func:`simulate`.
     """
-    cost = _checked(pg, costs)
+    cost, dispatch = _checked(pg, costs), _time("launch_ns", launch_ns)
     finish: dict[tuple[int, int], int] = {}
-    longest = outer_end = work = outer = 0
+    copied: set[tuple[int, int]] = set()
+    longest = outer_end = outer = inner = stages = 0
+    lane_ran = False
     for launch in plan.instructions:
         if not isinstance(launch, Launch):
             continue
         reads = [(plan.buffers[b].value, plan.buffers[b].nano) for b in launch.ins]
         begin = max((finish.get(v, 0) for v in reads), default=0)
+        results = {
+            (plan.buffers[b].value, plan.buffers[b].nano): plan.buffers[b].bytes
+            for b in launch.outs
+            if plan.buffers[b].kind == "result" and launch.lane >= 0
+        }
+        copy = sum(int(size / bytes_per_ns) for v, size in results.items() if v not in copied)
+        copied.update(results)
         if launch.lane < 0:
             begin = max(begin, outer_end)
             outer += cost[launch.region]
+            lane_ran = False
+        else:
+            begin = max(begin, dispatch)
+            inner += cost[launch.region] + copy
+            stages += not lane_ran
+            lane_ran = True
         end = begin + cost[launch.region]
         outer_end = end if launch.lane < 0 else outer_end
-        work += cost[launch.region]
         finish.update({(plan.buffers[b].value, plan.buffers[b].nano): end for b in launch.outs})
-        longest = max(longest, end)
-    return Bound(work + overhead_ns, longest, work, outer, plan.lanes)
+        longest = max(longest, end + copy)
+    shared = outer + -(-inner // max(plan.lanes, 1)) + (dispatch if stages else 0)
+    return Bound(outer + inner + dispatch * stages, longest, shared, plan.lanes)
 
 
 def _checked(pg: PartitionedGraph, costs: Costs | None) -> list[int]:
@@ -135,7 +159,6 @@ class _Run:
             raise PlanError(f"bytes_per_ns must be a number > 0; got {bytes_per_ns!r}")
         self.bytes_per_ns = bytes_per_ns
         self.spans: list[Span] = []
-        self.unavoidable = 0  # what one lane would spend beside regions: dispatch, result copies
         self._stage_start = 0
         self._barrier: tuple[int, ...] = ()  # span of the outer region before this stage
         self._clock: dict[int, int] = {}  # by lane, of lanes that started in this stage
@@ -242,8 +265,5 @@ class _Run:
         """Copies results out; the next stage starts when all lanes are done."""
         for lane, results in self._results.items():
             self._copy(lane, "copy results", sum(results.values()))
-            self.unavoidable += self._copies(sum(results.values()))
-        if self._clock:
-            self.unavoidable += self.launch
         self._stage_start = max([self._stage_start, *self._clock.values()])
         self._clock, self._results, self._received = {}, {}, set()

@@ -63,22 +63,19 @@ class Bound(msgspec.Struct, frozen=True):
     Attributes:
         serial_ns: Time of the same regions one after another on one lane.
         critical_path_ns: Longest chain of regions that need each other's values.
-        work_ns: Sum of all regions' costs.
-        outer_ns: The part of ``work_ns`` that runs in the outer program, beside no lane.
+        shared_ns: Time if the work of the lanes were spread evenly over all of them.
         lanes: Number of lanes.
     """
 
     serial_ns: int
     critical_path_ns: int
-    work_ns: int
-    outer_ns: int
+    shared_ns: int
     lanes: int
 
     @property
     def ns(self) -> int:
-        """The lower bound: ``max(critical path, outer work + other work / lanes)``."""
-        shared = -(-(self.work_ns - self.outer_ns) // max(self.lanes, 1))
-        return max(self.critical_path_ns, self.outer_ns + shared)
+        """The lower bound: the larger of critical path and evenly shared work."""
+        return max(self.critical_path_ns, self.shared_ns)
 
     def to_text(self, total_ns: int) -> str:
         """``at best 1.42x, this plan 1.35x, against one lane``."""
@@ -374,5 +371,9 @@ def _reason(low: int, high: int, starts: Sequence[int], outer: Sequence[Span]) -
     following = bisect_right(starts, high - 1)
     barrier = next((s for s in outer if s.start_ns >= high), None)
     if following < len(starts) and (barrier is None or starts[following] < barrier.start_ns):
-        return "dispatch"
+        before = bisect_right(starts, low - 1)
+        started = before and starts[before - 1] >= max(
+            (x.end_ns for x in outer if x.end_ns <= low), default=0
+        )
+        return "between two steps of its program" if started else "dispatch"
     return "nothing left" if barrier is None else f"nothing left before {barrier.name!r}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.timeline import Span, Timeline, us
+from dynaflow_xla.timeline import Span, Timeline, us as _show
 
 _TEMPLATE = Path(__file__).with_name("timeline_page.html")
 _RESOURCES = ("compute", "memory", "network", "host")
@@ -51,6 +51,10 @@ def _original(given: float | Timeline | None) -> float | Timeline | None:
     return given * 1e6
 
 
+def _time(ns: float) -> str:
+    return _show(ns).replace(" us", " \N{MICRO SIGN}s")
+
+
 def _text(value: object) -> str:
     return html.escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(value)))
 
@@ -67,10 +71,10 @@ def _share(part: float, whole: float) -> str:
 
 def _summary(timeline: Timeline, original: float | Timeline | None) -> str:
     total = timeline.total_ns
-    facts = [("total", us(total))]
+    facts = [("total", _time(total))]
     if original is not None:
         before = original.total_ns if isinstance(original, Timeline) else original
-        facts.append(("original", us(before)))
+        facts.append(("original", _time(before)))
         if total and before:
             ratio = before / total
             text = f"{ratio:.2f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
@@ -100,7 +104,7 @@ def _legend(timelines: list[Timeline]) -> str:
     items = [(f"fill r-{_class(r)}", r or "region") for r in sorted(launched)]
     kinds = {s.kind for s in spans}
     if "copy" in kinds:
-        items.append(("fill r-copy", "copy between lanes"))
+        items.append(("fill r-copy", "copy"))
     if kinds & {"wait", "idle"}:
         items.append(("hatch", "idle or waiting (hover for the reason)"))
     if launched:
@@ -129,7 +133,7 @@ def _idle(timeline: Timeline) -> str:
         return '<tr><td colspan="4">no lane was ever idle</td></tr>'
     rows = sorted(sums.items(), key=lambda item: -item[1])
     return "".join(
-        f"<tr><td>lane {lane}</td><td>{_text(reason)}</td><td>{us(ns)}</td>"
+        f"<tr><td>lane {lane}</td><td>{_text(reason)}</td><td>{_time(ns)}</td>"
         f"<td>{_share(ns, timeline.total_ns)}</td></tr>"
         for (lane, reason), ns in rows[:12]
     )
@@ -145,8 +149,8 @@ def _table(timeline: Timeline) -> str:
     rows = []
     for i, span in order:
         cells = [
-            _row_name(span.lane), span.name, span.kind, str(span.nano), us(span.start_ns),
-            us(span.duration_ns), _share(span.duration_ns, timeline.total_ns),
+            _row_name(span.lane), span.name, span.kind, str(span.nano), _time(span.start_ns),
+            _time(span.duration_ns), _share(span.duration_ns, timeline.total_ns),
             "yes" if i in critical else "", _si(span.flops), _si(span.bytes_moved), span.source,
             span.reason,
         ]  # fmt: skip
@@ -168,7 +172,7 @@ def _data(timeline: Timeline, original: float | Timeline | None) -> dict[str, An
     if isinstance(original, Timeline):
         groups.append(_group(original, f"original ({original.kind})", False))
     elif original is not None:
-        name = f"original {us(original)}"
+        name = f"original {_time(original)}"
         span = {"s": 0, "e": original, "n": name, "k": "launch", "r": "other", "own": "original"}
         groups.append({"title": "original", "rows": [{"label": "one call", "spans": [span]}]})
     groups.append(_group(timeline, f"scheduled ({timeline.kind})", True))

@@ -48,7 +48,7 @@ def write_plot(timeline: Timeline, path: Path) -> Path:
         range(len(rows)), ["outer" if row < 0 else f"lane {row}" for row in rows]
     )
     axes.set_xlim(0, end / scale)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
     axes.set_xlabel(unit)
     axes.set_title(
         "\n".join(x for x in (timeline.name, timeline.summary()) if x), fontsize=10, loc="left",
