@@ -192,9 +192,10 @@ def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timelin
 
     Args:
         fast: What ``schedule`` returned.
-        args, kwargs: Arrays or ``jax.ShapeDtypeStruct``; nothing runs.
+        *args: Arrays or ``jax.ShapeDtypeStruct``; nothing runs.
         costs: Nanoseconds by region name or id, or a timeline that ``profile`` measured; regions
             left out cost what is estimated.
+        **kwargs: As ``args``.
 
     Raises:
         PlanError: a cost that is no time, or of a region that does not exist.
@@ -221,11 +222,11 @@ def verify(fast: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
-    """Runs with time stamps at region ends; returns the measured timeline, a median one of a few.
+    """Runs with time stamps at region ends; returns the measured timeline.
 
     The stamped program is compiled for this purpose; stamps keep regions apart, so that sums can
-    be a little longer than an ordinary call. Outer regions (effects) run once. Time between lane
-    programs and outer regions is left out.
+    be a little longer than an ordinary call. Lane programs run a few times and the fastest run
+    counts; outer regions, which may have effects, run once. Time between the two is left out.
     """
     module = importlib.import_module("dynaflow_xla.frontends.jax.profile")
     return module.profile(_scheduled(fast, "profile"), args, kwargs)  # type: ignore[no-any-return]

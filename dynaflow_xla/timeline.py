@@ -195,7 +195,9 @@ class Timeline(msgspec.Struct, frozen=True):
         if self.bound is not None:
             line += f"; {self.bound.to_text(self.total_ns)}"
         if self.lanes > 1 and self.total_ns:
-            line += f"; two or more lanes busy {self.concurrent_ns() / self.total_ns:.0%} of the time"
+            line += (
+                f"; two or more lanes busy {self.concurrent_ns() / self.total_ns:.0%} of the time"
+            )
         return line
 
     def to_text(self) -> str:

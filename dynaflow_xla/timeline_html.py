@@ -174,7 +174,7 @@ def _data(timeline: Timeline, original: float | Timeline | None) -> dict[str, An
     elif original is not None:
         name = f"original {_time(original)}"
         span = {"s": 0, "e": original, "n": name, "k": "launch", "r": "other", "own": "original"}
-        groups.append({"title": "original", "rows": [{"label": "one call", "spans": [span]}]})
+        groups.append({"title": "original", "rows": [{"label": "call", "spans": [span]}]})
     groups.append(_group(timeline, f"scheduled ({timeline.kind})", True))
     end = original.total_ns if isinstance(original, Timeline) else original or 0
     return {"end": max(timeline.total_ns, end), "groups": groups}

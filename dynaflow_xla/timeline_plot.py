@@ -44,9 +44,7 @@ def write_plot(timeline: Timeline, path: Path) -> Path:
                 color="white", fontsize=9, clip_on=True, zorder=4, parse_math=False,
             )  # fmt: skip
             texts.append((text, length))
-    axes.set_yticks(
-        range(len(rows)), ["outer" if row < 0 else f"lane {row}" for row in rows]
-    )
+    axes.set_yticks(range(len(rows)), ["outer" if row < 0 else f"lane {row}" for row in rows])
     axes.set_xlim(0, end / scale)
     axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
     axes.set_xlabel(unit)

@@ -148,7 +148,9 @@ def test_text_names_what_matters() -> None:
     assert str(two_lanes()) == text
 
 
-@pytest.mark.parametrize("ns, text", [(0, "0 ns"), (999, "999 ns"), (1500, "1.5 us"), (2e6, "2 ms")])
+@pytest.mark.parametrize(
+    "ns, text", [(0, "0 ns"), (999, "999 ns"), (1500, "1.5 us"), (2e6, "2 ms")]
+)
 def test_times_for_people(ns: float, text: str) -> None:
     assert us(ns) == text
 
