@@ -14,6 +14,7 @@ from dynaflow_xla.timeline import Span, Timeline, us as _show
 
 _TEMPLATE = Path(__file__).with_name("timeline_page.html")
 _RESOURCES = ("compute", "memory", "network", "host")
+_MOST_IDLE = 12
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
@@ -132,11 +133,13 @@ def _idle(timeline: Timeline) -> str:
     if not sums:
         return '<tr><td colspan="4">no lane was ever idle</td></tr>'
     rows = sorted(sums.items(), key=lambda item: -item[1])
+    rest = sum(ns for _, ns in rows[_MOST_IDLE:])
+    more = f"<tr><td></td><td>{len(rows) - _MOST_IDLE} more reasons</td><td>{_time(rest)}</td><td></td></tr>"
     return "".join(
         f"<tr><td>lane {lane}</td><td>{_text(reason)}</td><td>{_time(ns)}</td>"
         f"<td>{_share(ns, timeline.total_ns)}</td></tr>"
-        for (lane, reason), ns in rows[:12]
-    )
+        for (lane, reason), ns in rows[:_MOST_IDLE]
+    ) + (more if len(rows) > _MOST_IDLE else "")
 
 
 def _row_name(lane: int) -> str:
