@@ -147,13 +147,13 @@ class Timeline(msgspec.Struct, frozen=True):
         ]
         return tuple(sorted(found, key=lambda s: -s.duration_ns))
 
-    def region_ns(self) -> dict[int, int]:
-        """Region id -> time it took, over all nano-batches: costs for ``simulate``."""
-        costs: dict[int, int] = {}
+    def region_ns(self) -> dict[int, float]:
+        """Region id -> time a launch of it took (the mean over nano-batches): costs for ``simulate``."""
+        times: dict[int, list[int]] = {}
         for span in self.spans:
             if span.kind == "launch":
-                costs[span.region] = costs.get(span.region, 0) + span.duration_ns
-        return costs
+                times.setdefault(span.region, []).append(span.duration_ns)
+        return {region: sum(found) / len(found) for region, found in times.items()}
 
     def critical_path(self) -> tuple[Span, ...]:
         """The chain of regions and copies that bounds the end, first one first.

@@ -107,20 +107,20 @@ class _Measured:
         self._made = made
         self._spans: list[Span] = []
         self._now = 0
-        self._launch_of: dict[int, int] = {}  # region -> its span
+        self._launch_of: dict[tuple[int, int], int] = {}  # (region, nano-batch) -> its span
         self._barrier: tuple[int, ...] = ()
+        self._preds = made.pg.predecessors()
 
     def add_stage(self, instructions: list[Any], records: list[_Trace]) -> None:
         """Spans of one stage from the engine's records."""
-        pg = self._made.pg
         # The program numbers its events in the order in which they are recorded.
         producers: list[Launch | None] = []
         last: dict[int, Launch] = {}
-        nano: dict[int, int] = {}
+        order: dict[tuple[int, int], list[Launch]] = {}  # by lane and region, in lane order
         for instruction in instructions:
             if isinstance(instruction, Launch):
                 last[instruction.lane] = instruction
-                nano[instruction.region] = instruction.nano
+                order.setdefault((instruction.lane, instruction.region), []).append(instruction)
             elif isinstance(instruction, Record):
                 producers.append(last.get(instruction.lane))
         # A lane's first stamp starts where its program did: gates know ends only.
@@ -135,7 +135,6 @@ class _Measured:
         first = len(self._spans)
         waits: dict[int, Launch] = {}
         lanes_seen: set[int] = set()
-        preds = pg.predecessors()
         for lane, t0, t1, number in sorted(stamps, key=lambda s: s[:3]):
             at, until = t0 + shift, t1 + shift
             after = () if lane in lanes_seen else self._barrier
@@ -153,17 +152,18 @@ class _Measured:
                     reason=f"waits for {name!r} on lane {where}", after=after,
                 )  # fmt: skip
             else:
-                self._launch_of[number] = len(self._spans)
-                span = self._region(number, lane, at, until, nano[number], after)
+                nano = order[lane, number].pop(0).nano
+                self._launch_of[number, nano] = len(self._spans)
+                span = self._region(number, lane, at, until, nano, after)
             self._spans.append(span)
         # What a span follows may stand behind it in the list: known only now.
         for i in range(first, len(self._spans)):
             span = self._spans[i]
             found = set(span.after)
             if i in waits:
-                found.add(self._signal(self._launch_of[waits[i].region]))
+                found.add(self._signal(self._launch_of[waits[i].region, waits[i].nano]))
             if span.kind == "launch":
-                found.update(self._launch_of[p] for p in preds[span.region])
+                found.update(self._producers(span.region, span.nano))
             self._spans[i] = msgspec.structs.replace(span, after=tuple(sorted(found)))
         self._now = max((s.end_ns for s in self._spans), default=0)
 
@@ -175,6 +175,10 @@ class _Measured:
             lane, region.name, "launch", begin, end, number, nano, region.resource, region.flops,
             region.bytes_moved, str(region.source or ""), after=after,
         )  # fmt: skip
+
+    def _producers(self, region: int, nano: int) -> set[int]:
+        spans = (self._launch_of.get((p, nano)) for p in self._preds[region])
+        return {i for i in spans if i is not None}
 
     def _signal(self, launch: int) -> int:
         """A region signals after copying out: that copy's span if there is one."""
@@ -191,13 +195,13 @@ class _Measured:
         for i in range(self._barrier[0] + 1 if self._barrier else 0, len(self._spans)):
             last[self._spans[i].lane] = i
         found = {*last.values(), *self._barrier}
-        found.update(self._launch_of[p] for p in self._made.pg.predecessors()[launch.region])
+        found.update(self._producers(launch.region, launch.nano))
         index = len(self._spans)
         end = self._now + took_ns
         self._spans.append(
             self._region(launch.region, -1, self._now, end, launch.nano, tuple(sorted(found)))
         )
-        self._launch_of[launch.region] = index
+        self._launch_of[launch.region, launch.nano] = index
         self._barrier = (index,)
         self._now = end
 

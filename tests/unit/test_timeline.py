@@ -137,6 +137,8 @@ def test_busy_overlap_and_concurrency() -> None:
     three = [launch(lane, "x", 0, 10 + lane, lane) for lane in range(3)]
     assert complete("predicted", three, 3, {}).concurrent_ns() == 11
     assert timeline.region_ns() == {0: 100, 1: 300, 2: 60}
+    nano = [launch(0, "x", 0, 10, 0), launch(0, "x", 10, 40, 0, nano=1)]
+    assert complete("measured", nano, 1, {}).region_ns() == {0: 20}
 
 
 def test_text_names_what_matters() -> None:
