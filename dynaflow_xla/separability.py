@@ -14,7 +14,6 @@ from dynaflow_xla.batch_states import (
     Finding,
     Mixed,
     Partial,
-    Position,
     Rows,
     Same,
     State,
@@ -165,6 +164,11 @@ def _allowed(state: State) -> dict[str, OutSpec]:
     return allowed
 
 
+def mergers(state: State) -> tuple[OutSpec, ...]:
+    """The ``out_axes`` entries under which an output of this state gets the original's value."""
+    return tuple(_allowed(state).values())
+
+
 def _mismatch(state: State) -> str:
     if isinstance(state, Rows):
         if state.power:
@@ -204,7 +208,7 @@ def prove_output(
     if isinstance(state, Unknown):
         return OutputProof(index, state, wanted, "unproven", state.finding, "")
     axis = wanted + rank if isinstance(wanted, int) and wanted < 0 else wanted
-    allowed = {} if isinstance(state, Position) else _allowed(state)
+    allowed = _allowed(state)
     if not inexact:
         allowed = {k: v for k, v in allowed.items() if not isinstance(v, Mean)}
     if axis in allowed.values():

@@ -70,21 +70,36 @@ def _identity(site: Site) -> list[State]:
     return list(site.ins)
 
 
+def counts_to(dtype: Any, count: int) -> bool:
+    """Whether a type is one of integers up to ``count``."""
+    return jax.dtypes.issubdtype(dtype, np.integer) and int(jax.numpy.iinfo(dtype).max) >= count
+
+
+def _keeps_sums(before: Any, after: Any) -> bool:
+    """Whether a conversion is linear, up to the rounding of floats.
+
+    Rounding to integers is not. Integers wrap around, which a wider type or a float would show: counts of
+    32 bits and more are taken not to, unsigned ones (below zero) and narrow ones may.
+    """
+    if jax.dtypes.issubdtype(before, np.inexact):
+        return jax.dtypes.issubdtype(after, np.inexact)
+    if before == after:
+        return True
+    if not jax.dtypes.issubdtype(before, np.signedinteger) or jax.numpy.iinfo(before).bits < 32:
+        return False
+    return jax.dtypes.issubdtype(after, np.number)
+
+
 @rule("convert_element_type", "to_edtype", "from_edtype")
 def _convert(site: Site) -> State:
     site.same_params()
     (state,) = site.ins
+    before, after = site.eqns[0].invars[0], site.eqns[0].outvars[0]
     if isinstance(state, Position):
-        if not _is(site.eqns[0].outvars[0], np.integer):
+        if not counts_to(after.aval.dtype, site.sizes[0]):
             raise Refuse("computes with the position of a row in the batch")
         return state
-    before, after = site.eqns[0].invars[0], site.eqns[0].outvars[0]
-    # Rounding to integers (or to true and false) is not linear; between floats it is, up to rounding.
-    exact = _is(after, np.inexact) or (_is(before, np.integer, np.bool_) and _is(after, np.integer))
-    if not exact:
-        made = nonlinear([state])
-    else:
-        made = state
+    made = state if _keeps_sums(before.aval.dtype, after.aval.dtype) else nonlinear([state])
     fill = state.fill if isinstance(state, Same | Rows) else None
     if fill is None or not isinstance(made, Same | Rows):
         return made

@@ -159,7 +159,8 @@ def _proportional(whole: np.ndarray, part: np.ndarray, b: int, n: int, power: in
     """Whether whole == (b / n)**power * part, up to the rounding of its type."""
     kind = _kind(whole.dtype)
     if kind in "iu" and power > 0:
-        return bool((whole.astype(object) * n**power == part.astype(object) * b**power).all())
+        scaled = whole.astype(object) * n**power
+        return np.array_equal(scaled, part.astype(object) * b**power)
     if kind not in "fc":  # integers that shrink as the batch grows would be rounded
         return False
     wide: Any = np.complex128 if kind == "c" else np.float64

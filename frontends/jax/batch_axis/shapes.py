@@ -18,6 +18,7 @@ from dynaflow_xla.batch_states import (
     nonlinear,
     reshaped,
 )
+from dynaflow_xla.frontends.jax.batch_axis.elementwise import counts_to
 from dynaflow_xla.frontends.jax.batch_axis.walk import Site, rule
 
 
@@ -235,7 +236,7 @@ def _iota(site: Site) -> State:
     axis, inner = varying_axis(site)
     if int(site.params["dimension"]) != axis:
         return Rows(axis, 1, inner)
-    if inner != 1:
+    if inner != 1 or not counts_to(site.params["dtype"], site.sizes[0]):
         raise Refuse("numbers the elements of the batch")
     return Position(axis)
 
