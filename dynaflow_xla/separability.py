@@ -6,7 +6,7 @@ against how the outputs are to be merged, and the outcome becomes a :class:`Proo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -76,7 +76,7 @@ class Proof:
         sizes: Sizes of nano-batches that were traced; the proof holds for splits into these.
         states: State of each value of the captured graph, by value id.
         outputs: One entry for each flat output.
-        findings: Every operator that mixes or is unproven, in program order, each once.
+        findings: The operators to blame for outputs that are not separable, each once.
         effects: Operators with effects: split, they would run once for each nano-batch.
     """
 
@@ -217,7 +217,3 @@ def prove_output(
     finding = Finding("mixed", made_by.op, reason, made_by.source, made_by.scope)
     return OutputProof(index, state, wanted, "mixed", finding, next(iter(allowed), ""))
 
-
-def distinct_findings(states: Iterable[State]) -> tuple[Finding, ...]:
-    """The causes behind failed states, in order, each once."""
-    return tuple(dict.fromkeys(s.finding for s in states if isinstance(s, Mixed | Unknown)))

@@ -30,7 +30,6 @@ from dynaflow_xla.separability import (
     OutputProof,
     OutSpec,
     Proof,
-    distinct_findings,
     prove_output,
 )
 
@@ -106,7 +105,7 @@ def prove(
         sizes=tuple(parts),
         states=states,
         outputs=tuple(verdicts),
-        findings=distinct_findings((*states, *outs)),
+        findings=tuple(dict.fromkeys(v.finding for v in verdicts if v.finding is not None)),
         effects=tuple(walker.effects),
     )
 
