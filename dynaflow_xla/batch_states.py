@@ -255,7 +255,9 @@ def product(left: State, right: State) -> State:
     for total, other in ((left, right), (right, left)):
         if isinstance(total, Partial):
             if not isinstance(other, Same):
-                raise Refuse("multiplies a total over the batch, before it is complete", total.origin)
+                raise Refuse(
+                    "multiplies a total over the batch, before it is complete", total.origin
+                )
             return Partial(total.power + other.power, total.origin)
     return rows_of((left, right), _power(left) + _power(right))
 

@@ -136,8 +136,12 @@ class Proof:
                 "  - an output that is a sum or a mean over the batch: "
                 "out_axes=dfx.Sum() or out_axes=dfx.Mean()"
             )
-        lines.append("  - exclude the region from the split: apply it outside the scheduled function")
-        lines.append("  - if you know that rows are independent all the same: assume_separable=True")
+        lines.append(
+            "  - exclude the region from the split: apply it outside the scheduled function"
+        )
+        lines.append(
+            "  - if you know that rows are independent all the same: assume_separable=True"
+        )
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -216,4 +220,3 @@ def prove_output(
     reason = f"{_mismatch(state)}, so it cannot be merged by out_axes={wanted!r}"
     finding = Finding("mixed", made_by.op, reason, made_by.source, made_by.scope)
     return OutputProof(index, state, wanted, "mixed", finding, next(iter(allowed), ""))
-

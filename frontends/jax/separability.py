@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.extend import core as jcore
 
-from dynaflow_xla.batch_states import Finding, Mixed, Refuse, Rows, State, Unknown
+from dynaflow_xla.batch_states import Finding, Mixed, Refuse, Rows, Same, State, Unknown
 from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.frontends.jax.batch_axis import (
     control_flow,
@@ -89,7 +89,9 @@ def prove(
         raise SeparabilityError(
             f"{name!r}: out_axes must have one entry for each of {count} outputs; got {len(out_axes)}"
         )
-    if any(len(c.graph.inputs) != len(whole.graph.inputs) or len(c.outputs) != count for c in captured):
+    if any(
+        len(c.graph.inputs) != len(whole.graph.inputs) or len(c.outputs) != count for c in captured
+    ):
         raise SeparabilityError(
             f"{name!r} has other inputs, constants or outputs when the batch size is another"
         )
@@ -148,7 +150,9 @@ def _inputs(
             f"got {len(in_axes)}"
         )
     if all(axis is None for axis in in_axes):
-        raise SeparabilityError(f"{whole.name!r}: in_axes names no batched input, so there is no batch")
+        raise SeparabilityError(
+            f"{whole.name!r}: in_axes names no batched input, so there is no batch"
+        )
     states: list[State] = []
     for number, axis in enumerate(in_axes):
         shapes_ = [c.graph.values[c.graph.inputs[skip + number]].shape for c in captured]
@@ -158,7 +162,7 @@ def _inputs(
                 f"{whole.name!r}: in_axes of input {number} must be an axis of its shape {shapes_[0]}; "
                 f"got {axis}"
             )
-        state: State = equality.Same() if axis is None else Rows(axis % rank)
+        state: State = Same() if axis is None else Rows(axis % rank)
         if not fits(state, shapes_, sizes):
             raise SeparabilityError(
                 f"{whole.name!r}: input {number} with batch axis {axis} must have "
@@ -185,10 +189,13 @@ def _verdict(
             op = whole.graph.ops[producer]
             made_by = Finding("mixed", op.kind, "", op.source, op.scope)
     all_shapes = [
-        tuple(c.avals[c.outputs[number]].shape) if c.output_is_value[number] else np.shape(c.outputs[number])
+        tuple(c.avals[c.outputs[number]].shape)
+        if c.output_is_value[number]
+        else np.shape(c.outputs[number])
         for c in captured
     ]
     if not isinstance(state, Mixed | Unknown) and not fits(state, all_shapes, sizes):
-        state = Unknown(Finding("unproven", made_by.op, "has other shapes than its state says", made_by.source))
+        reason = "has other shapes than its state says"
+        state = Unknown(Finding("unproven", made_by.op, reason, made_by.source))
     inexact = jax.dtypes.issubdtype(dtype, np.inexact)
     return prove_output(number, state, wanted, rank=len(shape), inexact=inexact, made_by=made_by)

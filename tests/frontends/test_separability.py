@@ -15,7 +15,8 @@ from jax import lax
 
 import dynaflow_xla as dfx
 from dynaflow_xla.batch_states import Partial, Rows, Same
-from dynaflow_xla.frontends.jax import capture, separability
+from dynaflow_xla.frontends.jax import _compat, capture, separability
+from dynaflow_xla.frontends.jax.batch_axis import coverage
 from dynaflow_xla.separability import Proof
 
 BATCH, SIZES = 5, (2, 3)
@@ -130,7 +131,8 @@ MLP = {"w": W, "b": normal(H)}
 
 def attention(params: Any, x: Any, mask: Any = None) -> Any:
     q, k, v = (
-        (x @ params[n]).reshape(x.shape[0], x.shape[1], 2, -1).swapaxes(1, 2) for n in ("q", "k", "v")
+        (x @ params[n]).reshape(x.shape[0], x.shape[1], 2, -1).swapaxes(1, 2)
+        for n in ("q", "k", "v")
     )
     scores = jnp.einsum("bhtd,bhsd->bhts", q, k) / np.sqrt(q.shape[-1])
     if mask is not None:
@@ -165,7 +167,9 @@ LSTM = {"x": normal(D, 4 * D), "h": normal(D, 4 * D, seed=1)}
 
 
 def conv(params: Any, x: Any) -> Any:
-    y = lax.conv_general_dilated(x, params, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    y = lax.conv_general_dilated(
+        x, params, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
     y = lax.reduce_window(jax.nn.relu(y), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
     return y.mean((1, 2))
 
@@ -338,7 +342,6 @@ TRICKS: dict[str, tuple[Any, ...]] = {
     "scan": (lambda x: lax.scan(lambda c, r: (c + r, c), x[0] * 0, x)[1], None),
     "scan, zeros": (lambda x: lax.scan(lambda c, r: (c + r, c), jnp.zeros(D), x)[1], "scan"),
     "scan counts rows": (lambda x: lax.scan(lambda c, r: (c + 1, r * c), 0.0, x)[1], "scan"),
-    "associative scan": (lambda x: lax.associative_scan(jnp.add, x), "slice"),
     "sort": (lambda x: jnp.sort(x, 0), "sort"),
     "sort by key": (lambda x: x[jnp.argsort(x[:, 0])], "sort"),
     "argmax": (lambda x: jnp.argmax(x, 0), "argmax"),
@@ -346,8 +349,8 @@ TRICKS: dict[str, tuple[Any, ...]] = {
     "first row": (lambda x: x - x[0], "slice"),
     "every other row": (lambda x: x[::2], "slice"),
     "all but one": (lambda x: x[1:] - x[:-1], "slice"),
-    "row by number": (lambda x: x[jnp.asarray([0, 1])], "gather"),
-    "row by dynamic number": (lambda x: lax.dynamic_index_in_dim(x, 1), "dynamic_slice"),
+    "row by number": (lambda x: jnp.take(x, jnp.asarray([0, 1]), 0, mode="clip"), None),
+    "row by dynamic number": (lambda x: lax.dynamic_slice(x, (1, 0), (1, D)), "dynamic_slice"),
     "rows with themselves": (lambda x: jnp.concatenate([x, x]), "concatenate"),
     "tile": (lambda x: jnp.tile(x, (2, 1)), None),
     "other order": (lambda x: x.reshape(D, -1).T, "reshape"),
@@ -393,7 +396,8 @@ TRICKS: dict[str, tuple[Any, ...]] = {
     "fft": (lambda x: jnp.fft.fft(x, axis=0).real, "fft"),
     "svd": (lambda x: jnp.linalg.svd(x, compute_uv=False), "svd"),
     "conv along the batch": (
-        lambda x: jnp.convolve(x[:, 0], jnp.ones(3), mode="same"), None
+        lambda x: lax.conv_general_dilated(x[None, None], jnp.ones((1, 1, 3, 1)), (1, 1), "SAME"),
+        "conv_general_dilated",
     ),
     "window": (
         lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2, 1), (1, 1), "SAME"),
@@ -402,7 +406,10 @@ TRICKS: dict[str, tuple[Any, ...]] = {
     "diagonal": (lambda x: x[jnp.arange(len(x)), jnp.arange(len(x))], "gather"),
     "other row": (lambda x: x[(jnp.arange(len(x)) + 1) % len(x), jnp.zeros(len(x), int)], None),
     "set one row": (lambda x: x.at[0].set(0.0), None),
-    "table by position": (lambda x: x + jnp.arange(30.0).reshape(-1, D)[: len(x)], None),
+    "table by position": (
+        lambda x: x + lax.dynamic_slice(jnp.arange(60.0).reshape(-1, D), (1, 0), x.shape),
+        "dynamic_slice",
+    ),
     "capacity": (
         lambda x: jnp.cumsum(jax.nn.one_hot(x.argmax(1), D), 0) * x, "cumsum"
     ),
@@ -456,7 +463,9 @@ def test_message() -> None:
 def test_wrong_merge_is_named_and_the_right_one_suggested() -> None:
     proof = prove(mean_loss, (MLP, X, LABELS), (None, 0, 0), dfx.Sum())
     assert proof.outputs[0].suggestion == "out_axes=dfx.Mean()"
-    with pytest.raises(dfx.SeparabilityError, match=r"it is a mean over the batch(.|\n)*dfx.Mean\(\)"):
+    with pytest.raises(
+        dfx.SeparabilityError, match=r"it is a mean over the batch(.|\n)*dfx.Mean\(\)"
+    ):
         proof.raise_if_refused()
     rows = prove(lambda x: x.T * 2, (X,), (0,), 0)
     assert rows.outputs[0].suggestion == "out_axes=1"
@@ -470,7 +479,10 @@ def test_mean_of_integers_is_refused() -> None:
 def test_negative_axes() -> None:
     check(lambda x: x.T, (X,), (0,), 1)
     assert prove(lambda x: x.T, (X,), (0,), -1).status == "separable"
-    assert prove(lambda x: x.T, (X.T,), (-1,), 0).status == "separable"
+    whole, part = (_trace(lambda x: x.T, [x])[0] for x in (X.T, X.T[:, :2]))
+    assert separability.prove(
+        whole, {2: part}, batch=BATCH, in_axes=[-1], out_axes=[-2]
+    ).status == "separable"  # fmt: skip
 
 
 def test_states_of_values() -> None:
@@ -507,6 +519,23 @@ def test_effects_are_unproven() -> None:
         proof.raise_if_refused()
 
 
+# Programs that trace to other operators when the batch size is another, on top of mixing it.
+RAGGED = {
+    "associative scan": lambda x: lax.associative_scan(jnp.add, x),
+    "convolve": lambda x: jnp.convolve(x[:, 0], jnp.ones(3), mode="same"),
+    "rows of a table": lambda x: x + jnp.arange(30.0).reshape(-1, D)[: len(x)],
+}
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_traces_that_differ_are_not_separable(name: str) -> None:
+    for spec in (0, dfx.Sum(), dfx.Mean(), None):
+        proof = prove(RAGGED[name], (X,), (0,), spec)
+        assert proof.status != "separable"
+        with pytest.raises(dfx.SeparabilityError):
+            proof.raise_if_refused()
+
+
 def test_other_program_at_another_size_is_unproven() -> None:
     def fn(x: Any) -> Any:
         return jnp.sin(x) if x.shape[0] > 3 else jnp.cos(x)
@@ -533,6 +562,23 @@ def test_permutation_chosen_by_size_is_refused() -> None:
 def test_closed_over_constant_of_the_batch_size() -> None:
     check(lambda x: x * np.full((x.shape[0], 1), 3.0, np.float32), (X,), (0,))
     assert prove(lambda x: x * normal(x.shape[0], 1), (X,), (0,)).status == "mixed"
+
+
+# -- the documented table of rules -------------------------------------------------------------------
+
+
+def test_the_page_lists_the_rules() -> None:
+    page = (Path(__file__).parents[2] / "docs/separability.md").read_text()
+    table = page.split(coverage.BEGIN)[1].split(coverage.END)[0].strip()
+    assert table == coverage.rules_table(), "paste the output of batch_axis.coverage into the page"
+
+
+def test_common_primitives_have_rules() -> None:
+    """What the public lax surface is made of; the rest of JAX's list is exotic."""
+    known = "add mul dot_general gather scatter-add scan while cond sort conv_general_dilated exp".split()
+    assert set(known) <= separability.covered()
+    assert set(known) <= _compat.registered_primitives()
+    assert not set(known) & set(coverage.without_rule())
 
 
 # -- requests that make no sense ---------------------------------------------------------------------

@@ -73,9 +73,7 @@ def _merge(x: Any, a: int) -> Any:
 
 
 def _while(x: Any) -> Any:
-    return jax.vmap(
-        lambda r: lax.while_loop(lambda c: jnp.sum(c) < 4, lambda c: c * 0.5 + 1, r)
-    )(x)
+    return jax.vmap(lambda r: lax.while_loop(lambda c: jnp.sum(c) < 4, lambda c: c * 0.5 + 1, r))(x)
 
 
 def _loop(x: Any) -> Any:
@@ -111,12 +109,16 @@ def _window(x: Any, a: int) -> Any:
 
 
 def _set_own(x: Any) -> Any:
-    return x.at[jnp.arange(x.shape[0]), _bucket(x.reshape(x.shape[0], -1)[:, 0], x.shape[1])].add(1.0)
+    return x.at[jnp.arange(x.shape[0]), _bucket(x.reshape(x.shape[0], -1)[:, 0], x.shape[1])].add(
+        1.0
+    )
 
 
 def _accumulate(x: Any, a: int) -> Any:
     moved = jnp.moveaxis(x, a, 0)
-    return lax.scan(lambda c, r: (c + r.sum(0), None), jnp.zeros(moved.shape[2:], x.dtype), moved)[0]
+    return lax.scan(lambda c, r: (c + r.sum(0), None), jnp.zeros(moved.shape[2:], x.dtype), moved)[
+        0
+    ]
 
 
 UNARY: dict[str, Callable[[Any, Draw], Any]] = {
@@ -317,7 +319,9 @@ def generate(rng: np.random.Generator) -> Program:
         operands = tuple(pick[:1] if name in UNARY else pick)
         step = (name, operands, tuple(int(n) for n in rng.integers(0, 12, 3)))
         try:
-            made = [jax.eval_shape(lambda *v, s=step: program.apply(s, list(v)), *v) for v in values]
+            made = [
+                jax.eval_shape(lambda *v, s=step: program.apply(s, list(v)), *v) for v in values
+            ]
         except Exception:  # whatever the operator says of operands that do not fit it
             continue
         if any(m.ndim > 3 or m.size > 600 or m.size == 0 or m.dtype != jnp.float64 for m in made):
@@ -431,5 +435,7 @@ def test_no_false_separable() -> None:
     print(EXAMPLES, "programs")
     for name, count in tally.most_common():
         print(f"{count:6d} {name}")
-    assert tally["separable"] > EXAMPLES // 4, "too few programs are proved for the test to say much"
+    assert tally["separable"] > EXAMPLES // 4, (
+        "too few programs are proved for the test to say much"
+    )
     assert tally["mixed"] > EXAMPLES // 4

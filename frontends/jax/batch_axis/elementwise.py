@@ -28,9 +28,9 @@ from dynaflow_xla.frontends.jax.batch_axis.walk import Site, rule
 
 NONLINEAR = """
     acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh
-    digamma erf erf_inv erfc exp exp2 expm1 floor igamma igamma_grad_a igammac is_finite lgamma log log1p
-    logistic mulhi nextafter not or polygamma population_count pow random_gamma_grad
-    regularized_incomplete_beta rem round rsqrt shift_left shift_right_arithmetic shift_right_logical
+    digamma erf erf_inv erfc exp exp2 expm1 floor igamma igamma_grad_a igammac is_finite lgamma log log1p log2
+    logistic mulhi nextafter not one_minus_square or polygamma polynomial population_count pow
+    random_gamma_grad regularized_incomplete_beta rem round rsqrt shift_left shift_right_arithmetic shift_right_logical
     sin sinh sqrt tan tanh threefry2x32 threefry4x32 philox2x32 philox4x32 xor zeta
     random_clone random_fold_in random_seed
 """.split()
@@ -64,7 +64,7 @@ def _linear(site: Site) -> State:
 
 
 @rule("copy", "copy_p", "stop_gradient", "name", "pvary", "sharding_constraint", "layout_constraint",
-      "optimization_barrier", "reshard")  # fmt: skip
+      "optimization_barrier", "reshard", "device_put")  # fmt: skip
 def _identity(site: Site) -> list[State]:
     site.same_params()
     return list(site.ins)
@@ -189,7 +189,12 @@ def select(which: State, cases: Sequence[State]) -> State:
         return nonlinear([which, *cases])
     chooser = nonlinear([which])
     picked = homogeneous(cases)
-    return replace(nonlinear([chooser, _flat(picked)]), power=_power(picked))
+    return scaled(nonlinear([chooser, _flat(picked)]), _power(picked))
+
+
+def scaled(state: State, power: int) -> State:
+    """The state with another power of the batch size."""
+    return replace(state, power=power) if isinstance(state, Same | Rows) else state
 
 
 def _flat(state: State) -> State:

@@ -42,9 +42,7 @@ def same_jaxpr(a: Any, b: Any) -> bool:
 
     def bind(xs: Sequence[Any], ys: Sequence[Any]) -> bool:
         names.update(zip(xs, ys, strict=False))
-        return len(xs) == len(ys) and all(
-            x.aval == y.aval for x, y in zip(xs, ys, strict=True)
-        )
+        return len(xs) == len(ys) and all(x.aval == y.aval for x, y in zip(xs, ys, strict=True))
 
     def equal_atoms(xs: Sequence[Any], ys: Sequence[Any]) -> bool:
         return len(xs) == len(ys) and all(
@@ -149,7 +147,8 @@ def constant_state(values: Sequence[Any], sizes: Sequence[int]) -> State:
     if inner == 1 and whole.dtype.kind in "iu":
         shape = [-1 if d == axis else 1 for d in range(whole.ndim)]
         if all(
-            bool((a == np.arange(n).reshape(shape)).all()) for a, n in zip(arrays, sizes, strict=True)
+            bool((a == np.arange(n).reshape(shape)).all())
+            for a, n in zip(arrays, sizes, strict=True)
         ):
             return Position(axis)
     raise refusal
@@ -166,7 +165,9 @@ def _proportional(whole: np.ndarray, part: np.ndarray, b: int, n: int, power: in
     wide: Any = np.complex128 if kind == "c" else np.float64
     tolerance = 8 * float(jax.numpy.finfo(whole.dtype).eps)
     return bool(
-        np.allclose(whole.astype(wide), part.astype(wide) * (b / n) ** power, rtol=tolerance, atol=0)
+        np.allclose(
+            whole.astype(wide), part.astype(wide) * (b / n) ** power, rtol=tolerance, atol=0
+        )
     )
 
 

@@ -102,7 +102,9 @@ def _gather(site: Site) -> State:
     if c == len(site.shape(1)) - 1:
         raise Refuse("takes the rows of the batch as the coordinates of one element")
     if isinstance(operand, Partial):
-        raise Refuse("takes elements of a total over the batch, before it is complete", operand.origin)
+        raise Refuse(
+            "takes elements of a total over the batch, before it is complete", operand.origin
+        )
     if isinstance(operand, Same):
         if isinstance(indices, Position):
             raise Refuse("looks up values by the position of a row in the batch")

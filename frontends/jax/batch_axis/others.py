@@ -56,8 +56,7 @@ def _whole_draw(site: Site) -> State:
     raise Refuse(_DRAW)
 
 
-@rule("psum", "psum2", "psum_invariant", "ppermute", "pbroadcast", "pmax", "pmin", "psum_done",
-      "psum_start", "unreduced_psum")  # fmt: skip
+@rule("psum", "psum_invariant", "ppermute", "pbroadcast", "pmax", "pmin")
 def _across_devices(site: Site) -> list[State]:
     """Elementwise over devices; operands are independent of each other."""
     site.same_params()
@@ -96,4 +95,3 @@ def _regroup(site: Site) -> State:
 def _of_the_device(site: Site) -> State:
     site.same_params()
     return Same()
-

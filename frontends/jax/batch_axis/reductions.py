@@ -204,7 +204,9 @@ def _conv(site: Site) -> State:
         if axis not in names[side]:
             raise Refuse("slides a window along the batch")
         place = names[side][axis]
-        if grouped and not (side == 0 and axis == lhs_spec[0] and site.params["batch_group_count"] == 1):
+        if grouped and not (
+            side == 0 and axis == lhs_spec[0] and site.params["batch_group_count"] == 1
+        ):
             raise NoRule("is a grouped convolution with the batch among the grouped dimensions")
         places.append(place)
     return _contract(site, places, [{("free", 0): out_spec[0]}, {("free", 0): out_spec[1]}])
@@ -247,4 +249,3 @@ def _triangular_solve(site: Site) -> list[State]:
         site.same_params()
         return [linear([right])]  # one triangular system, a right-hand side for each row
     return leading_axes(site, (2, 2))
-

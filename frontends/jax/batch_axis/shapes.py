@@ -141,7 +141,9 @@ def _slice(site: Site) -> State:
     bounds = []
     rest = set()
     for eqn in site.eqns:
-        starts, limits = (tuple(map(int, eqn.params[k])) for k in ("start_indices", "limit_indices"))
+        starts, limits = (
+            tuple(map(int, eqn.params[k])) for k in ("start_indices", "limit_indices")
+        )
         if axis is None:
             rest.add((starts, limits))
             continue

@@ -86,7 +86,6 @@ class Site:
         name: The primitive.
         eqns: Its equation in the trace of the whole batch, then in those of the nano-batches.
         ins: States of its operands.
-        sizes: Rows of the batch in each trace.
         walker: For rules with inner programs.
         source: The user's line.
         scope: The name scope.
@@ -101,6 +100,7 @@ class Site:
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        """Rows of the batch in each trace."""
         return self.walker.sizes
 
     @property
@@ -110,15 +110,19 @@ class Site:
 
     @property
     def origin(self) -> Origin:
+        """This operator, for messages."""
         return Origin(self.name, self.source, self.scope)
 
     def shape(self, operand: int, trace: int = 0) -> tuple[int, ...]:
+        """Shape of an operand in a trace."""
         return tuple(self.eqns[trace].invars[operand].aval.shape)
 
     def out_shape(self, result: int = 0, trace: int = 0) -> tuple[int, ...]:
+        """Shape of a result in a trace."""
         return tuple(self.eqns[trace].outvars[result].aval.shape)
 
     def traces(self) -> range:
+        """Numbers of the traces; 0 is that of the whole batch."""
         return range(len(self.eqns))
 
     def same_params(self, *except_: str) -> None:
@@ -126,6 +130,7 @@ class Site:
         equality.require_same_params([e.params for e in self.eqns], except_)
 
     def each(self, state: State) -> list[State]:
+        """The same state for every result."""
         return [state] * len(self.eqns[0].outvars)
 
 
@@ -157,7 +162,9 @@ class Walker:
         broken: Unknown | None = None
         for number, eqn in enumerate(whole.eqns):
             source, scope = self._place(whole, number)
-            peers = [b.eqns[number] if number < len(b.eqns) else None for b in bodies[1:]]
+            peers: list[Any] = [
+                b.eqns[number] if number < len(b.eqns) else None for b in bodies[1:]
+            ]
             if broken is None and not all(
                 _corresponds(eqn, peer, known) for peer, known in zip(peers, names, strict=True)
             ):
@@ -165,9 +172,7 @@ class Walker:
                     "the program has other operators from here on when the batch size is another, "
                     "so the traces cannot be compared"
                 )
-                broken = Unknown(
-                    Finding("unproven", eqn.primitive.name, reason, source, scope)
-                )
+                broken = Unknown(Finding("unproven", eqn.primitive.name, reason, source, scope))
             if broken is not None:
                 env.update(dict.fromkeys(eqn.outvars, broken))
                 continue
@@ -188,7 +193,9 @@ class Walker:
         outs: list[State] = []
         for position, atoms in enumerate(zip(*(b.outvars for b in bodies), strict=True)):
             if broken is None and not _same_atoms(atoms, names):
-                reason = f"result {position} comes from another operator when the batch size is another"
+                reason = (
+                    f"result {position} comes from another operator when the batch size is another"
+                )
                 broken = Unknown(Finding("unproven", "return", reason, self._caller))
             try:
                 outs.append(broken or self._read(atoms, env))
@@ -242,7 +249,7 @@ class Walker:
     def _checked(self, site: Site, result: int, state: State) -> State:
         """Holds a result's shapes against its state, whatever the rule said."""
         shapes = [site.out_shape(result, t) for t in site.traces()]
-        dtypes = {str(e.outvars[result].aval.dtype) for e in site.eqns if hasattr(e.outvars[result].aval, "dtype")}
+        dtypes = {str(getattr(e.outvars[result].aval, "dtype", None)) for e in site.eqns}
         if len(dtypes) > 1:
             raise NoRule("has another element type at another batch size")
         if isinstance(state, Mixed | Unknown) or fits(state, shapes, self.sizes):
@@ -274,7 +281,9 @@ def fits(state: State, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) 
 def _same_atoms(atoms: Sequence[Any], names: Sequence[Mapping[Any, Any]]) -> bool:
     first, *others = atoms
     if isinstance(first, jcore.Literal):
-        return all(isinstance(a, jcore.Literal) and a.aval.dtype == first.aval.dtype for a in others)
+        return all(
+            isinstance(a, jcore.Literal) and a.aval.dtype == first.aval.dtype for a in others
+        )
     return all(
         not isinstance(a, jcore.Literal) and known.get(a) is first
         for a, known in zip(others, names, strict=True)
@@ -293,6 +302,7 @@ def _corresponds(eqn: Any, peer: Any, names: Mapping[Any, Any]) -> bool:
 
 
 def failed(site: Site, error: Refuse | NoRule) -> State:
+    """The state of what an operator makes when no rule gives it one."""
     if isinstance(error, NoRule):
         return Unknown(Finding("unproven", site.name, str(error), site.source, site.scope))
     if error.origin is not None:
