@@ -72,12 +72,21 @@ def _merge(x: Any, a: int) -> Any:
     return x.reshape(*x.shape[:a], -1, *x.shape[a + 2 :])
 
 
+def _rounds(x: Any, goes_on: Callable[[Any], Any], step: Callable[[Any], Any]) -> Any:
+    """A while loop of six rounds at most."""
+    return lax.while_loop(
+        lambda c: (c[0] < 6) & goes_on(c[1]), lambda c: (c[0] + 1, step(c[1])), (0, x)
+    )[1]
+
+
 def _while(x: Any) -> Any:
-    return jax.vmap(lambda r: lax.while_loop(lambda c: jnp.sum(c) < 4, lambda c: c * 0.5 + 1, r))(x)
+    """Each row for itself."""
+    return jax.vmap(lambda r: _rounds(r, lambda c: jnp.sum(c) < 4, lambda c: c * 0.5 + 1))(x)
 
 
 def _loop(x: Any) -> Any:
-    return lax.while_loop(lambda c: jnp.max(jnp.abs(c)) > 1, lambda c: c * 0.5, x)
+    """All rows, until the largest is small."""
+    return _rounds(x, lambda c: jnp.max(jnp.abs(c)) > 1, lambda c: c * 0.5)
 
 
 def _iota(x: Any, a: int) -> Any:
