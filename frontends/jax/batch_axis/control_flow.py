@@ -20,6 +20,7 @@ from dynaflow_xla.batch_states import (
     join,
     nonlinear,
 )
+from dynaflow_xla.frontends.jax import capture
 from dynaflow_xla.frontends.jax.batch_axis import equality
 from dynaflow_xla.frontends.jax.batch_axis.shapes import batch_axis, moved
 from dynaflow_xla.frontends.jax.batch_axis.walk import Body, Site, failed, rule
@@ -27,13 +28,7 @@ from dynaflow_xla.frontends.jax.batch_axis.walk import Body, Site, failed, rule
 # Each carry can fall a few steps only (known value, plain, scaled or partial, failed).
 _MAX_ROUNDS = 64
 
-_CALLS = {
-    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr", "remat": "jaxpr", "remat2": "jaxpr",
-    "checkpoint": "jaxpr", "custom_lin": "call_jaxpr", "custom_vmap_call": "call",
-    "composite": "jaxpr",
-}  # fmt: skip
+_CALLS = {**capture.INLINE, "custom_vmap_call": "call", "composite": "jaxpr"}
 
 
 def _inner(site: Site, jaxprs: Sequence[Any], ins: Sequence[State]) -> list[State]:

@@ -153,8 +153,7 @@ def _check_fill(site: Site, operand: State) -> None:
         raise Refuse("fills in a constant beside values that scale with the batch size")
 
 
-@rule("scatter", "scatter-add", "scatter_add", "scatter-sub", "scatter_sub", "scatter-mul",
-      "scatter_mul", "scatter-min", "scatter_min", "scatter-max", "scatter_max")  # fmt: skip
+@rule("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
 def _scatter(site: Site) -> State:
     site.same_params()
     operand, updates = site.ins[0], site.ins[2]

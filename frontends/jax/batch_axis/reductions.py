@@ -212,7 +212,7 @@ def _conv(site: Site) -> State:
     return _contract(site, places, [{("free", 0): out_spec[0]}, {("free", 0): out_spec[1]}])
 
 
-@rule("ragged_dot_general", "ragged_dot")
+@rule("ragged_dot_general")
 def _ragged(site: Site) -> State:
     raise Refuse("assigns rows to groups by their position in the batch")
 

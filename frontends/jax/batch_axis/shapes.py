@@ -75,7 +75,7 @@ def _broadcast(site: Site) -> State:
     return Rows(axis, 1, inner, state.power, state.fill)
 
 
-@rule("reshape", "squeeze", "expand_dims")
+@rule("reshape", "squeeze")
 def _reshape(site: Site) -> State:
     site.same_params("new_sizes", "sharding")
     state = site.ins[0]

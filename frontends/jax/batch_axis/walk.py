@@ -29,7 +29,7 @@ from dynaflow_xla.batch_states import (
     first_failure,
     is_plain_same,
 )
-from dynaflow_xla.frontends.jax import _compat, marks
+from dynaflow_xla.frontends.jax import _compat, capture, marks
 from dynaflow_xla.frontends.jax.batch_axis import equality
 from dynaflow_xla.ir import Op, Source
 
@@ -40,10 +40,9 @@ RULES: dict[str, Rule] = {}
 _SEES_FAILURES = {"select_n", "scan", "while", "cond"}
 # Rules that keep track of known values, or look inside.
 _RULE_FIRST = {
-    "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type", "copy",
-    "stop_gradient", "select_n", "scan", "while", "cond", "jit", "pjit", "closed_call", "core_call",
-    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint",
-    "custom_lin", "custom_vmap_call", "custom_linear_solve", "composite",
+    "broadcast_in_dim", "reshape", "squeeze", "convert_element_type", "copy", "stop_gradient",
+    "select_n", "scan", "while", "cond", "custom_vmap_call", "custom_linear_solve", "composite",
+    *capture.INLINE,
 }  # fmt: skip
 # Results that equal operands do not determine.
 _NOT_FUNCTIONS = {"rng_uniform", "empty", "empty2", "infeed"}
