@@ -16,7 +16,8 @@ from jax.extend import core as jcore
 from dynaflow_xla.frontends.jax import _compat, costs, marks
 from dynaflow_xla.ir import Graph, Op, Source, Value
 
-_INLINE = {
+# Calls, and the parameter that holds the function called.
+INLINE = {
     "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr", "remat": "jaxpr", "remat2": "jaxpr",
@@ -137,7 +138,7 @@ class _Builder:
             for component in local:
                 if marks.is_mark(component):
                     marked.setdefault(component, call_path)
-            key = _INLINE.get(name)
+            key = INLINE.get(name)
             if key is not None and key in eqn.params:
                 inner = eqn.params[key]
                 consts = list(getattr(inner, "consts", ()))
