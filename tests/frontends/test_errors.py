@@ -79,7 +79,7 @@ def test_backend_of_another_version(backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [{"in_axes": 0}, {"target": "h200"}, {"select": "x"}, {"compiler": "inductor"}]
+    "option", [{"target": "h200"}, {"select": "x"}, {"compiler": "inductor"}]
 )
 def test_options_of_another_version(option: dict[str, Any]) -> None:
     with pytest.raises(dfx.UnsupportedError, match=next(iter(option))):
