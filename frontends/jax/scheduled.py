@@ -11,18 +11,18 @@ from typing import Any
 
 import jax
 
-from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError, UnsupportedError
+from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import (
     _compat,
     auto,
     axes,
     capture,
-    differentiate,
     entry,
     inspect,
     split as splitting,
 )
+from dynaflow_xla.frontends.jax.program import Program
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import user_line
 
@@ -54,7 +54,7 @@ class ScheduledFunction:
         self._donates = bool(
             self._jit_options["donate_argnums"] or self._jit_options["donate_argnames"]
         )
-        self._entries: OrderedDict[Any, tuple[Any, differentiate.Program]] = OrderedDict()
+        self._entries: OrderedDict[Any, tuple[Any, Program]] = OrderedDict()
         self._comparing = False
         self._fallback: str = ""
         self._choices: dict[Any, auto.Choice] = {}
@@ -133,14 +133,6 @@ class ScheduledFunction:
     def _guarded(self, jitted: Any, args: Any, kwargs: Any) -> Any:
         try:
             return jitted(*args, **kwargs)
-        except TypeError as error:
-            if "forward-mode" in str(error) and "custom_vjp" in str(error):
-                raise UnsupportedError(
-                    f"forward-mode differentiation (jvp, jacfwd, hessian) of the scheduled function "
-                    f"{self._options.name!r} is not supported; differentiate fast.original, or use "
-                    "reverse mode (jax.grad, jax.jacrev)."
-                ) from error
-            raise
         except (jax.errors.JaxRuntimeError, ValueError) as error:
             # jaxlib raises one or the other, by where it notices the failed custom call.
             if "EngineError: " in str(error):
@@ -192,7 +184,7 @@ class ScheduledFunction:
         traced, consts, program = self._program(args, kwargs)
         return traced, consts, program.entry
 
-    def _program(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], differentiate.Program]:
+    def _program(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Program]:
         traced, captured, consts = self._captured(args, kwargs, known=True)
         found = self._entries.get(id(traced.jaxpr))
         if found is None:
@@ -200,7 +192,7 @@ class ScheduledFunction:
                 _, captured, _ = self._captured(args, kwargs)
             batched = self._batched(traced, captured, consts, args, kwargs)
             made = entry.build_entry(captured, self._options, batched)
-            found = (traced, differentiate.Program(made, captured, made.split))
+            found = (traced, Program(made, captured, made.split))
             self._entries[id(traced.jaxpr)] = found
             if len(self._entries) > _MAX_ENTRIES:
                 self._entries.popitem(last=False)
