@@ -73,12 +73,15 @@ class Op:
         scope: Name scope, outermost first: ("encoder", "layer_0", "attention").
         call_path: Enclosing nested functions, outermost first, each with its call number:
             ("block#3", "relu#0"): two calls of one function are two instances.
+        classes: For each component of ``scope`` the class of that module, "" if it is none.
         flops: Estimated floating point (or comparison) operations.
         bytes_moved: Estimated bytes read and written.
         cost_ns: Estimated time on one core or lane, from the frontend's cost rules.
         outer: True if the operator must stay in the outer program (effects, callbacks,
             collectives, ordered tokens); it never enters a lane.
         outer_reason: Why, for messages.
+        once: True if the operator changes something besides its results (random state, an
+            assertion): it is never left out and never repeated.
         mark: The innermost ``dfx.mark`` around it.
         source: User's file and line.
         params: Short text of the operator's parameters, for the text form and the hash.
@@ -91,11 +94,13 @@ class Op:
     outputs: tuple[int, ...]
     scope: tuple[str, ...] = ()
     call_path: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
     flops: float = 0.0
     bytes_moved: int = 0
     cost_ns: float = 0.0
     outer: bool = False
     outer_reason: str = ""
+    once: bool = False
     mark: OpMark | None = None
     source: Source | None = None
     params: str = ""
