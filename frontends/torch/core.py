@@ -166,6 +166,21 @@ class Core:
             f"plan of its own ({'; '.join(self.breaks)}); dfx.explain shows all of them"
         )
 
+    @contextmanager
+    def observing(self, entry: Entry, runnable: native.Native, records: list[Any]) -> Any:
+        """While open, calls on this thread run ``runnable`` for ``entry`` and note trace records."""
+        _state.observed = (entry, runnable, records)
+        try:
+            yield
+        finally:
+            _state.observed = None
+
+    @staticmethod
+    def observed(entry: Entry) -> Any:
+        """What ``observing`` was opened with on this thread, if it was for this entry."""
+        observed = getattr(_state, "observed", None)
+        return observed if observed is not None and observed[0] is entry else None
+
     # -- the backend ------------------------------------------------------------------------------
 
     def _warn(self, note: str) -> None:
@@ -205,6 +220,11 @@ class _Runner:
         self.entry = entry
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
+        observed = Core.observed(self.entry)
+        if observed is not None:
+            outputs, records = observed[1].run(inputs, profile=True)
+            observed[2].append(records)
+            return outputs  # type: ignore[no-any-return]
         if self.entry.kind != "backward":
             ran = getattr(_state, "ran", None)
             if ran is not None:

@@ -128,11 +128,13 @@ class Stage:
         order: All stretches in plan order, for running them on one thread.
         program: The engine's program, or None if one lane does everything.
         launches: Stretch of each launch of the program.
+        first: Launches in the stages before, by which trace records are told apart.
     """
 
     order: list[Stretch]
     program: Any = None
     launches: list[Stretch] = field(default_factory=list)
+    first: int = 0
 
     def run(self, call: _Call, profile: bool = False) -> list[tuple[int, int, int, int]]:
         """Runs the stage; returns trace records if ``profile``.
@@ -153,7 +155,8 @@ class Stage:
         saved = threads.limit()
         _lane.owned = True
         try:
-            return [tuple(r) for r in self.program.run([number], [], profile=profile)]
+            records = self.program.run([number], [], profile=profile)
+            return [(i - self.first if i < 0 else i, lane, t0, t1) for i, lane, t0, t1 in records]
         finally:
             _lane.owned = False
             threads.restore(saved)
@@ -254,6 +257,7 @@ def build(
     implementations: dict[int, Callable[..., Sequence[Any]]],
     *,
     fuse: bool = True,
+    always: bool = False,
 ) -> Native:
     """Makes a plan runnable.
 
@@ -263,6 +267,7 @@ def build(
         plan: A validated plan.
         implementations: See ``regions.build_stretch``.
         fuse: Join neighbouring regions of a lane; without it each region is a step (for profiles).
+        always: Use the engine for one lane too (for profiles).
     """
     cut = split_stages(plan)
     grouped = [_stretches(instructions, fuse) for instructions, _ in cut]
@@ -284,10 +289,11 @@ def build(
         taken = {v for v in reads if v not in kept and readers[v] == {me}}
         return build_stretch(captured, pg, group, exported, taken, implementations)
 
-    stages = []
+    stages: list[tuple[Stage, Stretch | None]] = []
     for (instructions, outer), (layout, groups) in zip(cut, grouped, strict=True):
         stretches = [make(group) for group in groups]
-        stage = _stage(plan, instructions, layout, stretches, captured.graph.name)
+        stage = _stage(plan, layout, stretches, captured.graph.name, always)
+        stage.first = sum(len(before.launches) for before, _ in stages)
         stages.append((stage, None if outer is None else make([outer.region])))
     return Native(captured, pg, plan, stages)
 
@@ -316,12 +322,12 @@ def _stretches(
 
 def _stage(
     plan: Plan,
-    instructions: Sequence[Instruction],
     layout: Sequence[tuple[int, Instruction | int]],
     stretches: list[Stretch],
     name: str,
+    always: bool,
 ) -> Stage:
-    if len({lane for lane, _ in layout}) < 2:
+    if not layout or (len({lane for lane, _ in layout}) < 2 and not always):
         return Stage(stretches)
     _own_engine()
     program = _engine.Program(plan.lanes, plan.events, 1, 0, 0, name)
