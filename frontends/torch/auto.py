@@ -60,15 +60,15 @@ def preserved(original: Any) -> Iterator[None]:
     if isinstance(original, torch.nn.Module):
         tensors = [*original.parameters(), *original.buffers()]
     with torch.no_grad():
-        saved = [(t._version, t.detach().clone()) for t in tensors]
+        saved = [t.detach().clone() for t in tensors]
     random = torch.get_rng_state()
     try:
         yield
     finally:
         torch.set_rng_state(random)
         with torch.no_grad():
-            for tensor, (version, value) in zip(tensors, saved, strict=True):
-                if tensor._version != version:  # autograd counts writes, so none without need
+            for tensor, value in zip(tensors, saved, strict=True):
+                if not torch.equal(tensor, value):  # autograd counts writes, so none without need
                     tensor.copy_(value)
 
 

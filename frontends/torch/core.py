@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import types
 import warnings
@@ -13,13 +14,14 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, UnsupportedError
-from dynaflow_xla.frontends.torch import _compat, auto, marks, native
+from dynaflow_xla.frontends.torch import _compat, auto, marks, native, recurrent
 from dynaflow_xla.frontends.torch.capture import ROOT_NAME
 from dynaflow_xla.frontends.torch.entry import Entry, Options, build_entry
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
 
 _state = threading.local()
+_schedules = itertools.count()
 
 
 class Planned(BaseException):
@@ -243,6 +245,7 @@ class _Backend:
     def __call__(self, gm: Any, example_inputs: Any) -> Callable[..., Any]:
         core = self.core
         marks.settle(gm)
+        recurrent.keep_whole(gm)
         gm.recompile()
         broken = _compat.break_reason(gm)
         if broken is not None:
@@ -260,8 +263,8 @@ class _Backend:
 def _root_function(original: Callable[..., Any]) -> Callable[..., Any]:
     """A function of its own code that calls the original.
 
-    Dynamo keeps what it compiled, and counts recompilations, by code object; two schedules of one
-    function must not count against each other.
+    Dynamo keeps what it compiled, and counts recompilations, by code object, and remembers by file
+    and line which sizes changed; two schedules must not count against each other.
     """
     scope: dict[str, Any] = {}
     text = (
@@ -270,7 +273,7 @@ def _root_function(original: Callable[..., Any]) -> Callable[..., Any]:
         f"        return {ROOT_NAME}(*args, **kwargs)\n"
         f"    return scheduled\n"
     )
-    exec(compile(text, "<dynaflow_xla>", "exec"), scope)
+    exec(compile(text, f"<dynaflow_xla schedule {next(_schedules)}>", "exec"), scope)
     made: types.FunctionType = scope["make"](original)
     return made
 
