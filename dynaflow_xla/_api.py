@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import sys
@@ -106,7 +105,9 @@ def schedule(
         "jax": lambda: _schedule_jax(fn, options, compiler, check),
         "torch": lambda: _schedule_torch(fn, options, compiler),
     }
-    return makers[framework]() if framework in makers else _EitherFunction(fn, makers)
+    if framework in makers:
+        return makers[framework]()
+    return importlib.import_module("dynaflow_xla.frontends.torch.either").EitherFunction(fn, makers)
 
 
 def _schedule_jax(fn: Any, options: Mapping[str, Any], compiler: str, check: bool) -> Any:
@@ -153,56 +154,6 @@ def _torch_classes(torch: Any) -> tuple[type, ...]:
     if export is not None:
         classes.append(export.ExportedProgram)
     return tuple(classes)
-
-
-class _EitherFunction:
-    """A plain function where JAX and PyTorch are both loaded: the arguments tell which it is.
-
-    Attributes:
-        original: The function as given to ``schedule``.
-    """
-
-    def __init__(self, fn: Any, makers: Mapping[str, Callable[[], Any]]) -> None:
-        self.original = fn
-        self._makers = makers
-        self._made: dict[str, Any] = {}
-        functools.update_wrapper(self, fn, updated=())
-
-    def resolve(self, args: Any, kwargs: Any) -> Any:
-        """The scheduled function of the framework that these arguments belong to."""
-        frontend = importlib.import_module("dynaflow_xla.frontends.torch.scheduled")
-        jax = sys.modules.get("jax")
-        torch_given = frontend.has_tensors(args, kwargs)
-        if torch_given and jax is not None:
-            arrays = [x for x in jax.tree_util.tree_leaves((args, kwargs)) if _is_jax(jax, x)]
-            if arrays:
-                raise UnsupportedError(
-                    f"{self.__name__} got torch tensors and JAX arrays in one call; a schedule runs one "
-                    "framework. Convert with torch.from_dlpack or jnp.from_dlpack before the call."
-                )
-        return self._get("torch" if torch_given else "jax")
-
-    def _get(self, framework: str) -> Any:
-        if framework not in self._made:
-            self._made[framework] = self._makers[framework]()
-        return self._made[framework]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Same values as the original."""
-        return self.resolve(args, kwargs)(*args, **kwargs)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Binds like a function, so that methods can be scheduled."""
-        return self if instance is None else functools.partial(self, instance)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._get("jax"), name)  # lower, trace: only JAX's has more than a call
-
-
-def _is_jax(jax: Any, x: Any) -> bool:
-    return isinstance(x, jax.Array)
 
 
 def resolve_strategy(strategy: str | Strategy) -> Strategy:
@@ -264,8 +215,9 @@ def _checked_rules(given: Any) -> tuple[Any, ...]:
 
 
 def _scheduled(fast: Any, caller: str, args: Any = (), kwargs: Any = {}) -> Any:  # noqa: B006
-    if isinstance(fast, _EitherFunction):
-        fast = fast.resolve(args, kwargs)
+    resolve = getattr(fast, "_dfx_resolve", None)
+    if resolve is not None:
+        fast = resolve(args, kwargs)
     fast = getattr(fast, "_dfx_core", fast)  # a module keeps its own attribute names
     if not (hasattr(fast, "planned") and hasattr(fast, "original")):
         raise UnsupportedError(

@@ -68,10 +68,9 @@ class Core:
         native.check_process()
         if isinstance(self.options.strategy, Auto):
             return self._call_auto(args, kwargs)
-        before = len(self.entries)
         with self._running() as ran:
             result = self._invoke(args, kwargs)
-        if not ran and before == len(self.entries) and not self._warned:
+        if not ran and not self._warned and self.observed(None) is None:
             self._warned = True
             self._warn(
                 f"no graph of {self.options.name!r} could be captured, so the original runs "
@@ -178,10 +177,20 @@ class Core:
             _state.observed = None
 
     @staticmethod
-    def observed(entry: Entry) -> Any:
-        """What ``observing`` was opened with on this thread, if it was for this entry."""
+    def note_run(entry: Entry) -> None:
+        """Notes that a call of this thread runs a graph; ends the call if only planning is wanted."""
+        ran = getattr(_state, "ran", None)
+        if ran is not None:
+            ran.append(entry)
+        if getattr(_state, "stop", False):
+            raise Planned(entry)
+
+    @staticmethod
+    def observed(entry: Entry | None) -> Any:
+        """What ``observing`` was opened with on this thread, for this entry (None: for any)."""
         observed = getattr(_state, "observed", None)
-        return observed if observed is not None and observed[0] is entry else None
+        wanted = observed is not None and (entry is None or observed[0] is entry)
+        return observed if wanted else None
 
     # -- the backend ------------------------------------------------------------------------------
 
@@ -192,7 +201,7 @@ class Core:
     def note_break(self, reason: str, frame: Any) -> None:
         """Remembers a graph break, and warns at the first."""
         where = f"{frame.filename}:{frame.lineno}" if frame is not None else "an unknown line"
-        self.breaks.append(f"graph break at {where}: {reason}")
+        self.breaks.append(f"graph break at {where}: {reason.splitlines()[0]}")
         if len(self.breaks) == 1:
             self._warn(
                 f"{self.options.name!r} is captured in several graphs, each scheduled on its own: "
@@ -228,11 +237,7 @@ class _Runner:
             observed[2].append(records)
             return outputs  # type: ignore[no-any-return]
         if self.entry.kind != "backward":
-            ran = getattr(_state, "ran", None)
-            if ran is not None:
-                ran.append(self.entry)
-            if getattr(_state, "stop", False):
-                raise Planned(self.entry)
+            Core.note_run(self.entry)
         return self.entry(inputs)
 
 
@@ -245,7 +250,10 @@ class _Backend:
     def __call__(self, gm: Any, example_inputs: Any) -> Callable[..., Any]:
         core = self.core
         marks.settle(gm)
-        recurrent.keep_whole(gm)
+        grad = torch.is_grad_enabled() and any(
+            getattr(x, "requires_grad", False) for x in example_inputs
+        )
+        recurrent.keep_whole(gm, grad)
         gm.recompile()
         broken = _compat.break_reason(gm)
         if broken is not None:

@@ -93,6 +93,7 @@ class _ExportCore(Core):
             outputs, records = observed[1].run(inputs, profile=True)
             observed[2].append(records)
         else:
+            self.note_run(entry)
             outputs = entry(inputs)
         results = []
         named = {spec.target: spec.arg.name for spec in signature.input_specs if spec.target}

@@ -17,12 +17,33 @@ _KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 _library = torch.library.Library("dynaflow_xla", "DEF")
 _ARGS = (
-    "str kind, Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, bool train, bool reverse"
+    "str kind, Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, bool train, bool reverse, "
+    "bool grad"
 )
 _library.define(f"rnn_layer({_ARGS}) -> (Tensor, Tensor, Tensor)")
 _library.define(
     f"rnn_layer_backward(Tensor?[] grads, bool[] needed, {_ARGS}) -> Tensor[]"
 )
+
+
+def _forward(
+    kind: str,
+    x: torch.Tensor,
+    hx: Sequence[torch.Tensor],
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    train: bool,
+    reverse: bool,
+    grad: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Runs a layer; ``grad``: with the kernels that PyTorch takes when gradients are wanted."""
+    if not grad:
+        return _layer(kind, x, hx, params, has_biases, train, reverse)
+    leaves = [t.detach().requires_grad_() for t in (x, *hx, *params)]
+    n = 1 + len(hx)
+    with torch.enable_grad():
+        outs = _layer(kind, leaves[0], leaves[1:n], leaves[n:], has_biases, train, reverse)
+    return tuple(out.detach() for out in outs)
 
 
 def _layer(
@@ -59,7 +80,7 @@ def _layer_backward(
             t.detach().requires_grad_(wanted) for t, wanted in zip(leaves, needed, strict=True)
         ]
         n = len(hx)
-        outs = _layer(kind, fresh[0], fresh[1 : 1 + n], fresh[1 + n :], *rest)
+        outs = _layer(kind, fresh[0], fresh[1 : 1 + n], fresh[1 + n :], *rest[:-1])
         pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if g is not None and o.numel()]
         wanted = [t for t in fresh if t.requires_grad]
         made = iter(
@@ -79,7 +100,7 @@ def _fake_backward(grads: Any, needed: Any, kind: Any, x: Any, hx: Any, params: 
 
 
 def _fake_layer(
-    kind: Any, x: Any, hx: Any, params: Any, has_biases: Any, train: Any, reverse: Any
+    kind: Any, x: Any, hx: Any, params: Any, *_: Any
 ) -> Any:
     steps, batch, _ = x.shape
     size = hx[0].shape[-1]
@@ -87,7 +108,7 @@ def _fake_layer(
     return x.new_empty(steps, batch, size), torch.empty_like(hx[0]), cell
 
 
-_library.impl("rnn_layer", _layer, "CompositeExplicitAutograd")
+_library.impl("rnn_layer", _forward, "CompositeExplicitAutograd")
 _library.impl("rnn_layer_backward", _layer_backward, "CompositeExplicitAutograd")
 torch.library.register_fake("dynaflow_xla::rnn_layer", _fake_layer, lib=_library)
 torch.library.register_fake("dynaflow_xla::rnn_layer_backward", _fake_backward, lib=_library)
@@ -108,7 +129,7 @@ def _backward(ctx: Any, *grads: Any) -> Any:
     )
     gradients = [g if wanted else None for g, wanted in zip(made, needed, strict=True)]
     n = ctx.n
-    return None, gradients[0], gradients[1 : 1 + n], gradients[1 + n :], None, None, None
+    return None, gradients[0], gradients[1 : 1 + n], gradients[1 + n :], None, None, None, None
 
 
 torch.library.register_autograd(
@@ -116,8 +137,12 @@ torch.library.register_autograd(
 )
 
 
-def keep_whole(gm: Any) -> None:
+def keep_whole(gm: Any, grad: bool) -> None:
     """Rewrites the recurrent calls of a Dynamo graph into layer operators.
+
+    Args:
+        gm: The graph.
+        grad: Whether gradients are wanted.
 
     Calls on packed sequences, and those with projections, stay as they are.
     """
@@ -135,14 +160,14 @@ def keep_whole(gm: Any) -> None:
         if len(params) != layers * directions * each:
             continue
         states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
-        _Rewriter(gm.graph, node, name).run(
+        _Rewriter(gm.graph, node, name, grad).run(
             x, states, list(params), has_biases, layers, dropout, train, directions, batch_first
         )
 
 
 class _Rewriter:
-    def __init__(self, graph: Any, node: Any, kind: str) -> None:
-        self.graph, self.node, self.kind = graph, node, kind
+    def __init__(self, graph: Any, node: Any, kind: str, grad: bool) -> None:
+        self.graph, self.node, self.kind, self.grad = graph, node, kind, grad
 
     def call(self, target: Any, *args: Any) -> Any:
         made = self.graph.call_function(target, args)
@@ -171,6 +196,7 @@ class _Rewriter:
                     made = self.call(
                         torch.ops.dynaflow_xla.rnn_layer.default,
                         self.kind, x, hx, weights, has_biases, train, direction == 1,
+                        self.grad,
                     )  # fmt: skip
                     outs.append(self.call(getitem, made, 0))
                     for number, final in enumerate(finals):

@@ -118,11 +118,3 @@ def schedule(fn: Any, options: Options) -> Any:
     if isinstance(fn, ScheduledFunction):
         fn = fn.original
     return ScheduledFunction(fn, options)
-
-
-def has_tensors(args: Any, kwargs: Any) -> bool:
-    """Whether any argument is or holds a ``torch.Tensor`` or a module."""
-    from torch.utils import _pytree as pytree
-
-    leaves = pytree.tree_leaves((args, kwargs))
-    return any(isinstance(leaf, torch.Tensor | torch.nn.Module) for leaf in leaves)
