@@ -128,7 +128,7 @@ def _schedule_torch(fn: Any, options: Mapping[str, Any], compiler: str) -> Any:
 
 
 def _framework(fn: Any, backend: str) -> str:
-    """ "jax", "torch", or "either" for a plain function where both are loaded."""
+    """Whose a function is; "either" for a plain function where both frameworks are loaded."""
     torch = sys.modules.get("torch")
     is_torch = torch is not None and isinstance(fn, _torch_classes(torch))
     is_jax = hasattr(fn, "lower") and hasattr(fn, "trace") and not is_torch
@@ -190,9 +190,7 @@ def _refuse_unbuilt(in_axes: Any, backend: str, target: Any, select: Any, compil
     if backend not in ("auto", "ffi", "xla", "torch"):
         raise PlanError(f"backend must be auto, ffi, xla or torch; got {backend!r}")
     if backend == "xla":
-        raise UnsupportedError(
-            "backend='xla' is not in this version; use 'auto', 'ffi' or 'torch'"
-        )
+        raise UnsupportedError("backend='xla' is not in this version; use 'auto', 'ffi' or 'torch'")
     if compiler not in ("eager", "inductor"):
         raise PlanError(f"compiler must be eager or inductor; got {compiler!r}")
     for name, value, default in (

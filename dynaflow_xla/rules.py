@@ -337,10 +337,7 @@ _backends: list[Callable[[MarkInfo], contextlib.AbstractContextManager[Any]]] = 
 # Set by the PyTorch frontend: whether Dynamo is reading this code, and what it shall read instead
 # of the backends, whose code it cannot trace.
 _traced_mark: (
-    tuple[
-        Callable[[], bool], Callable[[MarkInfo], contextlib.AbstractContextManager[Any]]
-    ]
-    | None
+    tuple[Callable[[], bool], Callable[[MarkInfo], contextlib.AbstractContextManager[Any]]] | None
 ) = None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ def aot_backend(
     The default partitioner keeps every forward value that the backward reads: nothing is computed
     again, so gradients have the original's bits.
     """
-    from functorch.compile import default_partition
+    from torch._functorch.partitioners import default_partition
     from torch._dynamo.backends.common import aot_autograd
 
     return aot_autograd(
@@ -43,6 +43,16 @@ def aot_backend(
         partition_fn=default_partition,
         decompositions={},
     )
+
+
+def inductor(
+    gm: Any, examples: Sequence[Any], options: Mapping[str, Any]
+) -> Callable[..., Sequence[Any]]:
+    """Compiles a functional graph module; apart from any capture that is going on."""
+    from torch._inductor import compile as inductor_compile
+
+    with torch._guards.tracing(None), torch.no_grad():
+        return inductor_compile(gm, list(examples), options=dict(options))  # type: ignore[no-any-return]
 
 
 def boxed(fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

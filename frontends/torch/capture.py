@@ -58,6 +58,7 @@ class Captured:
         outputs: For each result a value id, or ("const", object).
         epilogue: (input value, value) pairs: the input takes the value's data at the end.
         module: The fx module captured from.
+        symbolic: Some size was not fixed when the graph was captured.
     """
 
     graph: Graph
@@ -66,6 +67,7 @@ class Captured:
     outputs: list[Any]
     epilogue: list[tuple[int, int]]
     module: Any
+    symbolic: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -96,7 +98,12 @@ def _graphs(args: Any, modules: dict[str, Any]) -> list[Any]:
 
 def _nodes(arg: Any) -> list[Any]:
     nodes: list[Any] = []
-    torch.fx.node.map_arg(arg, lambda n: nodes.append(n) or n)
+
+    def note(node: Any) -> Any:
+        nodes.append(node)
+        return node
+
+    torch.fx.node.map_arg(arg, note)
     return nodes
 
 
@@ -368,6 +375,7 @@ def capture(gm: Any, name: str) -> Captured:
     )
     captured = Captured(graph, builder.ids, builder.examples, outputs, builder.epilogue, gm)
     if builder.symbolic:
+        captured.symbolic = True
         captured.notes.append("sizes that may change are shown as they were at the first call")
     return captured
 

@@ -287,7 +287,9 @@ def _root_function(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compile_options(options: Options) -> dict[str, Any]:
-    given = dict(options.compiler_options or {}) if options.compiler == "eager" else {}
+    if options.compiler == "inductor":
+        return {"dynamic": False}
+    given = dict(options.compiler_options or {})
     allowed = {"dynamic", "fullgraph"}
     if unknown := set(given) - allowed:
         raise UnsupportedError(
@@ -295,4 +297,3 @@ def _compile_options(options: Options) -> dict[str, Any]:
             f"{sorted(unknown)}"
         )
     return given
-

@@ -36,8 +36,12 @@ _TRANSCENDENTAL = frozenset(
     "atan2 asin acos atan sinh cosh asinh acosh atanh lgamma digamma gelu silu softplus mish "
     "_softmax _log_softmax logsumexp elu selu logit gelu_backward silu_backward".split()
 )
-_SORTS = frozenset("sort topk argsort msort median nanmedian kthvalue mode unique_dim _unique2".split())
-_RANDOM = frozenset("rand randn bernoulli native_dropout randint multinomial normal_functional".split())
+_SORTS = frozenset(
+    "sort topk argsort msort median nanmedian kthvalue mode unique_dim _unique2".split()
+)
+_RANDOM = frozenset(
+    "rand randn bernoulli native_dropout randint multinomial normal_functional".split()
+)
 
 
 def hint(number: Any) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.frontends.torch import native, regions
+from dynaflow_xla.frontends.torch import inductor, native, regions
 from dynaflow_xla.frontends.torch.capture import Captured, capture
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.lower_plan import build_plan
@@ -115,7 +115,6 @@ def _implementations(
             decision.replace, captured, region, str(decision.source)
         )
     if options.compiler == "inductor":
-        from dynaflow_xla.frontends.torch import inductor
-
-        inductor.compile_regions(captured, pg, made, options.compiler_options)
+        lanes = {d.lane for d in recording.decisions if d.lane >= 0}
+        inductor.compile_regions(captured, pg, len(lanes), made, options.compiler_options)
     return made

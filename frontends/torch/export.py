@@ -51,7 +51,8 @@ class _ExportCore(Core):
     """A core with one graph, captured already."""
 
     def __init__(self, program: torch.export.ExportedProgram, options: Options) -> None:
-        super().__init__(program.module(), options)
+        self._module: torch.nn.Module = program.module()
+        super().__init__(self._module, options)
         self.program = program
         self._entry: Entry | None = None
         self._once = threading.Lock()
@@ -62,7 +63,9 @@ class _ExportCore(Core):
         """The planned graph; made once."""
         with self._once:
             if self._entry is None:
-                self._entry = build_entry(self._functional.graph_module, self.options, "inference", 0)
+                self._entry = build_entry(
+                    self._functional.graph_module, self.options, "inference", 0
+                )
                 self.entries.append(self._entry)
             return self._entry
 
@@ -106,18 +109,18 @@ class _ExportCore(Core):
             elif spec.kind == kind.BUFFER_MUTATION:
                 by_name[named[spec.target]].copy_(value)
             else:
-                raise UnsupportedError(f"an exported program with an output of kind {spec.kind.name}")
+                raise UnsupportedError(
+                    f"an exported program with an output of kind {spec.kind.name}"
+                )
         return pytree.tree_unflatten(results, self.program.call_spec.out_spec)
 
     def _inputs(self, args: Any, kwargs: Any) -> list[Any]:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         expected = self.program.call_spec.in_spec
         if tree != expected:
-            raise UnsupportedError(
-                f"the program was exported for arguments {expected}; got {tree}"
-            )
+            raise UnsupportedError(f"the program was exported for arguments {expected}; got {tree}")
         remaining = iter(leaves)
-        program, module = self._functional, self.original
+        program, module = self._functional, self._module
         kind = torch.export.graph_signature.InputKind
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
@@ -150,8 +153,8 @@ def _check(spec: Any, example: Any, value: Any) -> None:
         and all(n is None or n == m for n, m in zip(fixed, value.shape, strict=True))
     )
     if not ok:
-        got = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
-        shape = ["?" if n is None else n for n in fixed]
-        raise UnsupportedError(
-            f"argument {name} was exported as {example.dtype}{shape}; got {got}"
+        got = (
+            f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
         )
+        shape = ["?" if n is None else n for n in fixed]
+        raise UnsupportedError(f"argument {name} was exported as {example.dtype}{shape}; got {got}")

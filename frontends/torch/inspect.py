@@ -123,8 +123,8 @@ def verify(fast: Core, args: Any, kwargs: Any) -> Report:
         with auto.preserved(fast.original):
             result = call(*given[0], **given[1])
             module = fast.original
-            is_module = isinstance(module, torch.nn.Module)
-            state = {k: v.clone() for k, v in module.named_buffers()} if is_module else {}
+            buffers = module.named_buffers() if isinstance(module, torch.nn.Module) else ()
+            state = {k: v.clone() for k, v in buffers}
         return result, given, state
 
     def original(*a: Any, **k: Any) -> Any:
@@ -138,9 +138,7 @@ def verify(fast: Core, args: Any, kwargs: Any) -> Report:
         want_leaves, want_tree = pytree.tree_flatten_with_path(want)
         got_leaves, got_tree = pytree.tree_flatten_with_path(got)
         if want_tree != got_tree:
-            raise VerificationError(
-                f"the {what}'s structure must be {want_tree}; got {got_tree}"
-            )
+            raise VerificationError(f"the {what}'s structure must be {want_tree}; got {got_tree}")
         for (path, w), (_, g) in zip(want_leaves, got_leaves, strict=True):
             name = what + pytree.keystr(path)
             if isinstance(w, torch.Tensor):

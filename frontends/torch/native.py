@@ -290,7 +290,7 @@ def build(
         return build_stretch(captured, pg, group, exported, taken, implementations)
 
     stages: list[tuple[Stage, Stretch | None]] = []
-    for (instructions, outer), (layout, groups) in zip(cut, grouped, strict=True):
+    for (_, outer), (layout, groups) in zip(cut, grouped, strict=True):
         stretches = [make(group) for group in groups]
         stage = _stage(plan, layout, stretches, captured.graph.name, always)
         stage.first = sum(len(before.launches) for before, _ in stages)

@@ -21,9 +21,7 @@ _ARGS = (
     "bool grad"
 )
 _library.define(f"rnn_layer({_ARGS}) -> (Tensor, Tensor, Tensor)")
-_library.define(
-    f"rnn_layer_backward(Tensor?[] grads, bool[] needed, {_ARGS}) -> Tensor[]"
-)
+_library.define(f"rnn_layer_backward(Tensor?[] grads, bool[] needed, {_ARGS}) -> Tensor[]")
 
 
 def _forward(
@@ -95,13 +93,13 @@ def _layer_backward(
     return result
 
 
-def _fake_backward(grads: Any, needed: Any, kind: Any, x: Any, hx: Any, params: Any, *_: Any) -> Any:
+def _fake_backward(
+    grads: Any, needed: Any, kind: Any, x: Any, hx: Any, params: Any, *_: Any
+) -> Any:
     return [torch.empty_like(t) for t in (x, *hx, *params)]
 
 
-def _fake_layer(
-    kind: Any, x: Any, hx: Any, params: Any, *_: Any
-) -> Any:
+def _fake_layer(kind: Any, x: Any, hx: Any, params: Any, *_: Any) -> Any:
     steps, batch, _ = x.shape
     size = hx[0].shape[-1]
     cell = torch.empty_like(hx[1]) if kind == "lstm" else x.new_empty(0)
@@ -206,9 +204,7 @@ class _Rewriter:
                     x = self.call(torch.dropout, x, dropout, True)
             if batch_first:
                 x = self.call(torch.transpose, x, 0, 1)
-            results = [x] + [
-                f[0] if len(f) == 1 else self.call(torch.cat, f, 0) for f in finals
-            ]
+            results = [x] + [f[0] if len(f) == 1 else self.call(torch.cat, f, 0) for f in finals]
         for user in list(self.node.users):
             if user.target is getitem:
                 user.replace_all_uses_with(results[user.args[1]])

@@ -215,7 +215,7 @@ def replacement(
         raise PlanError(
             f"region {region.name!r} draws random numbers and cannot be replaced (at {where})"
         )
-    static = not captured.notes
+    static = not captured.symbolic
 
     def run(*inputs: Any) -> list[Any]:
         made = fn(*inputs)

@@ -13,6 +13,7 @@ from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.entry import Options
 
+
 class ScheduledFunction:
     """A torch function that runs under a schedule; it is called like the original.
 
@@ -75,8 +76,9 @@ class _ModuleView:
         return schedule_module, (self.original, self._dfx_core.options)
 
     def __repr__(self) -> str:
-        return f"<scheduled {self._dfx_core.options.name} with {self._dfx_core.options.strategy!r}>\n" + repr(
-            self.original
+        return (
+            f"<scheduled {self._dfx_core.options.name} with {self._dfx_core.options.strategy!r}>\n"
+            + repr(self.original)
         )
 
 
@@ -94,7 +96,7 @@ def schedule_module(original: torch.nn.Module, options: Options) -> Any:
     """A module like the original whose calls run scheduled."""
     if isinstance(original, _ModuleView):
         original = original.original
-    view = object.__new__(_class_for(type(original)))
+    view: Any = object.__new__(_class_for(type(original)))  # type: ignore[arg-type]
     object.__setattr__(view, "__dict__", original.__dict__)
     object.__setattr__(view, "original", original)
     object.__setattr__(view, "_dfx_core", Core(original, options))
