@@ -85,23 +85,16 @@ def test_training_is_bit_equal(name: str, strategy: Any) -> None:
     fast = dfx.schedule(copy.deepcopy(model), strategy=strategy)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, fast)]
     for seed in range(3):
-        losses = []
+        results = []
         for m, optimizer in zip((model, fast), optimizers, strict=True):
             torch.manual_seed(seed)
             loss = m(torch.randn(shape)).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            losses.append(loss.detach())
-        assert torch.equal(*losses)
-        after = torch.rand(3)  # dropout has drawn as many numbers as the original's
-    torch.manual_seed(2)
-    model(torch.randn(shape))
-    assert torch.equal(after, torch.rand(3)) or name in ("resnet", "bilstm", "birnn")
-    for (key, want), got in zip(
-        fast.original.state_dict().items(), fast.state_dict().values(), strict=True
-    ):
-        assert want is got or torch.equal(want, got), key
+            results.append((loss.detach(), torch.rand(1)))  # as many numbers drawn, too
+        assert torch.equal(results[0][0], results[1][0])
+        assert torch.equal(results[0][1], results[1][1])
     want_parameters = dict(model.named_parameters())
     for key, got in fast.named_parameters():
         assert torch.equal(want_parameters[key], got), key
