@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "affinity.h"
 #include "dfx/call.h"
 #include "dfx/lane.h"
 #include "spin.h"
@@ -69,6 +70,9 @@ class HostLane : public Lane {
 
   bool started() const { return thread_.joinable(); }
 
+  // Called by a thread that is about to run lane 0, under the engine's mutex.
+  void KeepOffCaller() { kept_off_ = KeepOffThisCore(thread_.native_handle(), kept_off_); }
+
  private:
   void Loop() {
     if (thread_start_hook != nullptr) thread_start_hook(index());
@@ -96,11 +100,8 @@ class HostLane : public Lane {
   std::deque<std::shared_ptr<Ticket>> queue_;
   std::atomic<size_t> size_{0};
   bool stop_ = false;
+  int kept_off_ = -1;
 };
-
-}  // namespace
-
-namespace {
 
 // Buffers of one launch; on the stack unless there are many.
 class BufferList {
@@ -263,7 +264,9 @@ Engine::Result Engine::Run(const std::shared_ptr<const Program>& program, void* 
     ++impl_->live;
     ++impl_->calls;
     for (int lane : program->used_lanes()) {
-      if (lane != 0) impl_->lanes[lane]->Push(ticket);
+      if (lane == 0) continue;
+      if (uses_caller) impl_->lanes[lane]->KeepOffCaller();
+      impl_->lanes[lane]->Push(ticket);
     }
     if (uses_caller) mine = impl_->next_ticket++;
   }
