@@ -57,7 +57,9 @@ class _Random(dfx.Strategy):
             turn += 1
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(program=programs, choices=st.lists(st.integers(0, 1000), min_size=1, max_size=12))
 def test_any_schedule_gives_the_same_bits(
     program: list[tuple[int, int, int]], choices: list[int]
