@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, UnsupportedError
-from dynaflow_xla.frontends.torch import _compat, auto, marks, native, recurrent
+from dynaflow_xla.frontends.torch import _compat, auto, draws, marks, native, recurrent
 from dynaflow_xla.frontends.torch.capture import ROOT_NAME
 from dynaflow_xla.frontends.torch.entry import Entry, Options, build_entry
 from dynaflow_xla.strategies.auto import Auto
@@ -252,6 +252,7 @@ class _Backend:
             getattr(x, "requires_grad", False) for x in example_inputs
         )
         recurrent.keep_whole(gm, grad)
+        unused = draws.keep(gm)
         gm.recompile()
         broken = _compat.break_reason(gm)
         if broken is not None:
@@ -263,7 +264,8 @@ class _Backend:
             core.compiler("backward", state),
             core.compiler("inference", state),
         )
-        return aot(gm, example_inputs)  # type: ignore[no-any-return]
+        run: Callable[..., Any] = aot(gm, example_inputs)
+        return draws.without_last(run, unused) if unused else run
 
 
 def _root_function(original: Callable[..., Any]) -> Callable[..., Any]:
