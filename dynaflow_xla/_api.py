@@ -89,6 +89,8 @@ def schedule(
     count = resolve_lanes(lanes)
     _refuse_unbuilt(in_axes, backend, target, select, compiler)
     framework = _framework(fn, backend)
+    if framework == "either" and compiler != "eager":
+        framework = "torch"
     if not callable(fn) and framework != "torch":
         raise UnsupportedError(
             f"schedule takes a function, a jax.jit function or a model; got {type(fn).__name__}"

@@ -12,8 +12,7 @@ from dynaflow_xla import autotune
 from dynaflow_xla._version import __version__
 
 _BLAS_SPIN_S = 0.12
-"""OpenBLAS threads spin for about so long (2^28 clock ticks) after a call and would slow down whoever
-is timed next."""
+"""OpenBLAS threads spin for 2^28 clock ticks after a call and would slow down whoever is timed next."""
 
 _BLAS_SAMPLE_S = 0.02
 
