@@ -14,6 +14,7 @@
 
 #include "dfx/call.h"
 #include "dfx/lane.h"
+#include "run_step.h"
 #include "spin.h"
 
 namespace dfx {
@@ -100,46 +101,6 @@ class HostLane : public Lane {
 
 }  // namespace
 
-namespace {
-
-// Buffers of one launch; on the stack unless there are many.
-class BufferList {
- public:
-  Buffer* Resolve(const Call& call, const std::vector<int32_t>& ids) {
-    Buffer* list = small_;
-    if (ids.size() > kSmall) {
-      large_.resize(ids.size());
-      list = large_.data();
-    }
-    for (size_t i = 0; i < ids.size(); ++i) list[i] = call.GetBuffer(ids[i]);
-    return list;
-  }
-
- private:
-  static constexpr size_t kSmall = 16;
-  Buffer small_[kSmall];
-  std::vector<Buffer> large_;
-};
-
-void RunLaunch(Lane& lane, Call& call, const LaunchDesc& launch, BufferList& ins,
-               BufferList& outs) {
-  try {
-    const int status =
-        launch.launcher.fn(launch.launcher.user.get(), ins.Resolve(call, launch.ins),
-                           static_cast<int>(launch.ins.size()), outs.Resolve(call, launch.outs),
-                           static_cast<int>(launch.outs.size()), &lane);
-    if (status != 0) {
-      call.Fail("step '" + launch.name + "' failed with status " + std::to_string(status));
-    }
-  } catch (const std::exception& e) {
-    call.Fail("step '" + launch.name + "': " + e.what());
-  } catch (...) {
-    call.Fail("step '" + launch.name + "' threw something that is no std::exception");
-  }
-}
-
-}  // namespace
-
 void RunLane(Lane& lane, Call& call) noexcept {
   const Program& program = call.program();
   const bool profile = call.profile();
@@ -164,7 +125,7 @@ void RunLane(Lane& lane, Call& call) noexcept {
       call.Fail("step '" + launch.name + "' comes after its lane was said to be done");
       break;
     }
-    RunLaunch(lane, call, launch, ins, outs);
+    RunStep(lane, call, launch, ins, outs);
     if (profile) call.Trace(-1 - instr.a, lane.index(), t0, NowNs());
   }
   lane.SetCurrent(nullptr);
@@ -231,16 +192,8 @@ Engine::Result Engine::Run(const std::shared_ptr<const Program>& program, void* 
   };
   if (forked()) return refuse("process was forked after the engine started");
   if (in_lane) return refuse("a step of a plan called the engine: nested runs would deadlock");
-  if (program == nullptr) return refuse("there is no program to run");
-  if (!program->finished()) {
-    return refuse("program '" + program->name() + "' was not finished: call Finish first");
-  }
-  if ((args == nullptr && program->n_args() > 0) ||
-      (results == nullptr && program->n_results() > 0)) {
-    return refuse("program '" + program->name() + "' takes " + std::to_string(program->n_args()) +
-                  " arguments and " + std::to_string(program->n_results()) +
-                  " results; got a null list");
-  }
+  std::string bad = CheckCallable(program.get(), args, results);
+  if (!bad.empty()) return refuse(std::move(bad));
   if (program->used_lanes().empty()) return result;
 
   std::shared_ptr<Ticket> ticket;

@@ -1,0 +1,37 @@
+#include "run_step.h"
+
+#include <exception>
+#include <string>
+
+namespace dfx {
+
+std::string CheckCallable(const Program* program, void* const* args, void* const* results) {
+  if (program == nullptr) return "there is no program to run";
+  if (!program->finished()) {
+    return "program '" + program->name() + "' was not finished: call Finish first";
+  }
+  if ((args == nullptr && program->n_args() > 0) ||
+      (results == nullptr && program->n_results() > 0)) {
+    return "program '" + program->name() + "' takes " + std::to_string(program->n_args()) +
+           " arguments and " + std::to_string(program->n_results()) + " results; got a null list";
+  }
+  return "";
+}
+
+void RunStep(Lane& lane, Call& call, const LaunchDesc& launch, BufferList& ins, BufferList& outs) {
+  try {
+    const int status =
+        launch.launcher.fn(launch.launcher.user.get(), ins.Resolve(call, launch.ins),
+                           static_cast<int>(launch.ins.size()), outs.Resolve(call, launch.outs),
+                           static_cast<int>(launch.outs.size()), &lane);
+    if (status != 0) {
+      call.Fail("step '" + launch.name + "' failed with status " + std::to_string(status));
+    }
+  } catch (const std::exception& e) {
+    call.Fail("step '" + launch.name + "': " + e.what());
+  } catch (...) {
+    call.Fail("step '" + launch.name + "' threw something that is no std::exception");
+  }
+}
+
+}  // namespace dfx
