@@ -19,6 +19,11 @@ std::string CheckCallable(const Program* program, void* const* args, void* const
 }
 
 void RunStep(Lane& lane, Call& call, const LaunchDesc& launch, BufferList& ins, BufferList& outs) {
+  if (call.IsLaneDone(lane.index())) {
+    // The caller may have its buffers back already: this step must not see them.
+    call.Fail("step '" + launch.name + "' comes after its lane was said to be done");
+    return;
+  }
   try {
     const int status =
         launch.launcher.fn(launch.launcher.user.get(), ins.Resolve(call, launch.ins),

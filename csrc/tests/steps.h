@@ -1,0 +1,99 @@
+// Steps of tests, and how a test runs a program: on host lanes, or on CUDA lanes of the fake driver.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda_driver.h"
+#include "dfx/call.h"
+#include "dfx/cuda_engine.h"
+#include "dfx/engine.h"
+#include "dfx/lane.h"
+#include "dfx/program.h"
+#include "fake_cuda.h"
+
+namespace dfx::test {
+
+using Step = std::function<int(const Buffer*, int, Buffer*, int, Lane*)>;
+// What a step does with memory, wherever that happens.
+using Compute = std::function<void(const Buffer*, int, Buffer*)>;
+
+inline int CallStep(void* user, const Buffer* ins, int n_ins, Buffer* outs, int n_outs,
+                    Lane* lane) {
+  return (*static_cast<Step*>(user))(ins, n_ins, outs, n_outs, lane);
+}
+
+// A step that runs on the thread that issues it.
+inline LaunchDesc MakeLaunch(const std::string& name, Step step, std::vector<int32_t> ins = {},
+                             std::vector<int32_t> outs = {}) {
+  return LaunchDesc{name, Launcher{&CallStep, std::make_shared<Step>(std::move(step))},
+                    std::move(ins), std::move(outs)};
+}
+
+inline int64_t& At(const Buffer& buffer) { return *static_cast<int64_t*>(buffer.data); }
+
+inline int Nothing(const Buffer*, int, Buffer*, int, Lane*) { return 0; }
+
+struct HostLanes {
+  HostLanes() {}
+  static LaunchDesc Launch(const std::string& name, Compute compute, std::vector<int32_t> ins = {},
+                           std::vector<int32_t> outs = {}) {
+    return MakeLaunch(name,
+                      [compute = std::move(compute)](const Buffer* in, int n, Buffer* out, int,
+                                                     Lane*) {
+                        compute(in, n, out);
+                        return 0;
+                      },
+                      std::move(ins), std::move(outs));
+  }
+  static Engine::Result Run(const std::shared_ptr<Program>& program, void* const* args,
+                            void* const* results) {
+    return Engine::Get().Run(program, args, results);
+  }
+  static int64_t LiveCalls() { return Engine::Get().live_calls(); }
+};
+
+// The fake driver with random delays, one engine, and a caller's stream for each thread.
+struct DeviceLanes {
+  DeviceLanes() { fake::SetMaxDelayUs(100); }
+
+  static CudaEngine*& engine() {
+    static CudaEngine* made = new CudaEngine(fake::Driver(), {});
+    return made;
+  }
+
+  static LaunchDesc Launch(const std::string& name, Compute compute, std::vector<int32_t> ins = {},
+                           std::vector<int32_t> outs = {}) {
+    return MakeLaunch(
+        name,
+        [compute = std::move(compute)](const Buffer* in, int n_in, Buffer* out, int n_out,
+                                       Lane* lane) {
+          // The lists are the engine's: what runs later needs its own.
+          std::vector<Buffer> ins_now(in, in + n_in), outs_now(out, out + n_out);
+          CheckCuda(fake::Driver(),
+                    fake::Launch(lane->cuda()->stream(),
+                                 [=]() mutable {
+                                   compute(ins_now.data(), n_in, outs_now.data());
+                                   return true;
+                                 }),
+                    "launch");
+          return 0;
+        },
+        std::move(ins), std::move(outs));
+  }
+  static Engine::Result Run(const std::shared_ptr<Program>& program, void* const* args,
+                            void* const* results) {
+    fake::Stream caller;
+    Engine::Result result = engine()->Run(program, args, results, caller.get());
+    const CudaStatus status = caller.Synchronize();
+    if (result.ok && status != kCudaSuccess) result = {false, "the stream failed", {}};
+    return result;
+  }
+  static int64_t LiveCalls() { return 0; }
+};
+
+}  // namespace dfx::test
