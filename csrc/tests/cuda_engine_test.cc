@@ -321,14 +321,18 @@ TEST_CASE("a step may not use events itself") {
 TEST_CASE("a faulting kernel loses the context, and later calls say so") {
   CleanDriver clean;
   Device device;
+  std::atomic<bool> release{false};
   auto p = std::make_shared<Program>(2, 0, 0, 0, 64, "faults");
-  p->AddLaunch(1, MakeLaunch("fault", [](const Buffer*, int, Buffer*, int, Lane* lane) {
-                 fake::Launch(lane->cuda()->stream(), [] { return false; });
-                 return 0;
+  p->AddLaunch(1, MakeLaunch("fault", [&](const Buffer*, int, Buffer*, int, Lane* lane) {
+                 return fake::Launch(lane->cuda()->stream(), [&] {
+                   while (!release) std::this_thread::yield();
+                   return false;
+                 });
                }));
   REQUIRE(p->Finish() == "");
   fake::Stream caller;
   CHECK(device.engine->Run(p, nullptr, nullptr, caller.get()).ok);  // nobody knows yet
+  release = true;
   CHECK(caller.Synchronize() == 700);
   for (int i = 0; i < 3; ++i) {
     auto result = device.engine->Run(p, nullptr, nullptr, caller.get());

@@ -1,8 +1,9 @@
 // What holds on every kind of lane: one body each, run on host lanes and on CUDA lanes (of the fake
-// driver).
+// driver), most also with XLA executables as steps.
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -11,6 +12,13 @@
 #include <vector>
 
 #include "steps.h"
+
+#if defined(DFX_PJRT_PLUGIN)
+#include "pjrt_client.h"
+#define PJRT_LANES , dfx::test::PjrtLanes
+#else
+#define PJRT_LANES
+#endif
 
 namespace {
 
@@ -31,16 +39,10 @@ std::shared_ptr<Program> TwoLanes() {
   const int a = p->AddBuffer({BufferKind::kArg, 0, 0, 8, 0, {1}});
   const int r = p->AddBuffer({BufferKind::kResult, 0, 0, 8, 0, {1}});
   const int s = p->AddBuffer({BufferKind::kScratch, -1, 0, 8, 0, {1}});
-  p->AddLaunch(1, Lanes::Launch(
-                      "double",
-                      [](const Buffer* in, int, Buffer* out) { At(out[0]) = 2 * At(in[0]); }, {a},
-                      {s}));
+  p->AddLaunch(1, Lanes::Compute("double", {{2}, 0}, {a}, {s}));
   p->AddRecord(1, 0);
   p->AddWait(0, 0);
-  p->AddLaunch(0, Lanes::Launch(
-                      "increment",
-                      [](const Buffer* in, int, Buffer* out) { At(out[0]) = At(in[0]) + 1; }, {s},
-                      {r}));
+  p->AddLaunch(0, Lanes::Compute("increment", {{1}, 1}, {s}, {r}));
   return p;
 }
 
@@ -77,14 +79,10 @@ RandomProgram MakeRandom(std::mt19937& random, int64_t arg_value) {
       value += expect[static_cast<size_t>(j)] * 3;
       p->AddWait(lane_of.back(), j);
     }
-    p->AddLaunch(lane_of.back(), Lanes::Launch(
-                                     "step",
-                                     [i](const Buffer* in, int n, Buffer* o) {
-                                       int64_t sum = At(in[0]) + i;
-                                       for (int k = 1; k < n; ++k) sum += At(in[k]) * 3;
-                                       At(o[0]) = At(o[1]) = sum;
-                                     },
-                                     ins, {buffer.back(), out}));
+    std::vector<int64_t> weights(ins.size(), 3);
+    weights[0] = 1;
+    p->AddLaunch(lane_of.back(),
+                 Lanes::Compute("step", {weights, i}, ins, {buffer.back(), out}));
     p->AddRecord(lane_of.back(), i);
     expect.push_back(value);
   }
@@ -93,19 +91,20 @@ RandomProgram MakeRandom(std::mt19937& random, int64_t arg_value) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("values cross lanes in order", Lanes, HostLanes, DeviceLanes) {
+TEST_CASE_TEMPLATE("values cross lanes in order", Lanes, HostLanes, DeviceLanes PJRT_LANES) {
   Lanes lanes;
   auto program = TwoLanes<Lanes>();
   REQUIRE(program->Finish() == "");
   for (int64_t i = 0; i < 1000; ++i) {
     int64_t out = -1;
-    REQUIRE(RunOne<Lanes>(program, i, &out).ok);
+    auto result = RunOne<Lanes>(program, i, &out);
+    REQUIRE(result.error == "");
     REQUIRE(out == 2 * i + 1);
   }
   CHECK(Lanes::LiveCalls() == 0);
 }
 
-TEST_CASE_TEMPLATE("many threads, many programs, different lanes", Lanes, HostLanes, DeviceLanes) {
+TEST_CASE_TEMPLATE("many threads, many programs, different lanes", Lanes, HostLanes, DeviceLanes PJRT_LANES) {
   Lanes lanes;
   std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
@@ -116,11 +115,7 @@ TEST_CASE_TEMPLATE("many threads, many programs, different lanes", Lanes, HostLa
       auto one = std::make_shared<Program>(3, 0, 1, 1, 0, "one lane");
       const int a = one->AddBuffer({BufferKind::kArg, 0, 0, 8, 0, {}});
       const int r = one->AddBuffer({BufferKind::kResult, 0, 0, 8, 0, {}});
-      one->AddLaunch(
-          t % 3,
-          Lanes::Launch(
-              "copy", [](const Buffer* in, int, Buffer* out) { At(out[0]) = At(in[0]); }, {a},
-              {r}));
+      one->AddLaunch(t % 3, Lanes::Compute("copy", {{1}, 0}, {a}, {r}));
       if (!one->Finish().empty()) ++wrong;
       for (int64_t i = 0; i < 200; ++i) {
         int64_t x = -1, y = -1;
@@ -227,7 +222,7 @@ TEST_CASE_TEMPLATE("a step behind the end of its lane is refused", Lanes, HostLa
 }
 
 TEST_CASE_TEMPLATE("random programs compute what a sequential run computes", Lanes, HostLanes,
-                   DeviceLanes) {
+                   DeviceLanes PJRT_LANES) {
   Lanes lanes;
   std::mt19937 random(7);
   for (int round = 0; round < 60; ++round) {

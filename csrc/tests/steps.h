@@ -20,7 +20,7 @@ namespace dfx::test {
 
 using Step = std::function<int(const Buffer*, int, Buffer*, int, Lane*)>;
 // What a step does with memory, wherever that happens.
-using Compute = std::function<void(const Buffer*, int, Buffer*)>;
+using Work = std::function<void(const Buffer*, int, Buffer*)>;
 
 inline int CallStep(void* user, const Buffer* ins, int n_ins, Buffer* outs, int n_outs,
                     Lane* lane) {
@@ -38,14 +38,34 @@ inline int64_t& At(const Buffer& buffer) { return *static_cast<int64_t*>(buffer.
 
 inline int Nothing(const Buffer*, int, Buffer*, int, Lane*) { return 0; }
 
+// Each output becomes constant + the sum of weight times input.
+struct Affine {
+  std::vector<int64_t> weights;
+  int64_t constant;
+};
+
+template <typename Lanes>
+LaunchDesc LaunchAffine(const std::string& name, Affine of, std::vector<int32_t> ins,
+                        std::vector<int32_t> outs) {
+  const size_t n_outs = outs.size();
+  return Lanes::Launch(
+      name,
+      [of = std::move(of), n_outs](const Buffer* in, int n, Buffer* out) {
+        int64_t sum = of.constant;
+        for (int i = 0; i < n; ++i) sum += of.weights[static_cast<size_t>(i)] * At(in[i]);
+        for (size_t o = 0; o < n_outs; ++o) At(out[o]) = sum;
+      },
+      std::move(ins), std::move(outs));
+}
+
 struct HostLanes {
   HostLanes() {}
-  static LaunchDesc Launch(const std::string& name, Compute compute, std::vector<int32_t> ins = {},
+  static LaunchDesc Launch(const std::string& name, Work work, std::vector<int32_t> ins = {},
                            std::vector<int32_t> outs = {}) {
     return MakeLaunch(name,
-                      [compute = std::move(compute)](const Buffer* in, int n, Buffer* out, int,
+                      [work = std::move(work)](const Buffer* in, int n, Buffer* out, int,
                                                      Lane*) {
-                        compute(in, n, out);
+                        work(in, n, out);
                         return 0;
                       },
                       std::move(ins), std::move(outs));
@@ -53,6 +73,10 @@ struct HostLanes {
   static Engine::Result Run(const std::shared_ptr<Program>& program, void* const* args,
                             void* const* results) {
     return Engine::Get().Run(program, args, results);
+  }
+  static LaunchDesc Compute(const std::string& name, Affine of, std::vector<int32_t> ins,
+                            std::vector<int32_t> outs) {
+    return LaunchAffine<HostLanes>(name, std::move(of), std::move(ins), std::move(outs));
   }
   static int64_t LiveCalls() { return Engine::Get().live_calls(); }
 };
@@ -66,18 +90,18 @@ struct DeviceLanes {
     return made;
   }
 
-  static LaunchDesc Launch(const std::string& name, Compute compute, std::vector<int32_t> ins = {},
+  static LaunchDesc Launch(const std::string& name, Work work, std::vector<int32_t> ins = {},
                            std::vector<int32_t> outs = {}) {
     return MakeLaunch(
         name,
-        [compute = std::move(compute)](const Buffer* in, int n_in, Buffer* out, int n_out,
+        [work = std::move(work)](const Buffer* in, int n_in, Buffer* out, int n_out,
                                        Lane* lane) {
           // The lists are the engine's: what runs later needs its own.
           std::vector<Buffer> ins_now(in, in + n_in), outs_now(out, out + n_out);
           CheckCuda(fake::Driver(),
                     fake::Launch(lane->cuda()->stream(),
                                  [=]() mutable {
-                                   compute(ins_now.data(), n_in, outs_now.data());
+                                   work(ins_now.data(), n_in, outs_now.data());
                                    return true;
                                  }),
                     "launch");
@@ -92,6 +116,10 @@ struct DeviceLanes {
     const CudaStatus status = caller.Synchronize();
     if (result.ok && status != kCudaSuccess) result = {false, "the stream failed", {}};
     return result;
+  }
+  static LaunchDesc Compute(const std::string& name, Affine of, std::vector<int32_t> ins,
+                            std::vector<int32_t> outs) {
+    return LaunchAffine<DeviceLanes>(name, std::move(of), std::move(ins), std::move(outs));
   }
   static int64_t LiveCalls() { return 0; }
 };
