@@ -30,7 +30,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup dev wheel demo bench test lint lint-ruff lint-mypy lint-imports lint-cpp format \
+.PHONY: help setup dev wheel demo bench bench-pjrt test lint lint-ruff lint-mypy lint-imports lint-cpp format \
         cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
@@ -107,6 +107,11 @@ demo: setup  ## Run the demonstration
 bench: setup  ## Run the benchmarks (BENCH_ARGS=...)
 	@"$(PY)" benchmarks/run.py $(BENCH_ARGS)
 
+bench-pjrt: setup $(STAMPS)/deps-dev  ## Measure an XLA executable as an engine step (BENCH_ARGS=...)
+	@mkdir -p build
+	$(call cpp_build,-bench,Release,,$(pjrt_dir),-DDFX_BUILD_TESTS=OFF -DDFX_BUILD_BENCH=ON)
+	@"$(PY)" benchmarks/pjrt_execute.py $(CPP)-bench/dfx_pjrt_bench $(BENCH_ARGS)
+
 # -P keeps the repository root off sys.path; with it, `import dynaflow_xla` would find the sources.
 test: setup  ## Run the Python tests against the installed wheel (PYTEST_ARGS=...)
 	@"$(PY)" -P -m pytest --durations=10 $(PYTEST_ARGS)
@@ -154,7 +159,7 @@ pjrt_dir = $$("$(PY)" -P -c 'import importlib.util as u; s = u.find_spec("xla_pl
 SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 cpp_build = @"$(PY)" -P -m cmake -S csrc -B $(CPP)$(1) -G Ninja -DCMAKE_BUILD_TYPE=$(2) \
     -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" -DDFX_BUILD_TESTS=ON \
-    -DCMAKE_CXX_FLAGS="$(3)" -DDFX_PJRT_DIR="$(4)" >$(CPP)$(1).log 2>&1 || { cat $(CPP)$(1).log; exit 1; }; \
+    -DCMAKE_CXX_FLAGS="$(3)" -DDFX_PJRT_DIR="$(4)" $(5) >$(CPP)$(1).log 2>&1 || { cat $(CPP)$(1).log; exit 1; }; \
   "$(PY)" -P -m cmake --build $(CPP)$(1) -j $(JOBS)
 cpp_test = @cd $(CPP)$(1) && $(2) "$(CURDIR)/$(VENV)/bin/ctest" --output-on-failure --no-tests=error \
     --timeout 300 $(CTEST_ARGS)

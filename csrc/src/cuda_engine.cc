@@ -137,6 +137,7 @@ struct CudaEngine::Impl {
   int64_t sets = 0;
   int64_t calls = 0;
   int64_t failures = 0;
+  std::map<std::string, CUmod_st*> modules;  // by image
 
   // The set used last comes first: its streams and events are warm.
   std::unique_ptr<LaneSet> Take(unsigned long long capture) {
@@ -400,6 +401,19 @@ Engine::Result CudaEngine::Run(const std::shared_ptr<const Program>& program, vo
 }
 
 int CudaEngine::device() const { return impl_->options.device; }
+const CudaDriver& CudaEngine::driver() const { return impl_->driver; }
+CUctx_st* CudaEngine::context() const { return impl_->context; }
+
+CUmod_st* CudaEngine::LoadModule(const std::string& image) {
+  std::lock_guard<std::mutex> lock(impl_->mutex);
+  CUmod_st*& module = impl_->modules[image];
+  if (module == nullptr) {
+    // The zero at the end of the string is what ends PTX text.
+    CheckCuda(impl_->driver, impl_->driver.ModuleLoadData(&module, image.c_str()),
+              "cuModuleLoadData");
+  }
+  return module;
+}
 
 int64_t CudaEngine::calls() const {
   std::lock_guard<std::mutex> lock(impl_->mutex);

@@ -39,6 +39,8 @@
 #include "dfx/lane.h"
 #include "dfx/program.h"
 
+struct CUctx_st;
+struct CUmod_st;
 struct CUstream_st;
 
 namespace dfx {
@@ -87,6 +89,10 @@ class CudaEngine {
                      void* const* results, CUstream_st* caller, void* scratch = nullptr);
 
   int device() const;
+  const CudaDriver& driver() const;
+  CUctx_st* context() const;
+  // The module of an image (see kernel.h), loaded once. The context must be current.
+  CUmod_st* LoadModule(const std::string& image);
   int64_t calls() const;
   int64_t failures() const;
   // Lane sets made so far: as many as there were Runs (or captures) at one time.
