@@ -299,6 +299,8 @@ struct CudaEngine::Impl {
   }
 };
 
+CudaEngine::CudaEngine(Options options) : CudaEngine(LoadCudaDriver(), std::move(options)) {}
+
 CudaEngine::CudaEngine(const CudaDriver& driver, Options options)
     : impl_(std::make_unique<Impl>(driver, std::move(options))) {
   const Options& o = impl_->options;
@@ -346,19 +348,6 @@ CudaEngine::~CudaEngine() {
   impl_->free.clear();
   if (pushed) impl_->driver.CtxPopCurrent(&popped);
   impl_->driver.DevicePrimaryCtxRelease(impl_->device);
-}
-
-CudaEngine& CudaEngine::ForDevice(int device) {
-  static std::mutex mutex;
-  static auto* engines = new std::map<int, std::unique_ptr<CudaEngine>>;
-  std::lock_guard<std::mutex> lock(mutex);
-  auto it = engines->find(device);
-  if (it == engines->end()) {
-    Options options;
-    options.device = device;
-    it = engines->emplace(device, std::make_unique<CudaEngine>(LoadCudaDriver(), options)).first;
-  }
-  return *it->second;
 }
 
 Engine::Result CudaEngine::Run(const std::shared_ptr<const Program>& program, void* const* args,

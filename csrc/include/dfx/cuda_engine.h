@@ -73,15 +73,14 @@ class CudaEngine {
     std::vector<CUstream_st*> streams;
   };
 
-  // Throws CudaError (no such device, a priority out of range, no memory).
+  // On the real driver, or on a table of it. Throws CudaError (no driver, no such device, a
+  // priority out of range, no memory).
+  explicit CudaEngine(Options options);
   CudaEngine(const CudaDriver& driver, Options options);
   // Waits for the device to finish what was enqueued. No Run may be under way.
   ~CudaEngine();
   CudaEngine(const CudaEngine&) = delete;
   CudaEngine& operator=(const CudaEngine&) = delete;
-
-  // The process's engine for a device, with default options; never destroyed. Throws CudaError.
-  static CudaEngine& ForDevice(int device);
 
   // Enqueues a finished program. `scratch` is device memory of program->scratch_bytes() bytes, or
   // nullptr. Any number of threads may call it. Never throws.
