@@ -79,6 +79,8 @@ class Op:
         outer: True if the operator must stay in the outer program (effects, callbacks,
             collectives, ordered tokens); it never enters a lane.
         outer_reason: Why, for messages.
+        generator: It makes its values from nothing (iotas, masks of them, filled arrays) and costs
+            nothing where it is fused into its reader: cuts repeat it in every region that reads it.
         mark: The innermost ``dfx.mark`` around it.
         source: User's file and line.
         params: Short text of the operator's parameters, for the text form and the hash.
@@ -96,15 +98,50 @@ class Op:
     cost_ns: float = 0.0
     outer: bool = False
     outer_reason: str = ""
+    generator: bool = False
     mark: OpMark | None = None
     source: Source | None = None
     params: str = ""
     payload: Any = field(default=None, compare=False, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """Value ``value``: rows ``start:stop`` of graph input number ``input`` along ``axis``, in place.
+
+    ``offset`` is where it begins, in bytes; the rows are contiguous and so aligned that a lane
+    reads them where they are.
+    """
+
+    value: int
+    input: int
+    axis: int
+    start: int
+    stop: int
+    offset: int
+    nano: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Graph output ``value`` is its ``parts`` one after the other in memory, along ``axis``.
+
+    Whoever makes a part writes it to ``offsets`` (bytes) of the output; nothing is copied twice.
+    """
+
+    value: int
+    parts: tuple[int, ...]
+    offsets: tuple[int, ...]
+    axis: int
+
+
 @dataclass(frozen=True)
 class Graph:
-    """A whole function: values, operators in program order, inputs and outputs (value ids)."""
+    """A whole function: values, operators in program order, inputs and outputs (value ids).
+
+    A graph whose batch is split holds each nano-batch's operators, with ``views`` of its inputs and
+    ``joins`` of its outputs.
+    """
 
     name: str
     values: tuple[Value, ...]
@@ -112,6 +149,8 @@ class Graph:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     input_names: tuple[str, ...] = ()
+    views: tuple[View, ...] = ()
+    joins: tuple[Join, ...] = ()
 
     def consumers(self) -> dict[int, list[int]]:
         """Value id -> indices of the operators that read it."""
@@ -138,6 +177,8 @@ class Region:
         outer: The region holds one operator that must stay in the outer program.
         rule: Text of the rule that made it, "default" or "glue".
         source: Line of its costliest operator.
+        nano: Nano-batch it belongs to.
+        merge: It puts nano-batches together; schedules place it by themselves.
     """
 
     id: int
@@ -153,6 +194,8 @@ class Region:
     outer: bool = False
     rule: str = "default"
     source: Source | None = None
+    nano: int = 0
+    merge: bool = False
 
 
 @dataclass(frozen=True)

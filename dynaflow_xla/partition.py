@@ -46,9 +46,14 @@ def partition(
     """
     live = _live(graph)
     seeds = _seeds(graph, live, rules)
-    clusters = contract(graph, grow(graph, live, seeds), max_regions)
+    generated = _generated(graph, live, seeds)
+    placed = [i for i in live if i not in generated]
+    clusters = contract(graph, grow(graph, placed, seeds), max_regions)
     order = topological(clusters)
     ops_of = _replicate(graph, order)
+    for ops in ops_of.values():
+        ops += sorted(generated)  # those a region does not read are dropped below
+        ops.sort()
     regions = _regions(graph, [c for c in order if c.id in ops_of], ops_of)
     notes = []
     dead = len(graph.ops) - len(live)
@@ -65,6 +70,21 @@ def _live(graph: Graph) -> list[int]:
             needed.update(op.inputs)
             live.append(op.index)
     return live[::-1]
+
+
+def _generated(graph: Graph, live: list[int], seeds: dict[int, Seed]) -> set[int]:
+    """Generators to repeat in every reader; not those that a rule, the caller or an outer region has."""
+    taken = set(graph.outputs)
+    for index in live:
+        if graph.ops[index].outer:
+            taken.update(graph.ops[index].inputs)
+    return {
+        index
+        for index in live
+        if graph.ops[index].generator
+        and not (index in seeds and seeds[index].fixed)
+        and taken.isdisjoint(graph.ops[index].outputs)
+    }
 
 
 def _seeds(graph: Graph, live: list[int], rules: Sequence[Rule] | None) -> dict[int, Seed]:

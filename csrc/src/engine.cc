@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "affinity.h"
 #include "dfx/call.h"
 #include "dfx/lane.h"
 #include "run_step.h"
@@ -70,6 +71,9 @@ class HostLane : public Lane {
 
   bool started() const { return thread_.joinable(); }
 
+  // Called by a thread that is about to run lane 0, under the engine's mutex.
+  void KeepOffCaller() { kept_off_ = KeepOffThisCore(thread_.native_handle(), kept_off_); }
+
  private:
   void Loop() {
     if (thread_start_hook != nullptr) thread_start_hook(index());
@@ -97,6 +101,7 @@ class HostLane : public Lane {
   std::deque<std::shared_ptr<Ticket>> queue_;
   std::atomic<size_t> size_{0};
   bool stop_ = false;
+  int kept_off_ = -1;
 };
 
 }  // namespace
@@ -211,7 +216,9 @@ Engine::Result Engine::Run(const std::shared_ptr<const Program>& program, void* 
     ++impl_->live;
     ++impl_->calls;
     for (int lane : program->used_lanes()) {
-      if (lane != 0) impl_->lanes[lane]->Push(ticket);
+      if (lane == 0) continue;
+      if (uses_caller) impl_->lanes[lane]->KeepOffCaller();
+      impl_->lanes[lane]->Push(ticket);
     }
     if (uses_caller) mine = impl_->next_ticket++;
   }

@@ -16,7 +16,8 @@ from jax.extend import core as jcore
 from dynaflow_xla.frontends.jax import _compat, costs, marks
 from dynaflow_xla.ir import Graph, Op, Source, Value
 
-_INLINE = {
+# Calls, and the parameter that holds the function called.
+INLINE = {
     "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr", "remat": "jaxpr", "remat2": "jaxpr",
@@ -94,6 +95,7 @@ class _Builder:
         self.ops: list[Op] = []
         self.calls: Counter[str] = Counter()
         self.mark_numbers: dict[Any, int] = {}
+        self.generated: set[int] = set()
 
     def value(self, aval: Any, producer: int) -> int:
         number = len(self.values)
@@ -136,7 +138,7 @@ class _Builder:
             for component in local:
                 if marks.is_mark(component):
                     marked.setdefault(component, call_path)
-            key = _INLINE.get(name)
+            key = INLINE.get(name)
             if key is not None and key in eqn.params:
                 inner = eqn.params[key]
                 consts = list(getattr(inner, "consts", ()))
@@ -166,12 +168,16 @@ class _Builder:
                 outvars=[self.variables[n] for n in outputs],
             )
             reason = outer_reason(eqn)
-            flops, moved, cost = costs.estimate(eqn)
+            read_values = [a for a in atoms if isinstance(a, int)]
+            generator = name in costs.GENERATORS and self.generated.issuperset(read_values)
+            if generator:
+                self.generated.update(outputs)
+            flops, moved, cost = (0.0, 0, 0.0) if generator else costs.estimate(eqn)
             self.ops.append(
                 Op(
                     index=index,
                     kind=name,
-                    inputs=tuple(dict.fromkeys(a for a in atoms if isinstance(a, int))),
+                    inputs=tuple(dict.fromkeys(read_values)),
                     outputs=outputs,
                     scope=tuple(marks.plain_name(part) for part in inner_scope),
                     call_path=call_path,
@@ -180,6 +186,7 @@ class _Builder:
                     cost_ns=cost,
                     outer=bool(reason),
                     outer_reason=reason,
+                    generator=generator,
                     mark=marks.find_mark(inner_scope, self.mark_numbers, marked),
                     source=_compat.user_source(eqn) or caller,
                     params=_params_text(eqn),

@@ -13,6 +13,7 @@ import jax
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import blas, xla
 from dynaflow_xla.frontends.jax import call, capture, lower
+from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
@@ -77,12 +78,12 @@ class Entry:
             if stage is not None:
                 args = [env[v] for v in stage.inputs]
                 physical = [
-                    lower.to_physical(x, captured.avals[v])
+                    to_physical(x, captured.avals[v])
                     for v, x in zip(stage.inputs, args, strict=True)
                 ]
                 results = call.bind(stage, physical)
                 for value, x in zip(stage.outputs, results, strict=True):
-                    env[value] = lower.from_physical(x, captured.avals[value])
+                    env[value] = from_physical(x, captured.avals[value])
             if outer is not None:
                 self._run_outer(outer, env)
         return [
@@ -147,8 +148,8 @@ def build_entry(
                 decision.replace, captured, region, str(decision.source)
             )
     xla.ensure_registered()
-    blas.register()  # jaxlib loads its LAPACK with the first program that needs it
     stages = build_stages(captured, pg, plan, functions, options)
+    blas.register()  # here, because lowering the first program that needs LAPACK has loaded it
     seconds = {"partition": t1 - t0, "plan": t2 - t1, "compile": time.perf_counter() - t2}
     return Entry(options, captured, pg, plan, functions, stages, seconds)
 

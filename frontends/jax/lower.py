@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jcore
 
@@ -25,38 +24,15 @@ from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.ffi.lane_program import LaneProgram
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import Captured
+from dynaflow_xla.frontends.jax.lane_emitter import LaneEmitter
+from dynaflow_xla.frontends.jax.physical import (
+    from_physical,
+    physical_aval,
+    physical_spec,
+    to_physical,
+)
 from dynaflow_xla.ir import PartitionedGraph, Region
-from dynaflow_xla.plan import Launch, Plan, Record, Wait
-
-
-def is_key(aval: Any) -> bool:
-    """Whether a value is a typed PRNG key array."""
-    return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
-
-
-def physical_spec(aval: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of the memory behind a value (key arrays are uint32 words)."""
-    spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    return jax.eval_shape(jax.random.key_data, spec) if is_key(aval) else spec
-
-
-def _physical_aval(aval: Any) -> Any:
-    if not is_key(aval):
-        return aval
-    spec = physical_spec(aval)
-    return jax.core.ShapedArray(spec.shape, spec.dtype)
-
-
-def to_physical(x: Any, aval: Any) -> Any:
-    """The array behind a value."""
-    return jax.random.key_data(x) if is_key(aval) else x
-
-
-def from_physical(x: Any, aval: Any) -> Any:
-    """The value in front of an array."""
-    if is_key(aval):
-        return jax.random.wrap_key_data(x, impl=_compat.key_impl(aval.dtype))
-    return x
+from dynaflow_xla.plan import Launch, Plan, Record
 
 
 def region_function(captured: Captured, region: Region) -> Callable[..., list[Any]]:
@@ -145,121 +121,6 @@ def split_stages(plan: Plan) -> list[tuple[list[Any], Launch | None]]:
         else:
             stages[-1][0].append(instruction)
     return stages
-
-
-class _LaneEmitter:
-    """Traces one lane's function; gates are merged where their order allows."""
-
-    def __init__(self, lane: int, builder: StageBuilder, profile: bool):
-        self.lane = lane
-        self.builder = builder
-        self.profile = profile
-        self.env: dict[int, Any] = {}
-        self.chain: Any = None
-        self.previous: list[Any] = []
-        self.waits: list[int] = []
-        self.receives: list[tuple[int, int]] = []
-        self.sends: list[tuple[int, int]] = []
-        self.records: list[int] = []
-
-    def flush(self, *, stamp: int = -1, done: bool = False, force: bool = False) -> None:
-        if not (force or done or self.waits or self.receives or self.sends or self.records):
-            return
-        avals = self.builder.captured.avals
-        in_specs = [physical_spec(avals[v]) for v, _ in self.receives]
-        xs = [to_physical(self.env[v], avals[v]) for v, _ in self.sends]
-        # Ordering operands: what the lane computed before must exist before the gate waits, or a
-        # wait could hold the lane's thread while work that is ready stands behind it.
-        # Sent values pass through the gate in place, so that what this lane does with them next
-        # cannot start before the other lane has them. Inputs would be copied for that, so not they.
-        through = [
-            i
-            for i, (v, _) in enumerate(self.sends)
-            if not done and v not in self.builder.inputs and not is_key(avals[v])
-        ]
-        through_specs = [physical_spec(avals[self.sends[i][0]]) for i in through]
-        sent = {id(x) for x in xs}
-        deps = [x for x in self.previous if id(x) not in sent]
-        chain_spec = jax.ShapeDtypeStruct(self.chain.shape, self.chain.dtype)
-        first_x = 1 + len(deps)
-        first_through = 1 + len(in_specs)
-        gate = jax.ffi.ffi_call(
-            xla.GATE_TARGET,
-            [chain_spec, *in_specs, *through_specs],
-            has_side_effect=True,
-            input_output_aliases={first_x + i: first_through + n for n, i in enumerate(through)},
-        )
-        results = gate(
-            self.chain,
-            *deps,
-            *xs,
-            lane=np.int64(self.lane),
-            deps=np.int64(len(deps)),
-            waits=np.array(self.waits, np.int64),
-            ins=np.array([b for _, b in self.receives], np.int64),
-            outs=np.array([b for _, b in self.sends], np.int64),
-            records=np.array(self.records, np.int64),
-            stamp=np.int64(stamp),
-            done=np.int64(done),
-        )
-        self.chain = results[0]
-        for (value, _), x in zip(self.receives, results[1:first_through], strict=True):
-            self.env[value] = from_physical(x, avals[value])
-        for i, x in zip(through, results[first_through:], strict=True):
-            self.env[self.sends[i][0]] = x
-        self.waits, self.receives, self.sends, self.records = [], [], [], []
-        self.previous = []
-
-    def run(self, instructions: Sequence[Any], args: dict[int, Any]) -> Any:
-        """Emits the lane's instructions; returns the last chain value."""
-        builder = self.builder
-        self.env.update(args)
-        self.chain = jnp.zeros((1,), jnp.uint8)
-        for instruction in instructions:
-            if isinstance(instruction, Wait):
-                if self.sends or self.records:
-                    self.flush()  # never wait in front of a publish
-                self.waits.append(instruction.event)
-            elif isinstance(instruction, Record):
-                self.records.append(instruction.event)
-                self.flush()  # publish at once: another lane waits for it
-            elif isinstance(instruction, Launch):
-                self._launch(instruction)
-            else:
-                raise PlanError(f"the ffi backend cannot run {type(instruction).__name__} yet")
-        self.sends += [
-            (v, builder.result_buffer[v])
-            for v in builder.outputs
-            if builder.producer_lane[v] == self.lane
-        ]
-        self.flush(done=True)
-        return self.chain
-
-    def _launch(self, launch: Launch) -> None:
-        builder = self.builder
-        region = builder.pg.regions[launch.region]
-        for value in region.inputs:
-            if value not in self.env:
-                if self.sends or self.records:
-                    self.flush()
-                self.receives.append((value, builder.shared_buffer[value]))
-                self.env[value] = None
-        if self.waits or self.receives:
-            self.flush()
-        fn = builder.functions[launch.region]
-        with jax.named_scope(region.name):
-            outs = fn(*[self.env[v] for v in region.inputs])
-        avals = builder.captured.avals
-        self.previous += [
-            x for v, x in zip(region.outputs, outs, strict=True) if not is_key(avals[v])
-        ]
-        for value, x in zip(region.outputs, outs, strict=True):
-            self.env[value] = x
-            readers = builder.reader_lanes.get(value, set())
-            if readers - {self.lane}:
-                self.sends.append((value, builder.shared_buffer[value]))
-        if self.profile:
-            self.flush(stamp=launch.region, force=True)
 
 
 class StageBuilder:
@@ -402,7 +263,7 @@ class StageBuilder:
             lanes=self.lanes,
             program=program,
             reference=self.reference,
-            output_avals=tuple(_physical_aval(avals[v]) for v in self.outputs),
+            output_avals=tuple(physical_aval(avals[v]) for v in self.outputs),
             lane_programs=lane_programs,
             lane_texts=texts,
             program_name=self.plan.graph,
@@ -436,7 +297,7 @@ class StageBuilder:
         avals = self.captured.avals
 
         def lane_function(*args: Any) -> Any:
-            emitter = _LaneEmitter(lane, self, profile)
+            emitter = LaneEmitter(lane, self, profile)
             return emitter.run(
                 instructions,
                 {v: from_physical(x, avals[v]) for v, x in zip(inputs, args, strict=True)},
