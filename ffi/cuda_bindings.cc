@@ -106,9 +106,9 @@ int AddKernel(CudaEngine& engine, ProgramHandle& handle, int lane, const std::st
   std::tie(step.block[0], step.block[1], step.block[2]) = block;
   step.shared_bytes = shared_bytes;
   for (nb::handle parameter : parameters) step.parameters.push_back(MakeParameter(parameter));
-  return handle.program->AddLaunch(lane, LaunchDesc{name,
-                                                    MakeKernelLauncher(engine, std::move(step)),
-                                                    std::move(ins), std::move(outs)});
+  return handle.program->AddLaunch(
+      lane, LaunchDesc{name, MakeKernelLauncher(engine, std::move(step)), std::move(ins),
+                       std::move(outs)});
 }
 
 using Tensors = std::vector<std::tuple<int, std::vector<int64_t>>>;
@@ -144,8 +144,8 @@ std::shared_ptr<PjrtCounters> AddPjrt(ProgramHandle& handle, int lane, const std
   step.in_place = std::move(in_place);
   step.counters = std::make_shared<PjrtCounters>();
   auto counters = step.counters;
-  handle.program->AddLaunch(lane, LaunchDesc{name, MakePjrtLauncher(std::move(step)),
-                                             std::move(ins), std::move(outs)});
+  handle.program->AddLaunch(
+      lane, LaunchDesc{name, MakePjrtLauncher(std::move(step)), std::move(ins), std::move(outs)});
   return counters;
 }
 
@@ -158,8 +158,7 @@ void BindCuda(nb::module_& m) {
 
   nb::class_<CudaEngine>(m, "CudaEngine",
                          "Lanes on a CUDA device: lane 0 is the caller's stream, or all are given.")
-      .def(nb::new_(&MakeEngine), nb::arg("device") = 0,
-           nb::arg("priorities") = std::vector<int>(),
+      .def(nb::new_(&MakeEngine), nb::arg("device") = 0, nb::arg("priorities") = std::vector<int>(),
            nb::arg("streams") = std::vector<uintptr_t>(),
            "Raises RuntimeError: no driver, no such device, a priority out of range.")
       .def("add_kernel_launch", &AddKernel, nb::keep_alive<2, 1>(), nb::arg("program"),
@@ -182,7 +181,7 @@ void BindCuda(nb::module_& m) {
       .def_prop_ro("copied_outputs", [](const PjrtCounters& c) { return c.copied_outputs.load(); })
       .def_prop_ro("views", [](const PjrtCounters& c) { return c.views.load(); });
   m.def("add_pjrt_launch", &AddPjrt, nb::arg("program"), nb::arg("lane"), nb::arg("name"),
-        nb::arg("api"), nb::arg("client"), nb::arg("executable"), nb::arg("owner"),
+        nb::arg("api"), nb::arg("client"), nb::arg("executable"), nb::arg("owner").none(),
         nb::arg("in_tensors"), nb::arg("out_tensors"), nb::arg("in_place"), nb::arg("ins"),
         nb::arg("outs"),
         "A step that runs a PJRT executable without the GIL. Tensors are (PJRT_Buffer_Type, dims); "

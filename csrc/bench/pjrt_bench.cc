@@ -1,5 +1,6 @@
 // What one XLA executable costs as a step of the engine, through the PJRT C API of a CPU plugin.
-// Prints JSON: for each case the time of every round, in ns a call. Arguments: rounds, calls a round.
+// Prints JSON: for each case the time of every round, in ns a call. Arguments: rounds, calls a
+// round.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -39,8 +40,7 @@ std::shared_ptr<Program> OneStep(Launcher launcher) {
 Launcher Xla(bool in_place) {
   const std::string text =
       dfx::test::StableHlo("16xf32", 1, 1, in_place, "%r = stablehlo.add %0, %0 : tensor<16xf32>");
-  return dfx::MakePjrtLauncher(
-      dfx::test::MakeStep(text, {dfx::test::kF32, {16}}, 1, 1, in_place));
+  return dfx::MakePjrtLauncher(dfx::test::MakeStep(text, {dfx::test::kF32, {16}}, 1, 1, in_place));
 }
 
 double NsPerCall(const std::shared_ptr<Program>& program, int calls) {

@@ -19,11 +19,12 @@ std::unique_ptr<CudaDriver> Load() {
                                     (why != nullptr ? why : "libcuda.so.1 not found") + ")");
   }
   auto driver = std::make_unique<CudaDriver>();
-#define DFX_LOAD(member, symbol, parameters)                                              \
-  driver->member = reinterpret_cast<CudaStatus(*) parameters>(dlsym(library, #symbol));   \
-  if (driver->member == nullptr) {                                                        \
-    throw CudaError(kNoLibrary, "the CUDA driver has no " #symbol ": it is older than the " \
-                                "11.4 that dynaflow_xla needs; update it");               \
+#define DFX_LOAD(member, symbol, parameters)                                            \
+  driver->member = reinterpret_cast<CudaStatus(*) parameters>(dlsym(library, #symbol)); \
+  if (driver->member == nullptr) {                                                      \
+    throw CudaError(kNoLibrary, "the CUDA driver has no " #symbol                       \
+                                ": it is older than the "                               \
+                                "11.4 that dynaflow_xla needs; update it");             \
   }
   DFX_CUDA_FUNCTIONS(DFX_LOAD)
 #undef DFX_LOAD

@@ -83,10 +83,10 @@ class LaneSet {
       if (!external_ && lane->index() == 0) continue;  // some caller's, which may be gone
       int status = kCaptureNone;
       unsigned long long id = 0;
-      CheckCuda(driver_,
-                driver_.StreamGetCaptureInfo(lane->stream(), &status, &id, nullptr, nullptr,
-                                             nullptr),
-                "cuStreamGetCaptureInfo");
+      CheckCuda(
+          driver_,
+          driver_.StreamGetCaptureInfo(lane->stream(), &status, &id, nullptr, nullptr, nullptr),
+          "cuStreamGetCaptureInfo");
       if (status != kCaptureNone && id != wanted) return false;
     }
     capture_ = 0;
@@ -158,8 +158,9 @@ struct CudaEngine::Impl {
         return set;
       }
       if (!free.empty()) {
-        throw std::runtime_error("the lanes' streams are in a stream capture that the caller's "
-                                 "stream is not in");
+        throw std::runtime_error(
+            "the lanes' streams are in a stream capture that the caller's "
+            "stream is not in");
       }
       returned.wait(lock);
     }
@@ -197,12 +198,12 @@ struct CudaEngine::Impl {
   unsigned long long CaptureOf(CUstream_st* caller) const {
     int status = kCaptureNone;
     unsigned long long id = 0;
-    CheckCuda(driver,
-              driver.StreamGetCaptureInfo(caller, &status, &id, nullptr, nullptr, nullptr),
+    CheckCuda(driver, driver.StreamGetCaptureInfo(caller, &status, &id, nullptr, nullptr, nullptr),
               "cuStreamGetCaptureInfo");
     if (status == kCaptureInvalidated) {
-      throw std::runtime_error("the caller's stream is in a capture that an earlier error made "
-                               "invalid: end it first");
+      throw std::runtime_error(
+          "the caller's stream is in a capture that an earlier error made "
+          "invalid: end it first");
     }
     return status == kCaptureNone ? 0 : id;
   }
@@ -272,10 +273,10 @@ struct CudaEngine::Impl {
       set->Grow(program, caller);
       call = std::make_unique<Call>(program, scratch);
       if (program.scratch_bytes() > 0 && scratch == nullptr) {
-        CheckCuda(driver,
-                  driver.MemAllocAsync(&allocated, static_cast<size_t>(program.scratch_bytes()),
-                                       caller),
-                  "cuMemAllocAsync");
+        CheckCuda(
+            driver,
+            driver.MemAllocAsync(&allocated, static_cast<size_t>(program.scratch_bytes()), caller),
+            "cuMemAllocAsync");
         call = std::make_unique<Call>(program, reinterpret_cast<void*>(allocated));
       }
     } catch (...) {
@@ -287,9 +288,8 @@ struct CudaEngine::Impl {
     ForkAndJoin(*call, *set, caller, capture != 0);
     // The caller's stream is past all lanes here, also after a failure.
     if (allocated != 0) {
-      Try(*call, [&] {
-        CheckCuda(driver, driver.MemFreeAsync(allocated, caller), "cuMemFreeAsync");
-      });
+      Try(*call,
+          [&] { CheckCuda(driver, driver.MemFreeAsync(allocated, caller), "cuMemFreeAsync"); });
     }
     Give(std::move(set));
     if (call->failed()) {

@@ -17,8 +17,7 @@ constexpr unsigned kDefaultSharedBytes = 48 * 1024;  // more must be asked for
 
 class Kernel {
  public:
-  Kernel(CudaEngine& engine, KernelStep step)
-      : driver_(engine.driver()), step_(std::move(step)) {
+  Kernel(CudaEngine& engine, KernelStep step) : driver_(engine.driver()), step_(std::move(step)) {
     for (const unsigned* size : {step_.grid, step_.block}) {
       if (size[0] == 0 || size[1] == 0 || size[2] == 0) {
         throw std::invalid_argument("kernel '" + step_.name + "' has a grid or block of size 0");
@@ -31,10 +30,10 @@ class Kernel {
     }
     CudaContextScope scope(driver_, engine.context());
     const std::string what = "cuModuleGetFunction of '" + step_.name + "'";
-    CheckCuda(driver_,
-              driver_.ModuleGetFunction(&function_, engine.LoadModule(step_.image),
-                                        step_.name.c_str()),
-              what.c_str());
+    CheckCuda(
+        driver_,
+        driver_.ModuleGetFunction(&function_, engine.LoadModule(step_.image), step_.name.c_str()),
+        what.c_str());
     if (step_.shared_bytes > kDefaultSharedBytes) {
       CheckCuda(driver_,
                 driver_.FuncSetAttribute(function_, kMaxDynamicSharedBytes,

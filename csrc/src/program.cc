@@ -132,7 +132,8 @@ std::string Program::CheckOrder() {
   }
   issue_order_.clear();
   // Run the lanes symbolically: if none can go on and some is not done, they never will. A turn
-  // takes each lane to its next launch, so that a thread that issues for all lanes feeds them evenly.
+  // takes each lane to its next launch, so that a thread that issues for all lanes feeds them
+  // evenly.
   std::vector<size_t> at(lanes_.size(), 0);
   std::vector<bool> done(static_cast<size_t>(n_events_), false);
   for (bool moved = true; moved;) {

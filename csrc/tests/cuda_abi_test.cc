@@ -27,9 +27,10 @@ struct Plain<Result(Parameters...)> {
   using type = typename Plain<Result>::type (*)(typename Plain<Parameters>::type...);
 };
 
-#define SAME(member, function)                                                    \
-  static_assert(std::is_same_v<decltype(dfx::CudaDriver::member),                 \
-                               typename Plain<decltype(function)>::type>, #function)
+#define SAME(member, function)                                                                     \
+  static_assert(                                                                                   \
+      std::is_same_v<decltype(dfx::CudaDriver::member), typename Plain<decltype(function)>::type>, \
+      #function)
 SAME(Init, cuInit);
 SAME(DriverGetVersion, cuDriverGetVersion);
 SAME(GetErrorName, cuGetErrorName);

@@ -41,7 +41,8 @@ struct Device {
   std::unique_ptr<CudaEngine> engine;
 };
 
-// Checks and clears the driver's books around a test; the shared engine of DeviceLanes must be gone.
+// Checks and clears the driver's books around a test; the shared engine of DeviceLanes must be
+// gone.
 struct CleanDriver {
   CleanDriver() {
     delete DeviceLanes::engine();
@@ -79,12 +80,11 @@ std::shared_ptr<Program> Squares(std::function<bool(int lane)> fail = nullptr) {
   for (int i = 0; i < kLanes; ++i) {
     const int arg = p->AddBuffer({BufferKind::kArg, i, 0, 8, 0, {}});
     scratch.push_back(p->AddBuffer({BufferKind::kScratch, -1, 64 * i, 8, 0, {}}));
-    p->AddLaunch(i, DeviceLanes::Launch(
-                        "square",
-                        [](const Buffer* in, int, Buffer* out) {
-                          At(out[0]) = At(in[0]) * At(in[0]);
-                        },
-                        {arg}, {scratch.back()}));
+    p->AddLaunch(i, DeviceLanes::Launch("square",
+                                        [](const Buffer* in, int, Buffer* out) {
+                                          At(out[0]) = At(in[0]) * At(in[0]);
+                                        },
+                                        {arg}, {scratch.back()}));
     p->AddRecord(i, i);
   }
   for (int i = 0; i < kLanes; ++i) {
@@ -97,14 +97,13 @@ std::shared_ptr<Program> Squares(std::function<bool(int lane)> fail = nullptr) {
                    }));
     }
     const int result = p->AddBuffer({BufferKind::kResult, i, 0, 8, 0, {}});
-    p->AddLaunch(i, DeviceLanes::Launch(
-                        "add",
-                        [i](const Buffer* in, int n, Buffer* out) {
-                          int64_t sum = i;
-                          for (int k = 0; k < n; ++k) sum += At(in[k]);
-                          At(out[0]) = sum;
-                        },
-                        scratch, {result}));
+    p->AddLaunch(i, DeviceLanes::Launch("add",
+                                        [i](const Buffer* in, int n, Buffer* out) {
+                                          int64_t sum = i;
+                                          for (int k = 0; k < n; ++k) sum += At(in[k]);
+                                          At(out[0]) = sum;
+                                        },
+                                        scratch, {result}));
   }
   REQUIRE(p->Finish() == "");
   return p;
@@ -167,9 +166,9 @@ TEST_CASE("the caller's stream orders what comes before and after, call by call"
       for (size_t k = 0; k < kLanes; ++k) memory.args[k] = 10 * i + static_cast<int64_t>(k);
       return true;
     });
-    REQUIRE(device.engine
-                ->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get())
-                .ok);
+    REQUIRE(
+        device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get())
+            .ok);
     fake::Launch(caller.get(), [&memory, &at = seen[static_cast<size_t>(i)]] {
       at.args = memory.args;
       at.results = memory.results;
@@ -188,10 +187,10 @@ TEST_CASE("scratch may be the caller's") {
   fake::Stream caller;
   Memory memory(3);
   alignas(64) char scratch[64 * kLanes];
-  REQUIRE(device.engine
-              ->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get(),
-                    scratch)
-              .ok);
+  REQUIRE(
+      device.engine
+          ->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get(), scratch)
+          .ok);
   REQUIRE(caller.Synchronize() == 0);
   CHECK(IsRight(memory));
   CHECK(fake::Calls("cuMemAllocAsync") == 0);
@@ -220,10 +219,15 @@ TEST_CASE("the tests notice a missing wait") {
 #endif
 
 TEST_CASE("every driver call may fail: an error, nothing left running, and the next call works") {
-  const std::vector<std::string> symbols = {
-      "cuStreamCreateWithPriority", "cuEventCreate",    "cuEventRecord",   "cuStreamWaitEvent",
-      "cuMemAllocAsync",            "cuMemFreeAsync",   "cuLaunchKernel",  "cuCtxPushCurrent",
-      "cuStreamGetCaptureInfo"};
+  const std::vector<std::string> symbols = {"cuStreamCreateWithPriority",
+                                            "cuEventCreate",
+                                            "cuEventRecord",
+                                            "cuStreamWaitEvent",
+                                            "cuMemAllocAsync",
+                                            "cuMemFreeAsync",
+                                            "cuLaunchKernel",
+                                            "cuCtxPushCurrent",
+                                            "cuStreamGetCaptureInfo"};
   for (const std::string& symbol : symbols) {
     CAPTURE(symbol);
     int failures = 0;
@@ -277,9 +281,9 @@ TEST_CASE("if lanes cannot be joined on the device, the host waits for them") {
     fake::Stream caller;
     Memory memory(3);
     const int64_t blocked = fake::BlockingCalls();
-    CHECK_FALSE(device.engine
-                    ->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get())
-                    .ok);
+    CHECK_FALSE(
+        device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get())
+            .ok);
     CHECK(fake::BlockingCalls() > blocked);
     memory.results = {};  // no lane writes them any more
     caller.Synchronize();
@@ -430,9 +434,7 @@ TEST_CASE("captures and plain calls side by side do not share streams") {
   Memory a(1), b(50), c(100);
   std::shared_ptr<fake::Graph> graph_a, graph_b;
   auto run = [&](Memory& m, fake::Stream& stream) {
-    return device.engine
-        ->Run(program, m.arg_list.data(), m.result_list.data(), stream.get())
-        .ok;
+    return device.engine->Run(program, m.arg_list.data(), m.result_list.data(), stream.get()).ok;
   };
   REQUIRE(fake::BeginCapture(first.get()) == 0);
   REQUIRE(run(a, first));
@@ -464,9 +466,9 @@ TEST_CASE("a step that fails in a capture leaves the capture joined, and the eng
   fake::Stream caller;
   Memory memory(3);
   REQUIRE(fake::BeginCapture(caller.get()) == 0);
-  CHECK_FALSE(device.engine
-                  ->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get())
-                  .ok);
+  CHECK_FALSE(
+      device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get())
+          .ok);
   std::shared_ptr<fake::Graph> graph;
   CHECK(fake::EndCapture(caller.get(), &graph) == 0);
   CHECK(fake::BlockingCalls() == 0);

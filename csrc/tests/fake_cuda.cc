@@ -58,9 +58,9 @@ struct CUfunc_st {
 };
 
 struct CUevent_st {
-  std::shared_ptr<Ticket> ticket;       // of the last record outside captures
-  std::shared_ptr<Capture> capture;     // or the capture of the last record,
-  std::set<size_t> frontier;            // and the nodes that it stands for
+  std::shared_ptr<Ticket> ticket;    // of the last record outside captures
+  std::shared_ptr<Capture> capture;  // or the capture of the last record,
+  std::set<size_t> frontier;         // and the nodes that it stands for
 };
 
 struct CUstream_st {
@@ -198,8 +198,8 @@ std::function<void()> AsKernel(std::function<bool()> function) {
 }
 
 #define LOCK std::lock_guard<std::mutex> lock(S().mutex)
-#define ENTER(...)                                            \
-  LOCK;                                                       \
+#define ENTER(...) \
+  LOCK;            \
   if (CudaStatus entered = Enter(__VA_ARGS__); entered != 0) return entered
 
 CudaStatus Init(unsigned) {
@@ -214,10 +214,8 @@ CudaStatus DriverGetVersion(int* version) {
 
 CudaStatus GetErrorName(CudaStatus status, const char** name) {
   static const std::map<CudaStatus, const char*> names = {
-      {1, "CUDA_ERROR_INVALID_VALUE"},
-      {2, "CUDA_ERROR_OUT_OF_MEMORY"},
-      {200, "CUDA_ERROR_INVALID_IMAGE"},
-      {500, "CUDA_ERROR_NOT_FOUND"},
+      {1, "CUDA_ERROR_INVALID_VALUE"},     {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {200, "CUDA_ERROR_INVALID_IMAGE"},   {500, "CUDA_ERROR_NOT_FOUND"},
       {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
   };
   const auto it = names.find(status);

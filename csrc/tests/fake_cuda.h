@@ -1,11 +1,11 @@
 // A CUDA driver without a device, for tests: a table of the functions that the engine calls.
 //
 // A stream is a thread with a queue, device memory is host memory, a kernel is a C++ function. Each
-// operation starts after a random delay, so that what the calls do not order comes out of order, and
-// the sanitizers see streams as threads. Stream capture builds a graph with the edges that the calls
-// made and nothing else; a replay takes a random order that keeps the edges. Like the real one, it
-// refuses calls without a current context, calls that a capture forbids, and every call after a
-// kernel has faulted.
+// operation starts after a random delay, so that what the calls do not order comes out of order,
+// and the sanitizers see streams as threads. Stream capture builds a graph with the edges that the
+// calls made and nothing else; a replay takes a random order that keeps the edges. Like the real
+// one, it refuses calls without a current context, calls that a capture forbids, and every call
+// after a kernel has faulted.
 #pragma once
 #include <cstddef>
 #include <cstdint>

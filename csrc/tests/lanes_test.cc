@@ -81,8 +81,7 @@ RandomProgram MakeRandom(std::mt19937& random, int64_t arg_value) {
     }
     std::vector<int64_t> weights(ins.size(), 3);
     weights[0] = 1;
-    p->AddLaunch(lane_of.back(),
-                 Lanes::Compute("step", {weights, i}, ins, {buffer.back(), out}));
+    p->AddLaunch(lane_of.back(), Lanes::Compute("step", {weights, i}, ins, {buffer.back(), out}));
     p->AddRecord(lane_of.back(), i);
     expect.push_back(value);
   }
@@ -104,7 +103,8 @@ TEST_CASE_TEMPLATE("values cross lanes in order", Lanes, HostLanes, DeviceLanes 
   CHECK(Lanes::LiveCalls() == 0);
 }
 
-TEST_CASE_TEMPLATE("many threads, many programs, different lanes", Lanes, HostLanes, DeviceLanes PJRT_LANES) {
+TEST_CASE_TEMPLATE("many threads, many programs, different lanes", Lanes, HostLanes,
+                   DeviceLanes PJRT_LANES) {
   Lanes lanes;
   std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
@@ -139,8 +139,7 @@ TEST_CASE_TEMPLATE("a failing step fails its call only, and stops what waits for
                  }));
   bad->AddRecord(1, 0);
   bad->AddWait(0, 0);
-  bad->AddLaunch(
-      0, Lanes::Launch("after", [&](const Buffer*, int, Buffer*) { ran_after = true; }));
+  bad->AddLaunch(0, Lanes::Launch("after", [&](const Buffer*, int, Buffer*) { ran_after = true; }));
   REQUIRE(bad->Finish() == "");
   auto good = TwoLanes<Lanes>();
   REQUIRE(good->Finish() == "");

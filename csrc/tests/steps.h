@@ -1,4 +1,5 @@
-// Steps of tests, and how a test runs a program: on host lanes, or on CUDA lanes of the fake driver.
+// Steps of tests, and how a test runs a program: on host lanes, or on CUDA lanes of the fake
+// driver.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -62,13 +63,13 @@ struct HostLanes {
   HostLanes() {}
   static LaunchDesc Launch(const std::string& name, Work work, std::vector<int32_t> ins = {},
                            std::vector<int32_t> outs = {}) {
-    return MakeLaunch(name,
-                      [work = std::move(work)](const Buffer* in, int n, Buffer* out, int,
-                                                     Lane*) {
-                        work(in, n, out);
-                        return 0;
-                      },
-                      std::move(ins), std::move(outs));
+    return MakeLaunch(
+        name,
+        [work = std::move(work)](const Buffer* in, int n, Buffer* out, int, Lane*) {
+          work(in, n, out);
+          return 0;
+        },
+        std::move(ins), std::move(outs));
   }
   static Engine::Result Run(const std::shared_ptr<Program>& program, void* const* args,
                             void* const* results) {
@@ -94,8 +95,7 @@ struct DeviceLanes {
                            std::vector<int32_t> outs = {}) {
     return MakeLaunch(
         name,
-        [work = std::move(work)](const Buffer* in, int n_in, Buffer* out, int n_out,
-                                       Lane* lane) {
+        [work = std::move(work)](const Buffer* in, int n_in, Buffer* out, int n_out, Lane* lane) {
           // The lists are the engine's: what runs later needs its own.
           std::vector<Buffer> ins_now(in, in + n_in), outs_now(out, out + n_out);
           CheckCuda(fake::Driver(),

@@ -5,9 +5,10 @@
 // streams of the engine. What comes before Run on the caller's stream happens before every step,
 // and every step before what comes after Run on the caller's stream.
 //
-// What orders accesses: a lane's steps run in the order of its stream. A fork event, recorded on the
-// caller's stream, is awaited by every other lane first; a Record is an event on the lane's stream
-// and a Wait makes the stream wait for it; at the end the caller's stream waits for every lane.
+// What orders accesses: a lane's steps run in the order of its stream. A fork event, recorded on
+// the caller's stream, is awaited by every other lane first; a Record is an event on the lane's
+// stream and a Wait makes the stream wait for it; at the end the caller's stream waits for every
+// lane.
 //
 // Why it cannot deadlock: a wait is enqueued after the record it names, so the order of enqueueing
 // is an order in which the device can do the work.
@@ -23,11 +24,11 @@
 // streams stay in that capture until it ends, so until then the set serves that capture only.
 // Replays of one graph must not overlap if the engine allocated the scratch (CUDA sees to that).
 //
-// On failure (of a step, of the driver) nothing more is enqueued, and the caller's stream is made to
-// wait for what was, so that the caller may free its memory in stream order; if not even that works,
-// the host waits for the lanes. Run returns the first error, and the next call works. A lost context
-// (a kernel faulted, a device fell off) is for ever: this and every later Run says so. Work that
-// fails after Run returned shows up where the caller synchronises, as for any CUDA work.
+// On failure (of a step, of the driver) nothing more is enqueued, and the caller's stream is made
+// to wait for what was, so that the caller may free its memory in stream order; if not even that
+// works, the host waits for the lanes. Run returns the first error, and the next call works. A lost
+// context (a kernel faulted, a device fell off) is for ever: this and every later Run says so. Work
+// that fails after Run returned shows up where the caller synchronises, as for any CUDA work.
 #pragma once
 #include <cstddef>
 #include <cstdint>

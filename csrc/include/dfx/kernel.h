@@ -2,7 +2,8 @@
 //
 // The kernel's parameters are given in order: addresses of inputs and outputs, and constants.
 // Modules are loaded once for each image and live as long as the engine's context: a kernel in
-// flight, or a graph that was captured, may need one long after the program that launched it is gone.
+// flight, or a graph that was captured, may need one long after the program that launched it is
+// gone.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -30,8 +31,9 @@ struct KernelStep {
   std::vector<KernelParameter> parameters;
 };
 
-// Loads the kernel on the engine's device; the engine must outlive the launcher. Throws CudaError (no such kernel, an image for another device, more
-// shared memory than there is) and std::invalid_argument (a grid or block that cannot be).
+// Loads the kernel on the engine's device; the engine must outlive the launcher. Throws CudaError
+// (no such kernel, an image for another device, more shared memory than there is) and
+// std::invalid_argument (a grid or block that cannot be).
 Launcher MakeKernelLauncher(CudaEngine& engine, KernelStep step);
 
 }  // namespace dfx

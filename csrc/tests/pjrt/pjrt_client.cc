@@ -129,8 +129,8 @@ LaunchDesc PjrtLanes::Compute(const std::string& name, const Affine& of, std::ve
   auto it = compiled->find(text);
   if (it == compiled->end()) {
     it = compiled
-             ->emplace(text, MakePjrtLauncher(
-                                 MakeStep(text, {kS64, {1}}, ins.size(), outs.size(), true)))
+             ->emplace(text,
+                       MakePjrtLauncher(MakeStep(text, {kS64, {1}}, ins.size(), outs.size(), true)))
              .first;
   }
   return LaunchDesc{name, it->second, std::move(ins), std::move(outs)};

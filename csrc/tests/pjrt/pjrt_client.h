@@ -1,4 +1,5 @@
-// A CPU client of a PJRT plugin (the package xla-cpu-pjrt), made and driven through XLA's own header.
+// A CPU client of a PJRT plugin (the package xla-cpu-pjrt), made and driven through XLA's own
+// header.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -156,8 +156,8 @@ TEST_CASE("an output that aliases a donated view is written in place, any other 
 
 TEST_CASE("memory that XLA cannot use in place is copied, each call anew") {
   auto counters = std::make_shared<PjrtCounters>();
-  auto program = OneStep(dfx::MakePjrtLauncher(
-      MakeStep(TwicePlusOne(true), {kF32, {kN}}, 1, 1, true, counters)));
+  auto program = OneStep(
+      dfx::MakePjrtLauncher(MakeStep(TwicePlusOne(true), {kF32, {kN}}, 1, 1, true, counters)));
   alignas(64) float in[kN + 1], out[kN + 1];
   for (int call = 0; call < 10; ++call) {
     for (int i = 0; i < kN; ++i) in[i + 1] = static_cast<float>(call * i);
@@ -172,8 +172,8 @@ TEST_CASE("memory that XLA cannot use in place is copied, each call anew") {
 
 TEST_CASE("views of inputs are kept while the addresses stay") {
   auto counters = std::make_shared<PjrtCounters>();
-  auto program = OneStep(dfx::MakePjrtLauncher(
-      MakeStep(TwicePlusOne(false), {kF32, {kN}}, 1, 1, false, counters)));
+  auto program = OneStep(
+      dfx::MakePjrtLauncher(MakeStep(TwicePlusOne(false), {kF32, {kN}}, 1, 1, false, counters)));
   Floats in{}, out{};
   for (int call = 0; call < 10; ++call) REQUIRE(Run(program, in, out).ok);
   CHECK(counters->views.load() == 1);
@@ -181,8 +181,8 @@ TEST_CASE("views of inputs are kept while the addresses stay") {
 
 TEST_CASE("10 000 calls from four threads") {
   auto counters = std::make_shared<PjrtCounters>();
-  dfx::Launcher launcher = dfx::MakePjrtLauncher(
-      MakeStep(TwicePlusOne(true), {kF32, {kN}}, 1, 1, true, counters));
+  dfx::Launcher launcher =
+      dfx::MakePjrtLauncher(MakeStep(TwicePlusOne(true), {kF32, {kN}}, 1, 1, true, counters));
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -224,8 +224,8 @@ TEST_CASE("what the plugin refuses is the call's error, and the next call works"
     CHECK(Run(good, in, out).ok);
     CHECK(out.at[0] == 1);
   }
-  auto small = OneStep(
-      dfx::MakePjrtLauncher(MakeStep(TwicePlusOne(false), {kF32, {kN}}, 1, 1, false)), 64);
+  auto small =
+      OneStep(dfx::MakePjrtLauncher(MakeStep(TwicePlusOne(false), {kF32, {kN}}, 1, 1, false)), 64);
   auto result = Run(small, in, out);
   CHECK(result.error.find("an output has 1024 bytes, its place 64") != std::string::npos);
 }
