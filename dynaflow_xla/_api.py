@@ -17,6 +17,8 @@ from dynaflow_xla.simulate import simulate as _simulate
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.branches import Branches
+from dynaflow_xla.strategies.dual_batch import DualBatch
+from dynaflow_xla.strategies.nano_batch import NanoBatch
 from dynaflow_xla.strategies.sequential import Sequential
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 _BY_NAME: dict[str, Callable[[], Strategy]] = {
     "auto": Auto,
     "branches": Branches,
+    "dual_batch": DualBatch,
+    "nano_batch": NanoBatch,
     "sequential": Sequential,
 }
 
@@ -52,10 +56,13 @@ def schedule(
 
     Args:
         fn: A JAX function or what ``jax.jit`` returns (static and donated arguments are kept).
-        strategy: ``"auto"``, ``"branches"``, ``"sequential"`` or a :class:`Strategy`.
-        in_axes: For strategies that split the batch.
-        out_axes: For strategies that split the batch.
-        batch_size: For strategies that split the batch.
+        strategy: ``"auto"``, ``"branches"``, ``"sequential"``, ``"nano_batch"``, ``"dual_batch"`` or a
+            :class:`Strategy`.
+        in_axes: The batch axis of each argument, as for ``jax.vmap``; needed by strategies that split
+            the batch.
+        out_axes: How each result of a split is put together: its batch axis, ``Sum()``, ``Mean()``
+            (weighted by the nano-batches' sizes), or None where it does not depend on the batch.
+        batch_size: Rows the batch must have, as a check.
         backend: ``"auto"`` or ``"ffi"``.
         lanes: Number of lanes; default: the cores of this process, at most 8.
         rules: Where to cut; default: the strategy's rules, else automatic.
@@ -64,7 +71,7 @@ def schedule(
         target: For backends of other frameworks and devices.
         compiler: For backends of other frameworks and devices.
         compiler_options: Passed to the compilation of every lane program.
-        check: Compare numerically where a property could not be proved.
+        check: Where it could not be proved that a split keeps the values, compare on the first call.
 
     Returns:
         The scheduled callable; ``.original`` is the original.
@@ -83,7 +90,8 @@ def schedule(
         return lambda function: schedule(function, **settings)
     made = resolve_strategy(strategy)
     count = resolve_lanes(lanes)
-    _refuse_unbuilt(in_axes, backend, target, select, compiler)
+    _refuse_unbuilt(backend, target, select, compiler)
+    _check_batch(in_axes, out_axes, batch_size)
     if not callable(fn):
         raise UnsupportedError(
             f"schedule takes a function, a jax.jit function or a model; got {type(fn).__name__}"
@@ -103,6 +111,9 @@ def schedule(
         rules=None if rules is None else tuple(rules),
         lanes=count,
         user=dict(context or {}),
+        in_axes=in_axes,
+        out_axes=out_axes,
+        batch_size=batch_size,
         compiler_options=dict(compiler_options) if compiler_options else None,
     )
     return frontend.ScheduledFunction(fn, options, check=check)
@@ -138,13 +149,24 @@ def resolve_lanes(lanes: int | None) -> int:
     return lanes
 
 
-def _refuse_unbuilt(in_axes: Any, backend: str, target: Any, select: Any, compiler: str) -> None:
+def _check_batch(in_axes: Any, out_axes: Any, batch_size: Any) -> None:
+    if batch_size is not None and (
+        isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1
+    ):
+        raise PlanError(f"batch_size must be a positive integer; got {batch_size!r}")
+    if in_axes is None and (batch_size is not None or out_axes != 0):
+        given = "batch_size" if batch_size is not None else "out_axes"
+        raise PlanError(
+            f"{given} is given without in_axes, so there is no batch: pass in_axes, too"
+        )
+
+
+def _refuse_unbuilt(backend: str, target: Any, select: Any, compiler: str) -> None:
     if backend not in ("auto", "ffi", "xla", "torch"):
         raise PlanError(f"backend must be auto, ffi, xla or torch; got {backend!r}")
     if backend in ("xla", "torch"):
         raise UnsupportedError(f"backend={backend!r} is not in this version; use 'auto' or 'ffi'")
     for name, value, default in (
-        ("in_axes", in_axes, None),
         ("target", target, None),
         ("select", select, None),
         ("compiler", compiler, "eager"),

@@ -78,9 +78,7 @@ def test_backend_of_another_version(backend: str) -> None:
         dfx.schedule(f, backend=backend)
 
 
-@pytest.mark.parametrize(
-    "option", [{"in_axes": 0}, {"target": "h200"}, {"select": "x"}, {"compiler": "inductor"}]
-)
+@pytest.mark.parametrize("option", [{"target": "h200"}, {"select": "x"}, {"compiler": "inductor"}])
 def test_options_of_another_version(option: dict[str, Any]) -> None:
     with pytest.raises(dfx.UnsupportedError, match=next(iter(option))):
         dfx.schedule(f, **option)
