@@ -1,7 +1,9 @@
 #include "run_step.h"
 
 #include <exception>
+#include <new>
 #include <string>
+#include <string_view>
 
 namespace dfx {
 
@@ -18,10 +20,25 @@ std::string CheckCallable(const Program* program, void* const* args, void* const
   return "";
 }
 
-void RunStep(Lane& lane, Call& call, const LaunchDesc& launch, BufferList& ins, BufferList& outs) {
+namespace {
+
+void FailStep(Call& call, const LaunchDesc& launch, std::string_view how,
+              std::string_view why) noexcept {
+  try {
+    std::string text = "step '" + launch.name + "'";
+    call.Fail(text.append(how).append(why));
+  } catch (const std::bad_alloc&) {
+    call.Fail(kOutOfMemory);
+  }
+}
+
+}  // namespace
+
+void RunStep(Lane& lane, Call& call, const LaunchDesc& launch, BufferList& ins,
+             BufferList& outs) noexcept {
   if (call.IsLaneDone(lane.index())) {
     // The caller may have its buffers back already: this step must not see them.
-    call.Fail("step '" + launch.name + "' comes after its lane was said to be done");
+    FailStep(call, launch, " comes after its lane was said to be done", "");
     return;
   }
   try {
@@ -29,13 +46,13 @@ void RunStep(Lane& lane, Call& call, const LaunchDesc& launch, BufferList& ins, 
         launch.launcher.fn(launch.launcher.user.get(), ins.Resolve(call, launch.ins),
                            static_cast<int>(launch.ins.size()), outs.Resolve(call, launch.outs),
                            static_cast<int>(launch.outs.size()), &lane);
-    if (status != 0) {
-      call.Fail("step '" + launch.name + "' failed with status " + std::to_string(status));
+    if (status != 0 && !call.failed()) {
+      FailStep(call, launch, " failed with status ", std::to_string(status));
     }
   } catch (const std::exception& e) {
-    call.Fail("step '" + launch.name + "': " + e.what());
+    FailStep(call, launch, ": ", e.what());
   } catch (...) {
-    call.Fail("step '" + launch.name + "' threw something that is no std::exception");
+    FailStep(call, launch, " threw something that is no std::exception", "");
   }
 }
 

@@ -35,6 +35,7 @@ class BufferList {
 
 // Calls the step's function on the addresses of `launch`; what it returns or throws becomes the
 // call's error. The lists are the caller's, so that a lane allocates them once.
-void RunStep(Lane& lane, Call& call, const LaunchDesc& launch, BufferList& ins, BufferList& outs);
+void RunStep(Lane& lane, Call& call, const LaunchDesc& launch, BufferList& ins,
+             BufferList& outs) noexcept;
 
 }  // namespace dfx

@@ -16,28 +16,17 @@
 #include "dfx/lane.h"
 #include "dfx/program.h"
 #include "fake_cuda.h"
+#include "support.h"
 
 namespace dfx::test {
 
-using Step = std::function<int(const Buffer*, int, Buffer*, int, Lane*)>;
 // What a step does with memory, wherever that happens.
 using Work = std::function<void(const Buffer*, int, Buffer*)>;
 
-inline int CallStep(void* user, const Buffer* ins, int n_ins, Buffer* outs, int n_outs,
-                    Lane* lane) {
-  return (*static_cast<Step*>(user))(ins, n_ins, outs, n_outs, lane);
-}
-
-// A step that runs on the thread that issues it.
-inline LaunchDesc MakeLaunch(const std::string& name, Step step, std::vector<int32_t> ins = {},
-                             std::vector<int32_t> outs = {}) {
-  return LaunchDesc{name, Launcher{&CallStep, std::make_shared<Step>(std::move(step))},
-                    std::move(ins), std::move(outs)};
-}
-
-inline int64_t& At(const Buffer& buffer) { return *static_cast<int64_t*>(buffer.data); }
-
-inline int Nothing(const Buffer*, int, Buffer*, int, Lane*) { return 0; }
+using dfx_test::At;
+using dfx_test::MakeLaunch;
+using dfx_test::Nothing;
+using dfx_test::Step;
 
 // Each output becomes constant + the sum of weight times input.
 struct Affine {
