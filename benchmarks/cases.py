@@ -202,7 +202,8 @@ def _lstm(batch: int, steps: int, width: int) -> Made:
     )
 
 
-def _rows(fn: Callable[[jax.Array], Any], shape: tuple[int, ...], seed: int) -> Made:
+def rows(fn: Callable[[jax.Array], Any], shape: tuple[int, ...], seed: int) -> Made:
+    """A function of one array, and normal numbers of that shape."""
     return fn, (jax.random.normal(jax.random.key(seed), shape),)
 
 
@@ -331,9 +332,9 @@ CASES: tuple[Case, ...] = (
     Case("lstm", "gain", "LSTM B128 T32 d128", lambda: _lstm(128, 32, 128), in_axes=(None, 1),
          out_axes=1),
     Case("top_k", "gain", "top_k of 64x32768",
-         lambda: _rows(lambda x: jax.lax.top_k(x, 16), (64, 32768), 11), in_axes=0),
+         lambda: rows(lambda x: jax.lax.top_k(x, 16), (64, 32768), 11), in_axes=0),
     Case("sort_rows", "gain", "sort of 32x2048 along the rows",
-         lambda: _rows(lambda x: jnp.sort(x, axis=1), (32, 2048), 12), in_axes=0),
+         lambda: rows(lambda x: jnp.sort(x, axis=1), (32, 2048), 12), in_axes=0),
     Case("conv", "gain", "two 3x3 convolutions, 64 channels, B8 32x32", _convolutions,
          in_axes=(None, 0)),
     Case("train", "gain", "train step of a bi-LSTM B64 T32 d64, width 128: loss, gradient, Adam",
@@ -373,15 +374,15 @@ def scheduled(case: Case, fn: Callable[..., Any]) -> dict[str, Callable[..., Any
     }
 
 
-def select(names: str | None) -> list[Case]:
+def select(names: str | None, among: tuple[Case, ...] = CASES) -> list[Case]:
     """Returns the cases of a comma-separated list (all for None).
 
     Raises:
         SystemExit: a name is unknown.
     """
     if not names:
-        return list(CASES)
-    by_name = {case.name: case for case in CASES}
+        return list(among)
+    by_name = {case.name: case for case in among}
     unknown = [name for name in names.split(",") if name not in by_name]
     if unknown:
         raise SystemExit(f"no case {', '.join(unknown)}; there are: {', '.join(by_name)}")
