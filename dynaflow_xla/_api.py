@@ -64,7 +64,8 @@ def schedule(
         context: The user's own data for the strategy, as ``s.context.user``.
         select: For backends of other frameworks and devices.
         target: For backends of other frameworks and devices.
-        compiler: How PyTorch regions run: ``"eager"`` or ``"inductor"``.
+        compiler: How PyTorch regions run: ``"eager"`` (operator by operator), ``"inductor"``, or
+            ``"aoti"`` (AOTInductor: no interpreter inside a region). Compiled regions are kept on disk.
         compiler_options: JAX: passed to the compilation of every lane program. PyTorch: ``dynamic``
             and ``fullgraph`` as in ``torch.compile``, or Inductor's options.
         check: Compare numerically where a property could not be proved.
@@ -193,8 +194,8 @@ def _refuse_unbuilt(in_axes: Any, backend: str, target: Any, select: Any, compil
         raise PlanError(f"backend must be auto, ffi, xla or torch; got {backend!r}")
     if backend == "xla":
         raise UnsupportedError("backend='xla' is not in this version; use 'auto', 'ffi' or 'torch'")
-    if compiler not in ("eager", "inductor"):
-        raise PlanError(f"compiler must be eager or inductor; got {compiler!r}")
+    if compiler not in ("eager", "inductor", "aoti"):
+        raise PlanError(f"compiler must be eager, inductor or aoti; got {compiler!r}")
     for name, value, default in (
         ("in_axes", in_axes, None),
         ("target", target, None),

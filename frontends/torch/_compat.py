@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +56,26 @@ def inductor(
         return inductor_compile(gm, list(examples), options=dict(options))  # type: ignore[no-any-return]
 
 
+def aot_compile(gm: Any, examples: Sequence[torch.Tensor], options: Mapping[str, Any]) -> Path:
+    """Compiles a functional graph module to a library; its path."""
+    from torch._inductor import aot_compile as inductor_aot_compile
+
+    with torch._guards.tracing(None), torch.no_grad():
+        settings = {**options, "aot_inductor.package": False}
+        return Path(str(inductor_aot_compile(gm, tuple(examples), options=settings)))
+
+
+tensor_handles: Callable[[Sequence[torch.Tensor]], list[Any]] = (
+    torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+)
+"""Tensors to handles of AOTInductor's C interface, which the receiver owns."""
+
+tensors_of_handles: Callable[[list[Any]], list[torch.Tensor]] = (
+    torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+)
+"""Handles to tensors, which own them."""
+
+
 def boxed(fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     """Marks a compiled function as one that takes a list it may empty, so that inputs die early."""
     fn._boxed_call = True  # type: ignore[attr-defined]
@@ -77,9 +98,23 @@ def never_compile(code: types.CodeType) -> None:
     skip_code(code)
 
 
-def dynamo_settings() -> Any:
-    """Context: recurrent modules are captured (Dynamo breaks graphs at them by default)."""
-    return torch._dynamo.config.patch(allow_rnn=True)
+class DynamoSettings:
+    """Context: recurrent modules are captured (Dynamo breaks graphs at them by default).
+
+    Settings are of a thread. PyTorch's own context makes a class each time, which costs 10 us.
+    """
+
+    __slots__ = ("before",)
+
+    def __enter__(self) -> None:
+        config = torch._dynamo.config
+        self.before = config.allow_rnn
+        if not self.before:
+            config.allow_rnn = True
+
+    def __exit__(self, *error: object) -> None:
+        if not self.before:
+            torch._dynamo.config.allow_rnn = False
 
 
 def inner_error(error: BaseException) -> BaseException:

@@ -91,7 +91,7 @@ class Core:
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
         try:
-            with _compat.dynamo_settings():
+            with _compat.DynamoSettings():
                 return self._compiled(*args, **kwargs)
         except _compat.backend_failed() as error:
             inner = _compat.inner_error(error)
@@ -287,7 +287,7 @@ def _root_function(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compile_options(options: Options) -> dict[str, Any]:
-    if options.compiler == "inductor":
+    if options.compiler != "eager":
         return {"dynamic": False}
     given = dict(options.compiler_options or {})
     allowed = {"dynamic", "fullgraph"}

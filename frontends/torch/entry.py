@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.frontends.torch import inductor, native, regions
+from dynaflow_xla.frontends.torch import compilers, native, regions
 from dynaflow_xla.frontends.torch.capture import Captured, capture
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.lower_plan import build_plan
@@ -114,7 +114,9 @@ def _implementations(
         made[region.id] = regions.replacement(
             decision.replace, captured, region, str(decision.source)
         )
-    if options.compiler == "inductor":
+    if options.compiler != "eager":
         lanes = {d.lane for d in recording.decisions if d.lane >= 0}
-        inductor.compile_regions(captured, pg, len(lanes), made, options.compiler_options)
+        compilers.compile_regions(
+            captured, pg, len(lanes), made, options.compiler, options.compiler_options
+        )
     return made
