@@ -20,7 +20,15 @@ from dynaflow_xla.frontends.torch.entry import Entry, Options, build_entry
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
 
-_state = threading.local()
+
+class _State(threading.local):
+    ran: list[Entry] | None = None
+    stop = False
+    observed: tuple[Entry, Callable[[list[Any]], list[Any]]] | None = None
+
+
+_state = _State()
+_settings = _compat.CompilationSettings(marks.watched)
 _schedules = itertools.count()
 
 
@@ -29,6 +37,30 @@ class Planned(BaseException):
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
+
+
+class _Running(marks.Watch):
+    """Context of a scheduled call: collects the entries that it runs, or stops at the first.
+
+    A class: what ``contextlib`` makes of a generator costs some microseconds a call.
+    """
+
+    __slots__ = ("saved", "stop")
+
+    def __init__(self, stop: bool = False) -> None:
+        self.stop = stop
+
+    def __enter__(self) -> list[Entry]:
+        state = _state
+        self.saved = state.ran, state.stop
+        ran: list[Entry] = []
+        state.ran, state.stop = ran, self.stop
+        super().__enter__()
+        return ran
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__()
+        _state.ran, _state.stop = self.saved
 
 
 class Core:
@@ -68,7 +100,7 @@ class Core:
         native.check_process()
         if isinstance(self.options.strategy, Auto):
             return self._call_auto(args, kwargs)
-        with self._running() as ran:
+        with _Running() as ran:
             result = self._invoke(args, kwargs)
         if not ran and not self._warned and self.observed(None) is None:
             self._warned = True
@@ -78,21 +110,10 @@ class Core:
             )
         return result
 
-    @contextmanager
-    def _running(self, stop: bool = False) -> Any:
-        ran: list[Entry] = []
-        saved = getattr(_state, "ran", None), getattr(_state, "stop", False)
-        _state.ran, _state.stop = ran, stop
-        try:
-            with marks.watch():
-                yield ran
-        finally:
-            _state.ran, _state.stop = saved
-
     def _invoke(self, args: Any, kwargs: Any) -> Any:
         try:
-            with _compat.DynamoSettings():
-                return self._compiled(*args, **kwargs)
+            _settings.ensure()
+            return self._compiled(*args, **kwargs)
         except _compat.backend_failed() as error:
             inner = _compat.inner_error(error)
             if isinstance(inner, DynaflowError):
@@ -142,12 +163,12 @@ class Core:
         """
         target = self.target(args, kwargs)
         try:
-            with target._running(stop=True):
+            with _Running(stop=True):
                 target._invoke(args, kwargs)
         except Planned as planned:
             if not target.breaks:
                 return [planned.entry]
-        with auto.preserved(target.original), target._running() as ran:
+        with auto.preserved(target.original), _Running() as ran:
             target._invoke(*auto.copies((args, kwargs)))
         return list(ran)
 
@@ -179,17 +200,18 @@ class Core:
     @staticmethod
     def note_run(entry: Entry) -> None:
         """Notes that a call of this thread runs a graph; ends the call if only planning is wanted."""
-        ran = getattr(_state, "ran", None)
-        if ran is not None:
-            ran.append(entry)
-        if getattr(_state, "stop", False):
+        if _state.ran is not None:
+            _state.ran.append(entry)
+        if _state.stop:
             raise Planned(entry)
 
     @staticmethod
     def observed(entry: Entry | None) -> Any:
         """What ``observing`` was opened with on this thread, for this entry (None: for any)."""
-        observed = getattr(_state, "observed", None)
-        wanted = observed is not None and (entry is None or observed[0] is entry)
+        observed = _state.observed
+        if observed is None:
+            return None
+        wanted = entry is None or observed[0] is entry
         return observed if wanted else None
 
     # -- the backend ------------------------------------------------------------------------------

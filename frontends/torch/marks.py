@@ -24,7 +24,13 @@ from dynaflow_xla.rules import MarkInfo, mark, register_mark_backend, set_traced
 KEY = "dynaflow_xla.mark"
 
 _counter = itertools.count()
-_state = threading.local()
+
+
+class _State(threading.local):
+    scheduled = 0
+
+
+_state = _State()
 
 
 @torch.compiler.assume_constant_result
@@ -69,7 +75,7 @@ def enter_mark(info: MarkInfo) -> Iterator[None]:
         with torch.fx.traceback.annotate({KEY: note}):
             yield
         return
-    if getattr(_state, "scheduled", 0):
+    if _state.scheduled:
         raise UnsupportedError(
             f"the mark {info.name!r} is lost: the code around it runs outside of every captured graph. "
             "A graph break inside the marked block, or in a function that cannot be compiled, does "
@@ -78,20 +84,27 @@ def enter_mark(info: MarkInfo) -> Iterator[None]:
     yield
 
 
-@contextlib.contextmanager
-def watch() -> Iterator[None]:
-    """While a scheduled call runs: marks that are met uncompiled are lost."""
-    _state.scheduled = getattr(_state, "scheduled", 0) + 1
-    try:
-        yield
-    finally:
+class Watch:
+    """Context of a scheduled call: marks that are met uncompiled are lost."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Any:
+        _state.scheduled += 1
+
+    def __exit__(self, *error: object) -> None:
         _state.scheduled -= 1
+
+
+def watched() -> bool:
+    """Whether this thread is inside a scheduled call."""
+    return _state.scheduled > 0
 
 
 @contextlib.contextmanager
 def ignore() -> Iterator[None]:
     """While the original runs inside a scheduled call: its marks have no effect."""
-    before = getattr(_state, "scheduled", 0)
+    before = _state.scheduled
     _state.scheduled = 0
     try:
         yield
