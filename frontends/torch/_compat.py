@@ -102,16 +102,19 @@ def never_compile(code: types.CodeType) -> None:
 class CompilationSettings:
     """Dynamo's settings while it compiles for us, and only then.
 
-    Recurrent modules are captured (Dynamo breaks graphs at them by default). Dynamo settings belong
-    to a thread; to set one at each call would cost 20 us.
+    Recurrent modules are captured (Dynamo breaks graphs at them by default), and hooks that modules
+    get after the capture are noticed. Dynamo settings belong to a thread; to set them at each call
+    would cost 20 us.
 
     Args:
         ours: Whether the compilation that starts now on this thread is for a scheduled call.
     """
 
+    WANTED: Mapping[str, Any] = {"allow_rnn": True, "skip_nnmodule_hook_guards": False}
+
     def __init__(self, ours: Callable[[], bool]) -> None:
         self._ours = ours
-        self._set = threading.local()
+        self._here = threading.local()
 
     def ensure(self) -> None:
         """Registers the hooks; ``torch._dynamo.reset`` may have removed them."""
@@ -121,14 +124,16 @@ class CompilationSettings:
             handler.register_end_callback(self._end)
 
     def _start(self, _: Any) -> None:
-        self._set.here = self._ours() and not torch._dynamo.config.allow_rnn
-        if self._set.here:
-            torch._dynamo.config.allow_rnn = True
+        self._here.patch = None
+        if self._ours():
+            self._here.patch = torch._dynamo.config.patch(**self.WANTED)
+            self._here.patch.__enter__()
 
     def _end(self, _: Any) -> None:
-        if getattr(self._set, "here", False):
-            torch._dynamo.config.allow_rnn = False
-            self._set.here = False
+        patch = getattr(self._here, "patch", None)
+        if patch is not None:
+            self._here.patch = None
+            patch.__exit__(None, None, None)
 
 
 def inner_error(error: BaseException) -> BaseException:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import threading
 import types
 import warnings
@@ -28,6 +30,11 @@ class _State(threading.local):
 
 
 _state = _State()
+_INTERNAL = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep,
+    "<dynaflow_xla",
+)
 _settings = _compat.CompilationSettings(marks.watched)
 _schedules = itertools.count()
 
@@ -98,6 +105,8 @@ class Core:
         if torch.compiler.is_compiling():
             return self.original(*args, **kwargs)  # inlined into somebody's graph
         native.check_process()
+        if "jax" in sys.modules:
+            _refuse_arrays(self.options.name, args, kwargs)
         if isinstance(self.options.strategy, Auto):
             return self._call_auto(args, kwargs)
         with _Running() as ran:
@@ -218,12 +227,21 @@ class Core:
 
     def _warn(self, note: str) -> None:
         self.notes.append(note)
-        warnings.warn(note, FallbackWarning, stacklevel=4)
+        # The line of the user's call: neither this package's nor PyTorch's.
+        level, frame = 1, sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_INTERNAL):
+            level, frame = level + 1, frame.f_back
+        warnings.warn(note, FallbackWarning, stacklevel=level)
 
     def note_break(self, reason: str, frame: Any) -> None:
         """Remembers a graph break, and warns at the first."""
         where = f"{frame.filename}:{frame.lineno}" if frame is not None else "an unknown line"
-        self.breaks.append(f"graph break at {where}: {reason.splitlines()[0]}")
+        text = reason.splitlines()[0]
+        if text.startswith("generic_jump"):
+            text = "control flow depends on a tensor's value"
+        elif text.startswith("step_unsupported"):
+            text = "an instruction that Dynamo cannot follow"
+        self.breaks.append(f"graph break at {where}: {text}")
         if len(self.breaks) == 1:
             self._warn(
                 f"{self.options.name!r} is captured in several graphs, each scheduled on its own: "
@@ -288,6 +306,17 @@ class _Backend:
         )
         run: Callable[..., Any] = aot(gm, example_inputs)
         return draws.without_last(run, unused) if unused else run
+
+
+def _refuse_arrays(name: str, args: Any, kwargs: Any) -> None:
+    """Raises UnsupportedError if an argument is an array of JAX."""
+    array = getattr(sys.modules["jax"], "Array", ())  # a package half imported has none yet
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, array) and not isinstance(value, torch.Tensor):
+            raise UnsupportedError(
+                f"{name!r} is scheduled for PyTorch and got a JAX array; convert it with "
+                "torch.from_dlpack before the call"
+            )
 
 
 def _root_function(original: Callable[..., Any]) -> Callable[..., Any]:

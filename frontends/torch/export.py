@@ -120,7 +120,7 @@ class _ExportCore(Core):
                 continue
             path, _, name = str(spec.target).rpartition(".")
             owner = _submodule(module, path)
-            for state in ((owner._parameters, owner._buffers) if owner is not None else ()):
+            for state in (owner._parameters, owner._buffers) if owner is not None else ():
                 if name in state:
                     # Looked up at each call: `to` and the like put other tensors there.
                     self._sources.append((None, (state, name)))
@@ -140,7 +140,9 @@ class _ExportCore(Core):
             elif out.kind == out_kind.BUFFER_MUTATION:
                 self._written.append((i, positions[targets[out.target]]))
             else:
-                raise UnsupportedError(f"an exported program with an output of kind {out.kind.name}")
+                raise UnsupportedError(
+                    f"an exported program with an output of kind {out.kind.name}"
+                )
         call_spec = self.program.call_spec
         self._one_result = _is_leaf(call_spec.out_spec)
         positional, named = call_spec.in_spec.children()
@@ -155,7 +157,9 @@ class _ExportCore(Core):
             leaves, tree = pytree.tree_flatten((args, kwargs))
             expected = self.program.call_spec.in_spec
             if tree != expected:
-                raise UnsupportedError(f"the program was exported for arguments {expected}; got {tree}")
+                raise UnsupportedError(
+                    f"the program was exported for arguments {expected}; got {tree}"
+                )
         inputs = []
         for wanted, where in self._sources:
             if wanted is None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +23,7 @@ from dynaflow_xla.frontends.torch import _compat
 from dynaflow_xla.ir import OpMark
 from dynaflow_xla.rules import MarkInfo, mark, register_mark_backend, set_traced_mark
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 KEY = "dynaflow_xla.mark"
 
 _counter = itertools.count()
@@ -63,6 +66,18 @@ class _TracedMark(contextlib.AbstractContextManager[Any]):
         _end(self.instance)
 
 
+def _caller() -> str:
+    """File and line of the marked block."""
+    frame: Any = sys._getframe()
+    while frame.f_back is not None and _is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _is_internal(file: str) -> bool:
+    return file.startswith(_PACKAGE) or file.endswith("contextlib.py") or file.startswith("<")
+
+
 @contextlib.contextmanager
 def enter_mark(info: MarkInfo) -> Iterator[None]:
     """Mark backend for ``dynaflow_xla.rules.mark`` where Dynamo does not read the mark's code.
@@ -77,7 +92,7 @@ def enter_mark(info: MarkInfo) -> Iterator[None]:
         return
     if _state.scheduled:
         raise UnsupportedError(
-            f"the mark {info.name!r} is lost: the code around it runs outside of every captured graph. "
+            f"the mark {info.name!r} at {_caller()} is lost: the code around it runs outside of every captured graph. "
             "A graph break inside the marked block, or in a function that cannot be compiled, does "
             "that; move what breaks the graph out of the mark (TORCH_LOGS=graph_breaks shows it)."
         )
