@@ -4,10 +4,14 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-# Optional dependency groups that `make setup` installs (torch is large, and needed by few targets).
-EXTRAS ?= jax,bench,trace,test
+# Optional dependency groups that `make setup` installs.
+EXTRAS ?= jax,torch,bench,trace,test,test-torch
 # The build takes XLA's FFI headers from this environment's jaxlib; they have to be those of 0.10.
 JAX    ?= jax>=0.10,<0.11 jaxlib>=0.10,<0.11
+# One version of PyTorch, so that a CPU build of it can be had (the newest may bring CUDA, gigabytes):
+# with an index of CPU builds, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
+TORCH  ?= torch==2.13.0
+PINS   := $(JAX) $(if $(findstring torch,$(EXTRAS)),$(TORCH))
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
 BENCH_ARGS  ?=
@@ -51,7 +55,7 @@ $(STAMPS)/venv: FORCE
 
 # Changes when the choice of dependencies does.
 $(STAMPS)/options.txt: $(STAMPS)/venv FORCE
-	@echo '$(EXTRAS) $(JAX)' | cmp -s - $@ || echo '$(EXTRAS) $(JAX)' > $@
+	@echo '$(EXTRAS) $(PINS)' | cmp -s - $@ || echo '$(EXTRAS) $(PINS)' > $@
 
 # $(call install,GROUPS): installs the build requirements and the named groups of pyproject.toml,
 # not the package. One resolution for all, so that no step undoes another's choice.
@@ -60,8 +64,8 @@ define install
 p = tomllib.load(open("pyproject.toml", "rb")); g = p["project"]; \
 r = p["build-system"]["requires"] + g["dependencies"]; \
 [r.extend(g["optional-dependencies"][e]) for e in sys.argv[1].split(",") if e]; \
-r = [x for x in r if x.split(">")[0] not in ("jax", "jaxlib")] + sys.argv[2:]; \
-print(*r, sep="\n")' '$(1)' $(foreach spec,$(JAX),'$(spec)') > $(STAMPS)/requirements.txt
+r = [x for x in r if x.split(">")[0] not in ("jax", "jaxlib", "torch")] + sys.argv[2:]; \
+print(*r, sep="\n")' '$(1)' $(foreach spec,$(PINS),'$(spec)') > $(STAMPS)/requirements.txt
 "$(PY)" -P -m pip install -qq -r $(STAMPS)/requirements.txt
 endef
 
