@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ DECISION = {
     "choice": "Branches()",
     "reason": "it was faster",
     "medians_ms": {"original": 2.0, "b": 1.5},
+    "predicted_ms": {"b": 1.25},
+    "left_out": {"c": "far behind"},
+    "seconds": 0.5,
 }
 
 
@@ -155,15 +159,28 @@ def test_every_candidate_is_measured_as_often() -> None:
     assert len(order) == 6 + 6 * 6
 
 
-def test_a_budget_still_gives_three_rounds() -> None:
+def test_a_budget_too_small_is_an_error() -> None:
     calls = 0
 
     def run() -> None:
         nonlocal calls
         calls += 1
 
-    autotune.measure({"a": run}, budget_s=0.0, rounds=15, sample_s=0.0)
-    assert calls == 2 + 3 * 2
+    with pytest.raises(autotune.BudgetTooSmall, match="1 candidates 3 times.*budget_s"):
+        autotune.measure({"a": run}, budget_s=0.0, rounds=15, sample_s=0.0)
+    assert calls == 2
+
+
+def test_a_budget_ends_the_rounds() -> None:
+    calls = 0
+
+    def run() -> None:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.01)
+
+    autotune.measure({"a": run}, budget_s=0.08, rounds=1000, sample_s=0.0)
+    assert 2 + 3 * 2 <= calls < 2 + 1000 * 2
 
 
 @pytest.mark.parametrize(
