@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from dynaflow_xla import autotune
-from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError
+from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError, SeparabilityError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import (
     _compat,
@@ -237,7 +237,13 @@ class ScheduledFunction:
             new_args = [resize_argument(n, value) for n, value in enumerate(args)]
             dynamic = {k: v for k, v in kwargs.items() if k not in names}
             new_kwargs = {**kwargs, **jax.tree_util.tree_map(resize, dynamic)}
-            _, part, values = self._captured(new_args, new_kwargs)
+            try:
+                _, part, values = self._captured(new_args, new_kwargs)
+            except (TypeError, ValueError) as error:  # what JAX raises for shapes that do not fit
+                raise SeparabilityError(
+                    f"{options.name!r} cannot be traced with {size} instead of {batch} rows "
+                    f"({str(error).splitlines()[0]}). Write shapes in terms of the arguments' shapes"
+                ) from error
             return part, values
 
         return splitting.BatchedFunction(captured, consts, batch, in_axes, out_axes, capture_at)
