@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import source_info_util
+from jax._src import core as jcore_private, source_info_util
 from jax._src.interpreters import mlir
 from jax.extend import core as jcore
 
@@ -90,6 +90,11 @@ def device_count(lowering_context: Any) -> int:
     if type(axis_context).__name__ == "SPMDAxisContext":
         return 1 if axis_context.manual_axes else int(axis_context.mesh.size)
     return int(getattr(axis_context, "num_devices", 1))
+
+
+def outside_traces() -> bool:
+    """Whether no transformation is in progress on this thread: what is called now runs now."""
+    return bool(jcore_private.trace_state_clean())
 
 
 def under_disable_jit() -> bool:
