@@ -206,7 +206,9 @@ class Recorder:
         lanes: Number of lanes.
     """
 
-    def __init__(self, pg: PartitionedGraph, context: Context, strategy: Strategy):
+    def __init__(
+        self, pg: PartitionedGraph, context: Context, strategy: Strategy, *, joint: bool = True
+    ):
         self.graph = pg
         self.context = context
         self.lanes = context.lanes
@@ -224,6 +226,7 @@ class Recorder:
         self._ready = {r.id for r in pg.regions if not preds[r.id]}
         self._merges = {r.id for r in pg.regions if r.merge}
         self._done: dict[int, Decision] = {}
+        self._joint = joint
         self._idle = 0
         self.decisions: list[Decision] = []
 
@@ -259,7 +262,7 @@ class Recorder:
 
         Args:
             handle: From ``ready``; several, if they are one region of several nano-batches: then they
-                run as one batch.
+                run as one batch (in a backward pass one after another).
             lane: 0 to ``lanes`` - 1; ignored for outer regions.
             replace: Another implementation: the region's inputs to its outputs.
 
@@ -282,8 +285,12 @@ class Recorder:
         if replace is not None and not callable(replace):
             self._fail(f"region {first.name!r}: replace must be a function; got {replace!r}")
         place = -1 if first.outer else lane
-        group = tuple(h.region.id for h in handles) if len(handles) > 1 else ()
-        self._decide(handles, Decision(first.region.id, place, group, replace, user_line()))
+        if self._joint and len(handles) > 1:
+            group = tuple(h.region.id for h in handles)
+            self._decide(handles, Decision(first.region.id, place, group, replace, user_line()))
+        else:
+            for one in handles:
+                self._decide((one,), Decision(one.region.id, place, (), replace, user_line()))
         # What puts nano-batches together runs where the last of them ran.
         for merge in sorted(self._ready & self._merges):
             one = self._handles[merge]
@@ -365,8 +372,16 @@ def sizes_of(strategy: Strategy, context: Context) -> tuple[tuple[int, ...], Spl
     return (sizes if len(sizes) > 1 else ()), split
 
 
-def record(strategy: Strategy, pg: PartitionedGraph, context: Context) -> Recording:
+def record(
+    strategy: Strategy, pg: PartitionedGraph, context: Context, *, joint: bool = True
+) -> Recording:
     """Runs a strategy once.
+
+    Args:
+        strategy: Decides.
+        pg: The regions.
+        context: What the strategy may look at.
+        joint: Whether several nano-batches can run as one batch; else they run one after another.
 
     Raises:
         PlanError: a broken rule, with the region and the user's line; a forgotten region.
@@ -374,7 +389,7 @@ def record(strategy: Strategy, pg: PartitionedGraph, context: Context) -> Record
     """
     if not isinstance(strategy, Strategy):
         raise PlanError(f"a strategy must be a dynaflow_xla.Strategy; got {strategy!r}")
-    recorder = Recorder(pg, context, strategy)
+    recorder = Recorder(pg, context, strategy, joint=joint)
     strategy.schedule(recorder)
     if recorder.remaining:
         left = [h.region for h in recorder.handles if h.region.id not in recorder._done]

@@ -46,6 +46,8 @@ class Splitting(Protocol):
     """A function that may be split."""
 
     batch: int
+    sizes: tuple[int, ...]
+    """Rows of each nano-batch if they are given already, else () and the strategy decides."""
 
     def resolve(
         self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
@@ -76,6 +78,7 @@ class BatchedFunction:
     in_axes: tuple[int | None, ...]
     out_axes: tuple[OutSpec, ...]
     capture_at: Callable[[int], tuple[Captured, Sequence[Any]]]
+    sizes: tuple[int, ...] = ()
 
     def resolve(
         self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
@@ -90,14 +93,7 @@ class BatchedFunction:
             )
         proof = None
         if not assume_separable:
-            proof = separability.prove(
-                self.whole,
-                parts,
-                batch=self.batch,
-                in_axes=self.in_axes,
-                out_axes=self.out_axes,
-                consts=consts,
-            )
+            proof = self._proof(made)
             proof.raise_if_refused(allow_unproven=True)
         specs: list[nano.InSpec] = []
         const_parts: dict[int, tuple[Any, ...]] = {}
@@ -122,6 +118,30 @@ class BatchedFunction:
             proof=proof,
             const_parts=const_parts,
         )
+
+
+    def _proof(self, made: Mapping[int, tuple[Captured, Sequence[Any]]]) -> Proof:
+        """The proof; it does not refuse because of nano-batches of one row alone.
+
+        JAX leaves out operators on axes with one element, so what looks like mixing rows there may be
+        that: it counts as unproven if larger nano-batches are not refused.
+        """
+
+        def prove(parts: Mapping[int, tuple[Captured, Sequence[Any]]]) -> Proof:
+            return separability.prove(
+                self.whole,
+                {size: captured for size, (captured, _) in parts.items()},
+                batch=self.batch,
+                in_axes=self.in_axes,
+                out_axes=self.out_axes,
+                consts=[self.consts, *(values for _, values in parts.values())],
+            )
+
+        proof = prove(made)
+        if proof.status != "mixed" or 1 not in made or self.batch < 3:
+            return proof
+        larger = {n: m for n, m in made.items() if n > 1} or {2: self.capture_at(2)}
+        return proof if prove(larger).status == "mixed" else proof.as_unproven()
 
 
 def _untraced(value: Any, name: str) -> Any:
@@ -199,16 +219,29 @@ class Split:
         return replace(made, expanded=expanded, captured=captured), Recording(decisions)
 
     def _joint(self, nanos: Sequence[int]) -> tuple[Captured, PartitionedGraph]:
-        """The function at the joint size of several nano-batches, and its cut."""
-        captured = self.resolved.at[sum(self.sizes[n] for n in nanos)]
-        return captured, nano.transfer(self.cuts[0], captured.graph)
+        """The function at the joint size of several nano-batches, and its cut.
+
+        Raises:
+            PlanError: it has other operators at one of these sizes.
+        """
+        joint = sum(self.sizes[n] for n in nanos)
+        captured = self.resolved.at[joint]
+        cut = nano.transfer(self.cuts[nanos[0]], captured.graph)
+        for n in nanos:
+            if cut is None or nano.transfer(cut, self.cuts[n].graph) is None:
+                raise PlanError(
+                    f"nano-batches {list(nanos)} of {captured.graph.name!r} cannot run as one batch: "
+                    f"the function has other operators for {self.sizes[n]} rows than for {joint}"
+                )
+        assert cut is not None
+        return captured, cut
 
     def function(self, region: int, decision: Decision) -> Callable[..., list[Any]]:
         """A region as a traceable function from its inputs to its outputs."""
         origin = self.expanded.origins[region]
         if isinstance(origin, nano.MergeSpec):
-            order = self.expanded.merge_reads[region]
-            return _merge_function(origin, self.pg.regions[region].inputs, order)
+            reads = self.expanded.merge_reads[region]
+            return _merge_function(origin, self.pg.regions[region].inputs, reads)
         captured, cut = self.part(origin.nanos[0]), self.cuts[origin.nanos[0]]
         if len(origin.nanos) > 1:
             captured, cut = self._joint(origin.nanos)
@@ -297,11 +330,11 @@ def _batched(
 
 
 def _merge_function(
-    spec: nano.MergeSpec, inputs: Sequence[int], order: Sequence[int]
+    spec: nano.MergeSpec, inputs: Sequence[int], reads: nano.Reads
 ) -> Callable[..., list[Any]]:
     def run(*args: Any) -> list[Any]:
         env = dict(zip(inputs, args, strict=True))
-        parts = [env[v] for v in order]
+        parts = [_cut(env[v], cut) for v, cut in reads]
         if spec.how == "concat":
             return [jnp.concatenate(parts, spec.axis)]
         dtype = parts[0].dtype
@@ -342,9 +375,12 @@ def split(
         PlanError, UnsupportedError: see ``nano.expand``.
     """
     resolved = function.resolve(sizes, assume_separable=assume_separable)
-    largest = max(sizes)
-    cut = partition(resolved.at[largest].graph, rules)
-    cuts = tuple(nano.transfer(cut, resolved.at[size].graph) for size in sizes)
+    cut = partition(resolved.at[max(sizes)].graph, rules)
+    cut_at: dict[int, PartitionedGraph] = {}
+    for size in dict.fromkeys(sizes):
+        graph = resolved.at[size].graph
+        cut_at[size] = nano.transfer(cut, graph) or partition(graph, rules)
+    cuts = tuple(cut_at[size] for size in sizes)
     whole = resolved.at[function.batch]
     specs = tuple(
         spec for spec, ok in zip(resolved.out_specs, whole.output_is_value, strict=True) if ok
