@@ -32,6 +32,11 @@ class Split:
     sizes: tuple[int, ...] = ()
     assume_separable: bool = False
 
+    def __post_init__(self) -> None:
+        _check_count("dfx.Split", self.count)
+        if self.sizes and len(_row_counts(self.sizes)) != self.count:
+            raise PlanError(f"dfx.Split: {self.count} nano-batches need as many sizes; got {self.sizes}")
+
     @staticmethod
     def none() -> Split:
         """Do not split."""
@@ -40,8 +45,7 @@ class Split:
     @staticmethod
     def even(count: int, *, assume_separable: bool = False) -> Split:
         """``count`` nano-batches of (nearly) the same size."""
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise PlanError(f"Split.even takes a count >= 1; got {count!r}")
+        _check_count("Split.even", count)
         return Split(count, (), assume_separable)
 
     @staticmethod
@@ -59,10 +63,14 @@ class Split:
             count: Number of nano-batches, at most the number of rows.
             assume_separable: As above.
         """
-        rows = [float(w) for w in weights]
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(rows):
+        try:
+            rows = [float(w) for w in weights]
+        except (TypeError, ValueError) as error:
+            raise PlanError(f"weights must be numbers, one for each row; got {weights!r}") from error
+        _check_count("Split.balanced", count)
+        if count > len(rows):
             raise PlanError(
-                f"Split.balanced takes a count from 1 to the number of rows, {len(rows)}; got {count!r}"
+                f"Split.balanced takes a count from 1 to the number of rows, {len(rows)}; got {count}"
             )
         if any(not 0 <= w < float("inf") for w in rows):
             raise PlanError("Split.balanced takes weights that are finite and not negative")
@@ -76,6 +84,11 @@ class Split:
             sizes.append(stop - start)
             start = stop
         return Split(count, (*sizes, len(rows) - start), assume_separable)
+
+
+def _check_count(who: str, count: Any) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise PlanError(f"{who} takes a count of nano-batches >= 1; got {count!r}")
 
 
 def _row_counts(sizes: Any) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ from dynaflow_xla.strategies.base import user_line
 
 _MAX_ENTRIES = 128
 _MAX_CHOICES = 1024
+_NOT_TRACED = "it cannot be compared with the original while it is traced: call it once outside"
 _GIL_BUSY_NS = 1_000_000
 _STEP_BACK_CALLS = 50
 
@@ -87,11 +88,8 @@ class ScheduledFunction:
     def _compare(self, made: entry.Entry, args: Any, kwargs: Any) -> Any:
         """First call of a split that is not proved: the original's values decide."""
         leaves = jax.tree_util.tree_leaves((args, kwargs))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            raise splitting.unproven_error(
-                made,
-                "it cannot be compared with the original while it is traced: call it once outside",
-            )
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or _compat.tracing():
+            raise splitting.unproven_error(made, _NOT_TRACED)
         given = jax.tree_util.tree_map(
             lambda x: x.copy() if isinstance(x, jax.Array) else x, (args, kwargs)
         )
@@ -141,11 +139,18 @@ class ScheduledFunction:
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time lowering, as ``jax.jit(f).lower``."""
-        return self._jit.lower(*args, **kwargs)
+        return self._proved(self._jit.lower, args, kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time tracing, as ``jax.jit(f).trace``."""
-        return self._jit.trace(*args, **kwargs)
+        return self._proved(self._jit.trace, args, kwargs)
+
+    @staticmethod
+    def _proved(ahead: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return ahead(*args, **kwargs)
+        except splitting.NotCompared as found:
+            raise splitting.unproven_error(found.entry, _NOT_TRACED) from None
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds like a function, so that methods can be scheduled."""

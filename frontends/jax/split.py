@@ -350,11 +350,29 @@ def _merge_function(
     return run
 
 
-def _check_merges(whole: Captured, specs: Sequence[nano.OutSpec]) -> None:
+def _check_merges(
+    whole: Captured, parts: Sequence[Captured], specs: Sequence[nano.OutSpec]
+) -> None:
+    """That results have shapes and types that can be put together, whatever the user vouches for."""
     for number, (out, ok, spec) in enumerate(
         zip(whole.outputs, whole.output_is_value, specs, strict=True)
     ):
-        if not ok or not isinstance(spec, Sum | Mean):
+        if not ok or isinstance(spec, nano.Parts):
+            continue
+        want = tuple(whole.avals[out].shape)
+        shapes = [tuple(part.avals[part.outputs[number]].shape) for part in parts]
+        if isinstance(spec, int):
+            rows = sum(shape[spec] for shape in shapes)
+            merged = {(*shape[:spec], rows, *shape[spec + 1 :]) for shape in shapes}
+        else:
+            merged = set(shapes)
+        if merged != {want}:
+            how = f"along axis {spec}" if isinstance(spec, int) else f"by out_axes={spec!r}"
+            raise PlanError(
+                f"{whole.graph.name!r}: result {number} of shape {list(want)} cannot be put together "
+                f"{how} from nano-batches of shapes {', '.join(str(list(s)) for s in shapes)}"
+            )
+        if not isinstance(spec, Sum | Mean):
             continue
         dtype = whole.avals[out].dtype
         if not jnp.issubdtype(dtype, jnp.inexact if isinstance(spec, Mean) else jnp.number):
@@ -391,9 +409,9 @@ def split(
                 f"{whole.graph.name!r} returns constants at one batch size and computed values at "
                 "another"
             )
-    _check_merges(whole, resolved.out_specs)
-    expanded = nano.expand(whole.graph, cuts, sizes, resolved.in_specs, specs)
     parts = [resolved.at[size] for size in sizes]
+    _check_merges(whole, parts, resolved.out_specs)
+    expanded = nano.expand(whole.graph, cuts, sizes, resolved.in_specs, specs)
     avals = [(whole if n < 0 else parts[n]).avals[local] for n, local in expanded.sources]
     outputs: list[Any] = []
     is_value: list[bool] = []
