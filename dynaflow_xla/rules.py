@@ -20,12 +20,10 @@ def _check_labels(what: str, name: Any, resource: Any, tags: Any) -> frozenset[s
         raise RuleError(f"{what}: name must be a non-empty string; got {name!r}")
     if resource is not None and resource not in RESOURCES:
         raise RuleError(f"{what}: resource must be one of {', '.join(RESOURCES)}; got {resource!r}")
-    if isinstance(tags, str) or not isinstance(tags, Iterable):
-        raise RuleError(f"{what}: tags must be a collection of strings; got {tags!r}")
-    labels = frozenset(tags)
+    labels = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else (None,)
     if not all(isinstance(tag, str) for tag in labels):
-        raise RuleError(f"{what}: tags must be strings; got {sorted(map(repr, labels))}")
-    return labels
+        raise RuleError(f"{what}: tags must be a collection of strings; got {tags!r}")
+    return frozenset(labels)
 
 
 class Rule:
@@ -91,11 +89,15 @@ def _grouped(
     return list(found.values())
 
 
+_REPEATED = re.compile(r"@\d+(?=/|$)")
+
+
 class Scope(Rule):
-    """Operators under a name scope: ``Scope("**/self_attn")``. One region an instance.
+    """Operators under a name scope: ``Scope("**/self_attn")``. One region a scope and enclosing call.
 
     The pattern is a glob over the scope path joined by "/", where ``**`` spans components; it
-    matches an operator if it matches the path or one of its leading parts.
+    matches an operator if it matches the path or one of its leading parts. In PyTorch the path is
+    the module's ("encoder/layers/0"); a module's second call adds "@1", which the pattern may omit.
     """
 
     def __init__(self, pattern: str, **labels: Any) -> None:
@@ -110,8 +112,11 @@ class Scope(Rule):
             for op in graph.ops:
                 for depth in range(1, len(op.scope) + 1):
                     path = "/".join(op.scope[:depth])
-                    if self._regex.fullmatch(path):
-                        yield (path, op.call_path[:1]), op.scope[depth - 1], op.index
+                    if self._regex.fullmatch(path) or self._regex.fullmatch(
+                        _REPEATED.sub("", path)
+                    ):
+                        calls = op.scope_calls[depth - 1] if op.scope_calls else 0
+                        yield (path, op.call_path[:calls]), op.scope[depth - 1], op.index
                         break
 
         return _grouped(matches())
@@ -179,7 +184,7 @@ class Call(Rule):
 
 
 class Module(Rule):
-    """Modules by class or path glob, for graphs whose scopes carry classes (``path:Class``)."""
+    """Modules by class or path glob, for graphs that know module classes (PyTorch's). One region a call."""
 
     def __init__(self, module: Any, **labels: Any) -> None:
         super().__init__(**labels)
@@ -192,25 +197,26 @@ class Module(Rule):
         if isinstance(self.module, str):
             return Scope(self.module).groups(graph)
         wanted = self.module.__name__
-        if not any(":" in part for op in graph.ops for part in op.scope):
+        if not any(op.classes for op in graph.ops):
             raise RuleError(
-                f"{self.text()}: this graph's scopes carry no module classes; use dfx.Scope with the "
+                f"{self.text()}: this graph carries no module classes; use dfx.Scope with the "
                 "module's path instead"
             )
 
         def matches() -> Iterator[tuple[Hashable, str, int]]:
             for op in graph.ops:
-                for depth, part in enumerate(op.scope):
-                    path, _, cls = part.partition(":")
-                    if cls == wanted:
-                        yield op.scope[: depth + 1], path, op.index
+                for depth, name in enumerate(op.classes):
+                    if name == wanted:
+                        yield op.scope[: depth + 1], op.scope[depth], op.index
                         break
 
         return _grouped(matches())
 
     def near_misses(self, graph: Graph) -> list[str]:
         """See :class:`Rule`."""
-        return _close(str(self.module), ("/".join(op.scope) for op in graph.ops if op.scope))
+        if isinstance(self.module, str):
+            return Scope(self.module).near_misses(graph)
+        return _close(self.module.__name__, (c for op in graph.ops for c in op.classes if c))
 
     def text(self) -> str:
         """See :class:`Rule`."""
@@ -268,31 +274,27 @@ class Seq(Rule):
         taken: set[int] = set()
         found = []
         for op in graph.ops:
-            chain = self._chain(graph, consumers, op, taken)
+            if op.index in taken or not self._fits(self.rules[0], op):
+                continue
+            chain = self._chain(graph, consumers, [op.index], taken)
             if chain:
                 taken.update(chain)
                 found.append(("_".join(graph.ops[i].kind for i in chain), chain))
         return found
 
     def _chain(
-        self, graph: Graph, consumers: dict[int, list[int]], first: GraphOp, taken: set[int]
+        self, graph: Graph, consumers: dict[int, list[int]], chain: list[int], taken: set[int]
     ) -> list[int]:
-        if first.index in taken or not self._fits(self.rules[0], first):
-            return []
-        chain = [first.index]
-        for rule in self.rules[1:]:
-            after = sorted(
-                {
-                    user
-                    for value in graph.ops[chain[-1]].outputs
-                    for user in consumers.get(value, ())
-                    if user not in taken and self._fits(rule, graph.ops[user])
-                }
-            )
-            if not after:
-                return []
-            chain.append(after[0])
-        return chain
+        """The first whole chain that goes on from ``chain``, in program order; [] if there is none."""
+        if len(chain) == len(self.rules):
+            return chain
+        after = {user for v in graph.ops[chain[-1]].outputs for user in consumers.get(v, ())}
+        for user in sorted(after - taken):
+            if self._fits(self.rules[len(chain)], graph.ops[user]):
+                whole = self._chain(graph, consumers, [*chain, user], taken)
+                if whole:
+                    return whole
+        return []
 
     def near_misses(self, graph: Graph) -> list[str]:
         """See :class:`Rule`."""
@@ -301,6 +303,17 @@ class Seq(Rule):
     def text(self) -> str:
         """See :class:`Rule`."""
         return f"Seq({', '.join(rule.text() for rule in self.rules)})"
+
+
+def as_rules(given: Any) -> tuple[Rule, ...]:
+    """The rules of an option or a strategy; RuleError if it is no collection of rules."""
+    rules = (given,) if isinstance(given, Rule) or not isinstance(given, Iterable) else tuple(given)
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise RuleError(
+                f"rules must be dfx.Scope, Op, Call, Module, Seq or Where objects; got {rule!r}"
+            )
+    return rules
 
 
 def check_matches(rule: Rule, graph: Graph) -> list[tuple[str, list[int]]]:
@@ -326,6 +339,21 @@ class MarkInfo:
 
 
 _backends: list[Callable[[MarkInfo], contextlib.AbstractContextManager[Any]]] = []
+
+# Set by the PyTorch frontend: whether Dynamo is reading this code, and what it shall read instead
+# of the backends, whose code it cannot trace.
+_traced_mark: (
+    tuple[Callable[[], bool], Callable[[MarkInfo], contextlib.AbstractContextManager[Any]]] | None
+) = None
+
+
+def set_traced_mark(
+    is_tracing: Callable[[], bool],
+    enter: Callable[[MarkInfo], contextlib.AbstractContextManager[Any]],
+) -> None:
+    """How a mark is noted while a compiler reads the source of ``mark`` itself."""
+    global _traced_mark
+    _traced_mark = (is_tracing, enter)
 
 
 def register_mark_backend(
@@ -360,9 +388,14 @@ class mark(contextlib.ContextDecorator):  # noqa: N801 - used as a statement, li
                 f"a mark's name must be letters, digits, '_', '.', '-' or spaces; got {name!r}"
             )
         self._info = MarkInfo(name, resource, _check_labels("mark", name, resource, tags))
-        self._stacks: list[contextlib.ExitStack] = []
+        self._stacks: list[contextlib.AbstractContextManager[Any]] = []
 
     def __enter__(self) -> mark:
+        if _traced_mark is not None and _traced_mark[0]():
+            traced = _traced_mark[1](self._info)
+            traced.__enter__()
+            self._stacks.append(traced)
+            return self
         _load_backends()
         stack = contextlib.ExitStack()
         for enter in _backends:

@@ -1,0 +1,142 @@
+"""The private PyTorch names that the frontend uses, each with the reason, in one place."""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def aot_backend(
+    forward: Callable[..., Any], backward: Callable[..., Any], inference: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A Dynamo backend that hands functional aten graphs to the three compilers.
+
+    The public way to it is a ``torch.compile`` backend, but AOTAutograd itself has only this name.
+    The default partitioner keeps every forward value that the backward reads: nothing is computed
+    again, so gradients have the original's bits.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import default_partition
+
+    return aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=default_partition,
+        decompositions={},
+    )
+
+
+def inductor(
+    gm: Any, examples: Sequence[Any], options: Mapping[str, Any]
+) -> Callable[..., Sequence[Any]]:
+    """Compiles a functional graph module; apart from any capture that is going on."""
+    from torch._inductor import compile as inductor_compile
+
+    with torch._guards.tracing(None), torch.no_grad():
+        return inductor_compile(gm, list(examples), options=dict(options))  # type: ignore[no-any-return]
+
+
+def aot_compile(gm: Any, examples: Sequence[torch.Tensor], options: Mapping[str, Any]) -> Path:
+    """Compiles a functional graph module to a library; its path."""
+    from torch._inductor import aot_compile as inductor_aot_compile
+
+    with torch._guards.tracing(None), torch.no_grad():
+        settings = {**options, "aot_inductor.package": False}
+        return Path(str(inductor_aot_compile(gm, tuple(examples), options=settings)))
+
+
+tensor_handles: Callable[[Sequence[torch.Tensor]], list[Any]] = (
+    torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+)
+"""Tensors to handles of AOTInductor's C interface, which the receiver owns."""
+
+tensors_of_handles: Callable[[list[Any]], list[torch.Tensor]] = (
+    torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+)
+"""Handles to tensors, which own them."""
+
+
+def boxed(fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Marks a compiled function as one that takes a list it may empty, so that inputs die early."""
+    fn._boxed_call = True  # type: ignore[attr-defined]
+    return fn
+
+
+def break_reason(gm: Any) -> tuple[str, Any] | None:
+    """(reason, innermost frame) if a graph ended because Dynamo could not go on, else None."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None or not getattr(reason, "graph_break", False):
+        return None
+    stack = list(getattr(reason, "user_stack", ()))
+    return str(reason.reason), stack[-1] if stack else None
+
+
+def never_compile(code: types.CodeType) -> None:
+    """Keeps Dynamo from compiling a frame of this code by itself; inlining it stays possible."""
+    from torch._dynamo.eval_frame import skip_code
+
+    skip_code(code)
+
+
+class CompilationSettings:
+    """Dynamo's settings while it compiles for us, and only then.
+
+    Recurrent modules are captured (Dynamo breaks graphs at them by default), and hooks that modules
+    get after the capture are noticed. Dynamo settings belong to a thread; to set them at each call
+    would cost 20 us.
+
+    Args:
+        ours: Whether the compilation that starts now on this thread is for a scheduled call.
+    """
+
+    WANTED: Mapping[str, Any] = {"allow_rnn": True, "skip_nnmodule_hook_guards": False}
+
+    def __init__(self, ours: Callable[[], bool]) -> None:
+        self._ours = ours
+        self._here = threading.local()
+
+    def ensure(self) -> None:
+        """Registers the hooks; ``torch._dynamo.reset`` may have removed them."""
+        handler = torch._dynamo.callback.callback_handler
+        if self._start not in handler.start_callbacks:
+            handler.register_start_callback(self._start)
+            handler.register_end_callback(self._end)
+
+    def _start(self, _: Any) -> None:
+        self._here.patch = None
+        if self._ours():
+            self._here.patch = torch._dynamo.config.patch(**self.WANTED)
+            self._here.patch.__enter__()
+
+    def _end(self, _: Any) -> None:
+        patch = getattr(self._here, "patch", None)
+        if patch is not None:
+            self._here.patch = None
+            patch.__exit__(None, None, None)
+
+
+def inner_error(error: BaseException) -> BaseException:
+    """What a backend raised, without Dynamo's wrapping."""
+    return getattr(error, "inner_exception", None) or error
+
+
+def backend_failed() -> type[BaseException]:
+    """The class in which Dynamo wraps a backend's exception."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    return BackendCompilerFailed
+
+
+def modes_active() -> bool:
+    """Whether a dispatch or function mode of this thread would miss what other threads do."""
+    return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
+
+
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+"""The bare setter: the public one is a context object, made anew for each step."""

@@ -1,0 +1,219 @@
+"""Scheduling a ``torch.export.ExportedProgram``: captured ahead of time, for inference."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch.core import Core
+from dynaflow_xla.frontends.torch.entry import Entry, Options, build_entry
+
+
+class ScheduledExport:
+    """An exported program that runs under a schedule; called like ``program.module()``.
+
+    Attributes:
+        original: ``program.module()``, which shares parameters and buffers with the program.
+        program: The program as given to ``schedule``.
+    """
+
+    def __init__(self, program: torch.export.ExportedProgram, options: Options) -> None:
+        self.program = program
+        self._dfx_core = _ExportCore(program, options)
+        self.original = self._dfx_core.original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Same values as the original.
+
+        Raises:
+            UnsupportedError: gradients are wanted, or the arguments are not those exported for.
+            EngineError: a region failed while it ran.
+        """
+        return self._dfx_core.call(args, kwargs)
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedError(
+            "a scheduled exported program cannot be pickled; save the program with torch.export.save "
+            "and schedule it again"
+        )
+
+    def __repr__(self) -> str:
+        options = self._dfx_core.options
+        return f"<scheduled exported program with {options.strategy!r}>"
+
+
+class _ExportCore(Core):
+    """A core with one graph, captured already."""
+
+    def __init__(self, program: torch.export.ExportedProgram, options: Options) -> None:
+        self._module: torch.nn.Module = program.module()
+        super().__init__(self._module, options)
+        self.program = program
+        self._entry: Entry | None = None
+        self._once = threading.Lock()
+        # Functional: exported graphs keep in-place operators until they are decomposed.
+        self._functional = program.run_decompositions({})
+        self._read_signature()
+
+    def entry(self) -> Entry:
+        """The planned graph; made once."""
+        with self._once:
+            if self._entry is None:
+                self._entry = build_entry(
+                    self._functional.graph_module, self.options, "inference", 0
+                )
+                self.entries.append(self._entry)
+            return self._entry
+
+    def all_planned(self, args: Any, kwargs: Any) -> list[Entry]:
+        """See ``Core``; shapes do not matter, the program has one graph."""
+        return [self.target(args, kwargs).entry()]  # type: ignore[attr-defined]
+
+    def with_strategy(self, strategy: Any) -> Core:
+        """See ``Core``."""
+        key = repr(strategy)
+        if key not in self.children:
+            self.children[key] = _ExportCore(self.program, replace(self.options, strategy=strategy))
+        return self.children[key]
+
+    def _invoke(self, args: Any, kwargs: Any) -> Any:
+        entry = self.entry()
+        inputs = self._inputs(args, kwargs)
+        if torch.is_grad_enabled() and any(
+            isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
+        ):
+            raise UnsupportedError(
+                "a scheduled exported program has no backward; call it under torch.no_grad(), or "
+                "schedule the module itself"
+            )
+        written = [(number, inputs[where]) for number, where in self._written]
+        observed = self.observed(entry)
+        if observed is not None:
+            outputs = observed[1](inputs)
+        else:
+            self.note_run(entry)
+            outputs = entry(inputs)
+        for number, target in written:
+            target.copy_(outputs[number])
+        results = [outputs[number] for number in self._results]
+        if self._one_result:
+            return results[0]
+        return pytree.tree_unflatten(results, self.program.call_spec.out_spec)
+
+    def _read_signature(self) -> None:
+        """Works out once where each input of the graph comes from and each output goes to."""
+        signature, module = self._functional.graph_signature, self._module
+        kind = torch.export.graph_signature.InputKind
+        placeholders = {n.name: n for n in self._functional.graph.nodes if n.op == "placeholder"}
+        self._sources: list[tuple[Any, Any]] = []  # (checked specification or None, where to read)
+        number = 0
+        for spec in signature.input_specs:
+            if spec.kind == kind.USER_INPUT:
+                wanted = _Wanted(spec, placeholders[spec.arg.name].meta.get("val"))
+                self._sources.append((wanted, number))
+                number += 1
+                continue
+            path, _, name = str(spec.target).rpartition(".")
+            owner = _submodule(module, path)
+            for state in (owner._parameters, owner._buffers) if owner is not None else ():
+                if name in state:
+                    # Looked up at each call: `to` and the like put other tensors there.
+                    self._sources.append((None, (state, name)))
+                    break
+            else:
+                self._sources.append((None, (self._functional.constants, spec.target)))
+        positions = {spec.arg.name: i for i, spec in enumerate(signature.input_specs)}
+        targets = {spec.target: spec.arg.name for spec in signature.input_specs if spec.target}
+        out_kind = torch.export.graph_signature.OutputKind
+        self._results: list[int] = []
+        self._written: list[tuple[int, int]] = []
+        for i, out in enumerate(signature.output_specs):
+            if out.kind == out_kind.USER_OUTPUT:
+                self._results.append(i)
+            elif out.kind == out_kind.USER_INPUT_MUTATION:
+                self._written.append((i, positions[out.target]))
+            elif out.kind == out_kind.BUFFER_MUTATION:
+                self._written.append((i, positions[targets[out.target]]))
+            else:
+                raise UnsupportedError(
+                    f"an exported program with an output of kind {out.kind.name}"
+                )
+        call_spec = self.program.call_spec
+        self._one_result = _is_leaf(call_spec.out_spec)
+        positional, named = call_spec.in_spec.children()
+        self._arity = len(positional.children())
+        # Positional tensors alone need no flattening.
+        self._flat = not named.num_nodes > 1 and all(map(_is_leaf, positional.children()))
+
+    def _inputs(self, args: Any, kwargs: Any) -> list[Any]:
+        if self._flat and not kwargs and len(args) == self._arity:
+            leaves = args
+        else:
+            leaves, tree = pytree.tree_flatten((args, kwargs))
+            expected = self.program.call_spec.in_spec
+            if tree != expected:
+                raise UnsupportedError(
+                    f"the program was exported for arguments {expected}; got {tree}"
+                )
+        inputs = []
+        for wanted, where in self._sources:
+            if wanted is None:
+                inputs.append(where[0][where[1]])
+            else:
+                value = leaves[where]
+                wanted.check(value)
+                inputs.append(value)
+        return inputs
+
+
+def _is_leaf(spec: Any) -> bool:
+    return bool(spec.num_nodes == 1 and spec.num_leaves == 1)
+
+
+def _submodule(module: Any, path: str) -> Any:
+    for part in path.split(".") if path else ():
+        module = getattr(module, part, None)
+    return module
+
+
+class _Wanted:
+    """What an argument of an exported program has to be."""
+
+    def __init__(self, spec: Any, example: Any) -> None:
+        self.spec = spec
+        self.example = example
+        self.is_tensor = isinstance(example, torch.Tensor)
+        if self.is_tensor:
+            self.dtype = example.dtype
+            self.shape = [n if isinstance(n, int) else None for n in example.shape]
+            self.fixed = None if None in self.shape else torch.Size(self.shape)
+
+    def check(self, value: Any) -> None:
+        """Raises UnsupportedError if an argument is not what the program was exported for."""
+        name = self.spec.arg.name
+        if not self.is_tensor:
+            wanted = getattr(self.spec.arg, "value", None)
+            if (
+                not isinstance(self.example, torch.SymInt)
+                and wanted is not None
+                and wanted != value
+            ):
+                raise UnsupportedError(f"argument {name} was exported as {wanted!r}; got {value!r}")
+            return
+        if isinstance(value, torch.Tensor) and value.dtype == self.dtype:
+            if self.fixed is not None:
+                if value.shape == self.fixed:
+                    return
+            elif value.ndim == len(self.shape) and all(
+                n is None or n == m for n, m in zip(self.shape, value.shape, strict=True)
+            ):
+                return
+        is_tensor = isinstance(value, torch.Tensor)
+        got = f"{value.dtype}{list(value.shape)}" if is_tensor else repr(value)
+        shape = ["?" if n is None else n for n in self.shape]
+        raise UnsupportedError(f"argument {name} was exported as {self.dtype}{shape}; got {got}")
