@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dynaflow_xla import nano
-from dynaflow_xla.batch_states import Rows, Same, State, is_plain_same
+from dynaflow_xla.batch_states import Partial, Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError, SeparabilityError
 from dynaflow_xla.frontends.jax import lower, separability
 from dynaflow_xla.frontends.jax.capture import Captured
@@ -256,32 +256,44 @@ class Split:
         if len(origin.nanos) == 1:
             kept = [local.outputs.index(v) for _, v in wanted]
             return _with_cuts(inner, made.inputs, origin.reads[0], kept)
-        axes_in = [self._axis(v, made.name) for v in local.inputs]
-        axes_out = {v: self._axis(v, made.name) for _, v in wanted}
-        starts = {
-            n: sum(self.sizes[m] for m in origin.nanos[:i]) for i, n in enumerate(origin.nanos)
-        }
+        axes_in = [self._joined(v, made.name) for v in local.inputs]
         places = [
-            (local.outputs.index(v), axes_out[v], starts[n], starts[n] + self.sizes[n])
-            for n, v in wanted
+            (local.outputs.index(v), *self._share(v, n, origin.nanos, made.name)) for n, v in wanted
         ]
         return _batched(inner, made.inputs, origin.reads, axes_in, places)
 
-    def _axis(self, value: int, name: str) -> int | None:
-        """Along which axis nano-batches of a value lie, None if it is the same in all.
-
-        The operators are the same at every size (``nano.transfer``), hence the value ids too.
-        """
+    def _state(self, value: int) -> State | None:
+        """What is proved of a value: the operators, hence the value ids, are the same at every size."""
         states = self.resolved.states
-        state = states[value] if value < len(states) else None
+        return states[value] if value < len(states) else None
+
+    def _joined(self, value: int, name: str) -> int | None:
+        """Along which axis nano-batches of a value lie, None if it is the same in all."""
+        state = self._state(value)
         if isinstance(state, Rows) and state.power == 0 and state.outer == 1:
             return state.axis
         if isinstance(state, Same) and is_plain_same(state):
             return None
+        known = "nothing is proved" if state is None else f"all that is proved is: {state}"
         raise PlanError(
-            f"region {name!r} cannot run several nano-batches as one batch: it is not proved along "
-            f"which axis value {value} holds their rows"
+            f"region {name!r} cannot run several nano-batches as one batch: along which axis value "
+            f"{value} holds their rows must be proved; {known}"
         )
+
+    def _share(
+        self, value: int, nano_batch: int, nanos: Sequence[int], name: str
+    ) -> tuple[nano.Cut | None, bool]:
+        """What a nano-batch gets of a value made for several: its rows, and whether it gets zeros."""
+        state = self._state(value)
+        if isinstance(state, Partial) and state.power in (0, -1):
+            # Of a sum the first gets all; a mean is the mean of each.
+            return None, state.power == 0 and nano_batch != nanos[0]
+        axis = self._joined(value, name)
+        if axis is None:
+            return None, False
+        each = state.inner if isinstance(state, Rows) else 1
+        start = sum(self.sizes[n] for n in nanos[: nanos.index(nano_batch)])
+        return nano.Cut(axis, start * each, (start + self.sizes[nano_batch]) * each), False
 
 
 def _with_cuts(
@@ -307,11 +319,11 @@ def _batched(
     inputs: Sequence[int],
     reads: Sequence[Sequence[tuple[int, Any]]],
     axes_in: Sequence[int | None],
-    places: Sequence[tuple[int, int | None, int, int]],
+    places: Sequence[tuple[int, nano.Cut | None, bool]],
 ) -> Callable[..., list[Any]]:
     """Runs several nano-batches as one: their inputs joined, the outputs cut.
 
-    ``places``: for each result the output it comes from, and axis, start and stop of its rows.
+    ``places``: for each result the output it comes from, its rows there, and whether it is zero.
     """
 
     def run(*args: Any) -> list[Any]:
@@ -321,10 +333,7 @@ def _batched(
             parts = [_cut(env[v], cut) for v, cut in (read[number] for read in reads)]
             joined.append(parts[0] if axis is None else jnp.concatenate(parts, axis))
         outs = fn(*joined)
-        return [
-            _cut(outs[n], None if axis is None else nano.Cut(axis, start, stop))
-            for n, axis, start, stop in places
-        ]
+        return [jnp.zeros_like(outs[n]) if zero else _cut(outs[n], cut) for n, cut, zero in places]
 
     return run
 

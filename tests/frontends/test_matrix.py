@@ -43,7 +43,7 @@ def covering() -> list[tuple[str, str, str]]:
 def product() -> list[Any]:
     quick = set(covering())
     found = []
-    for strategy, (name, case) in itertools.product(STRATEGIES, CASES.items()):
+    for (name, case), strategy in itertools.product(CASES.items(), STRATEGIES):
         if case.refused and strategy in SPLITS:
             continue
         for transformation, how in TRANSFORMATIONS.items():
