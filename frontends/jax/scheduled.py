@@ -56,7 +56,6 @@ class ScheduledFunction:
             self._jit_options["donate_argnums"] or self._jit_options["donate_argnames"]
         )
         self._entries: OrderedDict[Any, tuple[Any, Program]] = OrderedDict()
-        self._comparing = False
         self._fallback: str = ""
         self._choices: dict[Any, auto.Choice] = {}
         self._children: dict[str, ScheduledFunction] = {}
@@ -93,11 +92,9 @@ class ScheduledFunction:
         given = jax.tree_util.tree_map(
             lambda x: x.copy() if isinstance(x, jax.Array) else x, (args, kwargs)
         )
-        self._comparing = True
-        try:
-            result = self._guarded(self._jit, *given)
-        finally:
-            self._comparing = False
+        # A jit of its own: what it keeps must not serve later calls if the values differ.
+        once = jax.jit(lambda *a, **k: self._run(a, k, check=False), **self._jit_options)
+        result = self._guarded(once, *given)
         expected = self.original(*args, **kwargs)
         if difference := inspect.first_difference(expected, result):
             raise splitting.unproven_error(made, f"compared with the original, {difference}")
@@ -179,8 +176,11 @@ class ScheduledFunction:
         return jax.tree_util.tree_leaves((dynamic, keyword))
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(args, kwargs, check=self._check)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool) -> Any:
         traced, consts, program = self._program(args, kwargs)
-        if program.entry.unproven and self._check and not self._comparing:
+        if program.entry.unproven and check:
             raise splitting.NotCompared(program.entry)
         outs = program(*consts, *self._dynamic_leaves(args, kwargs))
         return jax.tree_util.tree_unflatten(traced.out_tree, outs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -227,7 +228,7 @@ def test_wrong_merges(fn: Any, out: Any, match: str) -> None:
         with pytest.raises(dfx.SeparabilityError) as error:
             run(X)
         text = " ".join(str(error.value).split())
-        assert any(m in text for m in [match]) or __import__("re").search(match, text), text
+        assert re.search(match, text), text
 
 
 @pytest.mark.parametrize("assume", [False, True])
@@ -254,7 +255,7 @@ def test_assumed_axis_that_is_not_there() -> None:
 
 def test_an_argument_returned_along_another_axis() -> None:
     fast = split(lambda x: x, dfx.NanoBatch(2, assume_separable=True), out_axes=1)
-    with pytest.raises(dfx.PlanError, match="input 0 as it is"):
+    with pytest.raises(dfx.PlanError, match="result 0.*along axis 1"):
         fast(X)
 
 
