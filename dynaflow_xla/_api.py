@@ -97,6 +97,9 @@ def schedule(
     count = resolve_lanes(lanes)
     _refuse_unbuilt(backend, target, select, compiler)
     _check_batch(in_axes, out_axes, batch_size)
+    given: Any = context
+    if given is not None and not isinstance(given, Mapping):
+        raise PlanError(f"context must be a mapping for the strategy; got {given!r}")
     framework = _framework(fn, backend)
     if framework == "either" and compiler != "eager":
         framework = "torch"

@@ -192,15 +192,20 @@ def build_entry(
         lanes=options.lanes,
         user=options.user,
     )
-    sizes, asked = sizes_of(strategy, context)
     split = None
+    sizes, assume_separable = () if batched is None else batched.sizes, True
+    if not sizes:
+        sizes, asked = sizes_of(strategy, context)
+        assume_separable = asked.assume_separable
     if sizes and batched is not None:
-        split = splitting.split(batched, sizes, rules, assume_separable=asked.assume_separable)
+        split = splitting.split(batched, sizes, rules, assume_separable=assume_separable)
         captured, pg = split.captured, split.pg
     else:
         pg = partition(graph, rules)
     t1 = time.perf_counter()
-    recording = record(strategy, pg, context)
+    # Nothing is proved of residuals that several nano-batches would share.
+    derived = batched is not None and bool(batched.sizes)
+    recording = record(strategy, pg, context, joint=not derived)
     if split is not None:
         split, recording = split.grouped(recording)
         captured, pg = split.captured, split.pg

@@ -29,6 +29,7 @@ from dynaflow_xla.strategies.base import user_line
 
 _MAX_ENTRIES = 128
 _MAX_CHOICES = 1024
+_NOT_TRACED = "it cannot be compared with the original while it is traced: call it once outside"
 _GIL_BUSY_NS = 1_000_000
 _STEP_BACK_CALLS = 50
 
@@ -55,7 +56,6 @@ class ScheduledFunction:
             self._jit_options["donate_argnums"] or self._jit_options["donate_argnames"]
         )
         self._entries: OrderedDict[Any, tuple[Any, Program]] = OrderedDict()
-        self._comparing = False
         self._fallback: str = ""
         self._choices: dict[Any, auto.Choice] = {}
         self._children: dict[str, ScheduledFunction] = {}
@@ -87,19 +87,14 @@ class ScheduledFunction:
     def _compare(self, made: entry.Entry, args: Any, kwargs: Any) -> Any:
         """First call of a split that is not proved: the original's values decide."""
         leaves = jax.tree_util.tree_leaves((args, kwargs))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            raise splitting.unproven_error(
-                made,
-                "it cannot be compared with the original while it is traced: call it once outside",
-            )
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or _compat.tracing():
+            raise splitting.unproven_error(made, _NOT_TRACED)
         given = jax.tree_util.tree_map(
             lambda x: x.copy() if isinstance(x, jax.Array) else x, (args, kwargs)
         )
-        self._comparing = True
-        try:
-            result = self._guarded(self._jit, *given)
-        finally:
-            self._comparing = False
+        # A jit of its own: what it keeps must not serve later calls if the values differ.
+        once = jax.jit(lambda *a, **k: self._run(a, k, check=False), **self._jit_options)
+        result = self._guarded(once, *given)
         expected = self.original(*args, **kwargs)
         if difference := inspect.first_difference(expected, result):
             raise splitting.unproven_error(made, f"compared with the original, {difference}")
@@ -141,11 +136,18 @@ class ScheduledFunction:
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time lowering, as ``jax.jit(f).lower``."""
-        return self._jit.lower(*args, **kwargs)
+        return self._proved(self._jit.lower, args, kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time tracing, as ``jax.jit(f).trace``."""
-        return self._jit.trace(*args, **kwargs)
+        return self._proved(self._jit.trace, args, kwargs)
+
+    @staticmethod
+    def _proved(ahead: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return ahead(*args, **kwargs)
+        except splitting.NotCompared as found:
+            raise splitting.unproven_error(found.entry, _NOT_TRACED) from None
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds like a function, so that methods can be scheduled."""
@@ -174,8 +176,11 @@ class ScheduledFunction:
         return jax.tree_util.tree_leaves((dynamic, keyword))
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(args, kwargs, check=self._check)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool) -> Any:
         traced, consts, program = self._program(args, kwargs)
-        if program.entry.unproven and self._check and not self._comparing:
+        if program.entry.unproven and check:
             raise splitting.NotCompared(program.entry)
         outs = program(*consts, *self._dynamic_leaves(args, kwargs))
         return jax.tree_util.tree_unflatten(traced.out_tree, outs)
