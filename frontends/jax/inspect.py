@@ -12,6 +12,7 @@ import numpy as np
 from dynaflow_xla.errors import PlanError, VerificationError
 from dynaflow_xla.frontends.jax import auto, entry, lower
 from dynaflow_xla.plan import Launch
+from dynaflow_xla.simulate import simulate
 from dynaflow_xla.strategies.auto import Auto
 
 TOLERANCES = {
@@ -50,6 +51,9 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
         f"copied per call {made.plan.copied_bytes} bytes, custom calls "
         f"{sum(bool(instructions) for instructions, _ in lower.split_stages(made.plan))}"
     )
+    known = fast.known_costs(args, kwargs)
+    summary = simulate(made.plan, made.pg, known).summary()
+    lines.append(summary + ("" if known is None else "; from measured costs of regions"))
     lines.append(
         "time to make: "
         + ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in made.seconds.items())

@@ -10,9 +10,8 @@ import jax
 import numpy as np
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.jax import auto, entry, lower, physical
+from dynaflow_xla.frontends.jax import entry, lower, physical
 from dynaflow_xla.measured import Measured, Trace
-from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.timeline import Timeline
 
 # What other processes take away is no property of the plan: of this many runs, or as many as fit,
@@ -23,11 +22,7 @@ _MAX_SECONDS = 1.0
 
 def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
     """See ``dynaflow_xla.profile``."""
-    target = fast
-    if isinstance(fast._options.strategy, Auto):
-        choice = fast.decision(args, kwargs)
-        child = choice.child if choice is not None else None
-        target = child or fast.with_strategy(auto.candidates_of(fast)[0])
+    target = fast.planning(args, kwargs)
     made: entry.Entry = target.planned(args, kwargs)
     inputs = target.flat_inputs(args, kwargs)
     if any(isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) for x in inputs):

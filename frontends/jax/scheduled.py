@@ -308,16 +308,25 @@ class ScheduledFunction:
             )
         return self._children[key]
 
+    def planning(self, args: Any, kwargs: Any) -> ScheduledFunction:
+        """Whose plan these arguments get: its own; under Auto the chosen or first candidate's."""
+        if not isinstance(self._options.strategy, Auto):
+            return self
+        made = self.decision(args, kwargs)
+        child = made.child if made is not None else None
+        return child or self.with_strategy(auto.candidates_of(self)[0])
+
     def planned(self, args: Any, kwargs: Any) -> entry.Entry:
-        """The planned entry for these arguments (under Auto: the chosen or first candidate's)."""
+        """The planned entry for these arguments, see ``planning``."""
         xla.check_process()
-        if isinstance(self._options.strategy, Auto):
-            made = self.decision(args, kwargs)
-            child = made.child if made is not None else None
-            if child is None:
-                child = self.with_strategy(auto.candidates_of(self)[0])
-            return child.planned(args, kwargs)
-        return self._entry(args, kwargs)[2]
+        return self.planning(args, kwargs)._entry(args, kwargs)[2]
+
+    def known_costs(self, args: Any, kwargs: Any) -> dict[int, float] | None:
+        """Nanoseconds of the plan's regions that ``dfx.tune`` measured; None if it did not."""
+        made = self.decision(args, kwargs)
+        if made is None or made.costs is None:
+            return None
+        return auto.known_costs(made.costs, self.planned(args, kwargs))
 
     def flat_inputs(self, args: Any, kwargs: Any) -> list[Any]:
         """Values of the graph's inputs, in order."""
