@@ -56,14 +56,17 @@ def schedule(
         in_axes: For strategies that split the batch.
         out_axes: For strategies that split the batch.
         batch_size: For strategies that split the batch.
-        backend: ``"auto"`` or ``"ffi"``.
-        lanes: Number of lanes; default: the cores of this process, at most 8.
+        backend: ``"auto"``, ``"ffi"`` (lanes of this machine's cores) or ``"xla"`` (one XLA program
+            whose CUDA graph has the plan's order; on a CPU a plain program with the same values).
+        lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``: 4.
         rules: Where to cut; default: the strategy's rules, else automatic.
         context: The user's own data for the strategy, as ``s.context.user``.
         select: For backends of other frameworks and devices.
-        target: For backends of other frameworks and devices.
+        target: The GPU that ``compile`` and ``explain(deep=True)`` compile for, without one at hand:
+            a name such as ``"nvidia-h200"`` or the path of an XLA target text. Implies ``"xla"``.
         compiler: For backends of other frameworks and devices.
-        compiler_options: Passed to the compilation of every lane program.
+        compiler_options: Passed to the compilation of every lane program; with ``"xla"``, they win
+            over the options that the plan needs.
         check: Compare numerically where a property could not be proved.
 
     Returns:
@@ -82,8 +85,9 @@ def schedule(
     if fn is None:
         return lambda function: schedule(function, **settings)
     made = resolve_strategy(strategy)
-    count = resolve_lanes(lanes)
     _refuse_unbuilt(in_axes, backend, target, select, compiler)
+    backend = "xla" if backend == "xla" or target is not None else "ffi"
+    count = resolve_lanes(lanes, backend)
     if not callable(fn):
         raise UnsupportedError(
             f"schedule takes a function, a jax.jit function or a model; got {type(fn).__name__}"
@@ -104,6 +108,8 @@ def schedule(
         lanes=count,
         user=dict(context or {}),
         compiler_options=dict(compiler_options) if compiler_options else None,
+        backend=backend,
+        target=None if target is None else _jax("targets").resolve(target),
     )
     return frontend.ScheduledFunction(fn, options, check=check)
 
@@ -123,8 +129,15 @@ def resolve_strategy(strategy: str | Strategy) -> Strategy:
     )
 
 
-def resolve_lanes(lanes: int | None) -> int:
-    """Checked lane count; PlanError if it is no count or more than the cores."""
+def resolve_lanes(lanes: int | None, backend: str = "ffi") -> int:
+    """Checked lane count; PlanError if it is no count or more than the cores (one program: 64)."""
+    if backend == "xla":
+        limits = _jax("xla_backend")
+        if lanes is None:
+            return limits.DEFAULT_LANES  # type: ignore[no-any-return]
+        if isinstance(lanes, bool) or not isinstance(lanes, int) or not 0 < lanes <= limits.MAX_LANES:
+            raise PlanError(f"lanes must be an integer from 1 to {limits.MAX_LANES}; got {lanes!r}")
+        return lanes
     cores = max(1, len(os.sched_getaffinity(0)))
     if lanes is None:
         return min(cores, 8)
@@ -141,11 +154,12 @@ def resolve_lanes(lanes: int | None) -> int:
 def _refuse_unbuilt(in_axes: Any, backend: str, target: Any, select: Any, compiler: str) -> None:
     if backend not in ("auto", "ffi", "xla", "torch"):
         raise PlanError(f"backend must be auto, ffi, xla or torch; got {backend!r}")
-    if backend in ("xla", "torch"):
-        raise UnsupportedError(f"backend={backend!r} is not in this version; use 'auto' or 'ffi'")
+    if backend == "torch":
+        raise UnsupportedError("backend='torch' is not in this version; use 'auto', 'ffi' or 'xla'")
+    if target is not None and backend == "ffi":
+        raise PlanError(f"target={target!r} is for backend='xla'; backend='ffi' runs on this machine")
     for name, value, default in (
         ("in_axes", in_axes, None),
-        ("target", target, None),
         ("select", select, None),
         ("compiler", compiler, "eager"),
     ):
@@ -193,9 +207,44 @@ def simulate(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
     return _simulate(entry.plan, entry.pg)
 
 
-def explain(fast: Any, *args: Any, **kwargs: Any) -> str:
-    """A readable account: regions, lanes, costs, sources, copies, notes, decisions."""
-    return _inspect().explain(_scheduled(fast, "explain"), args, kwargs)  # type: ignore[no-any-return]
+def explain(fast: Any, *args: Any, deep: bool = False, **kwargs: Any) -> str:
+    """A readable account: regions, lanes, costs, sources, copies, notes, decisions.
+
+    With ``deep=True`` (backend ``"xla"``) it is followed by what ``compile`` reads back.
+    """
+    made = _scheduled(fast, "explain")
+    text: str = _inspect().explain(made, args, kwargs)
+    return f"{text}\n\n{compile(fast, *args, **kwargs)}" if deep else text
+
+
+def compile(fast: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compiles for a GPU, in another process, and reads back what XLA made of the plan.
+
+    Needs no GPU: the CUDA plugin compiles for the ``target`` given to ``schedule`` (without it, for the
+    GPU of this machine). The arguments may be ``jax.ShapeDtypeStruct``.
+
+    Returns:
+        A report: kernels, library calls and copies of each region beside the original program's,
+        the order edges that the CUDA graph holds, those that it has beyond the plan, memory.
+        ``str(report)`` and ``report.to_json()``.
+
+    Raises:
+        PlanError: no target is given and this machine has no known GPU.
+        UnsupportedError: the CUDA plugin is missing, the backend is not ``"xla"``, or the program
+            calls back into Python.
+        EngineError: XLA refused the program or the target; with its message.
+    """
+    return _jax("deviceless").compile_report(_scheduled(fast, "compile"), args, kwargs)
+
+
+def compiler_options(fast: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The XLA options under which the program of these arguments has its plan's order.
+
+    A top-level call applies them on CUDA. Inside a ``jax.jit`` of your own, give them to it:
+    ``jax.jit(step, compiler_options=dfx.compiler_options(fast, *args))``.
+    """
+    made = _scheduled(fast, "compiler_options")
+    return made.compiler_options(args, kwargs)  # type: ignore[no-any-return]
 
 
 def verify(fast: Any, *args: Any, **kwargs: Any) -> Any:
@@ -229,4 +278,9 @@ def tune(fast: Any, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:
 
 
 def _inspect() -> Any:
-    return importlib.import_module("dynaflow_xla.frontends.jax.inspect")
+    return _jax("inspect")
+
+
+def _jax(module: str) -> Any:
+    _optional.require("jax", "scheduling a JAX function", "jax")
+    return importlib.import_module(f"dynaflow_xla.frontends.jax.{module}")

@@ -14,6 +14,7 @@
 #include "dfx/lane.h"
 #include "dfx/program.h"
 #include "dfx/version.h"
+#include "order_gate.h"
 #include "python_launcher.h"
 #include "registry.h"
 #include "xla_handlers.h"
@@ -183,6 +184,7 @@ NB_MODULE(_engine, m) {
     d["run_execute"] = FunctionCapsule(RunExecuteHandler());
     d["gate"] = FunctionCapsule(GateHandler());
     d["fail"] = FunctionCapsule(FailHandler());
+    d["order_gate"] = FunctionCapsule(OrderGateHandler());
     d["state_type_id"] = FunctionCapsule(StateTypeId());
     d["state_type_info"] = FunctionCapsule(StateTypeInfo());
     return d;

@@ -52,8 +52,9 @@ def choose(fast: Any, args: Any, kwargs: Any) -> Choice:
             "hand-offs would cost more than overlap gains",
         )
     key = autotune.cache_key(
-        made.pg.to_json(), fast._options.name, __version__, jax.__version__, fast._options.lanes
-    )
+        made.pg.to_json(), fast._options.name, __version__, jax.__version__, fast._options.lanes,
+        *_place(fast._options.backend),
+    )  # fmt: skip
     cached = autotune.load(key)
     if cached is not None:
         child = _child(fast, candidates, cached["choice"])
@@ -65,6 +66,11 @@ def choose(fast: Any, args: Any, kwargs: Any) -> Choice:
     choice, reason = autotune.pick(medians, baseline="original", margin=strategy.margin)
     autotune.store(key, {"choice": choice, "reason": reason, "medians_ms": medians})
     return Choice(_child(fast, candidates, choice), reason, medians)
+
+
+def _place(backend: str) -> tuple[str, ...]:
+    """What a decision depends on besides the machine; nothing for the CPU lanes of ``ffi``."""
+    return () if backend == "ffi" else (backend, jax.devices()[0].device_kind)
 
 
 def _child(fast: Any, candidates: list[Any], choice: str) -> Any:

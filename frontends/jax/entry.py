@@ -12,7 +12,7 @@ import jax
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import blas, xla
-from dynaflow_xla.frontends.jax import call, capture, lower
+from dynaflow_xla.frontends.jax import call, capture, lower, xla_backend
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.lower_plan import build_plan
@@ -48,6 +48,8 @@ class Options:
     user: Any = field(default_factory=dict, hash=False, compare=False)
     compiler_options: dict[str, Any] | None = field(default=None, hash=False, compare=False)
     default_cut: bool = False
+    backend: str = "ffi"
+    target: str | None = None
 
 
 @dataclass
@@ -112,7 +114,7 @@ def capture_function(
 
 def build_entry(
     captured: capture.Captured, options: Options, batch_size: int | None = None
-) -> Entry:
+) -> Entry | xla_backend.XlaEntry:
     """Partitions, plans, validates and compiles a captured function."""
     t0 = time.perf_counter()
     strategy = options.strategy
@@ -126,7 +128,7 @@ def build_entry(
     context = Context(
         batch_size=batch_size,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
-        platform="cpu",
+        platform="cuda" if options.backend == "xla" else "cpu",
         lanes=options.lanes,
         user=options.user,
     )
@@ -147,6 +149,9 @@ def build_entry(
             functions[region.id] = lower.replaced_function(
                 decision.replace, captured, region, str(decision.source)
             )
+    if options.backend == "xla":
+        seconds = {"partition": t1 - t0, "plan": t2 - t1}
+        return xla_backend.build(options, captured, pg, plan, functions, seconds)
     xla.ensure_registered()
     stages = build_stages(captured, pg, plan, functions, options)
     blas.register()  # here, because lowering the first program that needs LAPACK has loaded it

@@ -27,7 +27,7 @@ TOLERANCES = {
 
 def explain(fast: Any, args: Any, kwargs: Any) -> str:
     """See ``dynaflow_xla.explain``."""
-    made: entry.Entry = fast.planned(args, kwargs)
+    made = fast.planned(args, kwargs)
     lanes = {i.region: i for i in made.plan.instructions if isinstance(i, Launch)}
     rows = [("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")]
     for region in made.pg.regions:
@@ -45,10 +45,13 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [f"{fast._options.name}: strategy {made.plan.strategy}, backend ffi (cpu)"]
+    where = "ffi (cpu)" if isinstance(made, entry.Entry) else f"xla ({jax.default_backend()})"
+    lines = [f"{fast._options.name}: strategy {made.plan.strategy}, backend {where}"]
     lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
     lines.append(
-        f"lanes {made.plan.lanes}, events {made.plan.events}, scratch {made.plan.scratch_bytes} bytes, "
+        made.summary()
+        if not isinstance(made, entry.Entry)
+        else f"lanes {made.plan.lanes}, events {made.plan.events}, scratch {made.plan.scratch_bytes} bytes, "
         f"copied per call {made.plan.copied_bytes} bytes, custom calls "
         f"{sum(stage is not None for stage, _ in made.stages)}"
     )
@@ -172,6 +175,11 @@ def compare(name: str, want: Any, got: Any) -> tuple[str, str, float, float, boo
 
 def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
     """See ``dynaflow_xla.profile``."""
+    if fast._options.backend == "xla":
+        raise UnsupportedError(
+            f"{fast._options.name!r} runs as one XLA program, which has no time stamps between regions; "
+            "use jax.profiler.trace (regions are its name scopes), or dfx.compile for its order."
+        )
     target = fast
     if isinstance(fast._options.strategy, Auto):
         choice = fast.decision(args, kwargs)

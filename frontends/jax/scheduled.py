@@ -14,7 +14,7 @@ from jax.extend import core as jcore
 
 from dynaflow_xla.errors import EngineError, FallbackWarning, UnsupportedError
 from dynaflow_xla.ffi import _engine, xla
-from dynaflow_xla.frontends.jax import _compat, auto, capture, entry
+from dynaflow_xla.frontends.jax import _compat, auto, capture, entry, xla_backend, xla_options
 from dynaflow_xla.strategies.auto import Auto
 
 _MAX_ENTRIES = 128
@@ -38,13 +38,14 @@ class ScheduledFunction:
         self._options = options
         self._check = check
         self._jit_options = _compat.jit_options(jitted)
-        self._entries: OrderedDict[Any, tuple[Any, entry.Entry]] = OrderedDict()
+        self._entries: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
         self._fallback: str = ""
         self._choices: dict[Any, auto.Choice] = {}
         self._children: dict[str, ScheduledFunction] = {}
         self._step_back = 0
         functools.update_wrapper(self, _compat.wrapped_function(jitted), updated=())
         self._jit = jax.jit(self._traced, **self._jit_options)
+        self._with_options: dict[Any, Any] = {}
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -60,7 +61,31 @@ class ScheduledFunction:
         xla.check_process()
         if isinstance(self._options.strategy, Auto):
             return self._call_auto(args, kwargs)
-        return self._guarded(self._jit, args, kwargs)
+        return self._guarded(self._jit_for(args, kwargs), args, kwargs)
+
+    def _jit_for(self, args: Any, kwargs: Any) -> Any:
+        """The jitted program; on CUDA and at top level one with the options that its plan needs."""
+        if self._options.backend != "xla" or jax.default_backend() not in ("gpu", "cuda"):
+            return self._jit
+        if any(
+            isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves((args, kwargs))
+        ):
+            xla_options.warn_inside_trace(self._options.name)
+            return self._jit
+        options = self.compiler_options(args, kwargs)
+        key = tuple(sorted(options.items()))
+        if key not in self._with_options:
+            self._with_options[key] = jax.jit(
+                self._traced, compiler_options=options, **self._jit_options
+            )
+        return self._with_options[key]
+
+    def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """The XLA options for these arguments: the table's for this plan, then the user's own."""
+        made = self.planned(args, kwargs)
+        if not isinstance(made, xla_backend.XlaEntry):
+            return dict(self._options.compiler_options or {})
+        return xla_options.for_entry(made)
 
     def _guarded(self, jitted: Any, args: Any, kwargs: Any) -> Any:
         try:
@@ -109,10 +134,14 @@ class ScheduledFunction:
         traced, consts, made = self._entry(args, kwargs)
         leaves = self._dynamic_leaves(args, kwargs)
         flat = [*consts, *leaves]
-        outs = _differentiable(made, traced, len(consts))(*flat)
+        if isinstance(made, xla_backend.XlaEntry):
+            run = xla_backend.differentiable(made, traced, len(consts), entry.build_entry)
+        else:
+            run = _differentiable(made, traced, len(consts))
+        outs = run(*flat)
         return jax.tree_util.tree_unflatten(traced.out_tree, outs)
 
-    def _entry(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], entry.Entry]:
+    def _entry(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
         with entry._Capturing():
             traced = self.original.trace(*args, **kwargs)
         consts = _compat.traced_consts(traced)
@@ -127,6 +156,8 @@ class ScheduledFunction:
         return traced, _const_order(traced, consts), found[1]
 
     def _unsupported_platform(self) -> bool:
+        if self._options.backend == "xla":
+            return False
         if self._fallback:
             return True
         platform = jax.default_backend()
@@ -177,7 +208,7 @@ class ScheduledFunction:
             )
         return self._children[key]
 
-    def planned(self, args: Any, kwargs: Any) -> entry.Entry:
+    def planned(self, args: Any, kwargs: Any) -> Any:
         """The planned entry for these arguments (under Auto: the chosen or first candidate's)."""
         xla.check_process()
         if isinstance(self._options.strategy, Auto):
