@@ -226,6 +226,11 @@ class ScheduledFunction:
         _, consts, _ = self._entry(args, kwargs)
         return [*consts, *self._dynamic_leaves(args, kwargs)]
 
+    def donated_leaves(self, args: Any, kwargs: Any) -> list[int]:
+        """Which of the flat arguments are donated."""
+        info = self.original.trace(*args, **kwargs).args_info
+        return [i for i, leaf in enumerate(jax.tree_util.tree_leaves(info)) if leaf.donated]
+
     def _signature(self, args: Any, kwargs: Any) -> Any:
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         parts = tuple(
