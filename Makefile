@@ -30,7 +30,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup dev wheel demo bench test lint lint-ruff lint-mypy lint-imports lint-cpp format \
+.PHONY: help setup dev wheel demo bench test test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format \
         cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
@@ -110,6 +110,29 @@ bench: setup  ## Run the benchmarks (BENCH_ARGS=...)
 # -P keeps the repository root off sys.path; with it, `import dynaflow_xla` would find the sources.
 test: setup  ## Run the Python tests against the installed wheel (PYTEST_ARGS=...)
 	@"$(PY)" -P -m pytest --durations=10 $(PYTEST_ARGS)
+
+# One wheel, built on the oldest headers, runs under every JAX. 3.12 is the Python that all of them have.
+PYTHON312    ?= $(shell for v in "" $$(pyenv versions --bare 2>/dev/null | grep '^3[.]12[.]'); do \
+    PYENV_VERSION=$$v python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null && break; done)
+JAX_VERSIONS ?= 0.10 0.11 0.12
+VERSIONS     := $(CURDIR)/build/versions
+
+test-versions: build/sources.txt  ## Run one wheel under each JAX of JAX_VERSIONS (needs Python 3.12)
+	@[ -n "$(PYTHON312)" ] || { echo "test-versions needs Python 3.12: make PYTHON312=..."; exit 1; }
+	@mkdir -p $(VERSIONS)
+	@echo "building the wheel for $$($(PYTHON312) --version)"
+	@rm -rf $(VERSIONS)/dist
+	@[ -x $(VERSIONS)/build/bin/python ] || "$(PYTHON312)" -m venv $(VERSIONS)/build
+	@$(VERSIONS)/build/bin/python -m pip wheel -q --no-deps -w $(VERSIONS)/dist .
+	@for v in $(JAX_VERSIONS); do \
+	  py=$(VERSIONS)/jax-$$v/bin/python; \
+	  [ -x $$py ] || "$(PYTHON312)" -m venv $(VERSIONS)/jax-$$v; \
+	  $$py -m pip install -q "jax==$$v.*" "jaxlib==$$v.*" $(VERSIONS)/dist/*.whl hypothesis psutil pytest \
+	    pytest-timeout matplotlib; \
+	  $$py -m pip install -q --force-reinstall --no-deps $(VERSIONS)/dist/*.whl; \
+	  $$py -P -c 'import jax, jaxlib; print("jax", jax.__version__, "jaxlib", jaxlib.__version__)'; \
+	  $$py -P -m pytest -q $(if $(VERSION_TESTS),$(VERSION_TESTS),tests/frontends tests/property); \
+	done
 
 # ---- checks --------------------------------------------------------------------------------------
 

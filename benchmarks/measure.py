@@ -108,6 +108,7 @@ def paired(
     *,
     sample_ms: float = 2.0,
     warmup: int = 3,
+    rest_ms: float = 0.0,
     contexts: Mapping[str, Callable[[], AbstractContextManager[Any]]] | None = None,
     tick: Callable[[], None] | None = None,
 ) -> tuple[dict[str, list[float]], int]:
@@ -119,6 +120,9 @@ def paired(
         sample_ms: A sample repeats the call until it takes about this long, so that the clock and
             the loop do not count.
         warmup: Calls of each before the first sample.
+        rest_ms: Before each sample rest so long, then call the run once untimed. A thread of OpenBLAS
+            spins for about 25 ms after each call it took part in, whoever runs then: without the rest
+            the samples of one variant would carry the cost of the one before it.
         contexts: Name -> what a run's samples are taken in; entering it is not timed.
         tick: Called after each round.
 
@@ -144,6 +148,9 @@ def paired(
             for name in names[shift:] + names[:shift]:
                 run = runs[name]
                 with around[name]():
+                    if rest_ms > 0.0:
+                        time.sleep(rest_ms / 1e3)
+                        run()
                     t0 = time.perf_counter()
                     for _ in range(calls):
                         run()

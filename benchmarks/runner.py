@@ -28,6 +28,8 @@ BASELINES = ("jit", "jit_one_thread", "jit_one_blas")
 BUSY_CORES = 0.15
 """Other processes using more than this make a ratio unfit to quote; the table says so."""
 SCHEDULED = ("branches", "auto")
+REST_MS = 40.0
+"""Rest before each sample where LAPACK runs: see ``measure.paired``. Both are measured and kept."""
 
 
 def arguments() -> argparse.Namespace:
@@ -79,7 +81,11 @@ def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
     entry = branches.planned(args, {})
     choice = auto.decision(args, {})
     with measure.Contention() as contention:
-        samples, calls = measure.paired(runs, rounds, contexts=contexts, tick=tick)
+        rest_ms = REST_MS if case.lapack else 0.0
+        samples, calls = measure.paired(runs, rounds, rest_ms=rest_ms, contexts=contexts, tick=tick)
+        mixed = {}
+        if case.lapack:
+            mixed, _ = measure.paired(runs, rounds, contexts=contexts)
     plan = dfx.plan(branches, *args)
     return {
         "name": case.name,
@@ -106,6 +112,11 @@ def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
         "samples_ms": samples,
         "statistics_ms": {name: measure.statistics(values) for name, values in samples.items()},
         "ratios": {name: measure.ratio(samples, name, baselines) for name in SCHEDULED},
+        "rest_ms": rest_ms,
+        "samples_without_rest_ms": mixed,
+        "ratios_without_rest": {
+            name: measure.ratio(mixed, name, baselines) for name in SCHEDULED if mixed
+        },
         "contention": contention.as_dict(),
     }
 

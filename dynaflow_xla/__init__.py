@@ -34,6 +34,7 @@ from dynaflow_xla.rules import (
     Where as Where,
     mark as mark,
 )
+from dynaflow_xla.separability import Mean as Mean, Sum as Sum
 from dynaflow_xla.strategies.auto import Auto as Auto
 from dynaflow_xla.strategies.base import Split as Split, Strategy as Strategy
 from dynaflow_xla.strategies.branches import Branches as Branches

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import statistics
@@ -73,21 +74,31 @@ def store(key: str, decision: dict[str, Any]) -> None:
 
 
 def measure(
-    runs: dict[str, Callable[[], None]], budget_s: float, rounds: int = 15
+    runs: dict[str, Callable[[], None]],
+    budget_s: float,
+    rounds: int = 15,
+    rest_s: float = 0.0,
+    sample_s: float = 5e-4,
 ) -> dict[str, float]:
-    """Interleaved timing: each round runs every candidate once, in rotating order.
+    """Interleaved timing: each round samples every candidate once, in rotating order.
 
     Args:
         runs: Name -> a function that runs the candidate to completion.
         budget_s: Stop after this long (at least three rounds).
         rounds: Most rounds.
+        rest_s: Rest before each sample, for programs whose library threads spin on after a call.
+        sample_s: A sample is one untimed call, then calls for about this long.
 
     Returns:
         Name -> median milliseconds.
     """
+    fastest = math.inf
     for run in runs.values():
-        run()  # compiles, warms caches
+        run()  # compiles
+        t0 = time.perf_counter()
         run()
+        fastest = min(fastest, time.perf_counter() - t0)
+    calls = max(1, min(50, math.ceil(sample_s / max(fastest, 1e-9))))
     samples: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     start = time.perf_counter()
@@ -96,9 +107,13 @@ def measure(
             break
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            t0 = time.perf_counter()
+            if rest_s > 0.0:
+                time.sleep(rest_s)
             runs[name]()
-            samples[name].append((time.perf_counter() - t0) * 1e3)
+            t0 = time.perf_counter()
+            for _ in range(calls):
+                runs[name]()
+            samples[name].append((time.perf_counter() - t0) * 1e3 / calls)
     return {name: statistics.median(values) for name, values in samples.items()}
 
 

@@ -105,9 +105,43 @@ class Op:
     payload: Any = field(default=None, compare=False, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """Value ``value``: rows ``start:stop`` of graph input number ``input`` along ``axis``, in place.
+
+    ``offset`` is where it begins, in bytes; the rows are contiguous and so aligned that a lane
+    reads them where they are.
+    """
+
+    value: int
+    input: int
+    axis: int
+    start: int
+    stop: int
+    offset: int
+    nano: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Graph output ``value`` is its ``parts`` one after the other in memory, along ``axis``.
+
+    Whoever makes a part writes it to ``offsets`` (bytes) of the output; nothing is copied twice.
+    """
+
+    value: int
+    parts: tuple[int, ...]
+    offsets: tuple[int, ...]
+    axis: int
+
+
 @dataclass(frozen=True)
 class Graph:
-    """A whole function: values, operators in program order, inputs and outputs (value ids)."""
+    """A whole function: values, operators in program order, inputs and outputs (value ids).
+
+    A graph whose batch is split holds each nano-batch's operators, with ``views`` of its inputs and
+    ``joins`` of its outputs.
+    """
 
     name: str
     values: tuple[Value, ...]
@@ -115,6 +149,8 @@ class Graph:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     input_names: tuple[str, ...] = ()
+    views: tuple[View, ...] = ()
+    joins: tuple[Join, ...] = ()
 
     def consumers(self) -> dict[int, list[int]]:
         """Value id -> indices of the operators that read it."""
@@ -141,6 +177,8 @@ class Region:
         outer: The region holds one operator that must stay in the outer program.
         rule: Text of the rule that made it, "default" or "glue".
         source: Line of its costliest operator.
+        nano: Nano-batch it belongs to.
+        merge: It puts nano-batches together; schedules place it by themselves.
     """
 
     id: int
@@ -156,6 +194,8 @@ class Region:
     outer: bool = False
     rule: str = "default"
     source: Source | None = None
+    nano: int = 0
+    merge: bool = False
 
 
 @dataclass(frozen=True)

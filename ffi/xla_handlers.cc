@@ -62,7 +62,11 @@ xf::Error RunExecute(RunState* state, xf::RemainingArgs args, xf::RemainingRets 
   const std::shared_ptr<const Program>& program = state->registered.program;
   BlasLimit limit(state->registered.limit_blas && program->used_lanes().size() > 1);
   Engine::Result result = Engine::Get().Run(program, arg_data.data(), ret_data.data());
-  if (!result.ok) return xf::Error(xf::ErrorCode::kInternal, "EngineError: " + result.error);
+  if (!result.ok) {
+    // An error of a Python step brings its type's name along.
+    const bool named = result.error.rfind("EngineError: ", 0) == 0;
+    return xf::Error(xf::ErrorCode::kInternal, (named ? "" : "EngineError: ") + result.error);
+  }
   return xf::Error::Success();
 }
 

@@ -22,7 +22,7 @@ class Auto(Strategy):
     """
 
     def __init__(
-        self, budget_s: float = 2.0, margin: float = 0.03, min_cost_ns: float = 200_000.0
+        self, budget_s: float = 2.0, margin: float = 0.03, min_cost_ns: float = 20_000.0
     ) -> None:
         self.budget_s = budget_s
         self.margin = margin

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from jax._src import source_info_util
+from jax._src.interpreters import mlir
 from jax.extend import core as jcore
 
 from dynaflow_xla.errors import UnsupportedError
@@ -116,3 +117,9 @@ def key_impl(dtype: Any) -> Any:
 def const_args(lowered: Any) -> list[Any]:
     """Arrays that lowering hoisted out of a program; its executable takes them first."""
     return list(getattr(lowered._lowering, "const_args", ()))
+
+
+def registered_primitives() -> frozenset[str]:
+    """Names of the primitives that this JAX can lower (there is no public list)."""
+    tables = [mlir._lowerings, *mlir._platform_specific_lowerings.values()]
+    return frozenset(primitive.name for table in tables for primitive in table)

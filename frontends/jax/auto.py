@@ -10,7 +10,12 @@ import jax
 
 from dynaflow_xla import autotune
 from dynaflow_xla._version import __version__
-from dynaflow_xla.frontends.jax import _compat
+
+_BLAS_SPIN_S = 0.03
+"""OpenBLAS threads spin for about so long after a call and would slow down whoever is timed next."""
+
+_ONE_LANE_MAX_NS = 500_000.0
+"""Up to so much work even one lane may win: XLA's thread pool costs small programs more than it gains."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,9 @@ def choose(fast: Any, args: Any, kwargs: Any) -> Choice:
             None, f"the function has effects or callbacks ({', '.join(names)}): it is not measured"
         )
     used = {i.lane for i in made.plan.instructions if hasattr(i, "lane")}
-    if len(used) < 2:
-        return Choice(None, "the plan has one lane: nothing would overlap")
     total_ns = sum(region.cost_ns for region in made.pg.regions)
+    if len(used) < 2 and total_ns > _ONE_LANE_MAX_NS:
+        return Choice(None, "the plan has one lane: nothing would overlap")
     if total_ns < strategy.min_cost_ns:
         return Choice(
             None,
@@ -62,7 +67,10 @@ def choose(fast: Any, args: Any, kwargs: Any) -> Choice:
     runs: dict[str, Callable[[], None]] = {"original": _runner(fast.original, fast, args, kwargs)}
     for candidate in candidates:
         runs[repr(candidate)] = _runner(fast.with_strategy(candidate), fast, args, kwargs)
-    medians = autotune.measure(runs, budget_s=strategy.budget_s)
+    lapack = any(stage is not None and stage.program.limit_blas for stage, _ in made.stages)
+    medians = autotune.measure(
+        runs, budget_s=strategy.budget_s, rest_s=_BLAS_SPIN_S if lapack else 0.0
+    )
     choice, reason = autotune.pick(medians, baseline="original", margin=strategy.margin)
     autotune.store(key, {"choice": choice, "reason": reason, "medians_ms": medians})
     return Choice(_child(fast, candidates, choice), reason, medians)
@@ -81,15 +89,11 @@ def _child(fast: Any, candidates: list[Any], choice: str) -> Any:
 
 
 def _runner(fn: Any, fast: Any, args: Any, kwargs: Any) -> Callable[[], None]:
-    donates = bool(_compat.jit_options(fast.original)["donate_argnums"]) or bool(
-        _compat.jit_options(fast.original)["donate_argnames"]
-    )
-
     def copy(leaf: Any) -> Any:
         return leaf.copy() if isinstance(leaf, jax.Array) else leaf
 
     def run() -> None:
-        a, k = jax.tree_util.tree_map(copy, (args, kwargs)) if donates else (args, kwargs)
+        a, k = jax.tree_util.tree_map(copy, (args, kwargs)) if fast._donates else (args, kwargs)
         jax.block_until_ready(fn(*a, **k))
 
     return run

@@ -16,7 +16,8 @@ from jax.extend import core as jcore
 from dynaflow_xla.frontends.jax import _compat, costs, marks
 from dynaflow_xla.ir import Graph, Op, Source, Value
 
-_INLINE = {
+# Calls, and the parameter that holds the function called.
+INLINE = {
     "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr", "remat": "jaxpr", "remat2": "jaxpr",
@@ -94,13 +95,13 @@ def holds_custom_rules(jaxpr: Any) -> bool:
     """Whether a capture of a jaxpr would look through derivative rules of its functions."""
     return any(
         eqn.primitive.name in _RULES
-        or (eqn.primitive.name in _INLINE and holds_custom_rules(_inner(eqn)))
+        or (eqn.primitive.name in INLINE and holds_custom_rules(_inner(eqn)))
         for eqn in jaxpr.eqns
     )
 
 
 def _inner(eqn: Any) -> Any:
-    inner = eqn.params.get(_INLINE[eqn.primitive.name])
+    inner = eqn.params.get(INLINE[eqn.primitive.name])
     return getattr(inner, "jaxpr", inner)
 
 
@@ -156,7 +157,7 @@ class _Builder:
             for component in local:
                 if marks.is_mark(component):
                     marked.setdefault(component, call_path)
-            key = None if self.keep_rules and name in _RULES else _INLINE.get(name)
+            key = None if self.keep_rules and name in _RULES else INLINE.get(name)
             if key is not None and key in eqn.params:
                 inner = eqn.params[key]
                 consts = list(getattr(inner, "consts", ()))

@@ -12,12 +12,14 @@ from typing import Any
 import jax
 from jax.extend import core as jcore
 
-from dynaflow_xla.errors import EngineError, FallbackWarning, UnsupportedError
+from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError, UnsupportedError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import _compat, auto, capture, entry, xla_backend, xla_options
 from dynaflow_xla.strategies.auto import Auto
+from dynaflow_xla.strategies.base import user_line
 
 _MAX_ENTRIES = 128
+_MAX_CHOICES = 1024
 _GIL_BUSY_NS = 1_000_000
 _STEP_BACK_CALLS = 50
 
@@ -38,6 +40,12 @@ class ScheduledFunction:
         self._options = options
         self._check = check
         self._jit_options = _compat.jit_options(jitted)
+        self._has_static = bool(
+            self._jit_options["static_argnums"] or self._jit_options["static_argnames"]
+        )
+        self._donates = bool(
+            self._jit_options["donate_argnums"] or self._jit_options["donate_argnames"]
+        )
         self._entries: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
         self._fallback: str = ""
         self._choices: dict[Any, auto.Choice] = {}
@@ -59,6 +67,8 @@ class ScheduledFunction:
         if entry.capturing() or _compat.under_disable_jit() or self._unsupported_platform():
             return self.original(*args, **kwargs)
         xla.check_process()
+        if self._donates:
+            self._check_donated(args, kwargs)
         if isinstance(self._options.strategy, Auto):
             return self._call_auto(args, kwargs)
         return self._guarded(self._jit_for(args, kwargs), args, kwargs)
@@ -86,6 +96,27 @@ class ScheduledFunction:
         if not isinstance(made, xla_backend.XlaEntry):
             return dict(self._options.compiler_options or {})
         return xla_options.for_entry(made)
+
+    def _check_donated(self, args: Any, kwargs: Any) -> None:
+        """Refuses an array that is donated and given a second time."""
+        nums = {n % len(args) if n < 0 else n for n in self._jit_options["donate_argnums"] if args}
+        names = set(self._jit_options["donate_argnames"])
+        donated, first = set[int](), dict[int, str]()
+        for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
+            if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+                continue
+            where = path[1].idx if path[0].idx == 0 else path[1].key
+            name = f"argument {where!r}{jax.tree_util.keystr(path[2:])}"
+            gives = where in nums or where in names
+            if id(leaf) in first and (gives or id(leaf) in donated):
+                raise PlanError(
+                    f"{self._options.name}: a donated array may be given once; {first[id(leaf)]} and "
+                    f"{name} are the same {leaf.aval.str_short()} array ({user_line()}). Pass a copy "
+                    "(x.copy()), or do not donate it."
+                )
+            first[id(leaf)] = name
+            if gives:
+                donated.add(id(leaf))
 
     def _guarded(self, jitted: Any, args: Any, kwargs: Any) -> Any:
         try:
@@ -121,13 +152,17 @@ class ScheduledFunction:
 
     # -- planning -----------------------------------------------------------------------------
 
-    def _dynamic_leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        static_nums = {
-            n % len(args) if n < 0 else n for n in self._jit_options["static_argnums"] if args
-        }
+    def _split_static(self, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """Static values with their places, and the dynamic positional and keyword arguments."""
+        nums = {n % len(args) if n < 0 else n for n in self._jit_options["static_argnums"] if args}
         names = set(self._jit_options["static_argnames"])
-        dynamic = tuple(a for i, a in enumerate(args) if i not in static_nums)
-        keyword = {k: v for k, v in kwargs.items() if k not in names}
+        static = tuple((i, a) for i, a in enumerate(args) if i in nums)
+        static += tuple(sorted((k, v) for k, v in kwargs.items() if k in names))
+        dynamic = tuple(a for i, a in enumerate(args) if i not in nums)
+        return static, dynamic, {k: v for k, v in kwargs.items() if k not in names}
+
+    def _dynamic_leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        _, dynamic, keyword = self._split_static(args, kwargs)
         return jax.tree_util.tree_leaves((dynamic, keyword))
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
@@ -174,14 +209,21 @@ class ScheduledFunction:
 
     def _call_auto(self, args: Any, kwargs: Any) -> Any:
         signature = self._signature(args, kwargs)
-        if signature not in self._choices:
+        try:
+            choice = self._choices.get(signature)
+        except TypeError:
+            return self.original(*args, **kwargs)  # JAX's own error: a static value has no hash
+        if choice is None:
             if any(
                 isinstance(leaf, jax.core.Tracer)
                 for leaf in jax.tree_util.tree_leaves((args, kwargs))
             ):
                 return self.original(*args, **kwargs)  # never measures inside somebody's trace
-            self._choices[signature] = auto.choose(self, args, kwargs)
-        child = self._choices[signature].child
+            choice = auto.choose(self, args, kwargs)
+            self._choices[signature] = choice
+            if len(self._choices) > _MAX_CHOICES:
+                self._choices.pop(next(iter(self._choices)))
+        child = choice.child
         if child is None:
             return self.original(*args, **kwargs)
         if self._step_back > 0:
@@ -232,12 +274,20 @@ class ScheduledFunction:
         return [i for i, leaf in enumerate(jax.tree_util.tree_leaves(info)) if leaf.donated]
 
     def _signature(self, args: Any, kwargs: Any) -> Any:
+        """What a decision depends on: structure, abstract values and static arguments."""
+        static: Any = ()
+        if self._has_static:
+            static, args, kwargs = self._split_static(args, kwargs)
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-        parts = tuple(
-            (leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else (type(leaf), repr(leaf))
-            for leaf in leaves
-        )
-        return tree, parts
+        return tree, static, tuple([_abstract(leaf) for leaf in leaves])
+
+
+def _abstract(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array):
+        return leaf.aval
+    if hasattr(leaf, "dtype"):
+        return leaf.shape, str(leaf.dtype)
+    return type(leaf)
 
 
 def _const_order(traced: Any, consts: list[Any]) -> list[Any]:

@@ -337,6 +337,52 @@ def test_forward_over_reverse_is_right_or_refused() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+# -- donation, static values, comparison -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["auto", "branches"])
+def test_a_donated_array_given_twice(strategy: str) -> None:
+    def g(state: Any, y: Any) -> Any:
+        return jnp.sort(state["a"]) + jnp.sort(y)
+
+    fast = dfx.schedule(jax.jit(g, donate_argnums=0), strategy)
+    x = jnp.arange(4096.0)[::-1]
+    with pytest.raises(dfx.PlanError, match=r"argument 0\['a'\] and argument 1.*test_errors.py"):
+        fast({"a": x}, x)
+    with pytest.raises(dfx.PlanError, match="given once"):
+        fast({"a": x, "b": x}, x + 1)
+    np.testing.assert_array_equal(fast({"a": x.copy()}, x), 2 * jnp.sort(x))
+    assert not x.is_deleted()
+
+
+def test_static_value_without_a_hash_is_jaxs_error() -> None:
+    fast = dfx.schedule(jax.jit(lambda x, shape: x.reshape(shape), static_argnums=1))
+    with pytest.raises(ValueError, match="hashable"):
+        fast(jnp.arange(4.0), [2, 2])
+    assert fast(jnp.arange(4.0), (2, 2)).shape == (2, 2)
+
+
+def test_auto_decides_by_type_not_by_scalar_value() -> None:
+    fast = dfx.schedule(jax.jit(lambda x, s, n: x * s + n, static_argnums=2))
+    for scalar in (1.0, 2.0, 3.0):
+        for static in (1, 2):
+            fast(jnp.arange(4.0), scalar, static)
+    assert len(fast._choices) == 2
+
+
+def test_verify_sees_small_elements_beside_large_ones() -> None:
+    def compare(x: Any, gain: float) -> None:
+        want = jnp.concatenate([jnp.full(1, 1e3), x])
+        from dynaflow_xla.frontends.jax.inspect import compare
+
+        compare("result", want, want.at[5].multiply(gain))
+
+    x = jnp.asarray(np.random.default_rng(0).uniform(1, 2, 100_000), jnp.float32)
+    compare(x, 1.0)
+    with pytest.raises(dfx.VerificationError, match=r"at \(5,\)"):
+        compare(x, 1.001)
+
+
 # -- faults at run time ----------------------------------------------------------------------------
 
 RUN_ERRORS = (dfx.EngineError, jax.errors.JaxRuntimeError)
@@ -382,8 +428,11 @@ def test_injected_fault_inside_an_outer_program(faulty: Any) -> None:
     # JAX itself chooses the type: ValueError if it ran the program on the caller's thread.
     outer = jax.jit(lambda flag, x: jax.tree.map(lambda y: y * 2, faulty(flag, x * 1)))
     for program in (outer, jax.jit(faulty), faulty.lower(jnp.int32(0), X).compile()):
-        with pytest.raises((*RUN_ERRORS, ValueError), match="EngineError: .*injected fault 3"):
+        with pytest.raises(
+            (*RUN_ERRORS, ValueError), match="EngineError: .*injected fault 3"
+        ) as caught:
             whole(program(jnp.int32(3), X))
+        assert str(caught.value).count("EngineError") == 1
         whole(program(jnp.int32(0), X))
     whole(outer(jnp.int32(0), X))
 

@@ -1,0 +1,222 @@
+"""The proof that a function can run nano-batch by nano-batch, and what it says when it cannot.
+
+A frontend gives each value a state (``batch_states``); here the states of the outputs are held
+against how the outputs are to be merged, and the outcome becomes a :class:`Proof`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from dynaflow_xla.batch_states import (
+    Finding,
+    Mixed,
+    Partial,
+    Rows,
+    Same,
+    State,
+    Unknown,
+    is_plain_same,
+    is_zero,
+)
+from dynaflow_xla.errors import SeparabilityError
+
+Status = Literal["separable", "mixed", "unproven"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """For ``out_axes``: the output is the sum of the nano-batches' outputs."""
+
+    def __repr__(self) -> str:
+        return "dfx.Sum()"
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """For ``out_axes``: the output is the mean of the nano-batches' outputs, weighted by their sizes."""
+
+    def __repr__(self) -> str:
+        return "dfx.Mean()"
+
+
+OutSpec: TypeAlias = int | Sum | Mean | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputProof:
+    """What is proved of one output.
+
+    Attributes:
+        index: Its number among the flat outputs.
+        state: Its state.
+        wanted: How it is to be merged: an axis, ``Sum()``, ``Mean()``, or None (take any nano-batch's).
+        status: "separable" if merging so gives the original's value.
+        finding: Why not.
+        suggestion: A merge that its state allows, if ``wanted`` is not it.
+    """
+
+    index: int
+    state: State
+    wanted: OutSpec
+    status: Status
+    finding: Finding | None = None
+    suggestion: str = ""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The outcome for one function, one batch size and the nano-batch sizes it was traced at.
+
+    Attributes:
+        name: Name of the function.
+        batch: Rows of the whole batch.
+        sizes: Sizes of nano-batches that were traced; the proof holds for splits into these.
+        states: State of each value of the captured graph, by value id.
+        outputs: One entry for each flat output.
+        findings: The operators to blame for outputs that are not separable, each once.
+        effects: Operators with effects: split, they would run once for each nano-batch.
+    """
+
+    name: str
+    batch: int
+    sizes: tuple[int, ...]
+    states: tuple[State, ...]
+    outputs: tuple[OutputProof, ...]
+    findings: tuple[Finding, ...] = ()
+    effects: tuple[Finding, ...] = ()
+
+    @property
+    def status(self) -> Status:
+        """The worst status of an output; effects make it at best "unproven"."""
+        found = {output.status for output in self.outputs}
+        if "mixed" in found:
+            return "mixed"
+        return "unproven" if "unproven" in found or self.effects else "separable"
+
+    def raise_if_refused(self, *, allow_unproven: bool = False) -> None:
+        """Raises unless every output is proved.
+
+        Args:
+            allow_unproven: Let pass what no rule covers (for callers who then compare numerically).
+
+        Raises:
+            SeparabilityError: names the operators, their lines and the ways out.
+        """
+        bad = [o for o in self.outputs if o.status != "separable"]
+        if allow_unproven:
+            bad = [o for o in bad if o.status == "mixed"]
+        effects = () if allow_unproven else self.effects
+        if bad or effects:
+            raise SeparabilityError(self._message(bad, effects))
+
+    def _message(self, bad: Sequence[OutputProof], effects: Sequence[Finding]) -> str:
+        proven_bad = any(o.status == "mixed" for o in bad)
+        verb = "cannot be split" if proven_bad else "is not proved to be splittable"
+        sizes = ", ".join(map(str, self.sizes))
+        lines = [f"{self.name!r} {verb} into nano-batches (batch of {self.batch} into {sizes}):"]
+        # One line for each cause; a cause often spoils many outputs.
+        causes: dict[Finding, list[OutputProof]] = {}
+        for output in bad:
+            if output.finding is not None:
+                causes.setdefault(output.finding, []).append(output)
+        for finding, outputs in causes.items():
+            numbers = ", ".join(str(o.index) for o in outputs[:8])
+            more = f" and {len(outputs) - 8} more" if len(outputs) > 8 else ""
+            plural = "s" if len(outputs) > 1 else ""
+            lines.append(f"  {finding} (output{plural} {numbers}{more})")
+        lines += [f"  {finding}" for finding in effects]
+        hints = dict.fromkeys(f"for output {o.index}: {o.suggestion}" for o in bad if o.suggestion)
+        lines.append("Ways out:")
+        lines += [f"  - {hint}" for hint in list(hints)[:8]]
+        if not hints:
+            lines.append(
+                "  - an output that is a sum or a mean over the batch: "
+                "out_axes=dfx.Sum() or out_axes=dfx.Mean()"
+            )
+        lines.append(
+            "  - exclude the region from the split: apply it outside the scheduled function"
+        )
+        lines.append(
+            "  - if you know that rows are independent all the same: assume_separable=True"
+        )
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        head = f"{self.name}: batch {self.batch} into {self.sizes}: {self.status}"
+        rows = [f"  output {o.index}: {o.state} -> {o.wanted}: {o.status}" for o in self.outputs]
+        return "\n".join([head, *rows, *(f"  {f}" for f in (*self.findings, *self.effects))])
+
+
+def _allowed(state: State) -> dict[str, OutSpec]:
+    """Merges that give the original's value, each with how to ask for it; best first."""
+    allowed: dict[str, OutSpec] = {}
+    if isinstance(state, Rows) and (state.power == 0 or is_zero(state)):
+        if state.outer == 1 or state.fill is not None:
+            allowed[f"out_axes={state.axis}"] = state.axis
+    elif isinstance(state, Same):
+        if is_plain_same(state):
+            allowed["out_axes=None"] = None
+            allowed["out_axes=dfx.Mean()"] = Mean()
+        if state.power == 1 or is_zero(state):
+            allowed["out_axes=dfx.Sum()"] = Sum()
+    elif isinstance(state, Partial) and state.power in (0, -1):
+        spec: OutSpec = Mean() if state.power else Sum()
+        allowed[f"out_axes={spec!r}"] = spec
+    return allowed
+
+
+def mergers(state: State) -> tuple[OutSpec, ...]:
+    """The ``out_axes`` entries under which an output of this state gets the original's value."""
+    return tuple(_allowed(state).values())
+
+
+def _mismatch(state: State) -> str:
+    if isinstance(state, Rows):
+        if state.power:
+            return f"its rows scale with the batch size (batch**{state.power})"
+        if state.outer != 1:
+            return (
+                f"axis {state.axis} holds {state.outer} runs of the batch one after another: "
+                "concatenating nano-batches would give another order"
+            )
+        return f"it has one entry for each row of the batch, along axis {state.axis}"
+    if isinstance(state, Partial):
+        if state.power in (0, -1):
+            return f"it is a {'mean' if state.power else 'sum'} over the batch"
+        return f"it is a sum over the batch times batch**{state.power}"
+    if isinstance(state, Same):
+        if state.power:
+            return f"it scales with the batch size (batch**{state.power})"
+        return "it does not depend on the batch"
+    return "it holds positions in the batch"
+
+
+def prove_output(
+    index: int, state: State, wanted: OutSpec, *, rank: int, inexact: bool, made_by: Finding
+) -> OutputProof:
+    """Holds an output's state against how it is to be merged.
+
+    Args:
+        index: Number of the output.
+        state: Its state.
+        wanted: The merge asked for.
+        rank: Number of its dimensions (negative axes count from the end).
+        inexact: Whether it has a floating point or complex type, as a mean must.
+        made_by: The operator that makes it, for the message.
+    """
+    if isinstance(state, Mixed):
+        return OutputProof(index, state, wanted, "mixed", state.finding, "")
+    if isinstance(state, Unknown):
+        return OutputProof(index, state, wanted, "unproven", state.finding, "")
+    axis = wanted + rank if isinstance(wanted, int) and wanted < 0 else wanted
+    allowed = _allowed(state)
+    if not inexact:
+        allowed = {k: v for k, v in allowed.items() if not isinstance(v, Mean)}
+    if axis in allowed.values():
+        return OutputProof(index, state, wanted, "separable")
+    reason = f"{_mismatch(state)}, so it cannot be merged by out_axes={wanted!r}"
+    finding = Finding("mixed", made_by.op, reason, made_by.source, made_by.scope)
+    return OutputProof(index, state, wanted, "mixed", finding, next(iter(allowed), ""))

@@ -1,0 +1,1 @@
+"""What each JAX primitive does to the batch: rules by family, and the walk that applies them."""
