@@ -135,7 +135,11 @@ def resolve_lanes(lanes: int | None, backend: str = "ffi") -> int:
         limits = _jax("xla_backend")
         if lanes is None:
             return limits.DEFAULT_LANES  # type: ignore[no-any-return]
-        if isinstance(lanes, bool) or not isinstance(lanes, int) or not 0 < lanes <= limits.MAX_LANES:
+        if (
+            isinstance(lanes, bool)
+            or not isinstance(lanes, int)
+            or not 0 < lanes <= limits.MAX_LANES
+        ):
             raise PlanError(f"lanes must be an integer from 1 to {limits.MAX_LANES}; got {lanes!r}")
         return lanes
     cores = max(1, len(os.sched_getaffinity(0)))
@@ -157,7 +161,9 @@ def _refuse_unbuilt(in_axes: Any, backend: str, target: Any, select: Any, compil
     if backend == "torch":
         raise UnsupportedError("backend='torch' is not in this version; use 'auto', 'ffi' or 'xla'")
     if target is not None and backend == "ffi":
-        raise PlanError(f"target={target!r} is for backend='xla'; backend='ffi' runs on this machine")
+        raise PlanError(
+            f"target={target!r} is for backend='xla'; backend='ffi' runs on this machine"
+        )
     for name, value, default in (
         ("in_axes", in_axes, None),
         ("select", select, None),

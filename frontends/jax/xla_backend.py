@@ -201,5 +201,3 @@ def shared_matmul_operand(made: XlaEntry) -> bool:
         for a in regions
         for b in regions
     )
-
-

@@ -59,10 +59,10 @@ def read_thunks(sequence: str, metadata: str) -> list[Thunk]:
     """The thunk sequence of a dump, with names from the dump's thunk metadata."""
     names: dict[int, str] = {}
     for block in metadata.split("thunk_metadata {")[1:]:
-        number = re.search(r"thunk_id: (\d+)", block)
+        thunk_id = re.search(r"thunk_id: (\d+)", block)
         name = re.search(r'profile_annotation: "([^"]*)"', block)
-        if name and number:
-            names[int(number[1])] = name[1]
+        if name and thunk_id:
+            names[int(thunk_id[1])] = name[1]
     top: list[Thunk] = []
     stack: list[tuple[int, list[Thunk]]] = [(-1, top)]
     for line in sequence.splitlines():
@@ -268,7 +268,5 @@ def read_folder(folder: Path) -> tuple[list[Thunk], dict[str, Instruction]]:
     largest = max(sequences, key=lambda path: path.stat().st_size)
     stem = largest.name.split(".thunk_sequence")[0]
     metadata = folder / f"{stem}.thunk_metadata.txt"
-    thunks = read_thunks(
-        largest.read_text(), metadata.read_text() if metadata.is_file() else ""
-    )
+    thunks = read_thunks(largest.read_text(), metadata.read_text() if metadata.is_file() else "")
     return thunks, read_instructions((folder / "compiled.txt").read_text())
