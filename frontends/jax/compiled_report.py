@@ -120,6 +120,11 @@ class CompiledReport(msgspec.Struct, frozen=True):
         """Copies that the original program does not make."""
         return self.scheduled.copies - self.original.copies
 
+    @property
+    def copied_bytes_added(self) -> int:
+        """Bytes of copies that the original program does not make."""
+        return self.scheduled.copied_bytes - self.original.copied_bytes
+
     def to_json(self) -> str:
         """JSON form."""
         return msgspec.json.format(
@@ -139,10 +144,16 @@ class ReadProgram(msgspec.Struct, frozen=True):
     result: dict[str, Any]
 
 
-def read_program(folder: Path, log: str, result: dict[str, Any]) -> ReadProgram:
+_MODE = "xla_gpu_command_buffer_scheduling_mode"
+
+
+def read_program(
+    folder: Path, log: str, result: dict[str, Any], options: dict[str, str]
+) -> ReadProgram:
     """Reads one program's dump and log."""
     thunks, instructions = xla_dump.read_folder(folder)
-    before = xla_dump.order_of(thunks, xla_dump.read_graphs(log))
+    serial = options.get(_MODE) == "SERIALIZE"
+    before = xla_dump.order_of(thunks, xla_dump.read_graphs(log), serial=serial)
     return ReadProgram(thunks, instructions, before, result)
 
 
@@ -183,7 +194,9 @@ def make(
                 ),
             )
         )
+    order = _order(made, owned, sharing, scheduled.before)
     notes = [note] if note else []
+    notes += _warnings(order, _program(scheduled), options)
     return CompiledReport(
         REPORT_VERSION,
         made.options.name,
@@ -193,11 +206,38 @@ def make(
         jaxlib,
         options,
         tuple(regions),
-        _order(made, owned, sharing, scheduled.before),
+        order,
         _program(scheduled),
         _program(programs["original"]),
         tuple(notes),
     )
+
+
+def _warnings(order: Order, program: Program, options: dict[str, str]) -> list[str]:
+    """Sentences on what keeps the program from running as the plan says."""
+    said = []
+    if (order.extra or order.partly) and program.command_buffers:
+        said.append(
+            f"{len(order.extra) + len(order.partly)} pairs that the plan runs in parallel are put in an "
+            f"order by the command buffers (mode {options.get(_MODE, 'of XLA')}): a serial mode, or "
+            "temporaries that share memory"
+        )
+    if not program.command_buffers:
+        said.append(
+            "no command buffer was formed: every kernel is launched for itself, in one order"
+        )
+    elif program.uncaptured:
+        said.append(
+            f"{len(program.uncaptured)} steps are outside of the command buffers, which they split: "
+            + ", ".join(program.uncaptured[:5])
+        )
+    if order.broken:
+        said.append(f"{len(order.broken)} order edges of the plan are not in the program")
+    if order.merged:
+        said.append(
+            f"XLA joined work of {len(order.merged)} pairs that should run in parallel in one kernel"
+        )
+    return said
 
 
 def _leaves(program: ReadProgram) -> list[Thunk]:

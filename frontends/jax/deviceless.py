@@ -50,7 +50,7 @@ def compile_report(fast: Any, args: Any, kwargs: Any) -> compiled_report.Compile
         )
         programs = {
             which: compiled_report.read_program(
-                Path(folder) / which, log.get(which, ""), results[which]
+                Path(folder) / which, log.get(which, ""), results[which], options
             )
             for which in results
         }
@@ -80,12 +80,13 @@ def check_plugin() -> str:
                 f"{plugin} must have jaxlib's version {jaxlib.__version__}; found {found}. "
                 f"pip install '{plugin}=={jaxlib.__version__}'"
             )
-        _optional.require("flatbuffers", "handing a program to the compiling process", "deviceless")
+        _optional.require("flatbuffers", "handing a program to the compiling process", "cuda")
         return found
     raise UnsupportedError(
-        "compiling for a GPU needs JAX's CUDA plugin (no GPU, no driver), which is not installed. "
-        "Install it with: pip install 'dynaflow-xla[deviceless]' jax-cuda13-plugin=="
-        f"{jaxlib.__version__} jax-cuda13-pjrt=={jaxlib.__version__}"
+        "compiling for a GPU needs JAX's CUDA plugin (but no GPU and no driver), which is not installed. "
+        "Install it with: pip install 'dynaflow-xla[cuda]'. Enough for compiling alone, where ptxas is "
+        f"at hand: pip install flatbuffers; pip install --no-deps jax-cuda13-plugin=={jaxlib.__version__} "
+        f"jax-cuda13-pjrt=={jaxlib.__version__}"
     )
 
 

@@ -3,8 +3,9 @@
 A plan says: a region starts when its predecessors are over. XLA knows data edges only. An operator
 of a region that no data edge puts behind a predecessor gets one of its inputs through a gate that
 reads what the predecessor makes last. A gate takes its value in place, so the best value is one that
-nobody else reads at that time; an argument of the program, or a value that another lane may be
-reading, would be copied by XLA.
+nobody else reads at that time. An argument of the program, or a value that another lane may be
+reading, cannot be taken in place; it passes beside the gate: its readers wait for a scalar that does
+(``order_gate``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,16 @@ _ABSORBED = frozenset(
     "slice squeeze stop_gradient transpose".split()
 )
 
+# Operators that XLA does not compute in the kernel of what they read.
+_UNFUSED = frozenset(
+    "dot_general ragged_dot conv_general_dilated fft sort top_k scan while cond ffi_call pallas_call "
+    "cholesky lu geqrf qr householder_product eigh eig svd schur hessenberg tridiagonal "
+    "triangular_solve tridiagonal_solve psum psum_invariant pmax pmin all_gather "
+    "all_gather_invariant all_to_all ppermute reduce_scatter psum_scatter ragged_all_to_all".split()
+)
+
+_BOUNDED = ("float16", "float32", "float64", "bfloat16", "int", "uint", "bool")
+
 
 @dataclass(frozen=True)
 class Gate:
@@ -30,13 +41,40 @@ class Gate:
     Attributes:
         region: Region id.
         xs, deps: Value ids.
-        copied: Those of ``xs`` that XLA has to copy.
+        beside: Those of ``xs`` that pass beside the gate.
+        copied: Those of ``xs`` that XLA has to copy: the gate cannot take them in place, and their
+            reader is nothing that a maximum could be fused into.
+        starts: Operators of the region that read a value of ``beside`` from the gate; the others
+            come after these anyway, and read the plain value.
+        paths: Operators between those values and these operators.
     """
 
     region: int
     xs: tuple[int, ...]
     deps: tuple[int, ...]
+    beside: tuple[int, ...]
     copied: tuple[int, ...]
+    starts: frozenset[int]
+    paths: frozenset[int]
+
+
+@dataclass(frozen=True)
+class _Start:
+    """An operator that needs a gate (or one that XLA computes inside of such).
+
+    Attributes:
+        op: Its index; -1 for a replaced region.
+        path: Absorbed operators between the region's inputs and it.
+        through: Inputs of the region that could pass the gate for it.
+        missing: Values that it must come after, as bits.
+        whole: XLA would not fuse a maximum into it.
+    """
+
+    op: int
+    path: frozenset[int]
+    through: frozenset[int]
+    missing: int
+    whole: bool
 
 
 class RegionOrder:
@@ -168,50 +206,69 @@ class _Placer:
         starts = self._starts(region, dict(view), need)
         if not starts:
             return None
+        whole = {v for s in starts if s.whole for v in s.through} | self._unbounded(region)
         xs: list[int] = []
         uncovered = list(starts)
+
+        def cost(value: int) -> tuple[float, int]:
+            count = sum(value in s.through for s in uncovered)
+            outside = self._outside_bytes(value, region)
+            return (outside if value in whole else min(outside, 1)) / count, value
+
         while uncovered:
-            counts: dict[int, int] = {}
-            for candidates, _ in uncovered:
-                for value in candidates:
-                    counts[value] = counts.get(value, 0) + 1
-            best = min(counts, key=lambda v: (self._copied_bytes(v, region) / counts[v], v))
+            best = min({v for s in uncovered for v in s.through}, key=cost)
             xs.append(best)
-            uncovered = [s for s in uncovered if best not in s[0]]
+            uncovered = [s for s in uncovered if best not in s.through]
         missing = 0
-        for _, bits in starts:
-            missing |= bits
+        for start in starts:
+            missing |= start.missing
         for x in xs:  # who read x before is over when the gate takes it
             for reader in self.readers[x]:
                 if self.order.before(reader, region.id):
                     for value in self._last_values(self.pg.regions[reader]):
                         missing |= 1 << value & ~view[x]
         deps = tuple(d for d in self._minimal(_set_bits(missing)) if d not in xs)
-        copied = tuple(x for x in xs if self._copied_bytes(x, region))
-        return Gate(region.id, tuple(xs), deps, copied)
+        outside = [x for x in xs if self._outside_bytes(x, region)]
+        beside = tuple(x for x in outside if x not in whole)
+        reading = [s for s in starts if not s.through.isdisjoint(beside)]
+        return Gate(
+            region.id,
+            tuple(xs),
+            deps,
+            beside,
+            tuple(x for x in outside if x in whole),
+            frozenset(s.op for s in reading),
+            frozenset[int]().union(*(s.path for s in reading)),
+        )
 
-    def _starts(
-        self, region: Region, view: dict[int, int], need: int
-    ) -> list[tuple[frozenset[int], int]]:
-        """Operators that need a gate: the inputs that could pass it, what they must come after."""
+    def _unbounded(self, region: Region) -> set[int]:
+        """Inputs whose type has no maximum with a smallest number."""
+        values = self.pg.graph.values
+        return {v for v in region.inputs if not values[v].dtype.startswith(_BOUNDED)}
+
+    def _starts(self, region: Region, view: dict[int, int], need: int) -> list[_Start]:
         outside = {v: frozenset([v]) for v in region.inputs if self._can_pass(v)}
         if region.id in self.replaced:  # what it holds is not known; its inputs stand for it
             have = 0
             for value in region.inputs:
                 have |= view[value]
             missing = need & ~have
-            return [(frozenset(outside), missing)] if missing and outside else []
+            start = _Start(-1, frozenset(), frozenset(outside), missing, True)
+            return [start] if missing and outside else []
+        paths: dict[int, frozenset[int]] = {}
         starts = []
         for op in self._ops(region):
             bits = 0
             for value in op.inputs:
                 bits |= view[value]
             through = frozenset[int]().union(*(outside.get(v, frozenset()) for v in op.inputs))
+            path = frozenset[int]().union(*(paths.get(v, frozenset()) for v in op.inputs))
             missing = need & ~bits
             if op.generator or op.kind in _ABSORBED:
                 outside.update(dict.fromkeys(op.outputs, through))
+                paths.update(dict.fromkeys(op.outputs, path | {op.index}))
             elif missing and through:
-                starts.append((through, missing))
+                starts.append(_Start(op.index, path, through, missing, op.kind in _UNFUSED))
                 bits |= missing
             for value in op.outputs:
                 view[value] = bits | 1 << value
@@ -220,8 +277,8 @@ class _Placer:
     def _can_pass(self, value: int) -> bool:
         return self.pg.graph.values[value].bytes > 0
 
-    def _copied_bytes(self, value: int, region: Region) -> int:
-        """Bytes that XLA copies if the value passes a gate in front of this region; 0 in place."""
+    def _outside_bytes(self, value: int, region: Region) -> int:
+        """Bytes of a value that a gate in front of this region cannot take in place, else 0."""
         mine = region.id
         others = [r for r in self.readers[value] if r != mine]
         in_place = value not in self.arguments and all(

@@ -35,15 +35,39 @@ from dynaflow_xla.ir import PartitionedGraph, Region
 from dynaflow_xla.plan import Launch, Plan, Record
 
 
-def region_function(captured: Captured, region: Region) -> Callable[..., list[Any]]:
-    """The region as a traceable function from ``region.inputs`` to ``region.outputs``."""
+def region_function(
+    captured: Captured,
+    region: Region,
+    doubled: Sequence[int] = (),
+    second: frozenset[int] = frozenset(),
+    copied: frozenset[int] = frozenset(),
+) -> Callable[..., list[Any]]:
+    """The region as a traceable function from ``region.inputs`` to ``region.outputs``.
+
+    Args:
+        captured: Where the region is from.
+        region: The region.
+        doubled: Inputs that are given a second time, behind all others.
+        second: Operators that read the second one.
+        copied: Operators between a second input and those; the others read what they make of the
+            first input.
+    """
     variables = captured.variables
-    closed = _compat.make_jaxpr_of(
-        [captured.graph.ops[i].payload for i in region.ops],
-        [variables[v] for v in region.inputs],
-        [variables[v] for v in region.outputs],
-        captured.jaxpr,
-    )
+    other = {variables[v]: _compat.new_var(variables[v].aval) for v in doubled}
+    inputs = [*(variables[v] for v in region.inputs), *other.values()]
+    equations = []
+    for index in region.ops:
+        eqn = captured.graph.ops[index].payload
+        reads = [a if isinstance(a, jcore.Literal) else other.get(a, a) for a in eqn.invars]
+        if index in second:
+            eqn = eqn.replace(invars=reads)
+        elif index in copied:
+            fresh = [_compat.new_var(v.aval) for v in eqn.outvars]
+            equations.append(eqn.replace(invars=reads, outvars=fresh))
+            other.update(zip(eqn.outvars, fresh, strict=True))
+        equations.append(eqn)
+    outputs = [variables[v] for v in region.outputs]
+    closed = _compat.make_jaxpr_of(equations, inputs, outputs, captured.jaxpr)
     return jcore.jaxpr_as_fun(closed)  # type: ignore[no-any-return]
 
 

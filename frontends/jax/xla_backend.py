@@ -18,6 +18,7 @@ import jax
 from dynaflow_xla.errors import RuleError
 from dynaflow_xla.frontends.jax import capture, order_gate
 from dynaflow_xla.frontends.jax.gate_placement import Gate, RegionOrder, place_gates
+from dynaflow_xla.frontends.jax.lower import region_function
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.plan import Plan
@@ -87,8 +88,8 @@ class XlaEntry:
         values = self.pg.graph.values
         copied = sum(values[x].bytes for gate in self.gates.values() for x in gate.copied)
         return (
-            f"lanes {self.plan.lanes}, order gates {len(self.gates)} (identities except on a GPU); "
-            f"values that a GPU program copies for them: {copied} bytes"
+            f"lanes {self.plan.lanes}, order gates {len(self.gates)} (identities except on a GPU), "
+            f"for which a GPU program copies {copied} bytes"
         )
 
 
@@ -105,10 +106,11 @@ class _Evaluation:
         for launch in entry.order.launches:
             region = entry.pg.regions[launch.region]
             with jax.named_scope(scope_of(region.name)):
+                beside: list[Any] = []
                 if region.id in entry.gates:
-                    self._gate(entry.gates[region.id])
+                    beside = self._gate(entry.gates[region.id])
                 inputs = [self._read(v, region.id) for v in region.inputs]
-                outs = entry.functions[region.id](*inputs)
+                outs = entry.functions[region.id](*inputs, *beside)
             self.env.update(zip(region.outputs, outs, strict=True))
         return {v: self._final(v) for v in entry.captured.graph.outputs}
 
@@ -125,15 +127,26 @@ class _Evaluation:
                 return x
         return self.env[value]
 
-    def _gate(self, gate: Gate) -> None:
+    def _gate(self, gate: Gate) -> list[Any]:
+        """Puts a region behind its gate; returns what passed beside it."""
         avals = self.entry.captured.avals
 
         def array(value: int) -> Any:
             return to_physical(self._read(value, gate.region), avals[value])
 
-        passed = order_gate.order([array(x) for x in gate.xs], [array(d) for d in gate.deps])
+        passed = order_gate.order(
+            [array(x) for x in gate.xs],
+            [array(d) for d in gate.deps],
+            [x in gate.beside for x in gate.xs],
+        )
+        beside = []
         for value, x in zip(gate.xs, passed, strict=True):
-            self.gated.setdefault(value, []).append((gate.region, from_physical(x, avals[value])))
+            if value in gate.beside:
+                beside.append(x)
+            else:
+                x = from_physical(x, avals[value])
+                self.gated.setdefault(value, []).append((gate.region, x))
+        return beside
 
 
 def build(
@@ -147,6 +160,11 @@ def build(
     """Makes the entry of a validated plan."""
     order = RegionOrder(pg, plan)
     gates = {gate.region: gate for gate in place_gates(pg, order)}
+    for gate in gates.values():
+        if gate.beside:
+            functions[gate.region] = region_function(
+                captured, pg.regions[gate.region], gate.beside, gate.starts, gate.paths
+            )
     return XlaEntry(options, captured, pg, plan, functions, order, gates, seconds)
 
 

@@ -103,11 +103,14 @@ def read_graphs(log: str) -> list[list[set[int]]]:
     return graphs
 
 
-def order_of(top: list[Thunk], graphs: list[list[set[int]]]) -> dict[int, set[int]]:
+def order_of(
+    top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = False
+) -> dict[int, set[int]]:
     """For each leaf (by identity), the leaves (by identity) that are over before it starts.
 
-    Steps run one after another on one stream; inside a command buffer the CUDA graph's edges rule; what
-    is between an asynchronous start and its done runs beside it.
+    Steps run one after another on one stream; inside a command buffer the CUDA graph's edges rule
+    (with ``serial`` XLA records no graph: it is a chain); what is between an asynchronous start and
+    its done runs beside it.
     """
     before: dict[int, set[int]] = {}
     remaining = list(graphs)
@@ -118,7 +121,11 @@ def order_of(top: list[Thunk], graphs: list[list[set[int]]]) -> dict[int, set[in
         for thunk in thunks:
             mine = {id(leaf) for leaf in thunk.leaves()}
             if thunk.kind == "kCommandBuffer":
-                graph = _graph_of(thunk, remaining)
+                graph = (
+                    [{i - 1} if i else set() for i in range(len(thunk.children))]
+                    if serial
+                    else _graph_of(thunk, remaining)
+                )
                 seen: list[set[int]] = []
                 for child, preds in zip(thunk.children, graph, strict=True):
                     waits = set(done).union(*(seen[p] for p in preds))

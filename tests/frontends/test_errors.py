@@ -72,15 +72,12 @@ def test_bad_backend(backend: Any) -> None:
         dfx.schedule(f, backend=backend)
 
 
-@pytest.mark.parametrize("backend", ["xla", "torch"])
-def test_backend_of_another_version(backend: str) -> None:
-    with pytest.raises(dfx.UnsupportedError, match=backend):
-        dfx.schedule(f, backend=backend)
+def test_backend_of_another_version() -> None:
+    with pytest.raises(dfx.UnsupportedError, match="torch"):
+        dfx.schedule(f, backend="torch")
 
 
-@pytest.mark.parametrize(
-    "option", [{"in_axes": 0}, {"target": "h200"}, {"select": "x"}, {"compiler": "inductor"}]
-)
+@pytest.mark.parametrize("option", [{"in_axes": 0}, {"select": "x"}, {"compiler": "inductor"}])
 def test_options_of_another_version(option: dict[str, Any]) -> None:
     with pytest.raises(dfx.UnsupportedError, match=next(iter(option))):
         dfx.schedule(f, **option)
