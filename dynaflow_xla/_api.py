@@ -17,6 +17,8 @@ from dynaflow_xla.simulate import simulate as _simulate
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.branches import Branches
+from dynaflow_xla.strategies.dual_batch import DualBatch
+from dynaflow_xla.strategies.nano_batch import NanoBatch
 from dynaflow_xla.strategies.sequential import Sequential
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 _BY_NAME: dict[str, Callable[[], Strategy]] = {
     "auto": Auto,
     "branches": Branches,
+    "dual_batch": DualBatch,
+    "nano_batch": NanoBatch,
     "sequential": Sequential,
 }
 
@@ -52,10 +56,13 @@ def schedule(
 
     Args:
         fn: A JAX function or what ``jax.jit`` returns (static and donated arguments are kept).
-        strategy: ``"auto"``, ``"branches"``, ``"sequential"`` or a :class:`Strategy`.
-        in_axes: For strategies that split the batch.
-        out_axes: For strategies that split the batch.
-        batch_size: For strategies that split the batch.
+        strategy: ``"auto"``, ``"branches"``, ``"sequential"``, ``"nano_batch"``, ``"dual_batch"`` or a
+            :class:`Strategy`.
+        in_axes: The batch axis of each argument, as for ``jax.vmap``; needed by strategies that split
+            the batch.
+        out_axes: How each result of a split is put together: its batch axis, ``Sum()``, ``Mean()``
+            (weighted by the nano-batches' sizes), or None where it does not depend on the batch.
+        batch_size: Rows the batch must have, as a check.
         backend: ``"auto"``, ``"ffi"`` (lanes of this machine's cores) or ``"xla"`` (one XLA program
             whose CUDA graph has the plan's order; on a CPU a plain program with the same values).
         lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``: 4.
@@ -67,7 +74,7 @@ def schedule(
         compiler: For backends of other frameworks and devices.
         compiler_options: Passed to the compilation of every lane program; with ``"xla"``, they win
             over the options that the plan needs.
-        check: Compare numerically where a property could not be proved.
+        check: Where it could not be proved that a split keeps the values, compare on the first call.
 
     Returns:
         The scheduled callable; ``.original`` is the original.
@@ -85,9 +92,10 @@ def schedule(
     if fn is None:
         return lambda function: schedule(function, **settings)
     made = resolve_strategy(strategy)
-    _refuse_unbuilt(in_axes, backend, target, select, compiler)
+    _refuse_unbuilt(backend, target, select, compiler)
     backend = "xla" if backend == "xla" or target is not None else "ffi"
     count = resolve_lanes(lanes, backend)
+    _check_batch(in_axes, out_axes, batch_size)
     if not callable(fn):
         raise UnsupportedError(
             f"schedule takes a function, a jax.jit function or a model; got {type(fn).__name__}"
@@ -107,6 +115,9 @@ def schedule(
         rules=None if rules is None else tuple(rules),
         lanes=count,
         user=dict(context or {}),
+        in_axes=in_axes,
+        out_axes=out_axes,
+        batch_size=batch_size,
         compiler_options=dict(compiler_options) if compiler_options else None,
         backend=backend,
         target=None if target is None else _jax("targets").resolve(target),
@@ -155,7 +166,19 @@ def resolve_lanes(lanes: int | None, backend: str = "ffi") -> int:
     return lanes
 
 
-def _refuse_unbuilt(in_axes: Any, backend: str, target: Any, select: Any, compiler: str) -> None:
+def _check_batch(in_axes: Any, out_axes: Any, batch_size: Any) -> None:
+    if batch_size is not None and (
+        isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1
+    ):
+        raise PlanError(f"batch_size must be a positive integer; got {batch_size!r}")
+    if in_axes is None and (batch_size is not None or out_axes != 0):
+        given = "batch_size" if batch_size is not None else "out_axes"
+        raise PlanError(
+            f"{given} is given without in_axes, so there is no batch: pass in_axes, too"
+        )
+
+
+def _refuse_unbuilt(backend: str, target: Any, select: Any, compiler: str) -> None:
     if backend not in ("auto", "ffi", "xla", "torch"):
         raise PlanError(f"backend must be auto, ffi, xla or torch; got {backend!r}")
     if backend == "torch":
@@ -165,7 +188,6 @@ def _refuse_unbuilt(in_axes: Any, backend: str, target: Any, select: Any, compil
             f"target={target!r} is for backend='xla'; backend='ffi' runs on this machine"
         )
     for name, value, default in (
-        ("in_axes", in_axes, None),
         ("select", select, None),
         ("compiler", compiler, "eager"),
     ):
@@ -207,10 +229,21 @@ def plan(fast: Any, *args: Any, **kwargs: Any) -> Plan:
     return _scheduled(fast, "plan").planned(args, kwargs).plan  # type: ignore[no-any-return]
 
 
-def simulate(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
-    """The predicted timeline for these arguments, from estimated costs."""
+def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timeline:
+    """The predicted timeline for these arguments, and what no plan could beat (``.bound``).
+
+    Args:
+        fast: What ``schedule`` returned.
+        *args: Arrays or ``jax.ShapeDtypeStruct``; nothing runs.
+        costs: Nanoseconds by region name or id, or a timeline that ``profile`` measured; regions
+            left out cost what is estimated.
+        **kwargs: As ``args``.
+
+    Raises:
+        PlanError: a cost that is no time, or of a region that does not exist.
+    """
     entry = _scheduled(fast, "simulate").planned(args, kwargs)
-    return _simulate(entry.plan, entry.pg)
+    return _simulate(entry.plan, entry.pg, costs)
 
 
 def explain(fast: Any, *args: Any, deep: bool = False, **kwargs: Any) -> str:
@@ -266,12 +299,14 @@ def verify(fast: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
-    """Runs once with time stamps at region ends; returns the measured timeline.
+    """Runs with time stamps at region ends; returns the measured timeline.
 
     The stamped program is compiled for this purpose; stamps keep regions apart, so that sums can
-    be a little longer than an ordinary call.
+    be a little longer than an ordinary call. Lane programs run a few times and the fastest run
+    counts; outer regions, which may have effects, run once. Time between the two is left out.
     """
-    return _inspect().profile(_scheduled(fast, "profile"), args, kwargs)  # type: ignore[no-any-return]
+    module = importlib.import_module("dynaflow_xla.frontends.jax.profile")
+    return module.profile(_scheduled(fast, "profile"), args, kwargs)  # type: ignore[no-any-return]
 
 
 def tune(fast: Any, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:

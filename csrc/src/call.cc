@@ -42,9 +42,9 @@ void* Call::BufferData(int id) const {
   const BufferDesc& b = program_.buffers()[static_cast<size_t>(id)];
   switch (b.kind) {
     case BufferKind::kArg:
-      return args_[b.index];
+      return static_cast<char*>(args_[b.index]) + b.offset;
     case BufferKind::kResult:
-      return results_[b.index];
+      return static_cast<char*>(results_[b.index]) + b.offset;
     case BufferKind::kScratch:
       break;
   }

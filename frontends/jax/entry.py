@@ -12,13 +12,15 @@ import jax
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import blas, xla
-from dynaflow_xla.frontends.jax import call, capture, lower, xla_backend
+from dynaflow_xla.frontends.jax import call, capture, lower, split as splitting, xla_backend
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
+from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
 from dynaflow_xla.plan import Launch, Plan
-from dynaflow_xla.strategies.base import Context, Strategy, record
+from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
+from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.validate import validate
 
 _state = threading.local()
@@ -46,36 +48,29 @@ class Options:
     rules: tuple[Any, ...] | None
     lanes: int
     user: Any = field(default_factory=dict, hash=False, compare=False)
+    in_axes: Any = None
+    out_axes: Any = 0
+    batch_size: int | None = None
     compiler_options: dict[str, Any] | None = field(default=None, hash=False, compare=False)
     default_cut: bool = False
     backend: str = "ffi"
     target: str | None = None
 
 
-@dataclass
-class Entry:
-    """A planned signature.
+@dataclass(kw_only=True)
+class Entry(Planned):
+    """A planned signature of the backend ``ffi``.
 
     Attributes:
-        captured: Graph with payloads.
-        pg: Its regions.
-        plan: The validated plan.
         stages: Compiled stages with the outer launch that follows each.
-        seconds: Time spent by step: "partition", "plan", "compile".
     """
 
-    options: Options
-    captured: capture.Captured
-    pg: PartitionedGraph
-    plan: Plan
-    functions: dict[int, Callable[..., list[Any]]]
     stages: list[tuple[lower.Stage | None, Launch | None]]
-    seconds: dict[str, float]
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Evaluates on flat inputs (graph inputs in order); returns flat outputs."""
+        """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
         captured = self.captured
-        env: dict[int, Any] = dict(zip(captured.graph.inputs, inputs, strict=True))
+        env = self.bind(inputs)
         for stage, outer in self.stages:
             if stage is not None:
                 args = [env[v] for v in stage.inputs]
@@ -87,20 +82,8 @@ class Entry:
                 for value, x in zip(stage.outputs, results, strict=True):
                     env[value] = from_physical(x, captured.avals[value])
             if outer is not None:
-                self._run_outer(outer, env)
-        return [
-            env[out] if is_value else out
-            for out, is_value in zip(captured.outputs, captured.output_is_value, strict=True)
-        ]
-
-    def _run_outer(self, launch: Launch, env: dict[int, Any]) -> None:
-        region = self.pg.regions[launch.region]
-        outs = self.functions[launch.region](*[env[v] for v in region.inputs])
-        env.update(zip(region.outputs, outs, strict=True))
-
-    def region_notes(self) -> list[str]:
-        """Sentences for explain."""
-        return [*self.pg.notes, *self.plan.notes]
+                self._run_plain(outer, env)
+        return self.flat_outputs(env)
 
 
 def capture_function(
@@ -113,9 +96,17 @@ def capture_function(
 
 
 def build_entry(
-    captured: capture.Captured, options: Options, batch_size: int | None = None
+    captured: capture.Captured,
+    options: Options,
+    batched: splitting.Splitting | None = None,
 ) -> Entry | xla_backend.XlaEntry:
-    """Partitions, plans, validates and compiles a captured function."""
+    """Partitions, plans, validates and compiles a captured function.
+
+    Args:
+        captured: The function at its full size.
+        options: What the user asked for.
+        batched: The same function with what is needed to split it, if it has a batch.
+    """
     t0 = time.perf_counter()
     strategy = options.strategy
     graph = captured.graph
@@ -123,16 +114,25 @@ def build_entry(
     if rules is None and not options.default_cut:
         made = strategy.rules(graph)
         rules = None if made is None else tuple(made)
-    pg = partition(graph, rules)
-    t1 = time.perf_counter()
     context = Context(
-        batch_size=batch_size,
+        batch_size=None if batched is None else batched.batch,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
         platform="cuda" if options.backend == "xla" else "cpu",
         lanes=options.lanes,
         user=options.user,
     )
+    sizes, asked = sizes_of(strategy, context)
+    split = None
+    if sizes and batched is not None:
+        split = splitting.split(batched, sizes, rules, assume_separable=asked.assume_separable)
+        captured, pg = split.captured, split.pg
+    else:
+        pg = partition(graph, rules)
+    t1 = time.perf_counter()
     recording = record(strategy, pg, context)
+    if split is not None:
+        split, recording = split.grouped(recording)
+        captured, pg = split.captured, split.pg
     plan = build_plan(pg, recording, lanes=options.lanes, strategy_text=repr(strategy))
     validate(plan, pg)
     t2 = time.perf_counter()
@@ -143,7 +143,9 @@ def build_entry(
             raise PlanError(
                 f"region {region.name!r} stays in the outer program and cannot be replaced"
             )
-        if decision.replace is None:
+        if split is not None:
+            functions[region.id] = split.function(region.id, decision)
+        elif decision.replace is None:
             functions[region.id] = lower.region_function(captured, region)
         else:
             functions[region.id] = lower.replaced_function(
@@ -151,12 +153,18 @@ def build_entry(
             )
     if options.backend == "xla":
         seconds = {"partition": t1 - t0, "plan": t2 - t1}
-        return xla_backend.build(options, captured, pg, plan, functions, seconds)
+        return xla_backend.build(
+            options=options, captured=captured, pg=pg, plan=plan, functions=functions,
+            seconds=seconds, split=split,
+        )  # fmt: skip
     xla.ensure_registered()
     stages = build_stages(captured, pg, plan, functions, options)
     blas.register()  # here, because lowering the first program that needs LAPACK has loaded it
     seconds = {"partition": t1 - t0, "plan": t2 - t1, "compile": time.perf_counter() - t2}
-    return Entry(options, captured, pg, plan, functions, stages, seconds)
+    return Entry(
+        options=options, captured=captured, pg=pg, plan=plan, functions=functions,
+        stages=stages, seconds=seconds, split=split,
+    )  # fmt: skip
 
 
 def build_stages(
@@ -201,7 +209,10 @@ def _replanner(options: Options) -> Callable[..., list[Any]]:
     def replan(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
         specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
         captured = capture_function(fn, specs, 0, f"{options.name}.vmap")
-        entry = build_entry(captured, replace(options, rules=None, default_cut=True))
+        # The batch axes are others now, and nano-batches are in the stage already.
+        strategy = Branches() if options.in_axes is not None else options.strategy
+        settings = replace(options, rules=None, default_cut=True, in_axes=None, strategy=strategy)
+        entry = build_entry(captured, settings)
         return entry(*args)
 
     return replan

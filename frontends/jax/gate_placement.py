@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir import Op, PartitionedGraph, Region
 from dynaflow_xla.plan import Launch, Plan, Record, Wait
 
@@ -111,10 +110,6 @@ class RegionOrder:
                         preds = [last[instruction.lane], *preds]
                     last[instruction.lane] = instruction.region
                 self._add(instruction, preds)
-            else:
-                # Slice and Merge of split batches: a nano-batch's launch becomes its own region
-                # here once plans with them are validated.
-                raise PlanError(f"the xla backend cannot run {type(instruction).__name__} yet")
 
     def _add(self, launch: Launch, preds: list[int]) -> None:
         region = launch.region
@@ -130,17 +125,25 @@ class RegionOrder:
         return bool(self._before[second] >> first & 1)
 
 
-def place_gates(pg: PartitionedGraph, order: RegionOrder) -> list[Gate]:
-    """The gates of a plan, in the order of its launches."""
-    return list(_Placer(pg, order).run())
+def place_gates(
+    pg: PartitionedGraph, order: RegionOrder, opaque: frozenset[int] = frozenset()
+) -> list[Gate]:
+    """The gates of a plan, in the order of its launches.
+
+    Args:
+        pg: The regions.
+        order: The order that they need.
+        opaque: Regions that compute something else than their operators.
+    """
+    return list(_Placer(pg, order, opaque).run())
 
 
 class _Placer:
-    def __init__(self, pg: PartitionedGraph, order: RegionOrder):
+    def __init__(self, pg: PartitionedGraph, order: RegionOrder, opaque: frozenset[int]):
         self.pg = pg
         self.order = order
-        self.arguments = frozenset(pg.graph.inputs)
-        self.replaced = {launch.region for launch in order.launches if launch.replace}
+        self.arguments = frozenset((*pg.graph.inputs, *(view.value for view in pg.graph.views)))
+        self.replaced = opaque.union(x.region for x in order.launches if x.replace)
         self.readers: dict[int, list[int]] = {}
         for region in pg.regions:
             for value in region.inputs:

@@ -11,20 +11,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from dynaflow_xla.errors import RuleError
 from dynaflow_xla.frontends.jax import capture, order_gate
 from dynaflow_xla.frontends.jax.gate_placement import Gate, RegionOrder, place_gates
-from dynaflow_xla.frontends.jax.lower import region_function
+from dynaflow_xla.frontends.jax.lower import Second, cut_view, region_function
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
-from dynaflow_xla.ir import PartitionedGraph
-from dynaflow_xla.plan import Plan
-
-if TYPE_CHECKING:
-    from dynaflow_xla.frontends.jax.entry import Options
+from dynaflow_xla.frontends.jax.planned import Planned
+from dynaflow_xla.recording import Decision
 
 PLAN_SCOPE = "dfx_plan"
 """The name scope around a plan; the component behind it is the region (``scope_of``)."""
@@ -36,52 +33,31 @@ MAX_LANES = 64
 
 
 def scope_of(region_name: str) -> str:
-    """A region's name as a name scope: a slash would make two components of it."""
-    return region_name.replace("/", ".")
+    """A region's name as a name scope: a slash would make two components, XLA cuts names at an "@"."""
+    return region_name.replace("/", ".").replace("@", "~")
 
 
-@dataclass
-class XlaEntry:
-    """A planned signature, evaluated in the outer program. Same surface as ``entry.Entry``.
+@dataclass(kw_only=True)
+class XlaEntry(Planned):
+    """A planned signature of the backend ``xla``, evaluated in the outer program.
 
     Attributes:
-        captured: Graph with payloads.
-        pg: Its regions.
-        plan: The validated plan.
-        functions: Region id -> traceable function.
         order: The order of regions that the program keeps.
         gates: Region id -> the gate in front of it.
-        seconds: Time spent by step.
     """
 
-    options: Options
-    captured: capture.Captured
-    pg: PartitionedGraph
-    plan: Plan
-    functions: dict[int, Callable[..., list[Any]]]
     order: RegionOrder
     gates: dict[int, Gate]
-    seconds: dict[str, float]
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Evaluates on flat inputs (graph inputs in order); returns flat outputs."""
+        """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
         with jax.named_scope(PLAN_SCOPE):
-            made = _Evaluation(self, inputs).run()
-        return [
-            made[out] if is_value else out
-            for out, is_value in zip(
-                self.captured.outputs, self.captured.output_is_value, strict=True
-            )
-        ]
+            return self.flat_outputs(_Evaluation(self, self.bind(inputs)).run())
 
     @property
     def stages(self) -> list[Any]:
         """No custom call runs this plan."""
         return []
-
-    def region_notes(self) -> list[str]:
-        """Sentences for explain."""
-        return [*self.pg.notes, *self.plan.notes]
 
     def summary(self) -> str:
         """One sentence for explain."""
@@ -96,9 +72,11 @@ class XlaEntry:
 class _Evaluation:
     """One trace of a plan. A gated value replaces the plain one in the regions behind the gate."""
 
-    def __init__(self, entry: XlaEntry, inputs: Sequence[Any]):
+    def __init__(self, entry: XlaEntry, env: dict[int, Any]):
         self.entry = entry
-        self.env: dict[int, Any] = dict(zip(entry.captured.graph.inputs, inputs, strict=True))
+        self.env = env
+        for view in entry.captured.graph.views:
+            self.env[view.value] = cut_view(view, env[entry.captured.graph.inputs[view.input]])
         self.gated: dict[int, list[tuple[int, Any]]] = {}
 
     def run(self) -> dict[int, Any]:
@@ -112,7 +90,13 @@ class _Evaluation:
                 inputs = [self._read(v, region.id) for v in region.inputs]
                 outs = entry.functions[region.id](*inputs, *beside)
             self.env.update(zip(region.outputs, outs, strict=True))
-        return {v: self._final(v) for v in entry.captured.graph.outputs}
+        graph = entry.captured.graph
+        joins = {join.value: join for join in graph.joins}
+        for join in joins.values():
+            self.env[join.value] = jax.lax.concatenate(
+                [self._final(v) for v in join.parts], join.axis
+            )
+        return {v: self._final(v) for v in graph.outputs}
 
     def _read(self, value: int, region: int) -> Any:
         for behind, x in reversed(self.gated.get(value, [])):
@@ -149,58 +133,68 @@ class _Evaluation:
         return beside
 
 
-def build(
-    options: Options,
-    captured: capture.Captured,
-    pg: PartitionedGraph,
-    plan: Plan,
-    functions: dict[int, Callable[..., list[Any]]],
-    seconds: dict[str, float],
-) -> XlaEntry:
-    """Makes the entry of a validated plan."""
-    order = RegionOrder(pg, plan)
-    gates = {gate.region: gate for gate in place_gates(pg, order)}
+def build(**made: Any) -> XlaEntry:
+    """Makes the entry of a validated plan, from the fields of ``Planned``."""
+    pg, split, functions = made["pg"], made["split"], made["functions"]
+    order = RegionOrder(pg, made["plan"])
+    opaque = frozenset[int]() if split is None else split.joint_regions()
+    gates = {gate.region: gate for gate in place_gates(pg, order, opaque)}
     for gate in gates.values():
         if gate.beside:
-            functions[gate.region] = region_function(
-                captured, pg.regions[gate.region], gate.beside, gate.starts, gate.paths
+            second = Second(gate.beside, gate.starts, gate.paths)
+            functions[gate.region] = (
+                region_function(made["captured"], pg.regions[gate.region], second)
+                if split is None
+                else split.function(gate.region, Decision(gate.region, 0), second)
             )
-    return XlaEntry(options, captured, pg, plan, functions, order, gates, seconds)
+    return XlaEntry(order=order, gates=gates, **made)
 
 
-def differentiable(
-    made: XlaEntry, traced: Any, n_consts: int, build_entry: Callable[..., Any]
-) -> Callable[..., list[Any]]:
-    """The scheduled call, with derivatives in both modes.
+class Program:
+    """A scheduled flat function with derivatives in both modes.
 
     JAX differentiates the scheduled program itself. Only where the function holds rules of its own
     (``custom_jvp``, ``custom_vjp``, ``remat``), which a capture looks through, is the differentiated
     program made from a second plan that keeps the operators with such rules whole.
+
+    Attributes:
+        entry: The plan.
     """
-    closed = traced.jaxpr
-    if not capture.holds_custom_rules(closed.jaxpr):
-        return made
 
-    @functools.cache
-    def whole() -> XlaEntry:
-        captured = capture.capture(
-            closed, n_consts - len(closed.jaxpr.constvars), made.options.name, keep_rules=True
-        )
-        try:
-            entry: XlaEntry = build_entry(captured, made.options)
-        except RuleError:  # a rule for an operator that is now inside a whole one
-            entry = build_entry(captured, replace(made.options, rules=None, default_cut=True))
-        return entry
+    def __init__(self, made: XlaEntry, traced: Any, build_entry: Callable[..., Any]):
+        self.entry = made
+        closed = traced.jaxpr
+        self._call: Callable[..., Any] = made
+        if not capture.holds_custom_rules(closed.jaxpr):
+            return
 
-    if closed.effects:
-        return whole()  # custom_jvp refuses effects
-    call = jax.custom_jvp(lambda *flat: made(*flat))
+        @functools.cache
+        def whole() -> XlaEntry:
+            captured = capture.capture(
+                closed, len(traced._consts), made.options.name, keep_rules=True
+            )
+            try:
+                entry: XlaEntry = build_entry(captured, made.options)
+            except RuleError:  # a rule for an operator that is now inside a whole one
+                entry = build_entry(captured, replace(made.options, rules=None, default_cut=True))
+            return entry
 
-    @call.defjvp
-    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        return jax.jvp(whole(), tuple(primals), tuple(tangents))
+        if closed.effects:
+            self._call = whole()  # custom_jvp refuses effects
+            return
+        self._call = jax.custom_jvp(lambda *flat: made(*flat))
 
-    return call
+        @self._call.defjvp  # type: ignore[attr-defined]
+        def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+            return jax.jvp(whole(), tuple(primals), tuple(tangents))
+
+    def __call__(self, *flat: Any) -> list[Any]:
+        """Flat inputs (closed-over values first) to flat outputs."""
+        return list(self._call(*flat))
+
+    def pairs(self) -> list[Any]:
+        """Scheduled derivatives: none, JAX makes them of the program."""
+        return []
 
 
 def shared_matmul_operand(made: XlaEntry) -> bool:

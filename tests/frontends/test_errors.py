@@ -77,7 +77,7 @@ def test_backend_of_another_version() -> None:
         dfx.schedule(f, backend="torch")
 
 
-@pytest.mark.parametrize("option", [{"in_axes": 0}, {"select": "x"}, {"compiler": "inductor"}])
+@pytest.mark.parametrize("option", [{"select": "x"}, {"compiler": "inductor"}])
 def test_options_of_another_version(option: dict[str, Any]) -> None:
     with pytest.raises(dfx.UnsupportedError, match=next(iter(option))):
         dfx.schedule(f, **option)

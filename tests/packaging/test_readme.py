@@ -62,7 +62,17 @@ def test_strategies_page(tmp_path: Path) -> None:
     assert "strategy RightAside()" in out and "measured timeline" in out
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/design.md", "docs/strategies.md"])
+def test_timeline_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "timeline.md").read_text()
+    out = _run("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), tmp_path)
+    assert "at best" in out and "critical path" in out
+    made = {path.name for path in tmp_path.iterdir()}
+    assert {"timeline.html", "timeline.png", "timeline.json", "timeline.pftrace"} <= made
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/design.md", "docs/strategies.md", "docs/timeline.md"]
+)
 def test_local_links(page: str) -> None:
     path = ROOT / page
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text())
