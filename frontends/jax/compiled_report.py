@@ -48,8 +48,10 @@ class Order(msgspec.Struct, frozen=True):
         parallel: Pairs that neither the plan nor the program orders.
         extra: Pairs that the plan leaves free and the program orders completely.
         partly: Pairs that the plan leaves free and whose kernels the program orders in part.
-        merged: Pairs that the plan leaves free and one of which has a kernel that computes for the
-            other too. (Both feeding a kernel of a later region is no merge.)
+        merged: Pairs that the plan leaves free and for which one kernel makes results of both.
+        conflicts: Edges of the CUDA graph that neither data nor the plan asks for, between regions
+            that the plan leaves free: (kernel, its region, kernel that waits for it, its region).
+            Mostly the second writes where a temporary of the first was.
     """
 
     held: tuple[tuple[str, str], ...]
@@ -59,6 +61,7 @@ class Order(msgspec.Struct, frozen=True):
     extra: tuple[tuple[str, str], ...]
     partly: tuple[tuple[str, str], ...]
     merged: tuple[tuple[str, str], ...]
+    conflicts: tuple[tuple[str, str, str, str], ...] = ()
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -140,7 +143,7 @@ class ReadProgram(msgspec.Struct, frozen=True):
 
     thunks: list[Thunk]
     instructions: dict[str, Instruction]
-    before: dict[int, set[int]]
+    order: xla_dump.GraphOrder
     result: dict[str, Any]
 
 
@@ -153,8 +156,8 @@ def read_program(
     """Reads one program's dump and log."""
     thunks, instructions = xla_dump.read_folder(folder)
     serial = options.get(_MODE) == "SERIALIZE"
-    before = xla_dump.order_of(thunks, xla_dump.read_graphs(log), serial=serial)
-    return ReadProgram(thunks, instructions, before, result)
+    order = xla_dump.order_of(thunks, xla_dump.read_graphs(log), serial=serial)
+    return ReadProgram(thunks, instructions, order, result)
 
 
 def make(
@@ -172,6 +175,7 @@ def make(
     owned: dict[int, set[int]] = {}
     regions = []
     sharing: dict[int, set[int]] = {}  # leaf -> regions in it
+    results: dict[int, set[int]] = {}  # leaf -> regions of its results
     for leaf in _leaves(scheduled):
         found = scheduled.instructions.get(leaf.name)
         if found is None or found.is_gate or leaf.kind in _NOTHING:
@@ -179,6 +183,7 @@ def make(
         if found.region in names:
             owned.setdefault(names[found.region], set()).add(id(leaf))
         sharing[id(leaf)] = {names[r] for r in {found.region, *found.held} if r in names}
+        results[id(leaf)] = {names[r] for r in found.made if r in names}
     lanes = {launch.region: launch.lane for launch in made.order.launches}
     by_id = {id(leaf): leaf for leaf in _leaves(scheduled)}
     for region in made.pg.regions:
@@ -194,7 +199,7 @@ def make(
                 ),
             )
         )
-    order = _order(made, owned, sharing, scheduled.before)
+    order = _order(made, owned, results, scheduled.order, by_id)
     notes = [note] if note else []
     notes += _warnings(order, _program(scheduled), options)
     return CompiledReport(
@@ -251,11 +256,14 @@ def _is_library(leaf: Thunk) -> bool:
 def _order(
     made: XlaEntry,
     owned: dict[int, set[int]],
-    sharing: dict[int, set[int]],
-    before: dict[int, set[int]],
+    results: dict[int, set[int]],
+    graph: xla_dump.GraphOrder,
+    leaves: dict[int, Thunk],
 ) -> Order:
+    before = graph.before
     name = {region.id: region.name for region in made.pg.regions}
-    sets: dict[str, list[tuple[str, str]]] = {field: [] for field in Order.__struct_fields__}
+    fields = [field for field in Order.__struct_fields__ if field != "conflicts"]
+    sets: dict[str, list[tuple[str, str]]] = {field: [] for field in fields}
     inner = [launch.region for launch in made.order.launches if launch.lane >= 0]
     for second in inner:
         for first in sorted({*made.order.direct[second], *made.order.data[second]}):
@@ -273,7 +281,7 @@ def _order(
                 continue
             pair = (name[first], name[second])
             ones, others = owned.get(first, set()), owned.get(second, set())
-            if any({first, second} <= sharing.get(leaf, set()) for leaf in ones | others):
+            if any({first, second} <= results.get(leaf, set()) for leaf in ones | others):
                 sets["merged"].append(pair)
             ordered = [
                 1 if a in before[b] else -1 if b in before[a] else 0
@@ -287,7 +295,17 @@ def _order(
                 sets["partly"].append(pair)
             elif ordered:
                 sets["parallel"].append(pair)
-    return Order(**{field: tuple(pairs) for field, pairs in sets.items()})
+    region_of = {leaf: region for region, mine in owned.items() for leaf in mine}
+    conflicts = []
+    for leaf, waits in graph.edges.items():
+        for other in waits:
+            a, b = region_of.get(other), region_of.get(leaf)
+            if a is None or b is None or a == b:
+                continue
+            if not made.order.before(a, b) and b not in results[other]:
+                conflicts.append((leaves[other].name, name[a], leaves[leaf].name, name[b]))
+    found = {field: tuple(pairs) for field, pairs in sets.items()}
+    return Order(**found, conflicts=tuple(conflicts))
 
 
 def _program(program: ReadProgram) -> Program:
@@ -364,6 +382,10 @@ def _lines(report: CompiledReport) -> list[str]:
         f"{len(order.extra)} serialised, {len(order.merged)} with a common kernel"
     )
     lines += [f"  serialised: {a} before {b}" for a, b in order.extra]
+    lines += [
+        f"  {kernel} ({a}) before {waits} ({b}): no data, no edge of the plan"
+        for kernel, a, waits, b in order.conflicts
+    ]
     for which, program in (("scheduled", report.scheduled), ("original", report.original)):
         lines.append(
             f"{which}: CUDA graphs {list(program.command_buffers)}, kernels {program.kernels}, library "

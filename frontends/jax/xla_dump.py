@@ -103,16 +103,27 @@ def read_graphs(log: str) -> list[list[set[int]]]:
     return graphs
 
 
-def order_of(
-    top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = False
-) -> dict[int, set[int]]:
-    """For each leaf (by identity), the leaves (by identity) that are over before it starts.
+@dataclass
+class GraphOrder:
+    """The order of the leaves of a thunk sequence; they are named by ``id(leaf)``.
+
+    Attributes:
+        before: For each leaf those that are over before it starts.
+        edges: For each leaf in a CUDA graph the last leaves of the nodes it waits for directly.
+    """
+
+    before: dict[int, set[int]] = field(default_factory=dict)
+    edges: dict[int, set[int]] = field(default_factory=dict)
+
+
+def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = False) -> GraphOrder:
+    """The order in which steps run.
 
     Steps run one after another on one stream; inside a command buffer the CUDA graph's edges rule
     (with ``serial`` XLA records no graph: it is a chain); what is between an asynchronous start and
     its done runs beside it.
     """
-    before: dict[int, set[int]] = {}
+    made = GraphOrder()
     remaining = list(graphs)
 
     def visit(thunks: list[Thunk], base: set[int]) -> set[int]:
@@ -127,14 +138,17 @@ def order_of(
                     else _graph_of(thunk, remaining)
                 )
                 seen: list[set[int]] = []
+                leaves = [list(child.leaves()) for child in thunk.children]
                 for child, preds in zip(thunk.children, graph, strict=True):
                     waits = set(done).union(*(seen[p] for p in preds))
                     visit([child], waits)
                     seen.append(waits | {id(leaf) for leaf in child.leaves()})
+                    first = next(child.leaves())
+                    made.edges[id(first)] = {id(leaves[p][-1]) for p in preds}
             elif thunk.children:
                 visit(thunk.children, done)
             else:
-                before[id(thunk)] = set(done)
+                made.before[id(thunk)] = set(done)
             key = _async_id(thunk)
             if thunk.kind.endswith("Start") and key:
                 open_starts[key] = mine
@@ -145,7 +159,7 @@ def order_of(
         return done
 
     visit(top, set())
-    return before
+    return made
 
 
 def _async_id(thunk: Thunk) -> str:
@@ -174,6 +188,7 @@ class Instruction:
     Attributes:
         region: The plan's region it comes from (outside of plans: "").
         held: Regions of what it computes inside itself, if it is a fusion.
+        made: Regions of its results.
     """
 
     name: str
@@ -181,6 +196,7 @@ class Instruction:
     shape: str
     region: str
     held: frozenset[str]
+    made: frozenset[str]
     body: frozenset[str]
     target: str
 
@@ -244,6 +260,7 @@ def read_instructions(text: str) -> dict[str, Instruction]:
                 shape=found[3],
                 region=region or _root_region(body),
                 held=frozenset(filter(None, (region_of(_op_name(line[5])) for line in body))),
+                made=frozenset(filter(None, (region, *_roots(body)))),
                 body=frozenset(line[4] for line in body),
                 target=target[1] if target else "",
             )
@@ -253,6 +270,17 @@ def read_instructions(text: str) -> dict[str, Instruction]:
 def _op_name(rest: str) -> str:
     found = re.search(r'op_name="([^"]*)"', rest)
     return found[1] if found else ""
+
+
+def _roots(body: list[re.Match[str]]) -> list[str]:
+    """Regions of the results of a fusion."""
+    root = next((line for line in body if line[1]), None)
+    if root is None:
+        return []
+    if root[4] != "tuple":
+        return [region_of(_op_name(root[5]))]
+    results = set(re.findall(r"%?([\w.\-]+)", root[5].split(")")[0]))
+    return [region_of(_op_name(line[5])) for line in body if line[2] in results]
 
 
 def _root_region(body: list[re.Match[str]]) -> str:

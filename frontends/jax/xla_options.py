@@ -35,6 +35,10 @@ NO_DOT_MERGER = {"xla_gpu_dot_merger_threshold_mb": "0"}
 """XLA merges products that share an operand into one kernel: overlapping regions would become one."""
 
 
+NO_SIBLING_FUSION = {"xla_disable_hlo_passes": "multi_output_fusion"}
+"""XLA makes one kernel of two nano-batches' first operators, if both read one argument."""
+
+
 def version(text: str | None = None) -> tuple[int, int]:
     """(major, minor) of a jaxlib version; default the installed one's."""
     found = re.match(r"(\d+)\.(\d+)", text or jaxlib.__version__)
@@ -55,6 +59,8 @@ def for_entry(made: XlaEntry) -> dict[str, Any]:
     options: dict[str, Any] = dict(PROVED.get(mine, PROVED[max(PROVED)]))
     if shared_matmul_operand(made):
         options.update(NO_DOT_MERGER)
+    if made.split is not None:
+        options.update(NO_SIBLING_FUSION)
     options.update(made.options.compiler_options or {})
     return options
 
