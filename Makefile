@@ -4,10 +4,14 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-# Optional dependency groups that `make setup` installs (torch is large, and needed by few targets).
-EXTRAS ?= jax,bench,trace,test
+# Optional dependency groups that `make setup` installs.
+EXTRAS ?= jax,torch,bench,trace,test,test-torch
 # The build takes XLA's FFI headers from this environment's jaxlib; they have to be those of 0.10.
 JAX    ?= jax>=0.10,<0.11 jaxlib>=0.10,<0.11
+# One version of PyTorch, so that a CPU build of it can be had (the newest may bring CUDA, gigabytes):
+# with an index of CPU builds, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
+TORCH  ?= torch==2.13.0
+PINS   := $(JAX) $(if $(findstring torch,$(EXTRAS)),$(TORCH))
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
 BENCH_ARGS  ?=
@@ -30,7 +34,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help python312 setup dev wheel demo bench test test-versions versions-wheel gpu-envs test-gpu-compile lint lint-ruff lint-mypy lint-imports lint-cpp format \
+.PHONY: help setup dev wheel demo bench bench-engine bench-pjrt test test-versions lint lint-ruff lint-mypy lint-imports \
+        lint-cpp format python312 versions-wheel gpu-envs test-gpu-compile \
         cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
@@ -51,7 +56,7 @@ $(STAMPS)/venv: FORCE
 
 # Changes when the choice of dependencies does.
 $(STAMPS)/options.txt: $(STAMPS)/venv FORCE
-	@echo '$(EXTRAS) $(JAX)' | cmp -s - $@ || echo '$(EXTRAS) $(JAX)' > $@
+	@echo '$(EXTRAS) $(PINS)' | cmp -s - $@ || echo '$(EXTRAS) $(PINS)' > $@
 
 # $(call install,GROUPS): installs the build requirements and the named groups of pyproject.toml,
 # not the package. One resolution for all, so that no step undoes another's choice.
@@ -60,8 +65,8 @@ define install
 p = tomllib.load(open("pyproject.toml", "rb")); g = p["project"]; \
 r = p["build-system"]["requires"] + g["dependencies"]; \
 [r.extend(g["optional-dependencies"][e]) for e in sys.argv[1].split(",") if e]; \
-r = [x for x in r if x.split(">")[0] not in ("jax", "jaxlib")] + sys.argv[2:]; \
-print(*r, sep="\n")' '$(1)' $(foreach spec,$(JAX),'$(spec)') > $(STAMPS)/requirements.txt
+r = [x for x in r if x.split(">")[0] not in ("jax", "jaxlib", "torch")] + sys.argv[2:]; \
+print(*r, sep="\n")' '$(1)' $(foreach spec,$(PINS),'$(spec)') > $(STAMPS)/requirements.txt
 "$(PY)" -P -m pip install -qq -r $(STAMPS)/requirements.txt
 endef
 
@@ -106,6 +111,17 @@ demo: setup  ## Run the demonstration
 
 bench: setup  ## Run the benchmarks (BENCH_ARGS=...)
 	@"$(PY)" benchmarks/run.py $(BENCH_ARGS)
+
+bench-engine: setup  ## Build and run the engine's own benchmark (BENCH_ARGS=...)
+	@"$(PY)" -P -m cmake -S csrc -B build/bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DDFX_BUILD_BENCH=ON \
+	  -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" >/dev/null
+	@"$(PY)" -P -m cmake --build build/bench -j $(JOBS)
+	@"$(PY)" benchmarks/engine_native.py build/bench/dfx_engine_bench $(BENCH_ARGS)
+
+bench-pjrt: setup $(STAMPS)/deps-dev  ## Measure an XLA executable as an engine step (BENCH_ARGS=...)
+	@mkdir -p build
+	$(call cpp_build,-bench,Release,,$(pjrt_dir),-DDFX_BUILD_TESTS=OFF -DDFX_BUILD_BENCH=ON)
+	@"$(PY)" benchmarks/pjrt_execute.py $(CPP)-bench/dfx_pjrt_bench $(BENCH_ARGS)
 
 # -P keeps the repository root off sys.path; with it, `import dynaflow_xla` would find the sources.
 test: setup  ## Run the Python tests against the installed wheel (PYTEST_ARGS=...)
@@ -201,10 +217,14 @@ format: $(STAMPS)/deps-dev  ## Rewrite the sources the way `make lint` wants the
 
 # The engine and its C++ tests alone, without Python. TSAN needs address randomisation off on kernels
 # with wide randomisation; setarch does that where it may.
+# Steps that are XLA executables are tested with the CPU plugin of the package xla-cpu-pjrt, except
+# under TSAN: it does not see the plugin's own synchronisation.
+pjrt_dir = $$("$(PY)" -P -c 'import importlib.util as u; s = u.find_spec("xla_plugins.xla_cpu_pjrt"); \
+  print(s.submodule_search_locations[0] if s else "")' 2>/dev/null || true)
 SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 cpp_build = @"$(PY)" -P -m cmake -S csrc -B $(CPP)$(1) -G Ninja -DCMAKE_BUILD_TYPE=$(2) \
     -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" -DDFX_BUILD_TESTS=ON \
-    -DCMAKE_CXX_FLAGS="$(3)" >$(CPP)$(1).log 2>&1 || { cat $(CPP)$(1).log; exit 1; }; \
+    -DCMAKE_CXX_FLAGS="$(3)" -DDFX_PJRT_DIR="$(4)" $(5) >$(CPP)$(1).log 2>&1 || { cat $(CPP)$(1).log; exit 1; }; \
   "$(PY)" -P -m cmake --build $(CPP)$(1) -j $(JOBS)
 cpp_test = @cd $(CPP)$(1) && $(2) "$(CURDIR)/$(VENV)/bin/ctest" --output-on-failure --no-tests=error \
     --timeout 300 $(CTEST_ARGS)
@@ -212,7 +232,7 @@ SANITIZE := -fno-omit-frame-pointer -fno-sanitize-recover=all
 
 cpp-test: $(STAMPS)/deps-dev  ## Build and run the C++ tests of the engine (CTEST_ARGS=...)
 	@mkdir -p build
-	$(call cpp_build,,Release,)
+	$(call cpp_build,,Release,,$(pjrt_dir))
 	$(call cpp_test,,)
 
 cpp-test-tsan: $(STAMPS)/deps-dev  ## The same under ThreadSanitizer
@@ -222,7 +242,7 @@ cpp-test-tsan: $(STAMPS)/deps-dev  ## The same under ThreadSanitizer
 
 cpp-test-asan: $(STAMPS)/deps-dev  ## The same under AddressSanitizer and UndefinedBehaviorSanitizer
 	@mkdir -p build
-	$(call cpp_build,-asan,RelWithDebInfo,$(SANITIZE) -fsanitize=address$(comma)undefined)
+	$(call cpp_build,-asan,RelWithDebInfo,$(SANITIZE) -fsanitize=address$(comma)undefined,$(pjrt_dir))
 	$(call cpp_test,-asan,UBSAN_OPTIONS=print_stacktrace=1)
 
 # ---- cleaning ------------------------------------------------------------------------------------

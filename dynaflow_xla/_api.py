@@ -55,7 +55,9 @@ def schedule(
     Works as a decorator: ``@dfx.schedule`` or ``@dfx.schedule(strategy="branches")``.
 
     Args:
-        fn: A JAX function or what ``jax.jit`` returns (static and donated arguments are kept).
+        fn: A JAX function or what ``jax.jit`` returns (static and donated arguments are kept); a
+            ``torch.nn.Module``, a torch function or a ``torch.export.ExportedProgram``. Where both
+            frameworks are loaded, the first call's arguments tell what a plain function is.
         strategy: ``"auto"``, ``"branches"``, ``"sequential"``, ``"nano_batch"``, ``"dual_batch"`` or a
             :class:`Strategy`.
         in_axes: The batch axis of each argument, as for ``jax.vmap``; needed by strategies that split
@@ -63,17 +65,19 @@ def schedule(
         out_axes: How each result of a split is put together: its batch axis, ``Sum()``, ``Mean()``
             (weighted by the nano-batches' sizes), or None where it does not depend on the batch.
         batch_size: Rows the batch must have, as a check.
-        backend: ``"auto"``, ``"ffi"`` (lanes of this machine's cores) or ``"xla"`` (one XLA program
-            whose CUDA graph has the plan's order; on a CPU a plain program with the same values).
+        backend: ``"auto"``, ``"ffi"`` (JAX: lanes of this machine's cores), ``"xla"`` (JAX: one XLA
+            program whose CUDA graph has the plan's order; on a CPU a plain program with the same
+            values) or ``"torch"``.
         lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``: 4.
         rules: Where to cut; default: the strategy's rules, else automatic.
         context: The user's own data for the strategy, as ``s.context.user``.
         select: For backends of other frameworks and devices.
         target: The GPU that ``compile`` and ``explain(deep=True)`` compile for, without one at hand:
             a name such as ``"nvidia-h200"`` or the path of an XLA target text. Implies ``"xla"``.
-        compiler: For backends of other frameworks and devices.
-        compiler_options: Passed to the compilation of every lane program; with ``"xla"``, they win
-            over the options that the plan needs.
+        compiler: How PyTorch regions run: ``"eager"`` or ``"inductor"``.
+        compiler_options: JAX: passed to the compilation of every lane program; with ``"xla"`` they win
+            over the options that the plan needs. PyTorch: ``dynamic`` and ``fullgraph`` as in
+            ``torch.compile``, or Inductor's options.
         check: Where it could not be proved that a split keeps the values, compare on the first call.
 
     Returns:
@@ -82,7 +86,8 @@ def schedule(
     Raises:
         PlanError: an argument of ``schedule`` is out of range.
         RuleError: ``rules`` holds something that is no rule.
-        UnsupportedError: JAX is missing or too old, or the request is outside this version.
+        UnsupportedError: the framework is missing or outside the supported versions, or the request
+            is outside this version.
     """
     settings = {
         "strategy": strategy, "in_axes": in_axes, "out_axes": out_axes, "batch_size": batch_size,
@@ -93,36 +98,88 @@ def schedule(
         return lambda function: schedule(function, **settings)
     made = resolve_strategy(strategy)
     _refuse_unbuilt(backend, target, select, compiler)
-    backend = "xla" if backend == "xla" or target is not None else "ffi"
+    if target is not None:
+        backend = "xla"
     count = resolve_lanes(lanes, backend)
     _check_batch(in_axes, out_axes, batch_size)
-    if not callable(fn):
+    framework = _framework(fn, backend)
+    if framework == "either" and compiler != "eager":
+        framework = "torch"
+    if not callable(fn) and framework != "torch":
         raise UnsupportedError(
             f"schedule takes a function, a jax.jit function or a model; got {type(fn).__name__}"
         )
-    if _is_torch_module(fn):
-        raise UnsupportedError(
-            f"{type(fn).__name__} is a torch.nn.Module; this version schedules JAX functions only."
-        )
+    options = {
+        "name": getattr(fn, "__name__", type(fn).__name__),
+        "strategy": made,
+        "rules": None if rules is None else _checked_rules(rules),
+        "lanes": count,
+        "user": dict(context or {}),
+        "compiler_options": dict(compiler_options) if compiler_options else None,
+    }
+    batch = {"in_axes": in_axes, "out_axes": out_axes, "batch_size": batch_size}
+    place = {"backend": "xla", "target": target} if backend == "xla" else {}
+    makers: dict[str, Callable[[], Any]] = {
+        "jax": lambda: _schedule_jax(fn, options, {**batch, **place}, compiler, check),
+        "torch": lambda: _schedule_torch(fn, options, batch, compiler),
+    }
+    if framework in makers:
+        return makers[framework]()
+    return importlib.import_module("dynaflow_xla.frontends.torch.either").EitherFunction(fn, makers)
+
+
+def _schedule_jax(
+    fn: Any, options: Mapping[str, Any], batch: Mapping[str, Any], compiler: str, check: bool
+) -> Any:
     _optional.require("jax", "scheduling a JAX function", "jax")
+    if compiler != "eager":
+        raise UnsupportedError(f"compiler={compiler!r} is for PyTorch; leave compiler out")
+    if batch.get("target") is not None:
+        batch = {**batch, "target": _jax("targets").resolve(batch["target"])}
     frontend = importlib.import_module("dynaflow_xla.frontends.jax.scheduled")
     entry = importlib.import_module("dynaflow_xla.frontends.jax.entry")
-    if rules is not None:
-        rules = _checked_rules(rules)
-    options = entry.Options(
-        name=getattr(fn, "__name__", type(fn).__name__),
-        strategy=made,
-        rules=None if rules is None else tuple(rules),
-        lanes=count,
-        user=dict(context or {}),
-        in_axes=in_axes,
-        out_axes=out_axes,
-        batch_size=batch_size,
-        compiler_options=dict(compiler_options) if compiler_options else None,
-        backend=backend,
-        target=None if target is None else _jax("targets").resolve(target),
-    )
-    return frontend.ScheduledFunction(fn, options, check=check)
+    return frontend.ScheduledFunction(fn, entry.Options(**options, **batch), check=check)
+
+
+def _schedule_torch(
+    fn: Any, options: Mapping[str, Any], batch: Mapping[str, Any], compiler: str
+) -> Any:
+    if batch["in_axes"] is not None:
+        raise UnsupportedError("in_axes is not in this version for PyTorch; leave in_axes out")
+    _optional.require("torch", "scheduling a PyTorch model", "torch")
+    importlib.import_module("dynaflow_xla.frontends.torch._compat").check_version()
+    frontend = importlib.import_module("dynaflow_xla.frontends.torch.scheduled")
+    entry = importlib.import_module("dynaflow_xla.frontends.torch.entry")
+    return frontend.schedule(fn, entry.Options(compiler=compiler, **options))
+
+
+def _framework(fn: Any, backend: str) -> str:
+    """Whose a function is; "either" for a plain function where both frameworks are loaded."""
+    torch = sys.modules.get("torch")
+    is_torch = torch is not None and isinstance(fn, _torch_classes(torch))
+    is_jax = hasattr(fn, "lower") and hasattr(fn, "trace") and not is_torch
+    if backend == "torch":
+        if is_jax:
+            raise UnsupportedError("backend='torch' cannot run a jax.jit function; leave it out")
+        return "torch"
+    if is_torch:
+        if backend in ("ffi", "xla"):
+            raise UnsupportedError(
+                f"backend={backend!r} runs JAX functions, and {type(fn).__name__} is a PyTorch model; use "
+                "backend='torch' or leave backend out"
+            )
+        return "torch"
+    if backend in ("ffi", "xla") or is_jax or torch is None:
+        return "jax"
+    return "either" if _optional.available("jax") else "torch"
+
+
+def _torch_classes(torch: Any) -> tuple[type, ...]:
+    classes = [torch.nn.Module]
+    export = sys.modules.get("torch.export")
+    if export is not None:
+        classes.append(export.ExportedProgram)
+    return tuple(classes)
 
 
 def resolve_strategy(strategy: str | Strategy) -> Strategy:
@@ -181,16 +238,13 @@ def _check_batch(in_axes: Any, out_axes: Any, batch_size: Any) -> None:
 def _refuse_unbuilt(backend: str, target: Any, select: Any, compiler: str) -> None:
     if backend not in ("auto", "ffi", "xla", "torch"):
         raise PlanError(f"backend must be auto, ffi, xla or torch; got {backend!r}")
-    if backend == "torch":
-        raise UnsupportedError("backend='torch' is not in this version; use 'auto', 'ffi' or 'xla'")
-    if target is not None and backend == "ffi":
+    if target is not None and backend not in ("auto", "xla"):
         raise PlanError(
-            f"target={target!r} is for backend='xla'; backend='ffi' runs on this machine"
+            f"target={target!r} is for backend='xla'; backend={backend!r} runs on this machine"
         )
-    for name, value, default in (
-        ("select", select, None),
-        ("compiler", compiler, "eager"),
-    ):
+    if compiler not in ("eager", "inductor"):
+        raise PlanError(f"compiler must be eager or inductor; got {compiler!r}")
+    for name, value, default in (("select", select, None),):
         if value != default:
             raise UnsupportedError(f"{name}={value!r} is not in this version; leave {name} out")
 
@@ -205,13 +259,11 @@ def _checked_rules(given: Any) -> tuple[Any, ...]:
     return rules
 
 
-def _is_torch_module(fn: Any) -> bool:
-    torch = sys.modules.get("torch")
-    nn = getattr(torch, "nn", None)
-    return nn is not None and isinstance(fn, nn.Module)
-
-
-def _scheduled(fast: Any, caller: str) -> Any:
+def _scheduled(fast: Any, caller: str, args: Any = (), kwargs: Any = {}) -> Any:  # noqa: B006
+    resolve = getattr(fast, "_dfx_resolve", None)
+    if resolve is not None:
+        fast = resolve(args, kwargs)
+    fast = getattr(fast, "_dfx_core", fast)  # a module keeps its own attribute names
     if not (hasattr(fast, "planned") and hasattr(fast, "original")):
         raise UnsupportedError(
             f"{caller} takes what dynaflow_xla.schedule returned; got {type(fast).__name__}"
@@ -221,12 +273,12 @@ def _scheduled(fast: Any, caller: str) -> Any:
 
 def graph(fast: Any, *args: Any, **kwargs: Any) -> PartitionedGraph:
     """The partitioned graph for these arguments (arrays or ``jax.ShapeDtypeStruct``)."""
-    return _scheduled(fast, "graph").planned(args, kwargs).pg  # type: ignore[no-any-return]
+    return _scheduled(fast, "graph", args, kwargs).planned(args, kwargs).pg  # type: ignore[no-any-return]
 
 
 def plan(fast: Any, *args: Any, **kwargs: Any) -> Plan:
     """The validated plan for these arguments."""
-    return _scheduled(fast, "plan").planned(args, kwargs).plan  # type: ignore[no-any-return]
+    return _scheduled(fast, "plan", args, kwargs).planned(args, kwargs).plan  # type: ignore[no-any-return]
 
 
 def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timeline:
@@ -242,7 +294,7 @@ def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timelin
     Raises:
         PlanError: a cost that is no time, or of a region that does not exist.
     """
-    entry = _scheduled(fast, "simulate").planned(args, kwargs)
+    entry = _scheduled(fast, "simulate", args, kwargs).planned(args, kwargs)
     return _simulate(entry.plan, entry.pg, costs)
 
 
@@ -251,8 +303,8 @@ def explain(fast: Any, *args: Any, deep: bool = False, **kwargs: Any) -> str:
 
     With ``deep=True`` (backend ``"xla"``) it is followed by what ``compile`` reads back.
     """
-    made = _scheduled(fast, "explain")
-    text: str = _inspect().explain(made, args, kwargs)
+    made = _scheduled(fast, "explain", args, kwargs)
+    text: str = _inspect(made).explain(made, args, kwargs)
     return f"{text}\n\n{compile(fast, *args, **kwargs)}" if deep else text
 
 
@@ -273,7 +325,7 @@ def compile(fast: Any, *args: Any, **kwargs: Any) -> Any:
             calls back into Python.
         EngineError: XLA refused the program or the target; with its message.
     """
-    return _jax("deviceless").compile_report(_scheduled(fast, "compile"), args, kwargs)
+    return _jax("deviceless").compile_report(_xla(fast, "compile", args, kwargs), args, kwargs)
 
 
 def compiler_options(fast: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -282,7 +334,7 @@ def compiler_options(fast: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     A top-level call applies them on CUDA. Inside a ``jax.jit`` of your own, give them to it:
     ``jax.jit(step, compiler_options=dfx.compiler_options(fast, *args))``.
     """
-    made = _scheduled(fast, "compiler_options")
+    made = _xla(fast, "compiler_options", args, kwargs)
     return made.compiler_options(args, kwargs)  # type: ignore[no-any-return]
 
 
@@ -295,7 +347,8 @@ def verify(fast: Any, *args: Any, **kwargs: Any) -> Any:
     Raises:
         VerificationError: naming the first output that differs beyond its dtype's tolerance.
     """
-    return _inspect().verify(_scheduled(fast, "verify"), args, kwargs)
+    made = _scheduled(fast, "verify", args, kwargs)
+    return _inspect(made).verify(made, args, kwargs)
 
 
 def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
@@ -305,8 +358,10 @@ def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
     be a little longer than an ordinary call. Lane programs run a few times and the fastest run
     counts; outer regions, which may have effects, run once. Time between the two is left out.
     """
-    module = importlib.import_module("dynaflow_xla.frontends.jax.profile")
-    return module.profile(_scheduled(fast, "profile"), args, kwargs)  # type: ignore[no-any-return]
+    made = _scheduled(fast, "profile", args, kwargs)
+    framework = getattr(made, "framework", "jax")
+    module = importlib.import_module(f"dynaflow_xla.frontends.{framework}.profile")
+    return module.profile(made, args, kwargs)  # type: ignore[no-any-return]
 
 
 def tune(fast: Any, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:
@@ -315,11 +370,20 @@ def tune(fast: Any, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:
     Raises:
         PlanError: the function has a fixed strategy.
     """
-    return _inspect().tune(_scheduled(fast, "tune"), args, kwargs, budget_s)
+    made = _scheduled(fast, "tune", args, kwargs)
+    return _inspect(made).tune(made, args, kwargs, budget_s)
 
 
-def _inspect() -> Any:
-    return _jax("inspect")
+def _inspect(fast: Any) -> Any:
+    framework = getattr(fast, "framework", "jax")
+    return importlib.import_module(f"dynaflow_xla.frontends.{framework}.inspect")
+
+
+def _xla(fast: Any, caller: str, args: Any, kwargs: Any) -> Any:
+    made = _scheduled(fast, caller, args, kwargs)
+    if getattr(made, "framework", "jax") != "jax":
+        raise UnsupportedError(f"{caller} is for JAX functions with backend='xla'")
+    return made
 
 
 def _jax(module: str) -> Any:

@@ -73,12 +73,15 @@ class Op:
         scope: Name scope, outermost first: ("encoder", "layer_0", "attention").
         call_path: Enclosing nested functions, outermost first, each with its call number:
             ("block#3", "relu#0"): two calls of one function are two instances.
+        classes: For each component of ``scope`` the class of that module, "" if it is none.
         flops: Estimated floating point (or comparison) operations.
         bytes_moved: Estimated bytes read and written.
         cost_ns: Estimated time on one core or lane, from the frontend's cost rules.
         outer: True if the operator must stay in the outer program (effects, callbacks,
             collectives, ordered tokens); it never enters a lane.
         outer_reason: Why, for messages.
+        once: True if the operator changes something besides its results (random state, an
+            assertion): it is never left out and never repeated.
         generator: It makes its values from nothing (iotas, masks of them, filled arrays) and costs
             nothing where it is fused into its reader: cuts repeat it in every region that reads it.
         mark: The innermost ``dfx.mark`` around it.
@@ -93,11 +96,13 @@ class Op:
     outputs: tuple[int, ...]
     scope: tuple[str, ...] = ()
     call_path: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
     flops: float = 0.0
     bytes_moved: int = 0
     cost_ns: float = 0.0
     outer: bool = False
     outer_reason: str = ""
+    once: bool = False
     generator: bool = False
     mark: OpMark | None = None
     source: Source | None = None

@@ -66,7 +66,7 @@ def _live(graph: Graph) -> list[int]:
     needed = set(graph.outputs)
     live = []
     for op in reversed(graph.ops):
-        if op.outer or any(v in needed for v in op.outputs):
+        if op.outer or op.once or any(v in needed for v in op.outputs):
             needed.update(op.inputs)
             live.append(op.index)
     return live[::-1]
@@ -178,6 +178,7 @@ def _replicate(graph: Graph, order: list[Cluster]) -> dict[int, list[int]]:
             or cluster.fixed
             or cluster.cost_ns > _handover_ns(graph, cluster)
             or not readers
+            or any(graph.ops[i].once for i in cluster.ops)
             or any(reader.fixed and reader.seed and reader.seed.outer for reader in readers)
             or any(v in outputs for i in cluster.ops for v in graph.ops[i].outputs)
         ):

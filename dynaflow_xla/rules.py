@@ -91,11 +91,15 @@ def _grouped(
     return list(found.values())
 
 
+_REPEATED = re.compile(r"@\d+(?=/|$)")
+
+
 class Scope(Rule):
     """Operators under a name scope: ``Scope("**/self_attn")``. One region an instance.
 
     The pattern is a glob over the scope path joined by "/", where ``**`` spans components; it
-    matches an operator if it matches the path or one of its leading parts.
+    matches an operator if it matches the path or one of its leading parts. In PyTorch the path is
+    the module's ("encoder/layers/0"); a module's second call adds "@1", which the pattern may omit.
     """
 
     def __init__(self, pattern: str, **labels: Any) -> None:
@@ -110,7 +114,9 @@ class Scope(Rule):
             for op in graph.ops:
                 for depth in range(1, len(op.scope) + 1):
                     path = "/".join(op.scope[:depth])
-                    if self._regex.fullmatch(path):
+                    if self._regex.fullmatch(path) or self._regex.fullmatch(
+                        _REPEATED.sub("", path)
+                    ):
                         yield (path, op.call_path[:1]), op.scope[depth - 1], op.index
                         break
 
@@ -179,7 +185,7 @@ class Call(Rule):
 
 
 class Module(Rule):
-    """Modules by class or path glob, for graphs whose scopes carry classes (``path:Class``)."""
+    """Modules by class or path glob, for graphs that know module classes (PyTorch's). One region a call."""
 
     def __init__(self, module: Any, **labels: Any) -> None:
         super().__init__(**labels)
@@ -192,25 +198,26 @@ class Module(Rule):
         if isinstance(self.module, str):
             return Scope(self.module).groups(graph)
         wanted = self.module.__name__
-        if not any(":" in part for op in graph.ops for part in op.scope):
+        if not any(op.classes for op in graph.ops):
             raise RuleError(
-                f"{self.text()}: this graph's scopes carry no module classes; use dfx.Scope with the "
+                f"{self.text()}: this graph carries no module classes; use dfx.Scope with the "
                 "module's path instead"
             )
 
         def matches() -> Iterator[tuple[Hashable, str, int]]:
             for op in graph.ops:
-                for depth, part in enumerate(op.scope):
-                    path, _, cls = part.partition(":")
-                    if cls == wanted:
-                        yield op.scope[: depth + 1], path, op.index
+                for depth, name in enumerate(op.classes):
+                    if name == wanted:
+                        yield op.scope[: depth + 1], op.scope[depth], op.index
                         break
 
         return _grouped(matches())
 
     def near_misses(self, graph: Graph) -> list[str]:
         """See :class:`Rule`."""
-        return _close(str(self.module), ("/".join(op.scope) for op in graph.ops if op.scope))
+        if isinstance(self.module, str):
+            return Scope(self.module).near_misses(graph)
+        return _close(self.module.__name__, (c for op in graph.ops for c in op.classes if c))
 
     def text(self) -> str:
         """See :class:`Rule`."""
@@ -327,6 +334,21 @@ class MarkInfo:
 
 _backends: list[Callable[[MarkInfo], contextlib.AbstractContextManager[Any]]] = []
 
+# Set by the PyTorch frontend: whether Dynamo is reading this code, and what it shall read instead
+# of the backends, whose code it cannot trace.
+_traced_mark: (
+    tuple[Callable[[], bool], Callable[[MarkInfo], contextlib.AbstractContextManager[Any]]] | None
+) = None
+
+
+def set_traced_mark(
+    is_tracing: Callable[[], bool],
+    enter: Callable[[MarkInfo], contextlib.AbstractContextManager[Any]],
+) -> None:
+    """How a mark is noted while a compiler reads the source of ``mark`` itself."""
+    global _traced_mark
+    _traced_mark = (is_tracing, enter)
+
 
 def register_mark_backend(
     enter: Callable[[MarkInfo], contextlib.AbstractContextManager[Any]],
@@ -360,9 +382,14 @@ class mark(contextlib.ContextDecorator):  # noqa: N801 - used as a statement, li
                 f"a mark's name must be letters, digits, '_', '.', '-' or spaces; got {name!r}"
             )
         self._info = MarkInfo(name, resource, _check_labels("mark", name, resource, tags))
-        self._stacks: list[contextlib.ExitStack] = []
+        self._stacks: list[contextlib.AbstractContextManager[Any]] = []
 
     def __enter__(self) -> mark:
+        if _traced_mark is not None and _traced_mark[0]():
+            traced = _traced_mark[1](self._info)
+            traced.__enter__()
+            self._stacks.append(traced)
+            return self
         _load_backends()
         stack = contextlib.ExitStack()
         for enter in _backends:

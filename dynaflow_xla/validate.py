@@ -173,9 +173,9 @@ class _Validator:
                 continue
             what = self._describe(number)
             sources = (instruction.src,) if isinstance(instruction, Slice) else instruction.srcs
-            for buffer in (*sources, instruction.out):
-                if not 0 <= buffer < len(plan.buffers):
-                    raise PlanError(f"{what}: there is no buffer {buffer}")
+            for number_of in (*sources, instruction.out):
+                if not 0 <= number_of < len(plan.buffers):
+                    raise PlanError(f"{what}: there is no buffer {number_of}")
             if instruction.out in declared:
                 raise PlanError(f"{what} declares its buffer a second time")
             declared.add(instruction.out)
@@ -277,8 +277,9 @@ class _Validator:
         between = any(
             isinstance(i, Launch) and i.lane < 0 for i in self.plan.instructions[write : number + 1]
         )
-        inside = not between and writer.lane >= 0
-        same_lane = inside and writer.lane == launch.lane
+        lane = writer.lane if isinstance(writer, Launch) else -1
+        inside = not between and lane >= 0
+        same_lane = inside and lane == launch.lane
         kinds = {"local": same_lane, "scratch": inside and not same_lane, "stage": not inside}
         if not kinds.get(buffer.kind, False):
             raise PlanError(

@@ -1,178 +1,17 @@
-#define DOCTEST_CONFIG_IMPLEMENT
-#include "dfx/engine.h"
-
+// What a program computes and which programs run, one engine for all tests.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <cstdio>
-#include <cstring>
-#include <functional>
-#include <memory>
 #include <random>
 #include <stdexcept>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "dfx/call.h"
-#include "dfx/lane.h"
-#include "dfx/program.h"
+#include "support.h"
 
-namespace {
-
-using dfx::Buffer;
-using dfx::BufferDesc;
-using dfx::BufferKind;
-using dfx::Engine;
-using dfx::Lane;
-using dfx::LaunchDesc;
-using dfx::Launcher;
-using dfx::Program;
-
-using Step = std::function<int(const Buffer*, int, Buffer*, int, Lane*)>;
-
-int CallStep(void* user, const Buffer* ins, int n_ins, Buffer* outs, int n_outs, Lane* lane) {
-  return (*static_cast<Step*>(user))(ins, n_ins, outs, n_outs, lane);
-}
-
-LaunchDesc MakeLaunch(const std::string& name, Step step, std::vector<int32_t> ins = {},
-                      std::vector<int32_t> outs = {}) {
-  return LaunchDesc{name, Launcher{&CallStep, std::make_shared<Step>(std::move(step))},
-                    std::move(ins), std::move(outs)};
-}
-
-int64_t& At(const Buffer& buffer) { return *static_cast<int64_t*>(buffer.data); }
-
-int Nothing(const Buffer*, int, Buffer*, int, Lane*) { return 0; }
-
-// arg a, result r: lane 1 doubles a into scratch, lane 0 waits for it and adds one.
-std::shared_ptr<Program> TwoLanes(const std::function<void()>& in_first = [] {}) {
-  auto p = std::make_shared<Program>(2, 1, 1, 1, 64, "two lanes");
-  const int a = p->AddBuffer({BufferKind::kArg, 0, 0, 8, 0, {1}});
-  const int r = p->AddBuffer({BufferKind::kResult, 0, 0, 8, 0, {1}});
-  const int s = p->AddBuffer({BufferKind::kScratch, -1, 0, 8, 0, {1}});
-  p->AddLaunch(1, MakeLaunch("double",
-                             [in_first](const Buffer* in, int, Buffer* out, int, Lane*) {
-                               in_first();
-                               At(out[0]) = 2 * At(in[0]);
-                               return 0;
-                             },
-                             {a}, {s}));
-  p->AddRecord(1, 0);
-  p->AddWait(0, 0);
-  p->AddLaunch(0, MakeLaunch("increment",
-                             [](const Buffer* in, int, Buffer* out, int, Lane*) {
-                               At(out[0]) = At(in[0]) + 1;
-                               return 0;
-                             },
-                             {s}, {r}));
-  return p;
-}
-
-Engine::Result RunOne(const std::shared_ptr<Program>& program, int64_t in, int64_t* out,
-                      bool profile = false) {
-  void* args[] = {&in};
-  void* results[] = {out};
-  return Engine::Get().Run(program, args, results, profile);
-}
-
-}  // namespace
-
-TEST_CASE("values cross lanes in order") {
-  auto program = TwoLanes();
-  REQUIRE(program->Finish() == "");
-  for (int64_t i = 0; i < 2000; ++i) {
-    int64_t out = -1;
-    REQUIRE(RunOne(program, i, &out).ok);
-    REQUIRE(out == 2 * i + 1);
-  }
-  CHECK(Engine::Get().live_calls() == 0);
-}
-
-TEST_CASE("many threads, many programs, different lanes") {
-  std::vector<std::thread> threads;
-  std::atomic<int> wrong{0};
-  for (int t = 0; t < 8; ++t) {
-    threads.emplace_back([t, &wrong] {
-      auto two = TwoLanes();
-      if (!two->Finish().empty()) ++wrong;
-      auto one = std::make_shared<Program>(3, 0, 1, 1, 0, "one lane");
-      const int a = one->AddBuffer({BufferKind::kArg, 0, 0, 8, 0, {}});
-      const int r = one->AddBuffer({BufferKind::kResult, 0, 0, 8, 0, {}});
-      one->AddLaunch(t % 3, MakeLaunch("copy",
-                                       [](const Buffer* in, int, Buffer* out, int, Lane*) {
-                                         At(out[0]) = At(in[0]);
-                                         return 0;
-                                       },
-                                       {a}, {r}));
-      if (!one->Finish().empty()) ++wrong;
-      for (int64_t i = 0; i < 300; ++i) {
-        int64_t x = -1, y = -1;
-        if (!RunOne(two, i, &x).ok || x != 2 * i + 1) ++wrong;
-        if (!RunOne(one, i, &y).ok || y != i) ++wrong;
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  CHECK(wrong == 0);
-}
-
-TEST_CASE("a failing step fails its call only, and wakes the lane that waits for it") {
-  auto bad = std::make_shared<Program>(2, 1, 0, 0, 0, "bad");
-  std::atomic<bool> ran_after{false};
-  bad->AddLaunch(1, MakeLaunch("boom", [](const Buffer*, int, Buffer*, int, Lane* lane) {
-                   lane->current()->Fail("boom in the middle");
-                   return 1;
-                 }));
-  bad->AddRecord(1, 0);
-  bad->AddWait(0, 0);
-  bad->AddLaunch(0, MakeLaunch("after", [&](const Buffer*, int, Buffer*, int, Lane*) {
-                   ran_after = true;
-                   return 0;
-                 }));
-  REQUIRE(bad->Finish() == "");
-  auto good = TwoLanes();
-  REQUIRE(good->Finish() == "");
-  for (int i = 0; i < 50; ++i) {
-    auto result = Engine::Get().Run(bad, nullptr, nullptr);
-    CHECK_FALSE(result.ok);
-    CHECK(result.error == "boom in the middle");
-    int64_t out = 0;
-    CHECK(RunOne(good, 5, &out).ok);
-    CHECK(out == 11);
-  }
-  CHECK_FALSE(ran_after);
-}
-
-TEST_CASE("an exception in a step is an error of the call") {
-  auto program = TwoLanes([] { throw std::runtime_error("thrown"); });
-  REQUIRE(program->Finish() == "");
-  int64_t out = 0;
-  auto result = RunOne(program, 1, &out);
-  CHECK_FALSE(result.ok);
-  CHECK(result.error == "step 'double': thrown");
-}
-
-TEST_CASE("a step that runs the engine is refused, not deadlocked") {
-  auto inner = TwoLanes();
-  REQUIRE(inner->Finish() == "");
-  for (int lane = 0; lane < 2; ++lane) {
-    auto outer = std::make_shared<Program>(2, 0, 0, 0, 0, "outer");
-    std::string error;
-    outer->AddLaunch(lane, MakeLaunch("nested", [&](const Buffer*, int, Buffer*, int, Lane*) {
-                       int64_t out = 0;
-                       error = RunOne(inner, 1, &out).error;
-                       return 0;
-                     }));
-    REQUIRE(outer->Finish() == "");
-    CHECK(Engine::Get().Run(outer, nullptr, nullptr).ok);
-    CHECK(error.find("nested") != std::string::npos);
-  }
-}
+using namespace dfx_test;  // NOLINT
 
 TEST_CASE("Finish refuses broken programs") {
   SUBCASE("an event recorded twice") {
@@ -260,49 +99,6 @@ TEST_CASE("a profiled call has records whose lanes overlap") {
   CHECK(std::max(a.t0_ns, b.t0_ns) < std::min(a.t1_ns, b.t1_ns));
 }
 
-TEST_CASE("random programs compute what a sequential run computes") {
-  std::mt19937 random(7);
-  for (int round = 0; round < 60; ++round) {
-    const int lanes = 1 + static_cast<int>(random() % 4);
-    const int steps = 2 + static_cast<int>(random() % 24);
-    auto p = std::make_shared<Program>(lanes, steps, 1, steps, 64 * steps, "random");
-    const int arg = p->AddBuffer({BufferKind::kArg, 0, 0, 8, 0, {}});
-    std::vector<int> buffer, lane_of;
-    std::vector<int64_t> expect;
-    for (int i = 0; i < steps; ++i) {
-      buffer.push_back(p->AddBuffer({BufferKind::kScratch, -1, 64 * i, 8, 0, {}}));
-      const int out = p->AddBuffer({BufferKind::kResult, i, 0, 8, 0, {}});
-      lane_of.push_back(static_cast<int>(random() % static_cast<unsigned>(lanes)));
-      std::vector<int32_t> ins{arg};
-      int64_t value = 3 + i;
-      for (int j = 0; j < i; ++j) {
-        if (random() % 4 != 0) continue;
-        ins.push_back(buffer[static_cast<size_t>(j)]);
-        value += expect[static_cast<size_t>(j)] * 3;
-        p->AddWait(lane_of.back(), j);
-      }
-      p->AddLaunch(lane_of.back(), MakeLaunch("step",
-                                              [i](const Buffer* in, int n, Buffer* o, int, Lane*) {
-                                                int64_t sum = At(in[0]) + i;
-                                                for (int k = 1; k < n; ++k) sum += At(in[k]) * 3;
-                                                At(o[0]) = At(o[1]) = sum;
-                                                return 0;
-                                              },
-                                              ins, {buffer.back(), out}));
-      p->AddRecord(lane_of.back(), i);
-      expect.push_back(value);
-    }
-    REQUIRE(p->Finish() == "");
-    int64_t in = 3;
-    std::vector<int64_t> got(static_cast<size_t>(steps), -1);
-    std::vector<void*> results;
-    for (auto& value : got) results.push_back(&value);
-    void* args[] = {&in};
-    REQUIRE(Engine::Get().Run(p, args, results.data()).ok);
-    CHECK(got == expect);
-  }
-}
-
 #if !defined(__SANITIZE_THREAD__)
 TEST_CASE("a forked child gets an error") {
   auto program = TwoLanes();
@@ -319,24 +115,3 @@ TEST_CASE("a forked child gets an error") {
   CHECK(status == 0);
 }
 #endif
-
-int main(int argc, char** argv) {
-  alarm(240);  // a deadlock ends the process instead of the day
-  doctest::Context context(argc, argv);
-  const int status = context.run();
-  if (context.shouldExit()) return status;
-  // Shutdown is final for the process, so it is tested after all else.
-  auto slow = TwoLanes([] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); });
-  bool ok = slow->Finish().empty();
-  std::thread busy([&] {
-    int64_t out = 0;
-    ok = ok && RunOne(slow, 4, &out).ok && out == 9;
-  });
-  while (Engine::Get().live_calls() == 0) std::this_thread::yield();
-  Engine::Get().Shutdown();
-  busy.join();
-  int64_t out = 0;
-  ok = ok && !RunOne(slow, 1, &out).ok && Engine::Get().n_threads() == 0;
-  if (!ok) std::fprintf(stderr, "shutdown test failed\n");
-  return ok ? status : 1;
-}

@@ -269,7 +269,7 @@ class Recorder:
         several = tuple(handle) if isinstance(handle, tuple | list) else (handle,)
         for one in several:
             self._check(one)
-        handles: tuple[Handle, ...] = several  # type: ignore[assignment]
+        handles: tuple[Handle, ...] = several
         self._check_group(handles)
         first = handles[0]
         if not first.outer and (

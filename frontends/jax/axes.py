@@ -35,8 +35,10 @@ def input_axes(
         name: Of the function, for messages.
         in_axes: An integer, None, or a tuple with an entry for each positional argument, which may be
             a tree prefix of it; keyword arguments are cut along axis 0, as in ``jax.vmap``.
-        args, kwargs: Of the call; leaves have a shape.
-        static_nums, static_names: Arguments that are no arrays.
+        args: Of the call; leaves have a shape.
+        kwargs: As ``args``.
+        static_nums: Arguments that are no arrays.
+        static_names: As ``static_nums``.
         batch_size: Rows the user says the batch has, or None.
 
     Raises:

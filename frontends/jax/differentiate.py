@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +20,19 @@ from jax.extend import core as jcore
 from dynaflow_xla import nano
 from dynaflow_xla.errors import RuleError, SeparabilityError
 from dynaflow_xla.frontends.jax import capture, entry
-from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.frontends.jax.split import Resolved, Split
 from dynaflow_xla.separability import Mean, Sum
 from dynaflow_xla.strategies.branches import Branches
+
+if TYPE_CHECKING:
+    from dynaflow_xla.frontends.jax.program import Program
 
 Flat: TypeAlias = Callable[..., list[Any]]
 Specs: TypeAlias = tuple[tuple[nano.InSpec, ...], tuple[nano.OutSpec, ...]]
 
 
-def _inexact(aval: Any) -> bool:
+def inexact(aval: Any) -> bool:
+    """Whether a value has a derivative."""
     return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
 
 
@@ -45,110 +48,15 @@ def flat_function(captured: capture.Captured) -> Flat:
     return plain
 
 
-class Program:
-    """A scheduled flat function with scheduled derivatives, which are made when first needed.
-
-    Args:
-        made: The plan of the function itself.
-        whole: The function at its full size.
-        split: Its split, if its derivatives are to be split, too.
-        expanded: The plan's inputs and outputs are those of the expanded graph, not of ``whole``.
-
-    Attributes:
-        entry, whole, split: As given.
-        in_avals, out_avals: Of the flat inputs and outputs.
-    """
-
-    def __init__(
-        self,
-        made: Planned,
-        whole: capture.Captured,
-        split: Split | None = None,
-        *,
-        expanded: bool = False,
-    ):
-        self.entry, self.whole, self.split = made, whole, split
-        outer = made.captured if expanded else whole
-        self.in_avals = [outer.avals[v] for v in outer.graph.inputs]
-        self.out_avals = _out_avals(outer)
-        self._plain: Flat = made.reference if expanded else flat_function(whole)
-        self._pairs: dict[tuple[int, ...], Pair] = {}
-        self._call: Any = None
-        if not whole.jaxpr.effects:  # custom_vjp refuses effects: such a function has no derivative
-            self._call = jax.custom_vjp(made.__call__)
-            self._call.defvjp(self._forward, _backward, symbolic_zeros=True)
-
-    def plain_at(self, size: int) -> tuple[Flat, list[Any], list[Any]]:
-        """The function without schedule at a size: itself, abstract inputs and outputs."""
-        if self.split is None:
-            return self._plain, self.in_avals, self.out_avals
-        captured = self.split.resolved.at[size]
-        ins = [captured.avals[v] for v in captured.graph.inputs]
-        return flat_function(captured), ins, _out_avals(captured)
-
-    def __call__(self, *flat: Any) -> list[Any]:
-        """Flat inputs (closed-over values first) to flat outputs."""
-        return list((self._call or self.entry)(*flat))
-
-    def pairs(self) -> list[Pair]:
-        """Derivatives made so far."""
-        return list(self._pairs.values())
-
-    def _forward(self, *primals: Any) -> tuple[list[Any], Residuals]:
-        wanted = tuple(
-            i for i, p in enumerate(primals) if p.perturbed and _inexact(jax.typeof(p.value))
-        )
-        pair = self._pairs.get(wanted)
-        if pair is None:
-            pair = self._pairs[wanted] = Pair(self, wanted)
-        outs = pair.forward(*[p.value for p in primals])
-        count = len(self.out_avals)
-        return outs[:count], Residuals(outs[count:], pair)
-
-
-@jax.tree_util.register_pytree_node_class
-@dataclass
-class Residuals:
-    """What the forward pass leaves for the backward pass."""
-
-    values: list[Any]
-    pair: Pair
-
-    def tree_flatten(self) -> tuple[list[Any], Pair]:
-        """For JAX."""
-        return self.values, self.pair
-
-    @classmethod
-    def tree_unflatten(cls, pair: Pair, values: Sequence[Any]) -> Residuals:
-        """For JAX."""
-        return cls(list(values), pair)
-
-
-def _backward(residuals: Residuals, cotangents: Sequence[Any]) -> tuple[Any, ...]:
-    pair = residuals.pair
-    avals = pair.out_avals
-    given = tuple(
-        i
-        for i, ct in enumerate(cotangents)
-        if not isinstance(ct, jax.custom_derivatives.SymbolicZero) and _inexact(avals[i])
-    )
-    gradients: list[Any] = [None] * pair.arguments
-    if given:
-        run = pair.backward(given)
-        found = run(*residuals.values, *[cotangents[i] for i in given])
-        for i, gradient in zip(pair.wanted, found, strict=True):
-            gradients[i] = gradient
-    return tuple(gradients)
-
-
 class Pair:
     """Forward and backward pass for derivatives with respect to some of the inputs."""
 
-    def __init__(self, primal: Program, wanted: tuple[int, ...]):
+    def __init__(self, primal: Program, wanted: tuple[int, ...], make: Callable[..., Program]):
         self.wanted = wanted
         self.arguments = len(primal.in_avals)
         self.out_avals = primal.out_avals
         self._options = primal.entry.options
+        self._make = make
         self._primal = primal
         self._split = primal.split
         self._batch = 0 if self._split is None else sum(self._split.sizes)
@@ -166,6 +74,11 @@ class Pair:
                 lambda split: self._backward_specs(split, given),
             )
         return self._backwards[given]
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return self._options.name
 
     def programs(self) -> list[Program]:
         """Those made so far."""
@@ -197,7 +110,7 @@ class Pair:
             made = entry.build_entry(whole, options, batched)
             notes.append("the rules do not fit this pass; it has the default cut")
         made.notes += notes
-        return Program(made, whole, expanded=made.split is not None)
+        return self._make(made, whole, expanded=made.split is not None)
 
     def _forward_at(self, size: int) -> capture.Captured:
         if size not in self._forwards:
@@ -214,14 +127,14 @@ class Pair:
                 leaves, self._trees[size] = jax.tree_util.tree_flatten(vjp)
                 return [*outs, *leaves]
 
-            specs = [_spec(aval) for aval in avals]
+            specs = [spec(aval) for aval in avals]
             name = f"{self._options.name}.forward"
             self._forwards[size] = entry.capture_function(forward, specs, 0, name)
         return self._forwards[size]
 
     def _backward_at(self, size: int, given: tuple[int, ...]) -> capture.Captured:
         forward = self._forward_at(size)
-        avals = _out_avals(forward)
+        avals = out_avals(forward)
         count = len(self.out_avals)
         weights = self._weights(size)
 
@@ -233,7 +146,7 @@ class Pair:
             vjp = jax.tree_util.tree_unflatten(self._trees[size], leaves)
             return list(vjp(full))
 
-        specs = [_spec(aval) for aval in (*avals[count:], *(avals[i] for i in given))]
+        specs = [spec(aval) for aval in (*avals[count:], *(avals[i] for i in given))]
         return entry.capture_function(backward, specs, 0, f"{self._options.name}.backward")
 
     # -- under a split ------------------------------------------------------------------------
@@ -298,20 +211,23 @@ class _Derived:
         return Resolved(at, *self.specs, const_parts=self.const_parts)
 
 
-def _out_avals(captured: capture.Captured) -> list[Any]:
+def out_avals(captured: capture.Captured) -> list[Any]:
+    """Abstract values of the flat outputs."""
     return [
         captured.avals[out] if is_value else jax.typeof(out)
         for out, is_value in zip(captured.outputs, captured.output_is_value, strict=True)
     ]
 
 
-def _spec(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False))
-    )
+def spec(aval: Any) -> jax.ShapeDtypeStruct:
+    """What to trace with for an abstract value."""
+    varying = getattr(aval, "vma", None)
+    more: dict[str, Any] = {"vma": varying} if varying else {}
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, **more)
 
 
 def _zero(aval: Any) -> Any:
-    if _inexact(aval):
+    if inexact(aval):
         return jnp.zeros(aval.shape, aval.dtype)
     return np.zeros(aval.shape, jax.dtypes.float0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from dynaflow_xla import progress
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import blas, xla
 from dynaflow_xla.frontends.jax import call, capture, lower, split as splitting, xla_backend
@@ -62,10 +63,32 @@ class Entry(Planned):
     """A planned signature of the backend ``ffi``.
 
     Attributes:
-        stages: Compiled stages with the outer launch that follows each.
+        compiled: ``stages`` if they were needed already, else empty.
     """
 
-    stages: list[tuple[lower.Stage | None, Launch | None]]
+    _stages: list[tuple[lower.Stage | None, Launch | None]] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def compiled(self) -> list[tuple[lower.Stage | None, Launch | None]]:
+        """``stages`` if they were needed already, else empty."""
+        return self._stages or []
+
+    @property
+    def stages(self) -> list[tuple[lower.Stage | None, Launch | None]]:
+        """Stages with the outer launch that follows each; compiled when first needed."""
+        with self._lock:
+            if self._stages is None:
+                t0 = time.perf_counter()
+                xla.ensure_registered()
+                lanes = len({i.lane for i in self.plan.instructions if isinstance(i, Launch)})
+                with progress.report(f"compiling {self.options.name!r}: {lanes} lane programs"):
+                    self._stages = build_stages(
+                        self.captured, self.pg, self.plan, self.functions, self.options
+                    )
+                blas.register()  # lowering the first program that needs LAPACK has loaded it
+                self.seconds["compile"] = time.perf_counter() - t0
+            return self._stages
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
@@ -100,7 +123,7 @@ def build_entry(
     options: Options,
     batched: splitting.Splitting | None = None,
 ) -> Entry | xla_backend.XlaEntry:
-    """Partitions, plans, validates and compiles a captured function.
+    """Partitions, plans and validates a captured function; it is compiled when it first runs.
 
     Args:
         captured: The function at its full size.
@@ -157,13 +180,10 @@ def build_entry(
             options=options, captured=captured, pg=pg, plan=plan, functions=functions,
             seconds=seconds, split=split,
         )  # fmt: skip
-    xla.ensure_registered()
-    stages = build_stages(captured, pg, plan, functions, options)
-    blas.register()  # here, because lowering the first program that needs LAPACK has loaded it
-    seconds = {"partition": t1 - t0, "plan": t2 - t1, "compile": time.perf_counter() - t2}
+    seconds = {"partition": t1 - t0, "plan": t2 - t1}
     return Entry(
         options=options, captured=captured, pg=pg, plan=plan, functions=functions,
-        stages=stages, seconds=seconds, split=split,
+        seconds=seconds, split=split,
     )  # fmt: skip
 
 

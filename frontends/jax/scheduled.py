@@ -11,20 +11,21 @@ from typing import Any
 
 import jax
 
-from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError, UnsupportedError
+from dynaflow_xla import autotune
+from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import (
     _compat,
     auto,
     axes,
     capture,
-    differentiate,
     entry,
     inspect,
     split as splitting,
     xla_backend,
     xla_options,
 )
+from dynaflow_xla.frontends.jax.program import Program
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import user_line
 
@@ -160,14 +161,6 @@ class ScheduledFunction:
     def _guarded(self, jitted: Any, args: Any, kwargs: Any) -> Any:
         try:
             return jitted(*args, **kwargs)
-        except TypeError as error:
-            if "forward-mode" in str(error) and "custom_vjp" in str(error):
-                raise UnsupportedError(
-                    f"forward-mode differentiation (jvp, jacfwd, hessian) of the scheduled function "
-                    f"{self._options.name!r} is not supported; differentiate fast.original, or use "
-                    "reverse mode (jax.grad, jax.jacrev)."
-                ) from error
-            raise
         except (jax.errors.JaxRuntimeError, ValueError) as error:
             # jaxlib raises one or the other, by where it notices the failed custom call.
             if "EngineError: " in str(error):
@@ -234,9 +227,11 @@ class ScheduledFunction:
         return traced, consts, found[1]
 
     def _differentiable(self, made: Any, captured: Any, traced: Any) -> Any:
-        if isinstance(made, xla_backend.XlaEntry) and made.split is None:
+        if isinstance(made, xla_backend.XlaEntry) and (
+            made.split is None or not capture.holds_custom_rules(traced.jaxpr.jaxpr)
+        ):
             return xla_backend.Program(made, traced, entry.build_entry)
-        return differentiate.Program(made, captured, made.split)
+        return Program(made, captured, made.split)
 
     def _captured(
         self, args: Any, kwargs: Any, *, known: bool = False
@@ -311,7 +306,10 @@ class ScheduledFunction:
                 for leaf in jax.tree_util.tree_leaves((args, kwargs))
             ):
                 return self.original(*args, **kwargs)  # never measures inside somebody's trace
-            choice = auto.choose(self, args, kwargs)
+            try:
+                choice = auto.choose(self, args, kwargs)
+            except autotune.BudgetTooSmall as error:
+                choice = auto.Choice(None, str(error))
             self._choices[signature] = choice
             if len(self._choices) > _MAX_CHOICES:
                 self._choices.pop(next(iter(self._choices)))
@@ -349,9 +347,7 @@ class ScheduledFunction:
             made = self.decision(args, kwargs)
             child = made.child if made is not None else None
             if child is None:
-                child = self.with_strategy(
-                    self._options.strategy.candidates(self._options.lanes)[0]
-                )
+                child = self.with_strategy(auto.candidates_of(self)[0])
             return child.planned(args, kwargs)
         return self._entry(args, kwargs)[2]
 

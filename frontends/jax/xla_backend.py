@@ -59,6 +59,8 @@ class XlaEntry(Planned):
         """No custom call runs this plan."""
         return []
 
+    compiled = stages
+
     def summary(self) -> str:
         """One sentence for explain."""
         values = self.pg.graph.values
@@ -162,7 +164,7 @@ class Program:
     """
 
     def __init__(self, made: XlaEntry, traced: Any, build_entry: Callable[..., Any]):
-        self.entry = made
+        self.entry, self.split = made, made.split
         closed = traced.jaxpr
         self._call: Callable[..., Any] = made
         if not capture.holds_custom_rules(closed.jaxpr):

@@ -51,9 +51,21 @@ def test_strategy_example(tmp_path: Path) -> None:
     _run(code, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "limit"), [("quickstart", 10), ("strategy", 15)])
+@pytest.mark.parametrize(("name", "limit"), [("quickstart", 10), ("strategy", 15), ("torch", 15)])
 def test_size(name: str, limit: int) -> None:
     assert 0 < _lines(_block(name)) <= limit
+
+
+def test_torch_quickstart(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    out = _run(_block("torch") + "assert torch.equal(fast(x), model(x))\n", tmp_path)
+    assert "backend torch" in out and "bit-equal" in out
+
+
+def test_torch_page(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    page = (ROOT / "docs" / "torch.md").read_text()
+    _run("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), tmp_path)
 
 
 def test_strategies_page(tmp_path: Path) -> None:
@@ -70,11 +82,16 @@ def test_timeline_page(tmp_path: Path) -> None:
     assert {"timeline.html", "timeline.png", "timeline.json", "timeline.pftrace"} <= made
 
 
+def test_training_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    out = _run("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), tmp_path)
+    assert "strategy NanoBatch(2)" in out and "result" in out
+
+
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/design.md", "docs/strategies.md", "docs/timeline.md"]
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
 )
-def test_local_links(page: str) -> None:
-    path = ROOT / page
+def test_local_links(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text())
     missing = [t for t in targets if "://" not in t and not (path.parent / t).exists()]
     assert not missing

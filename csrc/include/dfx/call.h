@@ -6,6 +6,7 @@
 //
 // What orders accesses: a lane runs its instructions in order; Event::Signal happens before the
 // return of Event::Wait; everything a lane did before LaneDone happens before the return of Run.
+// (On device lanes: see cuda_engine.h.)
 //
 // On failure the first error is kept, every event that is not signalled is aborted so that no
 // waiter sleeps on, and lanes skip what is left. What results hold then is not defined. The next
@@ -16,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dfx/event.h"
@@ -25,9 +27,15 @@
 
 namespace dfx {
 
+// An error that itself needs no memory: short enough for a std::string's own bytes.
+inline constexpr char kOutOfMemory[] = "out of memory";
+
 class Call {
  public:
   explicit Call(const Program& program);
+  // A call on device lanes: scratch is the caller's, and streams keep the order of events, so steps
+  // may not touch events themselves.
+  Call(const Program& program, void* device_scratch);
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -49,8 +57,8 @@ class Call {
     if (HasEvent(event)) events_[static_cast<size_t>(event)].Signal();
   }
 
-  // The first error wins; every waiter wakes.
-  void Fail(const std::string& message);
+  // The first error wins; every waiter wakes. Without memory for the message the call fails too.
+  void Fail(std::string_view message) noexcept;
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::string error() const;
 
@@ -67,12 +75,15 @@ class Call {
   void WaitAllLanes();
 
   bool profile() const { return profile_; }
-  void Trace(int id, int lane, int64_t t0_ns, int64_t t1_ns);
+  void Trace(int id, int lane, int64_t t0_ns, int64_t t1_ns) noexcept;
   std::vector<TraceRecord> TakeTrace();
 
  private:
   bool HasEvent(int event) {
-    if (static_cast<uint32_t>(event) < static_cast<uint32_t>(program_.n_events())) return true;
+    if (events_ != nullptr &&
+        static_cast<uint32_t>(event) < static_cast<uint32_t>(program_.n_events())) {
+      return true;
+    }
     FailNoEvent(event);
     return false;
   }
@@ -83,7 +94,7 @@ class Call {
   void* const* args_ = nullptr;
   void* const* results_ = nullptr;
   char* scratch_ = nullptr;
-  std::unique_ptr<Event[]> events_;
+  std::unique_ptr<Event[]> events_;  // none on device lanes
   std::unique_ptr<std::atomic<bool>[]> lane_done_;
   std::atomic<uint32_t> lanes_left_{0};
   std::atomic<bool> failed_{false};

