@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -56,24 +57,31 @@ def load(key: str) -> dict[str, Any] | None:
         }
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         warnings.warn(
             f"the cached decision {path} cannot be read ({error}); it is made again",
             FallbackWarning,
             stacklevel=2,
         )
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what cannot be removed is reported again
+            path.unlink()
         return None
 
 
 def store(key: str, decision: dict[str, Any]) -> None:
     """Writes a decision atomically; a folder that cannot be written to is reported, not fatal."""
     folder = cache_dir()
+    text = json.dumps(decision)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
-            json.dump(decision, file)
-        os.replace(file.name, folder / f"{key}.json")
+            try:
+                file.write(text)
+                file.close()
+                os.replace(file.name, folder / f"{key}.json")
+            except OSError:
+                os.unlink(file.name)
+                raise
     except OSError as error:
         warnings.warn(
             f"decisions cannot be kept in {folder} ({error}); they are made again in each process",
@@ -144,6 +152,8 @@ def pick(medians: dict[str, float], baseline: str, margin: float) -> tuple[str, 
     """The fastest name and a sentence; the baseline wins unless beaten by ``margin``."""
     best = min(medians, key=lambda name: medians[name])
     base = medians[baseline]
+    if len(medians) == 1:
+        return baseline, f"the original ({base:.3g} ms) is the only candidate"
     if best == baseline or medians[best] > base * (1 - margin):
         second = min((v, k) for k, v in medians.items() if k != baseline)
         return (

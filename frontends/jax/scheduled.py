@@ -45,7 +45,6 @@ class ScheduledFunction:
     """
 
     def __init__(self, fn: Callable[..., Any], options: entry.Options, *, check: bool = True):
-        _compat.check_version()
         jitted: Any = fn if _compat.is_jitted(fn) else jax.jit(fn)
         self.original = jitted
         self._options = options
