@@ -245,11 +245,147 @@ def _refuse_unbuilt(backend: str, target: Any, select: Any, compiler: str) -> No
     if compiler not in ("eager", "inductor", "aoti"):
         raise PlanError(f"compiler must be eager, inductor or aoti; got {compiler!r}")
     for name, value, default in (("select", select, None),):
-    if backend == "xla":
-        raise UnsupportedError("backend='xla' is not in this version; use 'auto', 'ffi' or 'torch'")
-    if compiler not in ("eager", "inductor", "aoti"):
-        raise PlanError(f"compiler must be eager, inductor or aoti; got {compiler!r}")
-    for name, value, default in (
-        ("target", target, None),
-        ("select", select, None),
-    ):
+        if value != default:
+            raise UnsupportedError(f"{name}={value!r} is not in this version; leave {name} out")
+
+
+def _checked_rules(given: Any) -> tuple[Any, ...]:
+    rules: tuple[Any, ...] = (given,) if isinstance(given, Rule) else tuple(given)
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise RuleError(
+                f"rules must hold dfx.Scope, Op, Call, Module, Seq or Where objects; got {rule!r}"
+            )
+    return rules
+
+
+def _scheduled(fast: Any, caller: str, args: Any = (), kwargs: Any = {}) -> Any:  # noqa: B006
+    resolve = getattr(fast, "_dfx_resolve", None)
+    if resolve is not None:
+        fast = resolve(args, kwargs)
+    fast = getattr(fast, "_dfx_core", fast)  # a module keeps its own attribute names
+    if not (hasattr(fast, "planned") and hasattr(fast, "original")):
+        raise UnsupportedError(
+            f"{caller} takes what dynaflow_xla.schedule returned; got {type(fast).__name__}"
+        )
+    return fast
+
+
+def graph(fast: Any, *args: Any, **kwargs: Any) -> PartitionedGraph:
+    """The partitioned graph for these arguments (arrays or ``jax.ShapeDtypeStruct``)."""
+    return _scheduled(fast, "graph", args, kwargs).planned(args, kwargs).pg  # type: ignore[no-any-return]
+
+
+def plan(fast: Any, *args: Any, **kwargs: Any) -> Plan:
+    """The validated plan for these arguments."""
+    return _scheduled(fast, "plan", args, kwargs).planned(args, kwargs).plan  # type: ignore[no-any-return]
+
+
+def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timeline:
+    """The predicted timeline for these arguments, and what no plan could beat (``.bound``).
+
+    Args:
+        fast: What ``schedule`` returned.
+        *args: Arrays or ``jax.ShapeDtypeStruct``; nothing runs.
+        costs: Nanoseconds by region name or id, or a timeline that ``profile`` measured; regions
+            left out cost what is estimated.
+        **kwargs: As ``args``.
+
+    Raises:
+        PlanError: a cost that is no time, or of a region that does not exist.
+    """
+    entry = _scheduled(fast, "simulate", args, kwargs).planned(args, kwargs)
+    return _simulate(entry.plan, entry.pg, costs)
+
+
+def explain(fast: Any, *args: Any, deep: bool = False, **kwargs: Any) -> str:
+    """A readable account: regions, lanes, costs, sources, copies, notes, decisions.
+
+    With ``deep=True`` (backend ``"xla"``) it is followed by what ``compile`` reads back.
+    """
+    made = _scheduled(fast, "explain", args, kwargs)
+    text: str = _inspect(made).explain(made, args, kwargs)
+    return f"{text}\n\n{compile(fast, *args, **kwargs)}" if deep else text
+
+
+def compile(fast: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compiles for a GPU, in another process, and reads back what XLA made of the plan.
+
+    Needs no GPU: the CUDA plugin compiles for the ``target`` given to ``schedule`` (without it, for the
+    GPU of this machine). The arguments may be ``jax.ShapeDtypeStruct``.
+
+    Returns:
+        A report: kernels, library calls and copies of each region beside the original program's,
+        the order edges that the CUDA graph holds, those that it has beyond the plan, memory.
+        ``str(report)`` and ``report.to_json()``.
+
+    Raises:
+        PlanError: no target is given and this machine has no known GPU.
+        UnsupportedError: the CUDA plugin is missing, the backend is not ``"xla"``, or the program
+            calls back into Python.
+        EngineError: XLA refused the program or the target; with its message.
+    """
+    return _jax("deviceless").compile_report(_xla(fast, "compile", args, kwargs), args, kwargs)
+
+
+def compiler_options(fast: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The XLA options under which the program of these arguments has its plan's order.
+
+    A top-level call applies them on CUDA. Inside a ``jax.jit`` of your own, give them to it:
+    ``jax.jit(step, compiler_options=dfx.compiler_options(fast, *args))``.
+    """
+    made = _xla(fast, "compiler_options", args, kwargs)
+    return made.compiler_options(args, kwargs)  # type: ignore[no-any-return]
+
+
+def verify(fast: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs the original and the scheduled function on the same arguments and compares.
+
+    Returns:
+        A report, one line an output (``str(report)``).
+
+    Raises:
+        VerificationError: naming the first output that differs beyond its dtype's tolerance.
+    """
+    made = _scheduled(fast, "verify", args, kwargs)
+    return _inspect(made).verify(made, args, kwargs)
+
+
+def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
+    """Runs with time stamps at region ends; returns the measured timeline.
+
+    The stamped program is compiled for this purpose; stamps keep regions apart, so that sums can
+    be a little longer than an ordinary call. Lane programs run a few times and the fastest run
+    counts; outer regions, which may have effects, run once. Time between the two is left out.
+    """
+    made = _scheduled(fast, "profile", args, kwargs)
+    framework = getattr(made, "framework", "jax")
+    module = importlib.import_module(f"dynaflow_xla.frontends.{framework}.profile")
+    return module.profile(made, args, kwargs)  # type: ignore[no-any-return]
+
+
+def tune(fast: Any, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:
+    """Measures Auto's candidates on these arguments now and keeps the decision.
+
+    Raises:
+        PlanError: the function has a fixed strategy.
+    """
+    made = _scheduled(fast, "tune", args, kwargs)
+    return _inspect(made).tune(made, args, kwargs, budget_s)
+
+
+def _inspect(fast: Any) -> Any:
+    framework = getattr(fast, "framework", "jax")
+    return importlib.import_module(f"dynaflow_xla.frontends.{framework}.inspect")
+
+
+def _xla(fast: Any, caller: str, args: Any, kwargs: Any) -> Any:
+    made = _scheduled(fast, caller, args, kwargs)
+    if getattr(made, "framework", "jax") != "jax":
+        raise UnsupportedError(f"{caller} is for JAX functions with backend='xla'")
+    return made
+
+
+def _jax(module: str) -> Any:
+    _optional.require("jax", "scheduling a JAX function", "jax")
+    return importlib.import_module(f"dynaflow_xla.frontends.jax.{module}")
