@@ -249,16 +249,6 @@ def _refuse_unbuilt(backend: str, target: Any, select: Any, compiler: str) -> No
             raise UnsupportedError(f"{name}={value!r} is not in this version; leave {name} out")
 
 
-def _checked_rules(given: Any) -> tuple[Any, ...]:
-    rules: tuple[Any, ...] = (given,) if isinstance(given, Rule) else tuple(given)
-    for rule in rules:
-        if not isinstance(rule, Rule):
-            raise RuleError(
-                f"rules must hold dfx.Scope, Op, Call, Module, Seq or Where objects; got {rule!r}"
-            )
-    return rules
-
-
 def _scheduled(fast: Any, caller: str, args: Any = (), kwargs: Any = {}) -> Any:  # noqa: B006
     resolve = getattr(fast, "_dfx_resolve", None)
     if resolve is not None:
