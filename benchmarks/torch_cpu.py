@@ -214,7 +214,9 @@ def main() -> int:
     stamp = environment.stamp()
     stamp["versions"]["torch"] = torch.__version__
     rows = []
-    table = Table("case", "1 thread ms", "2 threads ms", "scheduled ms", "ratio", "95 %", "to reach")
+    table = Table(
+        "case", "1 thread ms", "2 threads ms", "scheduled ms", "ratio", "95 %", "to reach"
+    )
     for name, (fn, args, bound) in cases().items():
         if options.only not in name:
             continue

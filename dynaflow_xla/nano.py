@@ -319,9 +319,7 @@ def expand(
     return Expanded(pg, tuple(sizes), tuple(made.origins), tuple(made.sources), made.merge_reads)
 
 
-def _passed(
-    made: _Expansion, number: int, local: Sequence[int], spec: OutSpec
-) -> int | None:
+def _passed(made: _Expansion, number: int, local: Sequence[int], spec: OutSpec) -> int | None:
     """The input that an output is as it is in every nano-batch; None if it is computed in one."""
     inputs = [part.graph.inputs for part in made.parts]
     if not all(v in of for v, of in zip(local, inputs, strict=True)):
