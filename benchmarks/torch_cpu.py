@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,7 @@ def measure_calls(rounds: int) -> list[dict[str, Any]]:
             module, exported = dfx.schedule(model, **options), dfx.schedule(program, **options)
             hand = by_hand(module, x) if compiler == "aoti" else lambda: model.b(model.a(x))
             torch.testing.assert_close(hand(), model(x))
-            runs = {"by hand": hand, "module": lambda: module(x), "exported": lambda: exported(x)}
+            runs = {"by hand": hand, "module": partial(module, x), "exported": partial(exported, x)}
             samples, calls = measure.paired(runs, rounds, sample_ms=20.0)
             medians = {k: measure.statistics(v)["median"] * 1e3 for k, v in samples.items()}
             added = {k: v - medians["by hand"] for k, v in medians.items() if k != "by hand"}

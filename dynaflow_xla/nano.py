@@ -282,9 +282,9 @@ def expand(
         UnsupportedError: effects or callbacks under a split.
         PlanError: an output cannot be put together as asked.
     """
-    for part, region in ((part, region) for part in parts for region in part.regions):
+    for cut, region in ((cut, region) for cut in parts for region in cut.regions):
         if region.outer and region.resource != "network":
-            op = part.graph.ops[region.ops[0]]
+            op = cut.graph.ops[region.ops[0]]
             raise UnsupportedError(
                 f"{op.kind} at {op.source} {op.outer_reason}: a split would run it once a "
                 "nano-batch. Keep it out of the scheduled function, or do not split"
