@@ -282,7 +282,7 @@ def expand(
         UnsupportedError: effects or callbacks under a split.
         PlanError: an output cannot be put together as asked.
     """
-    for cut, region in ((cut, region) for cut in parts for region in cut.regions):
+    for cut, region in [(one, region) for one in parts for region in one.regions]:
         if region.outer and region.resource != "network":
             op = cut.graph.ops[region.ops[0]]
             raise UnsupportedError(
