@@ -282,9 +282,9 @@ def expand(
         UnsupportedError: effects or callbacks under a split.
         PlanError: an output cannot be put together as asked.
     """
-    for part, region in ((part, region) for part in parts for region in part.regions):
+    for cut, region in [(one, region) for one in parts for region in one.regions]:
         if region.outer and region.resource != "network":
-            op = part.graph.ops[region.ops[0]]
+            op = cut.graph.ops[region.ops[0]]
             raise UnsupportedError(
                 f"{op.kind} at {op.source} {op.outer_reason}: a split would run it once a "
                 "nano-batch. Keep it out of the scheduled function, or do not split"
@@ -319,9 +319,7 @@ def expand(
     return Expanded(pg, tuple(sizes), tuple(made.origins), tuple(made.sources), made.merge_reads)
 
 
-def _passed(
-    made: _Expansion, number: int, local: Sequence[int], spec: OutSpec
-) -> int | None:
+def _passed(made: _Expansion, number: int, local: Sequence[int], spec: OutSpec) -> int | None:
     """The input that an output is as it is in every nano-batch; None if it is computed in one."""
     inputs = [part.graph.inputs for part in made.parts]
     if not all(v in of for v, of in zip(local, inputs, strict=True)):

@@ -35,7 +35,9 @@ class Split:
     def __post_init__(self) -> None:
         _check_count("dfx.Split", self.count)
         if self.sizes and len(_row_counts(self.sizes)) != self.count:
-            raise PlanError(f"dfx.Split: {self.count} nano-batches need as many sizes; got {self.sizes}")
+            raise PlanError(
+                f"dfx.Split: {self.count} nano-batches need as many sizes; got {self.sizes}"
+            )
 
     @staticmethod
     def none() -> Split:
@@ -66,7 +68,9 @@ class Split:
         try:
             rows = [float(w) for w in weights]
         except (TypeError, ValueError) as error:
-            raise PlanError(f"weights must be numbers, one for each row; got {weights!r}") from error
+            raise PlanError(
+                f"weights must be numbers, one for each row; got {weights!r}"
+            ) from error
         _check_count("Split.balanced", count)
         if count > len(rows):
             raise PlanError(

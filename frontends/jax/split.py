@@ -15,7 +15,7 @@ from dynaflow_xla.batch_states import Partial, Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError, SeparabilityError
 from dynaflow_xla.frontends.jax import lower, separability
 from dynaflow_xla.frontends.jax.capture import Captured
-from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.ir import PartitionedGraph, Region
 from dynaflow_xla.partition import partition
 from dynaflow_xla.recording import Decision, Recording
 from dynaflow_xla.separability import Mean, OutSpec, Proof, Sum
@@ -119,7 +119,6 @@ class BatchedFunction:
             const_parts=const_parts,
         )
 
-
     def _proof(self, made: Mapping[int, tuple[Captured, Sequence[Any]]]) -> Proof:
         """The proof; it does not refuse because of nano-batches of one row alone.
 
@@ -218,6 +217,14 @@ class Split:
         captured = replace(self.captured, graph=expanded.pg.graph)
         return replace(made, expanded=expanded, captured=captured), Recording(decisions)
 
+    def joint_regions(self) -> frozenset[int]:
+        """Regions that are no single nano-batch's: merges, and groups that run as one batch."""
+        return frozenset(
+            number
+            for number, origin in enumerate(self.expanded.origins)
+            if not isinstance(origin, nano.Origin) or len(origin.nanos) > 1
+        )
+
     def _joint(self, nanos: Sequence[int]) -> tuple[Captured, PartitionedGraph]:
         """The function at the joint size of several nano-batches, and its cut.
 
@@ -236,8 +243,13 @@ class Split:
         assert cut is not None
         return captured, cut
 
-    def function(self, region: int, decision: Decision) -> Callable[..., list[Any]]:
-        """A region as a traceable function from its inputs to its outputs."""
+    def function(
+        self, region: int, decision: Decision, second: lower.Second | None = None
+    ) -> Callable[..., list[Any]]:
+        """A region as a traceable function from its inputs to its outputs.
+
+        ``second``, of one nano-batch's region: see ``lower.region_function``.
+        """
         origin = self.expanded.origins[region]
         if isinstance(origin, nano.MergeSpec):
             reads = self.expanded.merge_reads[region]
@@ -247,6 +259,8 @@ class Split:
             captured, cut = self._joint(origin.nanos)
         local = cut.regions[origin.region]
         made = self.pg.regions[region]
+        if second is not None:
+            return _with_second(self, made, local, origin, second)
         if decision.replace is None:
             inner = lower.region_function(captured, local)
         else:
@@ -305,6 +319,36 @@ def _with_cuts(
     def run(*args: Any) -> list[Any]:
         env = dict(zip(inputs, args, strict=True))
         outs = fn(*[_cut(env[v], cut) for v, cut in reads])
+        return [outs[n] for n in kept]
+
+    return run
+
+
+def _with_second(
+    split: Split, made: Region, local: Region, origin: nano.Origin, second: lower.Second
+) -> Callable[..., list[Any]]:
+    """As ``_with_cuts``, for a region that gets some inputs twice."""
+    op_of = dict(zip(made.ops, local.ops, strict=True))
+    twice = [n for n, (value, _) in enumerate(origin.reads[0]) if value in second.values]
+    inner = lower.region_function(
+        split.part(origin.nanos[0]),
+        local,
+        lower.Second(
+            tuple(local.inputs[n] for n in twice),
+            frozenset(op_of[i] for i in second.readers),
+            frozenset(op_of[i] for i in second.between),
+        ),
+    )
+    reads = origin.reads[0]
+    kept = [local.outputs.index(split.expanded.sources[v][1]) for v in made.outputs]
+
+    def run(*args: Any) -> list[Any]:
+        env = dict(zip(made.inputs, args[: len(made.inputs)], strict=True))
+        other = dict(zip(second.values, args[len(made.inputs) :], strict=True))
+        outs = inner(
+            *[_cut(env[v], cut) for v, cut in reads],
+            *[_cut(other[reads[n][0]], reads[n][1]) for n in twice],
+        )
         return [outs[n] for n in kept]
 
     return run

@@ -16,7 +16,7 @@ from dynaflow_xla.partition import partition
 from dynaflow_xla.plan import Plan
 from dynaflow_xla.recording import Recording
 from dynaflow_xla.rules import Rule
-from dynaflow_xla.strategies.base import Context, Strategy, record
+from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
 from dynaflow_xla.validate import validate
 
 
@@ -89,6 +89,7 @@ def build_entry(gm: Any, options: Options, kind: str, number: int) -> Entry:
         lanes=options.lanes,
         user=options.user,
     )
+    sizes_of(options.strategy, context)  # there is no batch here: refuses a split
     recording = record(options.strategy, pg, context)
     plan = build_plan(pg, recording, lanes=options.lanes, strategy_text=repr(options.strategy))
     validate(plan, pg)

@@ -51,7 +51,10 @@ def test_batch_options_without_axes(options: dict[str, Any]) -> None:
         ((2, None), r"argument 0 must be an axis of its shape \[6, 4\]; got 2"),
         ((-3, None), "must be an axis of its shape"),
         ((None, None), "names no argument with a batch"),
-        ((0, 0), r"same number of rows; got 6 in argument 0 \[6, 4\] along axis 0; 4 in argument 1"),
+        (
+            (0, 0),
+            r"same number of rows; got 6 in argument 0 \[6, 4\] along axis 0; 4 in argument 1",
+        ),
         (("rows", None), "integers and None; got 'rows'"),
         ((True, None), "integers and None; got True"),
         ((1.0, None), "integers and None; got 1.0"),
@@ -122,7 +125,7 @@ def test_context_that_is_no_mapping(context: Any) -> None:
 @pytest.mark.parametrize("sizes", [[4, 3], [2, 2], [6, 1], [1] * 7])
 def test_sizes_that_do_not_add_up(sizes: list[int]) -> None:
     fast = split(layer, dfx.NanoBatch(sizes), in_axes=(0, None))
-    with pytest.raises(dfx.PlanError, match=f"the batch.* 6|batch has 6"):
+    with pytest.raises(dfx.PlanError, match="the batch.* 6|batch has 6"):
         fast(X, W)
 
 
@@ -311,7 +314,17 @@ def test_unequal_on_the_first_call() -> None:
         lambda fast: jax.jit(lambda y: fast(X) + y)(X),
         lambda fast: jax.lax.scan(lambda c, x: (c, fast(x)), 0, jnp.stack([X, X])),
     ],
-    ids=["jit", "grad", "vmap", "lower", "trace", "eval_shape", "make_jaxpr", "closed over", "scan"],
+    ids=[
+        "jit",
+        "grad",
+        "vmap",
+        "lower",
+        "trace",
+        "eval_shape",
+        "make_jaxpr",
+        "closed over",
+        "scan",
+    ],
 )
 def test_not_compared_while_traced(run: Any) -> None:
     with pytest.raises(dfx.SeparabilityError, match="call it once outside") as error:

@@ -126,7 +126,9 @@ def test_inside_shapes_only() -> None:
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("batch", "sizes"), [(1, []), (2, [1, 1]), (3, [1, 1, 1]), (5, [2, 1, 1, 1])])
+@pytest.mark.parametrize(
+    ("batch", "sizes"), [(1, []), (2, [1, 1]), (3, [1, 1, 1]), (5, [2, 1, 1, 1])]
+)
 def test_a_batch_smaller_than_the_nano_batches(
     batch: int, sizes: list[int], assert_same: Any
 ) -> None:
@@ -222,7 +224,8 @@ def test_sums_and_means_are_weighted_by_size(assert_same: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", [jnp.bfloat16, jnp.float16, jnp.float32, jnp.complex64, jnp.int8, jnp.int32, jnp.uint32]
+    "dtype",
+    [jnp.bfloat16, jnp.float16, jnp.float32, jnp.complex64, jnp.int8, jnp.int32, jnp.uint32],
 )
 def test_sums_of_every_type(dtype: Any, assert_same: Any) -> None:
     x = (X * 3).astype(dtype)
@@ -253,10 +256,10 @@ def test_results_that_are_arguments_constants_or_repeated(assert_same: Any) -> N
     fast = split(f, [4, 2], in_axes=(0, None, 0), out_axes=(0, 0, None, 0, 0, None, None, 0, 1))
     args = X, W, X[:, 0]
     assert_same(fast.original(*args), fast(*args))
-    back = jax.grad(lambda *a: sum(jnp.sum(r * (n + 1.0)) for n, r in enumerate(fast(*a))), (0, 1, 2))
-    want = jax.grad(
-        lambda *a: sum(jnp.sum(r * (n + 1.0)) for n, r in enumerate(f(*a))), (0, 1, 2)
+    back = jax.grad(
+        lambda *a: sum(jnp.sum(r * (n + 1.0)) for n, r in enumerate(fast(*a))), (0, 1, 2)
     )
+    want = jax.grad(lambda *a: sum(jnp.sum(r * (n + 1.0)) for n, r in enumerate(f(*a))), (0, 1, 2))
     assert_same(want(*args), back(*args))
 
 
@@ -344,9 +347,7 @@ def three_steps(x: Any, w: Any) -> Any:
 
 @pytest.mark.parametrize("names", [("first",), ("second",), ("first", "second", "third")])
 def test_several_nano_batches_as_one_batch(names: Any, assert_same: Any) -> None:
-    fast = split(
-        three_steps, Grouped(*names), in_axes=(0, None), out_axes=(0, dfx.Sum())
-    )
+    fast = split(three_steps, Grouped(*names), in_axes=(0, None), out_axes=(0, dfx.Sum()))
     found = launches(fast, X, W)
     for name in names:
         assert f"{name}@0+2" in found and f"{name}@1" in found

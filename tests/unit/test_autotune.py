@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,15 @@ from typing import Any
 import pytest
 
 from dynaflow_xla import autotune
-from dynaflow_xla.errors import FallbackWarning
+from dynaflow_xla.errors import FallbackWarning, PlanError
 
-DECISION = {
+DECISION: dict[str, Any] = {
     "choice": "Branches()",
     "reason": "it was faster",
     "medians_ms": {"original": 2.0, "b": 1.5},
+    "predicted_ms": {"b": 1.4},
+    "left_out": {"c": "predicted slower"},
+    "seconds": 0.5,
 }
 
 
@@ -155,15 +159,22 @@ def test_every_candidate_is_measured_as_often() -> None:
     assert len(order) == 6 + 6 * 6
 
 
-def test_a_budget_still_gives_three_rounds() -> None:
+def test_a_budget_that_is_spent_still_gives_three_rounds() -> None:
     calls = 0
 
     def run() -> None:
         nonlocal calls
         calls += 1
+        if calls > 2:  # slower than the calls by which the budget was judged
+            time.sleep(0.2)
 
-    autotune.measure({"a": run}, budget_s=0.0, rounds=15, sample_s=0.0)
+    autotune.measure({"a": run}, budget_s=0.2, rounds=15, sample_s=0.0)
     assert calls == 2 + 3 * 2
+
+
+def test_a_budget_that_cannot_suffice_is_an_error() -> None:
+    with pytest.raises(PlanError, match=r"0 s do not suffice to measure 1 candidates 3 times"):
+        autotune.measure({"a": lambda: time.sleep(0.001)}, budget_s=0.0)
 
 
 @pytest.mark.parametrize(

@@ -234,9 +234,7 @@ def batch_norm_in_training(x: Any) -> Any:
     return (x - x.mean(0)) * lax.rsqrt(x.var(0) + 1e-3)
 
 
-@case(
-    lambda d: (d.normal(3, D, D, scale=0.3), d.normal(ROWS, D)), in_axes=(None, 0), wrt=(0, 1)
-)
+@case(lambda d: (d.normal(3, D, D, scale=0.3), d.normal(ROWS, D)), in_axes=(None, 0), wrt=(0, 1))
 def layers_scanned(ws: Any, x: Any) -> Any:
     return lax.scan(lambda h, w: (h + jnp.tanh(h @ w), None), x, ws)[0]
 
