@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import core as jcore_private, source_info_util
+from jax._src import core, source_info_util
 from jax._src.interpreters import mlir
 from jax.extend import core as jcore
 
@@ -94,12 +94,17 @@ def device_count(lowering_context: Any) -> int:
 
 def outside_traces() -> bool:
     """Whether no transformation is in progress on this thread: what is called now runs now."""
-    return bool(jcore_private.trace_state_clean())
+    return bool(core.trace_state_clean())
 
 
 def under_disable_jit() -> bool:
     """Whether jax.disable_jit is in force."""
     return bool(jax.config.jax_disable_jit)
+
+
+def tracing() -> bool:
+    """Whether this thread is inside somebody's trace: then even calls on arrays give tracers."""
+    return not core.trace_state_clean()
 
 
 def key_impl(dtype: Any) -> Any:

@@ -107,6 +107,7 @@ def choose(fast: Any, args: Any, kwargs: Any, *, budget_s: float | None = None) 
     key = autotune.cache_key(
         first.pg.to_json(), fast._options.name, __version__, jax.__version__, fast._options.lanes,
         [repr(c) for c in candidates], fast._options.in_axes, fast._options.out_axes,
+        *_place(fast._options.backend),
     )  # fmt: skip
     cached = autotune.load(key) if budget_s is None else None
     if cached is not None:
@@ -206,6 +207,11 @@ def _program(made: Any) -> Any:
     if len(lanes) > 1 or made.split is not None:
         return made.plan.instructions
     return "one lane"
+
+
+def _place(backend: str) -> tuple[str, ...]:
+    """What a decision depends on besides the machine; nothing for the CPU lanes of ``ffi``."""
+    return () if backend == "ffi" else (backend, jax.devices()[0].device_kind)
 
 
 def _child(fast: Any, candidates: list[Any], choice: str) -> Any:

@@ -26,7 +26,7 @@ Cutting changes fusion, hence rounding, and where terms cancel the rounding of t
 
 def explain(fast: Any, args: Any, kwargs: Any) -> str:
     """See ``dynaflow_xla.explain``."""
-    made: entry.Entry = fast.planned(args, kwargs)
+    made = fast.planned(args, kwargs)
     lanes = {i.region: i for i in made.plan.instructions if isinstance(i, Launch)}
     rows = [("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")]
     for region in made.pg.regions:
@@ -44,10 +44,13 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [f"{fast._options.name}: strategy {made.plan.strategy}, backend ffi (cpu)"]
+    where = "ffi (cpu)" if isinstance(made, entry.Entry) else f"xla ({jax.default_backend()})"
+    lines = [f"{fast._options.name}: strategy {made.plan.strategy}, backend {where}"]
     lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
     lines.append(
-        f"lanes {made.plan.lanes}, events {made.plan.events}, scratch {made.plan.scratch_bytes} bytes, "
+        made.summary()
+        if not isinstance(made, entry.Entry)
+        else f"lanes {made.plan.lanes}, events {made.plan.events}, scratch {made.plan.scratch_bytes} bytes, "
         f"copied per call {made.plan.copied_bytes} bytes, custom calls "
         f"{sum(bool(instructions) for instructions, _ in lower.split_stages(made.plan))}"
     )

@@ -22,6 +22,11 @@ _MAX_SECONDS = 1.0
 
 def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
     """See ``dynaflow_xla.profile``."""
+    if fast._options.backend == "xla":
+        raise UnsupportedError(
+            f"{fast._options.name!r} runs as one XLA program, which has no time stamps between regions; "
+            "use jax.profiler.trace (regions are its name scopes), or dfx.compile for its order."
+        )
     target = fast.planning(args, kwargs)
     made: entry.Entry = target.planned(args, kwargs)
     inputs = target.flat_inputs(args, kwargs)
@@ -41,7 +46,7 @@ def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
         if outer is not None:
             jax.block_until_ready([env[v] for v in made.pg.regions[outer.region].inputs])
             begin = time.monotonic_ns()
-            made._run_outer(outer, env)
+            made._run_plain(outer, env)
             jax.block_until_ready([env[v] for v in made.pg.regions[outer.region].outputs])
             measured.add_outer(outer, time.monotonic_ns() - begin)
     return measured.timeline(target._options.name)
