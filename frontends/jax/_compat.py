@@ -92,11 +92,6 @@ def device_count(lowering_context: Any) -> int:
     return int(getattr(axis_context, "num_devices", 1))
 
 
-def outside_traces() -> bool:
-    """Whether no transformation is in progress on this thread: what is called now runs now."""
-    return bool(core.trace_state_clean())
-
-
 def under_disable_jit() -> bool:
     """Whether jax.disable_jit is in force."""
     return bool(jax.config.jax_disable_jit)

@@ -312,7 +312,7 @@ class ScheduledFunction:
     # -- automatic choice ---------------------------------------------------------------------
 
     def _call_auto(self, args: Any, kwargs: Any) -> Any:
-        outside = _compat.outside_traces()
+        outside = not _compat.tracing()
         if self._chosen is not None and self._step_back == 0 and outside:
             try:
                 return self._run_chosen(args, kwargs)
@@ -324,10 +324,7 @@ class ScheduledFunction:
         except TypeError:
             return self.original(*args, **kwargs)  # JAX's own error: a static value has no hash
         if choice is None:
-            if any(
-                isinstance(leaf, jax.core.Tracer)
-                for leaf in jax.tree_util.tree_leaves((args, kwargs))
-            ):
+            if not outside:
                 return self.original(*args, **kwargs)  # never measures inside somebody's trace
             try:
                 choice = auto.choose(self, args, kwargs)
