@@ -40,6 +40,11 @@ class _Capturing:
         _state.depth -= 1
 
 
+def capturing_inside() -> _Capturing:
+    """A block in which scheduled functions are their originals."""
+    return _Capturing()
+
+
 @dataclass(frozen=True)
 class Options:
     """What the user asked ``schedule`` for, as far as one entry needs it."""
