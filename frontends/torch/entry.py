@@ -16,7 +16,7 @@ from dynaflow_xla.partition import partition
 from dynaflow_xla.plan import Plan
 from dynaflow_xla.recording import Recording
 from dynaflow_xla.rules import Rule
-from dynaflow_xla.strategies.base import Context, Strategy, sizes_of, record
+from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
 from dynaflow_xla.validate import validate
 
 
