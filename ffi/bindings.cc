@@ -15,6 +15,7 @@
 #include "dfx/lane.h"
 #include "dfx/program.h"
 #include "dfx/version.h"
+#include "order_gate.h"
 #include "program_handle.h"
 #include "python_launcher.h"
 #include "registry.h"
@@ -176,6 +177,7 @@ NB_MODULE(_engine, m) {
     d["run_execute"] = FunctionCapsule(RunExecuteHandler());
     d["gate"] = FunctionCapsule(GateHandler());
     d["fail"] = FunctionCapsule(FailHandler());
+    d["order_gate"] = FunctionCapsule(OrderGateHandler());
     d["state_type_id"] = FunctionCapsule(StateTypeId());
     d["state_type_info"] = FunctionCapsule(StateTypeInfo());
     return d;

@@ -6,24 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import source_info_util
+from jax._src import core, source_info_util
 from jax._src.interpreters import mlir
 from jax.extend import core as jcore
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ir import Source
-
-MIN_JAX = (0, 10)
-
-
-def check_version() -> None:
-    """Raises UnsupportedError if the installed JAX is too old."""
-    version = tuple(int(part) for part in jax.__version__.split(".")[:2])
-    if version < MIN_JAX:
-        raise UnsupportedError(
-            f"dynaflow_xla needs jax >= {MIN_JAX[0]}.{MIN_JAX[1]}; found {jax.__version__}. "
-            "Upgrade with: pip install -U 'dynaflow-xla[jax]'"
-        )
 
 
 def traced_consts(traced: Any) -> list[Any]:
@@ -107,6 +95,11 @@ def device_count(lowering_context: Any) -> int:
 def under_disable_jit() -> bool:
     """Whether jax.disable_jit is in force."""
     return bool(jax.config.jax_disable_jit)
+
+
+def tracing() -> bool:
+    """Whether this thread is inside somebody's trace: then even calls on arrays give tracers."""
+    return not core.trace_state_clean()
 
 
 def key_impl(dtype: Any) -> Any:

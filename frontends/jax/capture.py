@@ -24,6 +24,10 @@ INLINE = {
     "checkpoint": "jaxpr", "custom_lin": "call_jaxpr",
 }  # fmt: skip
 
+# Calls that carry their own way to be differentiated, or to be recomputed when that happens.
+_RULES = frozenset(
+    "custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_lin remat remat2 checkpoint".split()
+)
 
 # Types narrower than a byte: XLA packs them in some buffers and not in others.
 _PACKED = frozenset("int2 uint2 int4 uint4 int1 uint1 float4_e2m1fn".split())
@@ -86,8 +90,23 @@ def _params_text(eqn: Any) -> str:
     return " ".join(parts)
 
 
+def holds_custom_rules(jaxpr: Any) -> bool:
+    """Whether a capture of a jaxpr would look through derivative rules of its functions."""
+    return any(
+        eqn.primitive.name in _RULES
+        or (eqn.primitive.name in INLINE and holds_custom_rules(_inner(eqn)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _inner(eqn: Any) -> Any:
+    inner = eqn.params.get(INLINE[eqn.primitive.name])
+    return getattr(inner, "jaxpr", inner)
+
+
 class _Builder:
-    def __init__(self) -> None:
+    def __init__(self, keep_rules: bool = False) -> None:
+        self.keep_rules = keep_rules
         self.values: list[Value] = []
         self.avals: list[Any] = []
         self.variables: list[Any] = []
@@ -117,6 +136,7 @@ class _Builder:
         jaxpr: Any,
         env: dict[Any, Any],
         scope: list[str],
+        scope_calls: tuple[int, ...],
         call_path: tuple[str, ...],
         caller: Source | None = None,
         entered: dict[str, tuple[str, ...]] | None = None,
@@ -133,11 +153,12 @@ class _Builder:
             name = eqn.primitive.name
             local = marks.split_scope(str(eqn.source_info.name_stack))
             inner_scope = scope + local
+            inner_calls = scope_calls + (len(call_path),) * len(local)
             marked = dict(entered or {})
             for component in local:
                 if marks.is_mark(component):
                     marked.setdefault(component, call_path)
-            key = INLINE.get(name)
+            key = None if self.keep_rules and name in _RULES else INLINE.get(name)
             if key is not None and key in eqn.params:
                 inner = eqn.params[key]
                 consts = list(getattr(inner, "consts", ()))
@@ -153,7 +174,7 @@ class _Builder:
                     path = (*call_path, f"{label}#{self.calls[label]}")
                     self.calls[label] += 1
                 line = _compat.user_source(eqn) or caller
-                self.inline(inner, inner_env, inner_scope, path, line, marked)
+                self.inline(inner, inner_env, inner_scope, inner_calls, path, line, marked)
                 for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
                     env[var] = atom if isinstance(atom, jcore.Literal) else inner_env[atom]
                 continue
@@ -180,6 +201,7 @@ class _Builder:
                     outputs=outputs,
                     scope=tuple(marks.plain_name(part) for part in inner_scope),
                     call_path=call_path,
+                    scope_calls=inner_calls,
                     flops=flops,
                     bytes_moved=moved,
                     cost_ns=cost,
@@ -194,23 +216,25 @@ class _Builder:
             )
 
 
-def capture(closed: Any, n_consts: int, name: str) -> Captured:
+def capture(closed: Any, n_consts: int, name: str, *, keep_rules: bool = False) -> Captured:
     """Builds the graph of a closed jaxpr whose constants were made inputs already.
 
     Args:
         closed: A ``ClosedJaxpr``; its constants become the first inputs.
         n_consts: How many leading inputs are closed-over values (for names only).
         name: Name of the function.
+        keep_rules: Keep calls with derivative rules of their own as one operator, so that the
+            captured program can be differentiated.
     """
     jaxpr = closed.jaxpr
-    builder = _Builder()
+    builder = _Builder(keep_rules)
     env: dict[Any, Any] = {}
     inputs = []
     for var in (*jaxpr.constvars, *jaxpr.invars):
         number = builder.value(var.aval, -1)
         env[var] = number
         inputs.append(number)
-    builder.inline(jaxpr, env, [], ())
+    builder.inline(jaxpr, env, [], (), ())
     outputs: list[Any] = []
     is_value = []
     for atom in jaxpr.outvars:

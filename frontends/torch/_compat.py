@@ -11,21 +11,6 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.errors import UnsupportedError
-
-MIN_TORCH, MAX_TORCH = (2, 11), (2, 16)
-
-
-def check_version() -> None:
-    """Raises UnsupportedError if the installed PyTorch is outside the tested range."""
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if not MIN_TORCH <= version < MAX_TORCH:
-        raise UnsupportedError(
-            f"dynaflow_xla works with torch >= {MIN_TORCH[0]}.{MIN_TORCH[1]} and < "
-            f"{MAX_TORCH[0]}.{MAX_TORCH[1]}; found {torch.__version__}. "
-            "Install one with: pip install 'dynaflow-xla[torch]'"
-        )
-
 
 def aot_backend(
     forward: Callable[..., Any], backward: Callable[..., Any], inference: Callable[..., Any]

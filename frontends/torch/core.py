@@ -81,7 +81,6 @@ class Core:
     framework = "torch"
 
     def __init__(self, original: Callable[..., Any], options: Options) -> None:
-        _compat.check_version()
         self.original = original
         self.options = options
         self.entries: list[Entry] = []
