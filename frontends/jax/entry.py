@@ -154,6 +154,10 @@ def build_entry(
         captured, pg = split.captured, split.pg
     else:
         pg = partition(graph, rules)
+    if options.backend == "xla":
+        pg = _with_network(pg)
+        if split is not None:
+            split = replace(split, expanded=replace(split.expanded, pg=pg))
     t1 = time.perf_counter()
     # Nothing is proved of residuals that several nano-batches would share.
     derived = batched is not None and bool(batched.sizes)
@@ -190,6 +194,17 @@ def build_entry(
         options=options, captured=captured, pg=pg, plan=plan, functions=functions,
         seconds=seconds, split=split,
     )  # fmt: skip
+
+
+def _with_network(pg: PartitionedGraph) -> PartitionedGraph:
+    """Communication as regions with a lane: one XLA program holds them as it does all others."""
+    regions = tuple(
+        replace(r, outer=False, tags=r.tags - {"outer"})
+        if r.outer and r.resource == "network"
+        else r
+        for r in pg.regions
+    )
+    return replace(pg, regions=regions)
 
 
 def build_stages(
