@@ -34,7 +34,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup dev wheel demo bench bench-engine bench-pjrt test test-versions lint lint-ruff lint-mypy lint-imports \
+.PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt test test-versions lint lint-ruff lint-mypy lint-imports \
         lint-cpp format python312 versions-wheel gpu-envs test-gpu-compile \
         cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
@@ -111,6 +111,9 @@ demo: setup  ## Run the demonstration
 
 bench: setup  ## Run the benchmarks (BENCH_ARGS=...)
 	@"$(PY)" benchmarks/run.py $(BENCH_ARGS)
+
+study: setup  ## Measure how well Auto chooses (BENCH_ARGS=...)
+	@"$(PY)" benchmarks/auto_study.py $(BENCH_ARGS)
 
 bench-engine: setup  ## Build and run the engine's own benchmark (BENCH_ARGS=...)
 	@"$(PY)" -P -m cmake -S csrc -B build/bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DDFX_BUILD_BENCH=ON \

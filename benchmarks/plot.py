@@ -1,11 +1,32 @@
-"""Draws a result file of ``runner.py``: ``python benchmarks/plot.py results/<file>.json [--out FILE]``."""
+"""Draws a result file of ``runner.py``: ``python benchmarks/plot.py results/<file>.json [--out FILE]``.
+
+``--markdown`` prints it as the table of README.md instead.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 COLORS = {"branches": "#4c78a8", "nano": "#54a24b", "whole": "#b279a2", "auto": "#f58518"}
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """Returns the table of README.md: the better baseline, the best strategy, and Auto."""
+    lines = [
+        "| case | plain ms | scheduled ms | with | ratio | Auto's ratio |",
+        "|---|---|---|---|---|---|",
+    ]
+    for case in record["cases"]:
+        ratios = case["ratios"]
+        best = min((n for n in ratios if n != "auto"), key=lambda n: ratios[n]["ratio"])
+        ms = {name: found["median"] for name, found in case["statistics_ms"].items()}
+        lines.append(
+            f"| {case['note']} | {ms[ratios[best]['baseline']]:.3g} | {ms[best]:.3g} | {best} "
+            f"| {ratios[best]['ratio']:.2f} | {ratios['auto']['ratio']:.2f} |"
+        )
+    return "\n".join(lines)
 
 
 def draw(source: Path, target: Path) -> Path:
@@ -85,7 +106,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path)
     parser.add_argument("--out", type=Path, help="default: the source with suffix .png")
+    parser.add_argument("--markdown", action="store_true", help="print a table, draw nothing")
     options = parser.parse_args()
+    if options.markdown:
+        import json
+
+        print(markdown(json.loads(options.source.read_text())))
+        return 0
     print(draw(options.source, options.out or options.source.with_suffix(".png")))
     return 0
 

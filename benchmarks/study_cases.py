@@ -12,8 +12,8 @@ from cases import Case, Made
 
 def _attention(batch: int, steps: int, width: int) -> Made:
     def block(p: Any, x: jax.Array) -> jax.Array:
-        heads = width // 64
-        q, k, v = ((x @ p[name]).reshape(batch, steps, heads, 64).swapaxes(1, 2) for name in "qkv")
+        heads = (*x.shape[:2], width // 64, 64)
+        q, k, v = ((x @ p[name]).reshape(heads).swapaxes(1, 2) for name in "qkv")
         weights = jax.nn.softmax(q @ k.swapaxes(-1, -2) / 8.0)
         x = x + (weights @ v).swapaxes(1, 2).reshape(x.shape) @ p["o"]
         return x + jax.nn.gelu(x @ p["up"]) @ p["down"]

@@ -22,9 +22,11 @@ _BLAS_SPIN_S = 0.12
 _BLAS_SAMPLE_S = 0.02
 
 _FAR_BEHIND = 1.3
-"""A candidate predicted to take so many times as long as the best one is not compiled."""
+_FAR_BEHIND_MS = 0.1
+"""A candidate predicted to take so many times as long as the best one, and so much longer, is not
+compiled. What small programs cost beside their operators is known to some tens of microseconds only."""
 
-_MEASURED = 3
+_MEASURED = 4
 """At most so many candidates are measured beside the original."""
 
 
@@ -190,7 +192,7 @@ def _predicted(
         name = repr(candidate)
         if len(kept) >= _MEASURED:
             left_out[name] = f"{_MEASURED} others are predicted to be faster"
-        elif predicted[name] > _FAR_BEHIND * best:
+        elif predicted[name] > max(_FAR_BEHIND * best, best + _FAR_BEHIND_MS):
             left_out[name] = (
                 f"predicted to take {predicted[name] / best:.2f} times the best one's time"
             )

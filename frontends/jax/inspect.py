@@ -201,5 +201,5 @@ def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
     if not budget_s > 0:
         raise PlanError(f"budget_s must be a positive number of seconds; got {budget_s!r}")
     choice = auto.choose(fast, args, kwargs, budget_s=budget_s)
-    fast._choices[fast._signature(args, kwargs)] = choice
+    fast.decide(fast._signature(args, kwargs), choice)
     return choice

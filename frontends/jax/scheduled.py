@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import jax
 
 from dynaflow_xla import autotune
-from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError
+from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError, SeparabilityError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import (
     _compat,
@@ -34,6 +35,10 @@ _MAX_CHOICES = 1024
 _NOT_TRACED = "it cannot be compared with the original while it is traced: call it once outside"
 _GIL_BUSY_NS = 1_000_000
 _STEP_BACK_CALLS = 50
+
+
+class _NotDecided(Exception):
+    """A signature that Auto has not met yet."""
 
 
 class ScheduledFunction:
@@ -62,6 +67,8 @@ class ScheduledFunction:
         self._choices: dict[Any, auto.Choice] = {}
         self._children: dict[str, ScheduledFunction] = {}
         self._step_back = 0
+        self._chosen: Any = None
+        self._tracing = threading.local()
         functools.update_wrapper(self, _compat.wrapped_function(jitted), updated=())
         self._jit = jax.jit(self._traced, **self._jit_options)
         self._with_options: dict[Any, Any] = {}
@@ -276,7 +283,13 @@ class ScheduledFunction:
             new_args = [resize_argument(n, value) for n, value in enumerate(args)]
             dynamic = {k: v for k, v in kwargs.items() if k not in names}
             new_kwargs = {**kwargs, **jax.tree_util.tree_map(resize, dynamic)}
-            _, part, values = self._captured(new_args, new_kwargs)
+            try:
+                _, part, values = self._captured(new_args, new_kwargs)
+            except (TypeError, ValueError) as error:  # what JAX raises for shapes that do not fit
+                raise SeparabilityError(
+                    f"{options.name!r} cannot be traced with {size} instead of {batch} rows "
+                    f"({str(error).splitlines()[0]}). Write shapes in terms of the arguments' shapes"
+                ) from error
             return part, values
 
         return splitting.BatchedFunction(captured, consts, batch, in_axes, out_axes, capture_at)
@@ -299,37 +312,64 @@ class ScheduledFunction:
     # -- automatic choice ---------------------------------------------------------------------
 
     def _call_auto(self, args: Any, kwargs: Any) -> Any:
+        outside = not _compat.tracing()
+        if self._chosen is not None and self._step_back == 0 and outside:
+            try:
+                return self._run_chosen(args, kwargs)
+            except _NotDecided:
+                pass
         signature = self._signature(args, kwargs)
         try:
             choice = self._choices.get(signature)
         except TypeError:
             return self.original(*args, **kwargs)  # JAX's own error: a static value has no hash
         if choice is None:
-            if any(
-                isinstance(leaf, jax.core.Tracer)
-                for leaf in jax.tree_util.tree_leaves((args, kwargs))
-            ):
+            if not outside:
                 return self.original(*args, **kwargs)  # never measures inside somebody's trace
             try:
                 choice = auto.choose(self, args, kwargs)
             except autotune.BudgetTooSmall as error:
                 choice = auto.Choice(None, str(error))
-            self._choices[signature] = choice
-            if len(self._choices) > _MAX_CHOICES:
-                self._choices.pop(next(iter(self._choices)))
-        child = choice.child
-        if child is None:
-            return self.original(*args, **kwargs)
+            self.decide(signature, choice)
         if self._step_back > 0:
             self._step_back -= 1
             return self.original(*args, **kwargs)
+        if not outside or self._chosen is None:
+            return (choice.child or self.original)(*args, **kwargs)
+        self._tracing.choice = choice
+        try:
+            return self._run_chosen(args, kwargs)
+        finally:
+            self._tracing.choice = None
+
+    def decide(self, signature: Any, choice: auto.Choice) -> None:
+        """Keeps a decision."""
+        known = self._choices.get(signature)
+        self._choices[signature] = choice
+        if len(self._choices) > _MAX_CHOICES:
+            self._choices.pop(next(iter(self._choices)))
+        first = self._chosen is None
+        if (first and choice.child is not None) or not (first or known is None):
+            # A new function each time: JAX keeps what it traced by function.
+            self._chosen = jax.jit(lambda *a, **k: self._traced_choice(a, k), **self._jit_options)
+
+    def _run_chosen(self, args: Any, kwargs: Any) -> Any:
+        """Runs what was chosen; jit finds the signature, faster than a lookup in Python could."""
         _engine.take_gil_wait()  # waits of other functions' calls say nothing about this one
-        result = child(*args, **kwargs)
+        result = self._guarded(self._chosen, args, kwargs)
         if _engine.take_gil_wait()[1] > _GIL_BUSY_NS:
             # Another Python thread holds the interpreter; lanes wait for it up to a switch
             # interval each. The original waits less often, so it runs for a while.
             self._step_back = _STEP_BACK_CALLS
         return result
+
+    def _traced_choice(self, args: Any, kwargs: Any) -> Any:
+        choice = getattr(self._tracing, "choice", None)
+        if choice is None:
+            raise _NotDecided
+        if choice.child is None:
+            return self.original(*args, **kwargs)
+        return choice.child._traced(*args, **kwargs)
 
     def decision(self, args: Any, kwargs: Any) -> Any:
         """What Auto decided for these arguments, or None (also for a fixed strategy)."""
