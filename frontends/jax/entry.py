@@ -12,7 +12,7 @@ import jax
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import blas, xla
-from dynaflow_xla.frontends.jax import call, capture, lower, split as splitting
+from dynaflow_xla.frontends.jax import call, capture, device_stage, lower, split as splitting
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.lower_plan import build_plan
@@ -52,6 +52,7 @@ class Options:
     batch_size: int | None = None
     compiler_options: dict[str, Any] | None = field(default=None, hash=False, compare=False)
     default_cut: bool = False
+    gpu_lanes: bool = False
 
 
 @dataclass
@@ -234,10 +235,17 @@ def build_stages(
                 later.append(other_outer.region)
         for region in later:
             needed.update(pg.regions[region].inputs)
-        builder = lower.StageBuilder(
-            captured, pg, plan, instructions, functions, needed, options.compiler_options
+        build = device_stage.builder(
+            options.gpu_lanes,
+            captured,
+            pg,
+            plan,
+            instructions,
+            functions,
+            needed,
+            options.compiler_options,
         )
-        stage = builder.build(profile=profile)
+        stage = build(profile=profile)
         stage.replan = _replanner(options)
         stages.append((stage, outer))
     return stages
