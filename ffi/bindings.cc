@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "aoti.h"
 #include "blas_limit.h"
 #include "cuda_handlers.h"
 #include "dfx/cuda_engine.h"
@@ -154,8 +155,8 @@ NB_MODULE(_engine, m) {
       .def("run", &RunProgram, nb::arg("args"), nb::arg("results"), nb::arg("profile") = false,
            "Runs once over raw addresses; returns trace records (id, lane, start_ns, end_ns).");
 
+  BindAoti(m);
   BindCuda(m);
-
   m.def("is_registered",
         [](const std::string& hash) { return FindProgram(hash).program != nullptr; });
   m.def("release_pending", &ReleasePending);

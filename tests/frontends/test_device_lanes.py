@@ -81,7 +81,7 @@ def _close(want: Any, got: Any) -> None:
 
 
 def _stages(fast: Any, *args: Any) -> list[Any]:
-    return [s for s, _ in fast.planned(args, {}).stages if s is not None]
+    return [s for s, _ in fast.planned(args, {}).compiled if s is not None]
 
 
 @pytest.mark.parametrize("strategy", [RoundRobin(), dfx.Branches(), dfx.Sequential()], ids=repr)
