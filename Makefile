@@ -34,7 +34,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup dev wheel demo bench bench-engine bench-pjrt test test-versions lint lint-ruff lint-mypy lint-imports \
+.PHONY: help setup dev wheel demo bench bench-engine bench-pjrt bench-gpu test-gpu gpu-wheel test test-versions lint lint-ruff lint-mypy lint-imports \
         lint-cpp format \
         cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
@@ -149,6 +149,31 @@ test-versions: build/sources.txt  ## Run one wheel under each JAX of JAX_VERSION
 	  $$py -P -c 'import jax, jaxlib; print("jax", jax.__version__, "jaxlib", jaxlib.__version__)'; \
 	  $$py -P -m pytest -q $(if $(VERSION_TESTS),$(VERSION_TESTS),tests/frontends tests/property); \
 	done
+
+# ---- GPU -----------------------------------------------------------------------------------------
+
+# Where the GPU is there may be no network and no .venv: the package comes from the wheels of
+# `make gpu-wheel`, carried there in build/gpu/wheels, or is built with that Python's own tools.
+GPU_PYTHON ?= python3
+GPU_DIR    := $(CURDIR)/build/gpu
+GPU_RUN     = cd $(CURDIR) && PYTHONPATH=$(GPU_DIR)/site timeout 480 "$(GPU_PYTHON)" -P
+
+gpu-wheel:  ## Build the cp312 wheel, and fetch small ones beside it, to carry to a GPU machine
+	@[ -n "$(PYTHON312)" ] || { echo "gpu-wheel needs Python 3.12: make PYTHON312=..."; exit 1; }
+	@mkdir -p $(GPU_DIR) && rm -rf $(GPU_DIR)/wheels
+	@[ -x $(GPU_DIR)/venv/bin/python ] || "$(PYTHON312)" -m venv $(GPU_DIR)/venv
+	@$(GPU_DIR)/venv/bin/python -m pip wheel -q --no-deps -w $(GPU_DIR)/wheels .
+	@$(GPU_DIR)/venv/bin/python -m pip download -q --no-deps -d $(GPU_DIR)/wheels --only-binary=:all: \
+	  msgspec threadpoolctl pytest pytest-timeout iniconfig pluggy packaging
+	@ls $(GPU_DIR)/wheels
+
+test-gpu:  ## The GPU suite, with the installed Python (GPU_PYTHON=...); skips without a GPU
+	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels
+	@$(GPU_RUN) -m pytest tests/gpu -m gpu -p no:cacheprovider -o timeout=120 $(PYTEST_ARGS)
+
+bench-gpu:  ## Benchmarks on a GPU, written to benchmarks/results (BENCH_ARGS=...)
+	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels
+	@$(GPU_RUN) benchmarks/gpu.py $(BENCH_ARGS)
 
 # ---- checks --------------------------------------------------------------------------------------
 

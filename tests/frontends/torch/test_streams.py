@@ -134,7 +134,9 @@ def test_a_failing_region_is_named_and_the_lanes_are_joined(args: Any) -> None:
     step = [s for steps, _ in runner._stages for s in steps if s.stretch is not None and s.lane][0]
 
     scope: dict[str, Any] = {}
-    exec("def broken(env): raise RuntimeError('a kernel failed')", scope)  # one line, like a stretch
+    exec(
+        "def broken(env): raise RuntimeError('a kernel failed')", scope
+    )  # one line, like a stretch
     good, step.stretch = step.stretch, replace(step.stretch, run=scope["broken"])
     with pytest.raises(EngineError, match="region .* failed: RuntimeError: a kernel failed"):
         runner(list(args))
