@@ -156,7 +156,7 @@ test-versions: build/sources.txt  ## Run one wheel under each JAX of JAX_VERSION
 # `make gpu-wheel`, carried there in build/gpu/wheels, or is built with that Python's own tools.
 GPU_PYTHON ?= python3
 GPU_DIR    := $(CURDIR)/build/gpu
-GPU_RUN     = cd $(CURDIR) && PYTHONPATH=$(GPU_DIR)/site timeout 480 "$(GPU_PYTHON)" -P
+GPU_RUN     = cd $(CURDIR) && PYTHONPATH=$(GPU_DIR)/site timeout 480 "$(GPU_PYTHON)"
 
 gpu-wheel:  ## Build the cp312 wheel, and fetch small ones beside it, to carry to a GPU machine
 	@[ -n "$(PYTHON312)" ] || { echo "gpu-wheel needs Python 3.12: make PYTHON312=..."; exit 1; }
@@ -169,7 +169,7 @@ gpu-wheel:  ## Build the cp312 wheel, and fetch small ones beside it, to carry t
 
 test-gpu:  ## The GPU suite, with the installed Python (GPU_PYTHON=...); skips without a GPU
 	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels
-	@$(GPU_RUN) -m pytest tests/gpu -m gpu -p no:cacheprovider -o timeout=120 $(PYTEST_ARGS)
+	@$(GPU_RUN) -P -m pytest tests/gpu -m gpu -p no:cacheprovider -o timeout=120 $(PYTEST_ARGS)
 
 bench-gpu:  ## Benchmarks on a GPU, written to benchmarks/results (BENCH_ARGS=...)
 	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels

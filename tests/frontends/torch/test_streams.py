@@ -32,8 +32,10 @@ class Books:
     @contextlib.contextmanager
     def on(self, lane: int) -> Iterator[None]:
         before, self.current = self.current, lane
-        yield
-        self.current = before
+        try:
+            yield
+        finally:
+            self.current = before
 
     def record(self, lane: int) -> list[int]:
         self.clocks[lane][lane] += 1
