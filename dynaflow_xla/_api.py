@@ -124,7 +124,9 @@ def schedule(
     batch = {"in_axes": in_axes, "out_axes": out_axes, "batch_size": batch_size}
     place = {"backend": "xla", "target": target} if backend == "xla" else {}
     makers: dict[str, Callable[[], Any]] = {
-        "jax": lambda: _schedule_jax(fn, options, {**batch, **place}, compiler, check),
+        "jax": lambda: _schedule_jax(
+            fn, {**options, "gpu_lanes": backend == "ffi"}, {**batch, **place}, compiler, check
+        ),
         "torch": lambda: _schedule_torch(fn, options, batch, compiler),
     }
     if framework in makers:

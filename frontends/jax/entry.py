@@ -13,7 +13,14 @@ import jax
 from dynaflow_xla import progress
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import blas, xla
-from dynaflow_xla.frontends.jax import call, capture, lower, split as splitting, xla_backend
+from dynaflow_xla.frontends.jax import (
+    call,
+    capture,
+    device_stage,
+    lower,
+    split as splitting,
+    xla_backend,
+)
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.ir import PartitionedGraph
@@ -56,6 +63,7 @@ class Options:
     default_cut: bool = False
     backend: str = "ffi"
     target: str | None = None
+    gpu_lanes: bool = False
 
 
 @dataclass(kw_only=True)
@@ -234,10 +242,17 @@ def build_stages(
                 later.append(other_outer.region)
         for region in later:
             needed.update(pg.regions[region].inputs)
-        builder = lower.StageBuilder(
-            captured, pg, plan, instructions, functions, needed, options.compiler_options
+        build = device_stage.builder(
+            options.gpu_lanes,
+            captured,
+            pg,
+            plan,
+            instructions,
+            functions,
+            needed,
+            options.compiler_options,
         )
-        stage = builder.build(profile=profile)
+        stage = build(profile=profile)
         stage.replan = _replanner(options)
         stages.append((stage, outer))
     return stages

@@ -61,6 +61,7 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
         "time to make: "
         + ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in made.seconds.items())
     )
+    lines += [f"device lanes: {s.note}" for s, _ in made.compiled if s is not None and s.note]
     copied = sum(p.copied_views for s, _ in made.compiled if s is not None for p in s.lane_programs)
     if copied:
         lines.append(f"note: {copied} input views so far were not 64-byte aligned and were copied")
