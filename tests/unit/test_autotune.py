@@ -23,7 +23,10 @@ DECISION: dict[str, Any] = {
     "predicted_ms": {"b": 1.4},
     "left_out": {"c": "predicted slower"},
     "seconds": 0.5,
+    "costs": autotune.RegionCosts({"sort": 1e6}, 0.5),
 }
+
+PLAIN = DECISION | {"costs": {"region_ns": {"sort": 1e6}, "scale": 0.5}}
 
 
 @pytest.fixture
@@ -45,10 +48,12 @@ def test_what_is_stored_is_read_back(folder: Path) -> None:
     "content",
     [
         b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe\x00", b"[" * 100_000, b"{}",
-        json.dumps(DECISION | {"medians_ms": 3}).encode(),
-        json.dumps(DECISION | {"medians_ms": {"original": "fast"}}).encode(),
-        json.dumps({k: v for k, v in DECISION.items() if k != "choice"}).encode(),
-        json.dumps(DECISION).encode()[:-9],
+        json.dumps(PLAIN | {"medians_ms": 3}).encode(),
+        json.dumps(PLAIN | {"medians_ms": {"original": "fast"}}).encode(),
+        json.dumps({k: v for k, v in PLAIN.items() if k != "choice"}).encode(),
+        json.dumps(PLAIN | {"costs": {"region_ns": {"sort": -1.0}, "scale": 1.0}}).encode(),
+        json.dumps(PLAIN | {"costs": {"region_ns": {}, "scale": float("nan")}}).encode(),
+        json.dumps(PLAIN).encode()[:-9],
     ],
 )  # fmt: skip
 def test_a_corrupt_file_is_said_removed_and_made_again(folder: Path, content: bytes) -> None:
@@ -141,22 +146,24 @@ def test_a_decision_that_is_no_json_leaves_nothing_behind(folder: Path) -> None:
     assert not folder.exists() or not list(folder.iterdir())
 
 
-def test_every_candidate_is_measured_as_often() -> None:
-    calls: dict[str, int] = {"a": 0, "b": 0, "c": 0}
+def test_every_candidate_is_measured_in_every_round_until_slow_ones_drop_out() -> None:
     order: list[str] = []
 
-    def run(name: str) -> None:
-        calls[name] += 1
+    def run(name: str, seconds: float) -> None:
         order.append(name)
+        time.sleep(seconds)
 
-    runs = {name: (lambda name=name: run(name)) for name in calls}  # type: ignore[misc]
-    medians = autotune.measure(runs, budget_s=60.0, rounds=6, sample_s=0.0)
-    assert set(medians) == set(calls) and all(ms >= 0.0 for ms in medians.values())
-    assert len(set(calls.values())) == 1
-    # Two untimed calls of each, then rounds of two, in rotating order.
-    rounds = [order[6 + 6 * r : 12 + 6 * r : 2] for r in range(6)]
-    assert rounds[:3] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
-    assert len(order) == 6 + 6 * 6
+    seconds = {"a": 0.002, "b": 0.002, "slow": 0.02}
+    runs = {name: (lambda n=name, s=s: run(n, s)) for name, s in seconds.items()}  # type: ignore[misc]
+    medians = autotune.measure(runs, budget_s=60.0, rounds=5, sample_s=0.0)
+    assert set(medians) == set(seconds) and all(ms >= seconds[n] * 1e3 for n, ms in medians.items())
+    # Two first calls of each; then samples of an untimed and a timed call.
+    assert order[:6] == ["a", "a", "b", "b", "slow", "slow"]
+    samples = order[6::2]
+    assert samples == order[7::2]
+    rounds = [samples[3 * r : 3 * r + 3] for r in range(5)]
+    assert all(sorted(r) == ["a", "b", "slow"] for r in rounds) and len(set(map(tuple, rounds))) > 1
+    assert "slow" not in samples[15:]
 
 
 def test_a_budget_that_is_spent_still_gives_three_rounds() -> None:
