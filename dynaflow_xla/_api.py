@@ -103,6 +103,9 @@ def schedule(
         backend = "xla"
     count = resolve_lanes(lanes, backend)
     _check_batch(in_axes, out_axes, batch_size)
+    given: Any = context
+    if given is not None and not isinstance(given, Mapping):
+        raise PlanError(f"context must be a mapping for the strategy; got {given!r}")
     framework = _framework(fn, backend)
     if framework == "either" and compiler != "eager":
         framework = "torch"
@@ -121,7 +124,9 @@ def schedule(
     batch = {"in_axes": in_axes, "out_axes": out_axes, "batch_size": batch_size}
     place = {"backend": "xla", "target": target} if backend == "xla" else {}
     makers: dict[str, Callable[[], Any]] = {
-        "jax": lambda: _schedule_jax(fn, options, {**batch, **place}, compiler, check),
+        "jax": lambda: _schedule_jax(
+            fn, {**options, "gpu_lanes": backend == "ffi"}, {**batch, **place}, compiler, check
+        ),
         "torch": lambda: _schedule_torch(fn, options, batch, compiler),
     }
     if framework in makers:
@@ -278,13 +283,16 @@ def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timelin
         fast: What ``schedule`` returned.
         *args: Arrays or ``jax.ShapeDtypeStruct``; nothing runs.
         costs: Nanoseconds by region name or id, or a timeline that ``profile`` measured; regions
-            left out cost what is estimated.
+            left out cost what is estimated. Default: what ``tune`` measured, else estimates.
         **kwargs: As ``args``.
 
     Raises:
         PlanError: a cost that is no time, or of a region that does not exist.
     """
-    entry = _scheduled(fast, "simulate", args, kwargs).planned(args, kwargs)
+    made = _scheduled(fast, "simulate", args, kwargs)
+    entry = made.planned(args, kwargs)
+    if costs is None and hasattr(made, "known_costs"):
+        costs = made.known_costs(args, kwargs)
     return _simulate(entry.plan, entry.pg, costs)
 
 
@@ -366,6 +374,9 @@ def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
 
 def tune(fast: Any, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:
     """Measures Auto's candidates on these arguments now and keeps the decision.
+
+    JAX: regions are profiled first; their times predict which candidates are worth measuring, and
+    stay with the decision for ``simulate`` and ``explain``.
 
     Raises:
         PlanError: the function has a fixed strategy.

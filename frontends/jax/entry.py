@@ -13,7 +13,14 @@ import jax
 from dynaflow_xla import progress
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import blas, xla
-from dynaflow_xla.frontends.jax import call, capture, lower, split as splitting, xla_backend
+from dynaflow_xla.frontends.jax import (
+    call,
+    capture,
+    device_stage,
+    lower,
+    split as splitting,
+    xla_backend,
+)
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.ir import PartitionedGraph
@@ -61,6 +68,7 @@ class Options:
     default_cut: bool = False
     backend: str = "ffi"
     target: str | None = None
+    gpu_lanes: bool = False
 
 
 @dataclass(kw_only=True)
@@ -149,10 +157,13 @@ def build_entry(
         lanes=options.lanes,
         user=options.user,
     )
-    sizes, asked = sizes_of(strategy, context)
     split = None
+    sizes, assume_separable = () if batched is None else batched.sizes, True
+    if not sizes:
+        sizes, asked = sizes_of(strategy, context)
+        assume_separable = asked.assume_separable
     if sizes and batched is not None:
-        split = splitting.split(batched, sizes, rules, assume_separable=asked.assume_separable)
+        split = splitting.split(batched, sizes, rules, assume_separable=assume_separable)
         captured, pg = split.captured, split.pg
     else:
         pg = partition(graph, rules)
@@ -161,7 +172,9 @@ def build_entry(
         if split is not None:
             split = replace(split, expanded=replace(split.expanded, pg=pg))
     t1 = time.perf_counter()
-    recording = record(strategy, pg, context)
+    # Nothing is proved of residuals that several nano-batches would share.
+    derived = batched is not None and bool(batched.sizes)
+    recording = record(strategy, pg, context, joint=not derived)
     if split is not None:
         split, recording = split.grouped(recording)
         captured, pg = split.captured, split.pg
@@ -234,10 +247,17 @@ def build_stages(
                 later.append(other_outer.region)
         for region in later:
             needed.update(pg.regions[region].inputs)
-        builder = lower.StageBuilder(
-            captured, pg, plan, instructions, functions, needed, options.compiler_options
+        build = device_stage.builder(
+            options.gpu_lanes,
+            captured,
+            pg,
+            plan,
+            instructions,
+            functions,
+            needed,
+            options.compiler_options,
         )
-        stage = builder.build(profile=profile)
+        stage = build(profile=profile)
         stage.replan = _replanner(options)
         stages.append((stage, outer))
     return stages

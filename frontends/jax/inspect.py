@@ -12,6 +12,7 @@ import numpy as np
 from dynaflow_xla.errors import PlanError, VerificationError
 from dynaflow_xla.frontends.jax import auto, entry, lower
 from dynaflow_xla.plan import Launch
+from dynaflow_xla.simulate import simulate
 from dynaflow_xla.strategies.auto import Auto
 
 TOLERANCES = {
@@ -53,10 +54,14 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
         f"copied per call {made.plan.copied_bytes} bytes, custom calls "
         f"{sum(bool(instructions) for instructions, _ in lower.split_stages(made.plan))}"
     )
+    known = fast.known_costs(args, kwargs)
+    summary = simulate(made.plan, made.pg, known).summary()
+    lines.append(summary + ("" if known is None else "; from measured costs of regions"))
     lines.append(
         "time to make: "
         + ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in made.seconds.items())
     )
+    lines += [f"device lanes: {s.note}" for s, _ in made.compiled if s is not None and s.note]
     copied = sum(p.copied_views for s, _ in made.compiled if s is not None for p in s.lane_programs)
     if copied:
         lines.append(f"note: {copied} input views so far were not 64-byte aligned and were copied")
@@ -197,5 +202,5 @@ def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
     if not budget_s > 0:
         raise PlanError(f"budget_s must be a positive number of seconds; got {budget_s!r}")
     choice = auto.choose(fast, args, kwargs, budget_s=budget_s)
-    fast._choices[fast._signature(args, kwargs)] = choice
+    fast.decide(fast._signature(args, kwargs), choice)
     return choice

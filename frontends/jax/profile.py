@@ -10,9 +10,8 @@ import jax
 import numpy as np
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.jax import auto, entry, lower, physical
+from dynaflow_xla.frontends.jax import entry, lower, physical
 from dynaflow_xla.measured import Measured, Trace
-from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.timeline import Timeline
 
 # What other processes take away is no property of the plan: of this many runs, or as many as fit,
@@ -28,11 +27,7 @@ def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
             f"{fast._options.name!r} runs as one XLA program, which has no time stamps between regions; "
             "use jax.profiler.trace (regions are its name scopes), or dfx.compile for its order."
         )
-    target = fast
-    if isinstance(fast._options.strategy, Auto):
-        choice = fast.decision(args, kwargs)
-        child = choice.child if choice is not None else None
-        target = child or fast.with_strategy(auto.candidates_of(fast)[0])
+    target = fast.planning(args, kwargs)
     made: entry.Entry = target.planned(args, kwargs)
     inputs = target.flat_inputs(args, kwargs)
     if any(isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) for x in inputs):

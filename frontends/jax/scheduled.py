@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import jax
 
 from dynaflow_xla import autotune
-from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError
+from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError, SeparabilityError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import (
     _compat,
@@ -31,8 +32,13 @@ from dynaflow_xla.strategies.base import user_line
 
 _MAX_ENTRIES = 128
 _MAX_CHOICES = 1024
+_NOT_TRACED = "it cannot be compared with the original while it is traced: call it once outside"
 _GIL_BUSY_NS = 1_000_000
 _STEP_BACK_CALLS = 50
+
+
+class _NotDecided(Exception):
+    """A signature that Auto has not met yet."""
 
 
 class ScheduledFunction:
@@ -57,11 +63,12 @@ class ScheduledFunction:
             self._jit_options["donate_argnums"] or self._jit_options["donate_argnames"]
         )
         self._entries: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
-        self._comparing = False
         self._fallback: str = ""
         self._choices: dict[Any, auto.Choice] = {}
         self._children: dict[str, ScheduledFunction] = {}
         self._step_back = 0
+        self._chosen: Any = None
+        self._tracing = threading.local()
         functools.update_wrapper(self, _compat.wrapped_function(jitted), updated=())
         self._jit = jax.jit(self._traced, **self._jit_options)
         self._with_options: dict[Any, Any] = {}
@@ -90,19 +97,14 @@ class ScheduledFunction:
     def _compare(self, made: Any, args: Any, kwargs: Any) -> Any:
         """First call of a split that is not proved: the original's values decide."""
         leaves = jax.tree_util.tree_leaves((args, kwargs))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            raise splitting.unproven_error(
-                made,
-                "it cannot be compared with the original while it is traced: call it once outside",
-            )
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or _compat.tracing():
+            raise splitting.unproven_error(made, _NOT_TRACED)
         given = jax.tree_util.tree_map(
             lambda x: x.copy() if isinstance(x, jax.Array) else x, (args, kwargs)
         )
-        self._comparing = True
-        try:
-            result = self._guarded(self._jit_for(*given), *given)
-        finally:
-            self._comparing = False
+        # A jit of its own: what it keeps must not serve later calls if the values differ.
+        once = jax.jit(lambda *a, **k: self._run(a, k, check=False), **self._jit_options)
+        result = self._guarded(once, *given)
         expected = self.original(*args, **kwargs)
         if difference := inspect.first_difference(expected, result):
             raise splitting.unproven_error(made, f"compared with the original, {difference}")
@@ -168,11 +170,18 @@ class ScheduledFunction:
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time lowering, as ``jax.jit(f).lower``."""
-        return self._jit.lower(*args, **kwargs)
+        return self._proved(self._jit.lower, args, kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time tracing, as ``jax.jit(f).trace``."""
-        return self._jit.trace(*args, **kwargs)
+        return self._proved(self._jit.trace, args, kwargs)
+
+    @staticmethod
+    def _proved(ahead: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return ahead(*args, **kwargs)
+        except splitting.NotCompared as found:
+            raise splitting.unproven_error(found.entry, _NOT_TRACED) from None
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds like a function, so that methods can be scheduled."""
@@ -201,8 +210,11 @@ class ScheduledFunction:
         return jax.tree_util.tree_leaves((dynamic, keyword))
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(args, kwargs, check=self._check)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool) -> Any:
         traced, consts, program = self._program(args, kwargs)
-        if program.entry.unproven and self._check and not self._comparing:
+        if program.entry.unproven and check:
             raise splitting.NotCompared(program.entry)
         outs = program(*consts, *self._dynamic_leaves(args, kwargs))
         return jax.tree_util.tree_unflatten(traced.out_tree, outs)
@@ -271,7 +283,13 @@ class ScheduledFunction:
             new_args = [resize_argument(n, value) for n, value in enumerate(args)]
             dynamic = {k: v for k, v in kwargs.items() if k not in names}
             new_kwargs = {**kwargs, **jax.tree_util.tree_map(resize, dynamic)}
-            _, part, values = self._captured(new_args, new_kwargs)
+            try:
+                _, part, values = self._captured(new_args, new_kwargs)
+            except (TypeError, ValueError) as error:  # what JAX raises for shapes that do not fit
+                raise SeparabilityError(
+                    f"{options.name!r} cannot be traced with {size} instead of {batch} rows "
+                    f"({str(error).splitlines()[0]}). Write shapes in terms of the arguments' shapes"
+                ) from error
             return part, values
 
         return splitting.BatchedFunction(captured, consts, batch, in_axes, out_axes, capture_at)
@@ -282,11 +300,15 @@ class ScheduledFunction:
         if self._fallback:
             return True
         platform = jax.default_backend()
+        if platform == "gpu" and self._options.gpu_lanes:
+            return False
         if platform != "cpu":
             self._fallback = (
                 f"the ffi backend schedules CPU programs; the default JAX backend is {platform!r}, so "
                 "the original runs"
             )
+            if platform == "gpu":
+                self._fallback += ". backend='ffi' asks for lanes on the GPU; see docs/gpu.md first"
             warnings.warn(self._fallback, FallbackWarning, stacklevel=3)
             return True
         return False
@@ -294,37 +316,64 @@ class ScheduledFunction:
     # -- automatic choice ---------------------------------------------------------------------
 
     def _call_auto(self, args: Any, kwargs: Any) -> Any:
+        outside = not _compat.tracing()
+        if self._chosen is not None and self._step_back == 0 and outside:
+            try:
+                return self._run_chosen(args, kwargs)
+            except _NotDecided:
+                pass
         signature = self._signature(args, kwargs)
         try:
             choice = self._choices.get(signature)
         except TypeError:
             return self.original(*args, **kwargs)  # JAX's own error: a static value has no hash
         if choice is None:
-            if any(
-                isinstance(leaf, jax.core.Tracer)
-                for leaf in jax.tree_util.tree_leaves((args, kwargs))
-            ):
+            if not outside:
                 return self.original(*args, **kwargs)  # never measures inside somebody's trace
             try:
                 choice = auto.choose(self, args, kwargs)
             except autotune.BudgetTooSmall as error:
                 choice = auto.Choice(None, str(error))
-            self._choices[signature] = choice
-            if len(self._choices) > _MAX_CHOICES:
-                self._choices.pop(next(iter(self._choices)))
-        child = choice.child
-        if child is None:
-            return self.original(*args, **kwargs)
+            self.decide(signature, choice)
         if self._step_back > 0:
             self._step_back -= 1
             return self.original(*args, **kwargs)
+        if not outside or self._chosen is None:
+            return (choice.child or self.original)(*args, **kwargs)
+        self._tracing.choice = choice
+        try:
+            return self._run_chosen(args, kwargs)
+        finally:
+            self._tracing.choice = None
+
+    def decide(self, signature: Any, choice: auto.Choice) -> None:
+        """Keeps a decision."""
+        known = self._choices.get(signature)
+        self._choices[signature] = choice
+        if len(self._choices) > _MAX_CHOICES:
+            self._choices.pop(next(iter(self._choices)))
+        first = self._chosen is None
+        if (first and choice.child is not None) or not (first or known is None):
+            # A new function each time: JAX keeps what it traced by function.
+            self._chosen = jax.jit(lambda *a, **k: self._traced_choice(a, k), **self._jit_options)
+
+    def _run_chosen(self, args: Any, kwargs: Any) -> Any:
+        """Runs what was chosen; jit finds the signature, faster than a lookup in Python could."""
         _engine.take_gil_wait()  # waits of other functions' calls say nothing about this one
-        result = child(*args, **kwargs)
+        result = self._guarded(self._chosen, args, kwargs)
         if _engine.take_gil_wait()[1] > _GIL_BUSY_NS:
             # Another Python thread holds the interpreter; lanes wait for it up to a switch
             # interval each. The original waits less often, so it runs for a while.
             self._step_back = _STEP_BACK_CALLS
         return result
+
+    def _traced_choice(self, args: Any, kwargs: Any) -> Any:
+        choice = getattr(self._tracing, "choice", None)
+        if choice is None:
+            raise _NotDecided
+        if choice.child is None:
+            return self.original(*args, **kwargs)
+        return choice.child._traced(*args, **kwargs)
 
     def decision(self, args: Any, kwargs: Any) -> Any:
         """What Auto decided for these arguments, or None (also for a fixed strategy)."""
@@ -339,16 +388,25 @@ class ScheduledFunction:
             )
         return self._children[key]
 
+    def planning(self, args: Any, kwargs: Any) -> ScheduledFunction:
+        """Whose plan these arguments get: its own; under Auto the chosen or first candidate's."""
+        if not isinstance(self._options.strategy, Auto):
+            return self
+        made = self.decision(args, kwargs)
+        child = made.child if made is not None else None
+        return child or self.with_strategy(auto.candidates_of(self)[0])
+
     def planned(self, args: Any, kwargs: Any) -> Any:
-        """The planned entry for these arguments (under Auto: the chosen or first candidate's)."""
+        """The planned entry for these arguments, see ``planning``."""
         xla.check_process()
-        if isinstance(self._options.strategy, Auto):
-            made = self.decision(args, kwargs)
-            child = made.child if made is not None else None
-            if child is None:
-                child = self.with_strategy(auto.candidates_of(self)[0])
-            return child.planned(args, kwargs)
-        return self._entry(args, kwargs)[2]
+        return self.planning(args, kwargs)._entry(args, kwargs)[2]
+
+    def known_costs(self, args: Any, kwargs: Any) -> dict[int, float] | None:
+        """Nanoseconds of the plan's regions that ``dfx.tune`` measured; None if it did not."""
+        made = self.decision(args, kwargs)
+        if made is None or made.costs is None:
+            return None
+        return auto.known_costs(made.costs, self.planned(args, kwargs))
 
     def flat_inputs(self, args: Any, kwargs: Any) -> list[Any]:
         """Values of the graph's inputs, in order."""
