@@ -34,8 +34,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup dev wheel demo bench bench-engine bench-pjrt bench-gpu test-gpu gpu-wheel test test-versions lint lint-ruff lint-mypy lint-imports \
-        lint-cpp format \
+.PHONY: help setup dev wheel demo bench bench-engine bench-pjrt bench-gpu test-gpu gpu-wheel test test-versions lint lint-ruff \
+        lint-mypy lint-imports lint-cpp format python312 versions-wheel gpu-envs test-gpu-compile \
         cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
@@ -133,13 +133,18 @@ PYTHON312    ?= $(shell for v in "" $$(pyenv versions --bare 2>/dev/null | grep 
 JAX_VERSIONS ?= 0.10 0.11 0.12
 VERSIONS     := $(CURDIR)/build/versions
 
-test-versions: build/sources.txt  ## Run one wheel under each JAX of JAX_VERSIONS (needs Python 3.12)
-	@[ -n "$(PYTHON312)" ] || { echo "test-versions needs Python 3.12: make PYTHON312=..."; exit 1; }
+python312:
+	@echo '$(PYTHON312)'
+
+versions-wheel: build/sources.txt $(SOURCES)
+	@[ -n "$(PYTHON312)" ] || { echo "Python 3.12 is needed: make PYTHON312=..."; exit 1; }
 	@mkdir -p $(VERSIONS)
 	@echo "building the wheel for $$($(PYTHON312) --version)"
 	@rm -rf $(VERSIONS)/dist
 	@[ -x $(VERSIONS)/build/bin/python ] || "$(PYTHON312)" -m venv $(VERSIONS)/build
 	@$(VERSIONS)/build/bin/python -m pip wheel -q --no-deps -w $(VERSIONS)/dist .
+
+test-versions: versions-wheel  ## Run one wheel under each JAX of JAX_VERSIONS (needs Python 3.12)
 	@for v in $(JAX_VERSIONS); do \
 	  py=$(VERSIONS)/jax-$$v/bin/python; \
 	  [ -x $$py ] || "$(PYTHON312)" -m venv $(VERSIONS)/jax-$$v; \
@@ -174,6 +179,32 @@ test-gpu:  ## The GPU suite, with the installed Python (GPU_PYTHON=...); skips w
 bench-gpu:  ## Benchmarks on a GPU, written to benchmarks/results (BENCH_ARGS=...)
 	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels
 	@$(GPU_RUN) benchmarks/gpu.py $(BENCH_ARGS)
+
+# Programs for a GPU, compiled without one. The environments (700 MB each) outlive this clone. XLA
+# needs ptxas and libdevice: those of an installed CUDA toolkit, else NVIDIA's wheels.
+GPU_JAX  ?= 0.10.2 0.12.0
+GPU_ENVS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynaflow_xla/gpu-compile
+gpu_python = $(GPU_ENVS)/jax-$(1)/bin/python
+
+$(GPU_ENVS)/jax-%/.ready:
+	@echo "installing jax $* with its CUDA plugin in $(@D)"
+	@rm -rf $(@D) && mkdir -p $(@D) && "$(PYTHON312)" -m venv $(@D)
+	@$(@D)/bin/python -m pip install -q "jax==$*" "jaxlib==$*" flatbuffers msgspec threadpoolctl pytest \
+	  pytest-timeout psutil hypothesis optax
+	@$(@D)/bin/python -m pip install -q --no-deps "jax-cuda13-plugin==$*" "jax-cuda13-pjrt==$*"
+	@[ -n "$$(command -v ptxas)" ] || \
+	  $(@D)/bin/python -m pip install -q --no-deps "nvidia-cuda-nvcc==13.0.*" "nvidia-nvvm==13.0.*"
+	@touch $@
+
+gpu-envs: $(foreach v,$(GPU_JAX),$(GPU_ENVS)/jax-$(v)/.ready) versions-wheel
+	@for v in $(GPU_JAX); do \
+	  $(GPU_ENVS)/jax-$$v/bin/python -m pip install -q --force-reinstall --no-deps $(VERSIONS)/dist/*.whl; \
+	done
+
+test-gpu-compile: gpu-envs  ## Compile for GPUs without one, under each JAX of GPU_JAX, and read the graphs back
+	@for v in $(GPU_JAX); do \
+	  echo "jax $$v"; $(GPU_ENVS)/jax-$$v/bin/python -P -m pytest -q tests/gpu_compile $(PYTEST_ARGS); \
+	done
 
 # ---- checks --------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@
 #include "dfx/lane.h"
 #include "dfx/program.h"
 #include "dfx/version.h"
+#include "order_gate.h"
 #include "program_handle.h"
 #include "python_launcher.h"
 #include "registry.h"
@@ -188,6 +189,7 @@ NB_MODULE(_engine, m) {
     d["cuda_state_type_id"] = FunctionCapsule(CudaStateTypeId());
     d["cuda_state_type_info"] = FunctionCapsule(CudaStateTypeInfo());
     d["lane_stream"] = FunctionCapsule(LaneStreamHandler());
+    d["order_gate"] = FunctionCapsule(OrderGateHandler());
     d["state_type_id"] = FunctionCapsule(StateTypeId());
     d["state_type_info"] = FunctionCapsule(StateTypeInfo());
     return d;

@@ -171,7 +171,8 @@ def _structure(
             values[payload.outputs[0]] = node
     graph.output(tuple(values[v] for v in region.outputs))
     key.append([values[v].name for v in region.outputs])
-    examples = [_concrete(captured.examples[v]) for v in region.inputs]
+    with _compat.apart():
+        examples = [_concrete(captured.examples[v]) for v in region.inputs]
     text = hashlib.sha256(str(key).encode()).hexdigest()[:32]
     return Structure(text, torch.fx.GraphModule(root, graph), examples)
 
