@@ -34,8 +34,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt test test-versions lint lint-ruff lint-mypy lint-imports \
-        lint-cpp format python312 versions-wheel gpu-envs test-gpu-compile \
+.PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt bench-gpu test test-gpu gpu-wheel \
+        test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 versions-wheel \
+        gpu-envs test-gpu-compile \
         cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
@@ -183,6 +184,30 @@ test-gpu-compile: gpu-envs  ## Compile for GPUs without one, under each JAX of G
 	@for v in $(GPU_JAX); do \
 	  echo "jax $$v"; $(GPU_ENVS)/jax-$$v/bin/python -P -m pytest -q tests/gpu_compile $(PYTEST_ARGS); \
 	done
+# ---- GPU -----------------------------------------------------------------------------------------
+
+# Where the GPU is there may be no network and no .venv: the package comes from the wheels of
+# `make gpu-wheel`, carried there in build/gpu/wheels, or is built with that Python's own tools.
+GPU_PYTHON ?= python3
+GPU_DIR    := $(CURDIR)/build/gpu
+GPU_RUN     = cd $(CURDIR) && PYTHONPATH=$(GPU_DIR)/site timeout 480 "$(GPU_PYTHON)"
+
+gpu-wheel:  ## Build the cp312 wheel, and fetch small ones beside it, to carry to a GPU machine
+	@[ -n "$(PYTHON312)" ] || { echo "gpu-wheel needs Python 3.12: make PYTHON312=..."; exit 1; }
+	@mkdir -p $(GPU_DIR) && rm -rf $(GPU_DIR)/wheels
+	@[ -x $(GPU_DIR)/venv/bin/python ] || "$(PYTHON312)" -m venv $(GPU_DIR)/venv
+	@$(GPU_DIR)/venv/bin/python -m pip wheel -q --no-deps -w $(GPU_DIR)/wheels .
+	@$(GPU_DIR)/venv/bin/python -m pip download -q --no-deps -d $(GPU_DIR)/wheels --only-binary=:all: \
+	  msgspec threadpoolctl pytest pytest-timeout iniconfig pluggy packaging
+	@ls $(GPU_DIR)/wheels
+
+test-gpu:  ## The GPU suite, with the installed Python (GPU_PYTHON=...); skips without a GPU
+	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels
+	@$(GPU_RUN) -P -m pytest tests/gpu -m gpu -p no:cacheprovider -o timeout=120 $(PYTEST_ARGS)
+
+bench-gpu:  ## Benchmarks on a GPU, written to benchmarks/results (BENCH_ARGS=...)
+	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels
+	@$(GPU_RUN) benchmarks/gpu.py $(BENCH_ARGS)
 
 # ---- checks --------------------------------------------------------------------------------------
 

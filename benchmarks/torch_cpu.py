@@ -97,11 +97,23 @@ def cases() -> dict[str, tuple[Any, tuple[Any, ...], float]]:
     torch.manual_seed(0)
     return {
         "two sorts 2^18": (two_sorts, (torch.randn(2**18), torch.randn(2**18)), 0.70),
-        "bi-GRU loop T64 B16 d64": (BiGru(64).eval(), (torch.randn(64, 16, 64),), 0.70),
-        "svd 8x96^2 in 4": (
-            micro_batched(torch.linalg.svdvals, 4), (torch.randn(8, 96, 96),), 0.75,
+        "bi-GRU loop T64 B64 d256": (BiGru(256).eval(), (torch.randn(64, 64, 256),), 0.70),
+        "bi-GRU loop T64 B16 d64": (BiGru(64).eval(), (torch.randn(64, 16, 64),), float("inf")),
+        "svd 16x128^2 in 4": (
+            micro_batched(torch.linalg.svdvals, 4), (torch.randn(16, 128, 128),), 0.75,
         ),
-        "eigh 8x128^2 in 4": (micro_batched(torch.linalg.eigvalsh, 4), (symmetric(8, 128),), 0.75),
+        "svd with vectors 16x128^2 in 4": (
+            micro_batched(lambda v: torch.linalg.svd(v).U, 4), (torch.randn(16, 128, 128),), 0.75,
+        ),
+        "eigh 16x192^2 in 4": (
+            micro_batched(torch.linalg.eigvalsh, 4), (symmetric(16, 192),), 0.75,
+        ),
+        "eigh with vectors 16x192^2 in 4": (
+            micro_batched(lambda v: torch.linalg.eigh(v).eigenvectors, 4), (symmetric(16, 192),), 0.75,
+        ),
+        "bi-LSTM T64 B64 d256": (
+            nn.LSTM(256, 256, bidirectional=True).eval(), (torch.randn(64, 64, 256),), 0.95,
+        ),
         "bi-LSTM T64 B16 d128": (
             nn.LSTM(128, 128, bidirectional=True).eval(), (torch.randn(64, 16, 128),), 0.95,
         ),
@@ -134,7 +146,7 @@ def measure_case(name: str, fn: Any, args: tuple[Any, ...], rounds: int) -> dict
         runs = {k: (lambda f=f: f(*args)) for k, f in runs.items()}
         contexts = {"plain 2": lambda: threads(2)}
         with measure.Contention() as contention:
-            samples, calls = measure.paired(runs, rounds, contexts=contexts, sample_ms=10.0)
+            samples, calls = measure.paired(runs, rounds, contexts=contexts, rest_ms=60.0)
     return {
         "case": name, "calls_per_sample": calls, "samples_ms": samples,
         "statistics_ms": {k: measure.statistics(v) for k, v in samples.items()},
@@ -188,10 +200,17 @@ def measure_calls(rounds: int) -> list[dict[str, Any]]:
         program = torch.export.export(model, (x,))
         for compiler in ("eager", "aoti"):
             options = {"strategy": dfx.Sequential(), "compiler": compiler, "rules": rules}
-            module, exported = dfx.schedule(model, **options), dfx.schedule(program, **options)
-            hand = by_hand(module, x) if compiler == "aoti" else lambda: model.b(model.a(x))
+            scheduled = {
+                "module": dfx.schedule(model, **options),
+                "exported": dfx.schedule(program, **options),
+            }
+            hand = (
+                by_hand(scheduled["module"], x)
+                if compiler == "aoti"
+                else lambda: model.b(model.a(x))
+            )
             torch.testing.assert_close(hand(), model(x))
-            runs = {"by hand": hand, "module": partial(module, x), "exported": partial(exported, x)}
+            runs = {"by hand": hand, **{k: partial(f, x) for k, f in scheduled.items()}}
             samples, calls = measure.paired(runs, rounds, sample_ms=20.0)
             medians = {k: measure.statistics(v)["median"] * 1e3 for k, v in samples.items()}
             added = {k: v - medians["by hand"] for k, v in medians.items() if k != "by hand"}
@@ -213,7 +232,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     console, started = Console(), time.perf_counter()
     stamp = environment.stamp()
-    stamp["versions"]["torch"] = torch.__version__
+    stamp["versions"]["torch"] = str(torch.__version__)
     rows = []
     table = Table(
         "case", "1 thread ms", "2 threads ms", "scheduled ms", "ratio", "95 %", "to reach"

@@ -124,7 +124,9 @@ def schedule(
     batch = {"in_axes": in_axes, "out_axes": out_axes, "batch_size": batch_size}
     place = {"backend": "xla", "target": target} if backend == "xla" else {}
     makers: dict[str, Callable[[], Any]] = {
-        "jax": lambda: _schedule_jax(fn, options, {**batch, **place}, compiler, check),
+        "jax": lambda: _schedule_jax(
+            fn, {**options, "gpu_lanes": backend == "ffi"}, {**batch, **place}, compiler, check
+        ),
         "torch": lambda: _schedule_torch(fn, options, batch, compiler),
     }
     if framework in makers:
@@ -304,11 +306,18 @@ def explain(fast: Any, *args: Any, deep: bool = False, **kwargs: Any) -> str:
     return f"{text}\n\n{compile(fast, *args, **kwargs)}" if deep else text
 
 
-def compile(fast: Any, *args: Any, **kwargs: Any) -> Any:
+def compile(fast: Any, *args: Any, target: Any = None, **kwargs: Any) -> Any:
     """Compiles for a GPU, in another process, and reads back what XLA made of the plan.
 
-    Needs no GPU: the CUDA plugin compiles for the ``target`` given to ``schedule`` (without it, for the
-    GPU of this machine). The arguments may be ``jax.ShapeDtypeStruct``.
+    Needs no GPU: the CUDA plugin compiles for the target. Arguments that are spread over n devices
+    make it a program for n of these GPUs.
+
+    Args:
+        fast: What ``schedule`` returned, or a ``jax.jit`` function with that inside (under
+            ``shard_map`` or ``grad``, in a training step).
+        *args: Arrays or ``jax.ShapeDtypeStruct``.
+        target: As for ``schedule``; default: the one given there, else the GPU of this machine.
+        **kwargs: As ``args``.
 
     Returns:
         A report: kernels, library calls and copies of each region beside the original program's,
@@ -321,7 +330,10 @@ def compile(fast: Any, *args: Any, **kwargs: Any) -> Any:
             calls back into Python.
         EngineError: XLA refused the program or the target; with its message.
     """
-    return _jax("deviceless").compile_report(_xla(fast, "compile", args, kwargs), args, kwargs)
+    # A jax.jit function around a scheduled one has its attributes, but not its methods.
+    plain = hasattr(fast, "trace") and not hasattr(fast, "planned")
+    made = fast if plain else _xla(fast, "compile", args, kwargs)
+    return _jax("deviceless").compile_report(made, args, kwargs, target)
 
 
 def compiler_options(fast: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -56,8 +56,10 @@ class Captured:
 def outer_reason(eqn: Any) -> str:
     """Why an equation must stay in the outer program, or ""."""
     name = eqn.primitive.name
-    if eqn.effects:
-        return f"has effects ({', '.join(sorted(str(e) for e in eqn.effects))})"
+    # That a collective names a mesh axis is no effect that orders it.
+    effects = [e for e in eqn.effects if type(e).__name__ != "NamedAxisEffect"]
+    if effects:
+        return f"has effects ({', '.join(sorted(map(str, effects)))})"
     for atom in (*eqn.invars, *eqn.outvars):
         if str(getattr(atom.aval, "dtype", "")) in _PACKED:
             return f"uses {atom.aval.dtype}, whose layout in memory differs between programs"

@@ -167,7 +167,7 @@ def make(
     target: str,
     options: dict[str, str],
     jaxlib: str,
-    note: str,
+    notes: list[str],
 ) -> CompiledReport:
     """Compares a plan with its compiled program."""
     scheduled = programs["scheduled"]
@@ -200,8 +200,7 @@ def make(
             )
         )
     order = _order(made, owned, results, scheduled.order, by_id)
-    notes = [note] if note else []
-    notes += _warnings(order, _program(scheduled), options)
+    notes = notes + _warnings(order, _program(scheduled), options)
     return CompiledReport(
         REPORT_VERSION,
         made.options.name,

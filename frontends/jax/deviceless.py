@@ -17,38 +17,50 @@ import jaxlib
 from dynaflow_xla import _optional
 from dynaflow_xla.errors import EngineError, UnsupportedError
 from dynaflow_xla.ffi import xla
-from dynaflow_xla.frontends.jax import compiled_report, deviceless_worker, targets, xla_options
-from dynaflow_xla.frontends.jax.xla_backend import XlaEntry
+from dynaflow_xla.frontends.jax import (
+    compiled_report,
+    deviceless_worker,
+    entry,
+    scheduled as scheduled_function,
+    targets,
+    xla_options,
+)
+from dynaflow_xla.frontends.jax.xla_backend import XlaEntry, traced_entries
 
 TIMEOUT_S = 900.0
 _PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 _PLATFORM = ("cuda",)
 
 
-def compile_report(fast: Any, args: Any, kwargs: Any) -> compiled_report.CompiledReport:
+def compile_report(
+    fast: Any, args: Any, kwargs: Any, target: object = None
+) -> compiled_report.CompiledReport:
     """See ``dynaflow_xla.compile``."""
-    made = fast.planned(args, kwargs)
-    name = made.options.name
-    if not isinstance(made, XlaEntry):
-        raise UnsupportedError(
-            f"compile is for backend='xla'; {name!r} was scheduled with backend='ffi', which compiles "
-            "a program for each lane of this machine. Use schedule(..., backend='xla')."
-        )
-    target = made.options.target or targets.of_this_machine()
-    check_plugin()
     specs = jax.tree_util.tree_map(_spec, (args, kwargs))
-    scheduled = _export(fast._jit, *specs)
-    original = _export(fast.original, *specs)
-    options = {k: str(v) for k, v in fast.compiler_options(args, kwargs).items()}
-    with tempfile.TemporaryDirectory(prefix="dfx-compile-") as folder:
-        results, log = _run(
-            Path(folder),
-            target,
-            {"scheduled": scheduled, "original": original},
-            fast.donated_leaves(args, kwargs),
-            options,
-        )
+    if isinstance(fast, scheduled_function.ScheduledFunction):
+        made = fast.planned(args, kwargs)
+        _check_entry(made)
+        path = targets.resolve(target) if target is not None else made.options.target
+        path = path or targets.of_this_machine()
+        check_plugin()
         programs = {
+            "scheduled": _export(fast._jit, *specs),
+            "original": _export(fast.original, *specs),
+        }
+        options = fast.compiler_options(args, kwargs)
+        donated = fast.donated_leaves(args, kwargs)
+        notes: list[str] = []
+    else:
+        made, options, programs, notes = _outer_function(fast, specs)
+        path = targets.resolve(target) if target is not None else made.options.target
+        path = path or targets.of_this_machine()
+        info = fast.trace(*specs[0], **specs[1]).args_info
+        donated = [i for i, x in enumerate(jax.tree_util.tree_leaves(info)) if x.donated]
+    options = {k: str(v) for k, v in options.items()}
+    notes += filter(None, [xla_options.unproved()])
+    with tempfile.TemporaryDirectory(prefix="dfx-compile-") as folder:
+        results, log = _run(Path(folder), path, programs, donated, options, _mesh(specs))
+        read = {
             which: compiled_report.read_program(
                 Path(folder) / which, log.get(which, ""), results[which], options
             )
@@ -56,12 +68,48 @@ def compile_report(fast: Any, args: Any, kwargs: Any) -> compiled_report.Compile
         }
     return compiled_report.make(
         made,
-        programs,
-        target=Path(target).stem,
+        read,
+        target=Path(path).stem,
         options=options,
         jaxlib=jaxlib.__version__,
-        note=xla_options.unproved(),
+        notes=notes,
     )
+
+
+def _check_entry(made: Any) -> None:
+    if not isinstance(made, XlaEntry):
+        raise UnsupportedError(
+            f"compile is for backend='xla'; {made.options.name!r} was scheduled with backend='ffi', "
+            "which compiles a program for each lane of this machine. Use schedule(..., backend='xla')."
+        )
+
+
+def _outer_function(jitted: Any, specs: Any) -> tuple[XlaEntry, dict[str, Any], Any, list[str]]:
+    """A jitted function with scheduled functions inside: the largest plan, options, both programs."""
+    if not hasattr(jitted, "trace"):
+        raise UnsupportedError(
+            "compile takes what schedule returned, or a jax.jit function with that inside; got "
+            f"{type(jitted).__name__}"
+        )
+    check_plugin()
+    # Fresh functions: jit would return what it traced before.
+    inner = jitted.__wrapped__
+    with traced_entries() as entries:
+        scheduled = _export(jax.jit(lambda *a, **k: inner(*a, **k)), *specs)
+    if not entries:
+        raise UnsupportedError(
+            f"nothing in {jitted.__name__!r} is scheduled with backend='xla': compile reads a plan back"
+        )
+    with entry.capturing_inside():
+        original = _export(jax.jit(lambda *a, **k: inner(*a, **k)), *specs)
+    options: dict[str, Any] = {}
+    for made in entries:
+        options.update(xla_options.for_entry(made))
+    largest = max(entries, key=lambda made: len(made.pg.regions))
+    notes = []
+    if others := len({id(made) for made in entries}) - 1:
+        notes.append(f"{others} other plans are in this program; this report is on the largest one")
+    return largest, options, {"scheduled": scheduled, "original": original}, notes
 
 
 def check_plugin() -> str:
@@ -103,6 +151,15 @@ def _spec(leaf: Any) -> Any:
     return leaf
 
 
+def _mesh(specs: Any) -> dict[str, int]:
+    """Axes of the mesh that the arguments are spread over; the program has to have the same."""
+    for leaf in jax.tree_util.tree_leaves(specs):
+        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
+        if mesh is not None:
+            return dict(mesh.shape)
+    return {}
+
+
 def _export(jitted: Any, args: Any, kwargs: Any) -> Any:
     checks = [jax.export.DisabledSafetyCheck.custom_call(xla.ORDER_TARGET)]
     try:
@@ -116,9 +173,14 @@ def _export(jitted: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _run(
-    folder: Path, target: str, programs: dict[str, Any], donated: list[int], options: dict[str, str]
+    folder: Path,
+    target: str,
+    programs: dict[str, Any],
+    donated: list[int],
+    options: dict[str, str],
+    mesh: dict[str, int],
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    request: dict[str, Any] = {"target": target, "devices": 1, "programs": []}
+    request: dict[str, Any] = {"target": target, "devices": 1, "mesh": mesh, "programs": []}
     for name, exported in programs.items():
         (folder / name).mkdir()
         (folder / name / "program.bin").write_bytes(exported.serialize())

@@ -34,13 +34,18 @@ def main(folder: Path) -> None:
     )
     results = {}
     for program in request["programs"]:
-        results[program["name"]] = _compile(folder / program["name"], program, topology)
+        results[program["name"]] = _compile(
+            folder / program["name"], program, topology, request["mesh"]
+        )
     (folder / "result.json").write_text(json.dumps(results))
 
 
-def _compile(folder: Path, program: dict[str, Any], topology: Any) -> dict[str, Any]:
+def _compile(
+    folder: Path, program: dict[str, Any], topology: Any, axes: dict[str, int]
+) -> dict[str, Any]:
     exported = jax.export.deserialize(bytearray((folder / "program.bin").read_bytes()))
-    mesh = topologies.make_mesh(topology, (exported.nr_devices,), ("d",))
+    axes = axes or {"d": exported.nr_devices}
+    mesh = topologies.make_mesh(topology, tuple(axes.values()), tuple(axes))
     shardings = exported.in_shardings_jax(mesh)
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     specs = [

@@ -13,7 +13,14 @@ import jax
 from dynaflow_xla import progress
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import blas, xla
-from dynaflow_xla.frontends.jax import call, capture, lower, split as splitting, xla_backend
+from dynaflow_xla.frontends.jax import (
+    call,
+    capture,
+    device_stage,
+    lower,
+    split as splitting,
+    xla_backend,
+)
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.ir import PartitionedGraph
@@ -40,6 +47,11 @@ class _Capturing:
         _state.depth -= 1
 
 
+def capturing_inside() -> _Capturing:
+    """A block in which scheduled functions are their originals."""
+    return _Capturing()
+
+
 @dataclass(frozen=True)
 class Options:
     """What the user asked ``schedule`` for, as far as one entry needs it."""
@@ -56,6 +68,7 @@ class Options:
     default_cut: bool = False
     backend: str = "ffi"
     target: str | None = None
+    gpu_lanes: bool = False
 
 
 @dataclass(kw_only=True)
@@ -154,6 +167,10 @@ def build_entry(
         captured, pg = split.captured, split.pg
     else:
         pg = partition(graph, rules)
+    if options.backend == "xla":
+        pg = _with_network(pg)
+        if split is not None:
+            split = replace(split, expanded=replace(split.expanded, pg=pg))
     t1 = time.perf_counter()
     # Nothing is proved of residuals that several nano-batches would share.
     derived = batched is not None and bool(batched.sizes)
@@ -192,6 +209,17 @@ def build_entry(
     )  # fmt: skip
 
 
+def _with_network(pg: PartitionedGraph) -> PartitionedGraph:
+    """Communication as regions with a lane: one XLA program holds them as it does all others."""
+    regions = tuple(
+        replace(r, outer=False, tags=r.tags - {"outer"})
+        if r.outer and r.resource == "network"
+        else r
+        for r in pg.regions
+    )
+    return replace(pg, regions=regions)
+
+
 def build_stages(
     captured: capture.Captured,
     pg: PartitionedGraph,
@@ -219,10 +247,17 @@ def build_stages(
                 later.append(other_outer.region)
         for region in later:
             needed.update(pg.regions[region].inputs)
-        builder = lower.StageBuilder(
-            captured, pg, plan, instructions, functions, needed, options.compiler_options
+        build = device_stage.builder(
+            options.gpu_lanes,
+            captured,
+            pg,
+            plan,
+            instructions,
+            functions,
+            needed,
+            options.compiler_options,
         )
-        stage = builder.build(profile=profile)
+        stage = build(profile=profile)
         stage.replan = _replanner(options)
         stages.append((stage, outer))
     return stages

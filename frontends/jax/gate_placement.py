@@ -157,7 +157,9 @@ class _Placer:
         for launch in self.order.launches:
             region = self.pg.regions[launch.region]
             view = self._view(region)
-            gate = self._gate(region, view) if launch.lane >= 0 else None
+            # Collectives need no gate: XLA keeps them on one stream of their own, in program order.
+            gated = launch.lane >= 0 and region.resource != "network"
+            gate = self._gate(region, view) if gated else None
             if gate is not None:
                 deps = sum(1 << d for d in gate.deps)
                 for dep in gate.deps:

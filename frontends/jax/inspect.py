@@ -61,11 +61,13 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
         "time to make: "
         + ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in made.seconds.items())
     )
+    lines += [f"device lanes: {s.note}" for s, _ in made.compiled if s is not None and s.note]
     copied = sum(p.copied_views for s, _ in made.compiled if s is not None for p in s.lane_programs)
     if copied:
         lines.append(f"note: {copied} input views so far were not 64-byte aligned and were copied")
+    inner = {i for region in made.pg.regions if not region.outer for i in region.ops}
     for op in made.captured.graph.ops:
-        if op.outer:
+        if op.outer and op.index not in inner:
             lines.append(f"outer: {op.kind} stays in the outer program: it {op.outer_reason}")
     lines += [f"note: {note}" for note in made.region_notes()]
     if isinstance(fast._options.strategy, Auto):

@@ -128,6 +128,9 @@ class Stage:
         reference: The same stage as a plain traceable function (other platforms, batching).
         output_avals: Abstract values of ``outputs``.
         depends: For each output, the positions in ``inputs`` that it depends on.
+        platform: Where the custom call runs; elsewhere the reference does.
+        scratch_bytes: On CUDA, memory that the custom call asks XLA for.
+        counters, note: Of device lanes: what their steps did, a sentence for explain.
     """
 
     inputs: tuple[int, ...]
@@ -141,6 +144,10 @@ class Stage:
     lane_texts: dict[int, str] = field(default_factory=dict)
     replan: Any = None
     program_name: str = ""
+    platform: str = "cpu"
+    scratch_bytes: int = 0
+    counters: list[Any] = field(default_factory=list)
+    note: str = ""
     depends: tuple[frozenset[int], ...] = ()
 
 

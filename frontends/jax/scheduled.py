@@ -300,11 +300,15 @@ class ScheduledFunction:
         if self._fallback:
             return True
         platform = jax.default_backend()
+        if platform == "gpu" and self._options.gpu_lanes:
+            return False
         if platform != "cpu":
             self._fallback = (
                 f"the ffi backend schedules CPU programs; the default JAX backend is {platform!r}, so "
                 "the original runs"
             )
+            if platform == "gpu":
+                self._fallback += ". backend='ffi' asks for lanes on the GPU; see docs/gpu.md first"
             warnings.warn(self._fallback, FallbackWarning, stacklevel=3)
             return True
         return False

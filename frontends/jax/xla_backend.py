@@ -8,8 +8,9 @@ at run time but the program, so every JAX transformation goes through.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +38,20 @@ def scope_of(region_name: str) -> str:
     return region_name.replace("/", ".").replace("@", "~")
 
 
+_logs: list[list[XlaEntry]] = []
+
+
+@contextlib.contextmanager
+def traced_entries() -> Iterator[list[XlaEntry]]:
+    """Collects the plans that are traced in the block, in this process."""
+    log: list[XlaEntry] = []
+    _logs.append(log)
+    try:
+        yield log
+    finally:
+        _logs.remove(log)
+
+
 @dataclass(kw_only=True)
 class XlaEntry(Planned):
     """A planned signature of the backend ``xla``, evaluated in the outer program.
@@ -51,6 +66,8 @@ class XlaEntry(Planned):
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
+        for log in _logs:
+            log.append(self)
         with jax.named_scope(PLAN_SCOPE):
             return self.flat_outputs(_Evaluation(self, self.bind(inputs)).run())
 

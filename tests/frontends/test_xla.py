@@ -217,6 +217,43 @@ def test_sharded_arguments_outside_shard_map(run_program: Any) -> None:
     )
 
 
+def test_collectives_of_nano_batches(run_program: Any) -> None:
+    """A tensor-parallel layer under shard_map on 8 devices: values and gradients."""
+    run_program(
+        """
+        from jax.sharding import Mesh, PartitionSpec as P
+
+        def layer(x, up, down):
+            with dfx.mark("up"):
+                h = jax.nn.gelu(x @ up)
+            with dfx.mark("down"):
+                y = h @ down
+            return x + jax.lax.psum(y, "tp")
+
+        mesh = Mesh(np.array(jax.devices()), ("tp",))
+        rng = np.random.default_rng(0)
+        args = [jnp.asarray(rng.standard_normal(s) / 8, jnp.float32) for s in [(8, 32), (32, 64), (64, 32)]]
+        specs = (P(), P(None, "tp"), P("tp", None))
+
+        def spread_over(fn):
+            return jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False))
+
+        fast = dfx.schedule(layer, dfx.DualBatch(), backend="xla", in_axes=(0, None, None))
+        f, g = spread_over(layer), spread_over(fast)
+        assert g.lower(*args).as_text().count("all_reduce") == 2
+        want, got = jax.block_until_ready(f(*args)), jax.block_until_ready(g(*args))
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        for number in range(3):
+            grads = [
+                jax.block_until_ready(jax.jit(jax.grad(lambda *a: (h(*a) ** 2).sum(), number))(*args))
+                for h in (f, g)
+            ]
+            np.testing.assert_allclose(*grads, rtol=1e-4, atol=1e-4)
+        """,
+        devices=8,
+    )
+
+
 def test_no_warning_on_cpu(schedule: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
