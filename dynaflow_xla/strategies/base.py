@@ -308,10 +308,13 @@ class Recorder:
         else:
             for one in handles:
                 self._decide((one,), Decision(one.region.id, place, (), replace, user_line()))
-        # What puts nano-batches together runs where the last of them ran.
+        self._run_merges(max(place, 0))
+
+    def _run_merges(self, lane: int) -> None:
+        """What puts nano-batches together runs where the last of them ran."""
         for merge in sorted(self._ready & self._merges):
             one = self._handles[merge]
-            self._decide((one,), Decision(merge, max(place, 0), (), None, user_line()))
+            self._decide((one,), Decision(merge, lane, (), None, user_line()))
 
     def _decide(self, handles: Sequence[Handle], decision: Decision) -> None:
         self._idle = 0
@@ -408,6 +411,7 @@ def record(
         raise PlanError(f"a strategy must be a dynaflow_xla.Strategy; got {strategy!r}")
     recorder = Recorder(pg, context, strategy, joint=joint)
     strategy.schedule(recorder)
+    recorder._run_merges(0)  # those of inputs alone, if nothing else was there to execute
     if recorder.remaining:
         left = [h.region for h in recorder.handles if h.region.id not in recorder._done]
         names, where = [region.name for region in left], left[0].source

@@ -62,7 +62,7 @@ for name in {names!r}:
 
 NAMES = (
     "attention", "experts_all", "conv_2d", "lstm", "cholesky", "sort_rows", "cross_entropy_with_metrics",
-    "dropout_with_keys_of_rows", "integers", "complex_product", "layers_scanned", "segment_sum_over_rows",
+    "dropout_with_keys_of_rows", "integers", "complex_product", "layers_scanned",
 )  # fmt: skip
 
 
