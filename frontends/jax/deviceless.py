@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -163,13 +164,17 @@ def _mesh(specs: Any) -> dict[str, int]:
 def _export(jitted: Any, args: Any, kwargs: Any) -> Any:
     checks = [jax.export.DisabledSafetyCheck.custom_call(xla.ORDER_TARGET)]
     try:
-        return jax.export.export(jitted, platforms=_PLATFORM, disabled_checks=checks)(
+        made = jax.export.export(jitted, platforms=_PLATFORM, disabled_checks=checks)(
             *args, **kwargs
         )
     except (NotImplementedError, ValueError) as error:
         raise UnsupportedError(
             f"this program cannot be handed to another process: {error}"
         ) from error
+    # Leaves alone: containers (an optimizer's state) need not be known to the other process.
+    ins = jax.tree_util.tree_structure(((0,) * made.in_tree.num_leaves, {}))
+    outs = jax.tree_util.tree_structure([0] * made.out_tree.num_leaves)
+    return dataclasses.replace(made, in_tree=ins, out_tree=outs)
 
 
 def _run(

@@ -17,6 +17,7 @@ from dynaflow_xla.frontends.jax import (
     call,
     capture,
     device_stage,
+    loops,
     lower,
     split as splitting,
     xla_backend,
@@ -150,6 +151,8 @@ def build_entry(
     if rules is None and not options.default_cut:
         made = strategy.rules(graph)
         rules = None if made is None else tuple(made)
+    if options.backend == "xla" and rules is not None:
+        rules = loops.rules_here(rules, captured)
     context = Context(
         batch_size=None if batched is None else batched.batch,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
@@ -181,6 +184,10 @@ def build_entry(
     plan = build_plan(pg, recording, lanes=options.lanes, strategy_text=repr(strategy))
     validate(plan, pg)
     t2 = time.perf_counter()
+    if options.backend == "xla":
+        parts = [captured] if split is None else list(split.resolved.at.values())
+        for part in parts:
+            loops.schedule_bodies(part, options, build_entry, keep_rules=split is not None)
     functions: dict[int, Callable[..., list[Any]]] = {}
     for decision in recording.decisions:
         region = pg.regions[decision.region]

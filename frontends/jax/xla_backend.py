@@ -68,8 +68,13 @@ class XlaEntry(Planned):
         """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
         for log in _logs:
             log.append(self)
-        with jax.named_scope(PLAN_SCOPE):
-            return self.flat_outputs(_Evaluation(self, self.bind(inputs)).run())
+        return self.evaluate(inputs)
+
+    def evaluate(self, inputs: Sequence[Any], number: int | None = None) -> list[Any]:
+        """The same for the body of a loop, which is the operator ``number`` of what is around it."""
+        scope = PLAN_SCOPE if number is None else f"{PLAN_SCOPE}_{number}"
+        with jax.named_scope(scope):
+            return self.flat_outputs(_Evaluation(self, self.bind(tuple(inputs))).run())
 
     @property
     def stages(self) -> list[Any]:
@@ -184,7 +189,7 @@ class Program:
         self.entry, self.split = made, made.split
         closed = traced.jaxpr
         self._call: Callable[..., Any] = made
-        if not capture.holds_custom_rules(closed.jaxpr):
+        if not capture.holds_custom_rules(closed.jaxpr, in_loops=True):
             return
 
         @functools.cache

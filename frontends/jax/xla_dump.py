@@ -124,7 +124,7 @@ def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = F
     its done runs beside it.
     """
     made = GraphOrder()
-    remaining = list(graphs)
+    planned = {} if serial else _match(top, graphs)
 
     def visit(thunks: list[Thunk], base: set[int]) -> set[int]:
         done = set(base)
@@ -132,14 +132,15 @@ def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = F
         for thunk in thunks:
             mine = {id(leaf) for leaf in thunk.leaves()}
             if thunk.kind == "kCommandBuffer":
+                commands = _commands(thunk)
                 graph = (
-                    [{i - 1} if i else set() for i in range(len(thunk.children))]
+                    [{i - 1} if i else set() for i in range(len(commands))]
                     if serial
-                    else _graph_of(thunk, remaining)
+                    else planned[id(thunk)]
                 )
                 seen: list[set[int]] = []
-                leaves = [list(child.leaves()) for child in thunk.children]
-                for child, preds in zip(thunk.children, graph, strict=True):
+                leaves = [list(child.leaves()) for child in commands]
+                for child, preds in zip(commands, graph, strict=True):
                     waits = set(done).union(*(seen[p] for p in preds))
                     visit([child], waits)
                     seen.append(waits | {id(leaf) for leaf in child.leaves()})
@@ -167,15 +168,43 @@ def _async_id(thunk: Thunk) -> str:
     return found[1] if found else ""
 
 
-def _graph_of(thunk: Thunk, remaining: list[list[set[int]]]) -> list[set[int]]:
-    """XLA plans command buffers in program order; the number of nodes tells that it is the same."""
-    if not remaining or len(remaining[0]) != len(thunk.children):
-        have = len(remaining[0]) if remaining else "none"
-        raise DumpError(
-            f"the CUDA graph of command buffer {thunk.number} ({len(thunk.children)} commands) is not in "
-            f"XLA's log; the next graph there has {have} nodes"
-        )
-    return remaining.pop(0)
+def _commands(buffer: Thunk) -> list[Thunk]:
+    """The nodes of a command buffer's graph; the end of an asynchronous step is an edge."""
+    return [child for child in buffer.children if child.kind != "kAsyncDone"]
+
+
+def _match(top: list[Thunk], graphs: list[list[set[int]]]) -> dict[int, list[set[int]]]:
+    """The graph of each command buffer, by ``id``.
+
+    XLA closes a command buffer at the step that it cannot hold, and plans it when it has planned what
+    is inside that step (a loop's body, say). A command that is a sequence itself has a graph in front
+    of its command buffer's. The number of nodes tells which is which.
+    """
+    found = {}
+    remaining = iter(graphs)
+    for buffer in _buffers(top):
+        count = len(_commands(buffer))
+        graph = next((graph for graph in remaining if len(graph) == count), None)
+        if graph is None:
+            raise DumpError(
+                f"the CUDA graph of command buffer {buffer.number} ({count} commands) is not in XLA's "
+                f"log, which has graphs of {[len(graph) for graph in graphs]} nodes"
+            )
+        found[id(buffer)] = graph
+    return found
+
+
+def _buffers(thunks: list[Thunk]) -> Iterator[Thunk]:
+    """Command buffers in the order in which XLA plans them."""
+    open_buffer: list[Thunk] = []
+    for thunk in thunks:
+        if thunk.kind == "kCommandBuffer":
+            open_buffer.append(thunk)
+        else:
+            yield from _buffers(thunk.children)
+            yield from open_buffer
+            open_buffer = []
+    yield from open_buffer
 
 
 # -- compiled text ---------------------------------------------------------------------------------
