@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dynaflow_xla.frontends.jax import xla_dump
+from dynaflow_xla.frontends.jax import compiled_text, xla_dump
 from dynaflow_xla.frontends.jax.xla_backend import XlaEntry, scope_of
 from dynaflow_xla.frontends.jax.xla_dump import Instruction, Thunk
 
@@ -19,6 +21,8 @@ _KERNELS = frozenset({"kCustomKernel", "kKernel", "kFusion"})
 _COPIES = frozenset({"kCopy", "kDeviceToDeviceCopy", "kMemcpyDeviceToDevice"})
 _NOTHING = frozenset({"kMemzero", "kMemset32BitValue", "kSequential", "kAsyncDone"})
 
+_FILLING = frozenset({"broadcast", "constant", "iota", "bitcast", "parameter"})
+
 
 class RegionCode(msgspec.Struct, frozen=True):
     """What one region became.
@@ -29,6 +33,8 @@ class RegionCode(msgspec.Struct, frozen=True):
         kernels: Kernels that XLA generated for it.
         library_calls: Names of calls into libraries, and of custom calls.
         shared_kernels: Kernels that hold operations of it and of another region.
+        bytes: What its steps read and write.
+        streams: Of those of its steps that XLA started on a stream of their own.
     """
 
     name: str
@@ -36,6 +42,8 @@ class RegionCode(msgspec.Struct, frozen=True):
     kernels: tuple[str, ...]
     library_calls: tuple[str, ...]
     shared_kernels: tuple[str, ...]
+    bytes: int = 0
+    streams: tuple[str, ...] = ()
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -49,8 +57,10 @@ class Order(msgspec.Struct, frozen=True):
         extra: Pairs that the plan leaves free and the program orders completely.
         partly: Pairs that the plan leaves free and whose kernels the program orders in part.
         merged: Pairs that the plan leaves free and for which one kernel makes results of both.
+        donated: Pairs that the plan leaves free and whose order donation asks for: the first reads an
+            argument that the second writes its result over (or is before or after such a pair).
         conflicts: Edges of the CUDA graph that neither data nor the plan asks for, between regions
-            that the plan leaves free: (kernel, its region, kernel that waits for it, its region).
+            that the plan and donation leave free: (kernel, its region, kernel that waits for it, its region).
             Mostly the second writes where a temporary of the first was.
     """
 
@@ -61,18 +71,37 @@ class Order(msgspec.Struct, frozen=True):
     extra: tuple[tuple[str, str], ...]
     partly: tuple[tuple[str, str], ...]
     merged: tuple[tuple[str, str], ...]
+    donated: tuple[tuple[str, str], ...] = ()
     conflicts: tuple[tuple[str, str, str, str], ...] = ()
+
+
+class Body(msgspec.Struct, frozen=True):
+    """What the body of a loop became.
+
+    Attributes:
+        name: The region that the loop is in, and the loop's operator.
+        strategy, lanes: Of the plan of the body.
+        regions, order: As of the report.
+    """
+
+    name: str
+    strategy: str
+    lanes: int
+    regions: tuple[RegionCode, ...]
+    order: Order
 
 
 class Program(msgspec.Struct, frozen=True):
     """One compiled program.
 
     Attributes:
+        compile_s: Seconds that XLA took; a first program in its process takes longer.
         command_buffers: Number of commands in each CUDA graph.
         uncaptured: Steps outside of every CUDA graph.
         kernels, library_calls, copies: Counts of steps; ``copied_bytes`` is what the copies move.
         temp_bytes, argument_bytes, output_bytes, alias_bytes: XLA's memory analysis.
         peak_bytes: Arguments, results and temporaries, less what aliases.
+        streams: Those that its steps are on, besides the main one.
     """
 
     compile_s: float
@@ -88,6 +117,7 @@ class Program(msgspec.Struct, frozen=True):
     output_bytes: int
     alias_bytes: int
     peak_bytes: int
+    streams: tuple[str, ...] = ()
 
 
 class CompiledReport(msgspec.Struct, frozen=True):
@@ -103,6 +133,8 @@ class CompiledReport(msgspec.Struct, frozen=True):
         order: The plan's order beside the program's.
         scheduled, original: The two programs, compiled alike.
         notes: Sentences.
+        bodies: Loops whose bodies have a plan of their own.
+        plain: The original without any of the options, if it was asked for.
     """
 
     version: int
@@ -117,6 +149,8 @@ class CompiledReport(msgspec.Struct, frozen=True):
     scheduled: Program
     original: Program
     notes: tuple[str, ...] = ()
+    bodies: tuple[Body, ...] = ()
+    plain: Program | None = None
 
     @property
     def copies_added(self) -> int:
@@ -135,7 +169,7 @@ class CompiledReport(msgspec.Struct, frozen=True):
         ).decode()
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(compiled_text.lines(self))
 
 
 class ReadProgram(msgspec.Struct, frozen=True):
@@ -145,6 +179,7 @@ class ReadProgram(msgspec.Struct, frozen=True):
     instructions: dict[str, Instruction]
     order: xla_dump.GraphOrder
     result: dict[str, Any]
+    aliases: dict[int, int]
 
 
 _MODE = "xla_gpu_command_buffer_scheduling_mode"
@@ -157,7 +192,8 @@ def read_program(
     thunks, instructions = xla_dump.read_folder(folder)
     serial = options.get(_MODE) == "SERIALIZE"
     order = xla_dump.order_of(thunks, xla_dump.read_graphs(log), serial=serial)
-    return ReadProgram(thunks, instructions, order, result)
+    aliases = xla_dump.read_aliases((folder / "compiled.txt").read_text())
+    return ReadProgram(thunks, instructions, order, result, aliases)
 
 
 def make(
@@ -171,21 +207,64 @@ def make(
 ) -> CompiledReport:
     """Compares a plan with its compiled program."""
     scheduled = programs["scheduled"]
+    regions, order = _compare(made, scheduled, "", scheduled.aliases)
+    bodies = [
+        Body(name, entry.plan.strategy, entry.plan.lanes, *_compare(entry, scheduled, name, {}))
+        for name, entry in _bodies(made, "")
+    ]
+    for each in (order, *(body.order for body in bodies)):
+        notes = notes + _order_notes(each, _program(scheduled), options)
+    plain = programs.get("plain")
+    return CompiledReport(
+        REPORT_VERSION,
+        made.options.name,
+        made.plan.strategy,
+        made.plan.lanes,
+        target,
+        jaxlib,
+        options,
+        regions,
+        order,
+        _program(scheduled),
+        _program(programs["original"]),
+        tuple(dict.fromkeys(notes + _warnings(_program(scheduled)))),
+        tuple(bodies),
+        None if plain is None else _program(plain),
+    )
+
+
+def _bodies(made: XlaEntry, prefix: str) -> list[tuple[str, XlaEntry]]:
+    found = []
+    for name, entry in made.bodies():
+        found += [(prefix + name, entry), *_bodies(entry, prefix + name)]
+    return found
+
+
+def _compare(
+    made: XlaEntry, program: ReadProgram, prefix: str, aliases: dict[int, int]
+) -> tuple[tuple[RegionCode, ...], Order]:
+    """What became of the regions of a plan, and of its order; ``prefix``: see ``xla_dump.region_of``."""
     names = {scope_of(region.name): region.id for region in made.pg.regions}
+
+    def ids(paths: Iterable[str]) -> set[int]:
+        local = (path[len(prefix) :].split("/")[0] for path in paths if path.startswith(prefix))
+        return {names[name] for name in local if name in names}
+
     owned: dict[int, set[int]] = {}
-    regions = []
     sharing: dict[int, set[int]] = {}  # leaf -> regions in it
     results: dict[int, set[int]] = {}  # leaf -> regions of its results
-    for leaf in _leaves(scheduled):
-        found = scheduled.instructions.get(leaf.name)
-        if found is None or found.is_gate or leaf.kind in _NOTHING:
+    by_id = {id(leaf): leaf for leaf in _leaves(program)}
+    for number, leaf in by_id.items():
+        found = program.instructions.get(leaf.name)
+        if found is None or found.is_gate or leaf.kind in _NOTHING or _is_fill(found, program):
             continue
-        if found.region in names:
-            owned.setdefault(names[found.region], set()).add(id(leaf))
-        sharing[id(leaf)] = {names[r] for r in {found.region, *found.held} if r in names}
-        results[id(leaf)] = {names[r] for r in found.made if r in names}
+        for region_id in ids([found.region]):
+            owned.setdefault(region_id, set()).add(number)
+        sharing[number] = ids([found.region, *found.held])
+        results[number] = ids(found.made)
     lanes = {launch.region: launch.lane for launch in made.order.launches}
-    by_id = {id(leaf): leaf for leaf in _leaves(scheduled)}
+    streams = _streams(program)
+    regions = []
     for region in made.pg.regions:
         mine = [by_id[n] for n in by_id if n in owned.get(region.id, ())]
         regions.append(
@@ -197,28 +276,39 @@ def make(
                 tuple(
                     by_id[n].name for n, who in sharing.items() if region.id in who and len(who) > 1
                 ),
+                sum(_moved_bytes(leaf, program) for leaf in mine),
+                tuple(sorted({streams[id(leaf)] for leaf in mine if id(leaf) in streams})),
             )
         )
-    order = _order(made, owned, results, scheduled.order, by_id)
-    notes = notes + _warnings(order, _program(scheduled), options)
-    return CompiledReport(
-        REPORT_VERSION,
-        made.options.name,
-        made.plan.strategy,
-        made.plan.lanes,
-        target,
-        jaxlib,
-        options,
-        tuple(regions),
-        order,
-        _program(scheduled),
-        _program(programs["original"]),
-        tuple(notes),
+    return tuple(regions), _order(made, owned, results, program.order, by_id, aliases)
+
+
+def _is_fill(found: Instruction, program: ReadProgram) -> bool:
+    """Whether a step fills memory with a constant: nothing orders that, and nothing need."""
+    return found.opcode == "fusion" and found.body <= _FILLING and all(
+        program.instructions[name].opcode == "constant"
+        for name in found.operands
+        if name in program.instructions
     )
 
 
-def _warnings(order: Order, program: Program, options: dict[str, str]) -> list[str]:
-    """Sentences on what keeps the program from running as the plan says."""
+def _moved_bytes(leaf: Thunk, program: ReadProgram) -> int:
+    known = program.instructions
+    found = known[leaf.name]
+    return found.bytes + sum(known[name].bytes for name in found.operands if name in known)
+
+
+def _streams(program: ReadProgram) -> dict[int, str]:
+    """The stream of each step that has one of its own."""
+    found = {}
+    for thunk in _walk(program.thunks):
+        if stream := re.search(r"stream=(\w+\[\d+\])", thunk.text):
+            found.update((id(leaf), stream[1]) for leaf in thunk.leaves())
+    return found
+
+
+def _order_notes(order: Order, program: Program, options: dict[str, str]) -> list[str]:
+    """Sentences on where the program's order is not the plan's."""
     said = []
     if (order.extra or order.partly) and program.command_buffers:
         said.append(
@@ -226,6 +316,18 @@ def _warnings(order: Order, program: Program, options: dict[str, str]) -> list[s
             f"order by the command buffers (mode {options.get(_MODE, 'of XLA')}): a serial mode, or "
             "temporaries that share memory"
         )
+    if order.broken:
+        said.append(f"{len(order.broken)} order edges of the plan are not in the program")
+    if order.merged:
+        said.append(
+            f"XLA joined work of {len(order.merged)} pairs that should run in parallel in one kernel"
+        )
+    return said
+
+
+def _warnings(program: Program) -> list[str]:
+    """Sentences on what keeps the program from being one CUDA graph."""
+    said = []
     if not program.command_buffers:
         said.append(
             "no command buffer was formed: every kernel is launched for itself, in one order"
@@ -234,12 +336,6 @@ def _warnings(order: Order, program: Program, options: dict[str, str]) -> list[s
         said.append(
             f"{len(program.uncaptured)} steps are outside of the command buffers, which they split: "
             + ", ".join(program.uncaptured[:5])
-        )
-    if order.broken:
-        said.append(f"{len(order.broken)} order edges of the plan are not in the program")
-    if order.merged:
-        said.append(
-            f"XLA joined work of {len(order.merged)} pairs that should run in parallel in one kernel"
         )
     return said
 
@@ -258,8 +354,10 @@ def _order(
     results: dict[int, set[int]],
     graph: xla_dump.GraphOrder,
     leaves: dict[int, Thunk],
+    aliases: dict[int, int],
 ) -> Order:
     before = graph.before
+    free = _free_pairs(made, aliases)
     name = {region.id: region.name for region in made.pg.regions}
     fields = [field for field in Order.__struct_fields__ if field != "conflicts"]
     sets: dict[str, list[tuple[str, str]]] = {field: [] for field in fields}
@@ -279,6 +377,9 @@ def _order(
             if made.order.before(first, second) or made.order.before(second, first):
                 continue
             pair = (name[first], name[second])
+            if not free(first, second):
+                sets["donated"].append(pair)
+                continue
             ones, others = owned.get(first, set()), owned.get(second, set())
             if any({first, second} <= results.get(leaf, set()) for leaf in ones | others):
                 sets["merged"].append(pair)
@@ -301,10 +402,42 @@ def _order(
             a, b = region_of.get(other), region_of.get(leaf)
             if a is None or b is None or a == b:
                 continue
-            if not made.order.before(a, b) and b not in results[other]:
+            if free(a, b) and b not in results[other]:
                 conflicts.append((leaves[other].name, name[a], leaves[leaf].name, name[b]))
     found = {field: tuple(pairs) for field, pairs in sets.items()}
     return Order(**found, conflicts=tuple(conflicts))
+
+
+def _free_pairs(made: XlaEntry, aliases: dict[int, int]) -> Callable[[int, int], bool]:
+    """Whether neither the plan nor donation orders two regions.
+
+    What reads a donated argument has to be over before its memory is written again.
+    """
+    order = made.order
+    before = {x.region: {*order.direct[x.region], *order.data[x.region]} for x in order.launches}
+    graph = made.pg.graph
+    producer = made.pg.producer_region()
+    numbers = {name: value for name, value in zip(graph.input_names, graph.inputs, strict=False)}
+    for result, argument in aliases.items():
+        value = made.captured.outputs[result] if result < len(made.captured.outputs) else None
+        given = numbers.get(f"arg_{argument}")
+        if given is None or not isinstance(value, int) or value not in producer:
+            continue
+        writer = producer[value]
+        for region in made.pg.regions:
+            if given in region.inputs and region.id != writer:
+                if not order.before(writer, region.id):
+                    before[writer].add(region.id)
+    known: dict[int, set[int]] = {}
+
+    def all_before(region: int) -> set[int]:
+        if region not in known:
+            known[region] = set()  # donation may ask for what the plan forbids; then XLA copies
+            for pred in before[region]:
+                known[region] |= {pred} | all_before(pred)
+        return known[region]
+
+    return lambda a, b: a not in all_before(b) and b not in all_before(a)
 
 
 def _program(program: ReadProgram) -> Program:
@@ -341,55 +474,9 @@ def _program(program: ReadProgram) -> Program:
         + result["argument_bytes"]
         + result["output_bytes"]
         - result["alias_bytes"],
+        streams=tuple(sorted(set(_streams(program).values()))),
     )
 
 
 def _walk(thunks: list[Thunk]) -> list[Thunk]:
     return [t for thunk in thunks for t in (thunk, *_walk(thunk.children))]
-
-
-def _lines(report: CompiledReport) -> list[str]:
-    lines = [
-        f"{report.function}: strategy {report.strategy}, compiled for {report.target} by jaxlib "
-        f"{report.jaxlib} (not autotuned, not run)",
-        "options: " + ", ".join(f"{k}={v}" for k, v in sorted(report.options.items())),
-    ]
-    rows = [("region", "lane", "kernels", "library calls", "shared with others")]
-    for region in report.regions:
-        rows.append(
-            (
-                region.name,
-                "outer" if region.lane < 0 else str(region.lane),
-                str(len(region.kernels)),
-                str(len(region.library_calls)),
-                str(len(region.shared_kernels)),
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines += [
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    order = report.order
-    lines.append(
-        f"order edges of the plan: {len(order.held)} held, {len(order.fused)} fused away, "
-        f"{len(order.broken)} broken"
-    )
-    lines += [f"  broken: {a} before {b}" for a, b in order.broken]
-    lines.append(
-        f"free pairs of the plan: {len(order.parallel)} parallel, {len(order.partly)} partly ordered, "
-        f"{len(order.extra)} serialised, {len(order.merged)} with a common kernel"
-    )
-    lines += [f"  serialised: {a} before {b}" for a, b in order.extra]
-    lines += [
-        f"  {kernel} ({a}) before {waits} ({b}): no data, no edge of the plan"
-        for kernel, a, waits, b in order.conflicts
-    ]
-    for which, program in (("scheduled", report.scheduled), ("original", report.original)):
-        lines.append(
-            f"{which}: CUDA graphs {list(program.command_buffers)}, kernels {program.kernels}, library "
-            f"calls {program.library_calls}, copies {program.copies} ({program.copied_bytes} bytes), "
-            f"steps outside graphs {len(program.uncaptured)}, temporaries {program.temp_bytes} bytes, "
-            f"peak {program.peak_bytes} bytes, gates {program.gates}"
-        )
-    return lines + [f"note: {note}" for note in report.notes]

@@ -34,9 +34,9 @@ _PLATFORM = ("cuda",)
 
 
 def compile_report(
-    fast: Any, args: Any, kwargs: Any, target: object = None
+    fast: Any, args: Any, kwargs: Any, target: object = None, *, plain: bool = False
 ) -> compiled_report.CompiledReport:
-    """See ``dynaflow_xla.compile``."""
+    """See ``dynaflow_xla.compile``; ``plain``: with the original under XLA's own defaults, too."""
     specs = jax.tree_util.tree_map(_spec, (args, kwargs))
     if isinstance(fast, scheduled_function.ScheduledFunction):
         made = fast.planned(args, kwargs)
@@ -58,12 +58,16 @@ def compile_report(
         info = fast.trace(*specs[0], **specs[1]).args_info
         donated = [i for i, x in enumerate(jax.tree_util.tree_leaves(info)) if x.donated]
     options = {k: str(v) for k, v in options.items()}
+    given = dict.fromkeys(programs, options)
+    if plain:
+        programs["plain"] = programs["original"]
+        given["plain"] = {k: str(v) for k, v in (made.options.compiler_options or {}).items()}
     notes += filter(None, [xla_options.unproved()])
     with tempfile.TemporaryDirectory(prefix="dfx-compile-") as folder:
-        results, log = _run(Path(folder), path, programs, donated, options, _mesh(specs))
+        results, log = _run(Path(folder), path, programs, donated, given, _mesh(specs))
         read = {
             which: compiled_report.read_program(
-                Path(folder) / which, log.get(which, ""), results[which], options
+                Path(folder) / which, log.get(which, ""), results[which], given[which]
             )
             for which in results
         }
@@ -182,7 +186,7 @@ def _run(
     target: str,
     programs: dict[str, Any],
     donated: list[int],
-    options: dict[str, str],
+    options: dict[str, dict[str, str]],
     mesh: dict[str, int],
 ) -> tuple[dict[str, Any], dict[str, str]]:
     request: dict[str, Any] = {"target": target, "devices": 1, "mesh": mesh, "programs": []}
@@ -190,7 +194,7 @@ def _run(
         (folder / name).mkdir()
         (folder / name / "program.bin").write_bytes(exported.serialize())
         request["devices"] = exported.nr_devices
-        request["programs"].append({"name": name, "donated": donated, "options": options})
+        request["programs"].append({"name": name, "donated": donated, "options": options[name]})
     (folder / "request.json").write_text(json.dumps(request))
     environment = dict(
         os.environ,
@@ -212,7 +216,7 @@ def _run(
         raise EngineError(f"compiling for a GPU took more than {TIMEOUT_S:.0f} s") from error
     if done.returncode != 0:
         raise EngineError(
-            f"XLA refused the program, its options {options} or the target {target}: "
+            f"XLA refused the program, its options {options['scheduled']} or the target {target}: "
             f"{_reason(done.stderr)} (exit status {done.returncode})"
         )
     log: dict[str, str] = {}

@@ -243,6 +243,16 @@ class Split:
         assert cut is not None
         return captured, cut
 
+    def source(self, region: int) -> tuple[Captured, tuple[int, ...]]:
+        """The captured function that a region's operators come from, and these; a merge has none."""
+        origin = self.expanded.origins[region]
+        if isinstance(origin, nano.MergeSpec):
+            return self.captured, ()
+        captured, cut = self.part(origin.nanos[0]), self.cuts[origin.nanos[0]]
+        if len(origin.nanos) > 1:
+            captured, cut = self._joint(origin.nanos)
+        return captured, cut.regions[origin.region].ops
+
     def function(
         self, region: int, decision: Decision, second: lower.Second | None = None
     ) -> Callable[..., list[Any]]:

@@ -19,6 +19,7 @@ import jax
 from dynaflow_xla.errors import RuleError
 from dynaflow_xla.frontends.jax import capture, order_gate
 from dynaflow_xla.frontends.jax.gate_placement import Gate, RegionOrder, place_gates
+from dynaflow_xla.frontends.jax.loops import Loop
 from dynaflow_xla.frontends.jax.lower import Second, cut_view, region_function
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.planned import Planned
@@ -82,6 +83,21 @@ class XlaEntry(Planned):
         return []
 
     compiled = stages
+
+    def loops_in(self, region: int) -> dict[int, Loop]:
+        """The loops with scheduled bodies in a region, by operator."""
+        captured, ops = self.captured, self.pg.regions[region].ops
+        if self.split is not None:
+            captured, ops = self.split.source(region)
+        return {index: captured.loops[index] for index in ops if index in captured.loops}
+
+    def bodies(self) -> list[tuple[str, XlaEntry]]:
+        """The plans of loop bodies, with the names of region and operator as in a compiled program."""
+        return [
+            (f"{scope_of(region.name)}/{index}:", loop.entry)
+            for region in self.pg.regions
+            for index, loop in self.loops_in(region.id).items()
+        ]
 
     def summary(self) -> str:
         """One sentence for explain."""

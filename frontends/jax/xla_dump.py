@@ -6,6 +6,7 @@ find it (``DumpError``); nothing is guessed.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -218,6 +219,7 @@ class Instruction:
         region: The plan's region it comes from (outside of plans: "").
         held: Regions of what it computes inside itself, if it is a fusion.
         made: Regions of its results.
+        operands: Names of what it reads.
     """
 
     name: str
@@ -228,6 +230,7 @@ class Instruction:
     made: frozenset[str]
     body: frozenset[str]
     target: str
+    operands: tuple[str, ...] = ()
 
     @property
     def is_gate(self) -> bool:
@@ -250,6 +253,7 @@ class Instruction:
 _WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s64": 8, "u64": 8,
            "f64": 8, "c64": 8, "c128": 16}  # fmt: skip
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\([^=]*?\)|\S+) ([\w\-]+)\((.*)$")
+_OPERAND = re.compile(r"%([\w.\-]+)")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?-> .*\{$")
 
 
@@ -260,10 +264,23 @@ def _bytes(found: tuple[str, str]) -> int:
     return size
 
 
+_PLAN = re.compile(rf"{PLAN_SCOPE}(?:_(\d+))?")
+
+
 def region_of(op_name: str) -> str:
-    """The region in an operation's name: the scope behind the plan's, or ""."""
-    parts = marks.split_scope(op_name)
-    return parts[parts.index(PLAN_SCOPE) + 1] if PLAN_SCOPE in parts[:-1] else ""
+    """The region in an operation's name, or "".
+
+    In the body of a loop that the operator n of region "layers" is: ``layers/n:region``.
+    """
+    for name in op_name.split(";"):
+        found = [
+            region if plan[1] is None else f"{plan[1]}:{region}"
+            for scope, region in itertools.pairwise(marks.split_scope(name))
+            if (plan := _PLAN.fullmatch(scope))
+        ]
+        if found:
+            return "/".join(found)
+    return ""
 
 
 def read_instructions(text: str) -> dict[str, Instruction]:
@@ -292,6 +309,7 @@ def read_instructions(text: str) -> dict[str, Instruction]:
                 made=frozenset(filter(None, (region, *_roots(body)))),
                 body=frozenset(line[4] for line in body),
                 target=target[1] if target else "",
+                operands=tuple(_OPERAND.findall(rest.split(")", 1)[0])),
             )
     return made
 
@@ -318,6 +336,15 @@ def _root_region(body: list[re.Match[str]]) -> str:
         if region := region_of(_op_name(line[5])):
             return region
     return ""
+
+
+def read_aliases(text: str) -> dict[int, int]:
+    """Results that are written over an argument: number of the result -> number of the argument."""
+    head = text.split("\n", 1)[0]
+    return {
+        int(result or 0): int(argument)
+        for result, argument in re.findall(r"\{(\d*)\}: \((\d+), \{\}, \w+-alias\)", head)
+    }
 
 
 def read_folder(folder: Path) -> tuple[list[Thunk], dict[str, Instruction]]:
