@@ -47,7 +47,7 @@ def schedule_bodies(
 ) -> None:
     """Plans the bodies of a captured function's loops and puts them in ``captured.loops``.
 
-    A body that makes one region alone has nothing to schedule and stays as it is.
+    A body that makes one region alone, without a loop in it, has nothing to schedule and stays.
 
     Args:
         captured: The function.
@@ -71,7 +71,7 @@ def schedule_bodies(
             entry = build_entry(body, settings)
         except RuleError:  # the strategy's rules speak of the function around the loop
             entry = build_entry(body, replace(settings, rules=None, default_cut=True))
-        if len(entry.pg.regions) > 1:
+        if len(entry.pg.regions) > 1 or entry.bodies():
             captured.loops[op.index] = Loop(entry, _with_body(op.payload, entry, op.index))
 
 

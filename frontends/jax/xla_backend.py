@@ -205,7 +205,9 @@ class Program:
         self.entry, self.split = made, made.split
         closed = traced.jaxpr
         self._call: Callable[..., Any] = made
-        if not capture.holds_custom_rules(closed.jaxpr, in_loops=True):
+        # The loop bodies of a split keep the operators with such rules whole anyway.
+        in_loops = made.split is None
+        if not capture.holds_custom_rules(closed.jaxpr, in_loops=in_loops):
             return
 
         @functools.cache
