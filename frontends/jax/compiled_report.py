@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,22 @@ class Body(msgspec.Struct, frozen=True):
     order: Order
 
 
+class MarkKernels(msgspec.Struct, frozen=True):
+    """Kernels and library calls of what a mark (``dfx.mark``) names, in both programs.
+
+    Attributes:
+        name: Of the mark.
+        nano_batches: In how many nano-batches its regions run.
+        scheduled, original: Number of steps; fusion is kept where the first is the second times the
+            nano-batches.
+    """
+
+    name: str
+    nano_batches: int
+    scheduled: int
+    original: int
+
+
 class Program(msgspec.Struct, frozen=True):
     """One compiled program.
 
@@ -135,6 +152,7 @@ class CompiledReport(msgspec.Struct, frozen=True):
         notes: Sentences.
         bodies: Loops whose bodies have a plan of their own.
         plain: The original without any of the options, if it was asked for.
+        marks: What each mark became in both programs.
     """
 
     version: int
@@ -151,6 +169,7 @@ class CompiledReport(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     bodies: tuple[Body, ...] = ()
     plain: Program | None = None
+    marks: tuple[MarkKernels, ...] = ()
 
     @property
     def copies_added(self) -> int:
@@ -230,6 +249,32 @@ def make(
         tuple(dict.fromkeys(notes + _warnings(_program(scheduled)))),
         tuple(bodies),
         None if plain is None else _program(plain),
+        _mark_kernels(made, scheduled, programs["original"]),
+    )
+
+
+def _mark_kernels(
+    made: XlaEntry, scheduled: ReadProgram, original: ReadProgram
+) -> tuple[MarkKernels, ...]:
+    counts = []
+    for program in (scheduled, original):
+        counts.append(
+            Counter(
+                found.mark
+                for leaf in _leaves(program)
+                if leaf.kind not in _COPIES | _NOTHING
+                and (found := program.instructions.get(leaf.name)) is not None
+                and not (found.is_gate or found.is_copy or _is_fill(found, program))
+            )
+        )
+    nanos: dict[str, set[int]] = {}
+    for region in made.pg.regions:
+        for index in region.ops:
+            if mark := made.pg.graph.ops[index].mark:
+                nanos.setdefault(mark.name, set()).add(region.nano)
+    return tuple(
+        MarkKernels(name, len(nanos[name]), counts[0][name], counts[1][name])
+        for name in sorted(nanos)
     )
 
 

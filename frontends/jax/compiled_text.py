@@ -19,6 +19,11 @@ def lines(report: CompiledReport) -> list[str]:
     for body in report.bodies:
         said.append(f"body of the loop {body.name[:-1]}: strategy {body.strategy}")
         said += ["  " + line for line in _plan_lines(body.regions, body.order)]
+    said += [
+        f"mark {mark.name}: {mark.scheduled} steps in {mark.nano_batches} nano-batches, the original "
+        f"has {mark.original}"
+        for mark in report.marks
+    ]
     programs = {"scheduled": report.scheduled, "original": report.original, "plain": report.plain}
     for which, program in programs.items():
         if program is None:

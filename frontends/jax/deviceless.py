@@ -34,9 +34,13 @@ _PLATFORM = ("cuda",)
 
 
 def compile_report(
-    fast: Any, args: Any, kwargs: Any, target: object = None, *, plain: bool = False
+    fast: Any, args: Any, kwargs: Any, target: object = None, *, repeats: int = 0
 ) -> compiled_report.CompiledReport:
-    """See ``dynaflow_xla.compile``; ``plain``: with the original under XLA's own defaults, too."""
+    """See ``dynaflow_xla.compile``.
+
+    With ``repeats``, the original is compiled under XLA's own defaults, too, and each program so many
+    times again: its seconds are the shortest.
+    """
     specs = jax.tree_util.tree_map(_spec, (args, kwargs))
     if isinstance(fast, scheduled_function.ScheduledFunction):
         made = fast.planned(args, kwargs)
@@ -59,12 +63,12 @@ def compile_report(
         donated = [i for i, x in enumerate(jax.tree_util.tree_leaves(info)) if x.donated]
     options = {k: str(v) for k, v in options.items()}
     given = dict.fromkeys(programs, options)
-    if plain:
+    if repeats:
         programs["plain"] = programs["original"]
         given["plain"] = {k: str(v) for k, v in (made.options.compiler_options or {}).items()}
     notes += filter(None, [xla_options.unproved()])
     with tempfile.TemporaryDirectory(prefix="dfx-compile-") as folder:
-        results, log = _run(Path(folder), path, programs, donated, given, _mesh(specs))
+        results, log = _run(Path(folder), path, programs, donated, given, _mesh(specs), repeats)
         read = {
             which: compiled_report.read_program(
                 Path(folder) / which, log.get(which, ""), results[which], given[which]
@@ -188,8 +192,10 @@ def _run(
     donated: list[int],
     options: dict[str, dict[str, str]],
     mesh: dict[str, int],
+    repeats: int,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     request: dict[str, Any] = {"target": target, "devices": 1, "mesh": mesh, "programs": []}
+    request["repeats"] = repeats
     for name, exported in programs.items():
         (folder / name).mkdir()
         (folder / name / "program.bin").write_bytes(exported.serialize())

@@ -220,6 +220,7 @@ class Instruction:
         held: Regions of what it computes inside itself, if it is a fusion.
         made: Regions of its results.
         operands: Names of what it reads.
+        mark: The user's mark (``dfx.mark``) that it comes from, "" without.
     """
 
     name: str
@@ -231,6 +232,7 @@ class Instruction:
     body: frozenset[str]
     target: str
     operands: tuple[str, ...] = ()
+    mark: str = ""
 
     @property
     def is_gate(self) -> bool:
@@ -310,8 +312,14 @@ def read_instructions(text: str) -> dict[str, Instruction]:
                 body=frozenset(line[4] for line in body),
                 target=target[1] if target else "",
                 operands=tuple(_OPERAND.findall(rest.split(")", 1)[0])),
+                mark=next(filter(None, map(_mark_of, [rest, *(line[5] for line in body[::-1])])), ""),
             )
     return made
+
+
+def _mark_of(rest: str) -> str:
+    scopes = marks.split_scope(_op_name(rest).split(";")[0])
+    return next((marks.plain_name(s) for s in reversed(scopes) if marks.names_mark(s)), "")
 
 
 def _op_name(rest: str) -> str:
