@@ -17,6 +17,7 @@ from dynaflow_xla.frontends.jax import (
     call,
     capture,
     device_stage,
+    gate_placement,
     loops,
     lower,
     split as splitting,
@@ -158,16 +159,19 @@ def build_entry(
         lanes=options.lanes,
         user=options.user,
     )
+    fused = gate_placement.ELEMENTWISE if options.backend == "xla" else frozenset[str]()
     split = None
     sizes, assume_separable = () if batched is None else batched.sizes, True
     if not sizes:
         sizes, asked = sizes_of(strategy, context)
         assume_separable = asked.assume_separable
     if sizes and batched is not None:
-        split = splitting.split(batched, sizes, rules, assume_separable=assume_separable)
+        split = splitting.split(
+            batched, sizes, rules, assume_separable=assume_separable, fused=fused
+        )
         captured, pg = split.captured, split.pg
     else:
-        pg = partition(graph, rules)
+        pg = partition(graph, rules, fused=fused)
     if options.backend == "xla":
         pg = _with_network(pg)
         if split is not None:

@@ -32,7 +32,7 @@ _UNFUSED = frozenset(
 )
 
 # Operators that XLA computes in the kernel of such a reader, whatever they read themselves.
-_ELEMENTWISE = _ABSORBED.union(
+ELEMENTWISE = _ABSORBED.union(
     costs.GENERATORS,
     costs.TRANSCENDENTAL,
     "square one_minus_square integer_pow div rem clamp floor ceil round is_finite nextafter real imag complex conj "
@@ -301,7 +301,7 @@ class _Placer:
             bits = 0
             for value in op.inputs:
                 bits |= known[value]
-            if op.kind not in _ELEMENTWISE:
+            if op.kind not in ELEMENTWISE:
                 bits |= need  # by a gate, if not by data
             if not need & ~bits:
                 behind.add(op.index)
@@ -313,12 +313,12 @@ class _Placer:
         for op in reversed(self._ops(region)):
             mine = [r for v in op.outputs for r in readers.get(v, ())]
             if (
-                op.kind in _ELEMENTWISE
+                op.kind in ELEMENTWISE
                 and op.index not in behind
                 and outside.isdisjoint(op.outputs)
                 and mine
                 and all(r.index in behind or r.index in joining for r in mine)
-                and all(r.kind in _ELEMENTWISE or r.kind.startswith("reduce_") for r in mine)
+                and all(r.kind in ELEMENTWISE or r.kind.startswith("reduce_") for r in mine)
             ):
                 joining.add(op.index)
             for value in op.inputs:

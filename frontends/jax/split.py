@@ -447,7 +447,12 @@ def _check_merges(
 
 
 def split(
-    function: Splitting, sizes: tuple[int, ...], rules: Any, *, assume_separable: bool
+    function: Splitting,
+    sizes: tuple[int, ...],
+    rules: Any,
+    *,
+    assume_separable: bool,
+    fused: frozenset[str] = frozenset(),
 ) -> Split:
     """Captures, proves, cuts and expands a function.
 
@@ -456,11 +461,11 @@ def split(
         PlanError, UnsupportedError: see ``nano.expand``.
     """
     resolved = function.resolve(sizes, assume_separable=assume_separable)
-    cut = partition(resolved.at[max(sizes)].graph, rules)
+    cut = partition(resolved.at[max(sizes)].graph, rules, fused=fused)
     cut_at: dict[int, PartitionedGraph] = {}
     for size in dict.fromkeys(sizes):
         graph = resolved.at[size].graph
-        cut_at[size] = nano.transfer(cut, graph) or partition(graph, rules)
+        cut_at[size] = nano.transfer(cut, graph) or partition(graph, rules, fused=fused)
     cuts = tuple(cut_at[size] for size in sizes)
     whole = resolved.at[function.batch]
     specs = tuple(
