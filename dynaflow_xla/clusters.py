@@ -214,7 +214,7 @@ def sink(graph: Graph, clusters: list[Cluster], fused: frozenset[str]) -> None:
             if places and places[0] is not cluster and all(p is places[0] for p in places):
                 goal[index] = places[0]
         for target in {p.id: p for p in goal.values() if not p.fixed}.values():
-            moving = {i for i, place in goal.items() if place is target}
+            moving = _without_heads(graph, {i for i, place in goal.items() if place is target})
             stays = set(cluster.ops) - moving
             made = {v for i in cluster.ops for v in graph.ops[i].outputs}
             left = {v for i in stays for v in graph.ops[i].outputs}
@@ -230,6 +230,21 @@ def sink(graph: Graph, clusters: list[Cluster], fused: frozenset[str]) -> None:
                     producer = graph.values[value].producer
                     if producer in home and home[producer] is not target:
                         target.preds.add(home[producer].id)
+
+
+def _without_heads(graph: Graph, ops: set[int]) -> set[int]:
+    """The operators without those at the start that hand over as much as they read."""
+    kept = set(ops)
+    for index in sorted(ops):
+        inputs, outputs = graph.ops[index].inputs, graph.ops[index].outputs
+        alone = all(
+            i == index or inputs[0] not in graph.ops[i].inputs for i in kept if len(inputs) == 1
+        )
+        first = all(graph.values[v].producer not in kept for v in inputs)
+        if len(inputs) == 1 and first and alone:
+            if _bytes(graph, set(outputs)) <= _bytes(graph, set(inputs)):
+                kept.discard(index)
+    return kept
 
 
 def _bytes(graph: Graph, values: set[int]) -> int:

@@ -52,7 +52,8 @@ class Order(msgspec.Struct, frozen=True):
 
     Attributes:
         held: The plan's edges that every kernel of the two keeps.
-        fused: Edges between regions that share all kernels of one: there is nothing left to order.
+        fused: Edges between regions that share all kernels of one, or of which the second computes again
+            in its own kernels what it reads of the first: there is nothing left to order.
         broken: Edges that some kernel does not keep.
         parallel: Pairs that neither the plan nor the program orders.
         extra: Pairs that the plan leaves free and the program orders completely.
@@ -325,7 +326,7 @@ def _compare(
                 tuple(sorted({streams[id(leaf)] for leaf in mine if id(leaf) in streams})),
             )
         )
-    return tuple(regions), _order(made, owned, results, program.order, by_id, aliases)
+    return tuple(regions), _order(made, owned, sharing, results, program.order, by_id, aliases)
 
 
 def _is_fill(found: Instruction, program: ReadProgram) -> bool:
@@ -396,6 +397,7 @@ def _is_library(leaf: Thunk) -> bool:
 def _order(
     made: XlaEntry,
     owned: dict[int, set[int]],
+    sharing: dict[int, set[int]],
     results: dict[int, set[int]],
     graph: xla_dump.GraphOrder,
     leaves: dict[int, Thunk],
@@ -415,6 +417,10 @@ def _order(
                 sets["fused"].append(pair)
             elif all(a == b or a in before[b] for a in ones for b in others):
                 sets["held"].append(pair)
+            elif first in made.order.data[second] and all(
+                first in sharing[b] or a in before[b] for a in ones for b in others
+            ):
+                sets["fused"].append(pair)
             else:
                 sets["broken"].append(pair)
     for position, second in enumerate(inner):
