@@ -14,7 +14,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 
-LAYERS, ROWS, WIDTH = 3, 512, 256
+LAYERS, ROWS, WIDTH = 4, 1024, 512
 OPTIMIZER = optax.adamw(1e-3)
 
 
