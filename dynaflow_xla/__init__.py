@@ -24,6 +24,7 @@ from dynaflow_xla.errors import (
     VerificationError as VerificationError,
 )
 from dynaflow_xla.ir import PartitionedGraph as PartitionedGraph
+from dynaflow_xla.kernels import CudaKernel as CudaKernel, Lanes as Lanes
 from dynaflow_xla.plan import Plan as Plan
 from dynaflow_xla.rules import (
     Call as Call,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dynaflow_xla import _optional
 from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.plan import Plan
 from dynaflow_xla.rules import as_rules
 from dynaflow_xla.simulate import simulate as _simulate
@@ -41,7 +42,7 @@ def schedule(
     out_axes: Any = 0,
     batch_size: int | None = None,
     backend: str = "auto",
-    lanes: int | None = None,
+    lanes: int | Lanes | None = None,
     rules: Sequence[Any] | None = None,
     context: Mapping[str, Any] | None = None,
     select: Any = None,
@@ -68,7 +69,8 @@ def schedule(
         backend: ``"auto"``, ``"ffi"`` (JAX: lanes of this machine's cores), ``"xla"`` (JAX: one XLA
             program whose CUDA graph has the plan's order; on a CPU a plain program with the same
             values) or ``"torch"``.
-        lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``: 4.
+        lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``: 4. On a
+            GPU a :class:`Lanes` gives them priorities and multiprocessors of their own.
         rules: Where to cut; default: the strategy's rules, else automatic.
         context: The user's own data for the strategy, as ``s.context.user``.
         select: For backends of other frameworks and devices.
@@ -101,7 +103,13 @@ def schedule(
     _refuse_unbuilt(backend, target, select, compiler)
     if target is not None:
         backend = "xla"
-    count = resolve_lanes(lanes, backend)
+    made_lanes = lanes if isinstance(lanes, Lanes) else None
+    count = resolve_lanes(lanes.count if isinstance(lanes, Lanes) else lanes, backend)
+    if made_lanes is not None and made_lanes.special and backend == "xla":
+        raise UnsupportedError(
+            "one XLA program has no lanes to give priorities or multiprocessors to: use backend='ffi' or "
+            "'torch', or give lanes a number"
+        )
     _check_batch(in_axes, out_axes, batch_size)
     given: Any = context
     if given is not None and not isinstance(given, Mapping):
@@ -120,6 +128,7 @@ def schedule(
         "lanes": count,
         "user": dict(context or {}),
         "compiler_options": dict(compiler_options) if compiler_options else None,
+        "gpu": made_lanes if made_lanes is not None and made_lanes.special else None,
     }
     batch = {"in_axes": in_axes, "out_axes": out_axes, "batch_size": batch_size}
     place = {"backend": "xla", "target": target} if backend == "xla" else {}

@@ -69,6 +69,7 @@ class Options:
     backend: str = "ffi"
     target: str | None = None
     gpu_lanes: bool = False
+    gpu: Lanes | None = None
 
 
 @dataclass(kw_only=True)
@@ -192,6 +193,10 @@ def build_entry(
             functions[region.id] = split.function(region.id, decision)
         elif decision.replace is None:
             functions[region.id] = lower.region_function(captured, region)
+        elif isinstance(decision.replace, CudaKernel):
+            functions[region.id] = lower.kernel_function(
+                decision.replace, captured, region, options.backend
+            )
         else:
             functions[region.id] = lower.replaced_function(
                 decision.replace, captured, region, str(decision.source)
@@ -256,6 +261,7 @@ def build_stages(
             functions,
             needed,
             options.compiler_options,
+            gpu=options.gpu,
         )
         stage = build(profile=profile)
         stage.replan = _replanner(options)

@@ -263,6 +263,11 @@ class Split:
             return _with_second(self, made, local, origin, second)
         if decision.replace is None:
             inner = lower.region_function(captured, local)
+        elif isinstance(decision.replace, CudaKernel):
+            raise UnsupportedError(
+                f"kernel {decision.replace.name!r} cannot replace region {made.name!r} of a nano-batch: "
+                "its size and its memory differ from part to part. Replace it by a function"
+            )
         else:
             inner = lower.replaced_function(decision.replace, captured, local, str(decision.source))
         # Of its outputs those that somebody reads.
