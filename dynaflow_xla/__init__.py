@@ -1,6 +1,7 @@
 """dynaflow_xla: the schedule of a model as a separate, programmable, checkable object."""
 
 from dynaflow_xla._api import (
+    bucketed as bucketed,
     compile as compile,
     compiler_options as compiler_options,
     explain as explain,

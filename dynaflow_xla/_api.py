@@ -263,6 +263,38 @@ def _refuse_unbuilt(backend: str, target: Any, select: Any, compiler: str) -> No
             raise UnsupportedError(f"{name}={value!r} is not in this version; leave {name} out")
 
 
+def bucketed(
+    fast: Any, sizes: Sequence[int], *, in_axes: Any, out_axes: Any = 0, check: bool = True
+) -> Any:
+    """A scheduled PyTorch function or module that is called at few sizes of its batch.
+
+    A plan, and on a GPU its CUDA graph, is for one size. Each batch is padded to the next bucket by its
+    last row repeated, and the rows that were added are cut from the results. That keeps the values only
+    if rows do not depend on each other.
+
+    Args:
+        fast: What ``schedule`` returned for PyTorch.
+        sizes: The buckets.
+        in_axes: The batch axis of each positional argument, None where it has none; or one for all
+            tensors.
+        out_axes: The same for the result, or for each element of a tuple.
+        check: Compare the first padded call at each bucket with the original at the batch's own size.
+
+    Returns:
+        A callable of positional arguments with the values of ``fast``.
+
+    Raises:
+        PlanError: sizes or axes that cannot be.
+        UnsupportedError: ``fast`` is no scheduled PyTorch function or module.
+    """
+    if not hasattr(fast, "_dfx_core"):
+        raise UnsupportedError(
+            f"bucketed takes what schedule returned for PyTorch; got {type(fast).__name__}"
+        )
+    buckets = importlib.import_module("dynaflow_xla.frontends.torch.buckets")
+    return buckets.Bucketed(fast, sizes, in_axes, out_axes, check)
+
+
 def _scheduled(fast: Any, caller: str, args: Any = (), kwargs: Any = {}) -> Any:  # noqa: B006
     resolve = getattr(fast, "_dfx_resolve", None)
     if resolve is not None:

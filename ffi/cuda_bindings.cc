@@ -5,6 +5,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <exception>
@@ -61,7 +62,7 @@ std::unique_ptr<CudaEngine> MakeEngine(int device, std::vector<int> priorities,
 
 void RunOnDevice(CudaEngine& engine, const ProgramHandle& handle,
                  const std::vector<uintptr_t>& args, const std::vector<uintptr_t>& results,
-                 uintptr_t stream, uintptr_t scratch) {
+                 uintptr_t stream, uintptr_t scratch, int device) {
   if (!handle.finished) throw nb::value_error("call finish() before run()");
   const auto& program = *handle.program;
   if (args.size() != static_cast<size_t>(program.n_args()) ||
@@ -77,7 +78,7 @@ void RunOnDevice(CudaEngine& engine, const ProgramHandle& handle,
   {
     nb::gil_scoped_release release;
     result = engine.Run(handle.program, arg_data.data(), result_data.data(),
-                        Pointer<CUstream_st>(stream), Pointer<void>(scratch));
+                        Pointer<CUstream_st>(stream), Pointer<void>(scratch), device);
   }
   if (!result.ok) throw std::runtime_error(result.error);
 }
@@ -189,8 +190,9 @@ void BindCuda(nb::module_& m) {
            "A step that launches a kernel of a PTX, cubin or fatbin image. Each parameter is "
            "('in', i), ('out', i) or the bytes of a constant.")
       .def("run", &RunOnDevice, nb::arg("program"), nb::arg("args"), nb::arg("results"),
-           nb::arg("stream"), nb::arg("scratch") = 0,
-           "Enqueues a call over device addresses, in the order of a CUstream; does not wait.")
+           nb::arg("stream"), nb::arg("scratch") = 0, nb::arg("device") = -1,
+           "Enqueues a call over device addresses, in the order of a CUstream; does not wait. `device`, "
+           "where the memory lies, is compared with the lanes'.")
       .def(
           "copy",
           [](CudaEngine& engine, uintptr_t to, uintptr_t from, size_t bytes, uintptr_t stream) {

@@ -24,6 +24,7 @@ from dynaflow_xla.frontends.jax import (
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.kernels import CudaKernel, Lanes
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
 from dynaflow_xla.plan import Launch, Plan

@@ -147,6 +147,14 @@ def kernel_function(
     return KernelRegion(kernel, parameters, region_function(captured, region))
 
 
+def no_kernel_for_parts(kernel: CudaKernel, region: Region) -> UnsupportedError:
+    """The error for a kernel in the place of a nano-batch's region."""
+    return UnsupportedError(
+        f"kernel {kernel.name!r} cannot replace region {region.name!r} of a nano-batch: its sizes and "
+        "where its values lie differ from part to part. Replace it by a function"
+    )
+
+
 def cut_view(view: View, whole: Any) -> Any:
     """The rows that a view shows."""
     return jax.lax.slice_in_dim(whole, view.start, view.stop, axis=view.axis)

@@ -23,9 +23,11 @@ from typing import Any, Protocol
 import torch
 
 from dynaflow_xla.errors import EngineError, UnsupportedError
+from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch import native
 from dynaflow_xla.frontends.torch.regions import Stretch
 from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.plan import Plan, Record, Wait
 
 
@@ -51,22 +53,28 @@ class CudaStreams:
     Args:
         device: Such as ``torch.device("cuda", 0)``.
         lanes: Number of lanes with the caller's.
-        priorities: Of lanes 1 and up; lower runs first.
+        gpu: Priorities and multiprocessors of lanes, if they have some.
     """
 
-    def __init__(self, device: torch.device, lanes: int, priorities: Sequence[int] = ()) -> None:
+    def __init__(self, device: torch.device, lanes: int, gpu: Lanes | None = None) -> None:
         if not torch.cuda.is_available():
             raise EngineError(
                 "this PyTorch finds no CUDA device; torch.cuda.is_available() is False"
             )
         self.device = device
+        self._kept: Any = None  # owns streams that PyTorch does not
         try:
-            self._own = [
-                torch.cuda.Stream(device, priority=priorities[i] if i < len(priorities) else 0)
-                for i in range(lanes - 1)
-            ]
+            if gpu is None:
+                self._own = [torch.cuda.Stream(device) for _ in range(lanes - 1)]
+            else:
+                torch.cuda.init()
+                self._kept = _engine.CudaStreams(
+                    device=device.index or 0, lanes=lanes, priorities=list(gpu.priorities[:lanes]),
+                    sms=list(gpu.sms[:lanes]),
+                )  # fmt: skip
+                self._own = [torch.cuda.ExternalStream(s, device) for s in self._kept.streams]
         except RuntimeError as error:
-            raise EngineError(f"cannot make {lanes} lanes on {device}: {error}") from error
+            raise EngineError(f"cannot make {gpu or lanes} lanes on {device}: {error}") from error
 
     def _stream(self, lane: int) -> Any:
         return torch.cuda.current_stream(self.device) if lane == 0 else self._own[lane - 1]
@@ -333,13 +341,15 @@ def _address(x: Any) -> int:
     return x.data_ptr() if isinstance(x, torch.Tensor) else 0
 
 
-def on_cuda(plain: native.Native, device: torch.device, *, graph: bool) -> Any:
+def on_cuda(
+    plain: native.Native, device: torch.device, *, graph: bool, lanes: Lanes | None = None
+) -> Any:
     """A plan on the streams of a device, as CUDA graphs if asked for and possible.
 
     Raises:
         EngineError: the device cannot be used.
     """
-    runner = StreamRunner(plain, CudaStreams(device, plain.plan.lanes))
+    runner = StreamRunner(plain, CudaStreams(device, plain.plan.lanes, lanes))
     if not graph or any(outer is not None for _, outer in runner._stages):
         return runner
     return GraphedPlan(runner, CudaGraphs())

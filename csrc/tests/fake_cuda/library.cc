@@ -22,7 +22,7 @@ int Setting(const char* name, int otherwise) {
 }
 
 // Kernels of the image "fake", on float32: scale(x, y, a, n): y = a x; add(x, y, z, n): z = x + y;
-// fault(): loses the context.
+// fault(x): loses the context.
 void DefineKernels() {
   auto floats = [](void* const* p, int i) { return *static_cast<float* const*>(p[i]); };
   fake::DefineKernel("scale", {8, 8, 4, 4}, [floats](void* const* p) {
@@ -37,7 +37,7 @@ void DefineKernels() {
     for (unsigned i = 0; i < n; ++i) floats(p, 2)[i] = floats(p, 0)[i] + floats(p, 1)[i];
     return true;
   });
-  fake::DefineKernel("fault", {}, [](void* const*) { return false; });
+  fake::DefineKernel("fault", {8}, [](void* const*) { return false; });
 }
 
 }  // namespace
