@@ -10,6 +10,7 @@ sizes, and the numbers mean nothing.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -36,9 +37,21 @@ def gpu_stamp() -> dict[str, Any]:
             "name": pynvml.nvmlDeviceGetName(device),
             "driver": pynvml.nvmlSystemGetDriverVersion(),
             "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM),
+            "power_limit_w": pynvml.nvmlDeviceGetPowerManagementLimit(device) / 1000,
         }
     except Exception as error:
         return {"unknown": f"{type(error).__name__}: {error}"}
+
+
+def versions() -> dict[str, str | None]:
+    """Of what a GPU's numbers depend on beside the packages of every stamp."""
+    found: dict[str, str | None] = {}
+    for name in ("torch", "triton", "jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def run_group(group: str, options: Any) -> tuple[dict[str, Any], str]:
@@ -95,7 +108,9 @@ def parse() -> Any:
     parser.add_argument("--lanes", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=400, help="then what is left is left out")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--dry", action="store_true", help="tiny, on the CPU: only to try the program")
+    parser.add_argument(
+        "--dry", action="store_true", help="tiny, on the CPU: only to try the program"
+    )
     options = parser.parse_args()
     if options.dry:
         options.rounds, options.inner, options.lanes = 3, 2, 2
@@ -114,7 +129,7 @@ def main() -> int:
     if not options.dry and (problem := _engine.cuda_problem()):
         print(f"bench-gpu: nothing to measure: {problem}")
         return 0
-    stamp = {**environment.stamp(), "gpu": gpu_stamp()}
+    stamp = {**environment.stamp(), "gpu": gpu_stamp(), "gpu_versions": versions()}
     record: dict[str, Any] = {
         "format": 2, "benchmark": "gpu", "dry": options.dry, "environment": stamp,
         "rounds": options.rounds, "calls_per_sample": options.inner, "lanes": options.lanes,

@@ -58,7 +58,9 @@ def main() -> int:
             case = gpu_cases.small(case)
         left = options["seconds"] - (time.monotonic() - begin)
         # What an earlier case did not use is there for the later ones.
-        done[case.name] = measure_case(case, options, time.monotonic() + left / (len(cases) - number))
+        done[case.name] = measure_case(
+            case, options, time.monotonic() + left / (len(cases) - number)
+        )
         scratch = target.with_suffix(".tmp")
         scratch.write_text(json.dumps(done))
         scratch.replace(target)

@@ -49,8 +49,8 @@ std::string CudaProblem() {
 }
 
 std::unique_ptr<CudaEngine> MakeEngine(int device, std::vector<int> priorities,
-                                       const std::vector<uintptr_t>& streams,
-                                       std::vector<int> sms, bool check_steps) {
+                                       const std::vector<uintptr_t>& streams, std::vector<int> sms,
+                                       bool check_steps) {
   CudaEngine::Options options;
   options.device = device;
   options.priorities = std::move(priorities);
@@ -191,7 +191,8 @@ void BindCuda(nb::module_& m) {
            "('in', i), ('out', i) or the bytes of a constant.")
       .def("run", &RunOnDevice, nb::arg("program"), nb::arg("args"), nb::arg("results"),
            nb::arg("stream"), nb::arg("scratch") = 0, nb::arg("device") = -1,
-           "Enqueues a call over device addresses, in the order of a CUstream; does not wait. `device`, "
+           "Enqueues a call over device addresses, in the order of a CUstream; does not wait. "
+           "`device`, "
            "where the memory lies, is compared with the lanes'.")
       .def(
           "copy",

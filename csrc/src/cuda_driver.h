@@ -34,7 +34,7 @@ constexpr int kCaptureActive = 1;
 constexpr int kCaptureInvalidated = 2;
 constexpr int kMaxDynamicSharedBytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
-constexpr int kSmResource = 1;                  // CU_DEV_RESOURCE_TYPE_SM
+constexpr int kSmResource = 1;               // CU_DEV_RESOURCE_TYPE_SM
 constexpr unsigned kGreenContextStream = 1;  // CU_GREEN_CTX_DEFAULT_STREAM: must be given
 
 // CUdevResource, of the kind that counts multiprocessors.
@@ -108,8 +108,8 @@ struct CudaDriver {
 };
 
 // libcuda, loaded and initialised once for the process and never unloaded; the environment variable
-// DYNAFLOW_XLA_LIBCUDA names another file than libcuda.so.1. Throws CudaError saying what is missing
-// (no library, an old one, no device). After a failure the next call tries again.
+// DYNAFLOW_XLA_LIBCUDA names another file than libcuda.so.1. Throws CudaError saying what is
+// missing (no library, an old one, no device). After a failure the next call tries again.
 const CudaDriver& LoadCudaDriver();
 
 class CudaError : public std::runtime_error {

@@ -33,10 +33,7 @@ struct Enqueuing {
 class LaneSet {
  public:
   LaneSet(const CudaDriver& driver, const CudaEngine::Options& options, const SmParts& parts)
-      : driver_(driver),
-        options_(options),
-        parts_(parts),
-        external_(!options.streams.empty()) {}
+      : driver_(driver), options_(options), parts_(parts), external_(!options.streams.empty()) {}
   ~LaneSet() {
     for (auto& lane : lanes_) {
       if (Owned(lane->index())) driver_.StreamDestroy(lane->stream());

@@ -54,8 +54,7 @@ void SmParts::Make(CudaDevice device, const std::vector<int>& sms) {
     CudaResource part{}, rest{};
     unsigned groups = 1;
     if (wanted <= left.sm_count) {
-      CheckCuda(driver_,
-                driver_.DevSmResourceSplitByCount(&part, &groups, &left, &rest, 0, wanted),
+      CheckCuda(driver_, driver_.DevSmResourceSplitByCount(&part, &groups, &left, &rest, 0, wanted),
                 "cuDevSmResourceSplitByCount");
     }
     if (part.sm_count < wanted || groups == 0) {
@@ -146,8 +145,8 @@ CudaStreams::CudaStreams(const CudaDriver& driver, int device, int lanes,
   for (int lane = 1; lane < lanes; ++lane) {
     const auto at = static_cast<size_t>(lane);
     impl_->streams.reserve(impl_->streams.size() + 1);
-    impl_->streams.push_back(MakeLaneStream(driver, *impl_->parts, lane,
-                                            at < priorities.size() ? priorities[at] : 0));
+    impl_->streams.push_back(
+        MakeLaneStream(driver, *impl_->parts, lane, at < priorities.size() ? priorities[at] : 0));
   }
 }
 

@@ -207,8 +207,8 @@ class Executable {
                 "cuMemcpyDtoDAsync");
       return;
     }
-    // The execution is over and the memory is the host's: XLA's own copy would hand it to a thread of
-    // its pool, and wait for that.
+    // The execution is over and the memory is the host's: XLA's own copy would hand it to a thread
+    // of its pool, and wait for that.
     std::memcpy(out.data, where.pointer, size.bytes);
   }
 

@@ -196,8 +196,7 @@ TEST_CASE("with a check after each step, values and captures are the same") {
   fake::Stream caller;
   Memory memory(3);
   REQUIRE(fake::BeginCapture(caller.get()) == 0);
-  CHECK(device.engine
-            ->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get())
+  CHECK(device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get())
             .ok);
   std::shared_ptr<fake::Graph> graph;
   CHECK(fake::EndCapture(caller.get(), &graph) == 0);

@@ -70,8 +70,7 @@ TEST_CASE("confined lanes give the same values, captured ones too") {
   fake::Stream caller;
   Memory memory(3);
   REQUIRE(fake::BeginCapture(caller.get()) == 0);
-  REQUIRE(
-      engine.Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get()).ok);
+  REQUIRE(engine.Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get()).ok);
   std::shared_ptr<fake::Graph> graph;
   REQUIRE(fake::EndCapture(caller.get(), &graph) == 0);
   REQUIRE(fake::LaunchGraph(graph, caller.get()) == 0);
@@ -81,18 +80,21 @@ TEST_CASE("confined lanes give the same values, captured ones too") {
 
 TEST_CASE("what cannot be confined is refused, and nothing is left behind") {
   CleanDriver clean;
-  CHECK(Error(fake::Driver(), {8}).find("lane 0 cannot have 8 multiprocessors: it is the caller's") ==
-        0);
+  CHECK(
+      Error(fake::Driver(), {8}).find("lane 0 cannot have 8 multiprocessors: it is the caller's") ==
+      0);
   CHECK(Error(fake::Driver(), {0, -1}).find("lane 1 cannot have -1") == 0);
-  CHECK(Error(fake::Driver(), {0, 100, 40}).find("lane 2 asks for 40 multiprocessors; 28 of the "
-                                                 "device's 132 are left") == 0);
+  CHECK(Error(fake::Driver(), {0, 100, 40})
+            .find("lane 2 asks for 40 multiprocessors; 28 of the "
+                  "device's 132 are left") == 0);
   CHECK(Error(fake::Driver(), {0, 131}).find("lane 1 asks for 131") == 0);
   for (const char* symbol : {"cuDeviceGetDevResource", "cuDevSmResourceSplitByCount",
                              "cuDevResourceGenerateDesc", "cuGreenCtxCreate"}) {
     for (int skip = 0; skip < 2; ++skip) {
       CAPTURE(symbol);
       fake::FailCall(symbol, dfx::kCudaOutOfMemory, skip);
-      const bool fails = Error(fake::Driver(), {0, 8, 8}).find("OUT_OF_MEMORY") != std::string::npos;
+      const bool fails =
+          Error(fake::Driver(), {0, 8, 8}).find("OUT_OF_MEMORY") != std::string::npos;
       CHECK(fake::FailureTaken() == fails);
       CHECK((fails || skip == 1));
     }

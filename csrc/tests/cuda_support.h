@@ -1,4 +1,5 @@
-// What the tests of the CUDA engine share: an engine on the fake driver, and a program on three lanes.
+// What the tests of the CUDA engine share: an engine on the fake driver, and a program on three
+// lanes.
 #pragma once
 #include <doctest/doctest.h>
 

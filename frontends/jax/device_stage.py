@@ -2,9 +2,10 @@
 
 What a lane does between two waits or records is one segment, compiled as one XLA executable for that
 lane's client; a region with a CUDA kernel in its place is a step of its own. A stage of kernels only
-needs no clients, and may be recorded into a CUDA graph. Values that leave a segment lie in memory of the outer program: in a result, or in
-the stage's scratch, where no two of them share bytes (inside a segment XLA knows of no order between
-a read of one and a write of the other). The engine orders segments by events, as the plan says.
+needs no clients, and may be recorded into a CUDA graph. Values that leave a segment lie in memory of the
+outer program: in a result, or in the stage's scratch, where no two of them share bytes (inside a segment
+XLA knows of no order between a read of one and a write of the other). The engine orders segments by
+events, as the plan says.
 """
 
 from __future__ import annotations
@@ -204,7 +205,9 @@ class DeviceStageBuilder(StageBuilder):
             raise EngineError(
                 f"kernel {kernel.name!r} cannot replace region {region.name!r}: {error}"
             ) from error
-        return image + repr((kernel.name, grid, block, kernel.shared_bytes, made.parameters)).encode()
+        return (
+            image + repr((kernel.name, grid, block, kernel.shared_bytes, made.parameters)).encode()
+        )
 
     # -- the cut ------------------------------------------------------------------------------
 
@@ -238,8 +241,9 @@ class DeviceStageBuilder(StageBuilder):
     def _kernel(self, launch: Launch) -> KernelRegion | None:
         """What launches a region as a kernel; None for others, and on lanes of a CPU."""
         function = self.functions[launch.region]
-        wanted = self._lanes.platform == "cuda" and isinstance(function, KernelRegion)
-        return function if wanted else None
+        if self._lanes.platform == "cuda" and isinstance(function, KernelRegion):
+            return function
+        return None
 
     def _made_by(self, segment: _Segment) -> list[int]:
         return [v for i in segment.launches for v in self.pg.regions[i.region].outputs]

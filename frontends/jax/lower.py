@@ -126,6 +126,7 @@ class KernelRegion:
     as_written: Callable[..., list[Any]]
 
     def __call__(self, *args: Any) -> list[Any]:
+        """The region as it was written."""
         return self.as_written(*args)
 
 

@@ -63,7 +63,9 @@ class Bucketed:
         ]
         result = self.scheduled(*pytree.tree_unflatten(padded, tree))
         outs, out_tree = pytree.tree_flatten(result)
-        out_axes = _axes(self._out_axes, result if isinstance(result, tuple) else (result,), "out_axes")
+        out_axes = _axes(
+            self._out_axes, result if isinstance(result, tuple) else (result,), "out_axes"
+        )
         cut = [self._cut(x, a, batch, bucket) for x, a in zip(outs, out_axes, strict=True)]
         if self._check and bucket not in self._checked:
             self._compare(args, cut, batch, bucket)

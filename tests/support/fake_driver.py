@@ -149,7 +149,7 @@ class Run:
     """A stage of a plan on the fake device, as the custom call would run it."""
 
     def __init__(self, fast: Any, driver: Driver):
-        (self.stage, outer), = fast.planned(tuple(arrays()), {}).stages
+        ((self.stage, outer),) = fast.planned(tuple(arrays()), {}).stages
         assert outer is None
         self.driver, self.stream = driver, driver.stream()
         self.args = arrays()
@@ -220,13 +220,13 @@ def mixed() -> None:
     made.engine = lambda count: own
     with device_stage.use_lanes(made):
         fast = dfx.schedule(function, strategy=strategy(but="left"), lanes=2, backend="ffi")
-        (stage, _), = fast.planned(tuple(arrays()), {}).stages
+        ((stage, _),) = fast.planned(tuple(arrays()), {}).stages
         text = jax.jit(fast).trace(*arrays()).lower(lowering_platforms=("cuda",)).as_text()
         confined = dfx.schedule(
             function, strategy=strategy(but="left"), lanes=dfx.Lanes(2, sms=(0, 8)), backend="ffi"
         )
         try:
-            confined.planned(tuple(arrays()), {}).stages
+            _ = confined.planned(tuple(arrays()), {}).stages
             raise AssertionError("lanes of XLA executables were confined")
         except UnsupportedError as error:
             assert "streams that XLA's clients make" in str(error), error
@@ -301,7 +301,11 @@ def refusals() -> None:
         run = Run(schedule(strategy(), lanes=confined), driver)
     engine = made.kernel_engine(confined)
     assert engine.sms == [0, 24]
-    for symbol, calls in (("cuGreenCtxStreamCreate", 1), ("cuEventCreate", 3), ("cuEventRecord", 3)):
+    for symbol, calls in (
+        ("cuGreenCtxStreamCreate", 1),
+        ("cuEventCreate", 3),
+        ("cuEventRecord", 3),
+    ):
         for skip in range(calls):
             driver.fail(symbol, 2, skip)
             fails(RuntimeError, "CUDA_ERROR_OUT_OF_MEMORY", lambda: run.enqueue(engine))
@@ -321,7 +325,10 @@ def no_green() -> None:
     from dynaflow_xla.ffi import _engine
 
     _engine.CudaEngine(0)
-    for make in (lambda: _engine.CudaEngine(0, sms=[0, 8]), lambda: _engine.CudaStreams(0, 2, [], [0, 8])):
+    for make in (
+        lambda: _engine.CudaEngine(0, sms=[0, 8]),
+        lambda: _engine.CudaStreams(0, 2, [], [0, 8]),
+    ):
         try:
             make()
             raise AssertionError("lanes were confined")

@@ -52,7 +52,9 @@ def test_parameters_are_bound_to_the_region() -> None:
     assert plain.image_bytes() == b"cubin"
     with pytest.raises(dfx.PlanError, match="takes \\('in', 1\\); region 'r' has 1 inputs"):
         kernel.bound(1, 1, "r")
-    with pytest.raises(dfx.PlanError, match="must write every output of region 'r'.*\\('out', 1\\)"):
+    with pytest.raises(
+        dfx.PlanError, match="must write every output of region 'r'.*\\('out', 1\\)"
+    ):
         kernel.bound(2, 2, "r")
     with pytest.raises(dfx.UnsupportedError, match="for PyTorch give replace= a function"):
         kernel(1, 2)

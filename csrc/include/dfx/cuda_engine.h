@@ -69,11 +69,11 @@ class CudaEngine {
     // Stream priority of each lane, lower runs first; lanes beyond the list have 0. Lane 0 is the
     // caller's stream, so its entry must be 0.
     std::vector<int> priorities;
-    // At least so many multiprocessors are each lane's own (a green context); 0, and lanes beyond the
-    // list: all that the device has. Lane 0 is the caller's stream, so its entry must be 0.
+    // At least so many multiprocessors are each lane's own (a green context); 0, and lanes beyond
+    // the list: all that the device has. Lane 0 is the caller's stream, so its entry must be 0.
     std::vector<int> sms;
-    // After each step the host waits for its lane, so that a fault is reported with the step's name.
-    // For finding errors: lanes do not overlap. No effect in a capture.
+    // After each step the host waits for its lane, so that a fault is reported with the step's
+    // name. For finding errors: lanes do not overlap. No effect in a capture.
     bool check_steps = false;
     // Streams of somebody else to use as lanes 0, 1, ...; they outlive the engine. Then there is
     // one lane set, lane 0 is no longer the caller's stream, and callers take turns.

@@ -1,6 +1,6 @@
 // The fake driver as a shared library that takes libcuda's place (DYNAFLOW_XLA_LIBCUDA), for tests
-// from Python. What the library is for those tests is in its environment: FAKE_CUDA_VERSION (13000),
-// FAKE_CUDA_DEVICES (1), FAKE_CUDA_DELAY_US (0).
+// from Python. What the library is for those tests is in its environment: FAKE_CUDA_VERSION
+// (13000), FAKE_CUDA_DEVICES (1), FAKE_CUDA_DELAY_US (0).
 #include <cstdlib>
 #include <cstring>
 #include <map>

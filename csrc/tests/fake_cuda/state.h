@@ -88,10 +88,10 @@ struct CUstream_st {
   }
   void Loop();
 
-  CUgreenCtx_st* green = nullptr;                // that it is confined to
-  std::shared_ptr<dfx::fake::Capture> capture;   // guarded by the driver's mutex, as is
-  std::set<size_t> frontier;                     // the nodes that its next node comes after
-  std::mutex mutex;                              // guards queue and stop
+  CUgreenCtx_st* green = nullptr;               // that it is confined to
+  std::shared_ptr<dfx::fake::Capture> capture;  // guarded by the driver's mutex, as is
+  std::set<size_t> frontier;                    // the nodes that its next node comes after
+  std::mutex mutex;                             // guards queue and stop
   std::condition_variable wake;
   std::deque<std::function<void()>> queue;
   bool stop = false;
