@@ -44,7 +44,9 @@ class Kernels(dfx.Strategy):
                     [("in", 0), ("out", 0), np.float32(FACTORS[op.name]), np.uint32(N)],
                 )  # fmt: skip
                 s.execute(
-                    op, lane=int(op.name.startswith("b")), replace=None if op.name == self.but else kernel
+                    op,
+                    lane=int(op.name.startswith("b")),
+                    replace=None if op.name == self.but else kernel,
                 )
 
 
@@ -62,7 +64,7 @@ def test_values_and_many_calls(jax: Any, ptx: bytes, but: str) -> None:
             got = fast(*args)
         for want, have in zip(_function(*args), got, strict=True):
             np.testing.assert_allclose(np.asarray(want), np.asarray(have), rtol=1e-6)
-    (stage, _), = fast.planned(tuple(args), {}).stages
+    ((stage, _),) = fast.planned(tuple(args), {}).stages
     assert stage.capturable == (not but)
 
 

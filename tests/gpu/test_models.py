@@ -158,9 +158,7 @@ def _takes_x_first(plain: Any, x: Any, w: Any) -> bool:
 @pytest.mark.parametrize("name", ["branches", "experts"])
 def test_torch_with_regions_of_inductor(torch: Any, name: str) -> None:
     fn = _torch_cases(torch)[name]
-    fast = dfx.schedule(
-        fn, strategy=dfx.Branches(), backend="torch", lanes=3, compiler="inductor"
-    )
+    fast = dfx.schedule(fn, strategy=dfx.Branches(), backend="torch", lanes=3, compiler="inductor")
     w = torch.randn(128, 128, device="cuda") / 11
     with torch.no_grad():
         for _ in range(6):  # directly, captured, replayed

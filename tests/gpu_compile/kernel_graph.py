@@ -38,7 +38,9 @@ def main(folder: str) -> None:
 
     mesh = topologies.make_mesh(topology, (1,), ("d",))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere) for a in fake_driver.arrays()]
+    specs = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere) for a in fake_driver.arrays()
+    ]
     options = {
         "xla_dump_to": folder, "xla_gpu_graph_min_graph_size": 1,
         "xla_gpu_enable_command_buffer": "FUSION,CUSTOM_CALL",

@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 _engine = pytest.importorskip("dynaflow_xla.ffi._engine")
 
 
-def _python(*words: str, timeout: float = 110, **environment: str) -> subprocess.CompletedProcess[str]:
+def _python(
+    *words: str, timeout: float = 110, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-P", *words], cwd=ROOT, capture_output=True, text=True, timeout=timeout,
         env={**os.environ, **environment},
@@ -105,4 +107,6 @@ def test_the_kernels_of_the_suite_assemble(tmp_path: Path) -> None:
     exec(text[text.index('PTX = """') : text.index("def pytest_collection")], scope)
     (tmp_path / "k.ptx").write_text(scope["PTX"])
     for target in ("sm_80", "sm_90"):
-        subprocess.run(["ptxas", f"-arch={target}", str(tmp_path / "k.ptx"), "-o", "/dev/null"], check=True)
+        subprocess.run(
+            ["ptxas", f"-arch={target}", str(tmp_path / "k.ptx"), "-o", "/dev/null"], check=True
+        )
