@@ -346,6 +346,14 @@ class DeviceStageBuilder(StageBuilder):
         )
 
 
+def platform(on_gpu: bool) -> str:
+    """Where the lanes are that ``builder`` builds for: ``"cpu"`` or ``"cuda"``."""
+    lanes = lanes_in_force()
+    if lanes is not None:
+        return lanes.platform
+    return "cuda" if on_gpu and jax.default_backend() == "gpu" else "cpu"
+
+
 def builder(on_gpu: bool, *args: Any, gpu: Lanes | None = None) -> Callable[..., Stage]:
     """The builder for the lanes in force, for those of the GPU if asked for, or for the CPU's.
 
@@ -354,7 +362,7 @@ def builder(on_gpu: bool, *args: Any, gpu: Lanes | None = None) -> Callable[...,
         UnsupportedError: lanes of a CPU are to have what only a GPU's can.
     """
     lanes = lanes_in_force()
-    if lanes is None and on_gpu and jax.default_backend() == "gpu":
+    if lanes is None and platform(on_gpu) == "cuda":
         lanes = cuda_lanes(jax.config.jax_default_device or jax.devices()[0])
     if gpu is not None and (lanes is None or lanes.platform != "cuda"):
         raise UnsupportedError(

@@ -153,7 +153,7 @@ def build_entry(
     context = Context(
         batch_size=None if batched is None else batched.batch,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
-        platform="cuda" if options.backend == "xla" else "cpu",
+        platform="cuda" if options.backend == "xla" else device_stage.platform(options.gpu_lanes),
         lanes=options.lanes,
         user=options.user,
     )

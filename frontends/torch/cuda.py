@@ -14,6 +14,7 @@ A :class:`GraphedPlan` captures such a call as one CUDA graph, a branch a lane.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -47,6 +48,32 @@ class Streams(Protocol):
         """Tells the allocator that the lane reads the tensor."""
 
 
+# One thread enqueues or captures at a time: PyTorch has 32 streams and deals them out anew, and what one
+# thread enqueues on a stream that another captures would become part of that graph.
+_enqueuing = threading.RLock()
+_spare: dict[Any, list[Any]] = {}
+_spare_lock = threading.Lock()
+
+
+def _own_streams(user: object, device: int, lanes: int, gpu: Lanes) -> Any:
+    """Streams of the engine for ``user`` alone, as long as it lives; then they are spare.
+
+    They are never destroyed: PyTorch's allocator records events on the streams that read a tensor when
+    that is freed, which may be long after the plan is gone.
+    """
+    key = (device, lanes, gpu)
+    with _spare_lock:
+        spare = _spare.setdefault(key, [])
+        made = spare.pop() if spare else None
+    if made is None:
+        made = _engine.CudaStreams(
+            device=device, lanes=lanes, priorities=list(gpu.priorities[:lanes]),
+            sms=list(gpu.sms[:lanes]),
+        )  # fmt: skip
+    weakref.finalize(user, spare.append, made)
+    return made
+
+
 class CudaStreams:
     """Lanes on one CUDA device, for one call at a time.
 
@@ -62,17 +89,13 @@ class CudaStreams:
                 "this PyTorch finds no CUDA device; torch.cuda.is_available() is False"
             )
         self.device = device
-        self._kept: Any = None  # owns streams that PyTorch does not
         try:
             if gpu is None:
                 self._own = [torch.cuda.Stream(device) for _ in range(lanes - 1)]
             else:
                 torch.cuda.init()
-                self._kept = _engine.CudaStreams(
-                    device=device.index or 0, lanes=lanes, priorities=list(gpu.priorities[:lanes]),
-                    sms=list(gpu.sms[:lanes]),
-                )  # fmt: skip
-                self._own = [torch.cuda.ExternalStream(s, device) for s in self._kept.streams]
+                streams = _own_streams(self, device.index or 0, lanes, gpu).streams
+                self._own = [torch.cuda.ExternalStream(s, device) for s in streams]
         except RuntimeError as error:
             raise EngineError(f"cannot make {gpu or lanes} lanes on {device}: {error}") from error
 
@@ -138,7 +161,7 @@ class StreamRunner:
             home[value] = 0
         call = native._Call(env, torch.is_inference_mode_enabled(), False)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), _enqueuing:
                 for steps, outer in self._stages:
                     self._run_stage(steps, call, home)
                     if outer is not None:
@@ -227,7 +250,7 @@ class CudaGraphs:
     def capture(self, run: Any) -> tuple[Any, list[Any]]:
         """See :class:`Graphs`."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with _enqueuing, torch.cuda.graph(graph, pool=self._pool):
             results = run()
         return graph.replay, results
 

@@ -128,6 +128,7 @@ def strategy(but: str = "", broken: str = "") -> Any:
 
     class Kernels(dfx.Strategy):
         def schedule(self, s: Any) -> None:
+            assert s.context.platform == "cuda"
             while ready := s.ready():
                 for op in ready:
                     kernel = scale(N, FACTORS[op.name]) if op.name in FACTORS else add(N)

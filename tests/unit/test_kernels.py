@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,6 +84,24 @@ def test_parameters_of_ptx() -> None:
     assert ptx_parameters(PTX, "twice") == 4 and ptx_parameters(PTX, "other") == 1
     with pytest.raises(dfx.PlanError, match="no kernel 'nobody'"):
         ptx_parameters(PTX, "nobody")
+
+
+def test_a_kernel_of_nvcc(tmp_path: Path) -> None:
+    """PTX that nvcc made is taken as it is; the kernel has the parameters that it was written with."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("nvcc is not installed")
+    (tmp_path / "k.cu").write_text(
+        'extern "C" __global__ void scale(const float* x, float* y, float a, unsigned n) {\n'
+        "  unsigned i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+        "  if (i < n) y[i] = a * x[i];\n}\n"
+    )
+    made = tmp_path / "k.ptx"
+    subprocess.run([nvcc, "-ptx", "-arch=sm_90", str(tmp_path / "k.cu"), "-o", str(made)], check=True)
+    text = made.read_text()
+    parameters = [("in", 0), ("out", 0), np.float32(2), np.uint32(8)]
+    kernel = dfx.CudaKernel(text, "scale", (1,), (32,), parameters)
+    assert len(kernel.bound(1, 1, "r")) == ptx_parameters(text, "scale") == 4
 
 
 def test_a_real_kernel_of_triton() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -177,6 +178,7 @@ def test_confined_lanes_are_streams_of_the_engine(
     world: World, plain: Any, args: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(cuda, "_spare", {})
 
     class Streams:
         streams = [777]
@@ -192,6 +194,15 @@ def test_confined_lanes_are_streams_of_the_engine(
         for want, got in zip(model(*args), plan(list(args)), strict=True):
             torch.testing.assert_close(want, got)
     assert ("record", 777) in world.told
+    other = cuda.on_cuda(plain, DEVICE, graph=False, lanes=lanes)
+    assert len(asked) == 2, "two plans that live share streams"
+    del plan, other
+    gc.collect()
+    for _ in range(3):  # nothing is made, nothing destroyed
+        cuda.on_cuda(plain, DEVICE, graph=False, lanes=lanes)
+        gc.collect()
+    assert len(asked) == 2
+    monkeypatch.setattr(cuda, "_spare", {})
 
     def refuse(**options: Any) -> None:
         raise RuntimeError("the CUDA driver has no green contexts")
