@@ -121,8 +121,8 @@ def paired(
             the loop do not count.
         warmup: Calls of each before the first sample.
         rest_ms: Before each sample rest so long, then call the run once untimed. A thread of OpenBLAS
-            spins for about 25 ms after each call it took part in, whoever runs then: without the rest
-            the samples of one variant would carry the cost of the one before it.
+            spins for about 100 ms (2^28 clock ticks) after each call it took part in, whoever runs
+            then: without the rest a sample would carry the cost of the variant before it.
         contexts: Name -> what a run's samples are taken in; entering it is not timed.
         tick: Called after each round.
 

@@ -28,7 +28,7 @@ BASELINES = ("jit", "jit_one_thread", "jit_one_blas")
 BUSY_CORES = 0.15
 """Other processes using more than this make a ratio unfit to quote; the table says so."""
 SCHEDULED = ("branches", "auto")
-REST_MS = 40.0
+REST_MS = 150.0
 """Rest before each sample where LAPACK runs: see ``measure.paired``. Both are measured and kept."""
 
 
@@ -82,7 +82,14 @@ def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
     choice = auto.decision(args, {})
     with measure.Contention() as contention:
         rest_ms = REST_MS if case.lapack else 0.0
-        samples, calls = measure.paired(runs, rounds, rest_ms=rest_ms, contexts=contexts, tick=tick)
+        samples, calls = measure.paired(
+            runs,
+            rounds,
+            rest_ms=rest_ms,
+            sample_ms=20.0 if case.lapack else 2.0,
+            contexts=contexts,
+            tick=tick,
+        )
         mixed = {}
         if case.lapack:
             mixed, _ = measure.paired(runs, rounds, contexts=contexts)

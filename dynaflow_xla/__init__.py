@@ -37,3 +37,4 @@ from dynaflow_xla.strategies.auto import Auto as Auto
 from dynaflow_xla.strategies.base import Split as Split, Strategy as Strategy
 from dynaflow_xla.strategies.branches import Branches as Branches
 from dynaflow_xla.strategies.sequential import Sequential as Sequential
+from dynaflow_xla.timeline import Timeline as Timeline

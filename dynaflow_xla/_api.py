@@ -89,6 +89,8 @@ def schedule(
     count = resolve_lanes(lanes)
     _refuse_unbuilt(in_axes, backend, target, select, compiler)
     framework = _framework(fn, backend)
+    if framework == "either" and compiler != "eager":
+        framework = "torch"
     if not callable(fn) and framework != "torch":
         raise UnsupportedError(
             f"schedule takes a function, a jax.jit function or a model; got {type(fn).__name__}"
@@ -234,10 +236,21 @@ def plan(fast: Any, *args: Any, **kwargs: Any) -> Plan:
     return _scheduled(fast, "plan", args, kwargs).planned(args, kwargs).plan  # type: ignore[no-any-return]
 
 
-def simulate(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
-    """The predicted timeline for these arguments, from estimated costs."""
+def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timeline:
+    """The predicted timeline for these arguments, and what no plan could beat (``.bound``).
+
+    Args:
+        fast: What ``schedule`` returned.
+        *args: Arrays or ``jax.ShapeDtypeStruct``; nothing runs.
+        costs: Nanoseconds by region name or id, or a timeline that ``profile`` measured; regions
+            left out cost what is estimated.
+        **kwargs: As ``args``.
+
+    Raises:
+        PlanError: a cost that is no time, or of a region that does not exist.
+    """
     entry = _scheduled(fast, "simulate", args, kwargs).planned(args, kwargs)
-    return _simulate(entry.plan, entry.pg)
+    return _simulate(entry.plan, entry.pg, costs)
 
 
 def explain(fast: Any, *args: Any, **kwargs: Any) -> str:
@@ -260,13 +273,16 @@ def verify(fast: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
-    """Runs once with time stamps at region ends; returns the measured timeline.
+    """Runs with time stamps at region ends; returns the measured timeline.
 
     The stamped program is compiled for this purpose; stamps keep regions apart, so that sums can
-    be a little longer than an ordinary call.
+    be a little longer than an ordinary call. Lane programs run a few times and the fastest run
+    counts; outer regions, which may have effects, run once. Time between the two is left out.
     """
     made = _scheduled(fast, "profile", args, kwargs)
-    return _inspect(made).profile(made, args, kwargs)  # type: ignore[no-any-return]
+    framework = getattr(made, "framework", "jax")
+    module = importlib.import_module(f"dynaflow_xla.frontends.{framework}.profile")
+    return module.profile(made, args, kwargs)  # type: ignore[no-any-return]
 
 
 def tune(fast: Any, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:

@@ -11,8 +11,10 @@ import jax
 from dynaflow_xla import autotune
 from dynaflow_xla._version import __version__
 
-_BLAS_SPIN_S = 0.03
-"""OpenBLAS threads spin for about so long after a call and would slow down whoever is timed next."""
+_BLAS_SPIN_S = 0.12
+"""OpenBLAS threads spin for 2^28 clock ticks after a call and would slow down whoever is timed next."""
+
+_BLAS_SAMPLE_S = 0.02
 
 _ONE_LANE_MAX_NS = 500_000.0
 """Up to so much work even one lane may win: XLA's thread pool costs small programs more than it gains."""
@@ -68,7 +70,10 @@ def choose(fast: Any, args: Any, kwargs: Any) -> Choice:
         runs[repr(candidate)] = _runner(fast.with_strategy(candidate), fast, args, kwargs)
     lapack = any(stage is not None and stage.program.limit_blas for stage, _ in made.stages)
     medians = autotune.measure(
-        runs, budget_s=strategy.budget_s, rest_s=_BLAS_SPIN_S if lapack else 0.0
+        runs,
+        budget_s=strategy.budget_s,
+        rest_s=_BLAS_SPIN_S if lapack else 0.0,
+        sample_s=_BLAS_SAMPLE_S if lapack else 5e-4,
     )
     choice, reason = autotune.pick(medians, baseline="original", margin=strategy.margin)
     autotune.store(key, {"choice": choice, "reason": reason, "medians_ms": medians})

@@ -1,8 +1,7 @@
-"""``explain``, ``verify``, ``profile`` and ``tune`` for scheduled JAX functions."""
+"""``explain``, ``verify`` and ``tune`` for scheduled JAX functions."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from dynaflow_xla.errors import PlanError, UnsupportedError, VerificationError
-from dynaflow_xla.frontends.jax import auto, entry, lower, physical
+from dynaflow_xla.errors import PlanError, VerificationError
+from dynaflow_xla.frontends.jax import auto, entry
 from dynaflow_xla.plan import Launch
 from dynaflow_xla.strategies.auto import Auto
-from dynaflow_xla.timeline import Span, Timeline
-
-_TRACE_WAIT = 1 << 24
-_TRACE_COPY = 1 << 25
 
 TOLERANCES = {
     "bfloat16": (2e-2, 2e-2), "float16": (2e-3, 2e-3), "float32": (2e-5, 2e-5),
@@ -175,84 +170,6 @@ def compare(name: str, want: Any, got: Any) -> tuple[str, str, float, float, boo
             f"{difference[worst]:.3g}; {allowed[worst]:.3g} is allowed"
         )
     return name, kind, float(difference[worst]), float(allowed[worst]), equal
-
-
-def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
-    """See ``dynaflow_xla.profile``."""
-    target = fast
-    if isinstance(fast._options.strategy, Auto):
-        choice = fast.decision(args, kwargs)
-        child = choice.child if choice is not None else None
-        target = child or fast.with_strategy(
-            fast._options.strategy.candidates(fast._options.lanes)[0]
-        )
-    made: entry.Entry = target.planned(args, kwargs)
-    inputs = target.flat_inputs(args, kwargs)
-    if any(isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) for x in inputs):
-        raise UnsupportedError("profile runs the function: it takes arrays, not shapes or tracers")
-    stages = entry.build_stages(
-        made.captured, made.pg, made.plan, made.functions, made.options, profile=True
-    )
-    captured = made.captured
-    env: dict[int, Any] = dict(zip(captured.graph.inputs, inputs, strict=True))
-    records: list[tuple[int, int, int, int]] = []
-    for stage, outer in stages:
-        if stage is not None:
-            _run_stage(stage, captured, env, warm=True)
-            records += _run_stage(stage, captured, env)
-        if outer is not None:
-            made._run_outer(outer, env)
-    return _timeline(made, records, target._options.name)
-
-
-def _aligned_empty(spec: Any) -> np.ndarray[Any, Any]:
-    size = int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
-    raw = np.empty(size + 64, np.uint8)
-    shift = -raw.ctypes.data % 64
-    return raw[shift : shift + size].view(spec.dtype).reshape(spec.shape)
-
-
-def _run_stage(
-    stage: lower.Stage, captured: Any, env: dict[int, Any], warm: bool = False
-) -> list[tuple[int, int, int, int]]:
-    held, addresses = [], []
-    for value in stage.inputs:
-        array = _aligned_empty(physical.physical_spec(captured.avals[value]))
-        x = physical.to_physical(jax.numpy.asarray(env[value]), captured.avals[value])
-        array[...] = np.asarray(x)
-        held.append(array)
-        addresses.append(array.ctypes.data)
-    results = [_aligned_empty(physical.physical_spec(captured.avals[v])) for v in stage.outputs]
-    pointers = [ctypes.c_void_p(r.ctypes.data).value or 0 for r in results]
-    trace = stage.program.run(addresses, pointers, profile=True)
-    if not warm:
-        for value, array in zip(stage.outputs, results, strict=True):
-            env[value] = physical.from_physical(jax.numpy.array(array), captured.avals[value])
-    return [tuple(record) for record in trace]
-
-
-def _timeline(made: entry.Entry, records: list[tuple[int, int, int, int]], name: str) -> Timeline:
-    # Negative ids are the lane programs themselves. A lane's first stamp starts where its program
-    # did: the gates only know ends.
-    begin = {lane: t0 for number, lane, t0, _ in records if number < 0}
-    stamps = [
-        (number, lane, max(t0, begin.get(lane, t0)), t1)
-        for number, lane, t0, t1 in records
-        if number >= 0
-    ]
-    start = min((r[2] for r in stamps), default=0)
-    spans = []
-    for number, lane, t0, t1 in sorted(stamps, key=lambda r: (r[1], r[2])):
-        if number >= _TRACE_COPY:
-            spans.append(Span(lane, "copy", "copy", t0 - start, t1 - start))
-        elif number >= _TRACE_WAIT:
-            label = f"wait for event {number - _TRACE_WAIT}"
-            spans.append(Span(lane, label, "wait", t0 - start, t1 - start))
-        else:
-            name_of = made.pg.regions[number].name
-            spans.append(Span(lane, name_of, "launch", t0 - start, t1 - start, number))
-    end = max((s.end_ns for s in spans), default=0)
-    return Timeline("measured", tuple(spans), made.plan.lanes, end, {"name": name})
 
 
 def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:

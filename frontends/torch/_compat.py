@@ -33,8 +33,8 @@ def aot_backend(
     The default partitioner keeps every forward value that the backward reads: nothing is computed
     again, so gradients have the original's bits.
     """
-    from torch._functorch.partitioners import default_partition
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import default_partition
 
     return aot_autograd(
         fw_compiler=forward,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, UnsupportedError
-from dynaflow_xla.frontends.torch import _compat, auto, marks, native, recurrent
+from dynaflow_xla.frontends.torch import _compat, auto, draws, marks, native, recurrent
 from dynaflow_xla.frontends.torch.capture import ROOT_NAME
 from dynaflow_xla.frontends.torch.entry import Entry, Options, build_entry
 from dynaflow_xla.strategies.auto import Auto
@@ -168,9 +168,9 @@ class Core:
         )
 
     @contextmanager
-    def observing(self, entry: Entry, runnable: native.Native, records: list[Any]) -> Any:
-        """While open, calls on this thread run ``runnable`` for ``entry`` and note trace records."""
-        _state.observed = (entry, runnable, records)
+    def observing(self, entry: Entry, run: Callable[[list[Any]], list[Any]]) -> Any:
+        """While open, calls on this thread do ``run`` in place of ``entry``."""
+        _state.observed = (entry, run)
         try:
             yield
         finally:
@@ -233,9 +233,7 @@ class _Runner:
     def __call__(self, inputs: list[Any]) -> list[Any]:
         observed = Core.observed(self.entry)
         if observed is not None:
-            outputs, records = observed[1].run(inputs, profile=True)
-            observed[2].append(records)
-            return outputs  # type: ignore[no-any-return]
+            return observed[1](inputs)  # type: ignore[no-any-return]
         if self.entry.kind != "backward":
             Core.note_run(self.entry)
         return self.entry(inputs)
@@ -254,6 +252,7 @@ class _Backend:
             getattr(x, "requires_grad", False) for x in example_inputs
         )
         recurrent.keep_whole(gm, grad)
+        unused = draws.keep(gm)
         gm.recompile()
         broken = _compat.break_reason(gm)
         if broken is not None:
@@ -265,7 +264,8 @@ class _Backend:
             core.compiler("backward", state),
             core.compiler("inference", state),
         )
-        return aot(gm, example_inputs)  # type: ignore[no-any-return]
+        run: Callable[..., Any] = aot(gm, example_inputs)
+        return draws.without_last(run, unused) if unused else run
 
 
 def _root_function(original: Callable[..., Any]) -> Callable[..., Any]:

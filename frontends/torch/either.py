@@ -17,14 +17,25 @@ class EitherFunction:
     """Scheduled by the framework of the arguments it is called with.
 
     Attributes:
-        original: The function as given to ``schedule``.
+        original: What the calls so far were compared with (for JAX, the jitted function); before any
+            call, the function as given to ``schedule``.
     """
 
     def __init__(self, fn: Any, makers: Mapping[str, Callable[[], Any]]) -> None:
-        self.original = fn
+        self._given = fn
         self._makers = makers
         self._made: dict[str, Any] = {}
         functools.update_wrapper(self, fn, updated=())
+
+    @property
+    def original(self) -> Any:
+        """See the class."""
+        made = list(self._made.values())
+        return made[0].original if len(made) == 1 else self._given
+
+    def __repr__(self) -> str:
+        made = list(self._made.values())
+        return repr(made[0]) if len(made) == 1 else f"<scheduled {self._given!r}>"
 
     def _dfx_resolve(self, args: Any, kwargs: Any) -> Any:
         """The scheduled function of the framework that these arguments belong to."""
@@ -50,7 +61,7 @@ class EitherFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Same values as the original."""
         if torch.compiler.is_compiling():
-            return self.original(*args, **kwargs)  # inlined into somebody's graph
+            return self._given(*args, **kwargs)  # inlined into somebody's graph
         return self._dfx_resolve(args, kwargs)(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

@@ -99,9 +99,7 @@ def _module(captured: Captured, region: Region) -> tuple[Any, Any]:
         if payload.multiple:
             for position, part in enumerate(payload.outputs):
                 if part is not None:
-                    values[part] = graph.call_function(
-                        operator.getitem, (node, position)
-                    )
+                    values[part] = graph.call_function(operator.getitem, (node, position))
         elif payload.outputs and payload.outputs[0] is not None:
             values[payload.outputs[0]] = node
     graph.output(tuple(values[v] for v in region.outputs))

@@ -1,4 +1,4 @@
-"""``explain``, ``verify``, ``profile`` and ``tune`` for scheduled torch callables."""
+"""``explain``, ``verify`` and ``tune`` for scheduled torch callables."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaflow_xla.errors import PlanError, UnsupportedError, VerificationError
-from dynaflow_xla.frontends.torch import auto, marks, native
+from dynaflow_xla.errors import PlanError, VerificationError
+from dynaflow_xla.frontends.torch import auto, marks
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.entry import Entry
 from dynaflow_xla.plan import Launch
 from dynaflow_xla.strategies.auto import Auto
-from dynaflow_xla.timeline import Span, Timeline
-
-_TRACE_WAIT = 1 << 24
 
 TOLERANCES = {
     torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 2e-5, torch.float64: 1e-12,
@@ -176,41 +173,6 @@ def compare(
             f"{name} ({kind}): largest difference {largest:.3g} is above the allowed {bound:.3g}"
         )
     return name, kind, largest, bound, equal
-
-
-def profile(fast: Core, args: Any, kwargs: Any) -> Timeline:
-    """See ``dynaflow_xla.profile``: the regions run one by one, without fusing their steps."""
-    target = fast.target(args, kwargs)
-    entry = target.planned(args, kwargs)
-    runnable = native.build(
-        entry.captured, entry.pg, entry.plan, entry.implementations, fuse=False, always=True
-    )
-    records: list[list[tuple[int, int, int, int]]] = []
-    with auto.preserved(target.original), target.observing(entry, runnable, records):
-        for _ in range(2):  # the first warms up
-            records.clear()
-            target.call(*auto.copies((args, kwargs)))
-    if not records:
-        raise UnsupportedError(f"{target.options.name!r} did not run a captured graph")
-    return _timeline(entry, runnable, records[-1], target.options.name)
-
-
-def _timeline(
-    entry: Entry, runnable: native.Native, records: list[tuple[int, int, int, int]], name: str
-) -> Timeline:
-    start = min((t0 for _, _, t0, _ in records), default=0)
-    launches = [stretch for stage, _ in runnable.stages for stretch in stage.launches]
-    spans = []
-    for number, lane, t0, t1 in sorted(records, key=lambda r: (r[1], r[2])):
-        if number >= _TRACE_WAIT:
-            label = f"wait for event {number - _TRACE_WAIT}"
-            spans.append(Span(lane, label, "wait", t0 - start, t1 - start))
-        else:
-            region = launches[-1 - number].regions[0]
-            label = entry.pg.regions[region].name
-            spans.append(Span(lane, label, "launch", t0 - start, t1 - start, region))
-    end = max((s.end_ns for s in spans), default=0)
-    return Timeline("measured", tuple(spans), entry.plan.lanes, end, {"name": name})
 
 
 def tune(fast: Core, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:

@@ -12,6 +12,7 @@ import atexit
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from dynaflow_xla.frontends.torch import _compat, threads
 from dynaflow_xla.frontends.torch.capture import Captured
 from dynaflow_xla.frontends.torch.regions import Environment, Stretch, build_stretch
 from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.measured import TRACE_WAIT, Measured, Trace
 from dynaflow_xla.plan import Instruction, Launch, Plan, Record, Wait
 
 _lane = threading.local()
@@ -128,16 +130,16 @@ class Stage:
         order: All stretches in plan order, for running them on one thread.
         program: The engine's program, or None if one lane does everything.
         launches: Stretch of each launch of the program.
-        first: Launches in the stages before, by which trace records are told apart.
+        instructions: The plan's instructions of this stage.
     """
 
     order: list[Stretch]
     program: Any = None
     launches: list[Stretch] = field(default_factory=list)
-    first: int = 0
+    instructions: Sequence[Instruction] = ()
 
-    def run(self, call: _Call, profile: bool = False) -> list[tuple[int, int, int, int]]:
-        """Runs the stage; returns trace records if ``profile``.
+    def run(self, call: _Call, measured: Measured | None = None) -> None:
+        """Runs the stage; tells ``measured`` when regions ran.
 
         Raises:
             EngineError: a region failed; the exception is its cause.
@@ -149,18 +151,29 @@ class Stage:
                 except Exception as error:
                     call.error = (stretch, error)
                     raise
-            return []
+            return
         number = next(_numbers)
         _calls[number] = call
         saved = threads.limit()
         _lane.owned = True
         try:
-            records = self.program.run([number], [], profile=profile)
-            return [(i - self.first if i < 0 else i, lane, t0, t1) for i, lane, t0, t1 in records]
+            records = self.program.run([number], [], profile=measured is not None)
         finally:
             _lane.owned = False
             threads.restore(saved)
             del _calls[number]
+        if measured is not None:
+            measured.add_stage(self.instructions, map(self._trace, records))
+
+    def _trace(self, record: Trace) -> Trace:
+        """A record by region, and by the number of an event in this stage."""
+        number, lane, start, end = record
+        if number < 0:
+            number = self.launches[-1 - number].regions[0]
+        elif number >= TRACE_WAIT:
+            events = [i.event for i in self.instructions if isinstance(i, Record)]
+            number = TRACE_WAIT + events.index(number - TRACE_WAIT)
+        return number, lane, start, end
 
 
 @dataclass
@@ -179,18 +192,21 @@ class Native:
     plan: Plan
     stages: list[tuple[Stage, Stretch | None]]
 
+    def _launch(self, region: int) -> Launch:
+        return next(
+            i for i in self.plan.instructions if isinstance(i, Launch) and i.region == region
+        )
+
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Flat inputs (in the order of ``graph.inputs``) to flat outputs.
 
         Raises:
             EngineError: a region failed; names it, and has the exception as its cause.
         """
-        return self.run(inputs)[0]
+        return self.run(inputs)
 
-    def run(
-        self, inputs: Sequence[Any], profile: bool = False
-    ) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
-        """As a call, with the trace records of every stage if ``profile``."""
+    def run(self, inputs: Sequence[Any], measured: Measured | None = None) -> list[Any]:
+        """As a call; tells ``measured`` when regions ran."""
         graph = self.captured.graph
         env: Environment = [None] * len(graph.values)
         for value, x in zip(graph.inputs, inputs, strict=True):
@@ -200,12 +216,15 @@ class Native:
         call = _Call(env, torch.is_inference_mode_enabled(), _flushes())
         grad = torch.is_grad_enabled()
         _compat.set_grad_enabled(False)
-        records: list[tuple[int, int, int, int]] = []
         try:
             for stage, outer in self.stages:
-                records += stage.run(call, profile)
+                stage.run(call, measured)
                 if outer is not None:
+                    begin = time.monotonic_ns()
                     self._run_outer(outer, call)
+                    if measured is not None:
+                        took = time.monotonic_ns() - begin
+                        measured.add_outer(self._launch(outer.regions[0]), took)
         except Exception as error:
             cause = call.error[1] if call.error else error
             if not isinstance(cause, Exception):
@@ -215,8 +234,7 @@ class Native:
             _compat.set_grad_enabled(grad)
         for written, value in self.captured.epilogue:
             env[written].copy_(env[value])
-        outputs = [out[1] if isinstance(out, tuple) else env[out] for out in self.captured.outputs]
-        return outputs, records
+        return [out[1] if isinstance(out, tuple) else env[out] for out in self.captured.outputs]
 
     def _run_outer(self, outer: Stretch, call: _Call) -> None:
         try:
@@ -290,10 +308,10 @@ def build(
         return build_stretch(captured, pg, group, exported, taken, implementations)
 
     stages: list[tuple[Stage, Stretch | None]] = []
-    for (_, outer), (layout, groups) in zip(cut, grouped, strict=True):
+    for (instructions, outer), (layout, groups) in zip(cut, grouped, strict=True):
         stretches = [make(group) for group in groups]
         stage = _stage(plan, layout, stretches, captured.graph.name, always)
-        stage.first = sum(len(before.launches) for before, _ in stages)
+        stage.instructions = instructions
         stages.append((stage, None if outer is None else make([outer.region])))
     return Native(captured, pg, plan, stages)
 

@@ -94,7 +94,7 @@ def test_version() -> None:
 def test_every_public_name_resolves() -> None:
     names = (
         "Auto Branches Call DynaflowError EngineError Module Op PlanError RuleError Scope "
-        "SeparabilityError Sequential Split Strategy UnsupportedError VerificationError explain "
+        "SeparabilityError Sequential Split Strategy Timeline UnsupportedError VerificationError explain "
         "graph mark plan profile schedule simulate tune verify"
     )
     out = _run(

@@ -51,9 +51,21 @@ def test_strategy_example(tmp_path: Path) -> None:
     _run(code, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "limit"), [("quickstart", 10), ("strategy", 15)])
+@pytest.mark.parametrize(("name", "limit"), [("quickstart", 10), ("strategy", 15), ("torch", 15)])
 def test_size(name: str, limit: int) -> None:
     assert 0 < _lines(_block(name)) <= limit
+
+
+def test_torch_quickstart(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    out = _run(_block("torch") + "assert torch.equal(fast(x), model(x))\n", tmp_path)
+    assert "backend torch" in out and "bit-equal" in out
+
+
+def test_torch_page(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    page = (ROOT / "docs" / "torch.md").read_text()
+    _run("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), tmp_path)
 
 
 def test_strategies_page(tmp_path: Path) -> None:
@@ -62,7 +74,18 @@ def test_strategies_page(tmp_path: Path) -> None:
     assert "strategy RightAside()" in out and "measured timeline" in out
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/design.md", "docs/strategies.md"])
+def test_timeline_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "timeline.md").read_text()
+    out = _run("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), tmp_path)
+    assert "at best" in out and "critical path" in out
+    made = {path.name for path in tmp_path.iterdir()}
+    assert {"timeline.html", "timeline.png", "timeline.json", "timeline.pftrace"} <= made
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/design.md", "docs/strategies.md", "docs/timeline.md", "docs/torch.md"],
+)
 def test_local_links(page: str) -> None:
     path = ROOT / page
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import dynaflow_xla as dfx
 
@@ -57,7 +57,14 @@ class _Random(dfx.Strategy):
             turn += 1
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# An example takes a second: nothing is made smaller.
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    report_multiple_bugs=False,
+)
 @given(program=programs, choices=st.lists(st.integers(0, 1000), min_size=1, max_size=12))
 def test_any_schedule_gives_the_same_bits(
     program: list[tuple[int, int, int]], choices: list[int]
@@ -68,7 +75,7 @@ def test_any_schedule_gives_the_same_bits(
     results = []
     for call in (fn, fast):
         torch.manual_seed(7)
-        x, y = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
+        x, y = (torch.randn(4, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
         outs = call(x, y)
         after = torch.rand(2)
         total = sum(o.sum() for o in outs if o.requires_grad)
@@ -83,4 +90,4 @@ def test_any_schedule_gives_the_same_bits(
         if w is None:
             assert g is None or not g.any()
         else:
-            torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-6, equal_nan=True)
+            torch.testing.assert_close(g, w, rtol=1e-9, atol=1e-9, equal_nan=True)

@@ -1,0 +1,278 @@
+"""The simulator against an event-by-event oracle, its bound, and its errors."""
+
+from __future__ import annotations
+
+import heapq
+import importlib.util
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.ir import Graph, Op, PartitionedGraph, Value
+from dynaflow_xla.plan import Launch, Plan, Record, Wait
+from dynaflow_xla.simulate import simulate
+from dynaflow_xla.strategies.branches import Branches
+from dynaflow_xla.strategies.sequential import Sequential
+from dynaflow_xla.timeline import Timeline
+
+_PATH = Path(__file__).parents[1] / "property" / "test_plans_random.py"
+_SPEC = importlib.util.spec_from_file_location("plans_random", _PATH)
+assert _SPEC is not None and _SPEC.loader is not None
+plans = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(plans)
+
+graphs = st.builds(
+    plans.random_graph, st.integers(0, 10**6), st.integers(1, 20), st.sampled_from([0.0, 0.2])
+)
+overheads = st.fixed_dictionaries(
+    {
+        "handoff_ns": st.sampled_from([0.0, 2_000.0]),
+        "launch_ns": st.sampled_from([0.0, 3_000.0]),
+        "bytes_per_ns": st.sampled_from([math.inf, 8.0, 0.01]),
+    }
+)
+
+
+def plans_of(pg: PartitionedGraph, seed: int, lanes: int) -> list[Plan]:
+    strategies = (Sequential(), Branches(), plans.Scattered(seed))
+    return [plans.plan_of(pg, strategy, lanes) for strategy in strategies]
+
+
+def oracle(
+    plan: Plan, costs: list[int], handoff_ns: float, launch_ns: float, bytes_per_ns: float
+) -> dict[int, tuple[int, int]]:
+    """Region -> (start, end), -1 -> (0, end of all): events popped from a clock, lane by lane."""
+
+    def copy(size: int) -> int:
+        return round(size / bytes_per_ns)
+
+    queues: list[list[list[Any]]] = [[[] for _ in range(plan.lanes)]]
+    outers: list[Launch] = []
+    for instruction in plan.instructions:
+        if isinstance(instruction, Launch) and instruction.lane < 0:
+            outers.append(instruction)
+            queues.append([[] for _ in range(plan.lanes)])
+        else:
+            queues[-1][instruction.lane].append(instruction)
+    found: dict[int, tuple[int, int]] = {}
+    now = 0
+    for number, stage in enumerate(queues):
+        signalled: dict[int, int] = {}
+        blocked: dict[int, int] = {}  # event -> lanes come back to the clock when it is signalled
+        clock: list[tuple[int, int]] = [
+            (now + int(launch_ns), lane) for lane in range(plan.lanes) if stage[lane]
+        ]
+        waiting: dict[int, list[int]] = {}
+        at = [0] * plan.lanes
+        have: list[set[int]] = [set() for _ in range(plan.lanes)]
+        leaving: list[dict[int, int]] = [{} for _ in range(plan.lanes)]
+        heapq.heapify(clock)
+        end = now
+        while clock:
+            time, lane = heapq.heappop(clock)
+            if at[lane] == len(stage[lane]):
+                end = max(end, time + copy(sum(leaving[lane].values())))
+                continue
+            instruction = stage[lane][at[lane]]
+            if isinstance(instruction, Wait) and instruction.event not in signalled:
+                waiting.setdefault(instruction.event, []).append(lane)
+                blocked[lane] = time
+                continue
+            at[lane] += 1
+            if isinstance(instruction, Wait):
+                time = max(time, signalled[instruction.event] + int(handoff_ns))
+            elif isinstance(instruction, Record):
+                signalled[instruction.event] = time
+                for other in waiting.pop(instruction.event, []):
+                    heapq.heappush(clock, (blocked.pop(other), other))
+            else:
+                ins = {b for b in instruction.ins if plan.buffers[b].kind == "scratch"}
+                start = time + copy(sum(plan.buffers[b].bytes for b in ins - have[lane]))
+                have[lane] |= ins
+                time = start + costs[instruction.region]
+                found[instruction.region] = (start, time)
+                outs = [plan.buffers[b] for b in instruction.outs]
+                time += copy(sum(b.bytes for b in outs if b.kind == "scratch"))
+                leaving[lane] |= {b.value: b.bytes for b in outs if b.kind in ("result", "stage")}
+            heapq.heappush(clock, (time, lane))
+        assert not waiting, "the plan deadlocks"
+        now = end
+        if number < len(outers):
+            region = outers[number].region
+            found[region] = (now, now + costs[region])
+            now += costs[region]
+    found[-1] = (0, now)
+    return found
+
+
+@settings(max_examples=120, deadline=None)
+@given(graphs, st.integers(0, 10**6), st.integers(1, 4), overheads)
+def test_equal_to_an_event_by_event_simulation(
+    graph: Graph, seed: int, lanes: int, overhead: dict[str, float]
+) -> None:
+    rng = random.Random(seed)
+    for pg in (plans.partition(graph), plans.fine_cut(graph)):
+        costs = {r.id: rng.choice([0, 7, 1000, 123_456]) for r in pg.regions}
+        for plan in plans_of(pg, seed, lanes):
+            timeline = simulate(plan, pg, costs, **overhead)
+            want = oracle(plan, [costs[r.id] for r in pg.regions], **overhead)
+            got = {s.region: (s.start_ns, s.end_ns) for s in timeline.spans if s.kind == "launch"}
+            assert got | {-1: (0, timeline.total_ns)} == want
+
+
+@settings(max_examples=120, deadline=None)
+@given(graphs, st.integers(0, 10**6), st.integers(1, 4), overheads)
+def test_bound_holds_for_every_plan(
+    graph: Graph, seed: int, lanes: int, overhead: dict[str, float]
+) -> None:
+    """One plan's bound is below every plan's time: it does not depend on the plan."""
+    pg = plans.fine_cut(graph)
+    rng = random.Random(seed)
+    costs = {r.id: rng.choice([0, 7, 1000, 123_456]) for r in pg.regions}
+    timelines = [simulate(plan, pg, costs, **overhead) for plan in plans_of(pg, seed, lanes)]
+    bounds = {t.bound.ns for t in timelines if t.bound is not None}
+    assert len(bounds) == 1
+    assert bounds.pop() <= min(t.total_ns for t in timelines)
+
+
+@settings(max_examples=80, deadline=None)
+@given(graphs, st.integers(0, 10**6), st.integers(1, 4), overheads)
+def test_spans_fill_lanes_and_explain_themselves(
+    graph: Graph, seed: int, lanes: int, overhead: dict[str, float]
+) -> None:
+    pg = plans.fine_cut(graph)
+    for plan in plans_of(pg, seed, lanes):
+        timeline = simulate(plan, pg, **overhead)
+        for lane in range(lanes):
+            own = sorted(
+                (s for s in timeline.spans if s.lane == lane), key=lambda s: (s.start_ns, s.end_ns)
+            )
+            assert all(a.end_ns <= b.start_ns for a, b in zip(own, own[1:], strict=False))
+            assert sum(s.duration_ns for s in own) == timeline.total_ns
+            assert all(bool(s.reason) == (s.kind in ("wait", "idle")) for s in own)
+        for span in timeline.spans:
+            assert all(timeline.spans[i].end_ns <= span.end_ns for i in span.after)
+        path = timeline.critical_path()
+        assert all(a.end_ns <= b.start_ns for a, b in zip(path, path[1:], strict=False))
+        if path:
+            assert path[-1].end_ns == timeline.total_ns
+        assert Timeline.from_json(timeline.to_json()) == timeline
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs, st.integers(0, 10**6), st.integers(1, 4))
+def test_critical_path_has_no_gap_without_overheads(graph: Graph, seed: int, lanes: int) -> None:
+    pg = plans.fine_cut(graph)
+    for plan in plans_of(pg, seed, lanes):
+        timeline = simulate(plan, pg, handoff_ns=0, launch_ns=0, bytes_per_ns=math.inf)
+        assert sum(s.duration_ns for s in timeline.critical_path()) == timeline.total_ns
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs, st.integers(0, 10**6), st.integers(1, 4), st.integers(0, 10**6))
+def test_monotone_in_costs(graph: Graph, seed: int, lanes: int, more: int) -> None:
+    pg = plans.fine_cut(graph)
+    for plan in plans_of(pg, seed, lanes):
+        before = simulate(plan, pg)
+        for region in pg.regions[:4]:
+            after = simulate(plan, pg, {region.id: region.cost_ns + more})
+            assert after.total_ns >= before.total_ns
+            assert after.bound is not None and before.bound is not None
+            assert after.bound.ns >= before.bound.ns
+        assert simulate(plan, pg, handoff_ns=2_000 + more).total_ns >= before.total_ns
+        assert simulate(plan, pg, launch_ns=3_000 + more).total_ns >= before.total_ns
+
+
+def branches() -> tuple[PartitionedGraph, Plan]:
+    """Two sorts, then an add."""
+    values = tuple(Value(i, (8,), "float32", 3200, i - 1) for i in range(4))
+    ops = (
+        Op(0, "sort", (0,), (1,), cost_ns=1e6),
+        Op(1, "sort", (0,), (2,), cost_ns=1e6),
+        Op(2, "add", (1, 2), (3,), cost_ns=1e3),
+    )
+    pg = plans.fine_cut(Graph("g", values, ops, (0,), (3,)))
+    return pg, plans.plan_of(pg, Branches(), 2)
+
+
+def test_by_hand() -> None:
+    pg, plan = branches()
+    timeline = simulate(plan, pg, {"sort": 1000, "sort_1": 5000, "add": 100})
+    launches = {s.name: s for s in timeline.spans if s.kind == "launch"}
+    assert (launches["sort"].start_ns, launches["sort"].end_ns) == (3000, 4000)
+    slow = launches["sort_1"]
+    assert (slow.start_ns, slow.end_ns) == (3000, 8000)
+    # Lane 0 sorts and adds: copy out 400, hand-over 2000, copy in 400.
+    assert (slow.lane, launches["add"].lane) == (1, 0)
+    assert launches["add"].start_ns == 8000 + 400 + 2000 + 400
+    assert timeline.total_ns == launches["add"].end_ns + 400
+    assert [s.name for s in timeline.critical_path()] == [
+        "sort_1", "copy out", "copy in", "add", "copy results",
+    ]  # fmt: skip
+    assert timeline.idle(0)[0].reason == "waits for 'sort_1' on lane 1"
+    bound = timeline.bound
+    assert bound is not None
+    assert bound.serial_ns == 3000 + 6100 + 400
+    assert bound.critical_path_ns == 3000 + 5100 + 400 == bound.ns
+    assert bound.shared_ns == 3000 + 6500 // 2
+
+
+def test_one_lane_reaches_its_bound() -> None:
+    pg, _ = branches()
+    timeline = simulate(plans.plan_of(pg, Sequential(), 1), pg)
+    assert timeline.bound is not None
+    assert timeline.bound.ns == timeline.bound.serial_ns == timeline.total_ns
+    assert "at best 1.00x, this plan 1.00x" in timeline.summary()
+
+
+def test_costs_from_a_timeline() -> None:
+    pg, plan = branches()
+    measured = simulate(plan, pg, {0: 10, 1: 20, 2: 30})
+    assert simulate(plan, pg, measured).region_ns() == {0: 10, 1: 20, 2: 30}
+
+
+def test_a_plan_of_nothing() -> None:
+    pg = plans.partition(Graph("same", (Value(0, (1,), "float32", 4, -1),), (), (0,), (0,)))
+    timeline = simulate(plans.plan_of(pg, Sequential(), 2), pg)
+    assert (timeline.total_ns, timeline.spans, timeline.critical_path()) == (0, (), ())
+    assert "no work" in timeline.summary()
+
+
+@pytest.mark.parametrize(
+    "costs, what",
+    [
+        ({"sorts": 1.0}, "'sorts'"),
+        ({3: 1.0}, "3"),
+        ({-1: 1.0}, "-1"),
+        ({0: -1.0}, "'sort'"),
+        ({0: math.nan}, "nan"),
+        ({0: math.inf}, "inf"),
+        ({0: "1"}, "'1'"),
+    ],
+)
+def test_bad_costs_are_refused(costs: Any, what: str) -> None:
+    pg, plan = branches()
+    with pytest.raises(PlanError, match=what):
+        simulate(plan, pg, costs)
+
+
+@pytest.mark.parametrize(
+    "option", [{"handoff_ns": -1}, {"launch_ns": math.nan}, {"bytes_per_ns": 0}]
+)
+def test_bad_overheads_are_refused(option: dict[str, Any]) -> None:
+    pg, plan = branches()
+    with pytest.raises(PlanError, match=next(iter(option))):
+        simulate(plan, pg, **option)
+
+
+def test_a_wait_without_a_record_is_refused() -> None:
+    pg, plan = branches()
+    left = tuple(i for i in plan.instructions if not isinstance(i, Record))
+    with pytest.raises(PlanError, match="before it is recorded"):
+        simulate(msgspec.structs.replace(plan, instructions=left), pg)
