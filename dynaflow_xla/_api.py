@@ -58,7 +58,8 @@ def schedule(
         in_axes: For strategies that split the batch.
         out_axes: For strategies that split the batch.
         batch_size: For strategies that split the batch.
-        backend: ``"auto"``, ``"ffi"`` (JAX) or ``"torch"``.
+        backend: ``"auto"``, ``"ffi"`` (XLA programs on lanes; torch models too) or ``"torch"``
+            (PyTorch's own operators on lanes, what ``"auto"`` takes for torch).
         lanes: Number of lanes; default: the cores of this process, at most 8.
         rules: Where to cut; default: the strategy's rules, else automatic.
         context: The user's own data for the strategy, as ``s.context.user``.
@@ -105,7 +106,7 @@ def schedule(
     }
     makers: dict[str, Callable[[], Any]] = {
         "jax": lambda: _schedule_jax(fn, options, compiler, check),
-        "torch": lambda: _schedule_torch(fn, options, compiler),
+        "torch": lambda: _schedule_torch(fn, options, compiler, backend),
     }
     if framework in makers:
         return makers[framework]()
@@ -121,12 +122,20 @@ def _schedule_jax(fn: Any, options: Mapping[str, Any], compiler: str, check: boo
     return frontend.ScheduledFunction(fn, entry.Options(**options), check=check)
 
 
-def _schedule_torch(fn: Any, options: Mapping[str, Any], compiler: str) -> Any:
+def _schedule_torch(fn: Any, options: Mapping[str, Any], compiler: str, backend: str) -> Any:
     _optional.require("torch", "scheduling a PyTorch model", "torch")
     importlib.import_module("dynaflow_xla.frontends.torch._compat").check_version()
     frontend = importlib.import_module("dynaflow_xla.frontends.torch.scheduled")
     entry = importlib.import_module("dynaflow_xla.frontends.torch.entry")
-    return frontend.schedule(fn, entry.Options(compiler=compiler, **options))
+    backend = "torch" if backend == "auto" else backend
+    if backend != "torch":
+        _optional.require("jax", "running a PyTorch model on XLA", "jax")
+        if compiler != "eager":
+            raise UnsupportedError(
+                f"compiler={compiler!r} is for backend='torch'; XLA compiles the regions of "
+                f"backend={backend!r}: leave compiler out"
+            )
+    return frontend.schedule(fn, entry.Options(compiler=compiler, backend=backend, **options))
 
 
 def _framework(fn: Any, backend: str) -> str:
@@ -139,13 +148,8 @@ def _framework(fn: Any, backend: str) -> str:
             raise UnsupportedError("backend='torch' cannot run a jax.jit function; leave it out")
         return "torch"
     if is_torch:
-        if backend == "ffi":
-            raise UnsupportedError(
-                f"backend='ffi' runs JAX functions, and {type(fn).__name__} is a PyTorch model; use "
-                "backend='torch' or leave backend out"
-            )
         return "torch"
-    if backend == "ffi" or is_jax or torch is None:
+    if is_jax or torch is None:
         return "jax"
     return "either" if _optional.available("jax") else "torch"
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -110,7 +111,7 @@ def lower(
 
 
 def _has_decomposition(target: Any) -> bool:
-    return target in _decompositions() or _is_composite(target)
+    return _decomposition(target) is not None
 
 
 def _is_composite(target: Any) -> bool:
@@ -119,10 +120,17 @@ def _is_composite(target: Any) -> bool:
     )
 
 
+def _decomposition(target: Any) -> Callable[..., Any] | None:
+    found = _decompositions().get(target)
+    if found is None and getattr(target, "namespace", "") == "prims":
+        found = getattr(target, "impl_aten", None)
+    return target.decompose if found is None and _is_composite(target) else found
+
+
 def _decomposed(
     target: Any, args: Any, kwargs: Any, example_args: Any, example_kwargs: Any, depth: int
 ) -> Any:
-    fn = _decompositions().get(target) or (target.decompose if _is_composite(target) else None)
+    fn = _decomposition(target)
     if fn is None or depth > _MAX_DEPTH:
         raise UnsupportedError(
             f"{target} has no lowering to XLA; use backend='torch', or move the operator out of the "
@@ -139,8 +147,16 @@ def _decomposed(
         again_args, again_kwargs = pytree.tree_unflatten(leaves, tree)
         return fn(*again_args, **again_kwargs)
 
-    with torch.no_grad():
-        gm = make_fx(torch.func.functionalize(flat))(*[examples[i] for i in places])
+    tensors = [examples[i] for i in places]
+    mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), FakeTensorMode())
+    try:
+        with torch.no_grad(), mode:
+            gm = make_fx(torch.func.functionalize(flat))(*tensors)
+    except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:
+        raise UnsupportedError(
+            f"{target} has no lowering to XLA, and its decomposition fails ({error}); use "
+            "backend='torch', or move the operator out of the scheduled function"
+        ) from error
     return run(gm, [values[i] for i in places], depth + 1)
 
 
@@ -148,6 +164,7 @@ def run(gm: Any, inputs: Sequence[Any], depth: int = 0) -> Any:
     """Evaluates an fx graph of aten operators on JAX values."""
     env: dict[Any, Any] = {}
     feed = iter(inputs)
+    example_of = functools.partial(_example_of, gm)
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             env[node] = next(feed)
@@ -156,14 +173,28 @@ def run(gm: Any, inputs: Sequence[Any], depth: int = 0) -> Any:
         elif node.op == "output":
             return torch.fx.node.map_arg(node.args[0], env.__getitem__)
         else:
-            example_of = functools.partial(_example_of, gm)
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
-            examples = torch.fx.node.map_arg((node.args, node.kwargs), example_of)
+            args, kwargs = plain(torch.fx.node.map_arg((node.args, node.kwargs), env.__getitem__))
+            examples = plain(torch.fx.node.map_arg((node.args, node.kwargs), example_of))
             if node.target is operator.getitem:
                 env[node] = args[0][args[1]]
+            elif isinstance(node.target, type) and issubclass(node.target, tuple):
+                env[node] = args[0] if len(args) == 1 else args  # a named tuple around results
+            elif node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
+                env[node] = env[node.args[0]] = args[1]
             else:
                 env[node] = lower(node.target, args, kwargs, *examples, node.meta.get("val"), depth)
     raise UnsupportedError("a decomposition has no result")
+
+
+def plain(tree: Any) -> Any:
+    """fx's immutable lists and dictionaries as ordinary ones, which lowerings may change."""
+    if isinstance(tree, tuple):
+        return tuple(plain(x) for x in tree)
+    if isinstance(tree, list):
+        return [plain(x) for x in tree]
+    if isinstance(tree, dict):
+        return {k: plain(x) for k, x in tree.items()}
+    return tree
 
 
 def _example_of(gm: Any, node: Any) -> Any:

@@ -31,6 +31,7 @@ class Options:
     user: dict[str, Any] = field(default_factory=dict)
     compiler: str = "eager"
     compiler_options: dict[str, Any] | None = None
+    backend: str = "torch"
 
 
 @dataclass
@@ -61,8 +62,23 @@ class Entry:
         """Flat inputs to flat outputs; a list of inputs is emptied."""
         return self.native(inputs)
 
+    def describe(self) -> list[str]:
+        """Lines of ``explain`` behind the table of regions."""
+        steps = sum(len(stage.order) for stage, _ in self.native.stages)
+        return [
+            f"lanes {self.plan.lanes}, events {self.plan.events}, Python steps a call {steps}; "
+            "tensors cross lanes by reference, nothing is copied",
+            *(f"note: {note}" for note in self.captured.notes),
+        ]
 
-def build_entry(gm: Any, options: Options, kind: str, number: int) -> Entry:
+    def stamped(self) -> native.Native:
+        """A form for ``profile``: its ``run`` measures the regions one by one, without fused steps."""
+        return native.build(
+            self.captured, self.pg, self.plan, self.implementations, fuse=False, always=True
+        )
+
+
+def build_entry(gm: Any, options: Options, kind: str, number: int) -> Any:
     """Captures, partitions, plans, validates and compiles a functional aten graph.
 
     Raises:
@@ -71,6 +87,11 @@ def build_entry(gm: Any, options: Options, kind: str, number: int) -> Entry:
     name = options.name if number == 0 else f"{options.name}.{number}"
     if kind == "backward":
         name += ".backward"
+    if options.backend != "torch":
+        # JAX is optional, and only these backends need it.
+        from dynaflow_xla.frontends.torch import xla_backend
+
+        return xla_backend.build_entry(gm, options, kind, name)
     t0 = time.perf_counter()
     captured = capture(gm, name)
     graph = captured.graph

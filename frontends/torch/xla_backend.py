@@ -1,0 +1,361 @@
+"""Running a torch graph on XLA: the backends ``ffi`` and ``xla`` of scheduled torch callables.
+
+The functional aten graph becomes a jaxpr (``to_jax``) and takes the path of a JAX function from
+there. With ``ffi`` the engine runs it on the tensors' own memory: arguments are read where they lie,
+results are written into tensors that PyTorch allocated. Other programs get tensors through DLPack.
+Everything is traced and compiled with 64-bit types enabled, so none is narrowed.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from dynaflow_xla.errors import EngineError, UnsupportedError
+from dynaflow_xla.ffi import xla
+from dynaflow_xla.frontends.jax import capture as jax_capture, entry as jax_entry
+from dynaflow_xla.frontends.torch import aten_table, recurrent as _recurrent, to_jax  # noqa: F401
+from dynaflow_xla.frontends.torch.capture import Captured, capture
+from dynaflow_xla.frontends.torch.to_jax import JaxFunction, Layout
+from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.plan import Plan
+
+aten_table.register_recurrent(torch.ops.dynaflow_xla)  # defined by ``recurrent``
+
+
+def _in_memory(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The contiguous tensor over the same memory, or a copy if there is none."""
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return (tensor if layout.plain else tensor.permute(layout.order)).contiguous()
+
+
+@dataclass
+class Program:
+    """A graph with fixed sizes, planned and compiled.
+
+    Attributes:
+        function: The graph as a JAX function.
+        made: The planned entry of the JAX frontend.
+        closed: Values that tracing closed over; they come before the arguments.
+        consts: The same in aligned memory.
+        copied: How many argument tensors had to be copied in the last call, for ``explain``.
+    """
+
+    function: JaxFunction
+    made: Any
+    closed: list[Any]
+    consts: list[torch.Tensor]
+    copied: int = 0
+    _jitted: Any = None
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Flat inputs of the torch graph to its flat outputs."""
+        function = self.function
+        captured = function.captured
+        arrays = [inputs[i] for i in function.tensors]
+        arrays += [x for draw in function.draws for x in draw.make()]
+        given = [_in_memory(x, la) for x, la in zip(arrays, function.layouts, strict=True)]
+        self.copied = sum(
+            a.data_ptr() != b.data_ptr() for a, b in zip(arrays, given, strict=True)
+        )
+        physical = self.run(given)
+        results = {
+            v: x if layout.plain else x.permute(layout.inverse)
+            for v, x, layout in zip(
+                function.results, physical, function.result_layouts, strict=True
+            )
+        }
+        env = dict(zip(captured.graph.inputs, inputs, strict=True))
+        env.update(function.constants)
+        env.update(results)
+        for written, value in captured.epilogue:
+            env[written].copy_(env[value])
+        return [out[1] if isinstance(out, tuple) else env[out] for out in captured.outputs]
+
+    def run(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Contiguous tensors to contiguous tensors."""
+        stages = self.made.stages
+        if len(stages) == 1 and stages[0][0] is not None and stages[0][1] is None:
+            return self._run_stage(stages[0][0], given)
+        return self._run_jitted(given)
+
+    def _run_stage(self, stage: Any, given: Sequence[torch.Tensor], records: Any = None) -> list[Any]:
+        """The engine on the tensors' own memory."""
+        captured, function = self.made.captured, self.function
+        memory = dict(zip(captured.graph.inputs, [*self.consts, *given], strict=True))
+        shapes: dict[int, torch.Tensor] = {}
+        outs: list[torch.Tensor] = []
+        taken: set[int] = set()
+        for out, is_value, layout in zip(
+            captured.outputs, captured.output_is_value, function.result_layouts, strict=True
+        ):
+            if not is_value:
+                outs.append(torch.full(layout.physical, np.asarray(out).item(), dtype=layout.dtype))
+            elif out in memory:
+                outs.append(memory[out].clone())  # a result never shares memory with an argument
+            elif out in taken:
+                outs.append(shapes[out])
+            else:
+                shapes[out] = torch.empty(layout.physical, dtype=layout.dtype)
+                taken.add(out)
+                outs.append(shapes[out])
+        addresses = [memory[v].data_ptr() for v in stage.inputs]
+        for value in stage.outputs:
+            if value not in shapes:
+                raise EngineError("a stage makes a value that is no result")  # plans have no such
+        try:
+            made = stage.program.run(
+                addresses, [shapes[v].data_ptr() for v in stage.outputs], profile=records is not None
+            )
+        except RuntimeError as error:
+            raise EngineError(str(error).rsplit("EngineError: ", 1)[-1]) from error
+        if records is not None:
+            records.append([tuple(r) for r in made])
+        seen: set[int] = set()
+        for i, x in enumerate(outs):
+            if id(x) in seen:
+                outs[i] = x.clone()  # two results of the original are two tensors
+            seen.add(id(x))
+        return outs
+
+    def _run_jitted(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Through a JAX call; tensors cross by DLPack."""
+        if self._jitted is None:
+            self._jitted = jax.jit(lambda *xs: self.made(*xs))
+        with jax.enable_x64(True):
+            arrays = [*self.closed, *(jax.dlpack.from_dlpack(x) for x in given)]
+            made = jax.block_until_ready(self._jitted(*arrays))
+        outs = [torch.from_dlpack(x) for x in made]
+        known = {x.data_ptr() for x in given}
+        for i, x in enumerate(outs):
+            if x.data_ptr() in known:
+                outs[i] = x.clone()  # XLA handed an argument back, or one buffer twice
+            known.add(x.data_ptr())
+        return outs
+
+
+@dataclass
+class XlaEntry:
+    """A planned torch graph that runs on XLA; same surface as the native ``Entry``.
+
+    Attributes:
+        kind: "inference", "forward" or "backward".
+        program: The program of the sizes at capture.
+        seconds: Time spent by step: "partition", "plan", "compile".
+    """
+
+    options: Any
+    kind: str
+    gm: Any
+    name: str
+    program: Program
+    seconds: dict[str, float]
+    backward: Any = None
+    symbolic: bool = False
+    programs: dict[Any, Program] = field(default_factory=dict)
+    _lock: Any = field(default_factory=threading.Lock)
+
+    @property
+    def captured(self) -> Any:
+        """The jaxpr's graph."""
+        return self.program.made.captured
+
+    @property
+    def pg(self) -> PartitionedGraph:
+        """Its regions."""
+        return self.program.made.pg  # type: ignore[no-any-return]
+
+    @property
+    def plan(self) -> Plan:
+        """The validated plan."""
+        return self.program.made.plan  # type: ignore[no-any-return]
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Flat inputs to flat outputs; a list of inputs is emptied."""
+        xla.check_process()
+        given = list(inputs)
+        if isinstance(inputs, list):
+            inputs.clear()
+        return self.program_for(given)(given)
+
+    def program_for(self, inputs: Sequence[Any]) -> Program:
+        """The program for these sizes: one, or where sizes may change one for each."""
+        if not self.symbolic:
+            return self.program
+        key = _sizes(inputs)
+        with self._lock:
+            if key not in self.programs:
+                gm = specialised(self.gm, inputs)
+                self.programs[key] = build_program(capture(gm, self.name), self.options, self.kind)
+            return self.programs[key]
+
+    def describe(self) -> list[str]:
+        """Lines of ``explain`` behind the table of regions."""
+        made = self.program.made
+        stages = [stage for stage, _ in made.stages if stage is not None]
+        lines = [
+            f"lanes {self.plan.lanes}, events {self.plan.events}; arguments are read in place, "
+            f"results written into their tensors; tensors copied at the last call: "
+            f"{self.program.copied + sum(p.copied_views for s in stages for p in s.lane_programs)}"
+        ]
+        if self.program.function.draws:
+            lines.append(
+                f"note: {len(self.program.function.draws)} random operators are drawn by PyTorch "
+                "before the program runs"
+            )
+        if self.symbolic:
+            lines.append(f"note: sizes may change; {max(1, len(self.programs))} programs compiled")
+        return lines
+
+    def stamped(self) -> Stamped:
+        """The same with time stamps, for ``profile``."""
+        return Stamped(self)
+
+
+class Stamped:
+    """A program with time stamps at region ends."""
+
+    def __init__(self, entry: XlaEntry) -> None:
+        made = entry.program.made
+        if not made.stages:
+            raise UnsupportedError("profile needs backend='ffi' or 'torch': one program has no lanes")
+        with jax.enable_x64(True):
+            stages = jax_entry.build_stages(
+                made.captured, made.pg, made.plan, made.functions, made.options, profile=True
+            )
+        self.entry, self.stage = entry, stages[0][0]
+
+    def run(self, inputs: Sequence[Any], measured: Any) -> list[Any]:
+        """As a call; adds what was measured."""
+        program = self.entry.program
+        records: list[Any] = []
+
+        def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return program._run_stage(self.stage, given, records)
+
+        stamped = Program(program.function, program.made, program.closed, program.consts)
+        stamped.run = run  # type: ignore[method-assign]
+        outs = stamped(list(inputs))
+        measured.add_stage(self.entry.plan.instructions, records[-1])
+        return outs
+
+
+def _sizes(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(
+        (tuple(x.shape), tuple(x.stride())) if isinstance(x, torch.Tensor) else x for x in inputs
+    )
+
+
+def _hint(n: Any) -> int:
+    return int(n.node.hint) if isinstance(n, torch.SymInt) else int(n)
+
+
+def specialised(gm: Any, inputs: Sequence[Any]) -> Any:
+    """The graph for the sizes of ``inputs``: tensors, or numbers where the graph takes sizes."""
+    made = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    for node, original in zip(made.graph.nodes, gm.graph.nodes, strict=True):
+        node.meta = {k: v for k, v in original.meta.items() if k not in ("val", "tensor_meta")}
+    mode = FakeTensorMode()
+
+    def fake(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            sizes, strides = [_hint(n) for n in x.shape], [_hint(n) for n in x.stride()]
+            with mode:
+                return torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
+        return _hint(x) if isinstance(x, int | torch.SymInt) else x
+
+    FakeTensorProp(made, mode).propagate_dont_convert_inputs(*[fake(x) for x in inputs])
+    return made
+
+
+def build_entry(gm: Any, options: Any, kind: str, name: str) -> XlaEntry:
+    """Captures, partitions, plans, validates and compiles a functional aten graph for XLA.
+
+    Raises:
+        UnsupportedError: an operator has no lowering; a tensor is on another device.
+    """
+    examples = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
+    symbolic = any(
+        isinstance(x, torch.SymInt)
+        or (isinstance(x, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in x.shape))
+        for x in examples
+    )
+    program = build_program(
+        capture(specialised(gm, examples) if symbolic else gm, name), options, kind
+    )
+    seconds = dict(program.made.seconds)
+    return XlaEntry(options, kind, gm, name, program, seconds, symbolic=symbolic)
+
+
+def build_program(captured: Captured, options: Any, kind: str) -> Program:
+    """Traces, plans and compiles a graph with fixed sizes."""
+    _check_devices(captured, options.backend)
+    t0 = time.perf_counter()
+    function = to_jax.jax_function(captured)
+    precision = {"highest": "highest", "high": "high"}.get(torch.get_float32_matmul_precision())
+    with jax.enable_x64(True), jax.default_matmul_precision(precision or "default"):
+        with jax_entry._Capturing():
+            closed = jax.make_jaxpr(function)(*function.specs())
+        found = jax_capture.capture(closed, 0, captured.graph.name)
+        made = jax_entry.build_entry(
+            to_jax.settle_places(found, captured), _jax_options(options, captured, kind)
+        )
+        consts = [_tensor(c) for c in closed.consts]
+    made.seconds["trace"] = time.perf_counter() - t0 - sum(made.seconds.values())
+    return Program(function, made, list(closed.consts), consts)
+
+
+def _tensor(const: Any) -> torch.Tensor:
+    array = np.ascontiguousarray(const)
+    aligned = torch.empty(max(1, array.nbytes), dtype=torch.uint8)
+    aligned.numpy()[: array.nbytes] = array.view(np.uint8).reshape(-1) if array.nbytes else 0
+    return aligned
+
+
+def _jax_options(options: Any, captured: Captured, kind: str) -> Any:
+    made = {
+        "name": captured.graph.name,
+        "strategy": options.strategy,
+        "rules": options.rules,
+        "lanes": options.lanes,
+        "user": options.user,
+        "compiler_options": options.compiler_options,
+    }
+    if kind == "backward" and options.rules is not None:
+        # The backward has other operators than the forward for which the rules were written.
+        made["rules"] = tuple(r for r in options.rules if _matches(r, captured))
+    if options.backend == "xla":
+        made["backend"] = "xla"
+    return jax_entry.Options(**made)
+
+
+def _matches(rule: Any, captured: Captured) -> bool:
+    return bool(rule.groups(captured.graph))
+
+
+def _check_devices(captured: Captured, backend: str) -> None:
+    devices = {
+        str(x.device)
+        for v in captured.graph.inputs
+        if isinstance(x := captured.examples[v], torch.Tensor)
+    }
+    if len(devices) > 1:
+        raise UnsupportedError(f"inputs are on several devices ({', '.join(sorted(devices))})")
+    if backend == "ffi" and devices - {"cpu"}:
+        raise UnsupportedError(
+            f"backend='ffi' runs on CPU lanes; the inputs are on {sorted(devices)[0]}. Use "
+            "backend='xla' or backend='torch'."
+        )
+
