@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,9 +78,23 @@ def never_compile(code: types.CodeType) -> None:
     skip_code(code)
 
 
-def dynamo_settings() -> Any:
-    """Context: recurrent modules are captured (Dynamo breaks graphs at them by default)."""
-    return torch._dynamo.config.patch(allow_rnn=True)
+@contextlib.contextmanager
+def dynamo_settings(fused_layers: bool = True) -> Iterator[None]:
+    """Context: recurrent modules are captured (Dynamo breaks graphs at them by default).
+
+    Args:
+        fused_layers: Keep the operators that are a whole transformer layer; they have no
+            decomposition.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    if before and not fused_layers:
+        torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch._dynamo.config.patch(allow_rnn=True):
+            yield
+    finally:
+        if before and not fused_layers:
+            torch.backends.mha.set_fastpath_enabled(True)
 
 
 def inner_error(error: BaseException) -> BaseException:

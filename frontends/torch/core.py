@@ -16,7 +16,7 @@ import torch
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, UnsupportedError
 from dynaflow_xla.frontends.torch import _compat, auto, draws, marks, native, recurrent
 from dynaflow_xla.frontends.torch.capture import ROOT_NAME
-from dynaflow_xla.frontends.torch.entry import Entry, Options, build_entry
+from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS, Entry, Options, build_entry
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
 
@@ -91,7 +91,7 @@ class Core:
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
         try:
-            with _compat.dynamo_settings():
+            with _compat.dynamo_settings(fused_layers=self.options.backend == "torch"):
                 return self._compiled(*args, **kwargs)
         except _compat.backend_failed() as error:
             inner = _compat.inner_error(error)
@@ -290,10 +290,11 @@ def _compile_options(options: Options) -> dict[str, Any]:
     if options.compiler == "inductor":
         return {"dynamic": False}
     given = dict(options.compiler_options or {})
-    allowed = {"dynamic", "fullgraph"}
-    if unknown := set(given) - allowed:
+    if options.backend != "torch":
+        return {k: v for k, v in given.items() if k in CAPTURE_OPTIONS}  # the others are XLA's
+    if unknown := set(given) - CAPTURE_OPTIONS:
         raise UnsupportedError(
-            f"compiler_options of eager regions are {sorted(allowed)} (as in torch.compile); got "
+            f"compiler_options of eager regions are {sorted(CAPTURE_OPTIONS)} (as in torch.compile); got "
             f"{sorted(unknown)}"
         )
     return given

@@ -20,6 +20,10 @@ from dynaflow_xla.strategies.base import Context, Strategy, record
 from dynaflow_xla.validate import validate
 
 
+CAPTURE_OPTIONS = frozenset({"dynamic", "fullgraph"})
+"""Compiler options that go to ``torch.compile``."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What the user asked ``schedule`` for."""

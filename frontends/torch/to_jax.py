@@ -156,7 +156,7 @@ class JaxFunction:
     def _run(self, op: Any, env: dict[int, Any], draws: Any, drawn: Any) -> None:
         payload: Payload = op.payload
         args, kwargs = _arguments(self.captured, payload, env)
-        if op.once and is_random(self.captured, op):
+        if is_random(self.captured, op):
             given = [next(drawn) for _ in next(draws).examples]
             made = _from_drawn(op.kind, args, given)
         else:
@@ -189,8 +189,14 @@ def _arguments(captured: Captured, payload: Payload, env: Any) -> tuple[Any, Any
 
 
 def is_random(captured: Captured, op: Any) -> bool:
-    """Whether an operator draws random numbers (it then makes a token)."""
-    return any(captured.graph.values[v].dtype == "token" for v in op.outputs)
+    """Whether an operator draws random numbers (it makes a token, or would with dropout)."""
+    if not any(captured.graph.values[v].dtype == "token" for v in op.outputs):
+        return False
+    if not op.kind.startswith("_scaled_dot_product"):
+        return True
+    names = [argument.name for argument in op.payload.target._schema.arguments]
+    given = {**dict(zip(names, op.payload.args, strict=False)), **op.payload.kwargs}
+    return bool(given.get("dropout_p", 0.0))
 
 
 def _draw(captured: Captured, op: Any) -> Draw:
@@ -251,7 +257,7 @@ def jax_function(captured: Captured) -> JaxFunction:
         i for i, v in enumerate(graph.inputs) if isinstance(examples[v], torch.Tensor)
     )
     layouts = [layout_of(examples[graph.inputs[i]]) for i in tensors]
-    draws = [_draw(captured, op) for op in graph.ops if op.once and is_random(captured, op)]
+    draws = [_draw(captured, op) for op in graph.ops if is_random(captured, op)]
     layouts += [layout_of(example) for draw in draws for example in draw.examples]
     wanted = [out for out in captured.outputs if isinstance(out, int)]
     wanted += [value for _, value in captured.epilogue]

@@ -26,6 +26,7 @@ from dynaflow_xla.ffi import xla
 from dynaflow_xla.frontends.jax import capture as jax_capture, entry as jax_entry
 from dynaflow_xla.frontends.torch import aten_table, recurrent as _recurrent, to_jax  # noqa: F401
 from dynaflow_xla.frontends.torch.capture import Captured, capture
+from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS
 from dynaflow_xla.frontends.torch.to_jax import JaxFunction, Layout
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.plan import Plan
@@ -331,7 +332,10 @@ def _jax_options(options: Any, captured: Captured, kind: str) -> Any:
         "rules": options.rules,
         "lanes": options.lanes,
         "user": options.user,
-        "compiler_options": options.compiler_options,
+        "compiler_options": {
+            k: v for k, v in (options.compiler_options or {}).items() if k not in CAPTURE_OPTIONS
+        }
+        or None,
     }
     if kind == "backward" and options.rules is not None:
         # The backward has other operators than the forward for which the rules were written.
