@@ -10,8 +10,6 @@ caller's, with the caller's generator. That serves operators whose draw depends 
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,12 +19,9 @@ import jax.numpy as jnp
 import torch
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.jax import capture as jax_capture
+from dynaflow_xla.frontends.jax import places
 from dynaflow_xla.frontends.torch import aten_lowering
 from dynaflow_xla.frontends.torch.capture import Captured, Payload
-
-_NUMBER = re.compile(r"%(\d+)$")
-_SCOPE_UNSAFE = re.compile(r"[/()]")
 
 # Random operators of which only the sizes of tensor arguments matter.
 _DRAWN = frozenset(
@@ -142,8 +137,7 @@ class JaxFunction:
         drawn = iter(logical[len(self.tensors) :])
         draws = iter(self.draws)
         for op in captured.graph.ops:
-            scope = [*op.scope, f"{op.kind}%{op.index}"]
-            with jax.named_scope("/".join(_SCOPE_UNSAFE.sub(".", part) for part in scope)):
+            with places.scope(op.index, op.kind, op.scope):
                 self._run(op, env, draws, drawn)
         for value, example in captured.examples.items():
             if value in env and not isinstance(example, torch.Tensor):
@@ -268,27 +262,4 @@ def jax_function(captured: Captured) -> JaxFunction:
     )
     result_layouts = [layout_of(examples[v]) for v in results]
     return JaxFunction(captured, tensors, layouts, draws, results, result_layouts)
-
-
-def settle_places(made: jax_capture.Captured, captured: Captured) -> jax_capture.Captured:
-    """The jaxpr's graph with each operator at the place of the aten operator it came from."""
-    ops = []
-    for op in made.graph.ops:
-        numbers = [m.group(1) for part in op.scope if (m := _NUMBER.search(part))]
-        if not numbers:
-            ops.append(op)
-            continue
-        origin = captured.graph.ops[int(numbers[0])]
-        ops.append(
-            dataclasses.replace(
-                op,
-                scope=origin.scope,
-                classes=origin.classes,
-                call_path=origin.call_path,
-                mark=origin.mark,
-                source=origin.source,
-            )
-        )
-    graph = dataclasses.replace(made.graph, ops=tuple(ops))
-    return dataclasses.replace(made, graph=graph)
 

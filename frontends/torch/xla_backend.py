@@ -23,7 +23,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from dynaflow_xla.errors import EngineError, UnsupportedError
 from dynaflow_xla.ffi import xla
-from dynaflow_xla.frontends.jax import capture as jax_capture, entry as jax_entry
+from dynaflow_xla.frontends.jax import capture as jax_capture, entry as jax_entry, places
 from dynaflow_xla.frontends.torch import aten_table, recurrent as _recurrent, to_jax  # noqa: F401
 from dynaflow_xla.frontends.torch.capture import Captured, capture
 from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS
@@ -311,7 +311,7 @@ def build_program(captured: Captured, options: Any, kind: str) -> Program:
             closed = jax.make_jaxpr(function)(*function.specs())
         found = jax_capture.capture(closed, 0, captured.graph.name)
         made = jax_entry.build_entry(
-            to_jax.settle_places(found, captured), _jax_options(options, captured, kind)
+            places.settle(found, captured.graph.ops), _jax_options(options, captured, kind)
         )
         consts = [_tensor(c) for c in closed.consts]
     made.seconds["trace"] = time.perf_counter() - t0 - sum(made.seconds.values())
