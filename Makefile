@@ -34,7 +34,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup dev wheel demo bench test test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format \
+.PHONY: help setup dev wheel demo bench bench-engine test test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format \
         cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
@@ -110,6 +110,12 @@ demo: setup  ## Run the demonstration
 
 bench: setup  ## Run the benchmarks (BENCH_ARGS=...)
 	@"$(PY)" benchmarks/run.py $(BENCH_ARGS)
+
+bench-engine: setup  ## Build and run the engine's own benchmark (BENCH_ARGS=...)
+	@"$(PY)" -P -m cmake -S csrc -B build/bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DDFX_BUILD_BENCH=ON \
+	  -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" >/dev/null
+	@"$(PY)" -P -m cmake --build build/bench -j $(JOBS)
+	@"$(PY)" benchmarks/engine_native.py build/bench/dfx_engine_bench $(BENCH_ARGS)
 
 # -P keeps the repository root off sys.path; with it, `import dynaflow_xla` would find the sources.
 test: setup  ## Run the Python tests against the installed wheel (PYTEST_ARGS=...)

@@ -32,6 +32,7 @@ def stamp() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "cores_machine": os.cpu_count(),
+        "threads_per_core": threads_per_core(),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -51,6 +52,17 @@ def cpu_model() -> str:
         return platform.processor() or platform.machine()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def threads_per_core() -> int | None:
+    """Returns how many of the kernel's cores share a physical one; None where it is not said."""
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list").read_text()
+    except OSError:
+        return None
+    # "0,2" or "0-1"
+    ends = [[int(x) for x in part.split("-")] for part in text.strip().split(",")]
+    return sum(end[-1] - end[0] + 1 for end in ends)
 
 
 def git_revision() -> dict[str, Any]:

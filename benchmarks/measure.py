@@ -62,7 +62,7 @@ class Contention:
     """Measures how much of the machine *other* processes use while a measurement runs (Linux).
 
     Attributes:
-        own_cores: Cores that this process kept busy, on average.
+        own_cores: Cores that this process and its ended children kept busy, on average.
         others_cores: Cores that all other processes kept busy; None where it is not known.
         steal_cores: Cores that the hypervisor took; None where it is not known.
     """
@@ -72,12 +72,12 @@ class Contention:
         self.others_cores: float | None = None
         self.steal_cores: float | None = None
         self._machine = _machine_seconds()
-        self._own, self._wall = time.process_time(), time.perf_counter()
+        self._own, self._wall = _own_seconds(), time.perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
         wall = time.perf_counter() - self._wall
-        own = time.process_time() - self._own
+        own = _own_seconds() - self._own
         machine = _machine_seconds()
         self.own_cores = own / wall
         if machine is not None and self._machine is not None:
@@ -89,6 +89,10 @@ class Contention:
         names = ("own_cores", "others_cores", "steal_cores")
         values = {name: getattr(self, name) for name in names}
         return {name: None if x is None else round(x, 3) for name, x in values.items()}
+
+
+def _own_seconds() -> float:
+    return sum(os.times()[:4])
 
 
 def _machine_seconds() -> tuple[float, float] | None:

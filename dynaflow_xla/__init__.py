@@ -36,5 +36,7 @@ from dynaflow_xla.separability import Mean as Mean, Sum as Sum
 from dynaflow_xla.strategies.auto import Auto as Auto
 from dynaflow_xla.strategies.base import Split as Split, Strategy as Strategy
 from dynaflow_xla.strategies.branches import Branches as Branches
+from dynaflow_xla.strategies.dual_batch import DualBatch as DualBatch
+from dynaflow_xla.strategies.nano_batch import NanoBatch as NanoBatch
 from dynaflow_xla.strategies.sequential import Sequential as Sequential
 from dynaflow_xla.timeline import Timeline as Timeline

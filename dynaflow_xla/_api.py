@@ -17,6 +17,8 @@ from dynaflow_xla.simulate import simulate as _simulate
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.branches import Branches
+from dynaflow_xla.strategies.dual_batch import DualBatch
+from dynaflow_xla.strategies.nano_batch import NanoBatch
 from dynaflow_xla.strategies.sequential import Sequential
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 _BY_NAME: dict[str, Callable[[], Strategy]] = {
     "auto": Auto,
     "branches": Branches,
+    "dual_batch": DualBatch,
+    "nano_batch": NanoBatch,
     "sequential": Sequential,
 }
 
@@ -54,10 +58,13 @@ def schedule(
         fn: A JAX function or what ``jax.jit`` returns (static and donated arguments are kept); a
             ``torch.nn.Module``, a torch function or a ``torch.export.ExportedProgram``. Where both
             frameworks are loaded, the first call's arguments tell what a plain function is.
-        strategy: ``"auto"``, ``"branches"``, ``"sequential"`` or a :class:`Strategy`.
-        in_axes: For strategies that split the batch.
-        out_axes: For strategies that split the batch.
-        batch_size: For strategies that split the batch.
+        strategy: ``"auto"``, ``"branches"``, ``"sequential"``, ``"nano_batch"``, ``"dual_batch"`` or a
+            :class:`Strategy`.
+        in_axes: The batch axis of each argument, as for ``jax.vmap``; needed by strategies that split
+            the batch.
+        out_axes: How each result of a split is put together: its batch axis, ``Sum()``, ``Mean()``
+            (weighted by the nano-batches' sizes), or None where it does not depend on the batch.
+        batch_size: Rows the batch must have, as a check.
         backend: ``"auto"``, ``"ffi"`` (XLA programs on lanes; torch models too) or ``"torch"``
             (PyTorch's own operators on lanes, what ``"auto"`` takes for torch).
         lanes: Number of lanes; default: the cores of this process, at most 8.
@@ -68,7 +75,7 @@ def schedule(
         compiler: How PyTorch regions run: ``"eager"`` or ``"inductor"``.
         compiler_options: JAX: passed to the compilation of every lane program. PyTorch: ``dynamic``
             and ``fullgraph`` as in ``torch.compile``, or Inductor's options.
-        check: Compare numerically where a property could not be proved.
+        check: Where it could not be proved that a split keeps the values, compare on the first call.
 
     Returns:
         The scheduled callable; ``.original`` is the original.
@@ -88,7 +95,8 @@ def schedule(
         return lambda function: schedule(function, **settings)
     made = resolve_strategy(strategy)
     count = resolve_lanes(lanes)
-    _refuse_unbuilt(in_axes, backend, target, select, compiler)
+    _refuse_unbuilt(backend, target, select, compiler)
+    _check_batch(in_axes, out_axes, batch_size)
     framework = _framework(fn, backend)
     if framework == "either" and compiler != "eager":
         framework = "torch"
@@ -104,25 +112,32 @@ def schedule(
         "user": dict(context or {}),
         "compiler_options": dict(compiler_options) if compiler_options else None,
     }
+    batch = {"in_axes": in_axes, "out_axes": out_axes, "batch_size": batch_size}
     makers: dict[str, Callable[[], Any]] = {
-        "jax": lambda: _schedule_jax(fn, options, compiler, check),
-        "torch": lambda: _schedule_torch(fn, options, compiler, backend),
+        "jax": lambda: _schedule_jax(fn, options, batch, compiler, check),
+        "torch": lambda: _schedule_torch(fn, options, batch, compiler, backend),
     }
     if framework in makers:
         return makers[framework]()
     return importlib.import_module("dynaflow_xla.frontends.torch.either").EitherFunction(fn, makers)
 
 
-def _schedule_jax(fn: Any, options: Mapping[str, Any], compiler: str, check: bool) -> Any:
+def _schedule_jax(
+    fn: Any, options: Mapping[str, Any], batch: Mapping[str, Any], compiler: str, check: bool
+) -> Any:
     _optional.require("jax", "scheduling a JAX function", "jax")
     if compiler != "eager":
         raise UnsupportedError(f"compiler={compiler!r} is for PyTorch; leave compiler out")
     frontend = importlib.import_module("dynaflow_xla.frontends.jax.scheduled")
     entry = importlib.import_module("dynaflow_xla.frontends.jax.entry")
-    return frontend.ScheduledFunction(fn, entry.Options(**options), check=check)
+    return frontend.ScheduledFunction(fn, entry.Options(**options, **batch), check=check)
 
 
-def _schedule_torch(fn: Any, options: Mapping[str, Any], compiler: str, backend: str) -> Any:
+def _schedule_torch(
+    fn: Any, options: Mapping[str, Any], batch: Mapping[str, Any], compiler: str, backend: str
+) -> Any:
+    if batch["in_axes"] is not None:
+        raise UnsupportedError("in_axes is not in this version for PyTorch; leave in_axes out")
     _optional.require("torch", "scheduling a PyTorch model", "torch")
     importlib.import_module("dynaflow_xla.frontends.torch._compat").check_version()
     frontend = importlib.import_module("dynaflow_xla.frontends.torch.scheduled")
@@ -192,7 +207,19 @@ def resolve_lanes(lanes: int | None) -> int:
     return lanes
 
 
-def _refuse_unbuilt(in_axes: Any, backend: str, target: Any, select: Any, compiler: str) -> None:
+def _check_batch(in_axes: Any, out_axes: Any, batch_size: Any) -> None:
+    if batch_size is not None and (
+        isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1
+    ):
+        raise PlanError(f"batch_size must be a positive integer; got {batch_size!r}")
+    if in_axes is None and (batch_size is not None or out_axes != 0):
+        given = "batch_size" if batch_size is not None else "out_axes"
+        raise PlanError(
+            f"{given} is given without in_axes, so there is no batch: pass in_axes, too"
+        )
+
+
+def _refuse_unbuilt(backend: str, target: Any, select: Any, compiler: str) -> None:
     if backend not in ("auto", "ffi", "xla", "torch"):
         raise PlanError(f"backend must be auto, ffi, xla or torch; got {backend!r}")
     if backend == "xla":
@@ -200,7 +227,6 @@ def _refuse_unbuilt(in_axes: Any, backend: str, target: Any, select: Any, compil
     if compiler not in ("eager", "inductor"):
         raise PlanError(f"compiler must be eager or inductor; got {compiler!r}")
     for name, value, default in (
-        ("in_axes", in_axes, None),
         ("target", target, None),
         ("select", select, None),
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaflow_xla.plan import Instruction, Launch, Record, Wait
+from dynaflow_xla.plan import Instruction, Launch, Merge, Record, Slice, Wait
 
 
 class HappensBefore:
@@ -23,6 +23,8 @@ class HappensBefore:
                 before = (1 << number) - 1
                 barrier = before | 1 << number
                 last.clear()
+            elif isinstance(instruction, Slice | Merge):
+                before = 0  # they only say where bytes lie
             else:
                 before = barrier
                 if instruction.lane in last:

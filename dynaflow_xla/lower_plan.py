@@ -5,9 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynaflow_xla.happens_before import HappensBefore
-from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.ir import Join, PartitionedGraph
 from dynaflow_xla.memory import Request, assign_offsets
-from dynaflow_xla.plan import PLAN_VERSION, Instruction, Launch, Plan, PlanBuffer, Record, Wait
+from dynaflow_xla.plan import (
+    PLAN_VERSION,
+    Instruction,
+    Launch,
+    Merge,
+    Plan,
+    PlanBuffer,
+    Record,
+    Slice,
+    Wait,
+)
 from dynaflow_xla.recording import Recording
 
 
@@ -25,13 +35,14 @@ def build_plan(
 
     A value gets a scratch buffer if another lane reads it in the same stage, a stage buffer if an
     outer region or a later stage reads it, a result buffer for each place among the outputs, a
-    local buffer if its own lane reads it. Waits that earlier waits imply are left out.
+    local buffer if its own lane reads it. Waits that earlier waits imply are left out. Views of
+    arguments and parts of results are buffers with an offset, declared by Slice and Merge.
     """
     graph = pg.graph
     places = _places(pg, recording)
     waits, recorded = _events(pg, recording, places, lanes)
     buffers = _Buffers(pg, places)
-    instructions: list[Instruction] = []
+    instructions: list[Instruction] = [*buffers.slices()]
     for decision in recording.decisions:
         region = pg.regions[decision.region]
         instructions += [Wait(recorded[p], decision.lane) for p in waits.get(region.id, ())]
@@ -43,7 +54,7 @@ def build_plan(
                 region.id,
                 region.name,
                 decision.lane,
-                decision.nano,
+                region.nano,
                 tuple(buffers.read_by(v, region.id) for v in region.inputs),
                 tuple(b for v in region.outputs for b in buffers.written_for(v)),
                 replace,
@@ -51,6 +62,7 @@ def build_plan(
         )
         if region.id in recorded:
             instructions.append(Record(recorded[region.id], decision.lane))
+    instructions += buffers.merges()
     used = [b for b in buffers.all if b.kind == "scratch"]
     accesses: dict[int, list[int]] = {b.id: [] for b in used}
     for number, instruction in enumerate(instructions):
@@ -62,11 +74,11 @@ def build_plan(
         [Request(b.id, b.bytes, tuple(accesses[b.id])) for b in used], HappensBefore(instructions)
     )
     final = tuple(b if b.kind != "scratch" else _with_offset(b, offsets[b.id]) for b in buffers.all)
-    copied = sum(b.bytes for b in final if b.kind == "result")
+    copied = sum(b.bytes for b in final if b.kind == "result" and b.id not in buffers.joined)
     copied += sum(b.bytes * (1 + len(buffers.reader_lanes[b.value])) for b in used)
     notes = []
     made = pg.producer_region()
-    passed = [i for i, v in enumerate(graph.outputs) if v not in made]
+    passed = [i for i, v in enumerate(graph.outputs) if v in graph.inputs and v not in made]
     if passed:
         notes.append(f"outputs {passed} are inputs returned as they are; no lane touches them")
     return Plan(
@@ -138,11 +150,21 @@ class _Buffers:
         self.reader_lanes: dict[int, set[int]] = {}
         self._by_kind: dict[tuple[str, int], int] = {}
         self._written: dict[int, list[int]] = {}
+        self.joined: dict[int, Join] = {}  # by whole result buffer
         graph = pg.graph
         used = {v for region in pg.regions for v in region.inputs}
+        used |= {graph.inputs[view.input] for view in graph.views if view.value in used}
         for index, value in enumerate(graph.inputs):
             if value in used:
                 self._add("arg", value, index)
+        for view in graph.views:
+            if view.value in used:
+                self._add("arg", view.value, view.input, view.offset, view.nano)
+        joins = {join.value: join for join in graph.joins}
+        for index, value in enumerate(graph.outputs):
+            if value in joins:
+                self.joined[len(self.all)] = joins[value]
+                self._add("result", value, index)
         readers: dict[int, list[int]] = {}
         for region in pg.regions:
             for value in region.inputs:
@@ -155,24 +177,58 @@ class _Buffers:
                 crossing = {p.lane for p in inner if p.lane != me.lane}
                 self.reader_lanes[value] = crossing
                 if any(p.lane == me.lane for p in inner):
-                    self._add("local", value)
+                    self._add("local", value, nano=region.nano)
                 if crossing:
-                    self._add("scratch", value)
+                    self._add("scratch", value, nano=region.nano)
                 if len(inner) < len(there):
-                    self._add("stage", value)
+                    self._add("stage", value, nano=region.nano)
                 for index, output in enumerate(graph.outputs):
                     if output == value:
-                        self._add("result", value, index)
+                        self._add("result", value, index, nano=region.nano)
+                    elif output in joins and value in joins[output].parts:
+                        join = joins[output]
+                        offset = join.offsets[join.parts.index(value)]
+                        self._add("result", value, index, offset, region.nano)
 
-    def _add(self, kind: str, value: int, index: int = -1) -> None:
+    def _add(self, kind: str, value: int, index: int = -1, offset: int = -1, nano: int = 0) -> None:
         v = self.pg.graph.values[value]
         number = len(self.all)
         self.all.append(
-            PlanBuffer(number, kind, value, 0, v.shape, v.dtype, v.bytes, index)  # type: ignore[arg-type]
+            PlanBuffer(number, kind, value, nano, v.shape, v.dtype, v.bytes, index, offset)  # type: ignore[arg-type]
         )
         self._by_kind.setdefault((kind, value), number)
         if kind != "arg":
             self._written.setdefault(value, []).append(number)
+
+    def slices(self) -> list[Slice]:
+        """Where the views among the arguments lie."""
+        views = {view.value: view for view in self.pg.graph.views}
+        return [
+            Slice(
+                self._by_kind["arg", self.pg.graph.inputs[b.index]], b.id, view.axis, view.start,
+                view.stop, view.nano,
+            )
+            for b in self.all
+            if b.kind == "arg" and (view := views.get(b.value)) is not None
+        ]  # fmt: skip
+
+    def merges(self) -> list[Merge]:
+        """Where the parts of joined results lie."""
+        return [
+            Merge(
+                tuple(
+                    next(
+                        b.id
+                        for b in self.all
+                        if (b.kind, b.value, b.index) == ("result", part, self.all[whole].index)
+                    )
+                    for part in join.parts
+                ),
+                whole,
+                join.axis,
+            )
+            for whole, join in self.joined.items()
+        ]
 
     def written_for(self, value: int) -> list[int]:
         """Buffers that the producer of a value writes."""

@@ -13,7 +13,7 @@ import msgspec
 
 from dynaflow_xla.errors import PlanError
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 """Version of the plan format, apart from the package version."""
 
 BufferKind = Literal["arg", "result", "scratch", "local", "stage"]
@@ -31,7 +31,8 @@ class PlanBuffer(msgspec.Struct, frozen=True):
         nano: Nano-batch the value belongs to (0 when the batch is not split).
         shape, dtype, bytes: As in the graph.
         index: Argument or result number for ``arg`` and ``result``, else -1.
-        offset: Byte offset in scratch for ``scratch``, else -1.
+        offset: Byte offset in scratch for ``scratch``; where a nano-batch begins within the argument
+            or result for a part of one (see ``Slice``, ``Merge``); else -1.
     """
 
     id: int
@@ -76,7 +77,10 @@ class Wait(msgspec.Struct, frozen=True, tag="wait"):
 
 
 class Slice(msgspec.Struct, frozen=True, tag="slice"):
-    """Buffer ``out`` is rows ``start:stop`` of buffer ``src`` along ``axis``, for nano-batch ``nano``."""
+    """Buffer ``out`` is rows ``start:stop`` of argument ``src`` along ``axis``, where they lie.
+
+    It costs nothing and belongs to no lane; slices come before all else.
+    """
 
     src: int
     out: int
@@ -84,18 +88,18 @@ class Slice(msgspec.Struct, frozen=True, tag="slice"):
     start: int
     stop: int
     nano: int
-    lane: int
 
 
 class Merge(msgspec.Struct, frozen=True, tag="merge"):
-    """Buffer ``out`` is made of ``srcs`` along ``axis`` (``how="concat"``), or their weighted sum or mean."""
+    """Result ``out`` is its ``srcs`` one after another along ``axis``, written where they belong.
+
+    It costs nothing and belongs to no lane; merges come after all else. What cannot be put together
+    in place (sums, means, inner axes) is a region of its own.
+    """
 
     srcs: tuple[int, ...]
     out: int
     axis: int
-    how: Literal["concat", "sum", "mean"]
-    weights: tuple[float, ...]
-    lane: int
 
 
 Instruction = Launch | Record | Wait | Slice | Merge

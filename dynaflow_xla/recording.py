@@ -11,11 +11,14 @@ from dynaflow_xla.ir import Source
 
 @dataclass(frozen=True)
 class Decision:
-    """One ``execute``: region, lane (-1 for an outer region), nano-batch, replacement, user's line."""
+    """One ``execute``: region, lane (-1 for an outer region), replacement, user's line.
+
+    ``group``: regions run as one batch, ``region`` the first of them; () for one alone.
+    """
 
     region: int
     lane: int
-    nano: int = 0
+    group: tuple[int, ...] = ()
     replace: Callable[..., Any] | None = None
     source: Source | None = None
 

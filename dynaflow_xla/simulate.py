@@ -172,6 +172,8 @@ class _Run:
         if isinstance(instruction, Launch) and instruction.lane < 0:
             self._outer(instruction)
             return
+        if isinstance(instruction, Slice | Merge):
+            return  # they say where bytes lie and take no time
         lane = instruction.lane
         if lane not in self._clock:
             self._clock[lane] = self._stage_start + self.launch
@@ -183,10 +185,8 @@ class _Run:
             )
             last = self._last.get(lane, -1)
             self._recorded[instruction.event] = (self._clock[lane], last, name, lane)
-        elif isinstance(instruction, Wait):
-            self._wait(instruction)
         else:
-            self._cut(instruction)
+            self._wait(instruction)
 
     def _copies(self, size: int) -> int:
         return round(size / self.bytes_per_ns)
@@ -244,11 +244,6 @@ class _Run:
             wait.lane, f"wait for {name!r}", "wait", length,
             reason=f"waits for {name!r} on lane {lane}", after=(span,) if span >= 0 else (),
         )  # fmt: skip
-
-    def _cut(self, instruction: Slice | Merge) -> None:
-        if instruction.lane >= 0:
-            what = "slice" if isinstance(instruction, Slice) else "merge"
-            self._copy(instruction.lane, what, self.plan.buffers[instruction.out].bytes)
 
     def _outer(self, launch: Launch) -> None:
         self.end_stage()

@@ -16,7 +16,7 @@ def validate(plan: Plan, pg: PartitionedGraph) -> None:
     on no lane; every event is recorded once, and before its waits; every read is ordered after its
     write in every run; buffers match their values, scratch is aligned and in bounds, and two
     buffers share bytes only if all accesses of one happen before all of the other; every output is
-    written exactly once.
+    written exactly once, its parts leaving no gap and no overlap.
 
     Raises:
         PlanError: naming the first offending instructions, regions and buffer.
@@ -31,6 +31,21 @@ class _Validator:
         self.launch_of: dict[int, int] = {}
         self.writer: dict[int, int] = {}
         self.accesses: dict[int, list[int]] = {}
+        graph = pg.graph
+        self.viewed = {view.value: {(view.input, view.offset)} for view in graph.views}
+        self.joined: dict[int, set[tuple[int, int]]] = {}
+        for join in graph.joins:
+            for index, output in enumerate(graph.outputs):
+                if output == join.value:
+                    for part, offset in zip(join.parts, join.offsets, strict=True):
+                        self.joined.setdefault(part, set()).add((index, offset))
+
+    @staticmethod
+    def _places(
+        value: int, whole: tuple[int, ...], parts: dict[int, set[tuple[int, int]]]
+    ) -> set[tuple[int, int]]:
+        """Argument or result numbers and offsets that hold a value; offset -1 is all of it."""
+        return {(i, -1) for i, v in enumerate(whole) if v == value} | parts.get(value, set())
 
     def run(self) -> None:
         plan = self.plan
@@ -40,6 +55,7 @@ class _Validator:
             raise PlanError(f"a plan needs at least one lane; got {plan.lanes}")
         self._buffers()
         self._instructions()
+        self._cuts()
         self._regions()
         before = HappensBefore(plan.instructions)
         self._reads(before)
@@ -52,7 +68,10 @@ class _Validator:
             return (
                 f"instruction {number} (launch of {instruction.name!r} on lane {instruction.lane})"
             )
-        return f"instruction {number} ({type(instruction).__name__.lower()} on lane {instruction.lane})"
+        kind = type(instruction).__name__.lower()
+        if isinstance(instruction, Slice | Merge):
+            return f"instruction {number} ({kind} to buffer {instruction.out})"
+        return f"instruction {number} ({kind} on lane {instruction.lane})"
 
     def _buffers(self) -> None:
         graph = self.pg.graph
@@ -72,18 +91,19 @@ class _Validator:
                     f"{what} must be {value.type_str()} of {value.bytes} bytes; got "
                     f"{buffer.dtype}{list(buffer.shape)} of {buffer.bytes}"
                 )
-            if buffer.kind == "arg" and not (
-                0 <= buffer.index < len(graph.inputs) and graph.inputs[buffer.index] == buffer.value
+            if buffer.kind == "arg" and (buffer.index, buffer.offset) not in self._places(
+                buffer.value, graph.inputs, self.viewed
             ):
                 raise PlanError(
-                    f"{what} is argument {buffer.index}, which is not value {buffer.value}"
+                    f"{what} is argument {buffer.index} at {buffer.offset}, which is not value "
+                    f"{buffer.value}"
                 )
-            if buffer.kind == "result" and not (
-                0 <= buffer.index < len(graph.outputs)
-                and graph.outputs[buffer.index] == buffer.value
+            if buffer.kind == "result" and (buffer.index, buffer.offset) not in self._places(
+                buffer.value, graph.outputs, self.joined
             ):
                 raise PlanError(
-                    f"{what} is result {buffer.index}, which is not value {buffer.value}"
+                    f"{what} is result {buffer.index} at {buffer.offset}, which is not value "
+                    f"{buffer.value}"
                 )
             if buffer.kind == "scratch" and (
                 buffer.offset < 0
@@ -102,9 +122,7 @@ class _Validator:
         for number, instruction in enumerate(plan.instructions):
             what = self._describe(number)
             if isinstance(instruction, Slice | Merge):
-                raise PlanError(
-                    f"{what}: plans with split batches are not validated by this version"
-                )
+                continue
             if isinstance(instruction, Launch):
                 if not 0 <= instruction.region < len(regions):
                     raise PlanError(f"{what}: there is no region {instruction.region}")
@@ -142,6 +160,62 @@ class _Validator:
                     f"{what}: event {instruction.event} is waited for before it is recorded; lanes "
                     "could wait for each other for ever"
                 )
+
+    def _cuts(self) -> None:
+        """Views and parts are declared by the graph's own slices and merges, which leave no gap."""
+        plan, graph = self.plan, self.pg.graph
+        views = {view.value: view for view in graph.views}
+        declared: set[int] = set()
+        first = next((n for n, i in enumerate(plan.instructions) if not isinstance(i, Slice)), 0)
+        merges = sum(isinstance(i, Merge) for i in plan.instructions)
+        for number, instruction in enumerate(plan.instructions):
+            if not isinstance(instruction, Slice | Merge):
+                continue
+            what = self._describe(number)
+            sources = (instruction.src,) if isinstance(instruction, Slice) else instruction.srcs
+            for number_of in (*sources, instruction.out):
+                if not 0 <= number_of < len(plan.buffers):
+                    raise PlanError(f"{what}: there is no buffer {number_of}")
+            if instruction.out in declared:
+                raise PlanError(f"{what} declares its buffer a second time")
+            declared.add(instruction.out)
+            out = plan.buffers[instruction.out]
+            if isinstance(instruction, Slice):
+                view = views.get(out.value)
+                want = view and (view.axis, view.start, view.stop, view.nano)
+                got = (instruction.axis, instruction.start, instruction.stop, instruction.nano)
+                src = plan.buffers[instruction.src]
+                if number > first or want != got or (src.kind, src.index, src.offset) != (
+                    "arg", out.index, -1
+                ):  # fmt: skip
+                    raise PlanError(f"{what} is not a slice of the graph, at the plan's beginning")
+            else:
+                self._tiles(what, instruction, out)
+                if number < len(plan.instructions) - merges:
+                    raise PlanError(f"{what} must come after all launches")
+        for buffer in plan.buffers:
+            if buffer.kind == "arg" and buffer.offset >= 0 and buffer.id not in declared:
+                raise PlanError(
+                    f"{self._name(buffer)} is part of an argument, but no slice says so"
+                )
+        for index, value in enumerate(graph.outputs):
+            if any(join.value == value for join in graph.joins) and not any(
+                plan.buffers[b].index == index for b in declared if plan.buffers[b].kind == "result"
+            ):
+                raise PlanError(f"output {index} (value {value}) has parts, but no merge")
+
+    def _tiles(self, what: str, merge: Merge, out: PlanBuffer) -> None:
+        end = 0
+        for number in merge.srcs:
+            part = self.plan.buffers[number]
+            if (part.kind, part.index, part.offset) != ("result", out.index, end):
+                raise PlanError(
+                    f"{what}: {self._name(part)} must begin at byte {end} of result {out.index}; it "
+                    f"is {part.kind} {part.index} at {part.offset}"
+                )
+            end += part.bytes
+        if end != out.bytes or (out.kind, out.offset) != ("result", -1):
+            raise PlanError(f"{what}: its parts end at byte {end} of {out.bytes}")
 
     def _regions(self) -> None:
         for region in self.pg.regions:
@@ -203,8 +277,9 @@ class _Validator:
         between = any(
             isinstance(i, Launch) and i.lane < 0 for i in self.plan.instructions[write : number + 1]
         )
-        inside = not between and writer.lane >= 0
-        same_lane = inside and writer.lane == launch.lane
+        lane = writer.lane if isinstance(writer, Launch) else -1
+        inside = not between and lane >= 0
+        same_lane = inside and lane == launch.lane
         kinds = {"local": same_lane, "scratch": inside and not same_lane, "stage": not inside}
         if not kinds.get(buffer.kind, False):
             raise PlanError(
@@ -217,10 +292,16 @@ class _Validator:
 
     def _outputs(self) -> None:
         made = self.pg.producer_region()
-        have = {b.index for b in self.plan.buffers if b.kind == "result" and b.id in self.writer}
+        have = {
+            (b.index, b.value)
+            for b in self.plan.buffers
+            if b.kind == "result" and b.id in self.writer
+        }
+        joins = {join.value: join.parts for join in self.pg.graph.joins}
         for index, value in enumerate(self.pg.graph.outputs):
-            if value in made and index not in have:
-                raise PlanError(f"output {index} (value {value}) is never written")
+            for part in joins.get(value, (value,) if value in made else ()):
+                if (index, part) not in have:
+                    raise PlanError(f"output {index} (value {part}) is never written")
 
     def _overlaps(self, before: HappensBefore) -> None:
         scratch = sorted(

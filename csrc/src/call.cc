@@ -42,9 +42,9 @@ void* Call::BufferData(int id) const {
   const BufferDesc& b = program_.buffers()[static_cast<size_t>(id)];
   switch (b.kind) {
     case BufferKind::kArg:
-      return args_[b.index];
+      return static_cast<char*>(args_[b.index]) + b.offset;
     case BufferKind::kResult:
-      return results_[b.index];
+      return static_cast<char*>(results_[b.index]) + b.offset;
     case BufferKind::kScratch:
       break;
   }
@@ -57,11 +57,15 @@ Buffer Call::GetBuffer(int id) const {
                 b.dims.data()};
 }
 
-void Call::Fail(const std::string& message) {
+void Call::Fail(std::string_view message) noexcept {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (failed_.load(std::memory_order_relaxed)) return;
-    error_ = message;
+    try {
+      error_ = message;
+    } catch (const std::bad_alloc&) {
+      error_ = kOutOfMemory;
+    }
     failed_.store(true, std::memory_order_release);
   }
   for (int e = 0; e < program_.n_events(); ++e) events_[static_cast<size_t>(e)].Abort();
@@ -106,10 +110,14 @@ void Call::WaitAllLanes() {
   }
 }
 
-void Call::Trace(int id, int lane, int64_t t0_ns, int64_t t1_ns) {
+void Call::Trace(int id, int lane, int64_t t0_ns, int64_t t1_ns) noexcept {
   if (!profile_) return;
-  std::lock_guard<std::mutex> lock(mutex_);
-  trace_.push_back({id, lane, t0_ns, t1_ns});
+  try {
+    std::lock_guard<std::mutex> lock(mutex_);
+    trace_.push_back({id, lane, t0_ns, t1_ns});
+  } catch (const std::bad_alloc&) {
+    Fail("no memory for the records of a profiled call");
+  }
 }
 
 std::vector<TraceRecord> Call::TakeTrace() {

@@ -4,11 +4,12 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <exception>
+#include <list>
 #include <mutex>
 #include <new>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -40,6 +41,10 @@ struct Ticket {
   Ticket& operator=(const Ticket&) = delete;
 };
 
+// A queue and its entries. An entry is made before the call is put in any queue, and then moved
+// between lists: from there on nothing can fail for want of memory.
+using Queue = std::list<std::shared_ptr<Ticket>>;
+
 class HostLane : public Lane {
  public:
   explicit HostLane(int index) : Lane(index) {}
@@ -49,10 +54,11 @@ class HostLane : public Lane {
     thread_ = std::thread([this] { Loop(); });
   }
 
-  void Push(std::shared_ptr<Ticket> ticket) {
+  // Moves the first of `entries` to the end of the queue.
+  void Push(Queue& entries) noexcept {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      queue_.push_back(std::move(ticket));
+      queue_.splice(queue_.end(), entries, entries.begin());
       size_.store(queue_.size(), std::memory_order_release);
     }
     wake_.notify_one();
@@ -75,21 +81,20 @@ class HostLane : public Lane {
 
  private:
   void Loop() {
+    in_lane = true;  // before the hook: it must not run the engine either
     if (thread_start_hook != nullptr) thread_start_hook(index());
-    in_lane = true;
     for (;;) {
-      std::shared_ptr<Ticket> ticket;
+      Queue mine;
       // Calls often come in a row: a short spin saves the wake-up, which costs tens of us.
       SpinUntil([this] { return size_.load(std::memory_order_acquire) != 0; });
       {
         std::unique_lock<std::mutex> lock(mutex_);
         wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
         if (queue_.empty()) break;
-        ticket = std::move(queue_.front());
-        queue_.pop_front();
+        mine.splice(mine.begin(), queue_, queue_.begin());
         size_.store(queue_.size() + (stop_ ? 1 : 0), std::memory_order_release);
       }
-      RunLane(*this, *ticket->call);
+      RunLane(*this, *mine.front()->call);
     }
     if (thread_exit_hook != nullptr) thread_exit_hook(index());
   }
@@ -97,7 +102,7 @@ class HostLane : public Lane {
   std::thread thread_;
   std::mutex mutex_;  // guards queue_ and stop_
   std::condition_variable wake_;
-  std::deque<std::shared_ptr<Ticket>> queue_;
+  Queue queue_;
   std::atomic<size_t> size_{0};
   bool stop_ = false;
   int kept_off_ = -1;
@@ -122,6 +127,16 @@ class BufferList {
   std::vector<Buffer> large_;
 };
 
+void FailStep(Call& call, const LaunchDesc& launch, std::string_view how,
+              std::string_view why) noexcept {
+  try {
+    std::string text = "step '" + launch.name + "'";
+    call.Fail(text.append(how).append(why));
+  } catch (const std::bad_alloc&) {
+    call.Fail(kOutOfMemory);
+  }
+}
+
 void RunLaunch(Lane& lane, Call& call, const LaunchDesc& launch, BufferList& ins,
                BufferList& outs) {
   try {
@@ -129,13 +144,13 @@ void RunLaunch(Lane& lane, Call& call, const LaunchDesc& launch, BufferList& ins
         launch.launcher.fn(launch.launcher.user.get(), ins.Resolve(call, launch.ins),
                            static_cast<int>(launch.ins.size()), outs.Resolve(call, launch.outs),
                            static_cast<int>(launch.outs.size()), &lane);
-    if (status != 0) {
-      call.Fail("step '" + launch.name + "' failed with status " + std::to_string(status));
+    if (status != 0 && !call.failed()) {
+      FailStep(call, launch, " failed with status ", std::to_string(status));
     }
   } catch (const std::exception& e) {
-    call.Fail("step '" + launch.name + "': " + e.what());
+    FailStep(call, launch, ": ", e.what());
   } catch (...) {
-    call.Fail("step '" + launch.name + "' threw something that is no std::exception");
+    FailStep(call, launch, " threw something that is no std::exception", "");
   }
 }
 
@@ -162,7 +177,7 @@ void RunLane(Lane& lane, Call& call) noexcept {
     const LaunchDesc& launch = program.launches()[static_cast<size_t>(instr.a)];
     if (call.IsLaneDone(lane.index())) {
       // The caller may have its buffers back already: this step must not see them.
-      call.Fail("step '" + launch.name + "' comes after its lane was said to be done");
+      FailStep(call, launch, " comes after its lane was said to be done", "");
       break;
     }
     RunLaunch(lane, call, launch, ins, outs);
@@ -224,12 +239,17 @@ bool Engine::forked() const { return getpid() != impl_->pid; }
 
 Engine::Result Engine::Run(const std::shared_ptr<const Program>& program, void* const* args,
                            void* const* results, bool profile) {
-  Result result;
-  auto refuse = [&result](std::string why) {
-    result.ok = false;
-    result.error = std::move(why);
-    return result;
-  };
+  try {
+    return RunOrThrow(program, args, results, profile);
+  } catch (const std::bad_alloc&) {
+    return Result{false, kOutOfMemory, {}};
+  }
+}
+
+// Throws std::bad_alloc only while no lane has heard of the call.
+Engine::Result Engine::RunOrThrow(const std::shared_ptr<const Program>& program, void* const* args,
+                                  void* const* results, bool profile) {
+  auto refuse = [](std::string why) { return Result{false, std::move(why), {}}; };
   if (forked()) return refuse("process was forked after the engine started");
   if (in_lane) return refuse("a step of a plan called the engine: nested runs would deadlock");
   if (program == nullptr) return refuse("there is no program to run");
@@ -242,11 +262,13 @@ Engine::Result Engine::Run(const std::shared_ptr<const Program>& program, void* 
                   " arguments and " + std::to_string(program->n_results()) +
                   " results; got a null list");
   }
-  if (program->used_lanes().empty()) return result;
+  if (program->used_lanes().empty()) return Result{};
 
   std::shared_ptr<Ticket> ticket;
+  Queue entries;
   try {
     ticket = std::make_shared<Ticket>(program);
+    entries.resize(program->used_lanes().size(), ticket);
   } catch (const std::bad_alloc&) {
     return refuse("no memory for a call of '" + program->name() + "', which needs " +
                   std::to_string(program->scratch_bytes()) + " bytes of scratch");
@@ -266,7 +288,7 @@ Engine::Result Engine::Run(const std::shared_ptr<const Program>& program, void* 
     for (int lane : program->used_lanes()) {
       if (lane == 0) continue;
       if (uses_caller) impl_->lanes[lane]->KeepOffCaller();
-      impl_->lanes[lane]->Push(ticket);
+      impl_->lanes[lane]->Push(entries);
     }
     if (uses_caller) mine = impl_->next_ticket++;
   }
@@ -285,9 +307,12 @@ Engine::Result Engine::Run(const std::shared_ptr<const Program>& program, void* 
     impl_->turn.notify_all();
   }
   call.WaitAllLanes();
-  if (call.failed()) {
-    result.ok = false;
-    result.error = call.error();
+  Result result;
+  result.ok = !call.failed();
+  try {
+    if (!result.ok) result.error = call.error();
+  } catch (const std::bad_alloc&) {
+    result.error = kOutOfMemory;
   }
   if (profile) result.trace = call.TakeTrace();
   {

@@ -83,10 +83,11 @@ std::string Program::Finish() {
   for (size_t i = 0; i < buffers_.size(); ++i) {
     const BufferDesc& b = buffers_[i];
     bool ok = b.bytes >= 0;
+    ok = ok && b.offset >= 0;
     if (b.kind == BufferKind::kArg) ok = ok && b.index >= 0 && b.index < n_args_;
     if (b.kind == BufferKind::kResult) ok = ok && b.index >= 0 && b.index < n_results_;
     if (b.kind == BufferKind::kScratch) {
-      ok = ok && b.offset >= 0 && b.offset % 64 == 0 && b.bytes <= scratch_bytes_ - b.offset;
+      ok = ok && b.offset % 64 == 0 && b.bytes <= scratch_bytes_ - b.offset;
     }
     if (!ok) return name_ + ": buffer " + std::to_string(i) + " is out of range";
   }

@@ -1,86 +1,17 @@
-#define DOCTEST_CONFIG_IMPLEMENT
-#include "dfx/engine.h"
-
+// What a program computes and which programs run, one engine for all tests.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <cstdio>
-#include <cstring>
-#include <functional>
-#include <memory>
 #include <random>
 #include <stdexcept>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "dfx/call.h"
-#include "dfx/lane.h"
-#include "dfx/program.h"
+#include "support.h"
 
-namespace {
-
-using dfx::Buffer;
-using dfx::BufferDesc;
-using dfx::BufferKind;
-using dfx::Engine;
-using dfx::Lane;
-using dfx::LaunchDesc;
-using dfx::Launcher;
-using dfx::Program;
-
-using Step = std::function<int(const Buffer*, int, Buffer*, int, Lane*)>;
-
-int CallStep(void* user, const Buffer* ins, int n_ins, Buffer* outs, int n_outs, Lane* lane) {
-  return (*static_cast<Step*>(user))(ins, n_ins, outs, n_outs, lane);
-}
-
-LaunchDesc MakeLaunch(const std::string& name, Step step, std::vector<int32_t> ins = {},
-                      std::vector<int32_t> outs = {}) {
-  return LaunchDesc{name, Launcher{&CallStep, std::make_shared<Step>(std::move(step))},
-                    std::move(ins), std::move(outs)};
-}
-
-int64_t& At(const Buffer& buffer) { return *static_cast<int64_t*>(buffer.data); }
-
-int Nothing(const Buffer*, int, Buffer*, int, Lane*) { return 0; }
-
-// arg a, result r: lane 1 doubles a into scratch, lane 0 waits for it and adds one.
-std::shared_ptr<Program> TwoLanes(const std::function<void()>& in_first = [] {}) {
-  auto p = std::make_shared<Program>(2, 1, 1, 1, 64, "two lanes");
-  const int a = p->AddBuffer({BufferKind::kArg, 0, 0, 8, 0, {1}});
-  const int r = p->AddBuffer({BufferKind::kResult, 0, 0, 8, 0, {1}});
-  const int s = p->AddBuffer({BufferKind::kScratch, -1, 0, 8, 0, {1}});
-  p->AddLaunch(1, MakeLaunch("double",
-                             [in_first](const Buffer* in, int, Buffer* out, int, Lane*) {
-                               in_first();
-                               At(out[0]) = 2 * At(in[0]);
-                               return 0;
-                             },
-                             {a}, {s}));
-  p->AddRecord(1, 0);
-  p->AddWait(0, 0);
-  p->AddLaunch(0, MakeLaunch("increment",
-                             [](const Buffer* in, int, Buffer* out, int, Lane*) {
-                               At(out[0]) = At(in[0]) + 1;
-                               return 0;
-                             },
-                             {s}, {r}));
-  return p;
-}
-
-Engine::Result RunOne(const std::shared_ptr<Program>& program, int64_t in, int64_t* out,
-                      bool profile = false) {
-  void* args[] = {&in};
-  void* results[] = {out};
-  return Engine::Get().Run(program, args, results, profile);
-}
-
-}  // namespace
+using namespace dfx_test;  // NOLINT
 
 TEST_CASE("values cross lanes in order") {
   auto program = TwoLanes();
@@ -319,24 +250,3 @@ TEST_CASE("a forked child gets an error") {
   CHECK(status == 0);
 }
 #endif
-
-int main(int argc, char** argv) {
-  alarm(240);  // a deadlock ends the process instead of the day
-  doctest::Context context(argc, argv);
-  const int status = context.run();
-  if (context.shouldExit()) return status;
-  // Shutdown is final for the process, so it is tested after all else.
-  auto slow = TwoLanes([] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); });
-  bool ok = slow->Finish().empty();
-  std::thread busy([&] {
-    int64_t out = 0;
-    ok = ok && RunOne(slow, 4, &out).ok && out == 9;
-  });
-  while (Engine::Get().live_calls() == 0) std::this_thread::yield();
-  Engine::Get().Shutdown();
-  busy.join();
-  int64_t out = 0;
-  ok = ok && !RunOne(slow, 1, &out).ok && Engine::Get().n_threads() == 0;
-  if (!ok) std::fprintf(stderr, "shutdown test failed\n");
-  return ok ? status : 1;
-}

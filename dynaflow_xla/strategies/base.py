@@ -6,10 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NoReturn
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir import Graph, PartitionedGraph, Region, Source
+from dynaflow_xla.nano import even_sizes
 from dynaflow_xla.recording import Decision, Recording
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -23,10 +25,12 @@ class Split:
     Attributes:
         count: Number of nano-batches; 1 does not split.
         sizes: Rows of each, or () for as even as possible.
+        assume_separable: The user vouches that rows are independent; nothing is proved or compared.
     """
 
     count: int = 1
     sizes: tuple[int, ...] = ()
+    assume_separable: bool = False
 
     @staticmethod
     def none() -> Split:
@@ -34,18 +38,51 @@ class Split:
         return Split()
 
     @staticmethod
-    def even(count: int) -> Split:
+    def even(count: int, *, assume_separable: bool = False) -> Split:
         """``count`` nano-batches of (nearly) the same size."""
-        if not isinstance(count, int) or count < 1:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise PlanError(f"Split.even takes a count >= 1; got {count!r}")
-        return Split(count)
+        return Split(count, (), assume_separable)
 
     @staticmethod
-    def of_sizes(sizes: Sequence[int]) -> Split:
+    def of_sizes(sizes: Sequence[int], *, assume_separable: bool = False) -> Split:
         """Nano-batches of the given numbers of rows."""
-        if not sizes or any(not isinstance(n, int) or n < 1 for n in sizes):
-            raise PlanError(f"sizes must be positive integers; got {sizes!r}")
-        return Split(len(sizes), tuple(sizes))
+        checked = _row_counts(sizes)
+        return Split(len(checked), checked, assume_separable)
+
+    @staticmethod
+    def balanced(weights: Sequence[float], count: int, *, assume_separable: bool = False) -> Split:
+        """``count`` nano-batches of consecutive rows with (nearly) equal sums of ``weights``.
+
+        Args:
+            weights: One for each row, e.g. its number of tokens; not negative.
+            count: Number of nano-batches, at most the number of rows.
+            assume_separable: As above.
+        """
+        rows = [float(w) for w in weights]
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(rows):
+            raise PlanError(
+                f"Split.balanced takes a count from 1 to the number of rows, {len(rows)}; got {count!r}"
+            )
+        if any(not 0 <= w < float("inf") for w in rows):
+            raise PlanError("Split.balanced takes weights that are finite and not negative")
+        ends = list(accumulate(rows))
+        sizes, start = [], 0
+        for k in range(1, count):
+            # The end nearest to the k-th share that leaves a row for each of the others.
+            most = len(rows) - (count - k)
+            goal = ends[-1] * k / count
+            stop = min(range(start + 1, most + 1), key=lambda n: (abs(ends[n - 1] - goal), n))
+            sizes.append(stop - start)
+            start = stop
+        return Split(count, (*sizes, len(rows) - start), assume_separable)
+
+
+def _row_counts(sizes: Any) -> tuple[int, ...]:
+    given = tuple(sizes) if isinstance(sizes, Iterable) else ()
+    if not given or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in given):
+        raise PlanError(f"sizes must be positive integers; got {sizes!r}")
+    return given
 
 
 @dataclass(frozen=True)
@@ -95,22 +132,26 @@ class Handle:
 
     Attributes:
         region: The region.
-        nano: Nano-batch number.
+        nano: Number of its nano-batch, 0 if the batch is not split or the region runs once for all.
         preds, succs: Ids of the regions it depends on, and that depend on it.
         priority: Estimated nanoseconds from its start to the end of the longest path behind it.
     """
 
     region: Region
-    nano: int
     preds: frozenset[int]
     succs: frozenset[int]
     priority: float
     owner: Recorder = field(repr=False)
 
     @property
+    def nano(self) -> int:
+        """See above."""
+        return self.region.nano
+
+    @property
     def name(self) -> str:
-        """Name of the region."""
-        return self.region.name
+        """Name of the region, the same for every nano-batch."""
+        return self.region.name.removesuffix(f"@{self.region.nano}")
 
     @property
     def tags(self) -> frozenset[str]:
@@ -176,11 +217,12 @@ class Recorder:
             after = max((priority[s] for s in succs[region.id]), default=0.0)
             priority[region.id] = region.cost_ns + after
         self._handles = [
-            Handle(r, 0, frozenset(preds[r.id]), frozenset(succs[r.id]), priority[r.id], self)
+            Handle(r, frozenset(preds[r.id]), frozenset(succs[r.id]), priority[r.id], self)
             for r in pg.regions
         ]
         self._missing = [len(p) for p in preds]
         self._ready = {r.id for r in pg.regions if not preds[r.id]}
+        self._merges = {r.id for r in pg.regions if r.merge}
         self._done: dict[int, Decision] = {}
         self._idle = 0
         self.decisions: list[Decision] = []
@@ -188,23 +230,23 @@ class Recorder:
     @property
     def remaining(self) -> int:
         """Regions not executed yet."""
-        return len(self._handles) - len(self._done)
+        return len(self._handles) - len(self._done.keys() | self._merges)
 
     @property
     def handles(self) -> tuple[Handle, ...]:
-        """Every region, ready or not, in topological order."""
-        return tuple(self._handles)
+        """Every region, ready or not, in topological order; not those that put nano-batches together."""
+        return tuple(h for h in self._handles if not h.region.merge)
 
     def ready(self) -> list[Handle]:
         """Handles of all regions whose inputs are done, in topological order."""
         self._idle += 1
         if self._idle > _MAX_IDLE_READY:
-            names = ", ".join(self._handles[r].name for r in sorted(self._ready))
+            names = ", ".join(self._handles[r].region.name for r in sorted(self._ready))
             self._fail(
                 f"asked for ready regions {_MAX_IDLE_READY} times without executing one; ready are: "
                 f"{names}. Call s.execute(op) for each, or leave the loop"
             )
-        return [self._handles[r] for r in sorted(self._ready)]
+        return [self._handles[r] for r in sorted(self._ready - self._merges)]
 
     def execute(
         self,
@@ -216,20 +258,50 @@ class Recorder:
         """Runs a region on a lane, after all that was executed on that lane before.
 
         Args:
-            handle: From ``ready``.
+            handle: From ``ready``; several, if they are one region of several nano-batches: then they
+                run as one batch.
             lane: 0 to ``lanes`` - 1; ignored for outer regions.
             replace: Another implementation: the region's inputs to its outputs.
 
         Raises:
             PlanError: executed twice, before its inputs, on a lane out of range, ...
         """
-        if isinstance(handle, tuple | list):
-            if len(handle) != 1:
-                self._fail(
-                    "several handles in one execute must be one region of several nano-batches; the "
-                    f"batch is not split, got {', '.join(str(getattr(h, 'name', h)) for h in handle)}"
-                )
-            handle = handle[0]
+        several = tuple(handle) if isinstance(handle, tuple | list) else (handle,)
+        for one in several:
+            self._check(one)
+        handles: tuple[Handle, ...] = several
+        self._check_group(handles)
+        first = handles[0]
+        if not first.outer and (
+            isinstance(lane, bool) or not isinstance(lane, int) or not 0 <= lane < self.lanes
+        ):
+            self._fail(
+                f"region {first.name!r}: lane must be an integer from 0 to {self.lanes - 1}; "
+                f"got {lane!r}"
+            )
+        if replace is not None and not callable(replace):
+            self._fail(f"region {first.name!r}: replace must be a function; got {replace!r}")
+        place = -1 if first.outer else lane
+        group = tuple(h.region.id for h in handles) if len(handles) > 1 else ()
+        self._decide(handles, Decision(first.region.id, place, group, replace, user_line()))
+        # What puts nano-batches together runs where the last of them ran.
+        for merge in sorted(self._ready & self._merges):
+            one = self._handles[merge]
+            self._decide((one,), Decision(merge, max(place, 0), (), None, user_line()))
+
+    def _decide(self, handles: Sequence[Handle], decision: Decision) -> None:
+        self._idle = 0
+        self.decisions.append(decision)
+        for handle in handles:
+            self._done[handle.region.id] = decision
+            self._ready.discard(handle.region.id)
+            for succ in handle.succs:
+                self._missing[succ] -= 1
+                if self._missing[succ] == 0:
+                    self._ready.add(succ)
+
+    def _check(self, handle: Any) -> None:
+        """That a handle may be executed now."""
         if not isinstance(handle, Handle):
             self._fail(f"execute takes a handle from s.ready(); got {handle!r}")
         if handle.owner is not self:
@@ -237,33 +309,60 @@ class Recorder:
         region = handle.region
         if region.id in self._done:
             first = self._done[region.id]
-            self._fail(f"region {handle.name!r} is executed twice (first at {first.source})")
+            self._fail(f"region {region.name!r} is executed twice (first at {first.source})")
         if region.id not in self._ready:
-            waiting = [self._handles[p].name for p in sorted(handle.preds) if p not in self._done]
+            waiting = [
+                self._handles[p].region.name for p in sorted(handle.preds) if p not in self._done
+            ]
             self._fail(
-                f"region {handle.name!r} is executed before its inputs are done: {', '.join(waiting)}"
+                f"region {region.name!r} is executed before its inputs are done: {', '.join(waiting)}"
             )
-        if not region.outer and (
-            isinstance(lane, bool) or not isinstance(lane, int) or not 0 <= lane < self.lanes
-        ):
+
+    def _check_group(self, handles: Sequence[Handle]) -> None:
+        """That several handles are one region of several nano-batches."""
+        names = ", ".join(h.region.name for h in handles)
+        if not handles or len({h.name for h in handles}) > 1 or len({h.nano for h in handles}) < len(
+            handles
+        ):  # fmt: skip
             self._fail(
-                f"region {handle.name!r}: lane must be an integer from 0 to {self.lanes - 1}; "
-                f"got {lane!r}"
+                "several handles in one execute must be one region of several nano-batches; "
+                f"got {names or 'none'}"
             )
-        if replace is not None and not callable(replace):
-            self._fail(f"region {handle.name!r}: replace must be a function; got {replace!r}")
-        decision = Decision(region.id, -1 if region.outer else lane, 0, replace, user_line())
-        self._idle = 0
-        self.decisions.append(decision)
-        self._done[region.id] = decision
-        self._ready.discard(region.id)
-        for succ in handle.succs:
-            self._missing[succ] -= 1
-            if self._missing[succ] == 0:
-                self._ready.add(succ)
+        if len(handles) > 1 and handles[0].outer:
+            self._fail(f"{names} stay in the outer program and cannot run as one batch")
 
     def _fail(self, what: str) -> NoReturn:
         raise PlanError(f"strategy {self._strategy!r}: {what} (at {user_line()})")
+
+
+def sizes_of(strategy: Strategy, context: Context) -> tuple[tuple[int, ...], Split]:
+    """Rows of each nano-batch that a strategy asks for, () if it does not split; and its Split.
+
+    Raises:
+        PlanError: there is no batch, or the sizes do not make up the batch.
+    """
+    split = strategy.split(context)
+    if not isinstance(split, Split):
+        raise PlanError(f"strategy {strategy!r}: split must return a dfx.Split; got {split!r}")
+    if split.count == 1 and not split.sizes:
+        return (), split
+    batch = context.batch_size
+    if batch is None:
+        raise PlanError(
+            f"strategy {strategy!r} asks for {split.count} nano-batches, so schedule must know the "
+            "batch: pass in_axes (as for jax.vmap), e.g. schedule(f, strategy, in_axes=(None, 0))"
+        )
+    if split.count > batch:
+        raise PlanError(
+            f"strategy {strategy!r} asks for {split.count} nano-batches; the batch has {batch} rows"
+        )
+    sizes = split.sizes or even_sizes(batch, split.count)
+    if sum(sizes) != batch:
+        raise PlanError(
+            f"strategy {strategy!r}: nano-batches of {list(sizes)} rows must make up the batch of "
+            f"{batch}; they have {sum(sizes)}"
+        )
+    return (sizes if len(sizes) > 1 else ()), split
 
 
 def record(strategy: Strategy, pg: PartitionedGraph, context: Context) -> Recording:
@@ -275,19 +374,11 @@ def record(strategy: Strategy, pg: PartitionedGraph, context: Context) -> Record
     """
     if not isinstance(strategy, Strategy):
         raise PlanError(f"a strategy must be a dynaflow_xla.Strategy; got {strategy!r}")
-    split = strategy.split(context)
-    if not isinstance(split, Split):
-        raise PlanError(f"strategy {strategy!r}: split must return a dfx.Split; got {split!r}")
-    if split.count != 1:
-        raise PlanError(
-            f"strategy {strategy!r} asks for {split.count} nano-batches; splitting the batch is not "
-            "in this version: return dfx.Split.none()"
-        )
     recorder = Recorder(pg, context, strategy)
     strategy.schedule(recorder)
     if recorder.remaining:
-        names = [h.name for h in recorder.handles if h.region.id not in recorder._done]
-        where = pg.regions[next(h.region.id for h in recorder.handles if h.name == names[0])].source
+        left = [h.region for h in recorder.handles if h.region.id not in recorder._done]
+        names, where = [region.name for region in left], left[0].source
         raise PlanError(
             f"strategy {strategy!r} forgot {len(names)} of {len(pg.regions)} regions: "
             f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''} (the first is from {where}). "

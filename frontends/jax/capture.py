@@ -62,9 +62,8 @@ def outer_reason(eqn: Any) -> str:
     if name in costs.COLLECTIVES:
         return "communicates between devices"
     if name in costs.OUTER_CALLS:
-        return {"dfx_call": "is scheduled already", "device_put": "places data"}.get(
-            name, "runs on several devices"
-        )
+        scheduled = dict.fromkeys(("dfx_call", "dfx_program"), "is scheduled already")
+        return {**scheduled, "device_put": "places data"}.get(name, "runs on several devices")
     for inner in jcore.jaxprs_in_params(eqn.params):
         for inner_eqn in inner.eqns:
             if reason := outer_reason(inner_eqn):

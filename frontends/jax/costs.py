@@ -41,7 +41,7 @@ COLLECTIVES = frozenset(
 CALLBACKS = frozenset(
     "pure_callback io_callback debug_callback debug_print outside_call infeed outfeed".split()
 )
-OUTER_CALLS = frozenset(["dfx_call", "shard_map", "xla_pmap", "device_put"])
+OUTER_CALLS = frozenset(["dfx_call", "dfx_program", "shard_map", "xla_pmap", "device_put"])
 
 # n is the matrix order; the constants are the usual leading terms (Golub & Van Loan, 4th ed.).
 _FACTORIZATIONS = {

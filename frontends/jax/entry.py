@@ -12,13 +12,14 @@ import jax
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import blas, xla
-from dynaflow_xla.frontends.jax import call, capture, lower
+from dynaflow_xla.frontends.jax import call, capture, lower, split as splitting
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
 from dynaflow_xla.plan import Launch, Plan
-from dynaflow_xla.strategies.base import Context, Strategy, record
+from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
+from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.validate import validate
 
 _state = threading.local()
@@ -46,6 +47,9 @@ class Options:
     rules: tuple[Any, ...] | None
     lanes: int
     user: Any = field(default_factory=dict, hash=False, compare=False)
+    in_axes: Any = None
+    out_axes: Any = 0
+    batch_size: int | None = None
     compiler_options: dict[str, Any] | None = field(default=None, hash=False, compare=False)
     default_cut: bool = False
 
@@ -69,10 +73,21 @@ class Entry:
     functions: dict[int, Callable[..., list[Any]]]
     stages: list[tuple[lower.Stage | None, Launch | None]]
     seconds: dict[str, float]
+    split: splitting.Split | None = None
+    compared: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def unproven(self) -> bool:
+        """Whether nobody knows yet that the split keeps the values."""
+        proof = self.split.resolved.proof if self.split is not None else None
+        return proof is not None and proof.status != "separable" and not self.compared
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Evaluates on flat inputs (graph inputs in order); returns flat outputs."""
+        """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
         captured = self.captured
+        if self.split is not None:
+            inputs = tuple(self.split.inputs(inputs))
         env: dict[int, Any] = dict(zip(captured.graph.inputs, inputs, strict=True))
         for stage, outer in self.stages:
             if stage is not None:
@@ -91,14 +106,33 @@ class Entry:
             for out, is_value in zip(captured.outputs, captured.output_is_value, strict=True)
         ]
 
+    def reference(self, *inputs: Any) -> list[Any]:
+        """The same on plain operators, without schedule; inputs are those of the plan's graph."""
+        captured, graph = self.captured, self.captured.graph
+        env: dict[int, Any] = dict(zip(graph.inputs, inputs, strict=True))
+        for view in graph.views:
+            env[view.value] = lower.cut_view(view, env[graph.inputs[view.input]])
+        for launch in self.plan.instructions:
+            if isinstance(launch, Launch):
+                self._run_outer(launch, env)
+        for join in graph.joins:
+            env[join.value] = jax.lax.concatenate([env[v] for v in join.parts], join.axis)
+        return [
+            env[out] if is_value else out
+            for out, is_value in zip(captured.outputs, captured.output_is_value, strict=True)
+        ]
+
     def _run_outer(self, launch: Launch, env: dict[int, Any]) -> None:
         region = self.pg.regions[launch.region]
+        for view in self.pg.graph.views:
+            if view.value in region.inputs and view.value not in env:
+                env[view.value] = lower.cut_view(view, env[self.pg.graph.inputs[view.input]])
         outs = self.functions[launch.region](*[env[v] for v in region.inputs])
         env.update(zip(region.outputs, outs, strict=True))
 
     def region_notes(self) -> list[str]:
         """Sentences for explain."""
-        return [*self.pg.notes, *self.plan.notes]
+        return [*self.pg.notes, *self.plan.notes, *self.notes]
 
 
 def capture_function(
@@ -111,9 +145,17 @@ def capture_function(
 
 
 def build_entry(
-    captured: capture.Captured, options: Options, batch_size: int | None = None
+    captured: capture.Captured,
+    options: Options,
+    batched: splitting.Splitting | None = None,
 ) -> Entry:
-    """Partitions, plans, validates and compiles a captured function."""
+    """Partitions, plans, validates and compiles a captured function.
+
+    Args:
+        captured: The function at its full size.
+        options: What the user asked for.
+        batched: The same function with what is needed to split it, if it has a batch.
+    """
     t0 = time.perf_counter()
     strategy = options.strategy
     graph = captured.graph
@@ -121,16 +163,25 @@ def build_entry(
     if rules is None and not options.default_cut:
         made = strategy.rules(graph)
         rules = None if made is None else tuple(made)
-    pg = partition(graph, rules)
-    t1 = time.perf_counter()
     context = Context(
-        batch_size=batch_size,
+        batch_size=None if batched is None else batched.batch,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
         platform="cpu",
         lanes=options.lanes,
         user=options.user,
     )
+    sizes, asked = sizes_of(strategy, context)
+    split = None
+    if sizes and batched is not None:
+        split = splitting.split(batched, sizes, rules, assume_separable=asked.assume_separable)
+        captured, pg = split.captured, split.pg
+    else:
+        pg = partition(graph, rules)
+    t1 = time.perf_counter()
     recording = record(strategy, pg, context)
+    if split is not None:
+        split, recording = split.grouped(recording)
+        captured, pg = split.captured, split.pg
     plan = build_plan(pg, recording, lanes=options.lanes, strategy_text=repr(strategy))
     validate(plan, pg)
     t2 = time.perf_counter()
@@ -141,7 +192,9 @@ def build_entry(
             raise PlanError(
                 f"region {region.name!r} stays in the outer program and cannot be replaced"
             )
-        if decision.replace is None:
+        if split is not None:
+            functions[region.id] = split.function(region.id, decision)
+        elif decision.replace is None:
             functions[region.id] = lower.region_function(captured, region)
         else:
             functions[region.id] = lower.replaced_function(
@@ -151,7 +204,7 @@ def build_entry(
     stages = build_stages(captured, pg, plan, functions, options)
     blas.register()  # here, because lowering the first program that needs LAPACK has loaded it
     seconds = {"partition": t1 - t0, "plan": t2 - t1, "compile": time.perf_counter() - t2}
-    return Entry(options, captured, pg, plan, functions, stages, seconds)
+    return Entry(options, captured, pg, plan, functions, stages, seconds, split)
 
 
 def build_stages(
@@ -196,7 +249,10 @@ def _replanner(options: Options) -> Callable[..., list[Any]]:
     def replan(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
         specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
         captured = capture_function(fn, specs, 0, f"{options.name}.vmap")
-        entry = build_entry(captured, replace(options, rules=None, default_cut=True))
+        # The batch axes are others now, and nano-batches are in the stage already.
+        strategy = Branches() if options.in_axes is not None else options.strategy
+        settings = replace(options, rules=None, default_cut=True, in_axes=None, strategy=strategy)
+        entry = build_entry(captured, settings)
         return entry(*args)
 
     return replan

@@ -101,6 +101,15 @@ class Report:
         )
 
 
+def first_difference(want: Any, got: Any) -> str:
+    """What differs first, or ""."""
+    try:
+        compare_trees(want, got)
+    except VerificationError as error:
+        return str(error)
+    return ""
+
+
 def verify(fast: Any, args: Any, kwargs: Any) -> Report:
     """See ``dynaflow_xla.verify``."""
 
@@ -119,6 +128,11 @@ def verify(fast: Any, args: Any, kwargs: Any) -> Report:
     want = fast.original(*a, **k)
     a, k = copies()
     got = target(*a, **k)
+    return compare_trees(want, got)
+
+
+def compare_trees(want: Any, got: Any) -> Report:
+    """Compares results leaf by leaf; VerificationError at the first that differs too much."""
     want_leaves, want_tree = jax.tree_util.tree_flatten_with_path(want)
     got_leaves, got_tree = jax.tree_util.tree_flatten_with_path(got)
     if want_tree != got_tree:

@@ -72,7 +72,7 @@ class LaneEmitter:
         through = [
             i
             for i, (v, _) in enumerate(self.sends)
-            if not done and v not in self.builder.inputs and not is_key(avals[v])
+            if not done and v not in self.builder.arguments and not is_key(avals[v])
         ]
         sent_values = {v for v, _ in self.sends}
         held = [v for v in held if v not in sent_values]
@@ -131,8 +131,8 @@ class LaneEmitter:
             else:
                 raise PlanError(f"the ffi backend cannot run {type(instruction).__name__} yet")
         self.sends += [
-            (v, builder.result_buffer[v])
-            for v in builder.outputs
+            (v, buffer)
+            for v, buffer in builder.result_writes
             if builder.producer_lane[v] == self.lane
         ]
         self.flush(done=True)

@@ -31,8 +31,8 @@ from dynaflow_xla.frontends.jax.physical import (
     physical_spec,
     to_physical,
 )
-from dynaflow_xla.ir import PartitionedGraph, Region
-from dynaflow_xla.plan import Launch, Plan, Record
+from dynaflow_xla.ir import PartitionedGraph, Region, View
+from dynaflow_xla.plan import Launch, Merge, Plan, Record, Slice
 
 
 def region_function(captured: Captured, region: Region) -> Callable[..., list[Any]]:
@@ -82,6 +82,11 @@ def replaced_function(
     return flat
 
 
+def cut_view(view: View, whole: Any) -> Any:
+    """The rows that a view shows."""
+    return jax.lax.slice_in_dim(whole, view.start, view.stop, axis=view.axis)
+
+
 @dataclass(eq=False)
 class Stage:
     """One custom call: what runs between two outer regions.
@@ -118,7 +123,7 @@ def split_stages(plan: Plan) -> list[tuple[list[Any], Launch | None]]:
         if isinstance(instruction, Launch) and instruction.lane < 0:
             stages[-1] = (stages[-1][0], instruction)
             stages.append(([], None))
-        else:
+        elif not isinstance(instruction, Slice | Merge):
             stages[-1][0].append(instruction)
     return stages
 
@@ -143,22 +148,35 @@ class StageBuilder:
         launches = [i for i in instructions if isinstance(i, Launch)]
         self.producer_lane: dict[int, int] = {}
         self.reader_lanes: dict[int, set[int]] = {}
-        inputs: dict[int, None] = {}
+        arguments: dict[int, None] = {}
         for launch in launches:
             region = pg.regions[launch.region]
             for value in region.inputs:
                 if value in self.producer_lane:
                     self.reader_lanes.setdefault(value, set()).add(launch.lane)
                 else:
-                    inputs[value] = None
+                    arguments[value] = None
             for value in region.outputs:
                 self.producer_lane[value] = launch.lane
-        self.inputs = tuple(inputs)
-        self.outputs = tuple(v for v in self.producer_lane if v in needed_later)
+        # What lanes read from outside: inputs of the stage, and views of them.
+        self.arguments = tuple(arguments)
+        self.views = {view.value: view for view in pg.graph.views if view.value in arguments}
+        self.inputs = tuple(dict.fromkeys(self._whole(v) for v in arguments))
+        self.joins = {
+            join.value: join
+            for join in pg.graph.joins
+            if join.value in needed_later and self.producer_lane.keys() >= set(join.parts)
+        }
+        self.outputs = (*(v for v in self.producer_lane if v in needed_later), *self.joins)
         self.lanes = tuple(sorted({launch.lane for launch in launches}))
         self.launches = launches
-        self.result_buffer: dict[int, int] = {}
+        self.result_writes: list[tuple[int, int]] = []  # value, buffer
         self.shared_buffer: dict[int, int] = {}
+
+    def _whole(self, value: int) -> int:
+        """The input that an argument is, or is a part of."""
+        view = self.views.get(value)
+        return value if view is None else self.pg.graph.inputs[view.input]
 
     def build(self, *, profile: bool = False) -> Stage:
         """Compiles every lane and makes the engine program."""
@@ -178,11 +196,18 @@ class StageBuilder:
             spec = physical_spec(avals[value])
             return int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
 
-        arg_buffer = {
-            v: program.add_buffer("arg", i, 0, size(v)) for i, v in enumerate(self.inputs)
-        }
+        arg_buffer = {}
+        for v in self.arguments:
+            offset = self.views[v].offset if v in self.views else 0
+            position = self.inputs.index(self._whole(v))
+            arg_buffer[v] = program.add_buffer("arg", position, offset, size(v))
+        self.result_writes = []
         for i, value in enumerate(self.outputs):
-            self.result_buffer[value] = program.add_buffer("result", i, 0, size(value))
+            join = self.joins.get(value)
+            parts = [(value, 0)] if join is None else zip(join.parts, join.offsets, strict=True)
+            for part, offset in parts:
+                buffer = program.add_buffer("result", i, offset, size(part))
+                self.result_writes.append((part, buffer))
         offsets = {b.value: b.offset for b in self.plan.buffers if b.kind == "scratch"}
         for value, readers in self.reader_lanes.items():
             if readers - {self.producer_lane[value]}:
@@ -204,7 +229,7 @@ class StageBuilder:
                 for v in self.pg.regions[i.region].inputs
                 if v in arg_buffer
             }
-            lane_inputs[lane] = [v for v in self.inputs if v in used]
+            lane_inputs[lane] = [v for v in self.arguments if v in used]
             lowered[lane] = self._lower_lane(lane, renumbered, lane_inputs[lane], profile)
         texts = {lane: low.as_text() for lane, low in lowered.items()}
         digest = hashlib.sha256(self.plan.to_json().encode())
@@ -274,21 +299,29 @@ class StageBuilder:
         """The stage as plain traceable code, over arrays (keys as their words)."""
         avals = self.captured.avals
         env = {v: from_physical(x, avals[v]) for v, x in zip(self.inputs, args, strict=True)}
+        for view in self.views.values():
+            env[view.value] = cut_view(view, env[self._whole(view.value)])
         for launch in self.launches:
             region = self.pg.regions[launch.region]
             outs = self.functions[launch.region](*[env[v] for v in region.inputs])
             env.update(zip(region.outputs, outs, strict=True))
+        for join in self.joins.values():
+            env[join.value] = jax.lax.concatenate([env[v] for v in join.parts], join.axis)
         return [to_physical(env[v], avals[v]) for v in self.outputs]
 
     def _dependence(self) -> tuple[frozenset[int], ...]:
         """Which inputs each output depends on, operator by operator."""
-        sets: dict[int, frozenset[int]] = {v: frozenset([i]) for i, v in enumerate(self.inputs)}
+        sets: dict[int, frozenset[int]] = {
+            v: frozenset([self.inputs.index(self._whole(v))]) for v in self.arguments
+        }
         for launch in self.launches:
             for index in self.pg.regions[launch.region].ops:
                 op = self.captured.graph.ops[index]
                 mine = frozenset().union(*(sets[v] for v in op.inputs))
                 for value in op.outputs:
                     sets[value] = mine
+        for join in self.joins.values():
+            sets[join.value] = frozenset().union(*(sets[v] for v in join.parts))
         return tuple(sets[v] for v in self.outputs)
 
     def _lower_lane(

@@ -10,11 +10,19 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-from jax.extend import core as jcore
 
-from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError, UnsupportedError
+from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError
 from dynaflow_xla.ffi import _engine, xla
-from dynaflow_xla.frontends.jax import _compat, auto, capture, entry
+from dynaflow_xla.frontends.jax import (
+    _compat,
+    auto,
+    axes,
+    capture,
+    entry,
+    inspect,
+    split as splitting,
+)
+from dynaflow_xla.frontends.jax.program import Program
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import user_line
 
@@ -46,7 +54,8 @@ class ScheduledFunction:
         self._donates = bool(
             self._jit_options["donate_argnums"] or self._jit_options["donate_argnames"]
         )
-        self._entries: OrderedDict[Any, tuple[Any, entry.Entry]] = OrderedDict()
+        self._entries: OrderedDict[Any, tuple[Any, Program]] = OrderedDict()
+        self._comparing = False
         self._fallback: str = ""
         self._choices: dict[Any, auto.Choice] = {}
         self._children: dict[str, ScheduledFunction] = {}
@@ -70,7 +79,35 @@ class ScheduledFunction:
             self._check_donated(args, kwargs)
         if isinstance(self._options.strategy, Auto):
             return self._call_auto(args, kwargs)
-        return self._guarded(self._jit, args, kwargs)
+        try:
+            return self._guarded(self._jit, args, kwargs)
+        except splitting.NotCompared as found:
+            return self._compare(found.entry, args, kwargs)
+
+    def _compare(self, made: entry.Entry, args: Any, kwargs: Any) -> Any:
+        """First call of a split that is not proved: the original's values decide."""
+        leaves = jax.tree_util.tree_leaves((args, kwargs))
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise splitting.unproven_error(
+                made,
+                "it cannot be compared with the original while it is traced: call it once outside",
+            )
+        given = jax.tree_util.tree_map(
+            lambda x: x.copy() if isinstance(x, jax.Array) else x, (args, kwargs)
+        )
+        self._comparing = True
+        try:
+            result = self._guarded(self._jit, *given)
+        finally:
+            self._comparing = False
+        expected = self.original(*args, **kwargs)
+        if difference := inspect.first_difference(expected, result):
+            raise splitting.unproven_error(made, f"compared with the original, {difference}")
+        made.compared = True
+        made.notes.append(
+            "nobody proved that rows are independent; the first call gave equal values"
+        )
+        return result
 
     def _check_donated(self, args: Any, kwargs: Any) -> None:
         """Refuses an array that is donated and given a second time."""
@@ -96,14 +133,6 @@ class ScheduledFunction:
     def _guarded(self, jitted: Any, args: Any, kwargs: Any) -> Any:
         try:
             return jitted(*args, **kwargs)
-        except TypeError as error:
-            if "forward-mode" in str(error) and "custom_vjp" in str(error):
-                raise UnsupportedError(
-                    f"forward-mode differentiation (jvp, jacfwd, hessian) of the scheduled function "
-                    f"{self._options.name!r} is not supported; differentiate fast.original, or use "
-                    "reverse mode (jax.grad, jax.jacrev)."
-                ) from error
-            raise
         except (jax.errors.JaxRuntimeError, ValueError) as error:
             # jaxlib raises one or the other, by where it notices the failed custom call.
             if "EngineError: " in str(error):
@@ -127,10 +156,14 @@ class ScheduledFunction:
 
     # -- planning -----------------------------------------------------------------------------
 
+    def _static(self, args: Any) -> tuple[set[int], set[str]]:
+        """Numbers and names of static arguments."""
+        nums = {n % len(args) if n < 0 else n for n in self._jit_options["static_argnums"] if args}
+        return nums, set(self._jit_options["static_argnames"])
+
     def _split_static(self, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """Static values with their places, and the dynamic positional and keyword arguments."""
-        nums = {n % len(args) if n < 0 else n for n in self._jit_options["static_argnums"] if args}
-        names = set(self._jit_options["static_argnames"])
+        nums, names = self._static(args)
         static = tuple((i, a) for i, a in enumerate(args) if i in nums)
         static += tuple(sorted((k, v) for k, v in kwargs.items() if k in names))
         dynamic = tuple(a for i, a in enumerate(args) if i not in nums)
@@ -141,25 +174,73 @@ class ScheduledFunction:
         return jax.tree_util.tree_leaves((dynamic, keyword))
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
-        traced, consts, made = self._entry(args, kwargs)
-        leaves = self._dynamic_leaves(args, kwargs)
-        flat = [*consts, *leaves]
-        outs = _differentiable(made, traced, len(consts))(*flat)
+        traced, consts, program = self._program(args, kwargs)
+        if program.entry.unproven and self._check and not self._comparing:
+            raise splitting.NotCompared(program.entry)
+        outs = program(*consts, *self._dynamic_leaves(args, kwargs))
         return jax.tree_util.tree_unflatten(traced.out_tree, outs)
 
     def _entry(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], entry.Entry]:
-        with entry._Capturing():
-            traced = self.original.trace(*args, **kwargs)
-        consts = _compat.traced_consts(traced)
-        key = id(traced.jaxpr)
-        found = self._entries.get(key)
+        traced, consts, program = self._program(args, kwargs)
+        return traced, consts, program.entry
+
+    def _program(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Program]:
+        traced, captured, consts = self._captured(args, kwargs, known=True)
+        found = self._entries.get(id(traced.jaxpr))
         if found is None:
-            captured = capture.capture(traced.jaxpr, len(traced._consts), self._options.name)
-            found = (traced, entry.build_entry(captured, self._options))
-            self._entries[key] = found
+            if captured is None:
+                _, captured, _ = self._captured(args, kwargs)
+            batched = self._batched(traced, captured, consts, args, kwargs)
+            made = entry.build_entry(captured, self._options, batched)
+            found = (traced, Program(made, captured, made.split))
+            self._entries[id(traced.jaxpr)] = found
             if len(self._entries) > _MAX_ENTRIES:
                 self._entries.popitem(last=False)
-        return traced, _const_order(traced, consts), found[1]
+        return traced, consts, found[1]
+
+    def _captured(
+        self, args: Any, kwargs: Any, *, known: bool = False
+    ) -> tuple[Any, Any, list[Any]]:
+        """The traced original, its graph (None if ``known`` and planned already), closed-over values."""
+        with entry._Capturing():
+            traced = self.original.trace(*args, **kwargs)
+        consts = _const_order(traced, _compat.traced_consts(traced))
+        if known and id(traced.jaxpr) in self._entries:
+            return traced, None, consts
+        captured = capture.capture(traced.jaxpr, len(traced._consts), self._options.name)
+        return traced, captured, consts
+
+    def _batched(
+        self, traced: Any, captured: Any, consts: list[Any], args: Any, kwargs: Any
+    ) -> splitting.BatchedFunction | None:
+        """What a split needs to know, if the user named batch axes."""
+        options = self._options
+        if options.in_axes is None:
+            return None
+        nums, names = self._static(args)
+        in_axes, batch = axes.input_axes(
+            options.name, options.in_axes, args, kwargs, nums, names, options.batch_size
+        )
+        results = jax.tree_util.tree_unflatten(traced.out_tree, list(traced.jaxpr.out_avals))
+        out_axes = axes.output_specs(options.name, options.out_axes, results)
+
+        def capture_at(size: int) -> tuple[capture.Captured, list[Any]]:
+            resized = iter(in_axes)
+
+            def resize(leaf: Any) -> Any:
+                axis = next(resized)
+                return leaf if axis is None else _resized(leaf, axis, size)
+
+            def resize_argument(number: int, value: Any) -> Any:
+                return value if number in nums else jax.tree_util.tree_map(resize, value)
+
+            new_args = [resize_argument(n, value) for n, value in enumerate(args)]
+            dynamic = {k: v for k, v in kwargs.items() if k not in names}
+            new_kwargs = {**kwargs, **jax.tree_util.tree_map(resize, dynamic)}
+            _, part, values = self._captured(new_args, new_kwargs)
+            return part, values
+
+        return splitting.BatchedFunction(captured, consts, batch, in_axes, out_axes, capture_at)
 
     def _unsupported_platform(self) -> bool:
         if self._fallback:
@@ -260,27 +341,10 @@ def _const_order(traced: Any, consts: list[Any]) -> list[Any]:
     return consts[hoisted:] + consts[:hoisted]
 
 
-def _differentiable(made: entry.Entry, traced: Any, n_consts: int) -> Callable[..., list[Any]]:
-    """The scheduled call with the original's derivative (reverse mode)."""
-    closed = traced.jaxpr
-    n_jaxpr_consts = len(closed.jaxpr.constvars)
-
-    def plain(*flat: Any) -> list[Any]:
-        bound = jcore.ClosedJaxpr(closed.jaxpr, flat[:n_jaxpr_consts])
-        return list(jcore.jaxpr_as_fun(bound)(*flat[n_jaxpr_consts:]))
-
-    def run(*flat: Any) -> list[Any]:
-        return made(*flat)
-
-    if closed.effects:
-        return run  # custom_vjp refuses effects; forward evaluation is all an effect allows here
-    call = jax.custom_vjp(run)
-
-    def forward(*flat: Any) -> tuple[Any, Any]:
-        return jax.vjp(plain, *flat)
-
-    def backward(vjp: Any, cotangents: Any) -> Any:
-        return vjp(cotangents)
-
-    call.defvjp(forward, backward)
-    return call
+def _resized(leaf: Any, axis: int, size: int) -> jax.ShapeDtypeStruct:
+    """Another number of rows."""
+    aval = jax.typeof(leaf)
+    shape = (*aval.shape[:axis], size, *aval.shape[axis + 1 :])
+    varying = getattr(aval, "vma", None)
+    more = {"vma": varying} if varying else {}
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=bool(aval.weak_type), **more)

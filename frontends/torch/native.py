@@ -332,7 +332,7 @@ def _stretches(
                 groups.append([instruction.region])
             else:
                 groups[group].append(instruction.region)
-        else:
+        elif isinstance(instruction, Record | Wait):
             open_on.pop(instruction.lane, None)
             layout.append((instruction.lane, instruction))
     return layout, groups

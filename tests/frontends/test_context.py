@@ -295,7 +295,7 @@ def test_disable_jit(fast: Any, assert_same: Any) -> None:
 def test_eval_shape_and_make_jaxpr(fast: Any) -> None:
     want, got = jax.eval_shape(block, W, X), jax.eval_shape(fast, W, X)
     assert (want.shape, want.dtype) == (got.shape, got.dtype)
-    assert "dfx_call" in str(jax.make_jaxpr(fast)(W, X))
+    assert "dfx_program" in str(jax.make_jaxpr(fast)(W, X))
 
 
 def test_inspection_takes_shapes(fast: Any) -> None:

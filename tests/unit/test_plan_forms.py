@@ -24,7 +24,7 @@ def example() -> Plan:
         Wait(0, 0),
         Launch(1, "add", 0, 0, (1,), (2,), "my_add"),
     )
-    return Plan(1, "f", "Branches()", 2, 1, buffers, instructions, 64, 96, ("a note",))
+    return Plan(2, "f", "Branches()", 2, 1, buffers, instructions, 64, 96, ("a note",))
 
 
 def test_golden_text_and_json() -> None:
@@ -50,9 +50,9 @@ def test_plans_are_immutable() -> None:
     ("text", "what"),
     [
         ("{", "JSON"),
-        ('{"version": 2}', "version"),
+        ('{"version": 1}', "version"),
         ("[]", "version"),
-        ('{"version": 1, "graph": 3}', "malformed"),
+        ('{"version": 2, "graph": 3}', "malformed"),
     ],
 )
 def test_bad_json(text: str, what: str) -> None:
@@ -65,7 +65,7 @@ def test_bad_json(text: str, what: str) -> None:
     [
         (("launch ", "lunch "), "line 6: unknown"),
         (('"sort"', "sort"), "line 6: the value"),
-        (("plan version=1", "plan version=7"), "version 7"),
+        (("plan version=2", "plan version=7"), "version 7"),
         (("lane=0\n", "lane=null\n"), "line"),
     ],
 )

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dfx/event.h"
@@ -24,6 +25,9 @@
 #include "dfx/program.h"
 
 namespace dfx {
+
+// An error that itself needs no memory: short enough for a std::string's own bytes.
+inline constexpr char kOutOfMemory[] = "out of memory";
 
 class Call {
  public:
@@ -49,8 +53,8 @@ class Call {
     if (HasEvent(event)) events_[static_cast<size_t>(event)].Signal();
   }
 
-  // The first error wins; every waiter wakes.
-  void Fail(const std::string& message);
+  // The first error wins; every waiter wakes. Without memory for the message the call fails too.
+  void Fail(std::string_view message) noexcept;
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::string error() const;
 
@@ -67,7 +71,7 @@ class Call {
   void WaitAllLanes();
 
   bool profile() const { return profile_; }
-  void Trace(int id, int lane, int64_t t0_ns, int64_t t1_ns);
+  void Trace(int id, int lane, int64_t t0_ns, int64_t t1_ns) noexcept;
   std::vector<TraceRecord> TakeTrace();
 
  private:

@@ -64,6 +64,8 @@ class Engine {
  private:
   Engine();
   bool forked() const;
+  Result RunOrThrow(const std::shared_ptr<const Program>& program, void* const* args,
+                    void* const* results, bool profile);
   struct Impl;
   Impl* impl_;
 };

@@ -21,7 +21,7 @@ enum class BufferKind : uint8_t { kArg, kResult, kScratch };
 struct BufferDesc {
   BufferKind kind;
   int32_t index;   // argument or result number
-  int64_t offset;  // byte offset in scratch
+  int64_t offset;  // bytes into scratch, or into the argument or result
   int64_t bytes;
   int32_t dtype;
   std::vector<int64_t> dims;

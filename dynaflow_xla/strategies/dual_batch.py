@@ -1,0 +1,46 @@
+"""Two nano-batches: one communicates while the other computes."""
+
+from __future__ import annotations
+
+from dynaflow_xla.strategies.base import Context, Handle, Recorder, Split, Strategy
+
+
+class DualBatch(Strategy):
+    """Two nano-batches whose communication runs beside the other's compute.
+
+    Network regions go to the last lane. Without any, each nano-batch has a lane, as in ``NanoBatch(2)``.
+
+    Args:
+        assume_separable: Skip the proof that rows are independent; the caller vouches for it.
+    """
+
+    def __init__(self, *, assume_separable: bool = False) -> None:
+        self.assume_separable = assume_separable
+
+    def split(self, ctx: Context) -> Split:
+        """See :class:`Strategy`."""
+        if ctx.batch_size is not None and ctx.batch_size < 2:
+            return Split.none()
+        return Split.even(2, assume_separable=self.assume_separable)
+
+    def schedule(self, s: Recorder) -> None:
+        """See :class:`Strategy`."""
+        network = any(h.resource == "network" for h in s.handles)
+        turn = 0
+
+        def order(op: Handle) -> tuple[bool, bool, float, int]:
+            # Communication starts as soon as it can; then the nano-batch whose turn it is goes on.
+            return op.resource == "network", op.nano == turn, op.priority, -op.region.id
+
+        while ready := s.ready():
+            op = max(ready, key=order)
+            if not network:
+                s.execute(op, lane=op.nano % s.lanes)
+                continue
+            talks = op.resource == "network"
+            s.execute(op, lane=s.lanes - 1 if talks else 0)
+            if talks:
+                turn = 1 - op.nano
+
+    def __repr__(self) -> str:
+        return "DualBatch(assume_separable=True)" if self.assume_separable else "DualBatch()"

@@ -1,0 +1,75 @@
+"""The batch in pieces, each on a lane of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.strategies.base import Context, Recorder, Split, Strategy
+
+
+class NanoBatch(Strategy):
+    """Splits the batch into nano-batches and deals these out to the lanes, one after the other.
+
+    What a nano-batch needs stays on its lane, so lanes seldom wait for each other. A batch with
+    fewer rows than nano-batches is split into single rows.
+
+    Args:
+        n: Number of nano-batches, as even as possible; or the rows of each, as a sequence.
+        weights: Key of the context under which the caller keeps one number for each row (its tokens,
+            say); nano-batches then have equal sums of these instead of equal sizes.
+        assume_separable: Skip the proof that rows are independent; the caller vouches for it.
+    """
+
+    def __init__(
+        self,
+        n: int | Sequence[int] = 2,
+        *,
+        weights: str | None = None,
+        assume_separable: bool = False,
+    ) -> None:
+        self.n: int | tuple[int, ...]
+        if isinstance(n, int):
+            self.n = n
+            Split.even(n)
+        else:
+            self.n = Split.of_sizes(n).sizes
+            if weights is not None:
+                raise PlanError("NanoBatch takes sizes or weights, not both")
+        self.weights = weights
+        self.assume_separable = assume_separable
+
+    def split(self, ctx: Context) -> Split:
+        """See :class:`Strategy`."""
+        assume = self.assume_separable
+        if isinstance(self.n, tuple):
+            return Split.of_sizes(self.n, assume_separable=assume)
+        count = self.n if ctx.batch_size is None else max(1, min(self.n, ctx.batch_size))
+        if self.weights is None:
+            return Split.even(count, assume_separable=assume)
+        if self.weights not in ctx.user:
+            raise PlanError(
+                f"{self!r} reads weights from context[{self.weights!r}]; the context has "
+                f"{sorted(ctx.user) or 'nothing'}. Pass schedule(..., context={{{self.weights!r}: ...}})"
+            )
+        weights = list(ctx.user[self.weights])
+        if ctx.batch_size is not None and len(weights) != ctx.batch_size:
+            raise PlanError(
+                f"context[{self.weights!r}] must have a number for each of {ctx.batch_size} rows; got "
+                f"{len(weights)}"
+            )
+        return Split.balanced(weights, count, assume_separable=assume)
+
+    def schedule(self, s: Recorder) -> None:
+        """See :class:`Strategy`."""
+        while ready := s.ready():
+            op = max(ready, key=lambda h: (h.priority, -h.region.id))
+            s.execute(op, lane=op.nano % s.lanes)
+
+    def __repr__(self) -> str:
+        parts = [repr(list(self.n) if isinstance(self.n, tuple) else self.n)]
+        if self.weights is not None:
+            parts.append(f"weights={self.weights!r}")
+        if self.assume_separable:
+            parts.append("assume_separable=True")
+        return f"NanoBatch({', '.join(parts)})"

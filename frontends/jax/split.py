@@ -1,0 +1,389 @@
+"""A captured function split over its batch: proof, expansion, and the functions of its regions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from dynaflow_xla import nano
+from dynaflow_xla.batch_states import Rows, Same, State, is_plain_same
+from dynaflow_xla.errors import PlanError, SeparabilityError
+from dynaflow_xla.frontends.jax import lower, separability
+from dynaflow_xla.frontends.jax.capture import Captured
+from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.partition import partition
+from dynaflow_xla.recording import Decision, Recording
+from dynaflow_xla.separability import Mean, OutSpec, Proof, Sum
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A function at the sizes of a split.
+
+    Attributes:
+        at: Captured graphs by size; those of the nano-batches, others as needed.
+        in_specs: For each graph input how to cut it.
+        out_specs: For each flat output how to put it together.
+        states: By value id of the whole graph, what is known of it, or () if nothing was proved.
+        proof: The proof, or None if the user vouches for it.
+        const_parts: By number of a graph input that stays in parts: its value in each nano-batch.
+    """
+
+    at: Mapping[int, Captured]
+    in_specs: tuple[nano.InSpec, ...]
+    out_specs: tuple[nano.OutSpec, ...]
+    states: tuple[State, ...] = ()
+    proof: Proof | None = None
+    const_parts: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+
+
+class Splitting(Protocol):
+    """A function that may be split."""
+
+    batch: int
+
+    def resolve(
+        self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
+    ) -> Resolved:
+        """Captures it at the sizes, and at ``also``, where several nano-batches run as one.
+
+        Raises:
+            SeparabilityError: that would change its meaning.
+        """
+
+
+@dataclass
+class BatchedFunction:
+    """A user's function with its batch axes.
+
+    Attributes:
+        whole: Captured at the full size.
+        consts: Its closed-over values.
+        batch: Rows.
+        in_axes: For each flat argument (closed-over values are none).
+        out_axes: For each flat output.
+        capture_at: Captures it at another size: graph and closed-over values.
+    """
+
+    whole: Captured
+    consts: Sequence[Any]
+    batch: int
+    in_axes: tuple[int | None, ...]
+    out_axes: tuple[OutSpec, ...]
+    capture_at: Callable[[int], tuple[Captured, Sequence[Any]]]
+
+    def resolve(
+        self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
+    ) -> Resolved:
+        """See :class:`Splitting`."""
+        made = {size: self.capture_at(size) for size in dict.fromkeys((*sizes, *also))}
+        parts = {size: captured for size, (captured, _) in made.items()}
+        consts = [self.consts, *(values for _, values in made.values())]
+        if any(len(values) != len(self.consts) for values in consts):
+            raise SeparabilityError(
+                f"{self.whole.graph.name!r} closes over other values when its batch size is another"
+            )
+        proof = None
+        if not assume_separable:
+            proof = separability.prove(
+                self.whole,
+                parts,
+                batch=self.batch,
+                in_axes=self.in_axes,
+                out_axes=self.out_axes,
+                consts=consts,
+            )
+            proof.raise_if_refused(allow_unproven=True)
+        specs: list[nano.InSpec] = []
+        const_parts: dict[int, tuple[Any, ...]] = {}
+        for number, value in enumerate(self.consts):
+            state = proof.states[self.whole.graph.inputs[number]] if proof is not None else None
+            if isinstance(state, Rows) and state.power == 0:
+                specs.append(state.axis)
+            elif (isinstance(state, Same) and is_plain_same(state)) or all(
+                values[number] is value for values in consts
+            ):
+                specs.append(None)
+            else:
+                const_parts[number] = tuple(
+                    _untraced(made[size][1][number], self.whole.graph.name) for size in sizes
+                )
+                specs.append(nano.PARTS)
+        return Resolved(
+            at={self.batch: self.whole, **parts},
+            in_specs=(*specs, *self.in_axes),
+            out_specs=self.out_axes,
+            states=() if proof is None else proof.states,
+            proof=proof,
+            const_parts=const_parts,
+        )
+
+
+def _untraced(value: Any, name: str) -> Any:
+    if isinstance(value, jax.core.Tracer):
+        raise SeparabilityError(
+            f"{name!r} closes over a traced value that is another when the batch size is another; pass "
+            "it as an argument"
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class Split:
+    """A function split over its batch.
+
+    Attributes:
+        captured: The expanded graph in the form that lowering takes.
+        expanded: The same, with where everything comes from.
+        sizes: Rows of each nano-batch.
+        resolved: What it was made from.
+        cuts: The partitioned graph of each nano-batch.
+    """
+
+    captured: Captured
+    expanded: nano.Expanded
+    sizes: tuple[int, ...]
+    resolved: Resolved
+    cuts: tuple[PartitionedGraph, ...]
+    function_of: Splitting = field(repr=False)
+    assume_separable: bool = False
+
+    @property
+    def pg(self) -> PartitionedGraph:
+        """Regions of all nano-batches."""
+        return self.expanded.pg
+
+    def inputs(self, flat: Sequence[Any]) -> list[Any]:
+        """Graph inputs from those of the whole function: what stays in parts is replaced by them."""
+        made: list[Any] = []
+        for number, value in enumerate(flat):
+            made += self.resolved.const_parts.get(number, (value,))
+        return made
+
+    def part(self, nano_batch: int) -> Captured:
+        """The captured function of one nano-batch."""
+        return self.resolved.at[self.sizes[nano_batch]]
+
+    def grouped(self, recording: Recording) -> tuple[Split, Recording]:
+        """The same with the recording's groups as one region each.
+
+        Raises:
+            PlanError: a region that cannot run several nano-batches as one.
+        """
+        groups = [d.group for d in recording.decisions if d.group]
+        if not groups:
+            return self, recording
+        nanos = [[self.pg.regions[m].nano for m in members] for members in groups]
+        sizes = {sum(self.sizes[n] for n in ns) for ns in nanos} - self.resolved.at.keys()
+        resolved = self.resolved
+        if sizes:
+            more = self.function_of.resolve(
+                self.sizes, assume_separable=self.assume_separable, also=sorted(sizes)
+            )
+            at = {**self.resolved.at, **{size: more.at[size] for size in sizes}}
+            resolved = replace(self.resolved, at=at)
+        made = replace(self, resolved=resolved)
+        costs = []
+        for members, ns in zip(groups, nanos, strict=True):
+            origin = self.expanded.origins[members[0]]
+            assert isinstance(origin, nano.Origin)  # the recorder hides merges
+            costs.append(made._joint(ns)[1].regions[origin.region])
+        expanded, new = nano.group(self.expanded, groups, costs)
+        decisions = tuple(replace(d, region=new[d.region]) for d in recording.decisions)
+        captured = replace(self.captured, graph=expanded.pg.graph)
+        return replace(made, expanded=expanded, captured=captured), Recording(decisions)
+
+    def _joint(self, nanos: Sequence[int]) -> tuple[Captured, PartitionedGraph]:
+        """The function at the joint size of several nano-batches, and its cut."""
+        captured = self.resolved.at[sum(self.sizes[n] for n in nanos)]
+        return captured, nano.transfer(self.cuts[0], captured.graph)
+
+    def function(self, region: int, decision: Decision) -> Callable[..., list[Any]]:
+        """A region as a traceable function from its inputs to its outputs."""
+        origin = self.expanded.origins[region]
+        if isinstance(origin, nano.MergeSpec):
+            order = self.expanded.merge_reads[region]
+            return _merge_function(origin, self.pg.regions[region].inputs, order)
+        captured, cut = self.part(origin.nanos[0]), self.cuts[origin.nanos[0]]
+        if len(origin.nanos) > 1:
+            captured, cut = self._joint(origin.nanos)
+        local = cut.regions[origin.region]
+        made = self.pg.regions[region]
+        if decision.replace is None:
+            inner = lower.region_function(captured, local)
+        else:
+            inner = lower.replaced_function(decision.replace, captured, local, str(decision.source))
+        # Of its outputs those that somebody reads.
+        wanted = [self.expanded.sources[v] for v in made.outputs]
+        if len(origin.nanos) == 1:
+            kept = [local.outputs.index(v) for _, v in wanted]
+            return _with_cuts(inner, made.inputs, origin.reads[0], kept)
+        axes_in = [self._axis(v, made.name) for v in local.inputs]
+        axes_out = {v: self._axis(v, made.name) for _, v in wanted}
+        starts = {
+            n: sum(self.sizes[m] for m in origin.nanos[:i]) for i, n in enumerate(origin.nanos)
+        }
+        places = [
+            (local.outputs.index(v), axes_out[v], starts[n], starts[n] + self.sizes[n])
+            for n, v in wanted
+        ]
+        return _batched(inner, made.inputs, origin.reads, axes_in, places)
+
+    def _axis(self, value: int, name: str) -> int | None:
+        """Along which axis nano-batches of a value lie, None if it is the same in all.
+
+        The operators are the same at every size (``nano.transfer``), hence the value ids too.
+        """
+        states = self.resolved.states
+        state = states[value] if value < len(states) else None
+        if isinstance(state, Rows) and state.power == 0 and state.outer == 1:
+            return state.axis
+        if isinstance(state, Same) and is_plain_same(state):
+            return None
+        raise PlanError(
+            f"region {name!r} cannot run several nano-batches as one batch: it is not proved along "
+            f"which axis value {value} holds their rows"
+        )
+
+
+def _with_cuts(
+    fn: Callable[..., list[Any]],
+    inputs: Sequence[int],
+    reads: Sequence[tuple[int, Any]],
+    kept: Sequence[int],
+) -> Callable[..., list[Any]]:
+    def run(*args: Any) -> list[Any]:
+        env = dict(zip(inputs, args, strict=True))
+        outs = fn(*[_cut(env[v], cut) for v, cut in reads])
+        return [outs[n] for n in kept]
+
+    return run
+
+
+def _cut(x: Any, cut: nano.Cut | None) -> Any:
+    return x if cut is None else jax.lax.slice_in_dim(x, cut.start, cut.stop, axis=cut.axis)
+
+
+def _batched(
+    fn: Callable[..., list[Any]],
+    inputs: Sequence[int],
+    reads: Sequence[Sequence[tuple[int, Any]]],
+    axes_in: Sequence[int | None],
+    places: Sequence[tuple[int, int | None, int, int]],
+) -> Callable[..., list[Any]]:
+    """Runs several nano-batches as one: their inputs joined, the outputs cut.
+
+    ``places``: for each result the output it comes from, and axis, start and stop of its rows.
+    """
+
+    def run(*args: Any) -> list[Any]:
+        env = dict(zip(inputs, args, strict=True))
+        joined = []
+        for number, axis in enumerate(axes_in):
+            parts = [_cut(env[v], cut) for v, cut in (read[number] for read in reads)]
+            joined.append(parts[0] if axis is None else jnp.concatenate(parts, axis))
+        outs = fn(*joined)
+        return [
+            _cut(outs[n], None if axis is None else nano.Cut(axis, start, stop))
+            for n, axis, start, stop in places
+        ]
+
+    return run
+
+
+def _merge_function(
+    spec: nano.MergeSpec, inputs: Sequence[int], order: Sequence[int]
+) -> Callable[..., list[Any]]:
+    def run(*args: Any) -> list[Any]:
+        env = dict(zip(inputs, args, strict=True))
+        parts = [env[v] for v in order]
+        if spec.how == "concat":
+            return [jnp.concatenate(parts, spec.axis)]
+        dtype = parts[0].dtype
+        # Narrow floats are summed as float32: n roundings of a partial sum would add up.
+        wide = (
+            jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else dtype
+        )
+        terms = [x.astype(wide) for x in parts]
+        if spec.how == "mean":
+            terms = [x * jnp.asarray(w, wide) for x, w in zip(terms, spec.weights, strict=True)]
+        return [functools.reduce(jnp.add, terms).astype(dtype)]
+
+    return run
+
+
+def _check_merges(whole: Captured, specs: Sequence[nano.OutSpec]) -> None:
+    for number, (out, ok, spec) in enumerate(
+        zip(whole.outputs, whole.output_is_value, specs, strict=True)
+    ):
+        if not ok or not isinstance(spec, Sum | Mean):
+            continue
+        dtype = whole.avals[out].dtype
+        if not jnp.issubdtype(dtype, jnp.inexact if isinstance(spec, Mean) else jnp.number):
+            kind = "floating point or complex" if isinstance(spec, Mean) else "numeric"
+            raise PlanError(
+                f"{whole.graph.name!r}: out_axes={spec!r} needs a {kind} result; result {number} is "
+                f"{dtype}"
+            )
+
+
+def split(
+    function: Splitting, sizes: tuple[int, ...], rules: Any, *, assume_separable: bool
+) -> Split:
+    """Captures, proves, cuts and expands a function.
+
+    Raises:
+        SeparabilityError: the split would change what the function computes.
+        PlanError, UnsupportedError: see ``nano.expand``.
+    """
+    resolved = function.resolve(sizes, assume_separable=assume_separable)
+    largest = max(sizes)
+    cut = partition(resolved.at[largest].graph, rules)
+    cuts = tuple(nano.transfer(cut, resolved.at[size].graph) for size in sizes)
+    whole = resolved.at[function.batch]
+    specs = tuple(
+        spec for spec, ok in zip(resolved.out_specs, whole.output_is_value, strict=True) if ok
+    )
+    for size in sizes:
+        if resolved.at[size].output_is_value != whole.output_is_value:
+            raise SeparabilityError(
+                f"{whole.graph.name!r} returns constants at one batch size and computed values at "
+                "another"
+            )
+    _check_merges(whole, resolved.out_specs)
+    expanded = nano.expand(whole.graph, cuts, sizes, resolved.in_specs, specs)
+    parts = [resolved.at[size] for size in sizes]
+    avals = [(whole if n < 0 else parts[n]).avals[local] for n, local in expanded.sources]
+    outputs: list[Any] = []
+    is_value: list[bool] = []
+    produced = iter(expanded.pg.graph.outputs)
+    for number, (ok, spec) in enumerate(
+        zip(whole.output_is_value, resolved.out_specs, strict=True)
+    ):
+        of = parts if isinstance(spec, nano.Parts) else [whole]
+        outputs += [next(produced) if ok else part.outputs[number] for part in of]
+        is_value += [ok] * len(of)
+    captured = Captured(expanded.pg.graph, [], outputs, is_value, avals, whole.jaxpr)
+    return Split(captured, expanded, sizes, resolved, cuts, function, assume_separable)
+
+
+class NotCompared(Exception):
+    """A split is neither proved nor compared yet; never leaves the package."""
+
+    def __init__(self, made: Any):
+        super().__init__("not compared")
+        self.entry = made
+
+
+def unproven_error(made: Any, why: str) -> SeparabilityError:
+    """The error for a split that is not proved, with the proof's findings and ways out."""
+    try:
+        made.split.resolved.proof.raise_if_refused()
+    except SeparabilityError as error:
+        return SeparabilityError(f"{error}\n{why}")
+    return SeparabilityError(why)
