@@ -144,6 +144,24 @@ test-versions: build/sources.txt  ## Run one wheel under each JAX of JAX_VERSION
 	  $$py -P -m pytest -q $(if $(VERSION_TESTS),$(VERSION_TESTS),tests/frontends tests/property); \
 	done
 
+# torch-xla works with torch 2.9.0 alone, so its tests have an environment of their own. It is large
+# (7 GB) and kept outside of the tree, where other checkouts find it.
+TORCH_XLA_ENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynaflow-xla/torch-xla-2.9.0
+TORCH_XLA_PY   = $(TORCH_XLA_ENV)-py$(shell "$(PY)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
+test-torch-xla: setup  ## Run the tests of torch-xla in an environment of their own (torch 2.9.0)
+	@env="$(TORCH_XLA_PY)"; py="$$env/bin/python"; \
+	if ! "$$py" -c 'import torch_xla, jax' >/dev/null 2>&1; then \
+	  echo "making $$env (several gigabytes)"; \
+	  "$(PY)" -P -m venv --clear "$$env"; \
+	  "$$py" -P -m pip install -qq torch==2.9.0 torch-xla==2.9.0 $(foreach spec,$(JAX),'$(spec)') \
+	    msgspec threadpoolctl psutil pytest pytest-timeout; \
+	fi; \
+	rm -rf build/torch-xla-wheel; \
+	"$(PY)" -P -m pip wheel -q --no-build-isolation --no-deps -w build/torch-xla-wheel .; \
+	"$$py" -P -m pip install -q --no-deps --force-reinstall build/torch-xla-wheel/*.whl; \
+	"$$py" -P -m pytest $(PYTEST_ARGS) tests/torch_xla
+
 # ---- checks --------------------------------------------------------------------------------------
 
 lint: lint-ruff lint-mypy lint-imports lint-cpp  ## ruff, mypy, import-linter, clang-format (-k: do not stop)

@@ -138,7 +138,9 @@ def _schedule_torch(
 ) -> Any:
     if batch["in_axes"] is not None:
         raise UnsupportedError("in_axes is not in this version for PyTorch; leave in_axes out")
-    _optional.require("torch", "scheduling a PyTorch model", "torch")
+    torch = _optional.require("torch", "scheduling a PyTorch model", "torch")
+    if torch.__version__.startswith("2.9.") and _optional.available("torch_xla"):
+        return _schedule_torch_xla(fn, options, compiler, backend)
     importlib.import_module("dynaflow_xla.frontends.torch._compat").check_version()
     frontend = importlib.import_module("dynaflow_xla.frontends.torch.scheduled")
     entry = importlib.import_module("dynaflow_xla.frontends.torch.entry")
@@ -151,6 +153,21 @@ def _schedule_torch(
                 f"backend={backend!r}: leave compiler out"
             )
     return frontend.schedule(fn, entry.Options(compiler=compiler, backend=backend, **options))
+
+
+def _schedule_torch_xla(
+    fn: Any, options: Mapping[str, Any], compiler: str, backend: str
+) -> Any:
+    """With the one PyTorch that torch_xla works with, models go through torch_xla."""
+    _optional.require("jax", "running a PyTorch model on XLA", "jax")
+    if compiler != "eager" or backend not in ("auto", "ffi"):
+        raise UnsupportedError(
+            f"backend={backend!r} with compiler={compiler!r} needs torch >= 2.11; with torch-xla "
+            "models run on backend='ffi', compiled by XLA"
+        )
+    frontend = importlib.import_module("dynaflow_xla.frontends.torch_xla")
+    entry = importlib.import_module("dynaflow_xla.frontends.torch.entry")
+    return frontend.schedule(fn, entry.Options(backend="ffi", **options))
 
 
 def _framework(fn: Any, backend: str) -> str:

@@ -14,14 +14,17 @@ from dynaflow_xla.errors import UnsupportedError
 MIN_TORCH, MAX_TORCH = (2, 11), (2, 16)
 
 
-def check_version() -> None:
+def check_version(
+    minimum: tuple[int, int] = MIN_TORCH, maximum: tuple[int, int] = MAX_TORCH
+) -> None:
     """Raises UnsupportedError if the installed PyTorch is outside the tested range."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if not MIN_TORCH <= version < MAX_TORCH:
+    if not minimum <= version < maximum:
         raise UnsupportedError(
             f"dynaflow_xla works with torch >= {MIN_TORCH[0]}.{MIN_TORCH[1]} and < "
             f"{MAX_TORCH[0]}.{MAX_TORCH[1]}; found {torch.__version__}. "
-            "Install one with: pip install 'dynaflow-xla[torch]'"
+            "Install one with: pip install 'dynaflow-xla[torch]' (torch 2.9.0 works together with "
+            "torch-xla: pip install 'dynaflow-xla[torch-xla]')"
         )
 
 

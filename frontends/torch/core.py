@@ -40,9 +40,10 @@ class Core:
     """
 
     framework = "torch"
+    supported = (_compat.MIN_TORCH, _compat.MAX_TORCH)
 
     def __init__(self, original: Callable[..., Any], options: Options) -> None:
-        _compat.check_version()
+        _compat.check_version(*self.supported)
         self.original = original
         self.options = options
         self.entries: list[Entry] = []

@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from dynaflow_xla.errors import EngineError, UnsupportedError
+from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import xla
 from dynaflow_xla.frontends.jax import capture as jax_capture, entry as jax_entry, places
 from dynaflow_xla.frontends.torch import aten_table, recurrent as _recurrent, to_jax  # noqa: F401
 from dynaflow_xla.frontends.torch.capture import Captured, capture
+from dynaflow_xla.frontends.torch.engine_call import EngineCall
 from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS
 from dynaflow_xla.frontends.torch.to_jax import JaxFunction, Layout
 from dynaflow_xla.ir import PartitionedGraph
@@ -48,30 +48,28 @@ class Program:
 
     Attributes:
         function: The graph as a JAX function.
-        made: The planned entry of the JAX frontend.
-        closed: Values that tracing closed over; they come before the arguments.
-        consts: The same in aligned memory.
+        call: The planned entry of the JAX frontend, callable with tensors.
         copied: How many argument tensors had to be copied in the last call, for ``explain``.
     """
 
     function: JaxFunction
-    made: Any
-    closed: list[Any]
-    consts: list[torch.Tensor]
+    call: EngineCall
     copied: int = 0
-    _jitted: Any = None
 
-    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Flat inputs of the torch graph to its flat outputs."""
+    def __call__(self, inputs: Sequence[Any], run: Any = None) -> list[Any]:
+        """Flat inputs of the torch graph to its flat outputs.
+
+        Args:
+            inputs: Tensors, and numbers where the graph takes sizes.
+            run: What to do with contiguous tensors in place of ``call``.
+        """
         function = self.function
         captured = function.captured
         arrays = [inputs[i] for i in function.tensors]
         arrays += [x for draw in function.draws for x in draw.make()]
         given = [_in_memory(x, la) for x, la in zip(arrays, function.layouts, strict=True)]
-        self.copied = sum(
-            a.data_ptr() != b.data_ptr() for a, b in zip(arrays, given, strict=True)
-        )
-        physical = self.run(given)
+        self.copied = sum(a.data_ptr() != b.data_ptr() for a, b in zip(arrays, given, strict=True))
+        physical = (run or self.call)(given)
         results = {
             v: x if layout.plain else x.permute(layout.inverse)
             for v, x, layout in zip(
@@ -84,67 +82,6 @@ class Program:
         for written, value in captured.epilogue:
             env[written].copy_(env[value])
         return [out[1] if isinstance(out, tuple) else env[out] for out in captured.outputs]
-
-    def run(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Contiguous tensors to contiguous tensors."""
-        stages = self.made.stages
-        if len(stages) == 1 and stages[0][0] is not None and stages[0][1] is None:
-            return self._run_stage(stages[0][0], given)
-        return self._run_jitted(given)
-
-    def _run_stage(self, stage: Any, given: Sequence[torch.Tensor], records: Any = None) -> list[Any]:
-        """The engine on the tensors' own memory."""
-        captured, function = self.made.captured, self.function
-        memory = dict(zip(captured.graph.inputs, [*self.consts, *given], strict=True))
-        shapes: dict[int, torch.Tensor] = {}
-        outs: list[torch.Tensor] = []
-        taken: set[int] = set()
-        for out, is_value, layout in zip(
-            captured.outputs, captured.output_is_value, function.result_layouts, strict=True
-        ):
-            if not is_value:
-                outs.append(torch.full(layout.physical, np.asarray(out).item(), dtype=layout.dtype))
-            elif out in memory:
-                outs.append(memory[out].clone())  # a result never shares memory with an argument
-            elif out in taken:
-                outs.append(shapes[out])
-            else:
-                shapes[out] = torch.empty(layout.physical, dtype=layout.dtype)
-                taken.add(out)
-                outs.append(shapes[out])
-        addresses = [memory[v].data_ptr() for v in stage.inputs]
-        for value in stage.outputs:
-            if value not in shapes:
-                raise EngineError("a stage makes a value that is no result")  # plans have no such
-        try:
-            made = stage.program.run(
-                addresses, [shapes[v].data_ptr() for v in stage.outputs], profile=records is not None
-            )
-        except RuntimeError as error:
-            raise EngineError(str(error).rsplit("EngineError: ", 1)[-1]) from error
-        if records is not None:
-            records.append([tuple(r) for r in made])
-        seen: set[int] = set()
-        for i, x in enumerate(outs):
-            if id(x) in seen:
-                outs[i] = x.clone()  # two results of the original are two tensors
-            seen.add(id(x))
-        return outs
-
-    def _run_jitted(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Through a JAX call; tensors cross by DLPack."""
-        if self._jitted is None:
-            self._jitted = jax.jit(lambda *xs: self.made(*xs))
-        with jax.enable_x64(True):
-            arrays = [*self.closed, *(jax.dlpack.from_dlpack(x) for x in given)]
-            made = jax.block_until_ready(self._jitted(*arrays))
-        outs = [torch.from_dlpack(x) for x in made]
-        known = {x.data_ptr() for x in given}
-        for i, x in enumerate(outs):
-            if x.data_ptr() in known:
-                outs[i] = x.clone()  # XLA handed an argument back, or one buffer twice
-            known.add(x.data_ptr())
-        return outs
 
 
 @dataclass
@@ -171,17 +108,17 @@ class XlaEntry:
     @property
     def captured(self) -> Any:
         """The jaxpr's graph."""
-        return self.program.made.captured
+        return self.program.call.made.captured
 
     @property
     def pg(self) -> PartitionedGraph:
         """Its regions."""
-        return self.program.made.pg  # type: ignore[no-any-return]
+        return self.program.call.made.pg  # type: ignore[no-any-return]
 
     @property
     def plan(self) -> Plan:
         """The validated plan."""
-        return self.program.made.plan  # type: ignore[no-any-return]
+        return self.program.call.made.plan  # type: ignore[no-any-return]
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Flat inputs to flat outputs; a list of inputs is emptied."""
@@ -204,7 +141,7 @@ class XlaEntry:
 
     def describe(self) -> list[str]:
         """Lines of ``explain`` behind the table of regions."""
-        made = self.program.made
+        made = self.program.call.made
         stages = [stage for stage, _ in made.stages if stage is not None]
         lines = [
             f"lanes {self.plan.lanes}, events {self.plan.events}; arguments are read in place, "
@@ -229,7 +166,7 @@ class Stamped:
     """A program with time stamps at region ends."""
 
     def __init__(self, entry: XlaEntry) -> None:
-        made = entry.program.made
+        made = entry.program.call.made
         if not made.stages:
             raise UnsupportedError("profile needs backend='ffi' or 'torch': one program has no lanes")
         with jax.enable_x64(True):
@@ -242,13 +179,9 @@ class Stamped:
         """As a call; adds what was measured."""
         program = self.entry.program
         records: list[Any] = []
-
-        def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            return program._run_stage(self.stage, given, records)
-
-        stamped = Program(program.function, program.made, program.closed, program.consts)
-        stamped.run = run  # type: ignore[method-assign]
-        outs = stamped(list(inputs))
+        outs = program(
+            inputs, lambda given: program.call.run_stage(self.stage, given, records)
+        )
         measured.add_stage(self.entry.plan.instructions, records[-1])
         return outs
 
@@ -296,7 +229,7 @@ def build_entry(gm: Any, options: Any, kind: str, name: str) -> XlaEntry:
     program = build_program(
         capture(specialised(gm, examples) if symbolic else gm, name), options, kind
     )
-    seconds = dict(program.made.seconds)
+    seconds = dict(program.call.made.seconds)
     return XlaEntry(options, kind, gm, name, program, seconds, symbolic=symbolic)
 
 
@@ -313,16 +246,9 @@ def build_program(captured: Captured, options: Any, kind: str) -> Program:
         made = jax_entry.build_entry(
             places.settle(found, captured.graph.ops), _jax_options(options, captured, kind)
         )
-        consts = [_tensor(c) for c in closed.consts]
     made.seconds["trace"] = time.perf_counter() - t0 - sum(made.seconds.values())
-    return Program(function, made, list(closed.consts), consts)
-
-
-def _tensor(const: Any) -> torch.Tensor:
-    array = np.ascontiguousarray(const)
-    aligned = torch.empty(max(1, array.nbytes), dtype=torch.uint8)
-    aligned.numpy()[: array.nbytes] = array.view(np.uint8).reshape(-1) if array.nbytes else 0
-    return aligned
+    results = [(layout.physical, layout.dtype) for layout in function.result_layouts]
+    return Program(function, EngineCall(made, closed.consts, results))
 
 
 def _jax_options(options: Any, captured: Captured, kind: str) -> Any:
