@@ -60,28 +60,10 @@ from dynaflow_xla.frontends.jax.stablehlo import Location, StableHLOFunction  # 
 from dynaflow_xla.frontends.torch.core import Core  # noqa: E402
 from dynaflow_xla.frontends.torch.engine_call import EngineCall  # noqa: E402
 from dynaflow_xla.frontends.torch.entry import Options  # noqa: E402
+from dynaflow_xla.frontends.torch.flat import Flat, state_of, strip  # noqa: E402
 from dynaflow_xla.ir import Source  # noqa: E402
 
-_INNER = "inner"
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
-
-
-class _Flat(torch.nn.Module):
-    """A module or function over a flat list of tensors: torch_xla exports no keyword arguments."""
-
-    def __init__(self, original: Any, tree: Any, leaves: Sequence[Any]) -> None:
-        super().__init__()
-        self.call = original
-        if isinstance(original, torch.nn.Module):
-            setattr(self, _INNER, original)
-        self.tree = tree
-        self.leaves = list(leaves)
-
-    def forward(self, *tensors: Any) -> Any:
-        given = iter(tensors)
-        leaves = [next(given) if isinstance(x, torch.Tensor) else x for x in self.leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self.tree)
-        return self.call(*args, **kwargs)
 
 
 def _location(text: str) -> Location | None:
@@ -101,8 +83,7 @@ def _location(text: str) -> Location | None:
         scope = [p for p in path.split(".") if p]
         if at and scope:
             scope[-1] += f"@{repeat}"
-        if scope[:1] in ([_INNER], ["call"]):
-            scope = scope[1:]
+        scope = strip(scope)
         classes = classes[: len(scope)] + [""] * (len(scope) - len(classes))
         if scope:
             classes[-1] = kind.rsplit(".", 1)[-1]
@@ -308,9 +289,7 @@ class _XlaCore(Core):
                         f"{x.dtype}{list(x.shape)}"
                     )
             return self._program
-        tree = pytree.tree_structure((args, kwargs))
-        flat = _Flat(self.original, tree, leaves).eval()
-        flat.train(bool(getattr(self.original, "training", False)))
+        flat = Flat(self.original, args, kwargs)
         tensors = [x.detach() for x in leaves if isinstance(x, torch.Tensor)]
         devices = {x.device.type for x in (*tensors, *flat.state_dict().values())}
         if devices - {"cpu", "xla"}:
@@ -349,11 +328,9 @@ class _XlaCore(Core):
         return pytree.tree_unflatten([x.to(device) for x in outs], entry.out_tree)
 
     def _state(self) -> dict[str, Any]:
-        if not isinstance(self.original, torch.nn.Module):
-            return {}
-        prefix = "" if self._program is not None else f"{_INNER}."
-        named = {**dict(self.original.named_parameters()), **dict(self.original.named_buffers())}
-        return {f"{prefix}{name}": x for name, x in named.items()}
+        if self._program is None:
+            return state_of(self.original)
+        return {**dict(self.original.named_parameters()), **dict(self.original.named_buffers())}
 
 
 class ScheduledThroughXla:

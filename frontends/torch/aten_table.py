@@ -43,6 +43,16 @@ def _dims(dim: Any, rank: int) -> tuple[int, ...] | None:
     return tuple(d % rank for d in dims) if rank else ()
 
 
+@lowers(aten.add.Tensor, aten.add.Scalar)
+def _add(x: Any, y: Any, alpha: Any = 1) -> Any:
+    return x + (y if alpha == 1 else y * alpha)
+
+
+@lowers(aten.sub.Tensor, aten.sub.Scalar)
+def _sub(x: Any, y: Any, alpha: Any = 1) -> Any:
+    return x - (y if alpha == 1 else y * alpha)
+
+
 @lowers(aten.any.default, aten.any.dim, aten.any.dims)
 def _any(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     return jnp.any(x != 0, axis=_dims(dim, x.ndim), keepdims=keepdim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import types
 import warnings
@@ -54,6 +55,7 @@ class Core:
         self._warned = False
         self._graphs = 0
         self._lock = threading.RLock()
+        self._jax_side: Any = None
         self._compiled: Callable[..., Any] = torch.compile(
             _root_function(original),
             backend=_Backend(self),
@@ -66,6 +68,8 @@ class Core:
         """Runs scheduled; see ``Native`` for what is raised."""
         if torch.compiler.is_compiling():
             return self.original(*args, **kwargs)  # inlined into somebody's graph
+        if "jax" in sys.modules and _has_arrays(args, kwargs):
+            return self._with_arrays(args, kwargs)
         native.check_process()
         if isinstance(self.options.strategy, Auto):
             return self._call_auto(args, kwargs)
@@ -99,6 +103,18 @@ class Core:
             if isinstance(inner, DynaflowError):
                 raise inner from None
             raise
+
+    def _with_arrays(self, args: Any, kwargs: Any) -> Any:
+        if self.options.backend == "torch":
+            raise UnsupportedError(
+                f"{self.options.name!r} runs PyTorch's own operators and got JAX arrays; schedule it "
+                "with backend='ffi' to call it from JAX, or convert with torch.from_dlpack"
+            )
+        if self._jax_side is None:
+            from dynaflow_xla.frontends.torch.jax_call import JaxSide
+
+            self._jax_side = JaxSide(self.original, self.options)
+        return self._jax_side(args, kwargs)
 
     def _call_auto(self, args: Any, kwargs: Any) -> Any:
         signature = auto.signature(args, kwargs)
@@ -267,6 +283,16 @@ class _Backend:
         )
         run: Callable[..., Any] = aot(gm, example_inputs)
         return draws.without_last(run, unused) if unused else run
+
+
+def _has_arrays(args: Any, kwargs: Any) -> bool:
+    """Whether JAX arrays are among the arguments (looked for inside of containers too)."""
+    array = sys.modules["jax"].Array
+    return any(
+        isinstance(x, array)
+        or (isinstance(x, dict | list | tuple) and _has_arrays(x.values() if isinstance(x, dict) else x, {}))
+        for x in (*args, *kwargs.values())
+    )
 
 
 def _root_function(original: Callable[..., Any]) -> Callable[..., Any]:

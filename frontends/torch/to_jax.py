@@ -10,6 +10,7 @@ caller's, with the caller's generator. That serves operators whose draw depends 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +20,10 @@ import jax.numpy as jnp
 import torch
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.jax import places
+from dynaflow_xla.frontends.jax import marks as jax_marks, places
 from dynaflow_xla.frontends.torch import aten_lowering
 from dynaflow_xla.frontends.torch.capture import Captured, Payload
+from dynaflow_xla.frontends.torch.flat import strip
 
 # Random operators of which only the sizes of tensor arguments matter.
 _DRAWN = frozenset(
@@ -122,8 +124,14 @@ class JaxFunction:
             for layout in self.layouts
         ]
 
-    def __call__(self, *arrays: Any) -> list[Any]:
-        """Arguments and results are arrays as they lie in memory."""
+    def __call__(self, *arrays: Any, inline: bool = False) -> list[Any]:
+        """Arguments and results are arrays as they lie in memory.
+
+        Args:
+            *arrays: Tensors of the graph, then what was drawn.
+            inline: Be part of somebody's JAX function: scopes and marks are what it would have
+                written itself. Otherwise scopes number the operators, for ``places.settle``.
+        """
         captured = self.captured
         env: dict[int, Any] = {}
         for value in captured.graph.inputs:
@@ -136,8 +144,9 @@ class JaxFunction:
             env[captured.graph.inputs[place]] = x
         drawn = iter(logical[len(self.tensors) :])
         draws = iter(self.draws)
+        keys: dict[Any, str] = {}
         for op in captured.graph.ops:
-            with places.scope(op.index, op.kind, op.scope):
+            with self._scope(op, inline, keys):
                 self._run(op, env, draws, drawn)
         for value, example in captured.examples.items():
             if value in env and not isinstance(example, torch.Tensor):
@@ -146,6 +155,16 @@ class JaxFunction:
             env[v] if layout.plain else jnp.transpose(env[v], layout.order)
             for v, layout in zip(self.results, self.result_layouts, strict=True)
         ]
+
+    def _scope(self, op: Any, inline: bool, keys: dict[Any, str]) -> Any:
+        if not inline:
+            return places.scope(op.index, op.kind, op.scope)
+        path = list(strip(list(op.scope)))
+        if op.mark is not None:
+            if op.mark not in keys:
+                keys[op.mark] = jax_marks.new_key(op.mark)
+            path.append(keys[op.mark])
+        return jax.named_scope("/".join(path)) if path else contextlib.nullcontext()
 
     def _run(self, op: Any, env: dict[int, Any], draws: Any, drawn: Any) -> None:
         payload: Payload = op.payload

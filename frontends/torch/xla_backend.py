@@ -244,14 +244,15 @@ def build_program(captured: Captured, options: Any, kind: str) -> Program:
             closed = jax.make_jaxpr(function)(*function.specs())
         found = jax_capture.capture(closed, 0, captured.graph.name)
         made = jax_entry.build_entry(
-            places.settle(found, captured.graph.ops), _jax_options(options, captured, kind)
+            places.settle(found, captured.graph.ops), jax_options(options, captured, kind)
         )
     made.seconds["trace"] = time.perf_counter() - t0 - sum(made.seconds.values())
     results = [(layout.physical, layout.dtype) for layout in function.result_layouts]
     return Program(function, EngineCall(made, closed.consts, results))
 
 
-def _jax_options(options: Any, captured: Captured, kind: str) -> Any:
+def jax_options(options: Any, captured: Captured, kind: str) -> Any:
+    """The JAX frontend's options for a graph."""
     made = {
         "name": captured.graph.name,
         "strategy": options.strategy,
