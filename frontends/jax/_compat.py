@@ -125,6 +125,11 @@ def registered_primitives() -> frozenset[str]:
     return frozenset(primitive.name for table in tables for primitive in table)
 
 
+def hide_frames(folder: str) -> None:
+    """Keeps the files of a folder from being taken for the user's (no public name)."""
+    source_info_util.register_exclusion(folder)
+
+
 def mlir_ir() -> Any:
     """MLIR's Python bindings (JAX exports no public name for them)."""
     from jax._src.lib.mlir import ir

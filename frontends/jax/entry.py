@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.validate import validate
 
 _state = threading.local()
+_WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
 def capturing() -> bool:
@@ -156,6 +158,19 @@ def build_entry(
         options: What the user asked for.
         batched: The same function with what is needed to split it, if it has a batch.
     """
+    with _types(captured):
+        return _build(captured, options, batched)
+
+
+def _types(captured: capture.Captured) -> Any:
+    """Context in which 64-bit values keep their type, whatever the caller's setting."""
+    wide = any(getattr(a.dtype, "name", "") in _WIDE for a in captured.avals)
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()
+
+
+def _build(
+    captured: capture.Captured, options: Options, batched: splitting.Splitting | None
+) -> Entry:
     t0 = time.perf_counter()
     strategy = options.strategy
     graph = captured.graph

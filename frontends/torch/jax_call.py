@@ -8,6 +8,7 @@ they lie at top level; inside a JAX trace they are constants, copied when it is 
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -16,13 +17,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.jax import entry as jax_entry
+from dynaflow_xla.frontends.jax import _compat, entry as jax_entry
 from dynaflow_xla.frontends.jax.scheduled import ScheduledFunction
-from dynaflow_xla.frontends.torch import to_jax
+from dynaflow_xla.frontends.torch import to_jax, torchax_table
 from dynaflow_xla.frontends.torch.aten_lowering import DTYPES
 from dynaflow_xla.frontends.torch.capture import capture
 from dynaflow_xla.frontends.torch.flat import Flat, state_of
 from dynaflow_xla.frontends.torch.xla_backend import jax_options
+
+# An operator's line is that of the user's call.
+_compat.hide_frames(os.path.dirname(__file__))
+_compat.hide_frames(torchax_table.folder())
 
 _TORCH_TYPES = {jax.numpy.dtype(v): k for k, v in DTYPES.items()}
 
@@ -34,7 +39,8 @@ class _Exported:
         examples = pytree.tree_map_only(jax.Array, _example, (args, kwargs))
         flat = Flat(original, *examples)
         tensors = [x for x in pytree.tree_leaves(examples) if isinstance(x, torch.Tensor)]
-        with torch.no_grad():
+        # Annotations, which marks are, reach the graph under preserve_node_meta only.
+        with torch.no_grad(), torch.fx.traceback.preserve_node_meta():
             program = torch.export.export(flat, tuple(tensors), strict=False)
             program = program.run_decompositions({})
         kinds = torch.export.graph_signature
@@ -114,8 +120,7 @@ def _example(x: Any) -> torch.Tensor:
 def _array(tensor: torch.Tensor, layout: to_jax.Layout, copy: bool) -> Any:
     tensor = tensor.detach().permute(layout.order).contiguous()
     with jax.enable_x64(True):
-        array = jax.dlpack.from_dlpack(tensor)
-        return jax.numpy.array(array, copy=True) if copy else array
+        return jax.dlpack.from_dlpack(tensor.clone() if copy else tensor)
 
 
 class JaxSide:

@@ -25,6 +25,22 @@ _NAME = "torchax"
 
 
 @functools.cache
+def folder() -> str:
+    """Where torchax is.
+
+    Raises:
+        UnsupportedError: it is not installed.
+    """
+    spec = importlib.util.find_spec(_NAME)
+    if spec is None or not spec.submodule_search_locations:
+        raise UnsupportedError(
+            "running a PyTorch model on XLA needs torchax, whose table of operators it uses. "
+            "Install it with: pip install 'dynaflow-xla[torch,jax]'"
+        )
+    return list(spec.submodule_search_locations)[0]
+
+
+@functools.cache
 def table() -> Mapping[Any, Callable[..., Any]]:
     """Operator (overload, or packet for all overloads) -> function over JAX arrays.
 
@@ -32,19 +48,13 @@ def table() -> Mapping[Any, Callable[..., Any]]:
         UnsupportedError: torchax is not installed, or is laid out in another way.
     """
     with _lock:
-        spec = importlib.util.find_spec(_NAME)
-        if spec is None or not spec.submodule_search_locations:
-            raise UnsupportedError(
-                "running a PyTorch model on XLA needs torchax, whose table of operators it uses. "
-                "Install it with: pip install 'dynaflow-xla[torch,jax]'"
-            )
-        folder = list(spec.submodule_search_locations)[0]
+        where = folder()
         saved = {name: sys.modules.pop(name) for name in _loaded()}
         logger = logging.getLogger()
         level = logger.level
         try:
-            _stand_in(_NAME, folder)
-            _stand_in(f"{_NAME}.ops", f"{folder}/ops")
+            _stand_in(_NAME, where)
+            _stand_in(f"{_NAME}.ops", f"{where}/ops")
             # The lowerings name this class in annotations and isinstance checks only.
             _stand_in(f"{_NAME}.tensor").Tensor = type("Tensor", (), {})  # type: ignore[attr-defined]
             logger.setLevel(logging.ERROR)  # it notes each operator that it registers twice
@@ -70,9 +80,9 @@ def _loaded() -> list[str]:
     return [name for name in sys.modules if name == _NAME or name.startswith(f"{_NAME}.")]
 
 
-def _stand_in(name: str, folder: str | None = None) -> types.ModuleType:
+def _stand_in(name: str, where: str | None = None) -> types.ModuleType:
     module = types.ModuleType(name)
-    if folder is not None:
-        module.__path__ = [folder]
+    if where is not None:
+        module.__path__ = [where]
     sys.modules[name] = module
     return module
