@@ -68,6 +68,13 @@ def test_torch_page(tmp_path: Path) -> None:
     _run("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), tmp_path)
 
 
+def test_torch_xla_page(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    page = (ROOT / "docs" / "torch_xla.md").read_text()
+    out = _run("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), tmp_path)
+    assert "backend ffi" in out and "region 0" in out
+
+
 def test_strategies_page(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", STRATEGIES.read_text(), re.DOTALL)
     out = _run("\n".join(blocks), tmp_path)
@@ -84,7 +91,8 @@ def test_timeline_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/design.md", "docs/strategies.md", "docs/timeline.md", "docs/torch.md"],
+    ["README.md", "docs/design.md", "docs/strategies.md", "docs/timeline.md", "docs/torch.md",
+     "docs/torch_xla.md"],
 )
 def test_local_links(page: str) -> None:
     path = ROOT / page
