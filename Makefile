@@ -34,7 +34,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup dev wheel demo bench bench-engine test test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format \
+.PHONY: help setup dev wheel demo bench bench-engine bench-pjrt test test-versions lint lint-ruff lint-mypy lint-imports \
+        lint-cpp format \
         cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
@@ -117,6 +118,11 @@ bench-engine: setup  ## Build and run the engine's own benchmark (BENCH_ARGS=...
 	@"$(PY)" -P -m cmake --build build/bench -j $(JOBS)
 	@"$(PY)" benchmarks/engine_native.py build/bench/dfx_engine_bench $(BENCH_ARGS)
 
+bench-pjrt: setup $(STAMPS)/deps-dev  ## Measure an XLA executable as an engine step (BENCH_ARGS=...)
+	@mkdir -p build
+	$(call cpp_build,-bench,Release,,$(pjrt_dir),-DDFX_BUILD_TESTS=OFF -DDFX_BUILD_BENCH=ON)
+	@"$(PY)" benchmarks/pjrt_execute.py $(CPP)-bench/dfx_pjrt_bench $(BENCH_ARGS)
+
 # -P keeps the repository root off sys.path; with it, `import dynaflow_xla` would find the sources.
 test: setup  ## Run the Python tests against the installed wheel (PYTEST_ARGS=...)
 	@"$(PY)" -P -m pytest --durations=10 $(PYTEST_ARGS)
@@ -198,10 +204,14 @@ format: $(STAMPS)/deps-dev  ## Rewrite the sources the way `make lint` wants the
 
 # The engine and its C++ tests alone, without Python. TSAN needs address randomisation off on kernels
 # with wide randomisation; setarch does that where it may.
+# Steps that are XLA executables are tested with the CPU plugin of the package xla-cpu-pjrt, except
+# under TSAN: it does not see the plugin's own synchronisation.
+pjrt_dir = $$("$(PY)" -P -c 'import importlib.util as u; s = u.find_spec("xla_plugins.xla_cpu_pjrt"); \
+  print(s.submodule_search_locations[0] if s else "")' 2>/dev/null || true)
 SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 cpp_build = @"$(PY)" -P -m cmake -S csrc -B $(CPP)$(1) -G Ninja -DCMAKE_BUILD_TYPE=$(2) \
     -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" -DDFX_BUILD_TESTS=ON \
-    -DCMAKE_CXX_FLAGS="$(3)" >$(CPP)$(1).log 2>&1 || { cat $(CPP)$(1).log; exit 1; }; \
+    -DCMAKE_CXX_FLAGS="$(3)" -DDFX_PJRT_DIR="$(4)" $(5) >$(CPP)$(1).log 2>&1 || { cat $(CPP)$(1).log; exit 1; }; \
   "$(PY)" -P -m cmake --build $(CPP)$(1) -j $(JOBS)
 cpp_test = @cd $(CPP)$(1) && $(2) "$(CURDIR)/$(VENV)/bin/ctest" --output-on-failure --no-tests=error \
     --timeout 300 $(CTEST_ARGS)
@@ -209,7 +219,7 @@ SANITIZE := -fno-omit-frame-pointer -fno-sanitize-recover=all
 
 cpp-test: $(STAMPS)/deps-dev  ## Build and run the C++ tests of the engine (CTEST_ARGS=...)
 	@mkdir -p build
-	$(call cpp_build,,Release,)
+	$(call cpp_build,,Release,,$(pjrt_dir))
 	$(call cpp_test,,)
 
 cpp-test-tsan: $(STAMPS)/deps-dev  ## The same under ThreadSanitizer
@@ -219,7 +229,7 @@ cpp-test-tsan: $(STAMPS)/deps-dev  ## The same under ThreadSanitizer
 
 cpp-test-asan: $(STAMPS)/deps-dev  ## The same under AddressSanitizer and UndefinedBehaviorSanitizer
 	@mkdir -p build
-	$(call cpp_build,-asan,RelWithDebInfo,$(SANITIZE) -fsanitize=address$(comma)undefined)
+	$(call cpp_build,-asan,RelWithDebInfo,$(SANITIZE) -fsanitize=address$(comma)undefined,$(pjrt_dir))
 	$(call cpp_test,-asan,UBSAN_OPTIONS=print_stacktrace=1)
 
 # ---- cleaning ------------------------------------------------------------------------------------

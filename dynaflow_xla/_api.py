@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynaflow_xla import _optional
-from dynaflow_xla.errors import PlanError, RuleError, UnsupportedError
+from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.plan import Plan
-from dynaflow_xla.rules import Rule
+from dynaflow_xla.rules import as_rules
 from dynaflow_xla.simulate import simulate as _simulate
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
@@ -72,7 +72,8 @@ def schedule(
         context: The user's own data for the strategy, as ``s.context.user``.
         select: For backends of other frameworks and devices.
         target: For backends of other frameworks and devices.
-        compiler: How PyTorch regions run: ``"eager"`` or ``"inductor"``.
+        compiler: How PyTorch regions run: ``"eager"`` (operator by operator), ``"inductor"``, or
+            ``"aoti"`` (AOTInductor: no interpreter inside a region). Compiled regions are kept on disk.
         compiler_options: JAX: passed to the compilation of every lane program. PyTorch: ``dynamic``
             and ``fullgraph`` as in ``torch.compile``, or Inductor's options.
         check: Where it could not be proved that a split keeps the values, compare on the first call.
@@ -107,7 +108,7 @@ def schedule(
     options = {
         "name": getattr(fn, "__name__", type(fn).__name__),
         "strategy": made,
-        "rules": None if rules is None else _checked_rules(rules),
+        "rules": None if rules is None else as_rules(rules),
         "lanes": count,
         "user": dict(context or {}),
         "compiler_options": dict(compiler_options) if compiler_options else None,
@@ -138,10 +139,9 @@ def _schedule_torch(
 ) -> Any:
     if batch["in_axes"] is not None:
         raise UnsupportedError("in_axes is not in this version for PyTorch; leave in_axes out")
-    torch = _optional.require("torch", "scheduling a PyTorch model", "torch")
-    if torch.__version__.startswith("2.9.") and _optional.available("torch_xla"):
+    if _has_torch_xla():
         return _schedule_torch_xla(fn, options, compiler, backend)
-    importlib.import_module("dynaflow_xla.frontends.torch._compat").check_version()
+    _optional.require("torch", "scheduling a PyTorch model", "torch")
     frontend = importlib.import_module("dynaflow_xla.frontends.torch.scheduled")
     entry = importlib.import_module("dynaflow_xla.frontends.torch.entry")
     backend = "torch" if backend == "auto" else backend
@@ -155,9 +155,14 @@ def _schedule_torch(
     return frontend.schedule(fn, entry.Options(compiler=compiler, backend=backend, **options))
 
 
-def _schedule_torch_xla(
-    fn: Any, options: Mapping[str, Any], compiler: str, backend: str
-) -> Any:
+def _has_torch_xla() -> bool:
+    """Whether the PyTorch at hand is the one that torch_xla works with, and that is installed."""
+    torch = sys.modules.get("torch")
+    version = str(getattr(torch, "__version__", ""))
+    return version.startswith("2.9.") and _optional.available("torch_xla")
+
+
+def _schedule_torch_xla(fn: Any, options: Mapping[str, Any], compiler: str, backend: str) -> Any:
     """With the one PyTorch that torch_xla works with, models go through torch_xla."""
     _optional.require("jax", "running a PyTorch model on XLA", "jax")
     if compiler != "eager" or backend not in ("auto", "ffi"):
@@ -241,24 +246,14 @@ def _refuse_unbuilt(backend: str, target: Any, select: Any, compiler: str) -> No
         raise PlanError(f"backend must be auto, ffi, xla or torch; got {backend!r}")
     if backend == "xla":
         raise UnsupportedError("backend='xla' is not in this version; use 'auto', 'ffi' or 'torch'")
-    if compiler not in ("eager", "inductor"):
-        raise PlanError(f"compiler must be eager or inductor; got {compiler!r}")
+    if compiler not in ("eager", "inductor", "aoti"):
+        raise PlanError(f"compiler must be eager, inductor or aoti; got {compiler!r}")
     for name, value, default in (
         ("target", target, None),
         ("select", select, None),
     ):
         if value != default:
             raise UnsupportedError(f"{name}={value!r} is not in this version; leave {name} out")
-
-
-def _checked_rules(given: Any) -> tuple[Any, ...]:
-    rules: tuple[Any, ...] = (given,) if isinstance(given, Rule) else tuple(given)
-    for rule in rules:
-        if not isinstance(rule, Rule):
-            raise RuleError(
-                f"rules must hold dfx.Scope, Op, Call, Module, Seq or Where objects; got {rule!r}"
-            )
-    return rules
 
 
 def _scheduled(fast: Any, caller: str, args: Any = (), kwargs: Any = {}) -> Any:  # noqa: B006

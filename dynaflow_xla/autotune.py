@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -15,9 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dynaflow_xla.errors import FallbackWarning
+from dynaflow_xla.errors import FallbackWarning, PlanError
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
+
+MIN_ROUNDS = 3
+
+
+class BudgetTooSmall(PlanError):
+    """The budget does not suffice to sample every candidate ``MIN_ROUNDS`` times."""
 
 
 def cache_dir() -> Path:
@@ -44,27 +51,37 @@ def load(key: str) -> dict[str, Any] | None:
             "choice": str(data["choice"]),
             "reason": str(data["reason"]),
             "medians_ms": {str(k): float(v) for k, v in data["medians_ms"].items()},
+            "predicted_ms": {str(k): float(v) for k, v in data.get("predicted_ms", {}).items()},
+            "left_out": {str(k): str(v) for k, v in data.get("left_out", {}).items()},
+            "seconds": float(data.get("seconds", 0.0)),
         }
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         warnings.warn(
             f"the cached decision {path} cannot be read ({error}); it is made again",
             FallbackWarning,
             stacklevel=2,
         )
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what cannot be removed is reported again
+            path.unlink()
         return None
 
 
 def store(key: str, decision: dict[str, Any]) -> None:
     """Writes a decision atomically; a folder that cannot be written to is reported, not fatal."""
     folder = cache_dir()
+    text = json.dumps(decision)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
-            json.dump(decision, file)
-        os.replace(file.name, folder / f"{key}.json")
+            try:
+                file.write(text)
+                file.close()
+                os.replace(file.name, folder / f"{key}.json")
+            except OSError:
+                os.unlink(file.name)
+                raise
     except OSError as error:
         warnings.warn(
             f"decisions cannot be kept in {folder} ({error}); they are made again in each process",
@@ -79,32 +96,46 @@ def measure(
     rounds: int = 15,
     rest_s: float = 0.0,
     sample_s: float = 5e-4,
+    tick: Callable[[str], None] | None = None,
 ) -> dict[str, float]:
     """Interleaved timing: each round samples every candidate once, in rotating order.
 
     Args:
         runs: Name -> a function that runs the candidate to completion.
-        budget_s: Stop after this long (at least three rounds).
+        budget_s: Stop after this long; compiling and first calls do not count.
         rounds: Most rounds.
         rest_s: Rest before each sample, for programs whose library threads spin on after a call.
         sample_s: A sample is one untimed call, then calls for about this long.
+        tick: Told how far it is.
 
     Returns:
         Name -> median milliseconds.
+
+    Raises:
+        BudgetTooSmall: it does not suffice for ``MIN_ROUNDS`` rounds.
     """
-    fastest = math.inf
-    for run in runs.values():
+    tell = tick or (lambda _: None)
+    once: dict[str, float] = {}
+    for name, run in runs.items():
+        tell(f"first call of {name}")
         run()  # compiles
         t0 = time.perf_counter()
         run()
-        fastest = min(fastest, time.perf_counter() - t0)
-    calls = max(1, min(50, math.ceil(sample_s / max(fastest, 1e-9))))
+        once[name] = time.perf_counter() - t0
+    calls = max(1, min(50, math.ceil(sample_s / max(min(once.values()), 1e-9))))
+    need = MIN_ROUNDS * sum(rest_s + (1 + calls) * seconds for seconds in once.values())
+    if need > budget_s:
+        raise BudgetTooSmall(
+            f"{budget_s:g} s do not suffice to measure {len(runs)} candidates {MIN_ROUNDS} times, which "
+            f"takes about {need:.2g} s: give dfx.tune or Auto a larger budget_s"
+        )
     samples: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     start = time.perf_counter()
     for turn in range(rounds):
-        if turn >= 3 and time.perf_counter() - start > budget_s:
+        if turn >= MIN_ROUNDS and time.perf_counter() - start > budget_s:
             break
+        tell(f"round {turn + 1} of at most {rounds}")
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             if rest_s > 0.0:
@@ -121,6 +152,8 @@ def pick(medians: dict[str, float], baseline: str, margin: float) -> tuple[str, 
     """The fastest name and a sentence; the baseline wins unless beaten by ``margin``."""
     best = min(medians, key=lambda name: medians[name])
     base = medians[baseline]
+    if len(medians) == 1:
+        return baseline, f"the original ({base:.3g} ms) is the only candidate"
     if best == baseline or medians[best] > base * (1 - margin):
         second = min((v, k) for k, v in medians.items() if k != baseline)
         return (

@@ -73,6 +73,9 @@ class Op:
         scope: Name scope, outermost first: ("encoder", "layer_0", "attention").
         call_path: Enclosing nested functions, outermost first, each with its call number:
             ("block#3", "relu#0"): two calls of one function are two instances.
+        scope_calls: For each component of ``scope`` how many functions of ``call_path`` were entered
+            before it: a call inside a scope belongs to the same use of it, a scope inside a call to
+            that call. () where the scope itself tells its uses apart.
         classes: For each component of ``scope`` the class of that module, "" if it is none.
         flops: Estimated floating point (or comparison) operations.
         bytes_moved: Estimated bytes read and written.
@@ -96,6 +99,7 @@ class Op:
     outputs: tuple[int, ...]
     scope: tuple[str, ...] = ()
     call_path: tuple[str, ...] = ()
+    scope_calls: tuple[int, ...] = ()
     classes: tuple[str, ...] = ()
     flops: float = 0.0
     bytes_moved: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 from dynaflow_xla.ir import PartitionedGraph, Region
@@ -50,6 +51,8 @@ def _region_dict(region: Region) -> dict[str, object]:
         "cost_ns": region.cost_ns,
         "outer": region.outer,
         "rule": region.rule,
+        "nano": region.nano,
+        "merge": region.merge,
         "source": str(region.source) if region.source else None,
     }
 
@@ -62,9 +65,17 @@ def graph_json(pg: PartitionedGraph) -> str:
         "inputs": list(graph.inputs),
         "outputs": list(graph.outputs),
         "values": [
-            {"id": v.id, "shape": list(v.shape), "dtype": v.dtype, "bytes": v.bytes}
+            {
+                "id": v.id,
+                "shape": list(v.shape),
+                "dtype": v.dtype,
+                "bytes": v.bytes,
+                "weak_type": v.weak_type,
+            }
             for v in graph.values
         ],
+        "views": [dataclasses.asdict(view) for view in graph.views],
+        "joins": [dataclasses.asdict(join) for join in graph.joins],
         "ops": [
             {
                 "index": op.index,

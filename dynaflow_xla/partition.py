@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 from dynaflow_xla.clusters import Cluster, Seed, contract, grow, topological
-from dynaflow_xla.errors import RuleError
 from dynaflow_xla.ir import Graph, Op, PartitionedGraph, Region, Resource, Source
-from dynaflow_xla.rules import Rule, check_matches
+from dynaflow_xla.rules import Rule, as_rules, check_matches
 
 CALL_SHARE, CALL_NS = 0.05, 20_000.0
 """A nested function call is a region of its own from this share of the cost and this long."""
@@ -45,7 +45,8 @@ def partition(
         RuleError: a rule matches nothing, or is no rule.
     """
     live = _live(graph)
-    seeds = _seeds(graph, live, rules)
+    notes: list[str] = []
+    seeds = _seeds(graph, live, rules, notes)
     generated = _generated(graph, live, seeds)
     placed = [i for i in live if i not in generated]
     clusters = contract(graph, grow(graph, placed, seeds), max_regions)
@@ -55,7 +56,6 @@ def partition(
         ops += sorted(generated)  # those a region does not read are dropped below
         ops.sort()
     regions = _regions(graph, [c for c in order if c.id in ops_of], ops_of)
-    notes = []
     dead = len(graph.ops) - len(live)
     if dead:
         notes.append(f"{dead} operators whose results nobody reads were left out")
@@ -78,16 +78,21 @@ def _generated(graph: Graph, live: list[int], seeds: dict[int, Seed]) -> set[int
     for index in live:
         if graph.ops[index].outer:
             taken.update(graph.ops[index].inputs)
-    return {
-        index
-        for index in live
-        if graph.ops[index].generator
-        and not (index in seeds and seeds[index].fixed)
-        and taken.isdisjoint(graph.ops[index].outputs)
-    }
+    generated: set[int] = set()
+    repeated: set[int] = set()  # values
+    for index in live:
+        op = graph.ops[index]
+        fixed = index in seeds and seeds[index].fixed
+        # What reads a generator that stays where it is must run after that.
+        if op.generator and not fixed and taken.isdisjoint(op.outputs) and repeated >= {*op.inputs}:
+            generated.add(index)
+            repeated.update(op.outputs)
+    return generated
 
 
-def _seeds(graph: Graph, live: list[int], rules: Sequence[Rule] | None) -> dict[int, Seed]:
+def _seeds(
+    graph: Graph, live: list[int], rules: Sequence[Rule] | None, notes: list[str]
+) -> dict[int, Seed]:
     seeds: dict[int, Seed] = {}
     for index in live:
         op = graph.ops[index]
@@ -103,11 +108,8 @@ def _seeds(graph: Graph, live: list[int], rules: Sequence[Rule] | None) -> dict[
                 resource=mark.resource, tags=mark.tags, rule=f"mark({mark.name!r})",
             )  # fmt: skip
     alive = set(live)
-    for number, rule in enumerate(rules or ()):
-        if not isinstance(rule, Rule):
-            raise RuleError(
-                f"rules must be dfx.Scope, Op, Call, Module, Seq or Where; got {rule!r}"
-            )
+    for number, rule in enumerate(() if rules is None else as_rules(rules)):
+        before = len(seeds)
         for instance, (name, ops) in enumerate(check_matches(rule, graph)):
             seed = Seed(
                 ("rule", number, instance), rule.name or name, fixed=True,
@@ -116,6 +118,11 @@ def _seeds(graph: Graph, live: list[int], rules: Sequence[Rule] | None) -> dict[
             for index in ops:
                 if index in alive:
                     seeds.setdefault(index, seed)
+        if len(seeds) == before:
+            notes.append(
+                f"rule {rule.text()} has no effect: what it matches is left out, or has a mark or an "
+                "earlier rule"
+            )
     if rules is None:
         _default_seeds(graph, live, seeds)
     return seeds
@@ -207,7 +214,7 @@ def _regions(graph: Graph, order: list[Cluster], ops_of: dict[int, list[int]]) -
                 if value not in made:
                     read_by.setdefault(value, set()).add(number)
     outputs = set(graph.outputs)
-    names: dict[str, int] = {}
+    names: set[str] = set()
     regions = []
     for number, (cluster, ops) in enumerate(zip(order, region_ops, strict=True)):
         made = {v for i in ops for v in graph.ops[i].outputs}
@@ -217,15 +224,16 @@ def _regions(graph: Graph, order: list[Cluster], ops_of: dict[int, list[int]]) -
         costliest = max(members, key=lambda op: op.cost_ns)
         seed = cluster.seed
         name = seed.name if seed is not None else costliest.kind
-        count = names.get(name, 0)
-        names[name] = count + 1
+        if name in names:
+            name = next(free for k in count(1) if (free := f"{name}_{k}") not in names)
+        names.add(name)
         flops = sum(op.flops for op in members)
         moved = sum(op.bytes_moved for op in members)
         outer = bool(seed and seed.outer)
         regions.append(
             Region(
                 id=number,
-                name=name if count == 0 else f"{name}_{count}",
+                name=name,
                 ops=tuple(ops),
                 inputs=tuple(inputs),
                 outputs=tuple(v for v in own if v in outputs or v in read_by),

@@ -20,12 +20,10 @@ def _check_labels(what: str, name: Any, resource: Any, tags: Any) -> frozenset[s
         raise RuleError(f"{what}: name must be a non-empty string; got {name!r}")
     if resource is not None and resource not in RESOURCES:
         raise RuleError(f"{what}: resource must be one of {', '.join(RESOURCES)}; got {resource!r}")
-    if isinstance(tags, str) or not isinstance(tags, Iterable):
-        raise RuleError(f"{what}: tags must be a collection of strings; got {tags!r}")
-    labels = frozenset(tags)
+    labels = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else (None,)
     if not all(isinstance(tag, str) for tag in labels):
-        raise RuleError(f"{what}: tags must be strings; got {sorted(map(repr, labels))}")
-    return labels
+        raise RuleError(f"{what}: tags must be a collection of strings; got {tags!r}")
+    return frozenset(labels)
 
 
 class Rule:
@@ -95,7 +93,7 @@ _REPEATED = re.compile(r"@\d+(?=/|$)")
 
 
 class Scope(Rule):
-    """Operators under a name scope: ``Scope("**/self_attn")``. One region an instance.
+    """Operators under a name scope: ``Scope("**/self_attn")``. One region a scope and enclosing call.
 
     The pattern is a glob over the scope path joined by "/", where ``**`` spans components; it
     matches an operator if it matches the path or one of its leading parts. In PyTorch the path is
@@ -117,7 +115,8 @@ class Scope(Rule):
                     if self._regex.fullmatch(path) or self._regex.fullmatch(
                         _REPEATED.sub("", path)
                     ):
-                        yield (path, op.call_path[:1]), op.scope[depth - 1], op.index
+                        calls = op.scope_calls[depth - 1] if op.scope_calls else 0
+                        yield (path, op.call_path[:calls]), op.scope[depth - 1], op.index
                         break
 
         return _grouped(matches())
@@ -275,31 +274,27 @@ class Seq(Rule):
         taken: set[int] = set()
         found = []
         for op in graph.ops:
-            chain = self._chain(graph, consumers, op, taken)
+            if op.index in taken or not self._fits(self.rules[0], op):
+                continue
+            chain = self._chain(graph, consumers, [op.index], taken)
             if chain:
                 taken.update(chain)
                 found.append(("_".join(graph.ops[i].kind for i in chain), chain))
         return found
 
     def _chain(
-        self, graph: Graph, consumers: dict[int, list[int]], first: GraphOp, taken: set[int]
+        self, graph: Graph, consumers: dict[int, list[int]], chain: list[int], taken: set[int]
     ) -> list[int]:
-        if first.index in taken or not self._fits(self.rules[0], first):
-            return []
-        chain = [first.index]
-        for rule in self.rules[1:]:
-            after = sorted(
-                {
-                    user
-                    for value in graph.ops[chain[-1]].outputs
-                    for user in consumers.get(value, ())
-                    if user not in taken and self._fits(rule, graph.ops[user])
-                }
-            )
-            if not after:
-                return []
-            chain.append(after[0])
-        return chain
+        """The first whole chain that goes on from ``chain``, in program order; [] if there is none."""
+        if len(chain) == len(self.rules):
+            return chain
+        after = {user for v in graph.ops[chain[-1]].outputs for user in consumers.get(v, ())}
+        for user in sorted(after - taken):
+            if self._fits(self.rules[len(chain)], graph.ops[user]):
+                whole = self._chain(graph, consumers, [*chain, user], taken)
+                if whole:
+                    return whole
+        return []
 
     def near_misses(self, graph: Graph) -> list[str]:
         """See :class:`Rule`."""
@@ -308,6 +303,17 @@ class Seq(Rule):
     def text(self) -> str:
         """See :class:`Rule`."""
         return f"Seq({', '.join(rule.text() for rule in self.rules)})"
+
+
+def as_rules(given: Any) -> tuple[Rule, ...]:
+    """The rules of an option or a strategy; RuleError if it is no collection of rules."""
+    rules = (given,) if isinstance(given, Rule) or not isinstance(given, Iterable) else tuple(given)
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise RuleError(
+                f"rules must be dfx.Scope, Op, Call, Module, Seq or Where objects; got {rule!r}"
+            )
+    return rules
 
 
 def check_matches(rule: Rule, graph: Graph) -> list[tuple[str, list[int]]]:

@@ -191,6 +191,8 @@ class _Validator:
                     raise PlanError(f"{what} is not a slice of the graph, at the plan's beginning")
             else:
                 self._tiles(what, instruction, out)
+                if instruction.axis not in {j.axis for j in graph.joins if j.value == out.value}:
+                    raise PlanError(f"{what} is along axis {instruction.axis}, unlike the graph's")
                 if number < len(plan.instructions) - merges:
                     raise PlanError(f"{what} must come after all launches")
         for buffer in plan.buffers:
@@ -228,6 +230,11 @@ class _Validator:
             for buffer in (*launch.ins, *launch.outs):
                 if not 0 <= buffer < len(self.plan.buffers):
                     raise PlanError(f"{self._describe(number)}: there is no buffer {buffer}")
+            if launch.nano != region.nano:
+                raise PlanError(
+                    f"{self._describe(number)} must be of nano-batch {region.nano}; it says "
+                    f"{launch.nano}"
+                )
             read = tuple(self.plan.buffers[b].value for b in launch.ins)
             if read != region.inputs:
                 raise PlanError(

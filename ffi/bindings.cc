@@ -9,11 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "aoti.h"
 #include "blas_limit.h"
 #include "dfx/engine.h"
 #include "dfx/lane.h"
 #include "dfx/program.h"
 #include "dfx/version.h"
+#include "program_handle.h"
 #include "python_launcher.h"
 #include "registry.h"
 #include "xla_handlers.h"
@@ -25,17 +27,6 @@ namespace {
 
 // A C step that does nothing, for measuring the engine itself.
 int NoOp(void*, const Buffer*, int, Buffer*, int, Lane*) { return 0; }
-
-// A program under construction or finished; the Python handle that owns it.
-struct ProgramHandle {
-  std::shared_ptr<Program> program;
-  bool finished = false;
-  bool limit_blas = false;
-};
-
-void RequireOpen(const ProgramHandle& handle) {
-  if (handle.finished) throw nb::value_error("the program is finished and can no longer change");
-}
 
 nb::object RunProgram(const ProgramHandle& handle, const std::vector<uintptr_t>& args,
                       const std::vector<uintptr_t>& results, bool profile) {
@@ -160,6 +151,8 @@ NB_MODULE(_engine, m) {
       .def("run", &RunProgram, nb::arg("args"), nb::arg("results"), nb::arg("profile") = false,
            "Runs once over raw addresses; returns trace records (id, lane, start_ns, end_ns).");
 
+  BindAoti(m);
+  BindCuda(m);
   m.def("is_registered",
         [](const std::string& hash) { return FindProgram(hash).program != nullptr; });
   m.def("release_pending", &ReleasePending);

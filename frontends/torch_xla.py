@@ -244,8 +244,6 @@ def _refuse(program: torch.export.ExportedProgram) -> None:
 class _XlaCore(Core):
     """Schedules through torch_xla: a program for each signature, no gradients."""
 
-    supported = ((2, 9), (2, 10))
-
     def __init__(self, original: Any, options: Options) -> None:
         program = original if isinstance(original, torch.export.ExportedProgram) else None
         super().__init__(original if program is None else program.module(), options)
@@ -308,6 +306,12 @@ class _XlaCore(Core):
             original = self._program if self._program is not None else self.original
             self.children[key] = _XlaCore(original, replace(self.options, strategy=strategy))
         return self.children[key]
+
+    def _with_arrays(self, args: Any, kwargs: Any) -> Any:
+        raise UnsupportedError(
+            f"{self.options.name!r} is scheduled for PyTorch and got a JAX array; convert it with "
+            "torch.from_dlpack before the call"
+        )
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
         leaves = pytree.tree_leaves((args, kwargs))

@@ -18,13 +18,22 @@ Call::Call(const Program& program)
   }
 }
 
-Call::~Call() { std::free(scratch_); }
+Call::Call(const Program& program, void* device_scratch)
+    : program_(program),
+      scratch_(static_cast<char*>(device_scratch)),
+      lane_done_(std::make_unique<std::atomic<bool>[]>(static_cast<size_t>(program.n_lanes()))) {}
+
+Call::~Call() {
+  if (events_ != nullptr) std::free(scratch_);
+}
 
 void Call::Reset(void* const* args, void* const* results, bool profile) {
   args_ = args;
   results_ = results;
   profile_ = profile;
-  for (int e = 0; e < program_.n_events(); ++e) events_[static_cast<size_t>(e)].Reset();
+  if (events_ != nullptr) {
+    for (int e = 0; e < program_.n_events(); ++e) events_[static_cast<size_t>(e)].Reset();
+  }
   // Lanes the program does not use count as done: none of their steps may lower the count below.
   for (int l = 0; l < program_.n_lanes(); ++l) {
     lane_done_[static_cast<size_t>(l)].store(true, std::memory_order_relaxed);
@@ -68,6 +77,7 @@ void Call::Fail(std::string_view message) noexcept {
     }
     failed_.store(true, std::memory_order_release);
   }
+  if (events_ == nullptr) return;
   for (int e = 0; e < program_.n_events(); ++e) events_[static_cast<size_t>(e)].Abort();
 }
 
@@ -77,6 +87,11 @@ std::string Call::error() const {
 }
 
 void Call::FailNoEvent(int event) {
+  if (events_ == nullptr) {
+    Fail("a step of '" + program_.name() + "' signals or awaits event " + std::to_string(event) +
+         " itself, which works on host lanes only");
+    return;
+  }
   Fail("a step of '" + program_.name() + "' names event " + std::to_string(event) + " of " +
        std::to_string(program_.n_events()));
 }

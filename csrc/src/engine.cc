@@ -16,6 +16,7 @@
 #include "affinity.h"
 #include "dfx/call.h"
 #include "dfx/lane.h"
+#include "run_step.h"
 #include "spin.h"
 
 namespace dfx {
@@ -108,52 +109,6 @@ class HostLane : public Lane {
   int kept_off_ = -1;
 };
 
-// Buffers of one launch; on the stack unless there are many.
-class BufferList {
- public:
-  Buffer* Resolve(const Call& call, const std::vector<int32_t>& ids) {
-    Buffer* list = small_;
-    if (ids.size() > kSmall) {
-      large_.resize(ids.size());
-      list = large_.data();
-    }
-    for (size_t i = 0; i < ids.size(); ++i) list[i] = call.GetBuffer(ids[i]);
-    return list;
-  }
-
- private:
-  static constexpr size_t kSmall = 16;
-  Buffer small_[kSmall];
-  std::vector<Buffer> large_;
-};
-
-void FailStep(Call& call, const LaunchDesc& launch, std::string_view how,
-              std::string_view why) noexcept {
-  try {
-    std::string text = "step '" + launch.name + "'";
-    call.Fail(text.append(how).append(why));
-  } catch (const std::bad_alloc&) {
-    call.Fail(kOutOfMemory);
-  }
-}
-
-void RunLaunch(Lane& lane, Call& call, const LaunchDesc& launch, BufferList& ins,
-               BufferList& outs) {
-  try {
-    const int status =
-        launch.launcher.fn(launch.launcher.user.get(), ins.Resolve(call, launch.ins),
-                           static_cast<int>(launch.ins.size()), outs.Resolve(call, launch.outs),
-                           static_cast<int>(launch.outs.size()), &lane);
-    if (status != 0 && !call.failed()) {
-      FailStep(call, launch, " failed with status ", std::to_string(status));
-    }
-  } catch (const std::exception& e) {
-    FailStep(call, launch, ": ", e.what());
-  } catch (...) {
-    FailStep(call, launch, " threw something that is no std::exception", "");
-  }
-}
-
 }  // namespace
 
 void RunLane(Lane& lane, Call& call) noexcept {
@@ -175,12 +130,7 @@ void RunLane(Lane& lane, Call& call) noexcept {
       continue;
     }
     const LaunchDesc& launch = program.launches()[static_cast<size_t>(instr.a)];
-    if (call.IsLaneDone(lane.index())) {
-      // The caller may have its buffers back already: this step must not see them.
-      FailStep(call, launch, " comes after its lane was said to be done", "");
-      break;
-    }
-    RunLaunch(lane, call, launch, ins, outs);
+    RunStep(lane, call, launch, ins, outs);
     if (profile) call.Trace(-1 - instr.a, lane.index(), t0, NowNs());
   }
   lane.SetCurrent(nullptr);
@@ -252,16 +202,8 @@ Engine::Result Engine::RunOrThrow(const std::shared_ptr<const Program>& program,
   auto refuse = [](std::string why) { return Result{false, std::move(why), {}}; };
   if (forked()) return refuse("process was forked after the engine started");
   if (in_lane) return refuse("a step of a plan called the engine: nested runs would deadlock");
-  if (program == nullptr) return refuse("there is no program to run");
-  if (!program->finished()) {
-    return refuse("program '" + program->name() + "' was not finished: call Finish first");
-  }
-  if ((args == nullptr && program->n_args() > 0) ||
-      (results == nullptr && program->n_results() > 0)) {
-    return refuse("program '" + program->name() + "' takes " + std::to_string(program->n_args()) +
-                  " arguments and " + std::to_string(program->n_results()) +
-                  " results; got a null list");
-  }
+  std::string bad = CheckCallable(program.get(), args, results);
+  if (!bad.empty()) return refuse(std::move(bad));
   if (program->used_lanes().empty()) return Result{};
 
   std::shared_ptr<Ticket> ticket;

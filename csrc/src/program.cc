@@ -112,7 +112,7 @@ std::string Program::Finish() {
   return "";
 }
 
-std::string Program::CheckOrder() const {
+std::string Program::CheckOrder() {
   std::vector<int> recorded(static_cast<size_t>(n_events_), 0);
   std::vector<int> waited(static_cast<size_t>(n_events_), 0);
   for (const auto& lane : lanes_) {
@@ -131,17 +131,21 @@ std::string Program::CheckOrder() const {
       return "event " + std::to_string(e) + " is waited for and never recorded";
     }
   }
-  // Run the lanes symbolically: if none can go on and some is not done, they never will.
+  issue_order_.clear();
+  // Run the lanes symbolically: if none can go on and some is not done, they never will. A turn
+  // takes each lane to its next launch, so that a thread that issues for all lanes feeds them
+  // evenly.
   std::vector<size_t> at(lanes_.size(), 0);
   std::vector<bool> done(static_cast<size_t>(n_events_), false);
   for (bool moved = true; moved;) {
     moved = false;
     for (size_t lane = 0; lane < lanes_.size(); ++lane) {
-      while (at[lane] < lanes_[lane].size()) {
+      for (bool launched = false; !launched && at[lane] < lanes_[lane].size(); ++at[lane]) {
         const Instr& instr = lanes_[lane][at[lane]];
         if (instr.kind == Instr::kWait && !done[static_cast<size_t>(instr.a)]) break;
         if (instr.kind == Instr::kRecord) done[static_cast<size_t>(instr.a)] = true;
-        ++at[lane];
+        launched = instr.kind == Instr::kLaunch;
+        issue_order_.push_back({static_cast<int32_t>(lane), instr});
         moved = true;
       }
     }

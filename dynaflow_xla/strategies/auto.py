@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from dynaflow_xla.errors import PlanError
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.branches import Branches
+from dynaflow_xla.strategies.nano_batch import NanoBatch
 from dynaflow_xla.strategies.sequential import Sequential
 
 
 class Auto(Strategy):
     """Measures candidates once a signature at a top-level call and keeps the fastest.
 
-    Inside a trace without a decision the original runs. Functions with effects are never measured.
-    Decisions are kept on disk (``DYNAFLOW_XLA_CACHE_DIR``, default ``~/.cache/dynaflow_xla``).
+    Candidates are planned and simulated first; those that the simulator puts far behind are not
+    compiled. Inside a trace without a decision the original runs. Functions with effects are never
+    measured. Decisions are kept on disk (``DYNAFLOW_XLA_CACHE_DIR``, default ``~/.cache/dynaflow_xla``).
 
     Args:
         budget_s: Seconds to spend on one signature, compiling not counted.
@@ -24,13 +27,28 @@ class Auto(Strategy):
     def __init__(
         self, budget_s: float = 2.0, margin: float = 0.03, min_cost_ns: float = 20_000.0
     ) -> None:
+        for name, value in (
+            ("budget_s", budget_s),
+            ("margin", margin),
+            ("min_cost_ns", min_cost_ns),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+                raise PlanError(f"Auto({name}=...) must be a number >= 0; got {value!r}")
         self.budget_s = budget_s
         self.margin = margin
         self.min_cost_ns = min_cost_ns
 
-    def candidates(self, lanes: int) -> list[Strategy]:
-        """Strategies to measure beside the original."""
-        return [Branches(lanes=lanes), Sequential()]
+    def candidates(self, lanes: int, *, batched: bool = False) -> list[Strategy]:
+        """Strategies to measure beside the original.
+
+        Args:
+            lanes: Number of lanes.
+            batched: Whether batch axes are known, so that nano-batches are possible.
+        """
+        made: list[Strategy] = [Branches(lanes=lanes), Sequential()]
+        if batched and lanes > 1:
+            made += [NanoBatch(n) for n in dict.fromkeys((lanes, 2 * lanes))]
+        return made
 
     def schedule(self, s: Any) -> None:
         """As ``Branches``; a frontend replaces Auto by what it chose."""

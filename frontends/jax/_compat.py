@@ -13,18 +13,6 @@ from jax.extend import core as jcore
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ir import Source
 
-MIN_JAX = (0, 10)
-
-
-def check_version() -> None:
-    """Raises UnsupportedError if the installed JAX is too old."""
-    version = tuple(int(part) for part in jax.__version__.split(".")[:2])
-    if version < MIN_JAX:
-        raise UnsupportedError(
-            f"dynaflow_xla needs jax >= {MIN_JAX[0]}.{MIN_JAX[1]}; found {jax.__version__}. "
-            "Upgrade with: pip install -U 'dynaflow-xla[jax]'"
-        )
-
 
 def traced_consts(traced: Any) -> list[Any]:
     """Closed-over values that ``jitted.trace`` put in front of the arguments (no public name)."""

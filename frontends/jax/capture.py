@@ -117,6 +117,7 @@ class _Builder:
         jaxpr: Any,
         env: dict[Any, Any],
         scope: list[str],
+        scope_calls: tuple[int, ...],
         call_path: tuple[str, ...],
         caller: Source | None = None,
         entered: dict[str, tuple[str, ...]] | None = None,
@@ -133,6 +134,7 @@ class _Builder:
             name = eqn.primitive.name
             local = marks.split_scope(str(eqn.source_info.name_stack))
             inner_scope = scope + local
+            inner_calls = scope_calls + (len(call_path),) * len(local)
             marked = dict(entered or {})
             for component in local:
                 if marks.is_mark(component):
@@ -153,7 +155,7 @@ class _Builder:
                     path = (*call_path, f"{label}#{self.calls[label]}")
                     self.calls[label] += 1
                 line = _compat.user_source(eqn) or caller
-                self.inline(inner, inner_env, inner_scope, path, line, marked)
+                self.inline(inner, inner_env, inner_scope, inner_calls, path, line, marked)
                 for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
                     env[var] = atom if isinstance(atom, jcore.Literal) else inner_env[atom]
                 continue
@@ -180,6 +182,7 @@ class _Builder:
                     outputs=outputs,
                     scope=tuple(marks.plain_name(part) for part in inner_scope),
                     call_path=call_path,
+                    scope_calls=inner_calls,
                     flops=flops,
                     bytes_moved=moved,
                     cost_ns=cost,
@@ -210,7 +213,7 @@ def capture(closed: Any, n_consts: int, name: str) -> Captured:
         number = builder.value(var.aval, -1)
         env[var] = number
         inputs.append(number)
-    builder.inline(jaxpr, env, [], ())
+    builder.inline(jaxpr, env, [], (), ())
     outputs: list[Any] = []
     is_value = []
     for atom in jaxpr.outvars:

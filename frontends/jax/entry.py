@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from dynaflow_xla import progress
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import blas, xla
 from dynaflow_xla.frontends.jax import call, capture, lower, split as splitting
@@ -64,7 +65,6 @@ class Entry:
         captured: Graph with payloads.
         pg: Its regions.
         plan: The validated plan.
-        stages: Compiled stages with the outer launch that follows each.
         seconds: Time spent by step: "partition", "plan", "compile".
     """
 
@@ -73,11 +73,33 @@ class Entry:
     pg: PartitionedGraph
     plan: Plan
     functions: dict[int, Callable[..., list[Any]]]
-    stages: list[tuple[lower.Stage | None, Launch | None]]
     seconds: dict[str, float]
     split: splitting.Split | None = None
     compared: bool = False
     notes: list[str] = field(default_factory=list)
+    _stages: list[tuple[lower.Stage | None, Launch | None]] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def compiled(self) -> list[tuple[lower.Stage | None, Launch | None]]:
+        """``stages`` if they were needed already, else empty."""
+        return self._stages or []
+
+    @property
+    def stages(self) -> list[tuple[lower.Stage | None, Launch | None]]:
+        """Stages with the outer launch that follows each; compiled when first needed."""
+        with self._lock:
+            if self._stages is None:
+                t0 = time.perf_counter()
+                xla.ensure_registered()
+                lanes = len({i.lane for i in self.plan.instructions if isinstance(i, Launch)})
+                with progress.report(f"compiling {self.options.name!r}: {lanes} lane programs"):
+                    self._stages = build_stages(
+                        self.captured, self.pg, self.plan, self.functions, self.options
+                    )
+                blas.register()  # lowering the first program that needs LAPACK has loaded it
+                self.seconds["compile"] = time.perf_counter() - t0
+            return self._stages
 
     @property
     def unproven(self) -> bool:
@@ -151,7 +173,7 @@ def build_entry(
     options: Options,
     batched: splitting.Splitting | None = None,
 ) -> Entry:
-    """Partitions, plans, validates and compiles a captured function.
+    """Partitions, plans and validates a captured function; it is compiled when it first runs.
 
     Args:
         captured: The function at its full size.
@@ -215,11 +237,8 @@ def _build(
             functions[region.id] = lower.replaced_function(
                 decision.replace, captured, region, str(decision.source)
             )
-    xla.ensure_registered()
-    stages = build_stages(captured, pg, plan, functions, options)
-    blas.register()  # here, because lowering the first program that needs LAPACK has loaded it
-    seconds = {"partition": t1 - t0, "plan": t2 - t1, "compile": time.perf_counter() - t2}
-    return Entry(options, captured, pg, plan, functions, stages, seconds, split)
+    seconds = {"partition": t1 - t0, "plan": t2 - t1}
+    return Entry(options, captured, pg, plan, functions, seconds, split)
 
 
 def build_stages(

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from dynaflow_xla.errors import PlanError, VerificationError
-from dynaflow_xla.frontends.jax import auto, entry
+from dynaflow_xla.frontends.jax import auto, entry, lower
 from dynaflow_xla.plan import Launch
 from dynaflow_xla.strategies.auto import Auto
 
@@ -48,13 +48,13 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
     lines.append(
         f"lanes {made.plan.lanes}, events {made.plan.events}, scratch {made.plan.scratch_bytes} bytes, "
         f"copied per call {made.plan.copied_bytes} bytes, custom calls "
-        f"{sum(stage is not None for stage, _ in made.stages)}"
+        f"{sum(bool(instructions) for instructions, _ in lower.split_stages(made.plan))}"
     )
     lines.append(
         "time to make: "
         + ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in made.seconds.items())
     )
-    copied = sum(p.copied_views for s, _ in made.stages if s is not None for p in s.lane_programs)
+    copied = sum(p.copied_views for s, _ in made.compiled if s is not None for p in s.lane_programs)
     if copied:
         lines.append(f"note: {copied} input views so far were not 64-byte aligned and were copied")
     for op in made.captured.graph.ops:
@@ -66,8 +66,7 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
         if choice is None:
             lines.append("auto: nothing decided yet for these arguments (a top-level call decides)")
         else:
-            what = "the original runs" if choice.child is None else f"{choice.child!r} runs"
-            lines.append(f"auto: {what}; {choice.reason}")
+            lines += choice.lines()
         if fast._step_back:
             lines.append(
                 f"auto: another Python thread is busy; the original runs for {fast._step_back} calls"
@@ -193,11 +192,6 @@ def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
         raise PlanError(f"tune measures Auto's candidates; this function has {strategy!r}")
     if not budget_s > 0:
         raise PlanError(f"budget_s must be a positive number of seconds; got {budget_s!r}")
-    before = strategy.budget_s
-    strategy.budget_s = budget_s
-    try:
-        choice = auto.choose(fast, args, kwargs)
-    finally:
-        strategy.budget_s = before
+    choice = auto.choose(fast, args, kwargs, budget_s=budget_s)
     fast._choices[fast._signature(args, kwargs)] = choice
     return choice

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.jax import entry, lower, physical
+from dynaflow_xla.frontends.jax import auto, entry, lower, physical
 from dynaflow_xla.measured import Measured, Trace
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.timeline import Timeline
@@ -27,9 +27,7 @@ def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
     if isinstance(fast._options.strategy, Auto):
         choice = fast.decision(args, kwargs)
         child = choice.child if choice is not None else None
-        target = child or fast.with_strategy(
-            fast._options.strategy.candidates(fast._options.lanes)[0]
-        )
+        target = child or fast.with_strategy(auto.candidates_of(fast)[0])
     made: entry.Entry = target.planned(args, kwargs)
     inputs = target.flat_inputs(args, kwargs)
     if any(isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) for x in inputs):

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from dynaflow_xla import autotune
 from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import (
@@ -42,7 +43,6 @@ class ScheduledFunction:
     """
 
     def __init__(self, fn: Callable[..., Any], options: entry.Options, *, check: bool = True):
-        _compat.check_version()
         jitted: Any = fn if _compat.is_jitted(fn) else jax.jit(fn)
         self.original = jitted
         self._options = options
@@ -269,7 +269,10 @@ class ScheduledFunction:
                 for leaf in jax.tree_util.tree_leaves((args, kwargs))
             ):
                 return self.original(*args, **kwargs)  # never measures inside somebody's trace
-            choice = auto.choose(self, args, kwargs)
+            try:
+                choice = auto.choose(self, args, kwargs)
+            except autotune.BudgetTooSmall as error:
+                choice = auto.Choice(None, str(error))
             self._choices[signature] = choice
             if len(self._choices) > _MAX_CHOICES:
                 self._choices.pop(next(iter(self._choices)))
@@ -307,9 +310,7 @@ class ScheduledFunction:
             made = self.decision(args, kwargs)
             child = made.child if made is not None else None
             if child is None:
-                child = self.with_strategy(
-                    self._options.strategy.candidates(self._options.lanes)[0]
-                )
+                child = self.with_strategy(auto.candidates_of(self)[0])
             return child.planned(args, kwargs)
         return self._entry(args, kwargs)[2]
 

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-
-from dynaflow_xla.errors import UnsupportedError
-
-MIN_TORCH, MAX_TORCH = (2, 11), (2, 16)
-
-
-def check_version(
-    minimum: tuple[int, int] = MIN_TORCH, maximum: tuple[int, int] = MAX_TORCH
-) -> None:
-    """Raises UnsupportedError if the installed PyTorch is outside the tested range."""
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if not minimum <= version < maximum:
-        raise UnsupportedError(
-            f"dynaflow_xla works with torch >= {MIN_TORCH[0]}.{MIN_TORCH[1]} and < "
-            f"{MAX_TORCH[0]}.{MAX_TORCH[1]}; found {torch.__version__}. "
-            "Install one with: pip install 'dynaflow-xla[torch]' (torch 2.9.0 works together with "
-            "torch-xla: pip install 'dynaflow-xla[torch-xla]')"
-        )
 
 
 def aot_backend(
@@ -59,6 +43,26 @@ def inductor(
         return inductor_compile(gm, list(examples), options=dict(options))  # type: ignore[no-any-return]
 
 
+def aot_compile(gm: Any, examples: Sequence[torch.Tensor], options: Mapping[str, Any]) -> Path:
+    """Compiles a functional graph module to a library; its path."""
+    from torch._inductor import aot_compile as inductor_aot_compile
+
+    with torch._guards.tracing(None), torch.no_grad():
+        settings = {**options, "aot_inductor.package": False}
+        return Path(str(inductor_aot_compile(gm, tuple(examples), options=settings)))
+
+
+tensor_handles: Callable[[Sequence[torch.Tensor]], list[Any]] = (
+    torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+)
+"""Tensors to handles of AOTInductor's C interface, which the receiver owns."""
+
+tensors_of_handles: Callable[[list[Any]], list[torch.Tensor]] = (
+    torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+)
+"""Handles to tensors, which own them."""
+
+
 def boxed(fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     """Marks a compiled function as one that takes a list it may empty, so that inputs die early."""
     fn._boxed_call = True  # type: ignore[attr-defined]
@@ -81,23 +85,52 @@ def never_compile(code: types.CodeType) -> None:
     skip_code(code)
 
 
-@contextlib.contextmanager
-def dynamo_settings(fused_layers: bool = True) -> Iterator[None]:
-    """Context: recurrent modules are captured (Dynamo breaks graphs at them by default).
+class CompilationSettings:
+    """Dynamo's settings while it compiles for us, and only then.
+
+    Recurrent modules are captured (Dynamo breaks graphs at them by default), and hooks that modules
+    get after the capture are noticed. Dynamo settings belong to a thread; to set them at each call
+    would cost 20 us.
 
     Args:
-        fused_layers: Keep the operators that are a whole transformer layer; they have no
-            decomposition.
+        ours: Whether the compilation that starts now on this thread is for a scheduled call.
     """
+
+    WANTED: Mapping[str, Any] = {"allow_rnn": True, "skip_nnmodule_hook_guards": False}
+
+    def __init__(self, ours: Callable[[], bool]) -> None:
+        self._ours = ours
+        self._here = threading.local()
+
+    def ensure(self) -> None:
+        """Registers the hooks; ``torch._dynamo.reset`` may have removed them."""
+        handler = torch._dynamo.callback.callback_handler
+        if self._start not in handler.start_callbacks:
+            handler.register_start_callback(self._start)
+            handler.register_end_callback(self._end)
+
+    def _start(self, _: Any) -> None:
+        self._here.patch = None
+        if self._ours():
+            self._here.patch = torch._dynamo.config.patch(**self.WANTED)
+            self._here.patch.__enter__()
+
+    def _end(self, _: Any) -> None:
+        patch = getattr(self._here, "patch", None)
+        if patch is not None:
+            self._here.patch = None
+            patch.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def unfused_layers() -> Iterator[None]:
+    """Context: no operators that are a whole transformer layer; they have no decomposition."""
     before = torch.backends.mha.get_fastpath_enabled()
-    if before and not fused_layers:
-        torch.backends.mha.set_fastpath_enabled(False)
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch._dynamo.config.patch(allow_rnn=True):
-            yield
+        yield
     finally:
-        if before and not fused_layers:
-            torch.backends.mha.set_fastpath_enabled(True)
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def inner_error(error: BaseException) -> BaseException:

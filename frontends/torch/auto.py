@@ -119,8 +119,11 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
     for candidate in candidates:
         child = core.with_strategy(candidate)
         runs[repr(candidate)] = runner(lambda *a, _child=child, **k: _child.call(a, k))
-    with preserved(core.original):
-        medians = autotune.measure(runs, budget_s=strategy.budget_s)
+    try:
+        with preserved(core.original):
+            medians = autotune.measure(runs, budget_s=strategy.budget_s)
+    except autotune.BudgetTooSmall as error:
+        return Choice(None, str(error))
     choice, reason = autotune.pick(medians, baseline="original", margin=strategy.margin)
     reason += " (forward, without gradients)"
     autotune.store(key, {"choice": choice, "reason": reason, "medians_ms": medians})

@@ -363,6 +363,7 @@ def capture(gm: Any, name: str) -> Captured:
                     outputs.append(("const", constant if is_node else result))
         else:
             raise UnsupportedError(f"a captured graph holds a {node.op} node, {node.format_node()}")
+    _check_devices(builder, name)
     graph_outputs = [out for out in outputs if isinstance(out, int)]
     graph_outputs += [value for _, value in builder.epilogue]
     graph = Graph(
@@ -378,6 +379,19 @@ def capture(gm: Any, name: str) -> Captured:
         captured.symbolic = True
         captured.notes.append("sizes that may change are shown as they were at the first call")
     return captured
+
+
+def _check_devices(builder: _Builder, name: str) -> None:
+    """Raises UnsupportedError if a value is not in the memory of the CPU."""
+    for number, example in builder.examples.items():
+        if isinstance(example, torch.Tensor) and example.device.type != "cpu":
+            producer = builder.values[number].producer
+            what = "an argument" if producer < 0 else f"what {builder.ops[producer].kind} makes"
+            where = "" if producer < 0 else f" at {builder.ops[producer].source}"
+            raise UnsupportedError(
+                f"the lanes of backend='torch' run on the CPU, and in {name!r} {what}{where} is on "
+                f"{example.device}. Move the model and all arguments to the CPU, or call the original."
+            )
 
 
 def _attribute(gm: Any, path: str) -> Any:

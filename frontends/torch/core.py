@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 import types
@@ -21,7 +22,20 @@ from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS, Entry, Options, 
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
 
-_state = threading.local()
+
+class _State(threading.local):
+    ran: list[Entry] | None = None
+    stop = False
+    observed: tuple[Entry, Callable[[list[Any]], list[Any]]] | None = None
+
+
+_state = _State()
+_INTERNAL = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep,
+    "<dynaflow_xla",
+)
+_settings = _compat.CompilationSettings(marks.watched)
 _schedules = itertools.count()
 
 
@@ -30,6 +44,30 @@ class Planned(BaseException):
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
+
+
+class _Running(marks.Watch):
+    """Context of a scheduled call: collects the entries that it runs, or stops at the first.
+
+    A class: what ``contextlib`` makes of a generator costs some microseconds a call.
+    """
+
+    __slots__ = ("saved", "stop")
+
+    def __init__(self, stop: bool = False) -> None:
+        self.stop = stop
+
+    def __enter__(self) -> list[Entry]:
+        state = _state
+        self.saved = state.ran, state.stop
+        ran: list[Entry] = []
+        state.ran, state.stop = ran, self.stop
+        super().__enter__()
+        return ran
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__()
+        _state.ran, _state.stop = self.saved
 
 
 class Core:
@@ -41,10 +79,8 @@ class Core:
     """
 
     framework = "torch"
-    supported = (_compat.MIN_TORCH, _compat.MAX_TORCH)
 
     def __init__(self, original: Callable[..., Any], options: Options) -> None:
-        _compat.check_version(*self.supported)
         self.original = original
         self.options = options
         self.entries: list[Entry] = []
@@ -68,12 +104,12 @@ class Core:
         """Runs scheduled; see ``Native`` for what is raised."""
         if torch.compiler.is_compiling():
             return self.original(*args, **kwargs)  # inlined into somebody's graph
-        if "jax" in sys.modules and _has_arrays(args, kwargs):
+        if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
             return self._with_arrays(args, kwargs)
         native.check_process()
         if isinstance(self.options.strategy, Auto):
             return self._call_auto(args, kwargs)
-        with self._running() as ran:
+        with _Running() as ran:
             result = self._invoke(args, kwargs)
         if not ran and not self._warned and self.observed(None) is None:
             self._warned = True
@@ -83,21 +119,13 @@ class Core:
             )
         return result
 
-    @contextmanager
-    def _running(self, stop: bool = False) -> Any:
-        ran: list[Entry] = []
-        saved = getattr(_state, "ran", None), getattr(_state, "stop", False)
-        _state.ran, _state.stop = ran, stop
-        try:
-            with marks.watch():
-                yield ran
-        finally:
-            _state.ran, _state.stop = saved
-
     def _invoke(self, args: Any, kwargs: Any) -> Any:
         try:
-            with _compat.dynamo_settings(fused_layers=self.options.backend == "torch"):
-                return self._compiled(*args, **kwargs)
+            _settings.ensure()
+            if self.options.backend != "torch":
+                with _compat.unfused_layers():
+                    return self._compiled(*args, **kwargs)
+            return self._compiled(*args, **kwargs)
         except _compat.backend_failed() as error:
             inner = _compat.inner_error(error)
             if isinstance(inner, DynaflowError):
@@ -107,8 +135,8 @@ class Core:
     def _with_arrays(self, args: Any, kwargs: Any) -> Any:
         if self.options.backend == "torch":
             raise UnsupportedError(
-                f"{self.options.name!r} runs PyTorch's own operators and got JAX arrays; schedule it "
-                "with backend='ffi' to call it from JAX, or convert with torch.from_dlpack"
+                f"{self.options.name!r} is scheduled for PyTorch and got a JAX array; convert it with "
+                "torch.from_dlpack before the call, or use backend='ffi' to call it from JAX"
             )
         if self._jax_side is None:
             from dynaflow_xla.frontends.torch.jax_call import JaxSide
@@ -159,12 +187,12 @@ class Core:
         """
         target = self.target(args, kwargs)
         try:
-            with target._running(stop=True):
+            with _Running(stop=True):
                 target._invoke(args, kwargs)
         except Planned as planned:
             if not target.breaks:
                 return [planned.entry]
-        with auto.preserved(target.original), target._running() as ran:
+        with auto.preserved(target.original), _Running() as ran:
             target._invoke(*auto.copies((args, kwargs)))
         return list(ran)
 
@@ -196,29 +224,39 @@ class Core:
     @staticmethod
     def note_run(entry: Entry) -> None:
         """Notes that a call of this thread runs a graph; ends the call if only planning is wanted."""
-        ran = getattr(_state, "ran", None)
-        if ran is not None:
-            ran.append(entry)
-        if getattr(_state, "stop", False):
+        if _state.ran is not None:
+            _state.ran.append(entry)
+        if _state.stop:
             raise Planned(entry)
 
     @staticmethod
     def observed(entry: Entry | None) -> Any:
         """What ``observing`` was opened with on this thread, for this entry (None: for any)."""
-        observed = getattr(_state, "observed", None)
-        wanted = observed is not None and (entry is None or observed[0] is entry)
+        observed = _state.observed
+        if observed is None:
+            return None
+        wanted = entry is None or observed[0] is entry
         return observed if wanted else None
 
     # -- the backend ------------------------------------------------------------------------------
 
     def _warn(self, note: str) -> None:
         self.notes.append(note)
-        warnings.warn(note, FallbackWarning, stacklevel=4)
+        # The line of the user's call: neither this package's nor PyTorch's.
+        level, frame = 1, sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_INTERNAL):
+            level, frame = level + 1, frame.f_back
+        warnings.warn(note, FallbackWarning, stacklevel=level)
 
     def note_break(self, reason: str, frame: Any) -> None:
         """Remembers a graph break, and warns at the first."""
         where = f"{frame.filename}:{frame.lineno}" if frame is not None else "an unknown line"
-        self.breaks.append(f"graph break at {where}: {reason.splitlines()[0]}")
+        text = reason.splitlines()[0]
+        if text.startswith("generic_jump"):
+            text = "control flow depends on a tensor's value"
+        elif text.startswith("step_unsupported"):
+            text = "an instruction that Dynamo cannot follow"
+        self.breaks.append(f"graph break at {where}: {text}")
         if len(self.breaks) == 1:
             self._warn(
                 f"{self.options.name!r} is captured in several graphs, each scheduled on its own: "
@@ -285,13 +323,15 @@ class _Backend:
         return draws.without_last(run, unused) if unused else run
 
 
-def _has_arrays(args: Any, kwargs: Any) -> bool:
-    """Whether JAX arrays are among the arguments (looked for inside of containers too)."""
-    array = sys.modules["jax"].Array
+def _has_arrays(values: Any) -> bool:
+    """Whether JAX arrays are among some values (looked for inside of containers too)."""
+    array = getattr(sys.modules["jax"], "Array", ())  # a package half imported has none yet
     return any(
         isinstance(x, array)
-        or (isinstance(x, dict | list | tuple) and _has_arrays(x.values() if isinstance(x, dict) else x, {}))
-        for x in (*args, *kwargs.values())
+        or (isinstance(x, list | tuple) and _has_arrays(x))
+        or (isinstance(x, dict) and _has_arrays(x.values()))
+        for x in values
+        if not isinstance(x, torch.Tensor)
     )
 
 
@@ -314,7 +354,7 @@ def _root_function(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compile_options(options: Options) -> dict[str, Any]:
-    if options.compiler == "inductor":
+    if options.compiler != "eager":
         return {"dynamic": False}
     given = dict(options.compiler_options or {})
     if options.backend != "torch":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.frontends.torch import inductor, native, regions
+from dynaflow_xla.frontends.torch import compilers, native, regions
 from dynaflow_xla.frontends.torch.capture import Captured, capture
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.lower_plan import build_plan
@@ -16,7 +16,7 @@ from dynaflow_xla.partition import partition
 from dynaflow_xla.plan import Plan
 from dynaflow_xla.recording import Recording
 from dynaflow_xla.rules import Rule
-from dynaflow_xla.strategies.base import Context, Strategy, record
+from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
 from dynaflow_xla.validate import validate
 
 
@@ -114,6 +114,7 @@ def build_entry(gm: Any, options: Options, kind: str, number: int) -> Any:
         lanes=options.lanes,
         user=options.user,
     )
+    sizes_of(options.strategy, context)  # there is no batch here: refuses a split
     recording = record(options.strategy, pg, context)
     plan = build_plan(pg, recording, lanes=options.lanes, strategy_text=repr(options.strategy))
     validate(plan, pg)
@@ -139,7 +140,9 @@ def _implementations(
         made[region.id] = regions.replacement(
             decision.replace, captured, region, str(decision.source)
         )
-    if options.compiler == "inductor":
+    if options.compiler != "eager":
         lanes = {d.lane for d in recording.decisions if d.lane >= 0}
-        inductor.compile_regions(captured, pg, len(lanes), made, options.compiler_options)
+        compilers.compile_regions(
+            captured, pg, len(lanes), made, options.compiler, options.compiler_options
+        )
     return made

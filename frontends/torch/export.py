@@ -58,6 +58,7 @@ class _ExportCore(Core):
         self._once = threading.Lock()
         # Functional: exported graphs keep in-place operators until they are decomposed.
         self._functional = program.run_decompositions({})
+        self._read_signature()
 
     def entry(self) -> Entry:
         """The planned graph; made once."""
@@ -82,7 +83,7 @@ class _ExportCore(Core):
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
         entry = self.entry()
-        inputs, signature = self._inputs(args, kwargs), self._functional.graph_signature
+        inputs = self._inputs(args, kwargs)
         if torch.is_grad_enabled() and any(
             isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
         ):
@@ -90,70 +91,129 @@ class _ExportCore(Core):
                 "a scheduled exported program has no backward; call it under torch.no_grad(), or "
                 "schedule the module itself"
             )
-        by_name = dict(zip((spec.arg.name for spec in signature.input_specs), inputs, strict=True))
+        written = [(number, inputs[where]) for number, where in self._written]
         observed = self.observed(entry)
         if observed is not None:
             outputs = observed[1](inputs)
         else:
             self.note_run(entry)
             outputs = entry(inputs)
-        results = []
-        named = {spec.target: spec.arg.name for spec in signature.input_specs if spec.target}
-        kind = torch.export.graph_signature.OutputKind
-        for spec, value in zip(signature.output_specs, outputs, strict=True):
-            if spec.kind == kind.USER_OUTPUT:
-                results.append(value)
-            elif spec.kind == kind.USER_INPUT_MUTATION:
-                by_name[spec.target].copy_(value)
-            elif spec.kind == kind.BUFFER_MUTATION:
-                by_name[named[spec.target]].copy_(value)
-            else:
-                raise UnsupportedError(
-                    f"an exported program with an output of kind {spec.kind.name}"
-                )
+        for number, target in written:
+            target.copy_(outputs[number])
+        results = [outputs[number] for number in self._results]
+        if self._one_result:
+            return results[0]
         return pytree.tree_unflatten(results, self.program.call_spec.out_spec)
 
-    def _inputs(self, args: Any, kwargs: Any) -> list[Any]:
-        leaves, tree = pytree.tree_flatten((args, kwargs))
-        expected = self.program.call_spec.in_spec
-        if tree != expected:
-            raise UnsupportedError(f"the program was exported for arguments {expected}; got {tree}")
-        remaining = iter(leaves)
-        program, module = self._functional, self._module
+    def _read_signature(self) -> None:
+        """Works out once where each input of the graph comes from and each output goes to."""
+        signature, module = self._functional.graph_signature, self._module
         kind = torch.export.graph_signature.InputKind
-        state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-        inputs = []
-        for spec in program.graph_signature.input_specs:
+        placeholders = {n.name: n for n in self._functional.graph.nodes if n.op == "placeholder"}
+        self._sources: list[tuple[Any, Any]] = []  # (checked specification or None, where to read)
+        number = 0
+        for spec in signature.input_specs:
             if spec.kind == kind.USER_INPUT:
-                value = next(remaining)
-                _check(spec, placeholders[spec.arg.name].meta.get("val"), value)
-            elif spec.target in state:
-                value = state[spec.target]
+                wanted = _Wanted(spec, placeholders[spec.arg.name].meta.get("val"))
+                self._sources.append((wanted, number))
+                number += 1
+                continue
+            path, _, name = str(spec.target).rpartition(".")
+            owner = _submodule(module, path)
+            for state in (owner._parameters, owner._buffers) if owner is not None else ():
+                if name in state:
+                    # Looked up at each call: `to` and the like put other tensors there.
+                    self._sources.append((None, (state, name)))
+                    break
             else:
-                value = program.constants[spec.target]
-            inputs.append(value)
+                self._sources.append((None, (self._functional.constants, spec.target)))
+        positions = {spec.arg.name: i for i, spec in enumerate(signature.input_specs)}
+        targets = {spec.target: spec.arg.name for spec in signature.input_specs if spec.target}
+        out_kind = torch.export.graph_signature.OutputKind
+        self._results: list[int] = []
+        self._written: list[tuple[int, int]] = []
+        for i, out in enumerate(signature.output_specs):
+            if out.kind == out_kind.USER_OUTPUT:
+                self._results.append(i)
+            elif out.kind == out_kind.USER_INPUT_MUTATION:
+                self._written.append((i, positions[out.target]))
+            elif out.kind == out_kind.BUFFER_MUTATION:
+                self._written.append((i, positions[targets[out.target]]))
+            else:
+                raise UnsupportedError(
+                    f"an exported program with an output of kind {out.kind.name}"
+                )
+        call_spec = self.program.call_spec
+        self._one_result = _is_leaf(call_spec.out_spec)
+        positional, named = call_spec.in_spec.children()
+        self._arity = len(positional.children())
+        # Positional tensors alone need no flattening.
+        self._flat = not named.num_nodes > 1 and all(map(_is_leaf, positional.children()))
+
+    def _inputs(self, args: Any, kwargs: Any) -> list[Any]:
+        if self._flat and not kwargs and len(args) == self._arity:
+            leaves = args
+        else:
+            leaves, tree = pytree.tree_flatten((args, kwargs))
+            expected = self.program.call_spec.in_spec
+            if tree != expected:
+                raise UnsupportedError(
+                    f"the program was exported for arguments {expected}; got {tree}"
+                )
+        inputs = []
+        for wanted, where in self._sources:
+            if wanted is None:
+                inputs.append(where[0][where[1]])
+            else:
+                value = leaves[where]
+                wanted.check(value)
+                inputs.append(value)
         return inputs
 
 
-def _check(spec: Any, example: Any, value: Any) -> None:
-    """Raises UnsupportedError if an argument is not what the program was exported for."""
-    name = spec.arg.name
-    if not isinstance(example, torch.Tensor):
-        wanted = getattr(spec.arg, "value", None)
-        if not isinstance(example, torch.SymInt) and wanted is not None and wanted != value:
-            raise UnsupportedError(f"argument {name} was exported as {wanted!r}; got {value!r}")
-        return
-    fixed = [n if isinstance(n, int) else None for n in example.shape]
-    ok = (
-        isinstance(value, torch.Tensor)
-        and value.dtype == example.dtype
-        and value.ndim == len(fixed)
-        and all(n is None or n == m for n, m in zip(fixed, value.shape, strict=True))
-    )
-    if not ok:
-        got = (
-            f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
-        )
-        shape = ["?" if n is None else n for n in fixed]
-        raise UnsupportedError(f"argument {name} was exported as {example.dtype}{shape}; got {got}")
+def _is_leaf(spec: Any) -> bool:
+    return bool(spec.num_nodes == 1 and spec.num_leaves == 1)
+
+
+def _submodule(module: Any, path: str) -> Any:
+    for part in path.split(".") if path else ():
+        module = getattr(module, part, None)
+    return module
+
+
+class _Wanted:
+    """What an argument of an exported program has to be."""
+
+    def __init__(self, spec: Any, example: Any) -> None:
+        self.spec = spec
+        self.example = example
+        self.is_tensor = isinstance(example, torch.Tensor)
+        if self.is_tensor:
+            self.dtype = example.dtype
+            self.shape = [n if isinstance(n, int) else None for n in example.shape]
+            self.fixed = None if None in self.shape else torch.Size(self.shape)
+
+    def check(self, value: Any) -> None:
+        """Raises UnsupportedError if an argument is not what the program was exported for."""
+        name = self.spec.arg.name
+        if not self.is_tensor:
+            wanted = getattr(self.spec.arg, "value", None)
+            if (
+                not isinstance(self.example, torch.SymInt)
+                and wanted is not None
+                and wanted != value
+            ):
+                raise UnsupportedError(f"argument {name} was exported as {wanted!r}; got {value!r}")
+            return
+        if isinstance(value, torch.Tensor) and value.dtype == self.dtype:
+            if self.fixed is not None:
+                if value.shape == self.fixed:
+                    return
+            elif value.ndim == len(self.shape) and all(
+                n is None or n == m for n, m in zip(self.shape, value.shape, strict=True)
+            ):
+                return
+        is_tensor = isinstance(value, torch.Tensor)
+        got = f"{value.dtype}{list(value.shape)}" if is_tensor else repr(value)
+        shape = ["?" if n is None else n for n in self.shape]
+        raise UnsupportedError(f"argument {name} was exported as {self.dtype}{shape}; got {got}")

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -21,10 +23,17 @@ from dynaflow_xla.frontends.torch import _compat
 from dynaflow_xla.ir import OpMark
 from dynaflow_xla.rules import MarkInfo, mark, register_mark_backend, set_traced_mark
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 KEY = "dynaflow_xla.mark"
 
 _counter = itertools.count()
-_state = threading.local()
+
+
+class _State(threading.local):
+    scheduled = 0
+
+
+_state = _State()
 
 
 @torch.compiler.assume_constant_result
@@ -57,6 +66,18 @@ class _TracedMark(contextlib.AbstractContextManager[Any]):
         _end(self.instance)
 
 
+def _caller() -> str:
+    """File and line of the marked block."""
+    frame: Any = sys._getframe()
+    while frame.f_back is not None and _is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _is_internal(file: str) -> bool:
+    return file.startswith(_PACKAGE) or file.endswith("contextlib.py") or file.startswith("<")
+
+
 @contextlib.contextmanager
 def enter_mark(info: MarkInfo) -> Iterator[None]:
     """Mark backend for ``dynaflow_xla.rules.mark`` where Dynamo does not read the mark's code.
@@ -74,29 +95,36 @@ def enter_mark(info: MarkInfo) -> Iterator[None]:
         with torch.fx.traceback.annotate({KEY: note}):
             yield
         return
-    if getattr(_state, "scheduled", 0):
+    if _state.scheduled:
         raise UnsupportedError(
-            f"the mark {info.name!r} is lost: the code around it runs outside of every captured graph. "
-            "A graph break inside the marked block, or in a function that cannot be compiled, does "
-            "that; move what breaks the graph out of the mark (TORCH_LOGS=graph_breaks shows it)."
+            f"the mark {info.name!r} at {_caller()} is lost: the code around it runs outside of every "
+            "captured graph. A graph break inside the marked block, or in a function that cannot be "
+            "compiled, does that; move what breaks the graph out of the mark (TORCH_LOGS=graph_breaks shows it)."
         )
     yield
 
 
-@contextlib.contextmanager
-def watch() -> Iterator[None]:
-    """While a scheduled call runs: marks that are met uncompiled are lost."""
-    _state.scheduled = getattr(_state, "scheduled", 0) + 1
-    try:
-        yield
-    finally:
+class Watch:
+    """Context of a scheduled call: marks that are met uncompiled are lost."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Any:
+        _state.scheduled += 1
+
+    def __exit__(self, *error: object) -> None:
         _state.scheduled -= 1
+
+
+def watched() -> bool:
+    """Whether this thread is inside a scheduled call."""
+    return _state.scheduled > 0
 
 
 @contextlib.contextmanager
 def ignore() -> Iterator[None]:
     """While the original runs inside a scheduled call: its marks have no effect."""
-    before = getattr(_state, "scheduled", 0)
+    before = _state.scheduled
     _state.scheduled = 0
     try:
         yield

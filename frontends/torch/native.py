@@ -208,9 +208,8 @@ class Native:
     def run(self, inputs: Sequence[Any], measured: Measured | None = None) -> list[Any]:
         """As a call; tells ``measured`` when regions ran."""
         graph = self.captured.graph
-        env: Environment = [None] * len(graph.values)
-        for value, x in zip(graph.inputs, inputs, strict=True):
-            env[value] = x
+        # Values are numbered from the inputs on.
+        env: Environment = [*inputs, *([None] * (len(graph.values) - len(graph.inputs)))]
         if isinstance(inputs, list):
             inputs.clear()  # the environment owns them now
         call = _Call(env, torch.is_inference_mode_enabled(), _flushes())

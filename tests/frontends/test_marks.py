@@ -56,3 +56,23 @@ def test_marks_change_nothing_without_a_schedule() -> None:
 
     np.testing.assert_array_equal(jax.jit(f)(X), jax.jit(jnp.sin)(X))
     jax.grad(lambda x: f(x).sum())(X)
+
+
+def test_a_scope_is_one_region_with_the_calls_inside_it() -> None:
+    """``relu`` and ``where`` are jitted functions of their own; they must not cut the scope."""
+
+    def attention(x: jax.Array) -> jax.Array:
+        with jax.named_scope("attention"):
+            y = jax.nn.relu(jnp.sort(x @ x))
+            return jnp.where(y > 0.5, y, 0.0) @ x
+
+    rules = [dfx.Scope("**/attention")]
+    x = jnp.ones((16, 16))
+    fast = dfx.schedule(attention, dfx.Sequential(), rules=rules)
+    assert [r.name for r in dfx.graph(fast, x).regions] == ["attention"]
+
+    block = jax.jit(attention)
+    fast = dfx.schedule(lambda x: jnp.sort(block(block(x))), dfx.Sequential(), rules=rules)
+    regions = dfx.graph(fast, x).regions
+    assert [r.name for r in regions] == ["attention", "attention_1", "sort"]
+    assert len(regions[0].ops) == len(regions[1].ops)

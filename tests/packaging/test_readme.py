@@ -89,13 +89,16 @@ def test_timeline_page(tmp_path: Path) -> None:
     assert {"timeline.html", "timeline.png", "timeline.json", "timeline.pftrace"} <= made
 
 
+def test_training_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    out = _run("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), tmp_path)
+    assert "strategy NanoBatch(2)" in out and "result" in out
+
+
 @pytest.mark.parametrize(
-    "page",
-    ["README.md", "docs/design.md", "docs/strategies.md", "docs/timeline.md", "docs/torch.md",
-     "docs/torch_xla.md"],
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
 )
-def test_local_links(page: str) -> None:
-    path = ROOT / page
+def test_local_links(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text())
     missing = [t for t in targets if "://" not in t and not (path.parent / t).exists()]
     assert not missing

@@ -6,6 +6,7 @@
 //
 // What orders accesses: a lane runs its instructions in order; Event::Signal happens before the
 // return of Event::Wait; everything a lane did before LaneDone happens before the return of Run.
+// (On device lanes: see cuda_engine.h.)
 //
 // On failure the first error is kept, every event that is not signalled is aborted so that no
 // waiter sleeps on, and lanes skip what is left. What results hold then is not defined. The next
@@ -32,6 +33,9 @@ inline constexpr char kOutOfMemory[] = "out of memory";
 class Call {
  public:
   explicit Call(const Program& program);
+  // A call on device lanes: scratch is the caller's, and streams keep the order of events, so steps
+  // may not touch events themselves.
+  Call(const Program& program, void* device_scratch);
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -76,7 +80,10 @@ class Call {
 
  private:
   bool HasEvent(int event) {
-    if (static_cast<uint32_t>(event) < static_cast<uint32_t>(program_.n_events())) return true;
+    if (events_ != nullptr &&
+        static_cast<uint32_t>(event) < static_cast<uint32_t>(program_.n_events())) {
+      return true;
+    }
     FailNoEvent(event);
     return false;
   }
@@ -87,7 +94,7 @@ class Call {
   void* const* args_ = nullptr;
   void* const* results_ = nullptr;
   char* scratch_ = nullptr;
-  std::unique_ptr<Event[]> events_;
+  std::unique_ptr<Event[]> events_;  // none on device lanes
   std::unique_ptr<std::atomic<bool>[]> lane_done_;
   std::atomic<uint32_t> lanes_left_{0};
   std::atomic<bool> failed_{false};

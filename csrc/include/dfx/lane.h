@@ -7,6 +7,7 @@
 namespace dfx {
 
 class Call;
+class CudaLane;
 
 class Lane {
  public:
@@ -16,6 +17,8 @@ class Lane {
   Lane& operator=(const Lane&) = delete;
 
   int index() const { return index_; }
+  // This lane as a CUDA stream; nullptr for a host lane.
+  virtual CudaLane* cuda() { return nullptr; }
   // The call whose steps this lane runs now. Steps (and code they call on other threads, while the
   // step has not returned) find their call here.
   Call* current() const { return current_.load(std::memory_order_acquire); }

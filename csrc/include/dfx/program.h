@@ -32,6 +32,11 @@ struct Instr {
   int32_t a;  // launch index or event id
 };
 
+struct LaneInstr {
+  int32_t lane;
+  Instr instr;
+};
+
 struct LaunchDesc {
   std::string name;
   Launcher launcher;
@@ -67,6 +72,9 @@ class Program {
   const std::vector<LaunchDesc>& launches() const { return launches_; }
   const std::vector<Instr>& lane(int index) const { return lanes_[static_cast<size_t>(index)]; }
   const std::vector<int>& used_lanes() const { return used_lanes_; }
+  // All instructions in an order in which one thread can issue them: each lane's own order, and no
+  // wait before its record.
+  const std::vector<LaneInstr>& issue_order() const { return issue_order_; }
 
   // Calls are pooled, because their scratch is large and first use of memory is slow. A call comes
   // back once no lane can touch it any more. TakeCall throws std::bad_alloc.
@@ -74,7 +82,8 @@ class Program {
   void GiveCall(std::unique_ptr<Call> call) const noexcept;
 
  private:
-  std::string CheckOrder() const;
+  // Also works out the issue order.
+  std::string CheckOrder();
   // Notes the first misuse of the builder, for Finish to report.
   void Misuse(std::string what);
   bool CheckOpen();
@@ -88,6 +97,7 @@ class Program {
   std::vector<LaunchDesc> launches_;
   std::vector<std::vector<Instr>> lanes_;
   std::vector<int> used_lanes_;
+  std::vector<LaneInstr> issue_order_;
   mutable std::mutex pool_mutex_;
   mutable std::vector<std::unique_ptr<Call>> pool_;
 };

@@ -1,0 +1,109 @@
+// Programs whose lanes are CUDA streams.
+//
+// Run only enqueues, on the calling thread, and returns while the device works: it never waits for
+// the device (see failure for the exception). Lane 0 is the caller's stream; lanes 1 and up are
+// streams of the engine. What comes before Run on the caller's stream happens before every step,
+// and every step before what comes after Run on the caller's stream.
+//
+// What orders accesses: a lane's steps run in the order of its stream. A fork event, recorded on
+// the caller's stream, is awaited by every other lane first; a Record is an event on the lane's
+// stream and a Wait makes the stream wait for it; at the end the caller's stream waits for every
+// lane.
+//
+// Why it cannot deadlock: a wait is enqueued after the record it names, so the order of enqueueing
+// is an order in which the device can do the work.
+//
+// Who owns what: arguments, results and a scratch given by the caller belong to the caller, who
+// keeps them until its stream has passed the call, as for any asynchronous work. Scratch that the
+// caller does not give is allocated and freed in the order of the caller's stream. Streams and
+// events belong to a lane set. A set serves one Run at a time, and the next one as soon as that has
+// enqueued: a wait for an event means the record before it, so recording it again does no harm.
+// The Program may go when Run returned; steps must have copied what the device still needs.
+//
+// Capture: if the caller's stream is in capture, the call becomes part of the graph. The set's
+// streams stay in that capture until it ends, so until then the set serves that capture only.
+// Replays of one graph must not overlap if the engine allocated the scratch (CUDA sees to that).
+//
+// On failure (of a step, of the driver) nothing more is enqueued, and the caller's stream is made
+// to wait for what was, so that the caller may free its memory in stream order; if not even that
+// works, the host waits for the lanes. Run returns the first error, and the next call works. A lost
+// context (a kernel faulted, a device fell off) is for ever: this and every later Run says so. Work
+// that fails after Run returned shows up where the caller synchronises, as for any CUDA work.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dfx/engine.h"
+#include "dfx/lane.h"
+#include "dfx/program.h"
+
+struct CUctx_st;
+struct CUmod_st;
+struct CUstream_st;
+
+namespace dfx {
+
+struct CudaDriver;
+
+// A lane as steps see it. They enqueue on its stream, and never wait for it.
+class CudaLane : public Lane {
+ public:
+  CudaLane(int index, const CudaDriver& driver) : Lane(index), driver_(driver) {}
+  CudaLane* cuda() override { return this; }
+  CUstream_st* stream() const { return stream_; }
+  void SetStream(CUstream_st* stream) { stream_ = stream; }
+  const CudaDriver& driver() const { return driver_; }
+
+ private:
+  const CudaDriver& driver_;
+  CUstream_st* stream_ = nullptr;
+};
+
+class CudaEngine {
+ public:
+  struct Options {
+    int device = 0;
+    // Stream priority of each lane, lower runs first; lanes beyond the list have 0. Lane 0 is the
+    // caller's stream, so its entry must be 0.
+    std::vector<int> priorities;
+    // Streams of somebody else to use as lanes 0, 1, ...; they outlive the engine. Then there is
+    // one lane set, lane 0 is no longer the caller's stream, and callers take turns.
+    std::vector<CUstream_st*> streams;
+  };
+
+  // On the real driver, or on a table of it. Throws CudaError (no driver, no such device, a
+  // priority out of range, no memory).
+  explicit CudaEngine(Options options);
+  CudaEngine(const CudaDriver& driver, Options options);
+  // Waits for the device to finish what was enqueued. No Run may be under way.
+  ~CudaEngine();
+  CudaEngine(const CudaEngine&) = delete;
+  CudaEngine& operator=(const CudaEngine&) = delete;
+
+  // Enqueues a finished program. `scratch` is device memory of program->scratch_bytes() bytes, or
+  // nullptr. Any number of threads may call it. Never throws.
+  Engine::Result Run(const std::shared_ptr<const Program>& program, void* const* args,
+                     void* const* results, CUstream_st* caller, void* scratch = nullptr);
+
+  int device() const;
+  const CudaDriver& driver() const;
+  CUctx_st* context() const;
+  // The module of an image (see kernel.h), loaded once. The context must be current.
+  CUmod_st* LoadModule(const std::string& image);
+  int64_t calls() const;
+  int64_t failures() const;
+  // Lane sets made so far: as many as there were Runs (or captures) at one time.
+  int64_t lane_sets() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Number of CUDA devices. Throws CudaError saying why CUDA cannot be used.
+int CudaDeviceCount();
+
+}  // namespace dfx

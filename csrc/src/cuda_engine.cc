@@ -1,0 +1,429 @@
+#include "dfx/cuda_engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda_driver.h"
+#include "dfx/call.h"
+#include "run_step.h"
+
+namespace dfx {
+namespace {
+
+// Whether this thread is inside Run, so that a step cannot call it again.
+thread_local bool enqueuing = false;
+
+struct Enqueuing {
+  Enqueuing() { enqueuing = true; }
+  ~Enqueuing() { enqueuing = false; }
+};
+
+// Streams and events for one Run at a time.
+class LaneSet {
+ public:
+  LaneSet(const CudaDriver& driver, const CudaEngine::Options& options)
+      : driver_(driver), options_(options), external_(!options.streams.empty()) {}
+  ~LaneSet() {
+    for (auto& lane : lanes_) {
+      if (Owned(lane->index())) driver_.StreamDestroy(lane->stream());
+    }
+    for (CUevent_st* event : events_) driver_.EventDestroy(event);
+  }
+  LaneSet(const LaneSet&) = delete;
+  LaneSet& operator=(const LaneSet&) = delete;
+
+  // Lane 0 is the caller's stream, the others are made here; or all are somebody else's.
+  bool Owned(int lane) const { return !external_ && lane > 0; }
+  CudaLane& lane(int index) { return *lanes_[static_cast<size_t>(index)]; }
+
+  // A program's events come after a fork event and a join event for each lane.
+  CUevent_st* fork() const { return events_[0]; }
+  CUevent_st* join(int lane) const { return events_[1 + static_cast<size_t>(lane)]; }
+  CUevent_st* event(int id) const { return events_[1 + lanes_.size() + static_cast<size_t>(id)]; }
+
+  // Makes what a program needs and is not there yet. May throw half way, and be called again.
+  void Grow(const Program& program, CUstream_st* caller) {
+    for (int i = static_cast<int>(lanes_.size()); i < program.n_lanes(); ++i) {
+      auto lane = std::make_unique<CudaLane>(i, driver_);
+      lanes_.reserve(lanes_.size() + 1);  // nothing may throw between a stream and its owner
+      if (external_) {
+        lane->SetStream(options_.streams[static_cast<size_t>(i)]);
+      } else if (i > 0) {
+        CUstream_st* stream = nullptr;
+        CheckCuda(driver_, driver_.StreamCreate(&stream, kStreamNonBlocking, Priority(i)),
+                  "cuStreamCreateWithPriority");
+        lane->SetStream(stream);
+      }
+      lanes_.push_back(std::move(lane));
+    }
+    const size_t wanted = 1 + lanes_.size() + static_cast<size_t>(program.n_events());
+    events_.reserve(std::max(wanted, events_.capacity()));
+    while (events_.size() < wanted) {
+      CUevent_st* event = nullptr;
+      CheckCuda(driver_, driver_.EventCreate(&event, kEventDisableTiming), "cuEventCreate");
+      events_.push_back(event);
+    }
+    if (!external_) lane(0).SetStream(caller);
+  }
+
+  // Whether its streams may serve a call in the capture `wanted` (0: in none).
+  bool FitFor(unsigned long long wanted) {
+    if (!external_ && (capture_ == 0 || capture_ == wanted)) return true;
+    for (auto& lane : lanes_) {
+      if (!external_ && lane->index() == 0) continue;  // some caller's, which may be gone
+      int status = kCaptureNone;
+      unsigned long long id = 0;
+      CheckCuda(
+          driver_,
+          driver_.StreamGetCaptureInfo(lane->stream(), &status, &id, nullptr, nullptr, nullptr),
+          "cuStreamGetCaptureInfo");
+      if (status != kCaptureNone && id != wanted) return false;
+    }
+    capture_ = 0;
+    return true;
+  }
+  void UsedIn(unsigned long long capture) {
+    if (capture != 0) capture_ = capture;
+  }
+
+  // The host waits for its streams. Throws CudaError.
+  void Drain() {
+    for (auto& lane : lanes_) {
+      if (external_ || Owned(lane->index())) {
+        CheckCuda(driver_, driver_.StreamSynchronize(lane->stream()), "cuStreamSynchronize");
+      }
+    }
+  }
+
+ private:
+  int Priority(int lane) const {
+    const auto at = static_cast<size_t>(lane);
+    return at < options_.priorities.size() ? options_.priorities[at] : 0;
+  }
+
+  const CudaDriver& driver_;
+  const CudaEngine::Options& options_;
+  const bool external_;
+  unsigned long long capture_ = 0;  // that its streams were last used in
+  std::vector<std::unique_ptr<CudaLane>> lanes_;
+  std::vector<CUevent_st*> events_;
+};
+
+}  // namespace
+
+struct CudaEngine::Impl {
+  Impl(const CudaDriver& d, Options o) : driver(d), options(std::move(o)) {}
+
+  const CudaDriver& driver;
+  const Options options;
+  const pid_t pid = getpid();
+  CudaDevice device = 0;
+  CUctx_st* context = nullptr;
+
+  mutable std::mutex mutex;  // guards everything below
+  std::condition_variable returned;
+  std::vector<std::unique_ptr<LaneSet>> free;
+  std::string lost;  // why the context is gone
+  int64_t sets = 0;
+  int64_t calls = 0;
+  int64_t failures = 0;
+  std::map<std::string, CUmod_st*> modules;  // by image
+
+  // The set used last comes first: its streams and events are warm.
+  std::unique_ptr<LaneSet> Take(unsigned long long capture) {
+    std::unique_lock<std::mutex> lock(mutex);
+    const bool external = !options.streams.empty();
+    for (;;) {
+      for (size_t i = free.size(); i-- > 0;) {
+        if (!free[i]->FitFor(capture)) continue;
+        std::unique_ptr<LaneSet> set = std::move(free[i]);
+        free.erase(free.begin() + static_cast<std::ptrdiff_t>(i));
+        return set;
+      }
+      if (!external || sets == 0) {
+        // Give must not fail, so room for all sets is made here.
+        free.reserve(static_cast<size_t>(sets) + 1);
+        auto set = std::make_unique<LaneSet>(driver, options);
+        ++sets;
+        return set;
+      }
+      if (!free.empty()) {
+        throw std::runtime_error(
+            "the lanes' streams are in a stream capture that the caller's "
+            "stream is not in");
+      }
+      returned.wait(lock);
+    }
+  }
+
+  void Give(std::unique_ptr<LaneSet> set) noexcept {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      free.push_back(std::move(set));
+    }
+    returned.notify_one();
+  }
+
+  void NoteError(const CudaError& error) {
+    if (!error.context_lost()) return;
+    std::lock_guard<std::mutex> lock(mutex);
+    if (lost.empty()) lost = error.what();
+  }
+
+  // Turns an exception of `action` into the call's error. False if there was one.
+  template <typename Action>
+  bool Try(Call& call, Action action) noexcept {
+    try {
+      action();
+      return true;
+    } catch (const CudaError& error) {
+      NoteError(error);
+      call.Fail(error.what());
+    } catch (const std::exception& error) {
+      call.Fail(error.what());
+    }
+    return false;
+  }
+
+  unsigned long long CaptureOf(CUstream_st* caller) const {
+    int status = kCaptureNone;
+    unsigned long long id = 0;
+    CheckCuda(driver, driver.StreamGetCaptureInfo(caller, &status, &id, nullptr, nullptr, nullptr),
+              "cuStreamGetCaptureInfo");
+    if (status == kCaptureInvalidated) {
+      throw std::runtime_error(
+          "the caller's stream is in a capture that an earlier error made "
+          "invalid: end it first");
+    }
+    return status == kCaptureNone ? 0 : id;
+  }
+
+  void Record(CUevent_st* event, CUstream_st* stream) {
+    CheckCuda(driver, driver.EventRecord(event, stream), "cuEventRecord");
+  }
+  void Wait(CUstream_st* stream, CUevent_st* event) {
+    CheckCuda(driver, driver.StreamWaitEvent(stream, event, 0), "cuStreamWaitEvent");
+  }
+
+  void Enqueue(Call& call, LaneSet& set) {
+    const Program& program = call.program();
+    BufferList ins, outs;
+    for (const LaneInstr& step : program.issue_order()) {
+      if (call.failed()) return;
+      CudaLane& lane = set.lane(step.lane);
+      switch (step.instr.kind) {
+        case Instr::kRecord:
+          Record(set.event(step.instr.a), lane.stream());
+          break;
+        case Instr::kWait:
+          Wait(lane.stream(), set.event(step.instr.a));
+          break;
+        case Instr::kLaunch:
+          lane.SetCurrent(&call);
+          RunStep(lane, call, program.launches()[static_cast<size_t>(step.instr.a)], ins, outs);
+          lane.SetCurrent(nullptr);
+          break;
+      }
+    }
+  }
+
+  // Fork, steps, join. What was forked is joined whatever happens in between.
+  void ForkAndJoin(Call& call, LaneSet& set, CUstream_st* caller, bool capturing) {
+    std::vector<int> forked;
+    Try(call, [&] {
+      forked.reserve(call.program().used_lanes().size());
+      for (int lane : call.program().used_lanes()) {
+        if (set.lane(lane).stream() == caller) continue;
+        if (forked.empty()) Record(set.fork(), caller);
+        Wait(set.lane(lane).stream(), set.fork());
+        forked.push_back(lane);
+      }
+      Enqueue(call, set);
+    });
+    bool joined = true;
+    for (int lane : forked) {
+      joined &= Try(call, [&] {
+        Record(set.join(lane), set.lane(lane).stream());
+        Wait(caller, set.join(lane));
+      });
+    }
+    // In a capture nothing runs yet; the capture is broken, which its end will report.
+    if (!joined && !capturing) Try(call, [&] { set.Drain(); });
+  }
+
+  void RunOn(const Program& program, void* const* args, void* const* results, CUstream_st* caller,
+             void* scratch, Engine::Result& result) {
+    CudaContextScope scope(driver, context);
+    const unsigned long long capture = CaptureOf(caller);
+    std::unique_ptr<LaneSet> set = Take(capture);
+    // From here on the set must be given back.
+    CudaAddress allocated = 0;
+    std::unique_ptr<Call> call;
+    try {
+      set->Grow(program, caller);
+      call = std::make_unique<Call>(program, scratch);
+      if (program.scratch_bytes() > 0 && scratch == nullptr) {
+        CheckCuda(
+            driver,
+            driver.MemAllocAsync(&allocated, static_cast<size_t>(program.scratch_bytes()), caller),
+            "cuMemAllocAsync");
+        call = std::make_unique<Call>(program, reinterpret_cast<void*>(allocated));
+      }
+    } catch (...) {
+      Give(std::move(set));
+      throw;
+    }
+    call->Reset(args, results, false);
+    set->UsedIn(capture);
+    ForkAndJoin(*call, *set, caller, capture != 0);
+    // The caller's stream is past all lanes here, also after a failure.
+    if (allocated != 0) {
+      Try(*call,
+          [&] { CheckCuda(driver, driver.MemFreeAsync(allocated, caller), "cuMemFreeAsync"); });
+    }
+    Give(std::move(set));
+    if (call->failed()) {
+      result.ok = false;
+      result.error = call->error();
+    }
+  }
+};
+
+CudaEngine::CudaEngine(Options options) : CudaEngine(LoadCudaDriver(), std::move(options)) {}
+
+CudaEngine::CudaEngine(const CudaDriver& driver, Options options)
+    : impl_(std::make_unique<Impl>(driver, std::move(options))) {
+  const Options& o = impl_->options;
+  int count = 0;
+  CheckCuda(driver, driver.DeviceGetCount(&count), "cuDeviceGetCount");
+  if (o.device < 0 || o.device >= count) {
+    throw CudaError(kCudaSuccess, "there is no CUDA device " + std::to_string(o.device) +
+                                      ": this process sees " + std::to_string(count));
+  }
+  CheckCuda(driver, driver.DeviceGet(&impl_->device, o.device), "cuDeviceGet");
+  CheckCuda(driver, driver.DevicePrimaryCtxRetain(&impl_->context, impl_->device),
+            "cuDevicePrimaryCtxRetain");
+  try {
+    CudaContextScope scope(driver, impl_->context);
+    int least = 0, greatest = 0;
+    CheckCuda(driver, driver.CtxGetStreamPriorityRange(&least, &greatest),
+              "cuCtxGetStreamPriorityRange");
+    for (size_t lane = 0; lane < o.priorities.size(); ++lane) {
+      const int priority = o.priorities[lane];
+      if (lane == 0 ? priority == 0 : priority >= greatest && priority <= least) continue;
+      throw CudaError(kCudaSuccess,
+                      "lane " + std::to_string(lane) + " cannot have priority " +
+                          std::to_string(priority) +
+                          (lane == 0 ? ": it is the caller's stream, so it must be 0"
+                                     : ": this device has " + std::to_string(greatest) +
+                                           " (first) to " + std::to_string(least) + " (last)"));
+    }
+  } catch (...) {
+    driver.DevicePrimaryCtxRelease(impl_->device);
+    throw;
+  }
+}
+
+CudaEngine::~CudaEngine() {
+  if (getpid() != impl_->pid) return;  // CUDA does not work in a forked child
+  CUctx_st* popped = nullptr;
+  const bool pushed = impl_->driver.CtxPushCurrent(impl_->context) == kCudaSuccess;
+  for (auto& set : impl_->free) {
+    try {
+      set->Drain();
+    } catch (const CudaError&) {
+      // The device's errors were reported where somebody waited for the work.
+    }
+  }
+  impl_->free.clear();
+  if (pushed) impl_->driver.CtxPopCurrent(&popped);
+  impl_->driver.DevicePrimaryCtxRelease(impl_->device);
+}
+
+Engine::Result CudaEngine::Run(const std::shared_ptr<const Program>& program, void* const* args,
+                               void* const* results, CUstream_st* caller, void* scratch) {
+  Engine::Result result;
+  auto refuse = [&result](std::string why) {
+    result.ok = false;
+    result.error = std::move(why);
+    return result;
+  };
+  if (getpid() != impl_->pid) return refuse("process was forked after the CUDA engine started");
+  if (enqueuing) return refuse("a step of a plan called the engine: nested runs are not possible");
+  std::string bad = CheckCallable(program.get(), args, results);
+  if (!bad.empty()) return refuse(std::move(bad));
+  const auto& streams = impl_->options.streams;
+  if (!streams.empty() && static_cast<size_t>(program->n_lanes()) > streams.size()) {
+    return refuse("program '" + program->name() + "' has " + std::to_string(program->n_lanes()) +
+                  " lanes; the engine was given " + std::to_string(streams.size()) + " streams");
+  }
+  if (program->used_lanes().empty()) return result;
+  {
+    std::lock_guard<std::mutex> lock(impl_->mutex);
+    if (!impl_->lost.empty()) return refuse("the CUDA context is lost: " + impl_->lost);
+    ++impl_->calls;
+  }
+  Enqueuing guard;
+  try {
+    impl_->RunOn(*program, args, results, caller, scratch, result);
+  } catch (const CudaError& error) {
+    impl_->NoteError(error);
+    refuse("program '" + program->name() + "' was not started: " + error.what());
+  } catch (const std::exception& error) {
+    refuse("program '" + program->name() + "' was not started: " + error.what());
+  }
+  if (!result.ok) {
+    std::lock_guard<std::mutex> lock(impl_->mutex);
+    ++impl_->failures;
+  }
+  return result;
+}
+
+int CudaEngine::device() const { return impl_->options.device; }
+const CudaDriver& CudaEngine::driver() const { return impl_->driver; }
+CUctx_st* CudaEngine::context() const { return impl_->context; }
+
+CUmod_st* CudaEngine::LoadModule(const std::string& image) {
+  std::lock_guard<std::mutex> lock(impl_->mutex);
+  CUmod_st*& module = impl_->modules[image];
+  if (module == nullptr) {
+    // The zero at the end of the string is what ends PTX text.
+    CheckCuda(impl_->driver, impl_->driver.ModuleLoadData(&module, image.c_str()),
+              "cuModuleLoadData");
+  }
+  return module;
+}
+
+int64_t CudaEngine::calls() const {
+  std::lock_guard<std::mutex> lock(impl_->mutex);
+  return impl_->calls;
+}
+
+int64_t CudaEngine::failures() const {
+  std::lock_guard<std::mutex> lock(impl_->mutex);
+  return impl_->failures;
+}
+
+int64_t CudaEngine::lane_sets() const {
+  std::lock_guard<std::mutex> lock(impl_->mutex);
+  return impl_->sets;
+}
+
+int CudaDeviceCount() {
+  const CudaDriver& driver = LoadCudaDriver();
+  int count = 0;
+  CheckCuda(driver, driver.DeviceGetCount(&count), "cuDeviceGetCount");
+  return count;
+}
+
+}  // namespace dfx

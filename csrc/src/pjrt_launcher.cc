@@ -1,0 +1,228 @@
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "cuda_driver.h"
+#include "dfx/cuda_engine.h"
+#include "dfx/pjrt.h"
+#include "pjrt_api.h"
+
+namespace dfx {
+namespace {
+
+using pjrt::Api;
+using pjrt::Owned;
+using pjrt::PjrtError;
+
+constexpr uintptr_t kHostAlignment = 64;  // XLA:CPU refuses a view of other memory
+
+// Views of the inputs at the addresses of the last call.
+struct InputViews {
+  std::vector<void*> addresses;
+  std::vector<Owned<PJRT_Buffer>> views;
+};
+
+class Executable {
+ public:
+  explicit Executable(PjrtStep step)
+      : api_(step.api),
+        step_(std::move(step)),
+        client_(static_cast<PJRT_Client*>(step_.client)),
+        executable_(static_cast<PJRT_LoadedExecutable*>(step_.executable)) {
+    if (client_ == nullptr || executable_ == nullptr) {
+      throw PjrtError("a PJRT step needs a client and an executable; got a null pointer");
+    }
+    if (step_.in_place.size() != step_.outs.size()) {
+      throw PjrtError("a PJRT step with " + std::to_string(step_.outs.size()) +
+                      " outputs needs in_place for each; got " +
+                      std::to_string(step_.in_place.size()));
+    }
+    if (step_.counters == nullptr) step_.counters = std::make_shared<PjrtCounters>();
+    auto devices = Api::Make<pjrt::AddressableDevicesArgs>();
+    devices.client = client_;
+    api_.Call(pjrt::kClientAddressableDevices, devices);
+    if (devices.n_devices == 0) throw PjrtError("the PJRT client has no device");
+    device_ = devices.devices[0];
+    auto get = Api::Make<pjrt::GetExecutableArgs>();
+    get.loaded_executable = executable_;
+    api_.Call(pjrt::kLoadedExecutableGetExecutable, get);
+    Owned<PJRT_Executable> executable(api_, get.executable);
+    auto outputs = Api::Make<pjrt::NumOutputsArgs>();
+    outputs.executable = executable.get();
+    api_.Call(pjrt::kExecutableNumOutputs, outputs);
+    if (outputs.num_outputs != step_.outs.size()) {
+      throw PjrtError("the executable has " + std::to_string(outputs.num_outputs) +
+                      " outputs, the step says " + std::to_string(step_.outs.size()));
+    }
+  }
+
+  void Run(const Buffer* ins, int n_ins, Buffer* outs, int n_outs, Lane* lane) {
+    if (static_cast<size_t>(n_ins) != step_.ins.size() ||
+        static_cast<size_t>(n_outs) != step_.outs.size()) {
+      throw PjrtError("the executable takes " + std::to_string(step_.ins.size()) +
+                      " inputs and gives " + std::to_string(step_.outs.size()) +
+                      " outputs; the step has " + std::to_string(n_ins) + " and " +
+                      std::to_string(n_outs));
+    }
+    const bool host = lane->cuda() == nullptr;
+    InputViews inputs = TakeViews();
+    UpdateViews(inputs, ins, host);
+    std::vector<PJRT_Buffer*> arguments;
+    arguments.reserve(inputs.views.size() + step_.outs.size());
+    for (auto& view : inputs.views) arguments.push_back(view.get());
+    std::vector<Owned<PJRT_Buffer>> donated;
+    for (size_t i = 0; i < step_.outs.size(); ++i) {
+      if (!step_.in_place[i]) continue;
+      // XLA:CPU writes into memory that it imported for that, and never into a view.
+      donated.push_back(host ? Import(outs[i].data, step_.outs[i], pjrt::kMutableZeroCopy)
+                             : MakeView(outs[i].data, step_.outs[i]));
+      arguments.push_back(donated.back().get());
+    }
+
+    std::vector<PJRT_Buffer*> raw(step_.outs.size(), nullptr);
+    PJRT_Event* raw_done = nullptr;
+    Execute(arguments, raw, host ? &raw_done : nullptr);
+    std::vector<Owned<PJRT_Buffer>> results;
+    results.reserve(raw.size());
+    for (PJRT_Buffer* buffer : raw) results.emplace_back(api_, buffer);
+    if (host) {
+      Owned<PJRT_Event> done(api_, raw_done);
+      Await(done);
+    }
+    for (size_t i = 0; i < results.size(); ++i) PutOutput(results[i], outs[i], lane);
+    step_.counters->executions.fetch_add(1, std::memory_order_relaxed);
+    GiveViews(std::move(inputs));
+  }
+
+ private:
+  // Two lanes may run the same step at a time: each takes views of its own.
+  InputViews TakeViews() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (free_.empty()) return {};
+    InputViews inputs = std::move(free_.back());
+    free_.pop_back();
+    return inputs;
+  }
+  void GiveViews(InputViews inputs) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(std::move(inputs));
+  }
+
+  void UpdateViews(InputViews& inputs, const Buffer* ins, bool host) {
+    inputs.addresses.resize(step_.ins.size(), nullptr);
+    inputs.views.resize(step_.ins.size());
+    for (size_t i = 0; i < step_.ins.size(); ++i) {
+      if (host && reinterpret_cast<uintptr_t>(ins[i].data) % kHostAlignment != 0) {
+        inputs.views[i] = Import(ins[i].data, step_.ins[i], pjrt::kCopyDuringCall);
+        inputs.addresses[i] = nullptr;  // holds what was there in this call
+        step_.counters->copied_inputs.fetch_add(1, std::memory_order_relaxed);
+        continue;
+      }
+      if (inputs.views[i].get() != nullptr && inputs.addresses[i] == ins[i].data) continue;
+      inputs.views[i] = MakeView(ins[i].data, step_.ins[i]);
+      inputs.addresses[i] = ins[i].data;
+    }
+  }
+
+  Owned<PJRT_Buffer> MakeView(void* data, const PjrtTensor& tensor) {
+    auto args = Api::Make<pjrt::CreateViewArgs>();
+    args.client = client_;
+    args.device_buffer_ptr = data;
+    args.dims = tensor.dims.data();
+    args.num_dims = tensor.dims.size();
+    args.element_type = tensor.type;
+    args.device = device_;
+    args.on_delete_callback = [](void*, void*) {};
+    api_.Call(pjrt::kClientCreateViewOfDeviceBuffer, args);
+    step_.counters->views.fetch_add(1, std::memory_order_relaxed);
+    return {api_, args.buffer};
+  }
+
+  Owned<PJRT_Buffer> Import(void* data, const PjrtTensor& tensor, int semantics) {
+    auto args = Api::Make<pjrt::FromHostBufferArgs>();
+    args.client = client_;
+    args.data = data;
+    args.type = tensor.type;
+    args.dims = tensor.dims.data();
+    args.num_dims = tensor.dims.size();
+    args.semantics = semantics;
+    args.device = device_;
+    api_.Call(pjrt::kClientBufferFromHostBuffer, args);
+    Owned<PJRT_Event> done(api_, args.done_with_host_buffer);
+    return {api_, args.buffer};
+  }
+
+  void Execute(const std::vector<PJRT_Buffer*>& arguments, std::vector<PJRT_Buffer*>& results,
+               PJRT_Event** done) {
+    auto options = Api::Make<pjrt::ExecuteOptions>();
+    PJRT_Buffer* const* argument_list = arguments.data();
+    PJRT_Buffer** result_list = results.data();
+    auto args = Api::Make<pjrt::ExecuteArgs>();
+    args.executable = executable_;
+    args.options = &options;
+    args.argument_lists = &argument_list;
+    args.num_devices = 1;
+    args.num_args = arguments.size();
+    args.output_lists = &result_list;
+    args.device_complete_events = done;
+    api_.Call(pjrt::kLoadedExecutableExecute, args);
+  }
+
+  void Await(const Owned<PJRT_Event>& event) {
+    auto args = Api::Make<pjrt::EventArgs>();
+    args.event = event.get();
+    api_.Call(pjrt::kEventAwait, args);
+  }
+
+  void PutOutput(const Owned<PJRT_Buffer>& result, const Buffer& out, Lane* lane) {
+    if (out.bytes == 0) return;
+    auto where = Api::Make<pjrt::BufferPointerArgs>();
+    where.buffer = result.get();
+    api_.Call(pjrt::kBufferOpaquePointer, where);
+    if (where.pointer == out.data) return;
+    auto size = Api::Make<pjrt::BufferSizeArgs>();
+    size.buffer = result.get();
+    api_.Call(pjrt::kBufferOnDeviceSize, size);
+    if (size.bytes != static_cast<size_t>(out.bytes)) {
+      throw PjrtError("an output has " + std::to_string(size.bytes) + " bytes, its place " +
+                      std::to_string(out.bytes));
+    }
+    step_.counters->copied_outputs.fetch_add(1, std::memory_order_relaxed);
+    if (CudaLane* cuda = lane->cuda(); cuda != nullptr) {
+      // The buffer goes when this returns; its client frees in the order of the same stream.
+      CheckCuda(cuda->driver(),
+                cuda->driver().MemcpyDtoDAsync(reinterpret_cast<CudaAddress>(out.data),
+                                               reinterpret_cast<CudaAddress>(where.pointer),
+                                               size.bytes, cuda->stream()),
+                "cuMemcpyDtoDAsync");
+      return;
+    }
+    auto copy = Api::Make<pjrt::CopyRawToHostArgs>();
+    copy.buffer = result.get();
+    copy.dst = out.data;
+    copy.transfer_size = static_cast<int64_t>(size.bytes);
+    api_.Call(pjrt::kBufferCopyRawToHost, copy);
+    Await(Owned<PJRT_Event>(api_, copy.event));
+  }
+
+  const Api api_;
+  PjrtStep step_;
+  PJRT_Client* client_;
+  PJRT_LoadedExecutable* executable_;
+  PJRT_Device* device_ = nullptr;
+  std::mutex mutex_;  // guards free_
+  std::vector<InputViews> free_;
+};
+
+int RunExecutable(void* user, const Buffer* ins, int n_ins, Buffer* outs, int n_outs, Lane* lane) {
+  static_cast<Executable*>(user)->Run(ins, n_ins, outs, n_outs, lane);
+  return 0;
+}
+
+}  // namespace
+
+Launcher MakePjrtLauncher(PjrtStep step) {
+  return Launcher{&RunExecutable, std::make_shared<Executable>(std::move(step))};
+}
+
+}  // namespace dfx

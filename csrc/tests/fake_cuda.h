@@ -1,0 +1,66 @@
+// A CUDA driver without a device, for tests: a table of the functions that the engine calls.
+//
+// A stream is a thread with a queue, device memory is host memory, a kernel is a C++ function. Each
+// operation starts after a random delay, so that what the calls do not order comes out of order,
+// and the sanitizers see streams as threads. Stream capture builds a graph with the edges that the
+// calls made and nothing else; a replay takes a random order that keeps the edges. Like the real
+// one, it refuses calls without a current context, calls that a capture forbids, and every call
+// after a kernel has faulted.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda_driver.h"
+
+namespace dfx::fake {
+
+const CudaDriver& Driver();
+
+// Back to a driver with one device and no faults; false (and why) if something was leaked or
+// misused since the last time. No stream may be in use.
+bool Reset(std::string* why);
+
+// The upper end of the random delay before each operation.
+void SetMaxDelayUs(int us);
+void SetDevices(int count);
+// The next call of `symbol`, after `skip` of them, fails with `status` and does nothing.
+void FailCall(const std::string& symbol, CudaStatus status, int skip = 0);
+bool FailureTaken();
+// Makes cuStreamWaitEvent succeed and do nothing: what the tests must notice.
+void IgnoreWaits(bool ignore);
+// Calls of `symbol` since Reset.
+int64_t Calls(const std::string& symbol);
+// Calls since Reset that blocked the host.
+int64_t BlockingCalls();
+
+// Makes `function` a kernel of the module image "fake"; `sizes` are its parameters' sizes. It gets
+// copies of the parameters; false is a fault that loses the context.
+using Kernel = std::function<bool(void* const* parameters)>;
+void DefineKernel(const std::string& name, std::vector<size_t> sizes, Kernel function);
+
+// Enqueues a function as a kernel would be.
+CudaStatus Launch(CUstream_st* stream, std::function<bool()> function);
+
+// A stream of the test's own, with the device's context made current while it is used.
+class Stream {
+ public:
+  Stream();
+  ~Stream();
+  CUstream_st* get() const { return stream_; }
+  CudaStatus Synchronize();
+
+ private:
+  CUstream_st* stream_ = nullptr;
+};
+
+class Graph;
+CudaStatus BeginCapture(CUstream_st* stream);
+// A null graph if the capture was invalid or left a stream unjoined.
+CudaStatus EndCapture(CUstream_st* stream, std::shared_ptr<Graph>* graph);
+CudaStatus LaunchGraph(const std::shared_ptr<Graph>& graph, CUstream_st* stream);
+
+}  // namespace dfx::fake

@@ -1,0 +1,191 @@
+// Python bindings of what runs on CUDA lanes: the engine, user kernels, and XLA executables driven
+// through the PJRT C API (those on host lanes as well).
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "dfx/cuda_engine.h"
+#include "dfx/kernel.h"
+#include "dfx/pjrt.h"
+#include "program_handle.h"
+
+namespace nb = nanobind;
+
+namespace dfx::ffi {
+namespace {
+
+using Size3 = std::tuple<unsigned, unsigned, unsigned>;
+
+template <typename T>
+T* Pointer(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+std::vector<void*> Pointers(const std::vector<uintptr_t>& addresses) {
+  std::vector<void*> pointers;
+  for (uintptr_t address : addresses) pointers.push_back(Pointer<void>(address));
+  return pointers;
+}
+
+std::string CudaProblem() {
+  try {
+    return CudaDeviceCount() > 0 ? "" : "the CUDA driver sees no device";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+std::unique_ptr<CudaEngine> MakeEngine(int device, std::vector<int> priorities,
+                                       const std::vector<uintptr_t>& streams) {
+  CudaEngine::Options options;
+  options.device = device;
+  options.priorities = std::move(priorities);
+  for (uintptr_t stream : streams) options.streams.push_back(Pointer<CUstream_st>(stream));
+  return std::make_unique<CudaEngine>(std::move(options));
+}
+
+void RunOnDevice(CudaEngine& engine, const ProgramHandle& handle,
+                 const std::vector<uintptr_t>& args, const std::vector<uintptr_t>& results,
+                 uintptr_t stream, uintptr_t scratch) {
+  if (!handle.finished) throw nb::value_error("call finish() before run()");
+  const auto& program = *handle.program;
+  if (args.size() != static_cast<size_t>(program.n_args()) ||
+      results.size() != static_cast<size_t>(program.n_results())) {
+    throw nb::value_error(("program '" + program.name() + "' takes " +
+                           std::to_string(program.n_args()) + " arguments and " +
+                           std::to_string(program.n_results()) + " results; got " +
+                           std::to_string(args.size()) + " and " + std::to_string(results.size()))
+                              .c_str());
+  }
+  const std::vector<void*> arg_data = Pointers(args), result_data = Pointers(results);
+  Engine::Result result;
+  {
+    nb::gil_scoped_release release;
+    result = engine.Run(handle.program, arg_data.data(), result_data.data(),
+                        Pointer<CUstream_st>(stream), Pointer<void>(scratch));
+  }
+  if (!result.ok) throw std::runtime_error(result.error);
+}
+
+KernelParameter MakeParameter(nb::handle parameter) {
+  if (nb::isinstance<nb::bytes>(parameter)) {
+    const auto bytes = nb::cast<nb::bytes>(parameter);
+    return {KernelParameter::kConstant, 0, {bytes.c_str(), bytes.c_str() + bytes.size()}};
+  }
+  std::pair<std::string, int> named;
+  try {
+    const auto tuple = nb::cast<nb::tuple>(parameter);
+    named = {nb::cast<std::string>(tuple[0]), nb::cast<int>(tuple[1])};
+  } catch (const std::exception&) {
+    named.first = "?";
+  }
+  if (named.first == "in") return {KernelParameter::kInput, named.second, {}};
+  if (named.first == "out") return {KernelParameter::kOutput, named.second, {}};
+  throw nb::value_error("a kernel parameter must be ('in', i), ('out', i) or the constant's bytes");
+}
+
+int AddKernel(CudaEngine& engine, ProgramHandle& handle, int lane, const std::string& name,
+              const nb::bytes& image, const std::string& kernel, Size3 grid, Size3 block,
+              unsigned shared_bytes, const nb::list& parameters, std::vector<int32_t> ins,
+              std::vector<int32_t> outs) {
+  RequireOpen(handle);
+  KernelStep step;
+  step.image.assign(image.c_str(), image.size());
+  step.name = kernel;
+  std::tie(step.grid[0], step.grid[1], step.grid[2]) = grid;
+  std::tie(step.block[0], step.block[1], step.block[2]) = block;
+  step.shared_bytes = shared_bytes;
+  for (nb::handle parameter : parameters) step.parameters.push_back(MakeParameter(parameter));
+  return handle.program->AddLaunch(
+      lane, LaunchDesc{name, MakeKernelLauncher(engine, std::move(step)), std::move(ins),
+                       std::move(outs)});
+}
+
+using Tensors = std::vector<std::tuple<int, std::vector<int64_t>>>;
+
+std::vector<PjrtTensor> MakeTensors(const Tensors& tensors) {
+  std::vector<PjrtTensor> made;
+  for (const auto& [type, dims] : tensors) made.push_back({type, dims});
+  return made;
+}
+
+// Keeps a Python object alive for C++, and lets go of it with the GIL held.
+std::shared_ptr<void> KeepAlive(nb::object object) {
+  return {object.release().ptr(), [](void* kept) {
+            if (!Py_IsInitialized()) return;
+            nb::gil_scoped_acquire acquire;
+            Py_DECREF(static_cast<PyObject*>(kept));
+          }};
+}
+
+std::shared_ptr<PjrtCounters> AddPjrt(ProgramHandle& handle, int lane, const std::string& name,
+                                      uintptr_t api, uintptr_t client, uintptr_t executable,
+                                      nb::object owner, const Tensors& in_tensors,
+                                      const Tensors& out_tensors, std::vector<bool> in_place,
+                                      std::vector<int32_t> ins, std::vector<int32_t> outs) {
+  RequireOpen(handle);
+  PjrtStep step;
+  step.api = Pointer<void>(api);
+  step.client = Pointer<void>(client);
+  step.executable = Pointer<void>(executable);
+  step.owner = KeepAlive(std::move(owner));
+  step.ins = MakeTensors(in_tensors);
+  step.outs = MakeTensors(out_tensors);
+  step.in_place = std::move(in_place);
+  step.counters = std::make_shared<PjrtCounters>();
+  auto counters = step.counters;
+  handle.program->AddLaunch(
+      lane, LaunchDesc{name, MakePjrtLauncher(std::move(step)), std::move(ins), std::move(outs)});
+  return counters;
+}
+
+}  // namespace
+
+void BindCuda(nb::module_& m) {
+  m.def("cuda_problem", &CudaProblem, "'' if CUDA can be used, or why not.");
+  m.def("cuda_available", []() { return CudaProblem().empty(); });
+  m.def("cuda_device_count", &CudaDeviceCount, "Raises RuntimeError if there is no CUDA driver.");
+
+  nb::class_<CudaEngine>(m, "CudaEngine",
+                         "Lanes on a CUDA device: lane 0 is the caller's stream, or all are given.")
+      .def(nb::new_(&MakeEngine), nb::arg("device") = 0, nb::arg("priorities") = std::vector<int>(),
+           nb::arg("streams") = std::vector<uintptr_t>(),
+           "Raises RuntimeError: no driver, no such device, a priority out of range.")
+      .def("add_kernel_launch", &AddKernel, nb::keep_alive<2, 1>(), nb::arg("program"),
+           nb::arg("lane"), nb::arg("name"), nb::arg("image"), nb::arg("kernel"), nb::arg("grid"),
+           nb::arg("block"), nb::arg("shared_bytes"), nb::arg("parameters"), nb::arg("ins"),
+           nb::arg("outs"),
+           "A step that launches a kernel of a PTX, cubin or fatbin image. Each parameter is "
+           "('in', i), ('out', i) or the bytes of a constant.")
+      .def("run", &RunOnDevice, nb::arg("program"), nb::arg("args"), nb::arg("results"),
+           nb::arg("stream"), nb::arg("scratch") = 0,
+           "Enqueues a call over device addresses, in the order of a CUstream; does not wait.")
+      .def_prop_ro("device", &CudaEngine::device)
+      .def_prop_ro("calls", &CudaEngine::calls)
+      .def_prop_ro("failures", &CudaEngine::failures)
+      .def_prop_ro("lane_sets", &CudaEngine::lane_sets);
+
+  nb::class_<PjrtCounters>(m, "PjrtCounters", "What the steps of one XLA executable did.")
+      .def_prop_ro("executions", [](const PjrtCounters& c) { return c.executions.load(); })
+      .def_prop_ro("copied_inputs", [](const PjrtCounters& c) { return c.copied_inputs.load(); })
+      .def_prop_ro("copied_outputs", [](const PjrtCounters& c) { return c.copied_outputs.load(); })
+      .def_prop_ro("views", [](const PjrtCounters& c) { return c.views.load(); });
+  m.def("add_pjrt_launch", &AddPjrt, nb::arg("program"), nb::arg("lane"), nb::arg("name"),
+        nb::arg("api"), nb::arg("client"), nb::arg("executable"), nb::arg("owner").none(),
+        nb::arg("in_tensors"), nb::arg("out_tensors"), nb::arg("in_place"), nb::arg("ins"),
+        nb::arg("outs"),
+        "A step that runs a PJRT executable without the GIL. Tensors are (PJRT_Buffer_Type, dims); "
+        "`owner` keeps client and executable alive. Returns the step's counters.");
+}
+
+}  // namespace dfx::ffi

@@ -1,0 +1,201 @@
+"""Bad input gets an error that says what must hold, what it got, where, and the way out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+nn = torch.nn
+
+X = torch.randn(4, 6)
+
+
+def scheduled(fn: Any, strategy: Any = None, **options: Any) -> Any:
+    return dfx.schedule(fn, strategy=strategy or dfx.Branches(), backend="torch", **options)
+
+
+def test_another_device() -> None:
+    with pytest.raises(dfx.UnsupportedError, match="an argument is on meta"):
+        scheduled(torch.sin)(X.to("meta"))
+    with pytest.raises(dfx.UnsupportedError, match="an argument is on meta"):
+        scheduled(lambda a, b: (a.sin(), b + 1))(X, X.to("meta"))
+    with pytest.raises(dfx.UnsupportedError, match=r"is on meta.*CPU"):
+        scheduled(lambda a: (a.sin(), torch.ones(3, device="meta") * 2))(X)
+
+
+def test_jax_arrays() -> None:
+    jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
+    with pytest.raises(dfx.UnsupportedError, match="JAX array"):
+        scheduled(nn.Linear(6, 6))(jnp.ones((4, 6)))
+    with pytest.raises(dfx.UnsupportedError, match="JAX array"):
+        scheduled(lambda a, b: a)(X, b=jnp.ones(3))
+    with pytest.raises(dfx.UnsupportedError, match="torch tensors and JAX arrays"):
+        dfx.schedule(lambda a, b: a, strategy=dfx.Branches())(X, jnp.ones(3))
+
+
+def test_an_error_inside_a_region_names_it_and_the_line(round_robin: Any) -> None:
+    fast = scheduled(lambda a, i: a.sin()[i] + 1, round_robin)
+    with pytest.raises(dfx.EngineError, match=r"test_bad_input.py:\d+.*IndexError.*100") as caught:
+        fast(X, torch.tensor([100]))
+    assert isinstance(caught.value.__cause__, IndexError)
+    assert torch.equal(fast(X, torch.tensor([1])), X.sin()[1:2] + 1)  # lanes are clean again
+
+
+def test_shapes_that_do_not_fit() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)same reduction dim.*test_bad_input.py"):
+        scheduled(lambda a, b: a @ b)(X, X)
+
+
+class Halves(dfx.Strategy):
+    def split(self, ctx: Any) -> Any:
+        return dfx.Split.even(2)
+
+    def schedule(self, s: Any) -> None:
+        while ready := s.ready():
+            for op in ready:
+                s.execute(op, lane=0)
+
+
+def test_splits_are_refused() -> None:
+    with pytest.raises(dfx.DynaflowError, match="batch"):
+        scheduled(nn.BatchNorm1d(6), Halves())(X)
+
+
+@pytest.mark.parametrize("option", [{"in_axes": 0}, {"target": "h200"}, {"select": "x"}])
+def test_options_of_another_version(option: dict[str, Any]) -> None:
+    with pytest.raises(dfx.DynaflowError, match=next(iter(option))):
+        dfx.schedule(nn.Linear(2, 2), **option)
+
+
+def test_options() -> None:
+    with pytest.raises(dfx.PlanError, match="compiler must be"):
+        dfx.schedule(nn.Linear(2, 2), compiler="nvcc")
+    with pytest.raises(dfx.UnsupportedError, match=r"compiler_options.*mode"):
+        scheduled(nn.Linear(2, 2), compiler_options={"mode": "max-autotune"})
+    with pytest.raises(dfx.UnsupportedError, match="Linear"):
+        dfx.schedule(nn.Linear(2, 2), backend="ffi")
+
+
+def test_torchscript() -> None:
+    with pytest.warns(DeprecationWarning):
+        made = torch.jit.script(nn.Linear(2, 2))
+    with pytest.raises(dfx.UnsupportedError, match="TorchScript"):
+        dfx.schedule(made)
+
+
+class Replacing(dfx.Strategy):
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+
+    def rules(self, graph: Any) -> Any:
+        return [dfx.Op("sin")]
+
+    def schedule(self, s: Any) -> None:
+        while ready := s.ready():
+            for op in ready:
+                s.execute(op, lane=0, replace=self.fn if op.name == "sin" else None)
+
+
+def test_replacements() -> None:
+    good = scheduled(lambda x: x.sin() + 1, Replacing(lambda x: x.cos()))
+    assert torch.equal(good(X), X.cos() + 1)
+    with pytest.raises(dfx.VerificationError, match="result"):
+        dfx.verify(good, X)
+    for bad in (lambda x: x[:1], lambda x: x.double(), lambda x: (x, x), lambda x: 3):
+        with pytest.raises(dfx.PlanError, match=r"replacement of region 'sin'.*must return"):
+            scheduled(lambda x: x.sin() + 1, Replacing(bad))(X)
+
+
+def test_an_unsupported_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.3.1")
+    with pytest.raises(dfx.UnsupportedError, match=r"2\.11.*2\.3\.1.*pip install"):
+        dfx.schedule(nn.Linear(2, 2))
+
+
+def test_without_torch() -> None:
+    text = """
+import sys
+sys.modules["torch"] = None
+import dynaflow_xla as dfx
+try:
+    dfx.schedule(lambda x: x, backend="torch")
+except dfx.UnsupportedError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", text], capture_output=True, text=True,
+                          timeout=60)  # fmt: skip
+    assert done.returncode == 0 and "torch" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_forked_child() -> None:
+    text = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import torch, dynaflow_xla as dfx
+fn = lambda x, y: (torch.sort(x).values, torch.sort(y).values)
+fast = dfx.schedule(fn, strategy=dfx.Branches(), backend="torch", lanes=LANES)
+x = torch.randn(3000)
+fast(x, x)
+pid = os.fork()
+if pid == 0:
+    try:
+        fast(x, x)
+    except dfx.EngineError as error:
+        os._exit(7 if "spawn" in str(error) else 8)
+    os._exit(9)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    import os
+
+    lanes = min(2, len(os.sched_getaffinity(0)))
+    if lanes < 2:
+        pytest.skip("needs two cores")
+    text = text.replace("LANES", str(lanes))
+    done = subprocess.run([sys.executable, "-P", "-c", text], capture_output=True, text=True,
+                          timeout=90)  # fmt: skip
+    assert done.stdout.split() == ["7"], done.stdout + done.stderr
+
+
+def test_exported_programs_check_their_arguments() -> None:
+    with torch.no_grad():
+        program = torch.export.export(nn.Linear(6, 3), (X,))
+    fast = dfx.schedule(program, strategy=dfx.Branches())
+    with torch.no_grad():
+        assert torch.equal(fast(X), program.module()(X))
+    for bad in (X[:3], X.double(), 3.0):
+        with pytest.raises(dfx.UnsupportedError, match=r"exported as torch.float32\[4, 6\]; got"):
+            fast(bad)
+    with pytest.raises(dfx.UnsupportedError, match="exported for arguments"):
+        fast(X, X)
+    with pytest.raises(dfx.UnsupportedError, match="no backward"):
+        fast(X)
+
+
+def test_exported_programs_with_state_and_any_batch() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6)
+            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x: Any) -> Any:
+            self.calls += 1
+            return {"y": self.norm(x), "n": 2}
+
+    dim = torch.export.Dim("batch", min=2, max=64)
+    with torch.no_grad():
+        program = torch.export.export(Model(), (X,), dynamic_shapes=({0: dim},))
+        fast = dfx.schedule(program, strategy=dfx.Branches())
+        reference = torch.export.export(Model(), (X,), dynamic_shapes=({0: dim},)).module()
+        for n in (4, 9, 2):
+            x = torch.randn(n, 6)
+            want, got = reference(x), fast(x)
+            assert torch.equal(want["y"], got["y"]) and got["n"] == 2
+    for w, g in zip(reference.buffers(), fast.original.buffers(), strict=True):
+        assert torch.equal(w, g)

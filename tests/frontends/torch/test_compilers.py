@@ -1,0 +1,142 @@
+"""Regions compiled by Inductor and AOTInductor: values, sharing, the cache on disk, threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+nn = torch.nn
+
+X = torch.randn(4, 8)
+
+
+class Layers(nn.Module):
+    """Three layers of one structure, one of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3))
+        self.last = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2))
+
+    def forward(self, x: Any) -> Any:
+        return self.layers[1](self.layers[0](x)) * self.layers[2](x) + self.last(x)
+
+
+RULES = [dfx.Module("layers/*"), dfx.Module("last")]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Notes each compilation of this process; there are no others."""
+    from dynaflow_xla.frontends.torch import _compat, compile_worker, compilers
+
+    made: list[str] = []
+
+    def count(name: str) -> Any:
+        original = getattr(_compat, name)
+
+        def call(*args: Any) -> Any:
+            made.append(name)
+            return original(*args)
+
+        return call
+
+    monkeypatch.setattr(_compat, "inductor", count("inductor"))
+    monkeypatch.setattr(_compat, "aot_compile", count("aot_compile"))
+    monkeypatch.setattr(compile_worker, "compile_all", lambda *_: None)
+    monkeypatch.setattr(compilers, "_compiled", {})
+    return made
+
+
+def structures(fast: Any) -> int:
+    (entry,) = fast._dfx_core.entries
+    return len({id(fn) for fn in entry.implementations.values()})
+
+
+@pytest.mark.parametrize("compiler", ["inductor", "aoti"])
+@pytest.mark.timeout(400)
+def test_equal_structures_compile_once(compiler: str, counted: list[str]) -> None:
+    model = Layers().eval()
+    fast = dfx.schedule(model, strategy=dfx.Branches(), compiler=compiler, rules=RULES)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(X), model(X), rtol=1e-5, atol=1e-5)
+        pg = dfx.graph(fast, X)
+    assert len(pg.regions) >= 4
+    assert len(counted) == structures(fast) < len(fast._dfx_core.entries[0].implementations)
+    with torch.no_grad():
+        for parameter in model.parameters():  # weights are inputs, not part of what was compiled
+            parameter.mul_(2)
+        torch.testing.assert_close(fast(X), model(X), rtol=1e-5, atol=1e-5)
+    before = len(counted)
+    again = dfx.schedule(Layers().eval(), strategy=dfx.Branches(), compiler=compiler, rules=RULES)
+    with torch.no_grad():
+        again(X)
+    assert len(counted) == before
+
+
+@pytest.mark.timeout(400)
+def test_training_with_inductor(counted: list[str]) -> None:
+    model = Layers().train()
+    fast = dfx.schedule(model, strategy=dfx.Branches(), compiler="inductor", rules=RULES)
+    gradients = []
+    for m in (model, fast):
+        torch.manual_seed(2)
+        model.zero_grad()
+        m(X).square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for w, g in zip(*gradients, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-5, atol=1e-5)
+    assert "operator by operator" in dfx.explain(fast, X)  # the dropout, with the original's bits
+
+
+_PROCESS = """
+from torch import nn
+torch.set_num_threads(1)
+made = []
+from dynaflow_xla.frontends.torch import _compat, compile_worker
+original, everything = _compat.aot_compile, compile_worker.compile_all
+def aot_compile(*args):
+    made.append("here")
+    return original(*args)
+def compile_all(compiler, settings, requests):
+    made.extend("process" for _ in requests)
+    return everything(compiler, settings, requests)
+_compat.aot_compile, compile_worker.compile_all = aot_compile, compile_all
+model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 4))).eval()
+fast = dfx.schedule(model, strategy=dfx.Branches(), compiler="aoti",
+                    rules=[dfx.Module("0"), dfx.Module("1")])
+x = torch.randn(2, 4)
+with torch.no_grad():
+    torch.testing.assert_close(fast(x), model(x))
+print(" ".join(made))
+"""
+
+
+@pytest.mark.timeout(400)
+def test_a_second_process_compiles_nothing(run_script: Any) -> None:
+    first = run_script(_PROCESS, limit=300).split()
+    assert first == ["process", "process"], "the processes did not compile what was asked"
+    assert run_script(_PROCESS).split() == []
+
+
+def test_open_sizes_are_refused() -> None:
+    from dynaflow_xla.frontends.torch import compilers
+
+    class Symbolic:
+        symbolic = True
+
+    with pytest.raises(dfx.UnsupportedError, match=r"fixed sizes.*eager"):
+        compilers.compile_regions(Symbolic(), None, 1, {}, "aoti", None)
+
+
+def test_a_library_that_fails_is_an_error(tmp_path: Any) -> None:
+    from dynaflow_xla.ffi import _engine
+
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"no library")
+    with pytest.raises(RuntimeError, match="broken.so"):
+        _engine.AotiModel(str(broken), 1)

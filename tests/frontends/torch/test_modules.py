@@ -1,0 +1,197 @@
+"""A scheduled module behaves as the original in everything else than its calls' schedule."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+nn = torch.nn
+
+
+class Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 4))
+        self.right = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 4))
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Any, scale: Any = None) -> Any:
+        y = self.norm(self.left(x) * self.right(x))
+        return y if scale is None else y * scale
+
+
+class Strict(dfx.Branches):
+    """Fails where no graph runs: no test can pass because the original ran."""
+
+
+X = torch.randn(5, 6)
+
+
+@pytest.fixture
+def model() -> Any:
+    return Towers()
+
+
+@pytest.fixture
+def fast(model: Any) -> Any:
+    return dfx.schedule(model, strategy=Strict())
+
+
+def test_state_is_shared(model: Any, fast: Any) -> None:
+    assert isinstance(fast, Towers) and fast.original is model
+    assert [id(p) for p in fast.parameters()] == [id(p) for p in model.parameters()]
+    assert list(fast.state_dict()) == list(model.state_dict())
+    other = Towers()
+    fast.load_state_dict(other.state_dict())
+    fast.eval(), other.eval()
+    assert not model.training and not model.norm.training
+    assert torch.equal(fast(X), other(X)) and torch.equal(model(X), other(X))
+    fast.extra = nn.Linear(2, 2)
+    assert "extra" in dict(model.named_children())
+
+
+def test_train_and_eval_after_a_call(model: Any, fast: Any) -> None:
+    for mode in (True, False, True):
+        fast.train(mode)
+        torch.manual_seed(1)
+        got = fast(X)
+        torch.manual_seed(1)
+        reference = copy.deepcopy(model)
+        for a, b in zip(reference.buffers(), model.buffers(), strict=True):
+            assert a.shape == b.shape
+        if mode is False:
+            assert torch.equal(got, reference(X))
+
+
+def test_to_dtype(model: Any, fast: Any) -> None:
+    fast.eval()
+    assert fast(X).dtype == torch.float32
+    assert fast.to(torch.float64) is fast
+    got = fast(X.double())
+    assert got.dtype == torch.float64 and torch.equal(got, model(X.double()))
+
+
+def test_deepcopy_is_apart(model: Any, fast: Any) -> None:
+    twin = copy.deepcopy(fast.eval())
+    with torch.no_grad():
+        next(twin.parameters()).add_(1)
+    assert twin.original is not model
+    assert torch.equal(fast(X), model(X)) and torch.equal(twin(X), twin.original(X))
+    assert not torch.equal(fast(X), twin(X))
+
+
+def test_pickle_and_save(model: Any, fast: Any) -> None:
+    fast.eval()
+    again = pickle.loads(pickle.dumps(fast))
+    assert type(again) is type(fast) and torch.equal(again(X), fast(X))
+    file = io.BytesIO()
+    torch.save(fast.state_dict(), file)
+    file.seek(0)
+    assert torch.load(file).keys() == model.state_dict().keys()
+
+
+def test_pickle_of_a_function() -> None:
+    fast = dfx.schedule(torch.sin, strategy=Strict(), backend="torch")
+    assert torch.equal(pickle.loads(pickle.dumps(fast))(X), X.sin())
+
+
+def test_hooks(model: Any, fast: Any) -> None:
+    fast.eval()
+    fast(X)
+    seen: list[str] = []
+    outer = fast.register_forward_hook(lambda *_: seen.append("outer"))
+    inner = model.left[0].register_forward_hook(lambda _, __, y: y + 1)
+    before = model.right.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
+    assert torch.equal(fast(X), model(X))
+    assert seen == ["outer", "outer"]
+    outer.remove(), inner.remove(), before.remove()
+    assert torch.equal(fast(X), model(X)) and len(seen) == 2
+
+
+def test_gradient_hooks(model: Any, fast: Any) -> None:
+    seen: list[Any] = []
+    model.left[0].weight.register_hook(lambda g: seen.append(g.clone()))
+    fast.eval()
+    fast(X).sum().backward()
+    model(X).sum().backward()
+    assert torch.equal(seen[0], seen[1])
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_torch_compile_of_it(model: Any, fast: Any, backend: str) -> None:
+    fast.eval()
+    compiled = torch.compile(fast, backend=backend)
+    assert torch.equal(compiled(X), model(X))
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def around(x: Any) -> Any:
+        return fast(x) * 2
+
+    assert torch.equal(around(X), model(X) * 2)
+
+
+def test_of_a_compiled_module(model: Any) -> None:
+    fast = dfx.schedule(torch.compile(model.eval()), strategy=Strict())
+    assert torch.equal(fast(X), model(X))
+
+
+def test_of_a_scheduled_module(model: Any, fast: Any) -> None:
+    again = dfx.schedule(fast.eval(), strategy=dfx.Sequential())
+    assert again.original is model and torch.equal(again(X), model(X))
+
+
+def test_as_a_submodule(model: Any, fast: Any) -> None:
+    whole = nn.Sequential(fast, nn.Linear(4, 2)).eval()
+    assert torch.equal(whole(X), whole[1](model(X)))
+    assert "0.left.0.weight" in whole.state_dict()
+
+
+def test_inference_mode_and_no_grad(model: Any, fast: Any) -> None:
+    fast.eval()
+    with torch.inference_mode():
+        got = fast(X)
+        assert got.is_inference() and torch.equal(got, model(X))
+    with torch.no_grad():
+        assert not fast(X).requires_grad
+    assert fast(X).requires_grad
+
+
+def test_keywords(model: Any, fast: Any) -> None:
+    fast.eval()
+    assert torch.equal(fast(x=X, scale=2.0), model(X, 2.0))
+    assert torch.equal(fast(X, scale=torch.tensor(3.0)), model(X, 3.0))
+
+
+def test_methods_and_functions_as_decorator() -> None:
+    class Holder:
+        @dfx.schedule(strategy=Strict(), backend="torch")
+        def double(self, x: Any) -> Any:
+            "Twice."
+            return x * 2
+
+    assert torch.equal(Holder().double(X), X * 2)
+    assert Holder.double.__doc__ == "Twice."
+
+
+def test_threads_share_it(fast: Any, model: Any) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    fast.eval()
+    inputs = [torch.randn(n, 6) for n in (2, 3, 5, 8) * 4]
+    with torch.no_grad():
+        want = [model(x) for x in inputs]
+
+    def call(x: Any) -> Any:
+        with torch.no_grad():
+            return fast(x)
+
+    with ThreadPoolExecutor(4) as pool:
+        for w, g in zip(want, pool.map(call, inputs), strict=True):
+            torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-6)
