@@ -219,9 +219,9 @@ def build_entry(program: torch.export.ExportedProgram, options: Options) -> Entr
             ),
         )
     results = [(tuple(s.shape), getattr(torch, str(s.dtype))) for s in read.out_specs]
-    seconds = {"torch_xla": t1 - t0, **made.seconds}
+    made.seconds["torch_xla"] = t1 - t0
     call = EngineCall(made, closed.consts, results)
-    return Entry(options, call, arguments, program.call_spec.out_spec, seconds)
+    return Entry(options, call, arguments, program.call_spec.out_spec, made.seconds)
 
 
 def _refuse(program: torch.export.ExportedProgram) -> None:

@@ -271,7 +271,8 @@ def build_stages(
         builder = lower.StageBuilder(
             captured, pg, plan, instructions, functions, needed, options.compiler_options
         )
-        stage = builder.build(profile=profile)
+        with _types(captured):
+            stage = builder.build(profile=profile)
         stage.replan = _replanner(options)
         stages.append((stage, outer))
     return stages

@@ -229,7 +229,7 @@ def build_entry(gm: Any, options: Any, kind: str, name: str) -> XlaEntry:
     program = build_program(
         capture(specialised(gm, examples) if symbolic else gm, name), options, kind
     )
-    seconds = dict(program.call.made.seconds)
+    seconds = program.call.made.seconds
     return XlaEntry(options, kind, gm, name, program, seconds, symbolic=symbolic)
 
 
