@@ -149,6 +149,7 @@ def _decomposed(
 
     tensors = [examples[i] for i in places]
     mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), FakeTensorMode())
+    tensors = [t if isinstance(t, FakeTensor) else mode.from_tensor(t) for t in tensors]
     try:
         with torch.no_grad(), mode:
             gm = make_fx(torch.func.functionalize(flat))(*tensors)
@@ -259,4 +260,4 @@ def _narrower(have: Any, wanted: Any) -> bool:
         return bool(jnp.finfo(have).nmant < jnp.finfo(wanted).nmant)
     if wanted == jnp.bool_ or have == jnp.bool_:
         return False
-    return bool(jnp.iinfo(have).bits < jnp.iinfo(wanted).bits and have.itemsize < 4)
+    return bool(jnp.iinfo(have).bits < jnp.iinfo(wanted).bits)

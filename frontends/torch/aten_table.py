@@ -63,6 +63,39 @@ def _all(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     return jnp.all(x != 0, axis=_dims(dim, x.ndim), keepdims=keepdim)
 
 
+def _wide(x: Any) -> Any:
+    """Integers and truth values are summed as 64-bit integers."""
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.int64)
+
+
+@lowers(aten.sum.default, aten.sum.dim_IntList)
+def _sum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return jnp.sum(_cast(x, dtype), axis=_dims(dim, x.ndim), keepdims=keepdim)
+
+
+@lowers(aten.prod.default, aten.prod.dim_int)
+def _prod(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return jnp.prod(_cast(x, dtype), axis=_dims(dim, x.ndim), keepdims=keepdim)
+
+
+@lowers(aten.cumsum.default)
+def _cumsum(x: Any, dim: int, *, dtype: Any = None) -> Any:
+    return jnp.cumsum(_cast(x, dtype), axis=dim) if x.ndim else _cast(x, dtype)
+
+
+@lowers(aten.cumprod.default)
+def _cumprod(x: Any, dim: int, *, dtype: Any = None) -> Any:
+    return jnp.cumprod(_cast(x, dtype), axis=dim) if x.ndim else _cast(x, dtype)
+
+
+def _cast(x: Any, dtype: torch.dtype | None) -> Any:
+    return _wide(x) if dtype is None else x.astype(str(dtype).removeprefix("torch."))
+
+
+TABLE[aten.lgamma.default] = lambda x: jax.lax.lgamma(x)
+TABLE[aten.digamma.default] = lambda x: jax.lax.digamma(x)
+
+
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def _masked_fill(x: Any, mask: Any, value: Any) -> Any:
     return jnp.where(mask, jnp.asarray(value, x.dtype), x)

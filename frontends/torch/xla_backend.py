@@ -201,7 +201,7 @@ def specialised(gm: Any, inputs: Sequence[Any]) -> Any:
     made = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
     for node, original in zip(made.graph.nodes, gm.graph.nodes, strict=True):
         node.meta = {k: v for k, v in original.meta.items() if k not in ("val", "tensor_meta")}
-    mode = FakeTensorMode()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)  # constants of the graph
 
     def fake(x: Any) -> Any:
         if isinstance(x, torch.Tensor):

@@ -106,7 +106,7 @@ FLOATS = {
     ),
     "pooling": lambda x: (F.avg_pool1d(x, 2), F.max_pool2d(x[None], 2, 1), F.adaptive_avg_pool1d(x, 3)),
     "interpolate": lambda x: F.interpolate(x[None], scale_factor=2.0, mode="linear"),
-    "losses": lambda x: (F.mse_loss(x, x * 2), F.huber_loss(x, -x), F.kl_div(x, x.abs())),
+    "losses": lambda x: (F.mse_loss(x, x * 2), F.huber_loss(x, -x), F.kl_div(x, x.abs(), reduction="batchmean")),
     "division": lambda x: (x / 3, x // 0.7, x % 0.7, torch.fmod(x, 0.7), torch.div(x, 2, rounding_mode="trunc")),
     "attention": lambda x: F.scaled_dot_product_attention(*(x.reshape(1, 2, 4, 6)[..., :3],) * 3, is_causal=True),
     "linalg": lambda x: (torch.linalg.qr(x)[1].abs(), torch.linalg.svdvals(x), torch.linalg.inv(x[:6, :6])),
