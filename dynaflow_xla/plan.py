@@ -6,8 +6,8 @@ into a callable. Text and JSON forms round-trip; the content hash names a plan.
 
 from __future__ import annotations
 
-import re
 import hashlib
+import re
 from typing import Literal
 
 import msgspec

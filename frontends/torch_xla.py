@@ -236,7 +236,9 @@ def _refuse(program: torch.export.ExportedProgram) -> None:
         if not isinstance(spec.arg, torch.export.graph_signature.TensorArgument):
             raise UnsupportedError(f"a result that is no tensor ({spec.arg}) through torch_xla")
     if program.range_constraints:
-        raise UnsupportedError("sizes that may change do not go through torch_xla; export fixed ones")
+        raise UnsupportedError(
+            "sizes that may change do not go through torch_xla; export fixed ones"
+        )
     if program.example_inputs is not None and program.example_inputs[1]:
         raise UnsupportedError("a program exported with keyword arguments; export positional ones")
 

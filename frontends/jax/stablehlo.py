@@ -243,9 +243,7 @@ class StableHLOFunction:
             operation = op.operation
             name = operation.name.removeprefix("stablehlo.")
             if name == "func.return":
-                self._out_specs = [
-                    jax.ShapeDtypeStruct(*_spec(v.type)) for v in operation.operands
-                ]
+                self._out_specs = [jax.ShapeDtypeStruct(*_spec(v.type)) for v in operation.operands]
                 return [self._number(v) for v in operation.operands]
             if name in ("func.call", "composite"):
                 key = "callee" if name == "func.call" else "decomposition"

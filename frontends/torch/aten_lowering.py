@@ -107,7 +107,9 @@ def lower(
                 ) from error
         else:
             return settle(target, result, example)
-    return settle(target, _decomposed(target, args, kwargs, example_args, example_kwargs, depth), example)
+    return settle(
+        target, _decomposed(target, args, kwargs, example_args, example_kwargs, depth), example
+    )
 
 
 def _has_decomposition(target: Any) -> bool:
@@ -188,7 +190,7 @@ def run(gm: Any, inputs: Sequence[Any], depth: int = 0) -> Any:
 
 
 def plain(tree: Any) -> Any:
-    """fx's immutable lists and dictionaries as ordinary ones, which lowerings may change."""
+    """Fx's immutable lists and dictionaries as ordinary ones, which lowerings may change."""
     if isinstance(tree, tuple):
         return tuple(plain(x) for x in tree)
     if isinstance(tree, list):

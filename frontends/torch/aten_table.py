@@ -286,7 +286,14 @@ def register_recurrent(ops: Any) -> None:
     """Adds the recurrent operators, given their namespace."""
 
     def forward(
-        kind: str, x: Any, hx: Any, params: Any, has_biases: bool, train: bool, reverse: bool, *_: Any
+        kind: str,
+        x: Any,
+        hx: Any,
+        params: Any,
+        has_biases: bool,
+        train: bool,
+        reverse: bool,
+        *_: Any,
     ) -> Any:
         return recurrent_layer(kind, x, hx, params, has_biases, reverse)
 

@@ -26,7 +26,10 @@ class EngineCall:
     """
 
     def __init__(
-        self, made: Any, closed: Sequence[Any], results: Sequence[tuple[tuple[int, ...], torch.dtype]]
+        self,
+        made: Any,
+        closed: Sequence[Any],
+        results: Sequence[tuple[tuple[int, ...], torch.dtype]],
     ) -> None:
         self.made = made
         self._closed = list(closed)

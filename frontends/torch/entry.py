@@ -19,7 +19,6 @@ from dynaflow_xla.rules import Rule
 from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
 from dynaflow_xla.validate import validate
 
-
 CAPTURE_OPTIONS = frozenset({"dynamic", "fullgraph"})
 """Compiler options that go to ``torch.compile``."""
 

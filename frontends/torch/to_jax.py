@@ -266,9 +266,7 @@ def jax_function(captured: Captured) -> JaxFunction:
         UnsupportedError: a random operator cannot be drawn ahead, a type has no counterpart.
     """
     graph, examples = captured.graph, captured.examples
-    tensors = tuple(
-        i for i, v in enumerate(graph.inputs) if isinstance(examples[v], torch.Tensor)
-    )
+    tensors = tuple(i for i, v in enumerate(graph.inputs) if isinstance(examples[v], torch.Tensor))
     layouts = [layout_of(examples[graph.inputs[i]]) for i in tensors]
     draws = [_draw(captured, op) for op in graph.ops if is_random(captured, op)]
     layouts += [layout_of(example) for draw in draws for example in draw.examples]
@@ -281,4 +279,3 @@ def jax_function(captured: Captured) -> JaxFunction:
     )
     result_layouts = [layout_of(examples[v]) for v in results]
     return JaxFunction(captured, tensors, layouts, draws, results, result_layouts)
-

@@ -168,7 +168,9 @@ class Stamped:
     def __init__(self, entry: XlaEntry) -> None:
         made = entry.program.call.made
         if not made.stages:
-            raise UnsupportedError("profile needs backend='ffi' or 'torch': one program has no lanes")
+            raise UnsupportedError(
+                "profile needs backend='ffi' or 'torch': one program has no lanes"
+            )
         with jax.enable_x64(True):
             stages = jax_entry.build_stages(
                 made.captured, made.pg, made.plan, made.functions, made.options, profile=True
@@ -179,9 +181,7 @@ class Stamped:
         """As a call; adds what was measured."""
         program = self.entry.program
         records: list[Any] = []
-        outs = program(
-            inputs, lambda given: program.call.run_stage(self.stage, given, records)
-        )
+        outs = program(inputs, lambda given: program.call.run_stage(self.stage, given, records))
         measured.add_stage(self.entry.plan.instructions, records[-1])
         return outs
 
@@ -289,4 +289,3 @@ def _check_devices(captured: Captured, backend: str) -> None:
             f"backend='ffi' runs on CPU lanes; the inputs are on {sorted(devices)[0]}. Use "
             "backend='xla' or backend='torch'."
         )
-

@@ -37,7 +37,9 @@ FUNCTIONS = {
     "nested": lambda x: _nested(_nested(x)) * _nested(x.T).T,
     "loop": _loop,
     "branch": _branch,
-    "convolution": lambda x: jax.lax.conv(x[None, None], jnp.ones((2, 1, 3, 3), jnp.float32), (1, 1), "SAME"),
+    "convolution": lambda x: jax.lax.conv(
+        x[None, None], jnp.ones((2, 1, 3, 3), jnp.float32), (1, 1), "SAME"
+    ),
     "gather": lambda x: x[jnp.array([0, 2, 5])].at[1].add(3.0),
     "cholesky": lambda x: jnp.linalg.cholesky(x @ x.T + 7 * jnp.eye(6)),
     "softmax": lambda x: jax.nn.softmax(x.astype(jnp.bfloat16)),

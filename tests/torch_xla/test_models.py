@@ -81,7 +81,10 @@ def test_values(name: str, strategy: Any) -> None:
 @torch.no_grad()
 def test_scopes_classes_and_lines_arrive() -> None:
     model, x = Towers().eval(), torch.randn(5, 6)
-    for rules in ([dfx.Scope("left"), dfx.Scope("right")], [dfx.Module("left"), dfx.Module("right")]):
+    for rules in (
+        [dfx.Scope("left"), dfx.Scope("right")],
+        [dfx.Module("left"), dfx.Module("right")],
+    ):
         fast = dfx.schedule(model, strategy=dfx.Branches(), rules=rules)
         regions = {r.name: r for r in dfx.graph(fast, x).regions}
         assert {"left", "right"} <= set(regions)

@@ -124,7 +124,9 @@ def test_one_plan_holds_jax_and_torch_regions(model: Any, fast: Any) -> None:
     assert "torch" in names["tower"] and "jax" in names["before"] and "jax" in names["beside"]
     assert not any(r.outer for r in dfx.graph(scheduled, X).regions)
     s = np.sort(X, -1)
-    want = _want(model, s)["y"].numpy() @ np.ones((4, 2)) + np.cumsum(np.sort(s[:, ::-1], 0), 0)[:, :2]
+    want = (
+        _want(model, s)["y"].numpy() @ np.ones((4, 2)) + np.cumsum(np.sort(s[:, ::-1], 0), 0)[:, :2]
+    )
     np.testing.assert_allclose(scheduled(X), want, **NEAR)
     cut = dfx.schedule(program, strategy=dfx.Branches(), rules=[dfx.Scope("norm")])
     assert any(r.name == "norm" for r in dfx.graph(cut, X).regions)
