@@ -16,7 +16,8 @@ TABLE: dict[Any, Callable[..., Any]] = {}
 """Operator (overload, or packet for all overloads) -> function over JAX arrays."""
 
 DECOMPOSE: set[Any] = {
-    aten.all, aten.any, aten.bernoulli, aten.cauchy_, aten.embedding_renorm_, aten.exponential_, aten.max_unpool2d, aten.max_unpool3d, aten.polygamma,
+    aten.all, aten.any, aten.bernoulli, aten.cauchy_, aten.embedding_renorm_, aten.exponential_,
+    aten.max_unpool2d, aten.max_unpool3d, aten.polygamma,
     aten.searchsorted, aten._upsample_bicubic2d_aa, aten._upsample_bilinear2d_aa, aten._unique,
     aten._unique2, aten.linalg_matrix_exp, aten.masked_select, aten.nonzero, aten.is_nonzero,
     aten._local_scalar_dense, aten.unique_dim, aten.unique_consecutive, aten.put,
