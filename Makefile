@@ -34,9 +34,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup dev wheel demo bench bench-engine bench-pjrt test test-versions lint lint-ruff lint-mypy lint-imports \
-        lint-cpp format \
-        cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
+.PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt bench-gpu test test-gpu gpu-wheel \
+        test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 versions-wheel \
+        gpu-envs test-gpu-compile \
+        test-torch-xla cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -112,6 +113,9 @@ demo: setup  ## Run the demonstration
 bench: setup  ## Run the benchmarks (BENCH_ARGS=...)
 	@"$(PY)" benchmarks/run.py $(BENCH_ARGS)
 
+study: setup  ## Measure how well Auto chooses (BENCH_ARGS=...)
+	@"$(PY)" benchmarks/auto_study.py $(BENCH_ARGS)
+
 bench-engine: setup  ## Build and run the engine's own benchmark (BENCH_ARGS=...)
 	@"$(PY)" -P -m cmake -S csrc -B build/bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DDFX_BUILD_BENCH=ON \
 	  -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" >/dev/null
@@ -133,13 +137,18 @@ PYTHON312    ?= $(shell for v in "" $$(pyenv versions --bare 2>/dev/null | grep 
 JAX_VERSIONS ?= 0.10 0.11 0.12
 VERSIONS     := $(CURDIR)/build/versions
 
-test-versions: build/sources.txt  ## Run one wheel under each JAX of JAX_VERSIONS (needs Python 3.12)
-	@[ -n "$(PYTHON312)" ] || { echo "test-versions needs Python 3.12: make PYTHON312=..."; exit 1; }
+python312:
+	@echo '$(PYTHON312)'
+
+versions-wheel: build/sources.txt $(SOURCES)
+	@[ -n "$(PYTHON312)" ] || { echo "Python 3.12 is needed: make PYTHON312=..."; exit 1; }
 	@mkdir -p $(VERSIONS)
 	@echo "building the wheel for $$($(PYTHON312) --version)"
 	@rm -rf $(VERSIONS)/dist
 	@[ -x $(VERSIONS)/build/bin/python ] || "$(PYTHON312)" -m venv $(VERSIONS)/build
 	@$(VERSIONS)/build/bin/python -m pip wheel -q --no-deps -w $(VERSIONS)/dist .
+
+test-versions: versions-wheel  ## Run one wheel under each JAX of JAX_VERSIONS (needs Python 3.12)
 	@for v in $(JAX_VERSIONS); do \
 	  py=$(VERSIONS)/jax-$$v/bin/python; \
 	  [ -x $$py ] || "$(PYTHON312)" -m venv $(VERSIONS)/jax-$$v; \
@@ -152,7 +161,7 @@ test-versions: build/sources.txt  ## Run one wheel under each JAX of JAX_VERSION
 
 # torch-xla works with torch 2.9.0 alone, so its tests have an environment of their own. It is large
 # (7 GB) and kept outside of the tree, where other checkouts find it.
-TORCH_XLA_ENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynaflow-xla/torch-xla-2.9.0
+TORCH_XLA_ENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynaflow_xla/torch-xla-2.9.0
 TORCH_XLA_PY   = $(TORCH_XLA_ENV)-py$(shell "$(PY)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
 test-torch-xla: setup  ## Run the tests of torch-xla in an environment of their own (torch 2.9.0)
@@ -167,6 +176,56 @@ test-torch-xla: setup  ## Run the tests of torch-xla in an environment of their 
 	"$(PY)" -P -m pip wheel -q --no-build-isolation --no-deps -w build/torch-xla-wheel .; \
 	"$$py" -P -m pip install -q --no-deps --force-reinstall build/torch-xla-wheel/*.whl; \
 	"$$py" -P -m pytest $(PYTEST_ARGS) tests/torch_xla
+
+# Programs for a GPU, compiled without one. The environments (700 MB each) outlive this clone. XLA
+# needs ptxas and libdevice: those of an installed CUDA toolkit, else NVIDIA's wheels.
+GPU_JAX  ?= 0.10.2 0.12.0
+GPU_ENVS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynaflow_xla/gpu-compile
+gpu_python = $(GPU_ENVS)/jax-$(1)/bin/python
+
+$(GPU_ENVS)/jax-%/.ready:
+	@echo "installing jax $* with its CUDA plugin in $(@D)"
+	@rm -rf $(@D) && mkdir -p $(@D) && "$(PYTHON312)" -m venv $(@D)
+	@$(@D)/bin/python -m pip install -q "jax==$*" "jaxlib==$*" flatbuffers msgspec threadpoolctl pytest \
+	  pytest-timeout psutil hypothesis optax
+	@$(@D)/bin/python -m pip install -q --no-deps "jax-cuda13-plugin==$*" "jax-cuda13-pjrt==$*"
+	@[ -n "$$(command -v ptxas)" ] || \
+	  $(@D)/bin/python -m pip install -q --no-deps "nvidia-cuda-nvcc==13.0.*" "nvidia-nvvm==13.0.*"
+	@touch $@
+
+gpu-envs: $(foreach v,$(GPU_JAX),$(GPU_ENVS)/jax-$(v)/.ready) versions-wheel
+	@for v in $(GPU_JAX); do \
+	  $(GPU_ENVS)/jax-$$v/bin/python -m pip install -q --force-reinstall --no-deps $(VERSIONS)/dist/*.whl; \
+	done
+
+test-gpu-compile: gpu-envs  ## Compile for GPUs without one, under each JAX of GPU_JAX, and read the graphs back
+	@for v in $(GPU_JAX); do \
+	  echo "jax $$v"; $(GPU_ENVS)/jax-$$v/bin/python -P -m pytest -q tests/gpu_compile $(PYTEST_ARGS); \
+	done
+# ---- GPU -----------------------------------------------------------------------------------------
+
+# Where the GPU is there may be no network and no .venv: the package comes from the wheels of
+# `make gpu-wheel`, carried there in build/gpu/wheels, or is built with that Python's own tools.
+GPU_PYTHON ?= python3
+GPU_DIR    := $(CURDIR)/build/gpu
+GPU_RUN     = cd $(CURDIR) && PYTHONPATH=$(GPU_DIR)/site timeout 480 "$(GPU_PYTHON)"
+
+gpu-wheel:  ## Build the cp312 wheel, and fetch small ones beside it, to carry to a GPU machine
+	@[ -n "$(PYTHON312)" ] || { echo "gpu-wheel needs Python 3.12: make PYTHON312=..."; exit 1; }
+	@mkdir -p $(GPU_DIR) && rm -rf $(GPU_DIR)/wheels
+	@[ -x $(GPU_DIR)/venv/bin/python ] || "$(PYTHON312)" -m venv $(GPU_DIR)/venv
+	@$(GPU_DIR)/venv/bin/python -m pip wheel -q --no-deps -w $(GPU_DIR)/wheels .
+	@$(GPU_DIR)/venv/bin/python -m pip download -q --no-deps -d $(GPU_DIR)/wheels --only-binary=:all: \
+	  msgspec threadpoolctl pytest pytest-timeout iniconfig pluggy packaging
+	@ls $(GPU_DIR)/wheels
+
+test-gpu:  ## The GPU suite, with the installed Python (GPU_PYTHON=...); skips without a GPU
+	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels
+	@$(GPU_RUN) -P -m pytest tests/gpu -m gpu -p no:cacheprovider -o timeout=120 $(PYTEST_ARGS)
+
+bench-gpu:  ## Benchmarks on a GPU, written to benchmarks/results (BENCH_ARGS=...)
+	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels
+	@$(GPU_RUN) benchmarks/gpu.py $(BENCH_ARGS)
 
 # ---- checks --------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ def main() -> int:
     """Measures, prints and writes; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default="bilstm,sorts,newton")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--out", type=Path, help="default: results/busy-thread-<date>.json")
     options = parser.parse_args()
 

@@ -13,8 +13,12 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
+
+import dynaflow_xla as dfx
 
 Made = tuple[Callable[..., Any], tuple[Any, ...]]
+Build = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,11 @@ class Case:
         note: Shapes and structure, in words.
         make: Returns a function (not jitted) and its arguments.
         lapack: Whether it calls LAPACK, whose threads are not XLA's.
+        in_axes: Batch axes as for ``dfx.schedule``; None if it is not split.
+        out_axes: As for ``dfx.schedule``.
+        around: For a function that has a scheduled one inside. It makes the whole from the inner one,
+            which ``make`` does with the plain inner function; ``inner`` is that.
+        inner: Returns the inner function.
     """
 
     name: str
@@ -34,6 +43,10 @@ class Case:
     note: str
     make: Callable[[], Made]
     lapack: bool = False
+    in_axes: Any = None
+    out_axes: Any = 0
+    around: Build | None = None
+    inner: Callable[..., Any] | None = None
 
 
 def _keys(n: int, seed: int) -> list[jax.Array]:
@@ -177,6 +190,75 @@ def _top_k_eigh() -> Made:
     return top_k_eigh, top_k_eigh_arguments()
 
 
+def _lstm(batch: int, steps: int, width: int) -> Made:
+    kp, kx = _keys(2, 10)
+
+    def one_lstm(p: Any, xs: jax.Array) -> jax.Array:
+        return lstm(p, xs, reverse=False)
+
+    return one_lstm, (
+        lstm_parameters(kp, width, width),
+        jax.random.normal(kx, (steps, batch, width)),
+    )
+
+
+def rows(fn: Callable[[jax.Array], Any], shape: tuple[int, ...], seed: int) -> Made:
+    """A function of one array, and normal numbers of that shape."""
+    return fn, (jax.random.normal(jax.random.key(seed), shape),)
+
+
+def _convolutions() -> Made:
+    def convolutions(kernels: Any, x: jax.Array) -> jax.Array:
+        for kernel in kernels:
+            x = jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            x = jax.nn.relu(x)
+        return x
+
+    *keys, kx = _keys(3, 13)
+    kernels = [jax.random.normal(k, (3, 3, 64, 64)) / 24 for k in keys]
+    return convolutions, (kernels, jax.random.normal(kx, (8, 32, 32, 64)))
+
+
+_OPTIMIZER = optax.adam(1e-3)
+
+
+def train_loss(p: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
+    """Mean cross entropy of a bi-LSTM classifier; ``x`` [B, T, F], ``labels`` [B]."""
+    xs = x.swapaxes(0, 1)
+    ends = [lstm(p["forward"], xs, reverse=False)[-1], lstm(p["backward"], xs, reverse=True)[0]]
+    scores = jnp.concatenate(ends, axis=-1) @ p["dense"]
+    return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
+
+
+def train_step(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
+    """One step of Adam around a loss with its gradient."""
+
+    def step(p: Any, state: Any, x: jax.Array, labels: jax.Array) -> Any:
+        value, gradient = value_and_grad(p, x, labels)
+        updates, state = _OPTIMIZER.update(gradient, state)
+        return optax.apply_updates(p, updates), state, value
+
+    return step
+
+
+def _train(batch: int, steps: int, features: int, width: int) -> Made:
+    ka, kb, kc, kx, ky = _keys(5, 14)
+    p = {
+        "forward": lstm_parameters(ka, features, width),
+        "backward": lstm_parameters(kb, features, width),
+        "dense": jax.random.normal(kc, (2 * width, 10)) / (2 * width) ** 0.5,
+    }
+    step = train_step(jax.value_and_grad(train_loss))
+    x = jax.random.normal(kx, (batch, steps, features))
+    labels = jax.random.randint(ky, (batch,), 0, 10)
+    state = _OPTIMIZER.init(p)
+    for _ in range(5):  # Adam's first steps take the sign of each gradient, rounding or not
+        p, state, _ = jax.jit(step)(p, state, x, labels)
+    return step, (p, state, x, labels)
+
+
 # ---- losses -----------------------------------------------------------------------------------
 
 
@@ -247,24 +329,60 @@ CASES: tuple[Case, ...] = (
     Case("newton", "gain", f"two while-loops, damped Newton on {NEWTON_POINTS} points", _newton),
     Case("topk_eigh", "gain", f"top_k of {TOP_K_ROWS}x32768 beside eigh 192", _top_k_eigh,
          lapack=True),
-    Case("mlp_small", "loss", "MLP d64 B64, 4 layers", lambda: _mlp(64, [64] * 5)),
+    Case("lstm", "gain", "LSTM B128 T32 d128", lambda: _lstm(128, 32, 128), in_axes=(None, 1),
+         out_axes=1),
+    Case("top_k", "gain", "top_k of 64x32768",
+         lambda: rows(lambda x: jax.lax.top_k(x, 16), (64, 32768), 11), in_axes=0),
+    Case("sort_rows", "gain", "sort of 32x2048 along the rows",
+         lambda: rows(lambda x: jnp.sort(x, axis=1), (32, 2048), 12), in_axes=0),
+    Case("conv", "gain", "two 3x3 convolutions, 64 channels, B8 32x32", _convolutions,
+         in_axes=(None, 0)),
+    Case("train", "gain", "train step of a bi-LSTM B64 T32 d64, width 128: loss, gradient, Adam",
+         lambda: _train(64, 32, 64, 128), in_axes=(None, 0, 0), out_axes=dfx.Mean(),
+         around=train_step, inner=train_loss),
+    Case("mlp_small", "loss", "MLP d64 B64, 4 layers", lambda: _mlp(64, [64] * 5),
+         in_axes=(None, 0)),
     Case("ensemble", "loss", "8 MLPs d64 B64, 3 layers each", _ensemble),
     Case("elementwise", "loss", "8 chains of elementwise operations on 1024 floats", _elementwise),
     Case("mlp_large", "loss", "MLP d512-d1024 B512, 4 layers",
-         lambda: _mlp(512, [512, 1024, 512, 1024, 512])),
-    Case("moe", "loss", "dense mixture of 8 experts d256 B256", _moe),
+         lambda: _mlp(512, [512, 1024, 512, 1024, 512]), in_axes=(None, 0)),
+    Case("moe", "loss", "dense mixture of 8 experts d256 B256", _moe,
+         in_axes=(None, None, 0)),
 )  # fmt: skip
 
 
-def select(names: str | None) -> list[Case]:
+def scheduled(case: Case, fn: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """The ways to schedule a case: name -> a function like ``fn``.
+
+    ``branches`` and ``auto`` always; ``nano``, two nano-batches, if it has a batch; ``whole`` if a
+    scheduled function stands inside: then the others schedule that one, and ``whole`` all of it.
+    """
+    axes: dict[str, Any] = {"in_axes": case.in_axes, "out_axes": case.out_axes}
+    if case.around is None or case.inner is None:
+        made = {"branches": dfx.schedule(jax.jit(fn), dfx.Branches())}
+        if case.in_axes is None:
+            return made | {"auto": dfx.schedule(jax.jit(fn), "auto")}
+        nano = dfx.schedule(jax.jit(fn), dfx.NanoBatch(2), **axes)
+        return made | {"nano": nano, "auto": dfx.schedule(jax.jit(fn), "auto", **axes)}
+    both = dfx.schedule(jax.value_and_grad(case.inner), dfx.Branches())
+    nano = jax.value_and_grad(dfx.schedule(case.inner, dfx.NanoBatch(2), **axes))
+    return {
+        "branches": jax.jit(case.around(both)),
+        "nano": jax.jit(case.around(nano)),
+        "whole": dfx.schedule(jax.jit(fn), dfx.Branches()),
+        "auto": dfx.schedule(jax.jit(fn), "auto"),
+    }
+
+
+def select(names: str | None, among: tuple[Case, ...] = CASES) -> list[Case]:
     """Returns the cases of a comma-separated list (all for None).
 
     Raises:
         SystemExit: a name is unknown.
     """
     if not names:
-        return list(CASES)
-    by_name = {case.name: case for case in CASES}
+        return list(among)
+    by_name = {case.name: case for case in among}
     unknown = [name for name in names.split(",") if name not in by_name]
     if unknown:
         raise SystemExit(f"no case {', '.join(unknown)}; there are: {', '.join(by_name)}")

@@ -14,6 +14,7 @@ Three levels, all without work in the steps:
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -137,7 +138,8 @@ def schedule_runs() -> tuple[dict[str, Callable[[], Any]], str]:
         "xla_plain_inside_jit": lambda: jax.block_until_ready(outer_plain(x, y)),
         "xla_2_lanes_inside_jit": lambda: jax.block_until_ready(outer(x, y)),
     }
-    return runs, dfx.explain(fast, x, y)
+    here = str(Path(__file__).resolve().parent.parent) + os.sep
+    return runs, dfx.explain(fast, x, y).replace(here, "")
 
 
 def main() -> int:

@@ -20,15 +20,19 @@ VARIABLES = (
 )  # fmt: skip
 
 
+def now() -> str:
+    """Returns the date and time, UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
 def stamp() -> dict[str, Any]:
     """Returns what a reader needs to judge or repeat a measurement.
 
     ``load_average`` is that of the moment of the call: other work on the machine widens every
     spread, so a result with a load well above the run's own threads is not to be trusted.
     """
-    now = datetime.datetime.now(datetime.UTC)
     return {
-        "date": now.isoformat(timespec="seconds"),
+        "date": now(),
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "cores_machine": os.cpu_count(),

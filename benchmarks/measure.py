@@ -1,7 +1,9 @@
-"""Paired timing: every round times each variant once, in rotating order, in one process.
+"""Paired timing: every round times each variant once, in an order drawn anew, in one process.
 
 What disturbs a machine for a while then disturbs all variants alike; ratios are formed from samples
-of the same rounds, and their spread comes from resampling rounds, not single samples.
+of the same rounds, and their spread comes from resampling rounds, not single samples. What a variant
+leaves behind (threads that still spin, caches) meets each other one equally often: hence the drawn
+order, and one untimed call before each sample.
 """
 
 from __future__ import annotations
@@ -124,9 +126,9 @@ def paired(
         sample_ms: A sample repeats the call until it takes about this long, so that the clock and
             the loop do not count.
         warmup: Calls of each before the first sample.
-        rest_ms: Before each sample rest so long, then call the run once untimed. A thread of OpenBLAS
-            spins for about 100 ms (2^28 clock ticks) after each call it took part in, whoever runs
-            then: without the rest a sample would carry the cost of the variant before it.
+        rest_ms: Before each sample rest so long. A thread of OpenBLAS spins for about 100 ms (2^28
+            clock ticks) after each call it took part in, whoever runs then: without the rest a
+            sample would carry the cost of the variant before it.
         contexts: Name -> what a run's samples are taken in; entering it is not timed.
         tick: Called after each round.
 
@@ -144,17 +146,17 @@ def paired(
     calls = max(1, min(1000, math.ceil(sample_ms / fastest)))
     samples: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
+    rng = np.random.default_rng(0)
     enabled = gc.isenabled()
     gc.disable()
     try:
-        for turn in range(rounds):
-            shift = turn % len(names)
-            for name in names[shift:] + names[:shift]:
+        for _ in range(rounds):
+            for name in rng.permutation(names).tolist():
                 run = runs[name]
                 with around[name]():
                     if rest_ms > 0.0:
                         time.sleep(rest_ms / 1e3)
-                        run()
+                    run()
                     t0 = time.perf_counter()
                     for _ in range(calls):
                         run()

@@ -7,10 +7,13 @@ For each case the outputs are verified first. Then these variants run interleave
 ``jit_one_blas``    only where LAPACK runs: ``jit`` with OpenBLAS limited to one thread, as the engine
                     limits it while lanes run,
 ``branches``        ``dfx.schedule(strategy=dfx.Branches())``,
+``nano``            ``dfx.NanoBatch(2)``, where the case has a batch,
+``whole``           where the case is a train step: all of it scheduled, not just loss and gradient,
 ``auto``            ``dfx.schedule(strategy="auto")``, with an empty decision cache.
 
 A ratio is a schedule's median over the *better* baseline's: below 1 is a gain. Every sample goes into
 one JSON file under ``benchmarks/results``, with a stamp of the environment, and a plot beside it.
+``--update FILE`` measures cases again and replaces these in a file; each case says when it was measured.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import environment
+
 RESULTS = Path(__file__).resolve().parent / "results"
 BASELINES = ("jit", "jit_one_thread", "jit_one_blas")
 BUSY_CORES = 0.15
 """Other processes using more than this make a ratio unfit to quote; the table says so."""
-SCHEDULED = ("branches", "auto")
+SCHEDULED = ("branches", "nano", "whole", "auto")
 REST_MS = 150.0
 """Rest before each sample where LAPACK runs: see ``measure.paired``. Both are measured and kept."""
 
@@ -38,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cases", help="comma-separated names; default: all")
     parser.add_argument("--rounds", type=int, default=40, help="samples of each variant")
     parser.add_argument("--out", type=Path, help="result file; default: results/<name>-<date>.json")
+    parser.add_argument("--update", type=Path, help="a result file whose cases are replaced")
     parser.add_argument("--name", default="cases", help="first part of the result file's name")
     parser.add_argument("--no-plot", action="store_true", help="write no PNG beside the JSON")
     parser.add_argument("--list", action="store_true", help="list the cases and end")
@@ -47,8 +53,32 @@ def arguments() -> argparse.Namespace:
     return made
 
 
+def plain_runs(case: Any, fn: Any, args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The baselines of a case by name, and what some of them are timed in."""
+    import jax
+    import measure
+
+    jitted = jax.jit(fn)
+    runs = {"jit": measure.blocking(jitted, args), "jit_one_thread": measure.one_thread(fn, args)}
+    if not case.lapack:
+        return runs, {}
+    runs["jit_one_blas"] = measure.blocking(jitted, args)
+    return runs, {"jit_one_blas": measure.one_blas_thread}
+
+
+def verified(fn: Any, want: Any, args: Any) -> dict[str, Any]:
+    """How far a schedule's values are from the original's; VerificationError if too far."""
+    import jax
+
+    from dynaflow_xla.frontends.jax import inspect
+
+    report = inspect.compare_trees(want, jax.block_until_ready(fn(*args)))
+    return {"max_abs": report.max_abs, "bit_equal": report.bit_equal}
+
+
 def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
     """Verifies and times one case; returns its part of the result file."""
+    import cases
     import jax
     import measure
 
@@ -56,30 +86,19 @@ def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
 
     fn, args = case.make()
     args = jax.block_until_ready(jax.device_put(args))
-    branches = dfx.schedule(jax.jit(fn), strategy=dfx.Branches())
-    auto = dfx.schedule(jax.jit(fn), strategy="auto")
-
+    schedules = cases.scheduled(case, fn)
+    runs, contexts = plain_runs(case, fn, args)
+    baselines = list(runs)
+    runs |= {name: measure.blocking(made, args) for name, made in schedules.items()}
     first_call_ms = {}
-    jitted = jax.jit(fn)
-    runs = {
-        "jit": measure.blocking(jitted, args),
-        "jit_one_thread": measure.one_thread(fn, args),
-        "branches": measure.blocking(branches, args),
-        "auto": measure.blocking(auto, args),
-    }
-    contexts = {}
-    if case.lapack:
-        runs["jit_one_blas"] = measure.blocking(jitted, args)
-        contexts["jit_one_blas"] = measure.one_blas_thread
-    baselines = [name for name in BASELINES if name in runs]
     for name, run in runs.items():
         t0 = time.perf_counter()
         run()
         first_call_ms[name] = (time.perf_counter() - t0) * 1e3
 
-    reports = {"branches": dfx.verify(branches, *args), "auto": dfx.verify(auto, *args)}
-    entry = branches.planned(args, {})
-    choice = auto.decision(args, {})
+    want = jax.jit(fn)(*args)
+    checks = {name: verified(made, want, args) for name, made in schedules.items()}
+    choice = schedules["auto"].decision(args, {})
     with measure.Contention() as contention:
         rest_ms = REST_MS if case.lapack else 0.0
         samples, calls = measure.paired(
@@ -93,36 +112,41 @@ def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
         mixed = {}
         if case.lapack:
             mixed, _ = measure.paired(runs, rounds, contexts=contexts)
-    plan = dfx.plan(branches, *args)
+    plans = {}
+    for name, made in schedules.items():
+        if name == "auto" or not hasattr(made, "planned"):
+            continue
+        plan = dfx.plan(made, *args)
+        plans[name] = {
+            "lanes_used": len({i.lane for i in plan.instructions if getattr(i, "lane", -1) >= 0}),
+            "regions": len(dfx.graph(made, *args).regions),
+            "copied_bytes": plan.copied_bytes,
+            "predicted_ms": dfx.simulate(made, *args).total_ns / 1e6,
+            "make_ms": {k: s * 1e3 for k, s in made.planned(args, {}).seconds.items()},
+        }
     return {
         "name": case.name,
         "kind": case.kind,
         "note": case.note,
-        "verify": {
-            name: {"max_abs": report.max_abs, "bit_equal": report.bit_equal}
-            for name, report in reports.items()
-        },
-        "plan": {
-            "lanes_used": len({i.lane for i in plan.instructions if getattr(i, "lane", -1) >= 0}),
-            "regions": len(dfx.graph(branches, *args).regions),
-            "copied_bytes": plan.copied_bytes,
-            "predicted_ms": dfx.simulate(branches, *args).total_ns / 1e6,
-        },
-        "make_ms": {step: seconds * 1e3 for step, seconds in entry.seconds.items()},
+        "measured": environment.now(),
+        "rounds": rounds,
+        "verify": checks,
+        "plans": plans,
         "first_call_ms": first_call_ms,
         "auto": {
             "choice": "original" if choice is None or choice.child is None else repr(choice.child),
             "reason": "" if choice is None else choice.reason,
             "medians_ms": {} if choice is None else choice.medians_ms,
+            "seconds": 0.0 if choice is None else choice.seconds,
         },
         "calls_per_sample": calls,
         "samples_ms": samples,
         "statistics_ms": {name: measure.statistics(values) for name, values in samples.items()},
-        "ratios": {name: measure.ratio(samples, name, baselines) for name in SCHEDULED},
+        "ratios": {name: measure.ratio(samples, name, baselines) for name in schedules},
         "rest_ms": rest_ms,
         "samples_without_rest_ms": mixed,
         "ratios_without_rest": {
-            name: measure.ratio(mixed, name, baselines) for name in SCHEDULED if mixed
+            name: measure.ratio(mixed, name, baselines) for name in schedules if mixed
         },
         "contention": contention.as_dict(),
     }
@@ -138,17 +162,7 @@ def table(results: list[dict[str, Any]], title: str) -> Any:
         "baseline, [95 % interval]; below 1 is a gain; others: cores that other processes used"
     )
     made.add_column("case")
-    for column in (
-        "jit",
-        "1 thread",
-        "1 BLAS",
-        "branches",
-        "ratio",
-        "auto",
-        "ratio",
-        "auto runs",
-        "make ms",
-    ):
+    for column in ("jit", "1 thread", "1 BLAS", *SCHEDULED, "auto runs"):
         made.add_column(column, justify="left" if column == "auto runs" else "right")
     for result in results:
         if "error" in result:
@@ -160,18 +174,30 @@ def table(results: list[dict[str, Any]], title: str) -> Any:
             if s is None:
                 cells.append("-")
                 continue
-            cells.append(f"{s['median']:.3g} +-{s['iqr'] / 2:.2g}")
+            cell = f"{s['median']:.3g} +-{s['iqr'] / 2:.2g}"
             if name in SCHEDULED:
                 r = result["ratios"][name]
                 color = "green" if r["high"] < 1 else "red" if r["low"] > 1 else "default"
                 interval = f"\\[{r['low']:.2f}, {r['high']:.2f}]"
-                cells.append(f"[{color}]{r['ratio']:.2f}[/] {interval}")
+                cell += f"\n[{color}]{r['ratio']:.2f}[/] {interval}"
+            cells.append(cell)
         runs = "original" if result["auto"]["choice"] == "original" else "schedule"
-        make = sum(result["make_ms"].values())
         others = result["contention"]["others_cores"] or 0.0
         name = result["name"] + (f"\n[red]others {others:.2f}" if others > BUSY_CORES else "")
-        made.add_row(name, *cells, runs, f"{make:.0f}")
+        made.add_row(name, *cells, runs)
     return made
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """An older record with the cases of a newer one in it."""
+    import cases
+
+    found = {case["name"]: case for case in [*old["cases"], *new["cases"]]}
+    order = [case.name for case in cases.CASES if case.name in found]
+    return new | {
+        "seconds": old["seconds"] + new["seconds"],
+        "cases": [found[name] for name in order],
+    }
 
 
 def main() -> int:
@@ -185,7 +211,6 @@ def main() -> int:
         return 0
     chosen = cases.select(options.cases)
 
-    import environment
     import msgspec
     import plot
     from rich.console import Console
@@ -219,9 +244,10 @@ def main() -> int:
                 result = measure_case(
                     case, options.rounds, lambda t=task: (progress.advance(t), progress.refresh())
                 )
-                r = result["ratios"]["branches"]
+                name = min(result["ratios"], key=lambda n: result["ratios"][n]["ratio"])
+                r = result["ratios"][name]
                 progress.console.print(
-                    f"{case.name}: {r['ratio']:.2f} of {r['baseline']} "
+                    f"{case.name}: {name} {r['ratio']:.2f} of {r['baseline']} "
                     f"({result['statistics_ms'][r['baseline']]['median']:.3g} ms)"
                 )
             except Exception as error:  # one broken case must not hide the others
@@ -246,7 +272,9 @@ def main() -> int:
         "scheduled": SCHEDULED,
         "cases": results,
     }
-    path = options.out
+    path = options.update or options.out
+    if options.update is not None:
+        record = merged(msgspec.json.decode(path.read_bytes()), record)
     if path is None:
         date = stamp["date"].replace(":", "").replace("+0000", "Z")
         path = RESULTS / f"{options.name}-{date}.json"

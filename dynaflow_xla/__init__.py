@@ -1,6 +1,8 @@
 """dynaflow_xla: the schedule of a model as a separate, programmable, checkable object."""
 
 from dynaflow_xla._api import (
+    compile as compile,
+    compiler_options as compiler_options,
     explain as explain,
     graph as graph,
     plan as plan,

@@ -65,17 +65,21 @@ def schedule(
         out_axes: How each result of a split is put together: its batch axis, ``Sum()``, ``Mean()``
             (weighted by the nano-batches' sizes), or None where it does not depend on the batch.
         batch_size: Rows the batch must have, as a check.
-        backend: ``"auto"``, ``"ffi"`` (XLA programs on lanes; torch models too) or ``"torch"``
-            (PyTorch's own operators on lanes, what ``"auto"`` takes for torch).
-        lanes: Number of lanes; default: the cores of this process, at most 8.
+        backend: ``"auto"``, ``"ffi"`` (XLA programs on lanes of this machine's cores; torch models
+            too), ``"xla"`` (JAX: one XLA program whose CUDA graph has the plan's order; on a CPU a
+            plain program with the same values) or ``"torch"`` (PyTorch's own operators on lanes, what
+            ``"auto"`` takes for torch).
+        lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``: 4.
         rules: Where to cut; default: the strategy's rules, else automatic.
         context: The user's own data for the strategy, as ``s.context.user``.
         select: For backends of other frameworks and devices.
-        target: For backends of other frameworks and devices.
+        target: The GPU that ``compile`` and ``explain(deep=True)`` compile for, without one at hand:
+            a name such as ``"nvidia-h200"`` or the path of an XLA target text. Implies ``"xla"``.
         compiler: How PyTorch regions run: ``"eager"`` (operator by operator), ``"inductor"``, or
             ``"aoti"`` (AOTInductor: no interpreter inside a region). Compiled regions are kept on disk.
-        compiler_options: JAX: passed to the compilation of every lane program. PyTorch: ``dynamic``
-            and ``fullgraph`` as in ``torch.compile``, or Inductor's options.
+        compiler_options: JAX: passed to the compilation of every lane program; with ``"xla"`` they win
+            over the options that the plan needs. PyTorch: ``dynamic`` and ``fullgraph`` as in
+            ``torch.compile``, or Inductor's options.
         check: Where it could not be proved that a split keeps the values, compare on the first call.
 
     Returns:
@@ -95,9 +99,14 @@ def schedule(
     if fn is None:
         return lambda function: schedule(function, **settings)
     made = resolve_strategy(strategy)
-    count = resolve_lanes(lanes)
     _refuse_unbuilt(backend, target, select, compiler)
+    if target is not None:
+        backend = "xla"
+    count = resolve_lanes(lanes, backend)
     _check_batch(in_axes, out_axes, batch_size)
+    given: Any = context
+    if given is not None and not isinstance(given, Mapping):
+        raise PlanError(f"context must be a mapping for the strategy; got {given!r}")
     framework = _framework(fn, backend)
     if framework == "either" and compiler != "eager":
         framework = "torch"
@@ -114,8 +123,11 @@ def schedule(
         "compiler_options": dict(compiler_options) if compiler_options else None,
     }
     batch = {"in_axes": in_axes, "out_axes": out_axes, "batch_size": batch_size}
+    place = {"backend": "xla", "target": target} if backend == "xla" else {}
     makers: dict[str, Callable[[], Any]] = {
-        "jax": lambda: _schedule_jax(fn, options, batch, compiler, check),
+        "jax": lambda: _schedule_jax(
+            fn, {**options, "gpu_lanes": backend == "ffi"}, {**batch, **place}, compiler, check
+        ),
         "torch": lambda: _schedule_torch(fn, options, batch, compiler, backend),
     }
     if framework in makers:
@@ -129,6 +141,8 @@ def _schedule_jax(
     _optional.require("jax", "scheduling a JAX function", "jax")
     if compiler != "eager":
         raise UnsupportedError(f"compiler={compiler!r} is for PyTorch; leave compiler out")
+    if batch.get("target") is not None:
+        batch = {**batch, "target": _jax("targets").resolve(batch["target"])}
     frontend = importlib.import_module("dynaflow_xla.frontends.jax.scheduled")
     entry = importlib.import_module("dynaflow_xla.frontends.jax.entry")
     return frontend.ScheduledFunction(fn, entry.Options(**options, **batch), check=check)
@@ -185,8 +199,13 @@ def _framework(fn: Any, backend: str) -> str:
             raise UnsupportedError("backend='torch' cannot run a jax.jit function; leave it out")
         return "torch"
     if is_torch:
+        if backend == "xla":
+            raise UnsupportedError(
+                f"backend='xla' runs JAX functions, and {type(fn).__name__} is a PyTorch model; use "
+                "backend='ffi' or backend='torch', or leave backend out"
+            )
         return "torch"
-    if is_jax or torch is None:
+    if backend == "xla" or is_jax or torch is None:
         return "jax"
     return "either" if _optional.available("jax") else "torch"
 
@@ -214,8 +233,19 @@ def resolve_strategy(strategy: str | Strategy) -> Strategy:
     )
 
 
-def resolve_lanes(lanes: int | None) -> int:
-    """Checked lane count; PlanError if it is no count or more than the cores."""
+def resolve_lanes(lanes: int | None, backend: str = "ffi") -> int:
+    """Checked lane count; PlanError if it is no count or more than the cores (one program: 64)."""
+    if backend == "xla":
+        limits = _jax("xla_backend")
+        if lanes is None:
+            return limits.DEFAULT_LANES  # type: ignore[no-any-return]
+        if (
+            isinstance(lanes, bool)
+            or not isinstance(lanes, int)
+            or not 0 < lanes <= limits.MAX_LANES
+        ):
+            raise PlanError(f"lanes must be an integer from 1 to {limits.MAX_LANES}; got {lanes!r}")
+        return lanes
     cores = max(1, len(os.sched_getaffinity(0)))
     if lanes is None:
         return min(cores, 8)
@@ -244,14 +274,13 @@ def _check_batch(in_axes: Any, out_axes: Any, batch_size: Any) -> None:
 def _refuse_unbuilt(backend: str, target: Any, select: Any, compiler: str) -> None:
     if backend not in ("auto", "ffi", "xla", "torch"):
         raise PlanError(f"backend must be auto, ffi, xla or torch; got {backend!r}")
-    if backend == "xla":
-        raise UnsupportedError("backend='xla' is not in this version; use 'auto', 'ffi' or 'torch'")
+    if target is not None and backend not in ("auto", "xla"):
+        raise PlanError(
+            f"target={target!r} is for backend='xla'; backend={backend!r} runs on this machine"
+        )
     if compiler not in ("eager", "inductor", "aoti"):
         raise PlanError(f"compiler must be eager, inductor or aoti; got {compiler!r}")
-    for name, value, default in (
-        ("target", target, None),
-        ("select", select, None),
-    ):
+    for name, value, default in (("select", select, None),):
         if value != default:
             raise UnsupportedError(f"{name}={value!r} is not in this version; leave {name} out")
 
@@ -285,20 +314,67 @@ def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timelin
         fast: What ``schedule`` returned.
         *args: Arrays or ``jax.ShapeDtypeStruct``; nothing runs.
         costs: Nanoseconds by region name or id, or a timeline that ``profile`` measured; regions
-            left out cost what is estimated.
+            left out cost what is estimated. Default: what ``tune`` measured, else estimates.
         **kwargs: As ``args``.
 
     Raises:
         PlanError: a cost that is no time, or of a region that does not exist.
     """
-    entry = _scheduled(fast, "simulate", args, kwargs).planned(args, kwargs)
+    made = _scheduled(fast, "simulate", args, kwargs)
+    entry = made.planned(args, kwargs)
+    if costs is None and hasattr(made, "known_costs"):
+        costs = made.known_costs(args, kwargs)
     return _simulate(entry.plan, entry.pg, costs)
 
 
-def explain(fast: Any, *args: Any, **kwargs: Any) -> str:
-    """A readable account: regions, lanes, costs, sources, copies, notes, decisions."""
+def explain(fast: Any, *args: Any, deep: bool = False, **kwargs: Any) -> str:
+    """A readable account: regions, lanes, costs, sources, copies, notes, decisions.
+
+    With ``deep=True`` (backend ``"xla"``) it is followed by what ``compile`` reads back.
+    """
     made = _scheduled(fast, "explain", args, kwargs)
-    return _inspect(made).explain(made, args, kwargs)  # type: ignore[no-any-return]
+    text: str = _inspect(made).explain(made, args, kwargs)
+    return f"{text}\n\n{compile(fast, *args, **kwargs)}" if deep else text
+
+
+def compile(fast: Any, *args: Any, target: Any = None, **kwargs: Any) -> Any:
+    """Compiles for a GPU, in another process, and reads back what XLA made of the plan.
+
+    Needs no GPU: the CUDA plugin compiles for the target. Arguments that are spread over n devices
+    make it a program for n of these GPUs.
+
+    Args:
+        fast: What ``schedule`` returned, or a ``jax.jit`` function with that inside (under
+            ``shard_map`` or ``grad``, in a training step).
+        *args: Arrays or ``jax.ShapeDtypeStruct``.
+        target: As for ``schedule``; default: the one given there, else the GPU of this machine.
+        **kwargs: As ``args``.
+
+    Returns:
+        A report: kernels, library calls and copies of each region beside the original program's,
+        the order edges that the CUDA graph holds, those that it has beyond the plan, memory.
+        ``str(report)`` and ``report.to_json()``.
+
+    Raises:
+        PlanError: no target is given and this machine has no known GPU.
+        UnsupportedError: the CUDA plugin is missing, the backend is not ``"xla"``, or the program
+            calls back into Python.
+        EngineError: XLA refused the program or the target; with its message.
+    """
+    # A jax.jit function around a scheduled one has its attributes, but not its methods.
+    plain = hasattr(fast, "trace") and not hasattr(fast, "planned")
+    made = fast if plain else _xla(fast, "compile", args, kwargs)
+    return _jax("deviceless").compile_report(made, args, kwargs, target)
+
+
+def compiler_options(fast: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The XLA options under which the program of these arguments has its plan's order.
+
+    A top-level call applies them on CUDA. Inside a ``jax.jit`` of your own, give them to it:
+    ``jax.jit(step, compiler_options=dfx.compiler_options(fast, *args))``.
+    """
+    made = _xla(fast, "compiler_options", args, kwargs)
+    return made.compiler_options(args, kwargs)  # type: ignore[no-any-return]
 
 
 def verify(fast: Any, *args: Any, **kwargs: Any) -> Any:
@@ -330,6 +406,9 @@ def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
 def tune(fast: Any, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:
     """Measures Auto's candidates on these arguments now and keeps the decision.
 
+    JAX: regions are profiled first; their times predict which candidates are worth measuring, and
+    stay with the decision for ``simulate`` and ``explain``.
+
     Raises:
         PlanError: the function has a fixed strategy.
     """
@@ -340,3 +419,15 @@ def tune(fast: Any, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:
 def _inspect(fast: Any) -> Any:
     framework = getattr(fast, "framework", "jax")
     return importlib.import_module(f"dynaflow_xla.frontends.{framework}.inspect")
+
+
+def _xla(fast: Any, caller: str, args: Any, kwargs: Any) -> Any:
+    made = _scheduled(fast, caller, args, kwargs)
+    if getattr(made, "framework", "jax") != "jax":
+        raise UnsupportedError(f"{caller} is for JAX functions with backend='xla'")
+    return made
+
+
+def _jax(module: str) -> Any:
+    _optional.require("jax", "scheduling a JAX function", "jax")
+    return importlib.import_module(f"dynaflow_xla.frontends.jax.{module}")

@@ -1,4 +1,4 @@
-"""Paired measurement of candidates and the decision cache on disk."""
+"""Paired measurement of candidates, measured costs of regions, and the decision cache on disk."""
 
 from __future__ import annotations
 
@@ -8,23 +8,69 @@ import json
 import math
 import os
 import platform
+import random
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dynaflow_xla.errors import FallbackWarning, PlanError
+from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.timeline import Timeline
 
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 
 MIN_ROUNDS = 3
+
+CLOSE = 1.2
+"""Candidates within this factor of the fastest are measured on, the others no more."""
 
 
 class BudgetTooSmall(PlanError):
     """The budget does not suffice to sample every candidate ``MIN_ROUNDS`` times."""
+
+
+@dataclass(frozen=True)
+class RegionCosts:
+    """What a profile of one plan tells about the regions of other plans of the same function.
+
+    Attributes:
+        region_ns: Name of a region -> nanoseconds.
+        scale: Measured over estimated time of all of them together: for regions not measured.
+    """
+
+    region_ns: dict[str, float] = field(default_factory=dict)
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, timeline: Timeline, pg: PartitionedGraph) -> RegionCosts:
+        """Costs from a measured timeline of a plan of ``pg`` that does not split the batch."""
+        times = timeline.region_ns()
+        estimated = sum(pg.regions[region].cost_ns for region in times)
+        scale = sum(times.values()) / estimated if estimated > 0 else 1.0
+        return cls({pg.regions[region].name: ns for region, ns in times.items()}, scale)
+
+    def apply(self, pg: PartitionedGraph, sizes: Sequence[int] = ()) -> dict[int, float]:
+        """Nanoseconds by region id of another partition of the same function.
+
+        Args:
+            pg: Its regions.
+            sizes: Rows of each nano-batch, if it splits the batch: a region ``name@0`` costs its
+                share of what ``name`` costs, ``name@0+1`` the sum of two shares.
+        """
+        costs = {}
+        for region in pg.regions:
+            base, _, nanos = region.name.partition("@")
+            share = 1.0
+            if sizes and nanos:
+                share = sum(sizes[int(n)] for n in nanos.split("+")) / sum(sizes)
+            known = self.region_ns.get(base if sizes else region.name)
+            costs[region.id] = region.cost_ns * self.scale if known is None else known * share
+        return costs
 
 
 def cache_dir() -> Path:
@@ -54,6 +100,7 @@ def load(key: str) -> dict[str, Any] | None:
             "predicted_ms": {str(k): float(v) for k, v in data.get("predicted_ms", {}).items()},
             "left_out": {str(k): str(v) for k, v in data.get("left_out", {}).items()},
             "seconds": float(data.get("seconds", 0.0)),
+            "costs": _costs(data.get("costs")),
         }
     except FileNotFoundError:
         return None
@@ -68,10 +115,21 @@ def load(key: str) -> dict[str, Any] | None:
         return None
 
 
+def _costs(data: Any) -> RegionCosts | None:
+    if data is None:
+        return None
+    times = {str(k): float(v) for k, v in data["region_ns"].items()}
+    scale = float(data["scale"])
+    if not all(0 <= value < math.inf for value in (scale, *times.values())):
+        raise ValueError("a cost is no time")
+    return RegionCosts(times, scale)
+
+
 def store(key: str, decision: dict[str, Any]) -> None:
     """Writes a decision atomically; a folder that cannot be written to is reported, not fatal."""
     folder = cache_dir()
-    text = json.dumps(decision)
+    costs = decision.get("costs")
+    text = json.dumps(decision | {"costs": None if costs is None else asdict(costs)})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
@@ -93,17 +151,20 @@ def store(key: str, decision: dict[str, Any]) -> None:
 def measure(
     runs: dict[str, Callable[[], None]],
     budget_s: float,
-    rounds: int = 15,
+    rounds: int = 11,
     rest_s: float = 0.0,
     sample_s: float = 5e-4,
     tick: Callable[[str], None] | None = None,
 ) -> dict[str, float]:
-    """Interleaved timing: each round samples every candidate once, in rotating order.
+    """Interleaved timing: each round samples every candidate once, in an order drawn anew.
+
+    After ``rounds`` rounds those that are not ``CLOSE`` to the fastest drop out, and what remains is
+    sampled as often again: where two are close the most samples are spent.
 
     Args:
         runs: Name -> a function that runs the candidate to completion.
         budget_s: Stop after this long; compiling and first calls do not count.
-        rounds: Most rounds.
+        rounds: Rounds before the slow ones drop out.
         rest_s: Rest before each sample, for programs whose library threads spin on after a call.
         sample_s: A sample is one untimed call, then calls for about this long.
         tick: Told how far it is.
@@ -131,13 +192,18 @@ def measure(
         )
     samples: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
+    drawn = random.Random(0)
     start = time.perf_counter()
-    for turn in range(rounds):
+    for turn in range(2 * rounds):
         if turn >= MIN_ROUNDS and time.perf_counter() - start > budget_s:
             break
-        tell(f"round {turn + 1} of at most {rounds}")
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+        if turn == rounds:
+            medians = {name: statistics.median(values) for name, values in samples.items()}
+            names = [name for name in names if medians[name] <= CLOSE * min(medians.values())]
+            if len(names) < 2:
+                break
+        tell(f"round {turn + 1} of at most {2 * rounds}")
+        for name in drawn.sample(names, len(names)):
             if rest_s > 0.0:
                 time.sleep(rest_s)
             runs[name]()

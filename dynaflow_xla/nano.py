@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from typing import Literal, TypeAlias
 
-from dynaflow_xla.errors import PlanError, SeparabilityError, UnsupportedError
+from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.ir import Graph, Join, Op, PartitionedGraph, Region, Value, View
 from dynaflow_xla.separability import Mean, Sum
 
@@ -47,6 +47,9 @@ class Cut:
     stop: int
 
 
+Reads: TypeAlias = tuple[tuple[int, Cut | None], ...]
+
+
 @dataclass(frozen=True)
 class MergeSpec:
     """What a merge region computes: its inputs along ``axis``, or their sum weighted by ``weights``."""
@@ -68,7 +71,7 @@ class Origin:
 
     nanos: tuple[int, ...]
     region: int
-    reads: tuple[tuple[tuple[int, Cut | None], ...], ...]
+    reads: tuple[Reads, ...]
 
 
 @dataclass(frozen=True)
@@ -80,14 +83,14 @@ class Expanded:
         sizes: Rows of each nano-batch.
         origins: For each region where it comes from, or what it merges.
         sources: For each value the nano-batch it is taken from (-1: the whole graph) and its id there.
-        merge_reads: For each merge region its inputs in order, repeated where nano-batches share one.
+        merge_reads: For each merge region what it puts together, in order: a value and how it is cut.
     """
 
     pg: PartitionedGraph
     sizes: tuple[int, ...]
     origins: tuple[Origin | MergeSpec, ...]
     sources: tuple[tuple[int, int], ...]
-    merge_reads: dict[int, tuple[int, ...]]
+    merge_reads: dict[int, Reads]
 
 
 def even_sizes(batch: int, count: int) -> tuple[int, ...]:
@@ -96,26 +99,20 @@ def even_sizes(batch: int, count: int) -> tuple[int, ...]:
     return tuple(small + (k < more) for k in range(count))
 
 
-def transfer(cut: PartitionedGraph, graph: Graph) -> PartitionedGraph:
-    """The same cut of another nano-batch's graph, which must have the same operators.
+def transfer(cut: PartitionedGraph, graph: Graph) -> PartitionedGraph | None:
+    """The same cut of another nano-batch's graph, or None if that has other operators.
 
-    Raises:
-        SeparabilityError: the function traces to other operators at the other size.
+    Code may branch on the batch size, and JAX itself does: it leaves out broadcasts and reductions of
+    axes with one element.
     """
     if graph is cut.graph:
         return cut
-    first = cut.graph
-    for ours, theirs in zip(first.ops, graph.ops, strict=False):
-        if (ours.kind, ours.inputs, ours.outputs) != (theirs.kind, theirs.inputs, theirs.outputs):
-            _differ(ours, theirs)
-    if len(first.ops) != len(graph.ops):
-        longer = max(first.ops, graph.ops, key=len)
-        _differ(longer[min(len(first.ops), len(graph.ops))], None)
-    if (first.inputs, first.outputs) != (graph.inputs, graph.outputs):
-        raise SeparabilityError(
-            f"{graph.name!r} returns other values when its batch size is another; split it into equal "
-            "sizes only: dfx.Split.of_sizes"
-        )
+
+    def program(g: Graph) -> tuple[object, ...]:
+        return [(op.kind, op.inputs, op.outputs) for op in g.ops], g.inputs, g.outputs
+
+    if program(cut.graph) != program(graph):
+        return None
     regions = tuple(
         replace(
             region,
@@ -126,14 +123,6 @@ def transfer(cut: PartitionedGraph, graph: Graph) -> PartitionedGraph:
         for region in cut.regions
     )
     return PartitionedGraph(graph, regions, cut.notes)
-
-
-def _differ(ours: Op, theirs: Op | None) -> None:
-    raise SeparabilityError(
-        f"nano-batches of different sizes must trace to the same operators; {ours.kind} at "
-        f"{ours.source} is {'absent' if theirs is None else theirs.kind} at another size. Code that "
-        "branches on the batch size can be split into equal sizes only: dfx.Split.of_sizes"
-    )
 
 
 class _Expansion:
@@ -152,7 +141,7 @@ class _Expansion:
         self.regions: list[Region] = []
         self.views: list[View] = []
         self.origins: list[Origin | MergeSpec] = []
-        self.merge_reads: dict[int, tuple[int, ...]] = {}
+        self.merge_reads: dict[int, Reads] = {}
         self.ids: list[dict[int, int]] = [{} for _ in parts]
         self.cuts: list[dict[int, Cut]] = [{} for _ in parts]
         self.inputs: list[int] = []
@@ -242,18 +231,18 @@ class _Expansion:
             )
         )
 
-    def merge(self, number: int, ids: tuple[int, ...], spec: MergeSpec) -> int:
+    def merge(self, number: int, reads: Reads, spec: MergeSpec) -> int:
         """Adds a region that makes output ``number``; returns the value."""
         index = len(self.ops)
         value = self.value(-1, self.whole.outputs[number], index)
-        read = tuple(dict.fromkeys(ids))
+        read = tuple(dict.fromkeys(v for v, _ in reads))
         moved = 2 * self.values[value].bytes
         cost = moved / MERGE_BYTES_PER_NS
         self.ops.append(
             Op(index, f"merge_{spec.how}", read, (value,), bytes_moved=moved, cost_ns=cost)
         )
         self.origins.append(spec)
-        self.merge_reads[len(self.regions)] = ids
+        self.merge_reads[len(self.regions)] = reads
         self.regions.append(
             Region(
                 id=len(self.regions),
@@ -282,7 +271,8 @@ def expand(
 
     Args:
         whole: The graph at full size: its inputs and outputs are the result's.
-        parts: For each nano-batch its cut graph; equal sizes share one graph.
+        parts: For each nano-batch its cut graph; equal sizes share one graph, others may have other
+            operators and regions.
         sizes: Rows of each.
         in_axes: For each graph input the axis to cut, None (all read the same), or ``PARTS``.
         out_specs: For each graph output how to put it together. ``PARTS`` inputs and outputs become
@@ -292,32 +282,35 @@ def expand(
         UnsupportedError: effects or callbacks under a split.
         PlanError: an output cannot be put together as asked.
     """
-    for region in parts[0].regions:
+    for cut, region in [(one, region) for one in parts for region in one.regions]:
         if region.outer and region.resource != "network":
-            op = parts[0].graph.ops[region.ops[0]]
+            op = cut.graph.ops[region.ops[0]]
             raise UnsupportedError(
                 f"{op.kind} at {op.source} {op.outer_reason}: a split would run it once a "
                 "nano-batch. Keep it out of the scheduled function, or do not split"
             )
     made = _Expansion(whole, parts, sizes, in_axes)
     # Region by region, not nano-batch by nano-batch: collectives of all nano-batches alternate.
-    for number in range(len(parts[0].regions)):
+    for number in range(max(len(part.regions) for part in parts)):
         for nano, part in enumerate(parts):
-            made.add_region(nano, part.regions[number])
+            if number < len(part.regions):
+                made.add_region(nano, part.regions[number])
     outer = any(region.outer for region in made.regions)
     outputs: list[int] = []
     joins: list[Join] = []
     for number, spec in enumerate(out_specs):
-        ids = tuple(made.ids[k][p.graph.outputs[number]] for k, p in enumerate(parts))
-        local = parts[0].graph.outputs[number]
+        local = [part.graph.outputs[number] for part in parts]
+        reads = tuple((made.ids[k][v], made.cuts[k].get(v)) for k, v in enumerate(local))
         if isinstance(spec, Parts):
-            outputs += ids
-        elif local in parts[0].graph.inputs:
-            outputs.append(_passed(made, number, parts[0].graph.inputs.index(local), spec))
+            outputs += [v for v, _ in reads]
+        elif (passed := _passed(made, number, local, spec)) is not None:
+            outputs.append(passed)
+        elif spec is None and reads[0][1] is None:
+            outputs.append(reads[0][0])
         elif spec is None:
-            outputs.append(ids[0])
+            outputs.append(made.merge(number, reads[:1], MergeSpec("concat", 0, ())))
         else:
-            outputs.append(_put_together(made, number, ids, spec, joins, in_place=not outer))
+            outputs.append(_put_together(made, number, reads, spec, joins, in_place=not outer))
     graph = Graph(
         whole.name, tuple(made.values), tuple(made.ops), tuple(made.inputs), tuple(outputs),
         tuple(made.names), tuple(made.views), tuple(joins),
@@ -326,22 +319,28 @@ def expand(
     return Expanded(pg, tuple(sizes), tuple(made.origins), tuple(made.sources), made.merge_reads)
 
 
-def _passed(made: _Expansion, number: int, position: int, spec: OutSpec) -> int:
-    """An output that is an input as it is."""
-    axis = made.in_axes[position]
-    if spec != axis:
+def _passed(made: _Expansion, number: int, local: Sequence[int], spec: OutSpec) -> int | None:
+    """The input that an output is as it is in every nano-batch; None if it is computed in one."""
+    inputs = [part.graph.inputs for part in made.parts]
+    if not all(v in of for v, of in zip(local, inputs, strict=True)):
+        return None
+    positions = {of.index(v) for v, of in zip(local, inputs, strict=True)}
+    axes = {made.in_axes[position] for position in positions}
+    if axes == {PARTS} or isinstance(spec, Sum | Mean):
+        return None
+    if len(positions) > 1 or axes != {spec}:
         raise PlanError(
-            f"output {number} is input {position} as it is, so its out_axes must be that input's "
-            f"in_axes, {axis!r}; got {spec!r}"
+            f"output {number} is input {min(positions)} as it is, so its out_axes must be that input's "
+            f"in_axes, {made.in_axes[min(positions)]!r}; got {spec!r}"
         )
-    before = sum(len(made.parts) if isinstance(a, Parts) else 1 for a in made.in_axes[:position])
-    return made.inputs[before]
+    before = made.in_axes[: min(positions)]
+    return made.inputs[sum(len(made.parts) if isinstance(a, Parts) else 1 for a in before)]
 
 
 def _put_together(
     made: _Expansion,
     number: int,
-    ids: tuple[int, ...],
+    reads: Reads,
     spec: int | Sum | Mean,
     joins: list[Join],
     *,
@@ -349,15 +348,16 @@ def _put_together(
 ) -> int:
     sizes = made.sizes
     if isinstance(spec, Sum):
-        return made.merge(number, ids, MergeSpec("sum", 0, tuple(1.0 for _ in sizes)))
+        return made.merge(number, reads, MergeSpec("sum", 0, tuple(1.0 for _ in sizes)))
     if isinstance(spec, Mean):
         weights = tuple(size / sum(sizes) for size in sizes)
-        return made.merge(number, ids, MergeSpec("mean", 0, weights))
+        return made.merge(number, reads, MergeSpec("mean", 0, weights))
     like = made.whole.values[made.whole.outputs[number]]
+    ids = tuple(v for v, _ in reads)
     produced = all(made.values[v].producer >= 0 for v in ids)
     contiguous = math.prod(like.shape[:spec]) == 1 and not like.dtype.startswith("key<")
     if not (in_place and produced and contiguous and len(set(ids)) == len(ids) and like.bytes):
-        return made.merge(number, ids, MergeSpec("concat", spec, ()))
+        return made.merge(number, reads, MergeSpec("concat", spec, ()))
     value = made.value(-1, made.whole.outputs[number])
     row = like.bytes // max(1, sum(sizes))
     joins.append(Join(value, ids, tuple(start * row for start in made.starts), spec))

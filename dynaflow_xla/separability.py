@@ -7,7 +7,7 @@ against how the outputs are to be merged, and the outcome becomes a :class:`Proo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from dynaflow_xla.batch_states import (
@@ -95,6 +95,13 @@ class Proof:
         if "mixed" in found:
             return "mixed"
         return "unproven" if "unproven" in found or self.effects else "separable"
+
+    def as_unproven(self) -> Proof:
+        """The same with what is refused as not proved."""
+        outputs = tuple(
+            replace(o, status="unproven") if o.status == "mixed" else o for o in self.outputs
+        )
+        return replace(self, outputs=outputs)
 
     def raise_if_refused(self, *, allow_unproven: bool = False) -> None:
         """Raises unless every output is proved.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jaxlib import _jax
+from jaxlib import _jax, xla_client
 
 
 def put_view(aval: Any, sharding: Any, array: Any, device: Any) -> Any:
@@ -16,3 +16,37 @@ def put_view(aval: Any, sharding: Any, array: Any, device: Any) -> Any:
 def execute_function(compiled: Any) -> Callable[[list[Any]], Any]:
     """The cheapest way to run a ``jax.stages.Compiled`` on arrays of its own device (about 3 us)."""
     return compiled.runtime_executable().execute_sharded  # type: ignore[no-any-return]
+
+
+def client_pointer(client: Any) -> int:
+    """Address of a client's ``PJRT_Client``; 0 before jaxlib 0.10.1 and on clients without C API."""
+    return int(getattr(client, "unsafe_client_pointer", 0) or 0)
+
+
+def executable_pointer(executable: Any) -> int:
+    """Address of a ``PJRT_LoadedExecutable``; 0 as above."""
+    return int(getattr(executable, "unsafe_executable_pointer", 0) or 0)
+
+
+def gpu_plugin_options() -> dict[str, Any]:
+    """The options that JAX gives its own GPU client."""
+    return dict(xla_client.generate_pjrt_gpu_plugin_options())
+
+
+def share_executable(executable: Any, client: Any, device: Any) -> Any:
+    """A compiled executable on another client of the same kind, without compiling again."""
+    devices = _jax.DeviceList((device,))
+    return client.deserialize_executable(
+        executable.serialize(), devices, xla_client.CompileOptions()
+    )
+
+
+def dlpack_view(capsule: Any, device: Any) -> Any:
+    """A DLPack capsule's memory as a jax.Array on ``device``, in place."""
+    return _jax.dlpack_managed_tensor_to_buffer(capsule, device, None)
+
+
+def execute_on_device(executable: Any, arguments: list[Any]) -> list[Any]:
+    """Runs a loaded executable of one device on arrays of it; its outputs."""
+    results = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
+    return [shards[0] for shards in results]

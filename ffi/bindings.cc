@@ -11,10 +11,13 @@
 
 #include "aoti.h"
 #include "blas_limit.h"
+#include "cuda_handlers.h"
+#include "dfx/cuda_engine.h"
 #include "dfx/engine.h"
 #include "dfx/lane.h"
 #include "dfx/program.h"
 #include "dfx/version.h"
+#include "order_gate.h"
 #include "program_handle.h"
 #include "python_launcher.h"
 #include "registry.h"
@@ -143,11 +146,13 @@ NB_MODULE(_engine, m) {
           "Checks the program; raises ValueError saying what is wrong.")
       .def(
           "register",
-          [](ProgramHandle& self, const std::string& hash) {
+          [](ProgramHandle& self, const std::string& hash, std::shared_ptr<CudaEngine> cuda) {
             if (!self.finished) throw nb::value_error("call finish() before register()");
-            RegisterProgram(hash, {self.program, self.limit_blas});
+            RegisterProgram(hash, {self.program, self.limit_blas, std::move(cuda)});
           },
-          nb::arg("hash"), "Makes the program known to the custom call under `hash`.")
+          nb::arg("hash"), nb::arg("cuda").none() = nb::none(),
+          "Makes the program known to the custom call under `hash`, on host lanes or those of a "
+          "CudaEngine.")
       .def("run", &RunProgram, nb::arg("args"), nb::arg("results"), nb::arg("profile") = false,
            "Runs once over raw addresses; returns trace records (id, lane, start_ns, end_ns).");
 
@@ -162,6 +167,8 @@ NB_MODULE(_engine, m) {
   });
   m.def("add_blas", &AddBlas, nb::arg("get_threads"), nb::arg("set_threads"),
         "A BLAS to hold to one thread while several lanes run, by its functions' addresses.");
+  m.def("take_lane_stream", &TakeLaneStream,
+        "The CUstream of the last dfx_lane_stream call, 0 if there was none since the last time.");
   m.def("live_calls", []() { return Engine::Get().live_calls(); });
   m.def(
       "shutdown",
@@ -176,6 +183,13 @@ NB_MODULE(_engine, m) {
     d["run_execute"] = FunctionCapsule(RunExecuteHandler());
     d["gate"] = FunctionCapsule(GateHandler());
     d["fail"] = FunctionCapsule(FailHandler());
+    d["order_gate"] = FunctionCapsule(OrderGateHandler());
+    d["cuda_run_instantiate"] = FunctionCapsule(CudaRunInstantiateHandler());
+    d["cuda_run_execute"] = FunctionCapsule(CudaRunExecuteHandler());
+    d["cuda_run_graph"] = FunctionCapsule(CudaRunGraphHandler());
+    d["cuda_state_type_id"] = FunctionCapsule(CudaStateTypeId());
+    d["cuda_state_type_info"] = FunctionCapsule(CudaStateTypeInfo());
+    d["lane_stream"] = FunctionCapsule(LaneStreamHandler());
     d["state_type_id"] = FunctionCapsule(StateTypeId());
     d["state_type_info"] = FunctionCapsule(StateTypeInfo());
     return d;

@@ -1,6 +1,7 @@
 // Python bindings of what runs on CUDA lanes: the engine, user kernels, and XLA executables driven
 // through the PJRT C API (those on host lanes as well).
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -130,15 +131,19 @@ std::shared_ptr<void> KeepAlive(nb::object object) {
 
 std::shared_ptr<PjrtCounters> AddPjrt(ProgramHandle& handle, int lane, const std::string& name,
                                       uintptr_t api, uintptr_t client, uintptr_t executable,
-                                      nb::object owner, const Tensors& in_tensors,
-                                      const Tensors& out_tensors, std::vector<bool> in_place,
-                                      std::vector<int32_t> ins, std::vector<int32_t> outs) {
+                                      nb::object owner, const Tensors& constants,
+                                      const std::vector<uintptr_t>& constant_data,
+                                      const Tensors& in_tensors, const Tensors& out_tensors,
+                                      std::vector<bool> in_place, std::vector<int32_t> ins,
+                                      std::vector<int32_t> outs) {
   RequireOpen(handle);
   PjrtStep step;
   step.api = Pointer<void>(api);
   step.client = Pointer<void>(client);
   step.executable = Pointer<void>(executable);
   step.owner = KeepAlive(std::move(owner));
+  step.constants = MakeTensors(constants);
+  step.constant_data = Pointers(constant_data);
   step.ins = MakeTensors(in_tensors);
   step.outs = MakeTensors(out_tensors);
   step.in_place = std::move(in_place);
@@ -152,6 +157,16 @@ std::shared_ptr<PjrtCounters> AddPjrt(ProgramHandle& handle, int lane, const std
 }  // namespace
 
 void BindCuda(nb::module_& m) {
+  m.def(
+      "dlpack_capsule",
+      [](uintptr_t address, std::vector<size_t> shape, int code, int bits, bool cuda, int device) {
+        const nb::dlpack::dtype type{static_cast<uint8_t>(code), static_cast<uint8_t>(bits), 1};
+        return nb::ndarray<>(Pointer<void>(address), shape.size(), shape.data(), nb::none(),
+                             nullptr, type, cuda ? nb::device::cuda::value : nb::device::cpu::value,
+                             device);
+      },
+      nb::arg("address"), nb::arg("shape"), nb::arg("code"), nb::arg("bits"), nb::arg("cuda"),
+      nb::arg("device"), "Somebody's memory for DLPack; nobody keeps it alive.");
   m.def("cuda_problem", &CudaProblem, "'' if CUDA can be used, or why not.");
   m.def("cuda_available", []() { return CudaProblem().empty(); });
   m.def("cuda_device_count", &CudaDeviceCount, "Raises RuntimeError if there is no CUDA driver.");
@@ -170,6 +185,14 @@ void BindCuda(nb::module_& m) {
       .def("run", &RunOnDevice, nb::arg("program"), nb::arg("args"), nb::arg("results"),
            nb::arg("stream"), nb::arg("scratch") = 0,
            "Enqueues a call over device addresses, in the order of a CUstream; does not wait.")
+      .def(
+          "copy",
+          [](CudaEngine& engine, uintptr_t to, uintptr_t from, size_t bytes, uintptr_t stream) {
+            CopyOnStream(engine, Pointer<void>(to), Pointer<void>(from), bytes,
+                         Pointer<CUstream_st>(stream));
+          },
+          nb::arg("to"), nb::arg("from"), nb::arg("bytes"), nb::arg("stream"),
+          "Enqueues a copy between device addresses.")
       .def_prop_ro("device", &CudaEngine::device)
       .def_prop_ro("calls", &CudaEngine::calls)
       .def_prop_ro("failures", &CudaEngine::failures)
@@ -182,10 +205,10 @@ void BindCuda(nb::module_& m) {
       .def_prop_ro("views", [](const PjrtCounters& c) { return c.views.load(); });
   m.def("add_pjrt_launch", &AddPjrt, nb::arg("program"), nb::arg("lane"), nb::arg("name"),
         nb::arg("api"), nb::arg("client"), nb::arg("executable"), nb::arg("owner").none(),
-        nb::arg("in_tensors"), nb::arg("out_tensors"), nb::arg("in_place"), nb::arg("ins"),
-        nb::arg("outs"),
+        nb::arg("constants"), nb::arg("constant_data"), nb::arg("in_tensors"),
+        nb::arg("out_tensors"), nb::arg("in_place"), nb::arg("ins"), nb::arg("outs"),
         "A step that runs a PJRT executable without the GIL. Tensors are (PJRT_Buffer_Type, dims); "
-        "`owner` keeps client and executable alive. Returns the step's counters.");
+        "`owner` keeps client, executable and constants alive. Returns the step's counters.");
 }
 
 }  // namespace dfx::ffi

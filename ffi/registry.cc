@@ -9,6 +9,7 @@ namespace {
 struct Entry {
   std::weak_ptr<const Program> program;
   bool limit_blas;
+  std::shared_ptr<CudaEngine> cuda;
 };
 
 struct Registry {
@@ -30,7 +31,7 @@ void RegisterProgram(const std::string& hash, const Registered& registered) {
   // Entries of dead programs are dropped here, so that the map does not grow for ever.
   std::erase_if(registry.programs,
                 [](const auto& entry) { return entry.second.program.expired(); });
-  registry.programs[hash] = Entry{registered.program, registered.limit_blas};
+  registry.programs[hash] = Entry{registered.program, registered.limit_blas, registered.cuda};
 }
 
 Registered FindProgram(const std::string& hash) {
@@ -38,7 +39,7 @@ Registered FindProgram(const std::string& hash) {
   std::lock_guard<std::mutex> lock(registry.mutex);
   auto it = registry.programs.find(hash);
   if (it == registry.programs.end()) return {};
-  return {it->second.program.lock(), it->second.limit_blas};
+  return {it->second.program.lock(), it->second.limit_blas, it->second.cuda};
 }
 
 }  // namespace dfx::ffi

@@ -7,13 +7,18 @@
 
 #include "dfx/program.h"
 
+namespace dfx {
+class CudaEngine;
+}
+
 namespace dfx::ffi {
 
 // Keeps only a weak reference: the owner is whoever holds the Python handle or an XLA executable
 // whose custom call was instantiated with it.
 struct Registered {
   std::shared_ptr<const Program> program;
-  bool limit_blas = false;  // the program calls LAPACK
+  bool limit_blas = false;           // the program calls LAPACK
+  std::shared_ptr<CudaEngine> cuda;  // the device lanes it runs on; none: host lanes
 };
 void RegisterProgram(const std::string& hash, const Registered& registered);
 

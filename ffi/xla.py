@@ -22,9 +22,11 @@ PLAN_ABI_VERSION = 1
 RUN_TARGET = "dfx_run"
 GATE_TARGET = "dfx_gate"
 FAIL_TARGET = "dfx_test_fail"
+ORDER_TARGET = "dfx_order"
 
 _lock = threading.Lock()
 _registered = False
+_gate_registered = False
 _owner_pid = 0
 _clients: list[Any] = []
 
@@ -67,6 +69,17 @@ def ensure_registered() -> None:
         atexit.register(_engine.shutdown)
         _owner_pid = os.getpid()
         _registered = True
+
+
+def ensure_order_gate() -> None:
+    """Registers the order gate for GPU programs once; needs neither a GPU nor the CUDA plugin."""
+    global _gate_registered
+    with _lock:
+        if not _gate_registered:
+            jax.ffi.register_ffi_target(
+                ORDER_TARGET, _engine.handlers()["order_gate"], platform="CUDA"
+            )
+            _gate_registered = True
 
 
 def check_process() -> None:

@@ -419,6 +419,15 @@ int64_t CudaEngine::lane_sets() const {
   return impl_->sets;
 }
 
+void CopyOnStream(const CudaEngine& engine, void* to, const void* from, size_t bytes,
+                  CUstream_st* stream) {
+  CudaContextScope scope(engine.driver(), engine.context());
+  CheckCuda(engine.driver(),
+            engine.driver().MemcpyDtoDAsync(reinterpret_cast<CudaAddress>(to),
+                                            reinterpret_cast<CudaAddress>(from), bytes, stream),
+            "cuMemcpyDtoDAsync");
+}
+
 int CudaDeviceCount() {
   const CudaDriver& driver = LoadCudaDriver();
   int count = 0;

@@ -37,6 +37,11 @@ class Executable {
                       " outputs needs in_place for each; got " +
                       std::to_string(step_.in_place.size()));
     }
+    if (step_.constants.size() != step_.constant_data.size()) {
+      throw PjrtError("a PJRT step has " + std::to_string(step_.constants.size()) +
+                      " constants, and addresses for " +
+                      std::to_string(step_.constant_data.size()));
+    }
     if (step_.counters == nullptr) step_.counters = std::make_shared<PjrtCounters>();
     auto devices = Api::Make<pjrt::AddressableDevicesArgs>();
     devices.client = client_;
@@ -54,6 +59,9 @@ class Executable {
       throw PjrtError("the executable has " + std::to_string(outputs.num_outputs) +
                       " outputs, the step says " + std::to_string(step_.outs.size()));
     }
+    for (size_t i = 0; i < step_.constants.size(); ++i) {
+      constants_.push_back(MakeView(step_.constant_data[i], step_.constants[i]));
+    }
   }
 
   void Run(const Buffer* ins, int n_ins, Buffer* outs, int n_outs, Lane* lane) {
@@ -68,7 +76,8 @@ class Executable {
     InputViews inputs = TakeViews();
     UpdateViews(inputs, ins, host);
     std::vector<PJRT_Buffer*> arguments;
-    arguments.reserve(inputs.views.size() + step_.outs.size());
+    arguments.reserve(constants_.size() + inputs.views.size() + step_.outs.size());
+    for (auto& constant : constants_) arguments.push_back(constant.get());
     for (auto& view : inputs.views) arguments.push_back(view.get());
     std::vector<Owned<PJRT_Buffer>> donated;
     for (size_t i = 0; i < step_.outs.size(); ++i) {
@@ -210,6 +219,7 @@ class Executable {
   PJRT_Client* client_;
   PJRT_LoadedExecutable* executable_;
   PJRT_Device* device_ = nullptr;
+  std::vector<Owned<PJRT_Buffer>> constants_;
   std::mutex mutex_;  // guards free_
   std::vector<InputViews> free_;
 };

@@ -15,8 +15,9 @@ class Auto(Strategy):
     """Measures candidates once a signature at a top-level call and keeps the fastest.
 
     Candidates are planned and simulated first; those that the simulator puts far behind are not
-    compiled. Inside a trace without a decision the original runs. Functions with effects are never
-    measured. Decisions are kept on disk (``DYNAFLOW_XLA_CACHE_DIR``, default ``~/.cache/dynaflow_xla``).
+    compiled. Among these is one lane alone: a pool of one thread runs small programs faster. Inside a
+    trace without a decision the original runs. Functions with effects are never measured. Decisions
+    are kept on disk (``DYNAFLOW_XLA_CACHE_DIR``, default ``~/.cache/dynaflow_xla``).
 
     Args:
         budget_s: Seconds to spend on one signature, compiling not counted.

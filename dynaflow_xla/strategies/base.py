@@ -32,6 +32,13 @@ class Split:
     sizes: tuple[int, ...] = ()
     assume_separable: bool = False
 
+    def __post_init__(self) -> None:
+        _check_count("dfx.Split", self.count)
+        if self.sizes and len(_row_counts(self.sizes)) != self.count:
+            raise PlanError(
+                f"dfx.Split: {self.count} nano-batches need as many sizes; got {self.sizes}"
+            )
+
     @staticmethod
     def none() -> Split:
         """Do not split."""
@@ -40,8 +47,7 @@ class Split:
     @staticmethod
     def even(count: int, *, assume_separable: bool = False) -> Split:
         """``count`` nano-batches of (nearly) the same size."""
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise PlanError(f"Split.even takes a count >= 1; got {count!r}")
+        _check_count("Split.even", count)
         return Split(count, (), assume_separable)
 
     @staticmethod
@@ -59,10 +65,16 @@ class Split:
             count: Number of nano-batches, at most the number of rows.
             assume_separable: As above.
         """
-        rows = [float(w) for w in weights]
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(rows):
+        try:
+            rows = [float(w) for w in weights]
+        except (TypeError, ValueError) as error:
             raise PlanError(
-                f"Split.balanced takes a count from 1 to the number of rows, {len(rows)}; got {count!r}"
+                f"weights must be numbers, one for each row; got {weights!r}"
+            ) from error
+        _check_count("Split.balanced", count)
+        if count > len(rows):
+            raise PlanError(
+                f"Split.balanced takes a count from 1 to the number of rows, {len(rows)}; got {count}"
             )
         if any(not 0 <= w < float("inf") for w in rows):
             raise PlanError("Split.balanced takes weights that are finite and not negative")
@@ -76,6 +88,11 @@ class Split:
             sizes.append(stop - start)
             start = stop
         return Split(count, (*sizes, len(rows) - start), assume_separable)
+
+
+def _check_count(who: str, count: Any) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise PlanError(f"{who} takes a count of nano-batches >= 1; got {count!r}")
 
 
 def _row_counts(sizes: Any) -> tuple[int, ...]:
@@ -206,7 +223,9 @@ class Recorder:
         lanes: Number of lanes.
     """
 
-    def __init__(self, pg: PartitionedGraph, context: Context, strategy: Strategy):
+    def __init__(
+        self, pg: PartitionedGraph, context: Context, strategy: Strategy, *, joint: bool = True
+    ):
         self.graph = pg
         self.context = context
         self.lanes = context.lanes
@@ -224,6 +243,7 @@ class Recorder:
         self._ready = {r.id for r in pg.regions if not preds[r.id]}
         self._merges = {r.id for r in pg.regions if r.merge}
         self._done: dict[int, Decision] = {}
+        self._joint = joint
         self._idle = 0
         self.decisions: list[Decision] = []
 
@@ -259,7 +279,7 @@ class Recorder:
 
         Args:
             handle: From ``ready``; several, if they are one region of several nano-batches: then they
-                run as one batch.
+                run as one batch (in a backward pass one after another).
             lane: 0 to ``lanes`` - 1; ignored for outer regions.
             replace: Another implementation: the region's inputs to its outputs.
 
@@ -282,12 +302,19 @@ class Recorder:
         if replace is not None and not callable(replace):
             self._fail(f"region {first.name!r}: replace must be a function; got {replace!r}")
         place = -1 if first.outer else lane
-        group = tuple(h.region.id for h in handles) if len(handles) > 1 else ()
-        self._decide(handles, Decision(first.region.id, place, group, replace, user_line()))
-        # What puts nano-batches together runs where the last of them ran.
+        if self._joint and len(handles) > 1:
+            group = tuple(h.region.id for h in handles)
+            self._decide(handles, Decision(first.region.id, place, group, replace, user_line()))
+        else:
+            for one in handles:
+                self._decide((one,), Decision(one.region.id, place, (), replace, user_line()))
+        self._run_merges(max(place, 0))
+
+    def _run_merges(self, lane: int) -> None:
+        """What puts nano-batches together runs where the last of them ran."""
         for merge in sorted(self._ready & self._merges):
             one = self._handles[merge]
-            self._decide((one,), Decision(merge, max(place, 0), (), None, user_line()))
+            self._decide((one,), Decision(merge, lane, (), None, user_line()))
 
     def _decide(self, handles: Sequence[Handle], decision: Decision) -> None:
         self._idle = 0
@@ -365,8 +392,16 @@ def sizes_of(strategy: Strategy, context: Context) -> tuple[tuple[int, ...], Spl
     return (sizes if len(sizes) > 1 else ()), split
 
 
-def record(strategy: Strategy, pg: PartitionedGraph, context: Context) -> Recording:
+def record(
+    strategy: Strategy, pg: PartitionedGraph, context: Context, *, joint: bool = True
+) -> Recording:
     """Runs a strategy once.
+
+    Args:
+        strategy: Decides.
+        pg: The regions.
+        context: What the strategy may look at.
+        joint: Whether several nano-batches can run as one batch; else they run one after another.
 
     Raises:
         PlanError: a broken rule, with the region and the user's line; a forgotten region.
@@ -374,8 +409,9 @@ def record(strategy: Strategy, pg: PartitionedGraph, context: Context) -> Record
     """
     if not isinstance(strategy, Strategy):
         raise PlanError(f"a strategy must be a dynaflow_xla.Strategy; got {strategy!r}")
-    recorder = Recorder(pg, context, strategy)
+    recorder = Recorder(pg, context, strategy, joint=joint)
     strategy.schedule(recorder)
+    recorder._run_merges(0)  # those of inputs alone, if nothing else was there to execute
     if recorder.remaining:
         left = [h.region for h in recorder.handles if h.region.id not in recorder._done]
         names, where = [region.name for region in left], left[0].source

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.strategies.base import Context, Recorder, Split, Strategy
@@ -52,7 +52,12 @@ class NanoBatch(Strategy):
                 f"{self!r} reads weights from context[{self.weights!r}]; the context has "
                 f"{sorted(ctx.user) or 'nothing'}. Pass schedule(..., context={{{self.weights!r}: ...}})"
             )
-        weights = list(ctx.user[self.weights])
+        weights = ctx.user[self.weights]
+        if not isinstance(weights, Iterable):
+            raise PlanError(
+                f"context[{self.weights!r}] must be numbers, one for each row; got {weights!r}"
+            )
+        weights = list(weights)
         if ctx.batch_size is not None and len(weights) != ctx.batch_size:
             raise PlanError(
                 f"context[{self.weights!r}] must have a number for each of {ctx.batch_size} rows; got "

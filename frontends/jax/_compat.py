@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import source_info_util
+from jax._src import core, source_info_util
 from jax._src.interpreters import mlir
 from jax.extend import core as jcore
 
@@ -95,6 +95,11 @@ def device_count(lowering_context: Any) -> int:
 def under_disable_jit() -> bool:
     """Whether jax.disable_jit is in force."""
     return bool(jax.config.jax_disable_jit)
+
+
+def tracing() -> bool:
+    """Whether this thread is inside somebody's trace: then even calls on arrays give tracers."""
+    return not core.trace_state_clean()
 
 
 def key_impl(dtype: Any) -> Any:

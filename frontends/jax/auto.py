@@ -12,6 +12,7 @@ import jax
 from dynaflow_xla import autotune, progress
 from dynaflow_xla._version import __version__
 from dynaflow_xla.errors import SeparabilityError
+from dynaflow_xla.frontends.jax import profile
 from dynaflow_xla.plan import Launch
 from dynaflow_xla.simulate import simulate
 
@@ -20,13 +21,12 @@ _BLAS_SPIN_S = 0.12
 
 _BLAS_SAMPLE_S = 0.02
 
-_ONE_LANE_MAX_NS = 500_000.0
-"""Up to so much work even one lane may win: XLA's thread pool costs small programs more than it gains."""
-
 _FAR_BEHIND = 1.3
-"""A candidate predicted to take so many times as long as the best one is not compiled."""
+_FAR_BEHIND_MS = 0.1
+"""A candidate predicted to take so many times as long as the best one, and so much longer, is not
+compiled. What small programs cost beside their operators is known to some tens of microseconds only."""
 
-_MEASURED = 3
+_MEASURED = 4
 """At most so many candidates are measured beside the original."""
 
 
@@ -41,6 +41,7 @@ class Choice:
         predicted_ms: Candidate -> milliseconds that the simulator expects.
         left_out: Candidate -> why it was not measured.
         seconds: What the decision took.
+        costs: Measured costs of regions, if ``dfx.tune`` decided.
     """
 
     child: Any
@@ -49,11 +50,16 @@ class Choice:
     predicted_ms: dict[str, float] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    costs: autotune.RegionCosts | None = None
+
+    @property
+    def name(self) -> str:
+        """What runs: "original" or the candidate."""
+        return "original" if self.child is None else repr(self.child._options.strategy)
 
     def lines(self) -> list[str]:
         """For ``explain``."""
-        what = "the original runs" if self.child is None else f"{self.child!r} runs"
-        lines = [f"auto: {what}; {self.reason}"]
+        lines = [f"auto: {'the original' if self.child is None else self.name} runs; {self.reason}"]
         for name in dict.fromkeys([*self.medians_ms, *self.predicted_ms, *self.left_out]):
             parts = []
             if name in self.predicted_ms:
@@ -64,7 +70,10 @@ class Choice:
                 parts.append(f"not measured: {self.left_out[name]}")
             lines.append(f"auto:   {name}: {', '.join(parts)}")
         if self.medians_ms:
-            lines.append(f"auto: the decision took {self.seconds:.2f} s")
+            of = "measured" if self.costs is not None else "estimated"
+            lines.append(
+                f"auto: the decision took {self.seconds:.2f} s; predictions use {of} costs of regions"
+            )
         return lines
 
 
@@ -81,7 +90,8 @@ def choose(fast: Any, args: Any, kwargs: Any, *, budget_s: float | None = None) 
         fast: The scheduled function, whose strategy is ``Auto``.
         args: Of the call.
         kwargs: Of the call.
-        budget_s: Measure for so long, even if the disk cache knows; None: the strategy's budget.
+        budget_s: Measure for so long, even if the disk cache knows, and profile the regions first;
+            None: the strategy's budget, and estimated costs.
 
     Raises:
         autotune.BudgetTooSmall: nothing is decided then.
@@ -97,14 +107,17 @@ def choose(fast: Any, args: Any, kwargs: Any, *, budget_s: float | None = None) 
     key = autotune.cache_key(
         first.pg.to_json(), fast._options.name, __version__, jax.__version__, fast._options.lanes,
         [repr(c) for c in candidates], fast._options.in_axes, fast._options.out_axes,
+        *_place(fast._options.backend),
     )  # fmt: skip
     cached = autotune.load(key) if budget_s is None else None
     if cached is not None:
         choice, reason = cached.pop("choice"), cached.pop("reason")
         return Choice(_child(fast, candidates, choice), f"cached: {reason}", **cached)
-    kept, predicted, left_out = _predicted(fast, candidates, args, kwargs)
-    if not kept:
-        return Choice(None, "the plan has one lane: nothing would overlap", {}, predicted, left_out)
+    costs = None
+    if budget_s is not None:
+        timeline = profile.profile(fast.with_strategy(candidates[0]), args, kwargs)
+        costs = autotune.RegionCosts.of(timeline, first.pg)
+    kept, predicted, left_out = _predicted(fast, candidates, args, kwargs, costs)
     runs: dict[str, Callable[[], None]] = {"original": _runner(fast.original, fast, args, kwargs)}
     for candidate in kept:
         runs[repr(candidate)] = _runner(fast.with_strategy(candidate), fast, args, kwargs)
@@ -121,10 +134,11 @@ def choose(fast: Any, args: Any, kwargs: Any, *, budget_s: float | None = None) 
     seconds = time.perf_counter() - start
     decision = {
         "choice": choice, "reason": reason, "medians_ms": medians, "predicted_ms": predicted,
-        "left_out": left_out, "seconds": seconds,
+        "left_out": left_out, "seconds": seconds, "costs": costs,
     }  # fmt: skip
     autotune.store(key, decision)
-    return Choice(_child(fast, candidates, choice), reason, medians, predicted, left_out, seconds)
+    child = _child(fast, candidates, choice)
+    return Choice(child, reason, medians, predicted, left_out, seconds, costs)
 
 
 def _not_measured(made: Any, strategy: Any) -> str:
@@ -141,13 +155,21 @@ def _not_measured(made: Any, strategy: Any) -> str:
     return ""
 
 
+def known_costs(costs: autotune.RegionCosts | None, made: Any) -> dict[int, float] | None:
+    """Measured costs for the regions of a planned entry; None without any."""
+    if costs is None:
+        return None
+    return costs.apply(made.pg, made.split.sizes if made.split is not None else ())
+
+
 def _predicted(
-    fast: Any, candidates: list[Any], args: Any, kwargs: Any
+    fast: Any, candidates: list[Any], args: Any, kwargs: Any, costs: autotune.RegionCosts | None
 ) -> tuple[list[Any], dict[str, float], dict[str, str]]:
     """Candidates worth measuring, what is predicted of each, and why others are left out."""
     predicted: dict[str, float] = {}
     left_out: dict[str, str] = {}
     useful: list[Any] = []
+    plans: dict[Any, str] = {}
     for candidate in candidates:
         name = repr(candidate)
         try:
@@ -155,13 +177,12 @@ def _predicted(
         except SeparabilityError as error:
             left_out[name] = str(error).splitlines()[0]
             continue
-        predicted[name] = simulate(made.plan, made.pg).total_ns / 1e6
-        lanes = {i.lane for i in made.plan.instructions if isinstance(i, Launch)}
-        total_ns = sum(region.cost_ns for region in made.pg.regions)
+        predicted[name] = simulate(made.plan, made.pg, known_costs(costs, made)).total_ns / 1e6
+        same = plans.setdefault(_program(made), name)
         if made.unproven:
             left_out[name] = "it is not proved that a split keeps the values"
-        elif len(lanes) < 2 and total_ns > _ONE_LANE_MAX_NS:
-            left_out[name] = "its plan has one lane: nothing would overlap"
+        elif same != name:
+            left_out[name] = f"the same programs as {same}"
         else:
             useful.append(candidate)
     useful.sort(key=lambda c: predicted[repr(c)])
@@ -171,13 +192,26 @@ def _predicted(
         name = repr(candidate)
         if len(kept) >= _MEASURED:
             left_out[name] = f"{_MEASURED} others are predicted to be faster"
-        elif predicted[name] > _FAR_BEHIND * best:
+        elif predicted[name] > max(_FAR_BEHIND * best, best + _FAR_BEHIND_MS):
             left_out[name] = (
                 f"predicted to take {predicted[name] / best:.2f} times the best one's time"
             )
         else:
             kept.append(candidate)
     return kept, predicted, left_out
+
+
+def _program(made: Any) -> Any:
+    """What is equal for plans that compile to the same programs: XLA orders one lane as it likes."""
+    lanes = {i.lane for i in made.plan.instructions if isinstance(i, Launch)}
+    if len(lanes) > 1 or made.split is not None:
+        return made.plan.instructions
+    return "one lane"
+
+
+def _place(backend: str) -> tuple[str, ...]:
+    """What a decision depends on besides the machine; nothing for the CPU lanes of ``ffi``."""
+    return () if backend == "ffi" else (backend, jax.devices()[0].device_kind)
 
 
 def _child(fast: Any, candidates: list[Any], choice: str) -> Any:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.ffi import xla
+from dynaflow_xla.ffi import device_lanes, xla
 from dynaflow_xla.frontends.jax import _compat
 
 dfx_call_p = Primitive("dfx_call")
@@ -28,15 +29,32 @@ def _abstract(*_: Any, stage: Any) -> Sequence[Any]:
 
 
 def _lower_cpu(ctx: Any, *operands: Any, stage: Any) -> Any:
+    _refuse_several_devices(ctx, stage)
+    if stage.platform != "cpu":
+        return _lower_other(ctx, *operands, stage=stage)
+    # Side effect: no. XLA may drop the call if nobody reads its results, as it may drop the original.
+    rule = jax.ffi.ffi_lowering(xla.RUN_TARGET, has_side_effect=False)
+    return rule(ctx, *operands, plan=stage.hash)
+
+
+def _lower_cuda(ctx: Any, *operands: Any, stage: Any) -> Any:
+    if stage.platform != "cuda":
+        return _lower_other(ctx, *operands, stage=stage)
+    _refuse_several_devices(ctx, stage)
+    # The scratch is one more result, so that XLA plans its memory.
+    scratch = jax.core.ShapedArray((max(1, stage.scratch_bytes),), np.uint8)
+    rule = jax.ffi.ffi_lowering(device_lanes.CUDA_RUN_TARGET, has_side_effect=False)
+    results = rule(ctx.replace(avals_out=[*ctx.avals_out, scratch]), *operands, plan=stage.hash)
+    return results[:-1]
+
+
+def _refuse_several_devices(ctx: Any, stage: Any) -> None:
     if _compat.device_count(ctx) > 1:
         raise UnsupportedError(
             f"schedule {stage.program_name!r} got arrays that span several devices outside shard_map; "
             "XLA would gather them onto every device without a word. Call the scheduled function "
             "inside jax.shard_map (each device runs its plan), or call fast.original."
         )
-    # Side effect: no. XLA may drop the call if nobody reads its results, as it may drop the original.
-    rule = jax.ffi.ffi_lowering(xla.RUN_TARGET, has_side_effect=False)
-    return rule(ctx, *operands, plan=stage.hash)
 
 
 def _lower_other(ctx: Any, *operands: Any, stage: Any) -> Any:
@@ -62,6 +80,7 @@ def _no_jvp(primals: Any, tangents: Any, *, stage: Any) -> Any:
 
 mlir.register_lowering(dfx_call_p, _lower_other)
 mlir.register_lowering(dfx_call_p, _lower_cpu, platform="cpu")
+mlir.register_lowering(dfx_call_p, _lower_cuda, platform="cuda")
 batching.primitive_batchers[dfx_call_p] = _batch
 ad.primitive_jvps[dfx_call_p] = _no_jvp
 

@@ -24,6 +24,10 @@ INLINE = {
     "checkpoint": "jaxpr", "custom_lin": "call_jaxpr",
 }  # fmt: skip
 
+# Calls that carry their own way to be differentiated, or to be recomputed when that happens.
+_RULES = frozenset(
+    "custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_lin remat remat2 checkpoint".split()
+)
 
 # Types narrower than a byte: XLA packs them in some buffers and not in others.
 _PACKED = frozenset("int2 uint2 int4 uint4 int1 uint1 float4_e2m1fn".split())
@@ -52,8 +56,10 @@ class Captured:
 def outer_reason(eqn: Any) -> str:
     """Why an equation must stay in the outer program, or ""."""
     name = eqn.primitive.name
-    if eqn.effects:
-        return f"has effects ({', '.join(sorted(str(e) for e in eqn.effects))})"
+    # That a collective names a mesh axis is no effect that orders it.
+    effects = [e for e in eqn.effects if type(e).__name__ != "NamedAxisEffect"]
+    if effects:
+        return f"has effects ({', '.join(sorted(map(str, effects)))})"
     for atom in (*eqn.invars, *eqn.outvars):
         if str(getattr(atom.aval, "dtype", "")) in _PACKED:
             return f"uses {atom.aval.dtype}, whose layout in memory differs between programs"
@@ -86,8 +92,23 @@ def _params_text(eqn: Any) -> str:
     return " ".join(parts)
 
 
+def holds_custom_rules(jaxpr: Any) -> bool:
+    """Whether a capture of a jaxpr would look through derivative rules of its functions."""
+    return any(
+        eqn.primitive.name in _RULES
+        or (eqn.primitive.name in INLINE and holds_custom_rules(_inner(eqn)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _inner(eqn: Any) -> Any:
+    inner = eqn.params.get(INLINE[eqn.primitive.name])
+    return getattr(inner, "jaxpr", inner)
+
+
 class _Builder:
-    def __init__(self) -> None:
+    def __init__(self, keep_rules: bool = False) -> None:
+        self.keep_rules = keep_rules
         self.values: list[Value] = []
         self.avals: list[Any] = []
         self.variables: list[Any] = []
@@ -139,7 +160,7 @@ class _Builder:
             for component in local:
                 if marks.is_mark(component):
                     marked.setdefault(component, call_path)
-            key = INLINE.get(name)
+            key = None if self.keep_rules and name in _RULES else INLINE.get(name)
             if key is not None and key in eqn.params:
                 inner = eqn.params[key]
                 consts = list(getattr(inner, "consts", ()))
@@ -197,16 +218,18 @@ class _Builder:
             )
 
 
-def capture(closed: Any, n_consts: int, name: str) -> Captured:
+def capture(closed: Any, n_consts: int, name: str, *, keep_rules: bool = False) -> Captured:
     """Builds the graph of a closed jaxpr whose constants were made inputs already.
 
     Args:
         closed: A ``ClosedJaxpr``; its constants become the first inputs.
         n_consts: How many leading inputs are closed-over values (for names only).
         name: Name of the function.
+        keep_rules: Keep calls with derivative rules of their own as one operator, so that the
+            captured program can be differentiated.
     """
     jaxpr = closed.jaxpr
-    builder = _Builder()
+    builder = _Builder(keep_rules)
     env: dict[Any, Any] = {}
     inputs = []
     for var in (*jaxpr.constvars, *jaxpr.invars):

@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend import core as jcore
 
 from dynaflow_xla import nano
-from dynaflow_xla.errors import RuleError, SeparabilityError
+from dynaflow_xla.errors import RuleError
 from dynaflow_xla.frontends.jax import capture, entry
 from dynaflow_xla.frontends.jax.split import Resolved, Split
 from dynaflow_xla.separability import Mean, Sum
@@ -63,6 +63,8 @@ class Pair:
         self._trees: dict[int, Any] = {}
         self._backwards: dict[tuple[int, ...], Program] = {}
         self._forwards: dict[int, capture.Captured] = {}
+        if self._split is not None and not self._same_residuals(self._split.sizes):
+            self._split = None  # the passes are those of the whole batch
         self.forward = self._scheduled("forward", self._forward_at, self._forward_specs)
 
     def backward(self, given: tuple[int, ...]) -> Program:
@@ -98,7 +100,7 @@ class Pair:
         batched = None
         if self._split is not None:
             parts = self._split.resolved.const_parts if what == "forward" else {}
-            batched = _Derived(self._batch, at, specs(self._split), parts)
+            batched = _Derived(self._batch, at, specs(self._split), parts, self._split.sizes)
         elif options.in_axes is not None:
             options = replace(options, in_axes=None, strategy=Branches())
             notes.append("this pass is not split; Branches() schedules it")
@@ -161,6 +163,24 @@ class Pair:
             for spec in self._split.resolved.out_specs
         ]
 
+    def _same_residuals(self, sizes: Sequence[int]) -> bool:
+        """Whether the forward pass keeps the same number of values, and the same inputs, at all sizes.
+
+        JAX leaves out operators on axes with one element, so a nano-batch of one row may differ.
+        """
+        kept = set()
+        for size in {self._batch, *sizes}:
+            forward = self._forward_at(size)
+            inputs = forward.graph.inputs
+            residuals = list(zip(forward.outputs, forward.output_is_value, strict=True))
+            kept.add(
+                tuple(
+                    (ok, inputs.index(out) if ok and out in inputs else None)
+                    for out, ok in residuals[len(self.out_avals) :]
+                )
+            )
+        return len(kept) == 1
+
     def _residual_specs(self, split: Split) -> list[nano.InSpec]:
         """Residuals stay in parts; those that are arguments as they are, are cut like these."""
         forward = self._forward_at(self._batch)
@@ -197,16 +217,13 @@ class _Derived:
     at: Callable[[int], capture.Captured]
     specs: Specs
     const_parts: dict[int, tuple[Any, ...]]
+    sizes: tuple[int, ...]
 
     def resolve(
         self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
     ) -> Resolved:
         """See ``split.Splitting``; what was proved of the function holds for its derivative."""
-        if also:
-            raise SeparabilityError(
-                "derivatives of nano-batches run one by one: nothing is proved of residuals that "
-                "several nano-batches would share"
-            )
+        assert not also, "derivatives of nano-batches run one by one"
         at = {size: self.at(size) for size in dict.fromkeys((self.batch, *sizes))}
         return Resolved(at, *self.specs, const_parts=self.const_parts)
 

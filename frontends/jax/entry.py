@@ -14,8 +14,16 @@ import jax
 from dynaflow_xla import progress
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import blas, xla
-from dynaflow_xla.frontends.jax import call, capture, lower, split as splitting
+from dynaflow_xla.frontends.jax import (
+    call,
+    capture,
+    device_stage,
+    lower,
+    split as splitting,
+    xla_backend,
+)
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
+from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
@@ -41,6 +49,11 @@ class _Capturing:
         _state.depth -= 1
 
 
+def capturing_inside() -> _Capturing:
+    """A block in which scheduled functions are their originals."""
+    return _Capturing()
+
+
 @dataclass(frozen=True)
 class Options:
     """What the user asked ``schedule`` for, as far as one entry needs it."""
@@ -55,28 +68,19 @@ class Options:
     batch_size: int | None = None
     compiler_options: dict[str, Any] | None = field(default=None, hash=False, compare=False)
     default_cut: bool = False
+    backend: str = "ffi"
+    target: str | None = None
+    gpu_lanes: bool = False
 
 
-@dataclass
-class Entry:
-    """A planned signature.
+@dataclass(kw_only=True)
+class Entry(Planned):
+    """A planned signature of the backend ``ffi``.
 
     Attributes:
-        captured: Graph with payloads.
-        pg: Its regions.
-        plan: The validated plan.
-        seconds: Time spent by step: "partition", "plan", "compile".
+        compiled: ``stages`` if they were needed already, else empty.
     """
 
-    options: Options
-    captured: capture.Captured
-    pg: PartitionedGraph
-    plan: Plan
-    functions: dict[int, Callable[..., list[Any]]]
-    seconds: dict[str, float]
-    split: splitting.Split | None = None
-    compared: bool = False
-    notes: list[str] = field(default_factory=list)
     _stages: list[tuple[lower.Stage | None, Launch | None]] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -101,18 +105,10 @@ class Entry:
                 self.seconds["compile"] = time.perf_counter() - t0
             return self._stages
 
-    @property
-    def unproven(self) -> bool:
-        """Whether nobody knows yet that the split keeps the values."""
-        proof = self.split.resolved.proof if self.split is not None else None
-        return proof is not None and proof.status != "separable" and not self.compared
-
     def __call__(self, *inputs: Any) -> list[Any]:
         """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
         captured = self.captured
-        if self.split is not None:
-            inputs = tuple(self.split.inputs(inputs))
-        env: dict[int, Any] = dict(zip(captured.graph.inputs, inputs, strict=True))
+        env = self.bind(inputs)
         for stage, outer in self.stages:
             if stage is not None:
                 args = [env[v] for v in stage.inputs]
@@ -124,39 +120,8 @@ class Entry:
                 for value, x in zip(stage.outputs, results, strict=True):
                     env[value] = from_physical(x, captured.avals[value])
             if outer is not None:
-                self._run_outer(outer, env)
-        return [
-            env[out] if is_value else out
-            for out, is_value in zip(captured.outputs, captured.output_is_value, strict=True)
-        ]
-
-    def reference(self, *inputs: Any) -> list[Any]:
-        """The same on plain operators, without schedule; inputs are those of the plan's graph."""
-        captured, graph = self.captured, self.captured.graph
-        env: dict[int, Any] = dict(zip(graph.inputs, inputs, strict=True))
-        for view in graph.views:
-            env[view.value] = lower.cut_view(view, env[graph.inputs[view.input]])
-        for launch in self.plan.instructions:
-            if isinstance(launch, Launch):
-                self._run_outer(launch, env)
-        for join in graph.joins:
-            env[join.value] = jax.lax.concatenate([env[v] for v in join.parts], join.axis)
-        return [
-            env[out] if is_value else out
-            for out, is_value in zip(captured.outputs, captured.output_is_value, strict=True)
-        ]
-
-    def _run_outer(self, launch: Launch, env: dict[int, Any]) -> None:
-        region = self.pg.regions[launch.region]
-        for view in self.pg.graph.views:
-            if view.value in region.inputs and view.value not in env:
-                env[view.value] = lower.cut_view(view, env[self.pg.graph.inputs[view.input]])
-        outs = self.functions[launch.region](*[env[v] for v in region.inputs])
-        env.update(zip(region.outputs, outs, strict=True))
-
-    def region_notes(self) -> list[str]:
-        """Sentences for explain."""
-        return [*self.pg.notes, *self.plan.notes, *self.notes]
+                self._run_plain(outer, env)
+        return self.flat_outputs(env)
 
 
 def capture_function(
@@ -172,7 +137,7 @@ def build_entry(
     captured: capture.Captured,
     options: Options,
     batched: splitting.Splitting | None = None,
-) -> Entry:
+) -> Entry | xla_backend.XlaEntry:
     """Partitions, plans and validates a captured function; it is compiled when it first runs.
 
     Args:
@@ -203,19 +168,28 @@ def _build(
     context = Context(
         batch_size=None if batched is None else batched.batch,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
-        platform="cpu",
+        platform="cuda" if options.backend == "xla" else "cpu",
         lanes=options.lanes,
         user=options.user,
     )
-    sizes, asked = sizes_of(strategy, context)
     split = None
+    sizes, assume_separable = () if batched is None else batched.sizes, True
+    if not sizes:
+        sizes, asked = sizes_of(strategy, context)
+        assume_separable = asked.assume_separable
     if sizes and batched is not None:
-        split = splitting.split(batched, sizes, rules, assume_separable=asked.assume_separable)
+        split = splitting.split(batched, sizes, rules, assume_separable=assume_separable)
         captured, pg = split.captured, split.pg
     else:
         pg = partition(graph, rules)
+    if options.backend == "xla":
+        pg = _with_network(pg)
+        if split is not None:
+            split = replace(split, expanded=replace(split.expanded, pg=pg))
     t1 = time.perf_counter()
-    recording = record(strategy, pg, context)
+    # Nothing is proved of residuals that several nano-batches would share.
+    derived = batched is not None and bool(batched.sizes)
+    recording = record(strategy, pg, context, joint=not derived)
     if split is not None:
         split, recording = split.grouped(recording)
         captured, pg = split.captured, split.pg
@@ -237,8 +211,28 @@ def _build(
             functions[region.id] = lower.replaced_function(
                 decision.replace, captured, region, str(decision.source)
             )
+    if options.backend == "xla":
+        seconds = {"partition": t1 - t0, "plan": t2 - t1}
+        return xla_backend.build(
+            options=options, captured=captured, pg=pg, plan=plan, functions=functions,
+            seconds=seconds, split=split,
+        )  # fmt: skip
     seconds = {"partition": t1 - t0, "plan": t2 - t1}
-    return Entry(options, captured, pg, plan, functions, seconds, split)
+    return Entry(
+        options=options, captured=captured, pg=pg, plan=plan, functions=functions,
+        seconds=seconds, split=split,
+    )  # fmt: skip
+
+
+def _with_network(pg: PartitionedGraph) -> PartitionedGraph:
+    """Communication as regions with a lane: one XLA program holds them as it does all others."""
+    regions = tuple(
+        replace(r, outer=False, tags=r.tags - {"outer"})
+        if r.outer and r.resource == "network"
+        else r
+        for r in pg.regions
+    )
+    return replace(pg, regions=regions)
 
 
 def build_stages(
@@ -268,11 +262,18 @@ def build_stages(
                 later.append(other_outer.region)
         for region in later:
             needed.update(pg.regions[region].inputs)
-        builder = lower.StageBuilder(
-            captured, pg, plan, instructions, functions, needed, options.compiler_options
+        build = device_stage.builder(
+            options.gpu_lanes,
+            captured,
+            pg,
+            plan,
+            instructions,
+            functions,
+            needed,
+            options.compiler_options,
         )
         with _types(captured):
-            stage = builder.build(profile=profile)
+            stage = build(profile=profile)
         stage.replan = _replanner(options)
         stages.append((stage, outer))
     return stages

@@ -12,6 +12,7 @@ import numpy as np
 from dynaflow_xla.errors import PlanError, VerificationError
 from dynaflow_xla.frontends.jax import auto, entry, lower
 from dynaflow_xla.plan import Launch
+from dynaflow_xla.simulate import simulate
 from dynaflow_xla.strategies.auto import Auto
 
 TOLERANCES = {
@@ -25,7 +26,7 @@ Cutting changes fusion, hence rounding, and where terms cancel the rounding of t
 
 def explain(fast: Any, args: Any, kwargs: Any) -> str:
     """See ``dynaflow_xla.explain``."""
-    made: entry.Entry = fast.planned(args, kwargs)
+    made = fast.planned(args, kwargs)
     lanes = {i.region: i for i in made.plan.instructions if isinstance(i, Launch)}
     rows = [("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")]
     for region in made.pg.regions:
@@ -43,22 +44,30 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [f"{fast._options.name}: strategy {made.plan.strategy}, backend ffi (cpu)"]
+    where = "ffi (cpu)" if isinstance(made, entry.Entry) else f"xla ({jax.default_backend()})"
+    lines = [f"{fast._options.name}: strategy {made.plan.strategy}, backend {where}"]
     lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
     lines.append(
-        f"lanes {made.plan.lanes}, events {made.plan.events}, scratch {made.plan.scratch_bytes} bytes, "
+        made.summary()
+        if not isinstance(made, entry.Entry)
+        else f"lanes {made.plan.lanes}, events {made.plan.events}, scratch {made.plan.scratch_bytes} bytes, "
         f"copied per call {made.plan.copied_bytes} bytes, custom calls "
         f"{sum(bool(instructions) for instructions, _ in lower.split_stages(made.plan))}"
     )
+    known = fast.known_costs(args, kwargs)
+    summary = simulate(made.plan, made.pg, known).summary()
+    lines.append(summary + ("" if known is None else "; from measured costs of regions"))
     lines.append(
         "time to make: "
         + ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in made.seconds.items())
     )
+    lines += [f"device lanes: {s.note}" for s, _ in made.compiled if s is not None and s.note]
     copied = sum(p.copied_views for s, _ in made.compiled if s is not None for p in s.lane_programs)
     if copied:
         lines.append(f"note: {copied} input views so far were not 64-byte aligned and were copied")
+    inner = {i for region in made.pg.regions if not region.outer for i in region.ops}
     for op in made.captured.graph.ops:
-        if op.outer:
+        if op.outer and op.index not in inner:
             lines.append(f"outer: {op.kind} stays in the outer program: it {op.outer_reason}")
     lines += [f"note: {note}" for note in made.region_notes()]
     if isinstance(fast._options.strategy, Auto):
@@ -193,5 +202,5 @@ def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
     if not budget_s > 0:
         raise PlanError(f"budget_s must be a positive number of seconds; got {budget_s!r}")
     choice = auto.choose(fast, args, kwargs, budget_s=budget_s)
-    fast._choices[fast._signature(args, kwargs)] = choice
+    fast.decide(fast._signature(args, kwargs), choice)
     return choice

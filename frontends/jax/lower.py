@@ -35,15 +35,43 @@ from dynaflow_xla.ir import PartitionedGraph, Region, View
 from dynaflow_xla.plan import Launch, Merge, Plan, Record, Slice
 
 
-def region_function(captured: Captured, region: Region) -> Callable[..., list[Any]]:
+@dataclass(frozen=True)
+class Second:
+    """Inputs of a region that are given a second time, behind all others.
+
+    Attributes:
+        values: Those inputs.
+        readers: Operators that read the second one.
+        between: Operators between a second input and those; the others read what they make of the
+            first input.
+    """
+
+    values: tuple[int, ...]
+    readers: frozenset[int]
+    between: frozenset[int]
+
+
+def region_function(
+    captured: Captured, region: Region, second: Second | None = None
+) -> Callable[..., list[Any]]:
     """The region as a traceable function from ``region.inputs`` to ``region.outputs``."""
     variables = captured.variables
-    closed = _compat.make_jaxpr_of(
-        [captured.graph.ops[i].payload for i in region.ops],
-        [variables[v] for v in region.inputs],
-        [variables[v] for v in region.outputs],
-        captured.jaxpr,
-    )
+    second = second or Second((), frozenset(), frozenset())
+    other = {variables[v]: _compat.new_var(variables[v].aval) for v in second.values}
+    inputs = [*(variables[v] for v in region.inputs), *other.values()]
+    equations = []
+    for index in region.ops:
+        eqn = captured.graph.ops[index].payload
+        reads = [a if isinstance(a, jcore.Literal) else other.get(a, a) for a in eqn.invars]
+        if index in second.readers:
+            eqn = eqn.replace(invars=reads)
+        elif index in second.between:
+            fresh = [_compat.new_var(v.aval) for v in eqn.outvars]
+            equations.append(eqn.replace(invars=reads, outvars=fresh))
+            other.update(zip(eqn.outvars, fresh, strict=True))
+        equations.append(eqn)
+    outputs = [variables[v] for v in region.outputs]
+    closed = _compat.make_jaxpr_of(equations, inputs, outputs, captured.jaxpr)
     return jcore.jaxpr_as_fun(closed)  # type: ignore[no-any-return]
 
 
@@ -100,6 +128,9 @@ class Stage:
         reference: The same stage as a plain traceable function (other platforms, batching).
         output_avals: Abstract values of ``outputs``.
         depends: For each output, the positions in ``inputs`` that it depends on.
+        platform: Where the custom call runs; elsewhere the reference does.
+        scratch_bytes: On CUDA, memory that the custom call asks XLA for.
+        counters, note: Of device lanes: what their steps did, a sentence for explain.
     """
 
     inputs: tuple[int, ...]
@@ -113,6 +144,10 @@ class Stage:
     lane_texts: dict[int, str] = field(default_factory=dict)
     replan: Any = None
     program_name: str = ""
+    platform: str = "cpu"
+    scratch_bytes: int = 0
+    counters: list[Any] = field(default_factory=list)
+    note: str = ""
     depends: tuple[frozenset[int], ...] = ()
 
 

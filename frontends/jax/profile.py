@@ -10,9 +10,8 @@ import jax
 import numpy as np
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.jax import auto, entry, lower, physical
+from dynaflow_xla.frontends.jax import entry, lower, physical
 from dynaflow_xla.measured import Measured, Trace
-from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.timeline import Timeline
 
 # What other processes take away is no property of the plan: of this many runs, or as many as fit,
@@ -23,11 +22,12 @@ _MAX_SECONDS = 1.0
 
 def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
     """See ``dynaflow_xla.profile``."""
-    target = fast
-    if isinstance(fast._options.strategy, Auto):
-        choice = fast.decision(args, kwargs)
-        child = choice.child if choice is not None else None
-        target = child or fast.with_strategy(auto.candidates_of(fast)[0])
+    if fast._options.backend == "xla":
+        raise UnsupportedError(
+            f"{fast._options.name!r} runs as one XLA program, which has no time stamps between regions; "
+            "use jax.profiler.trace (regions are its name scopes), or dfx.compile for its order."
+        )
+    target = fast.planning(args, kwargs)
     made: entry.Entry = target.planned(args, kwargs)
     inputs = target.flat_inputs(args, kwargs)
     if any(isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) for x in inputs):
@@ -46,7 +46,7 @@ def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
         if outer is not None:
             jax.block_until_ready([env[v] for v in made.pg.regions[outer.region].inputs])
             begin = time.monotonic_ns()
-            made._run_outer(outer, env)
+            made._run_plain(outer, env)
             jax.block_until_ready([env[v] for v in made.pg.regions[outer.region].outputs])
             measured.add_outer(outer, time.monotonic_ns() - begin)
     return measured.timeline(target._options.name)

@@ -26,6 +26,7 @@ from dynaflow_xla.frontends.jax.differentiate import (
     out_avals,
     spec,
 )
+from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.frontends.jax.split import Split
 from dynaflow_xla.ir import Graph
 from dynaflow_xla.strategies.branches import Branches
@@ -54,7 +55,7 @@ class Program:
 
     def __init__(
         self,
-        made: entry.Entry,
+        made: Planned,
         whole: capture.Captured,
         split: Split | None = None,
         *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import jax
 
 from dynaflow_xla import autotune
-from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError
+from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError, SeparabilityError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import (
     _compat,
@@ -22,6 +23,8 @@ from dynaflow_xla.frontends.jax import (
     entry,
     inspect,
     split as splitting,
+    xla_backend,
+    xla_options,
 )
 from dynaflow_xla.frontends.jax.program import Program
 from dynaflow_xla.strategies.auto import Auto
@@ -29,8 +32,13 @@ from dynaflow_xla.strategies.base import user_line
 
 _MAX_ENTRIES = 128
 _MAX_CHOICES = 1024
+_NOT_TRACED = "it cannot be compared with the original while it is traced: call it once outside"
 _GIL_BUSY_NS = 1_000_000
 _STEP_BACK_CALLS = 50
+
+
+class _NotDecided(Exception):
+    """A signature that Auto has not met yet."""
 
 
 class ScheduledFunction:
@@ -54,14 +62,16 @@ class ScheduledFunction:
         self._donates = bool(
             self._jit_options["donate_argnums"] or self._jit_options["donate_argnames"]
         )
-        self._entries: OrderedDict[Any, tuple[Any, Program]] = OrderedDict()
-        self._comparing = False
+        self._entries: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
         self._fallback: str = ""
         self._choices: dict[Any, auto.Choice] = {}
         self._children: dict[str, ScheduledFunction] = {}
         self._step_back = 0
+        self._chosen: Any = None
+        self._tracing = threading.local()
         functools.update_wrapper(self, _compat.wrapped_function(jitted), updated=())
         self._jit = jax.jit(self._traced, **self._jit_options)
+        self._with_options: dict[Any, Any] = {}
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -80,26 +90,21 @@ class ScheduledFunction:
         if isinstance(self._options.strategy, Auto):
             return self._call_auto(args, kwargs)
         try:
-            return self._guarded(self._jit, args, kwargs)
+            return self._guarded(self._jit_for(args, kwargs), args, kwargs)
         except splitting.NotCompared as found:
             return self._compare(found.entry, args, kwargs)
 
-    def _compare(self, made: entry.Entry, args: Any, kwargs: Any) -> Any:
+    def _compare(self, made: Any, args: Any, kwargs: Any) -> Any:
         """First call of a split that is not proved: the original's values decide."""
         leaves = jax.tree_util.tree_leaves((args, kwargs))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            raise splitting.unproven_error(
-                made,
-                "it cannot be compared with the original while it is traced: call it once outside",
-            )
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or _compat.tracing():
+            raise splitting.unproven_error(made, _NOT_TRACED)
         given = jax.tree_util.tree_map(
             lambda x: x.copy() if isinstance(x, jax.Array) else x, (args, kwargs)
         )
-        self._comparing = True
-        try:
-            result = self._guarded(self._jit, *given)
-        finally:
-            self._comparing = False
+        # A jit of its own: what it keeps must not serve later calls if the values differ.
+        once = jax.jit(lambda *a, **k: self._run(a, k, check=False), **self._jit_options)
+        result = self._guarded(once, *given)
         expected = self.original(*args, **kwargs)
         if difference := inspect.first_difference(expected, result):
             raise splitting.unproven_error(made, f"compared with the original, {difference}")
@@ -108,6 +113,30 @@ class ScheduledFunction:
             "nobody proved that rows are independent; the first call gave equal values"
         )
         return result
+
+    def _jit_for(self, args: Any, kwargs: Any) -> Any:
+        """The jitted program; on CUDA and at top level one with the options that its plan needs."""
+        if self._options.backend != "xla" or jax.default_backend() not in ("gpu", "cuda"):
+            return self._jit
+        if any(
+            isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves((args, kwargs))
+        ):
+            xla_options.warn_inside_trace(self._options.name)
+            return self._jit
+        options = self.compiler_options(args, kwargs)
+        key = tuple(sorted(options.items()))
+        if key not in self._with_options:
+            self._with_options[key] = jax.jit(
+                self._traced, compiler_options=options, **self._jit_options
+            )
+        return self._with_options[key]
+
+    def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """The XLA options for these arguments: the table's for this plan, then the user's own."""
+        made = self.planned(args, kwargs)
+        if not isinstance(made, xla_backend.XlaEntry):
+            return dict(self._options.compiler_options or {})
+        return xla_options.for_entry(made)
 
     def _check_donated(self, args: Any, kwargs: Any) -> None:
         """Refuses an array that is donated and given a second time."""
@@ -141,11 +170,18 @@ class ScheduledFunction:
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time lowering, as ``jax.jit(f).lower``."""
-        return self._jit.lower(*args, **kwargs)
+        return self._proved(self._jit.lower, args, kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time tracing, as ``jax.jit(f).trace``."""
-        return self._jit.trace(*args, **kwargs)
+        return self._proved(self._jit.trace, args, kwargs)
+
+    @staticmethod
+    def _proved(ahead: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return ahead(*args, **kwargs)
+        except splitting.NotCompared as found:
+            raise splitting.unproven_error(found.entry, _NOT_TRACED) from None
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds like a function, so that methods can be scheduled."""
@@ -174,17 +210,20 @@ class ScheduledFunction:
         return jax.tree_util.tree_leaves((dynamic, keyword))
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(args, kwargs, check=self._check)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool) -> Any:
         traced, consts, program = self._program(args, kwargs)
-        if program.entry.unproven and self._check and not self._comparing:
+        if program.entry.unproven and check:
             raise splitting.NotCompared(program.entry)
         outs = program(*consts, *self._dynamic_leaves(args, kwargs))
         return jax.tree_util.tree_unflatten(traced.out_tree, outs)
 
-    def _entry(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], entry.Entry]:
+    def _entry(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
         traced, consts, program = self._program(args, kwargs)
         return traced, consts, program.entry
 
-    def _program(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Program]:
+    def _program(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
         traced, captured, consts = self._captured(args, kwargs, known=True)
         found = self._entries.get(id(traced.jaxpr))
         if found is None:
@@ -192,11 +231,18 @@ class ScheduledFunction:
                 _, captured, _ = self._captured(args, kwargs)
             batched = self._batched(traced, captured, consts, args, kwargs)
             made = entry.build_entry(captured, self._options, batched)
-            found = (traced, Program(made, captured, made.split))
+            found = (traced, self._differentiable(made, captured, traced))
             self._entries[id(traced.jaxpr)] = found
             if len(self._entries) > _MAX_ENTRIES:
                 self._entries.popitem(last=False)
         return traced, consts, found[1]
+
+    def _differentiable(self, made: Any, captured: Any, traced: Any) -> Any:
+        if isinstance(made, xla_backend.XlaEntry) and (
+            made.split is None or not capture.holds_custom_rules(traced.jaxpr.jaxpr)
+        ):
+            return xla_backend.Program(made, traced, entry.build_entry)
+        return Program(made, captured, made.split)
 
     def _captured(
         self, args: Any, kwargs: Any, *, known: bool = False
@@ -237,20 +283,32 @@ class ScheduledFunction:
             new_args = [resize_argument(n, value) for n, value in enumerate(args)]
             dynamic = {k: v for k, v in kwargs.items() if k not in names}
             new_kwargs = {**kwargs, **jax.tree_util.tree_map(resize, dynamic)}
-            _, part, values = self._captured(new_args, new_kwargs)
+            try:
+                _, part, values = self._captured(new_args, new_kwargs)
+            except (TypeError, ValueError) as error:  # what JAX raises for shapes that do not fit
+                raise SeparabilityError(
+                    f"{options.name!r} cannot be traced with {size} instead of {batch} rows "
+                    f"({str(error).splitlines()[0]}). Write shapes in terms of the arguments' shapes"
+                ) from error
             return part, values
 
         return splitting.BatchedFunction(captured, consts, batch, in_axes, out_axes, capture_at)
 
     def _unsupported_platform(self) -> bool:
+        if self._options.backend == "xla":
+            return False
         if self._fallback:
             return True
         platform = jax.default_backend()
+        if platform == "gpu" and self._options.gpu_lanes:
+            return False
         if platform != "cpu":
             self._fallback = (
                 f"the ffi backend schedules CPU programs; the default JAX backend is {platform!r}, so "
                 "the original runs"
             )
+            if platform == "gpu":
+                self._fallback += ". backend='ffi' asks for lanes on the GPU; see docs/gpu.md first"
             warnings.warn(self._fallback, FallbackWarning, stacklevel=3)
             return True
         return False
@@ -258,37 +316,64 @@ class ScheduledFunction:
     # -- automatic choice ---------------------------------------------------------------------
 
     def _call_auto(self, args: Any, kwargs: Any) -> Any:
+        outside = not _compat.tracing()
+        if self._chosen is not None and self._step_back == 0 and outside:
+            try:
+                return self._run_chosen(args, kwargs)
+            except _NotDecided:
+                pass
         signature = self._signature(args, kwargs)
         try:
             choice = self._choices.get(signature)
         except TypeError:
             return self.original(*args, **kwargs)  # JAX's own error: a static value has no hash
         if choice is None:
-            if any(
-                isinstance(leaf, jax.core.Tracer)
-                for leaf in jax.tree_util.tree_leaves((args, kwargs))
-            ):
+            if not outside:
                 return self.original(*args, **kwargs)  # never measures inside somebody's trace
             try:
                 choice = auto.choose(self, args, kwargs)
             except autotune.BudgetTooSmall as error:
                 choice = auto.Choice(None, str(error))
-            self._choices[signature] = choice
-            if len(self._choices) > _MAX_CHOICES:
-                self._choices.pop(next(iter(self._choices)))
-        child = choice.child
-        if child is None:
-            return self.original(*args, **kwargs)
+            self.decide(signature, choice)
         if self._step_back > 0:
             self._step_back -= 1
             return self.original(*args, **kwargs)
+        if not outside or self._chosen is None:
+            return (choice.child or self.original)(*args, **kwargs)
+        self._tracing.choice = choice
+        try:
+            return self._run_chosen(args, kwargs)
+        finally:
+            self._tracing.choice = None
+
+    def decide(self, signature: Any, choice: auto.Choice) -> None:
+        """Keeps a decision."""
+        known = self._choices.get(signature)
+        self._choices[signature] = choice
+        if len(self._choices) > _MAX_CHOICES:
+            self._choices.pop(next(iter(self._choices)))
+        first = self._chosen is None
+        if (first and choice.child is not None) or not (first or known is None):
+            # A new function each time: JAX keeps what it traced by function.
+            self._chosen = jax.jit(lambda *a, **k: self._traced_choice(a, k), **self._jit_options)
+
+    def _run_chosen(self, args: Any, kwargs: Any) -> Any:
+        """Runs what was chosen; jit finds the signature, faster than a lookup in Python could."""
         _engine.take_gil_wait()  # waits of other functions' calls say nothing about this one
-        result = child(*args, **kwargs)
+        result = self._guarded(self._chosen, args, kwargs)
         if _engine.take_gil_wait()[1] > _GIL_BUSY_NS:
             # Another Python thread holds the interpreter; lanes wait for it up to a switch
             # interval each. The original waits less often, so it runs for a while.
             self._step_back = _STEP_BACK_CALLS
         return result
+
+    def _traced_choice(self, args: Any, kwargs: Any) -> Any:
+        choice = getattr(self._tracing, "choice", None)
+        if choice is None:
+            raise _NotDecided
+        if choice.child is None:
+            return self.original(*args, **kwargs)
+        return choice.child._traced(*args, **kwargs)
 
     def decision(self, args: Any, kwargs: Any) -> Any:
         """What Auto decided for these arguments, or None (also for a fixed strategy)."""
@@ -303,21 +388,35 @@ class ScheduledFunction:
             )
         return self._children[key]
 
-    def planned(self, args: Any, kwargs: Any) -> entry.Entry:
-        """The planned entry for these arguments (under Auto: the chosen or first candidate's)."""
+    def planning(self, args: Any, kwargs: Any) -> ScheduledFunction:
+        """Whose plan these arguments get: its own; under Auto the chosen or first candidate's."""
+        if not isinstance(self._options.strategy, Auto):
+            return self
+        made = self.decision(args, kwargs)
+        child = made.child if made is not None else None
+        return child or self.with_strategy(auto.candidates_of(self)[0])
+
+    def planned(self, args: Any, kwargs: Any) -> Any:
+        """The planned entry for these arguments, see ``planning``."""
         xla.check_process()
-        if isinstance(self._options.strategy, Auto):
-            made = self.decision(args, kwargs)
-            child = made.child if made is not None else None
-            if child is None:
-                child = self.with_strategy(auto.candidates_of(self)[0])
-            return child.planned(args, kwargs)
-        return self._entry(args, kwargs)[2]
+        return self.planning(args, kwargs)._entry(args, kwargs)[2]
+
+    def known_costs(self, args: Any, kwargs: Any) -> dict[int, float] | None:
+        """Nanoseconds of the plan's regions that ``dfx.tune`` measured; None if it did not."""
+        made = self.decision(args, kwargs)
+        if made is None or made.costs is None:
+            return None
+        return auto.known_costs(made.costs, self.planned(args, kwargs))
 
     def flat_inputs(self, args: Any, kwargs: Any) -> list[Any]:
         """Values of the graph's inputs, in order."""
         _, consts, _ = self._entry(args, kwargs)
         return [*consts, *self._dynamic_leaves(args, kwargs)]
+
+    def donated_leaves(self, args: Any, kwargs: Any) -> list[int]:
+        """Which of the flat arguments are donated."""
+        info = self.original.trace(*args, **kwargs).args_info
+        return [i for i, leaf in enumerate(jax.tree_util.tree_leaves(info)) if leaf.donated]
 
     def _signature(self, args: Any, kwargs: Any) -> Any:
         """What a decision depends on: structure, abstract values and static arguments."""

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from dynaflow_xla import nano
-from dynaflow_xla.batch_states import Rows, Same, State, is_plain_same
+from dynaflow_xla.batch_states import Partial, Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError, SeparabilityError
 from dynaflow_xla.frontends.jax import lower, separability
 from dynaflow_xla.frontends.jax.capture import Captured
-from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.ir import PartitionedGraph, Region
 from dynaflow_xla.partition import partition
 from dynaflow_xla.recording import Decision, Recording
 from dynaflow_xla.separability import Mean, OutSpec, Proof, Sum
@@ -46,6 +46,8 @@ class Splitting(Protocol):
     """A function that may be split."""
 
     batch: int
+    sizes: tuple[int, ...]
+    """Rows of each nano-batch if they are given already, else () and the strategy decides."""
 
     def resolve(
         self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
@@ -76,6 +78,7 @@ class BatchedFunction:
     in_axes: tuple[int | None, ...]
     out_axes: tuple[OutSpec, ...]
     capture_at: Callable[[int], tuple[Captured, Sequence[Any]]]
+    sizes: tuple[int, ...] = ()
 
     def resolve(
         self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
@@ -90,14 +93,7 @@ class BatchedFunction:
             )
         proof = None
         if not assume_separable:
-            proof = separability.prove(
-                self.whole,
-                parts,
-                batch=self.batch,
-                in_axes=self.in_axes,
-                out_axes=self.out_axes,
-                consts=consts,
-            )
+            proof = self._proof(made)
             proof.raise_if_refused(allow_unproven=True)
         specs: list[nano.InSpec] = []
         const_parts: dict[int, tuple[Any, ...]] = {}
@@ -122,6 +118,29 @@ class BatchedFunction:
             proof=proof,
             const_parts=const_parts,
         )
+
+    def _proof(self, made: Mapping[int, tuple[Captured, Sequence[Any]]]) -> Proof:
+        """The proof; it does not refuse because of nano-batches of one row alone.
+
+        JAX leaves out operators on axes with one element, so what looks like mixing rows there may be
+        that: it counts as unproven if larger nano-batches are not refused.
+        """
+
+        def prove(parts: Mapping[int, tuple[Captured, Sequence[Any]]]) -> Proof:
+            return separability.prove(
+                self.whole,
+                {size: captured for size, (captured, _) in parts.items()},
+                batch=self.batch,
+                in_axes=self.in_axes,
+                out_axes=self.out_axes,
+                consts=[self.consts, *(values for _, values in parts.values())],
+            )
+
+        proof = prove(made)
+        if proof.status != "mixed" or 1 not in made or self.batch < 3:
+            return proof
+        larger = {n: m for n, m in made.items() if n > 1} or {2: self.capture_at(2)}
+        return proof if prove(larger).status == "mixed" else proof.as_unproven()
 
 
 def _untraced(value: Any, name: str) -> Any:
@@ -198,22 +217,50 @@ class Split:
         captured = replace(self.captured, graph=expanded.pg.graph)
         return replace(made, expanded=expanded, captured=captured), Recording(decisions)
 
-    def _joint(self, nanos: Sequence[int]) -> tuple[Captured, PartitionedGraph]:
-        """The function at the joint size of several nano-batches, and its cut."""
-        captured = self.resolved.at[sum(self.sizes[n] for n in nanos)]
-        return captured, nano.transfer(self.cuts[0], captured.graph)
+    def joint_regions(self) -> frozenset[int]:
+        """Regions that are no single nano-batch's: merges, and groups that run as one batch."""
+        return frozenset(
+            number
+            for number, origin in enumerate(self.expanded.origins)
+            if not isinstance(origin, nano.Origin) or len(origin.nanos) > 1
+        )
 
-    def function(self, region: int, decision: Decision) -> Callable[..., list[Any]]:
-        """A region as a traceable function from its inputs to its outputs."""
+    def _joint(self, nanos: Sequence[int]) -> tuple[Captured, PartitionedGraph]:
+        """The function at the joint size of several nano-batches, and its cut.
+
+        Raises:
+            PlanError: it has other operators at one of these sizes.
+        """
+        joint = sum(self.sizes[n] for n in nanos)
+        captured = self.resolved.at[joint]
+        cut = nano.transfer(self.cuts[nanos[0]], captured.graph)
+        for n in nanos:
+            if cut is None or nano.transfer(cut, self.cuts[n].graph) is None:
+                raise PlanError(
+                    f"nano-batches {list(nanos)} of {captured.graph.name!r} cannot run as one batch: "
+                    f"the function has other operators for {self.sizes[n]} rows than for {joint}"
+                )
+        assert cut is not None
+        return captured, cut
+
+    def function(
+        self, region: int, decision: Decision, second: lower.Second | None = None
+    ) -> Callable[..., list[Any]]:
+        """A region as a traceable function from its inputs to its outputs.
+
+        ``second``, of one nano-batch's region: see ``lower.region_function``.
+        """
         origin = self.expanded.origins[region]
         if isinstance(origin, nano.MergeSpec):
-            order = self.expanded.merge_reads[region]
-            return _merge_function(origin, self.pg.regions[region].inputs, order)
+            reads = self.expanded.merge_reads[region]
+            return _merge_function(origin, self.pg.regions[region].inputs, reads)
         captured, cut = self.part(origin.nanos[0]), self.cuts[origin.nanos[0]]
         if len(origin.nanos) > 1:
             captured, cut = self._joint(origin.nanos)
         local = cut.regions[origin.region]
         made = self.pg.regions[region]
+        if second is not None:
+            return _with_second(self, made, local, origin, second)
         if decision.replace is None:
             inner = lower.region_function(captured, local)
         else:
@@ -223,32 +270,44 @@ class Split:
         if len(origin.nanos) == 1:
             kept = [local.outputs.index(v) for _, v in wanted]
             return _with_cuts(inner, made.inputs, origin.reads[0], kept)
-        axes_in = [self._axis(v, made.name) for v in local.inputs]
-        axes_out = {v: self._axis(v, made.name) for _, v in wanted}
-        starts = {
-            n: sum(self.sizes[m] for m in origin.nanos[:i]) for i, n in enumerate(origin.nanos)
-        }
+        axes_in = [self._joined(v, made.name) for v in local.inputs]
         places = [
-            (local.outputs.index(v), axes_out[v], starts[n], starts[n] + self.sizes[n])
-            for n, v in wanted
+            (local.outputs.index(v), *self._share(v, n, origin.nanos, made.name)) for n, v in wanted
         ]
         return _batched(inner, made.inputs, origin.reads, axes_in, places)
 
-    def _axis(self, value: int, name: str) -> int | None:
-        """Along which axis nano-batches of a value lie, None if it is the same in all.
-
-        The operators are the same at every size (``nano.transfer``), hence the value ids too.
-        """
+    def _state(self, value: int) -> State | None:
+        """What is proved of a value: the operators, hence the value ids, are the same at every size."""
         states = self.resolved.states
-        state = states[value] if value < len(states) else None
+        return states[value] if value < len(states) else None
+
+    def _joined(self, value: int, name: str) -> int | None:
+        """Along which axis nano-batches of a value lie, None if it is the same in all."""
+        state = self._state(value)
         if isinstance(state, Rows) and state.power == 0 and state.outer == 1:
             return state.axis
         if isinstance(state, Same) and is_plain_same(state):
             return None
+        known = "nothing is proved" if state is None else f"all that is proved is: {state}"
         raise PlanError(
-            f"region {name!r} cannot run several nano-batches as one batch: it is not proved along "
-            f"which axis value {value} holds their rows"
+            f"region {name!r} cannot run several nano-batches as one batch: along which axis value "
+            f"{value} holds their rows must be proved; {known}"
         )
+
+    def _share(
+        self, value: int, nano_batch: int, nanos: Sequence[int], name: str
+    ) -> tuple[nano.Cut | None, bool]:
+        """What a nano-batch gets of a value made for several: its rows, and whether it gets zeros."""
+        state = self._state(value)
+        if isinstance(state, Partial) and state.power in (0, -1):
+            # Of a sum the first gets all; a mean is the mean of each.
+            return None, state.power == 0 and nano_batch != nanos[0]
+        axis = self._joined(value, name)
+        if axis is None:
+            return None, False
+        each = state.inner if isinstance(state, Rows) else 1
+        start = sum(self.sizes[n] for n in nanos[: nanos.index(nano_batch)])
+        return nano.Cut(axis, start * each, (start + self.sizes[nano_batch]) * each), False
 
 
 def _with_cuts(
@@ -265,6 +324,36 @@ def _with_cuts(
     return run
 
 
+def _with_second(
+    split: Split, made: Region, local: Region, origin: nano.Origin, second: lower.Second
+) -> Callable[..., list[Any]]:
+    """As ``_with_cuts``, for a region that gets some inputs twice."""
+    op_of = dict(zip(made.ops, local.ops, strict=True))
+    twice = [n for n, (value, _) in enumerate(origin.reads[0]) if value in second.values]
+    inner = lower.region_function(
+        split.part(origin.nanos[0]),
+        local,
+        lower.Second(
+            tuple(local.inputs[n] for n in twice),
+            frozenset(op_of[i] for i in second.readers),
+            frozenset(op_of[i] for i in second.between),
+        ),
+    )
+    reads = origin.reads[0]
+    kept = [local.outputs.index(split.expanded.sources[v][1]) for v in made.outputs]
+
+    def run(*args: Any) -> list[Any]:
+        env = dict(zip(made.inputs, args[: len(made.inputs)], strict=True))
+        other = dict(zip(second.values, args[len(made.inputs) :], strict=True))
+        outs = inner(
+            *[_cut(env[v], cut) for v, cut in reads],
+            *[_cut(other[reads[n][0]], reads[n][1]) for n in twice],
+        )
+        return [outs[n] for n in kept]
+
+    return run
+
+
 def _cut(x: Any, cut: nano.Cut | None) -> Any:
     return x if cut is None else jax.lax.slice_in_dim(x, cut.start, cut.stop, axis=cut.axis)
 
@@ -274,11 +363,11 @@ def _batched(
     inputs: Sequence[int],
     reads: Sequence[Sequence[tuple[int, Any]]],
     axes_in: Sequence[int | None],
-    places: Sequence[tuple[int, int | None, int, int]],
+    places: Sequence[tuple[int, nano.Cut | None, bool]],
 ) -> Callable[..., list[Any]]:
     """Runs several nano-batches as one: their inputs joined, the outputs cut.
 
-    ``places``: for each result the output it comes from, and axis, start and stop of its rows.
+    ``places``: for each result the output it comes from, its rows there, and whether it is zero.
     """
 
     def run(*args: Any) -> list[Any]:
@@ -288,20 +377,17 @@ def _batched(
             parts = [_cut(env[v], cut) for v, cut in (read[number] for read in reads)]
             joined.append(parts[0] if axis is None else jnp.concatenate(parts, axis))
         outs = fn(*joined)
-        return [
-            _cut(outs[n], None if axis is None else nano.Cut(axis, start, stop))
-            for n, axis, start, stop in places
-        ]
+        return [jnp.zeros_like(outs[n]) if zero else _cut(outs[n], cut) for n, cut, zero in places]
 
     return run
 
 
 def _merge_function(
-    spec: nano.MergeSpec, inputs: Sequence[int], order: Sequence[int]
+    spec: nano.MergeSpec, inputs: Sequence[int], reads: nano.Reads
 ) -> Callable[..., list[Any]]:
     def run(*args: Any) -> list[Any]:
         env = dict(zip(inputs, args, strict=True))
-        parts = [env[v] for v in order]
+        parts = [_cut(env[v], cut) for v, cut in reads]
         if spec.how == "concat":
             return [jnp.concatenate(parts, spec.axis)]
         dtype = parts[0].dtype
@@ -317,11 +403,29 @@ def _merge_function(
     return run
 
 
-def _check_merges(whole: Captured, specs: Sequence[nano.OutSpec]) -> None:
+def _check_merges(
+    whole: Captured, parts: Sequence[Captured], specs: Sequence[nano.OutSpec]
+) -> None:
+    """That results have shapes and types that can be put together, whatever the user vouches for."""
     for number, (out, ok, spec) in enumerate(
         zip(whole.outputs, whole.output_is_value, specs, strict=True)
     ):
-        if not ok or not isinstance(spec, Sum | Mean):
+        if not ok or isinstance(spec, nano.Parts):
+            continue
+        want = tuple(whole.avals[out].shape)
+        shapes = [tuple(part.avals[part.outputs[number]].shape) for part in parts]
+        if isinstance(spec, int):
+            rows = sum(shape[spec] for shape in shapes)
+            merged = {(*shape[:spec], rows, *shape[spec + 1 :]) for shape in shapes}
+        else:
+            merged = set(shapes)
+        if merged != {want}:
+            how = f"along axis {spec}" if isinstance(spec, int) else f"by out_axes={spec!r}"
+            raise PlanError(
+                f"{whole.graph.name!r}: result {number} of shape {list(want)} cannot be put together "
+                f"{how} from nano-batches of shapes {', '.join(str(list(s)) for s in shapes)}"
+            )
+        if not isinstance(spec, Sum | Mean):
             continue
         dtype = whole.avals[out].dtype
         if not jnp.issubdtype(dtype, jnp.inexact if isinstance(spec, Mean) else jnp.number):
@@ -342,9 +446,12 @@ def split(
         PlanError, UnsupportedError: see ``nano.expand``.
     """
     resolved = function.resolve(sizes, assume_separable=assume_separable)
-    largest = max(sizes)
-    cut = partition(resolved.at[largest].graph, rules)
-    cuts = tuple(nano.transfer(cut, resolved.at[size].graph) for size in sizes)
+    cut = partition(resolved.at[max(sizes)].graph, rules)
+    cut_at: dict[int, PartitionedGraph] = {}
+    for size in dict.fromkeys(sizes):
+        graph = resolved.at[size].graph
+        cut_at[size] = nano.transfer(cut, graph) or partition(graph, rules)
+    cuts = tuple(cut_at[size] for size in sizes)
     whole = resolved.at[function.batch]
     specs = tuple(
         spec for spec, ok in zip(resolved.out_specs, whole.output_is_value, strict=True) if ok
@@ -355,9 +462,9 @@ def split(
                 f"{whole.graph.name!r} returns constants at one batch size and computed values at "
                 "another"
             )
-    _check_merges(whole, resolved.out_specs)
-    expanded = nano.expand(whole.graph, cuts, sizes, resolved.in_specs, specs)
     parts = [resolved.at[size] for size in sizes]
+    _check_merges(whole, parts, resolved.out_specs)
+    expanded = nano.expand(whole.graph, cuts, sizes, resolved.in_specs, specs)
     avals = [(whole if n < 0 else parts[n]).avals[local] for n, local in expanded.sources]
     outputs: list[Any] = []
     is_value: list[bool] = []

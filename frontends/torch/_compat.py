@@ -33,13 +33,22 @@ def aot_backend(
     )
 
 
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Apart from any capture that is going on: no tracing, tensors are real."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with torch._guards.tracing(None), _disable_current_modes():
+        yield
+
+
 def inductor(
     gm: Any, examples: Sequence[Any], options: Mapping[str, Any]
 ) -> Callable[..., Sequence[Any]]:
     """Compiles a functional graph module; apart from any capture that is going on."""
     from torch._inductor import compile as inductor_compile
 
-    with torch._guards.tracing(None), torch.no_grad():
+    with apart(), torch.no_grad():
         return inductor_compile(gm, list(examples), options=dict(options))  # type: ignore[no-any-return]
 
 
@@ -47,7 +56,7 @@ def aot_compile(gm: Any, examples: Sequence[torch.Tensor], options: Mapping[str,
     """Compiles a functional graph module to a library; its path."""
     from torch._inductor import aot_compile as inductor_aot_compile
 
-    with torch._guards.tracing(None), torch.no_grad():
+    with apart(), torch.no_grad():
         settings = {**options, "aot_inductor.package": False}
         return Path(str(inductor_aot_compile(gm, tuple(examples), options=settings)))
 

@@ -59,6 +59,7 @@ class Captured:
         epilogue: (input value, value) pairs: the input takes the value's data at the end.
         module: The fx module captured from.
         symbolic: Some size was not fixed when the graph was captured.
+        device: Where its tensors are (numbers in tensors of one element may be on the CPU).
     """
 
     graph: Graph
@@ -69,6 +70,7 @@ class Captured:
     module: Any
     symbolic: bool = False
     notes: list[str] = field(default_factory=list)
+    device: torch.device = torch.device("cpu")
 
 
 def source_of(node: Any) -> Source | None:
@@ -363,7 +365,7 @@ def capture(gm: Any, name: str) -> Captured:
                     outputs.append(("const", constant if is_node else result))
         else:
             raise UnsupportedError(f"a captured graph holds a {node.op} node, {node.format_node()}")
-    _check_devices(builder, name)
+    device = _check_devices(builder, name)
     graph_outputs = [out for out in outputs if isinstance(out, int)]
     graph_outputs += [value for _, value in builder.epilogue]
     graph = Graph(
@@ -374,24 +376,37 @@ def capture(gm: Any, name: str) -> Captured:
         outputs=tuple(graph_outputs),
         input_names=tuple(names),
     )
-    captured = Captured(graph, builder.ids, builder.examples, outputs, builder.epilogue, gm)
+    captured = Captured(
+        graph, builder.ids, builder.examples, outputs, builder.epilogue, gm, device=device
+    )
     if builder.symbolic:
         captured.symbolic = True
         captured.notes.append("sizes that may change are shown as they were at the first call")
     return captured
 
 
-def _check_devices(builder: _Builder, name: str) -> None:
-    """Raises UnsupportedError if a value is not in the memory of the CPU."""
-    for number, example in builder.examples.items():
-        if isinstance(example, torch.Tensor) and example.device.type != "cpu":
-            producer = builder.values[number].producer
-            what = "an argument" if producer < 0 else f"what {builder.ops[producer].kind} makes"
-            where = "" if producer < 0 else f" at {builder.ops[producer].source}"
-            raise UnsupportedError(
-                f"the lanes of backend='torch' run on the CPU, and in {name!r} {what}{where} is on "
-                f"{example.device}. Move the model and all arguments to the CPU, or call the original."
-            )
+def _check_devices(builder: _Builder, name: str) -> torch.device:
+    """The device of all values.
+
+    Raises:
+        UnsupportedError: they are on several, or on one that is neither the CPU nor CUDA.
+    """
+    tensors = {n: x for n, x in builder.examples.items() if isinstance(x, torch.Tensor)}
+    found = [x.device for x in tensors.values() if x.device.type == "cuda"]
+    device = found[0] if found else torch.device("cpu")
+    for number, example in tensors.items():
+        at_home = example.device == device
+        if at_home or (example.device.type == "cpu" and example.dim() == 0):
+            continue
+        producer = builder.values[number].producer
+        what = "an argument" if producer < 0 else f"what {builder.ops[producer].kind} makes"
+        where = "" if producer < 0 else f" at {builder.ops[producer].source}"
+        raise UnsupportedError(
+            f"the lanes of backend='torch' are on one device, the CPU or a CUDA device (here {device}), "
+            f"and in {name!r} {what}{where} is on {example.device}. Move the model and all arguments "
+            "to one device, or call the original."
+        )
+    return device
 
 
 def _attribute(gm: Any, path: str) -> Any:

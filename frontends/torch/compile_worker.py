@@ -43,17 +43,18 @@ def compile_aoti(
     examples: Sequence[torch.Tensor],
     settings: Mapping[str, Any],
     path: str,
+    where: str = "a region",
 ) -> None:
-    """Compiles a module to a library at ``path``.
+    """Compiles a module to a library at ``path``; ``where`` is for messages.
 
     Raises:
         UnsupportedError: an operator needs PyTorch's own executor, which a library cannot bring.
     """
     made = _compat.aot_compile(module, examples, settings)
-    if os.path.getsize(made.with_suffix(".json")) > 2 if made.with_suffix(".json").exists() else 0:
+    if made.with_suffix(".json").exists():  # calls that only PyTorch's own executor can make
         raise UnsupportedError(
-            "compiler='aoti': a region holds operators that AOTInductor has no code for; use "
-            "compiler='inductor' or 'eager', or give these operators a region of their own with dfx.Op"
+            f"compiler='aoti': {where} holds operators that AOTInductor has no code for; use "
+            "compiler='inductor' or 'eager'"
         )
     place(made, path)
 

@@ -38,11 +38,13 @@ class Structure:
         key: Equal for equal structures, settings and versions, in every process.
         module: The region as a graph module over its inputs.
         examples: Tensors like its inputs.
+        where: The first such region, for messages.
     """
 
     key: str
     module: torch.fx.GraphModule
     examples: list[torch.Tensor]
+    where: str
 
 
 def compile_regions(
@@ -106,7 +108,9 @@ def _load(compiler: str, structure: Structure, settings: Mapping[str, Any]) -> I
         compile_worker.place(b"", path)
         return made
     if not os.path.exists(path):
-        compile_worker.compile_aoti(structure.module, structure.examples, settings, path)
+        compile_worker.compile_aoti(
+            structure.module, structure.examples, settings, path, structure.where
+        )
     # As many at a time as there may be lanes: regions of one structure share the library.
     model = _engine.AotiModel(path, max(1, len(os.sched_getaffinity(0))))
     run, handles, tensors = model.run, _compat.tensor_handles, _compat.tensors_of_handles
@@ -171,9 +175,11 @@ def _structure(
             values[payload.outputs[0]] = node
     graph.output(tuple(values[v] for v in region.outputs))
     key.append([values[v].name for v in region.outputs])
-    examples = [_concrete(captured.examples[v]) for v in region.inputs]
+    with _compat.apart():
+        examples = [_concrete(captured.examples[v]) for v in region.inputs]
     text = hashlib.sha256(str(key).encode()).hexdigest()[:32]
-    return Structure(text, torch.fx.GraphModule(root, graph), examples)
+    where = f"region {region.name!r} (from {region.source})"
+    return Structure(text, torch.fx.GraphModule(root, graph), examples, where)
 
 
 def _fingerprint(constant: Any) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.frontends.torch import compilers, native, regions
+from dynaflow_xla.frontends.torch import compilers, cuda, native, regions
 from dynaflow_xla.frontends.torch.capture import Captured, capture
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.lower_plan import build_plan
@@ -48,6 +48,7 @@ class Entry:
         plan: The validated plan.
         implementations: Functions of regions that do not run operator by operator.
         native: The runnable plan.
+        runner: On CUDA what runs it on streams, or as CUDA graphs.
         seconds: Time spent by step: "partition", "plan", "compile".
     """
 
@@ -60,10 +61,11 @@ class Entry:
     native: native.Native
     seconds: dict[str, float]
     backward: Entry | None = None
+    runner: Any = None
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Flat inputs to flat outputs; a list of inputs is emptied."""
-        return self.native(inputs)
+        return (self.native if self.runner is None else self.runner)(inputs)  # type: ignore[no-any-return]
 
     def describe(self) -> list[str]:
         """Lines of ``explain`` behind the table of regions."""
@@ -109,7 +111,7 @@ def build_entry(gm: Any, options: Options, kind: str, number: int) -> Any:
     context = Context(
         batch_size=None,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
-        platform="cpu",
+        platform=captured.device.type,
         lanes=options.lanes,
         user=options.user,
     )
@@ -120,8 +122,13 @@ def build_entry(gm: Any, options: Options, kind: str, number: int) -> Any:
     t2 = time.perf_counter()
     implementations = _implementations(captured, pg, recording, options)
     runnable = native.build(captured, pg, plan, implementations)
+    runner: Any = None
+    if captured.device.type == "cuda":
+        runner = cuda.on_cuda(runnable, captured.device, graph=kind == "inference")
     seconds = {"partition": t1 - t0, "plan": t2 - t1, "compile": time.perf_counter() - t2}
-    return Entry(options, kind, captured, pg, plan, implementations, runnable, seconds)
+    return Entry(
+        options, kind, captured, pg, plan, implementations, runnable, seconds, runner=runner
+    )
 
 
 def _implementations(

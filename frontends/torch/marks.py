@@ -99,7 +99,8 @@ def enter_mark(info: MarkInfo) -> Iterator[None]:
         raise UnsupportedError(
             f"the mark {info.name!r} at {_caller()} is lost: the code around it runs outside of every "
             "captured graph. A graph break inside the marked block, or in a function that cannot be "
-            "compiled, does that; move what breaks the graph out of the mark (TORCH_LOGS=graph_breaks shows it)."
+            "compiled, does that; move what breaks the graph out of the mark "
+            "(TORCH_LOGS=graph_breaks shows it)."
         )
     yield
 

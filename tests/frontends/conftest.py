@@ -50,11 +50,14 @@ STRATEGIES = {
     "sequential": dfx.Sequential,
     "branches": dfx.Branches,
     "round_robin": RoundRobin,
+    "xla": RoundRobin,  # the same plan as one XLA program
 }
 
 
 def _schedule(fn: Any, strategy: str = "round_robin", **options: Any) -> Any:
     made = STRATEGIES[strategy]() if isinstance(strategy, str) else strategy
+    if strategy == "xla":
+        options = {"backend": "xla", **options}
     return dfx.schedule(fn, made, lanes=LANES, **options)
 
 

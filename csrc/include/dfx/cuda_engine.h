@@ -103,6 +103,10 @@ class CudaEngine {
   std::unique_ptr<Impl> impl_;
 };
 
+// Enqueues a copy between device addresses of the engine's device. Throws CudaError.
+void CopyOnStream(const CudaEngine& engine, void* to, const void* from, size_t bytes,
+                  CUstream_st* stream);
+
 // Number of CUDA devices. Throws CudaError saying why CUDA cannot be used.
 int CudaDeviceCount();
 

@@ -42,7 +42,10 @@ struct PjrtStep {
   void* client = nullptr;       // PJRT_Client
   void* executable = nullptr;   // PJRT_LoadedExecutable
   std::shared_ptr<void> owner;  // of the client and the executable
-  // The executable's arguments: all inputs, then one for each output that is `in_place`.
+  // The executable's arguments: all constants, all inputs, then one for each output that is
+  // `in_place`. Constants stay where they are for good, and `owner` keeps them, too.
+  std::vector<PjrtTensor> constants;
+  std::vector<void*> constant_data;
   std::vector<PjrtTensor> ins, outs;
   std::vector<bool> in_place;
   std::shared_ptr<PjrtCounters> counters;  // may be null

@@ -119,8 +119,11 @@ def constant_state(values: Sequence[Any], sizes: Sequence[int]) -> State:
     Raises:
         Refuse: the values differ in a way that no state describes.
     """
-    if all(same_array(values[0], v) for v in values[1:]):
-        return Same(0, _fill(to_numpy(values[0])))
+    traced = any(isinstance(v, jax.core.Tracer) for v in values)
+    if all(v is values[0] if traced else same_array(v, values[0]) for v in values[1:]):
+        return Same(0, None if traced else _fill(to_numpy(values[0])))
+    if traced:
+        raise Refuse("is a closed-over traced value, and another one for other batch sizes")
     arrays = [to_numpy(v) for v in values]
     whole = arrays[0]
     refusal = Refuse("is a constant that depends on the batch size")

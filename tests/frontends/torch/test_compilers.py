@@ -140,3 +140,17 @@ def test_a_library_that_fails_is_an_error(tmp_path: Any) -> None:
     broken.write_bytes(b"no library")
     with pytest.raises(RuntimeError, match="broken.so"):
         _engine.AotiModel(str(broken), 1)
+
+
+@pytest.mark.timeout(300)
+def test_operators_without_code_are_named(tmp_path: Any) -> None:
+    library = torch.library.Library("dfx_tests", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+    torch.library.register_fake("dfx_tests::twice", torch.empty_like, lib=library)
+    fast = dfx.schedule(
+        lambda x: torch.ops.dfx_tests.twice(x.sin()) + 1, strategy=dfx.Sequential(),
+        backend="torch", compiler="aoti",
+    )  # fmt: skip
+    with pytest.raises(dfx.UnsupportedError, match=r"test_compilers.py:\d+.*no code for"):
+        fast(X)

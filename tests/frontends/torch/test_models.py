@@ -158,8 +158,9 @@ def _transformer(name: str) -> Any:
             vocab_size=64, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=1,
             eos_token_id=2,
         )  # fmt: skip
-        config.loss_type = "ForCausalLM"  # else a warning breaks the graph
-        return tf.GPT2LMHeadModel(config)
+        model = tf.GPT2LMHeadModel(config)
+        model.loss_type = "ForCausalLM"  # else a warning breaks the graph
+        return model
     if name == "bert":
         small = {k: v for k, v in SMALL.items() if k != "num_key_value_heads"}
         return tf.BertForMaskedLM(tf.BertConfig(**small))

@@ -1,0 +1,191 @@
+"""Cases for a GPU, each written once for JAX and for PyTorch: products, sums and a few functions.
+
+Every case has parts that do not depend on each other; what a part costs decides whether lanes help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+Fn = Callable[..., Any]
+Shapes = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class GpuCase:
+    """One benchmark.
+
+    Attributes:
+        name: On the command line.
+        note: What it stands for.
+        shapes: Of the arguments, all of one float dtype.
+        make: From a namespace of functions (tanh, silu, exp, softmax, sqrt) to the function.
+    """
+
+    name: str
+    note: str
+    shapes: Shapes
+    make: Callable[[SimpleNamespace], Fn]
+
+
+def _branches(width: int, depth: int) -> Callable[[SimpleNamespace], Fn]:
+    def make(f: SimpleNamespace) -> Fn:
+        def run(x: Any, *ws: Any) -> Any:
+            outs = []
+            for b in range(width):
+                h = x
+                for d in range(depth):
+                    h = f.tanh(h @ ws[(b * depth + d) % len(ws)])
+                outs.append(h)
+            return sum(outs[1:], outs[0])
+
+        return run
+
+    return make
+
+
+def _randwire(f: SimpleNamespace) -> Fn:
+    edges = {2: (0, 1), 3: (0,), 4: (1, 2), 5: (2, 3), 6: (0, 4), 7: (3, 5), 8: (1, 6), 9: (7, 8)}
+
+    def run(x: Any, *ws: Any) -> Any:
+        nodes = {0: f.tanh(x @ ws[0]), 1: f.tanh(x @ ws[1])}
+        for node, sources in edges.items():
+            nodes[node] = f.tanh(sum(nodes[s] for s in sources) @ ws[node % len(ws)])
+        return nodes[9] + nodes[6] + nodes[5]
+
+    return run
+
+
+def _experts(f: SimpleNamespace) -> Fn:
+    def run(x: Any, gate: Any, *ws: Any) -> Any:
+        p = f.softmax(x @ gate)
+        up, down = ws[: len(ws) // 2], ws[len(ws) // 2 :]
+        parts = [
+            p[:, i : i + 1] * (f.silu(x @ u) @ d)
+            for i, (u, d) in enumerate(zip(up, down, strict=True))
+        ]
+        return sum(parts[1:], parts[0])
+
+    return run
+
+
+def _lora(f: SimpleNamespace) -> Fn:
+    def run(x: Any, base: Any, *ab: Any) -> Any:
+        y = x @ base
+        return tuple(y + (x @ ab[2 * i]) @ ab[2 * i + 1] for i in range(len(ab) // 2))
+
+    return run
+
+
+def _prefill_decode(f: SimpleNamespace) -> Fn:
+    def run(prompt: Any, token: Any, cache: Any, *ws: Any) -> Any:
+        h = prompt
+        for w in ws:
+            h = f.silu(h @ w)
+        t = token
+        for w in ws:
+            t = f.silu(t @ w) + f.softmax(t @ cache.T) @ cache
+        return h, t
+
+    return run
+
+
+def _silu_gemm(f: SimpleNamespace) -> Fn:
+    return lambda x, y, w: (f.silu(x) * x + f.exp(-x * x), y @ w)
+
+
+def _qkv(f: SimpleNamespace) -> Fn:
+    def norm(x: Any) -> Any:
+        return x / f.sqrt((x * x).mean(-1)[:, None] + 1e-5)
+
+    def run(x: Any, q: Any, k: Any, v: Any) -> Any:
+        h = norm(x)
+        return norm(h @ q), norm(h @ k), h @ v
+
+    return run
+
+
+def _optimizer(f: SimpleNamespace) -> Fn:
+    def run(g: Any, w1: Any, w2: Any, m: Any, v: Any, p: Any, gp: Any) -> Any:
+        back = f.tanh(g @ w1.T) @ w2.T
+        m2, v2 = 0.9 * m + 0.1 * gp, 0.99 * v + 0.01 * gp * gp
+        return back, p - 1e-3 * m2 / (f.sqrt(v2) + 1e-8), m2, v2
+
+    return run
+
+
+def _guidance(f: SimpleNamespace) -> Fn:
+    def unet(x: Any, ws: Any) -> Any:
+        down = [x]
+        for w in ws[:3]:
+            down.append(f.silu(down[-1] @ w))
+        h = down[-1]
+        for w, skip in zip(ws[3:], reversed(down[:-1]), strict=True):
+            h = f.silu(h @ w) + skip
+        return h
+
+    def run(x: Any, c: Any, *ws: Any) -> Any:
+        free, led = unet(x, ws), unet(x + c, ws)
+        return free + 7.5 * (led - free)
+
+    return run
+
+
+def _llama(f: SimpleNamespace) -> Fn:
+    def block(x: Any, ws: Any) -> Any:
+        a = f.softmax((x @ ws[0]) @ (x @ ws[1]).T * 0.01) @ (x @ ws[2])
+        x = x + a @ ws[3]
+        return x + (f.silu(x @ ws[4]) * (x @ ws[5])) @ ws[6]
+
+    return lambda x, y, *ws: (block(x, ws), block(y, ws))
+
+
+CASES = [
+    GpuCase(
+        "inception", "8 branches of 3 small products",
+        [(64, 256)] + [(256, 256)] * 6, _branches(8, 3),
+    ),
+    GpuCase(
+        "randwire", "a random graph of small products",
+        [(64, 256)] + [(256, 256)] * 4, _randwire,
+    ),
+    GpuCase(
+        "moe", "8 small experts",
+        [(64, 512), (512, 8)] + [(512, 256)] * 8 + [(256, 512)] * 8, _experts,
+    ),
+    GpuCase(
+        "lora", "6 adapters of rank 16",
+        [(64, 1024), (1024, 1024)] + [(1024, 16), (16, 1024)] * 6, _lora,
+    ),
+    GpuCase(
+        "ensemble", "6 models of 4 layers",
+        [(32, 512)] + [(512, 512)] * 8, _branches(6, 4),
+    ),
+    GpuCase(
+        "prefill_decode", "a prompt beside a token",
+        [(1024, 2048), (8, 2048), (4096, 2048)] + [(2048, 2048)] * 4, _prefill_decode,
+    ),
+    GpuCase(
+        "silu_gemm", "memory beside compute",
+        [(8192, 8192), (2048, 4096), (4096, 4096)], _silu_gemm,
+    ),
+    GpuCase(
+        "qkv", "projections and norms of a decode step",
+        [(16, 2048)] + [(2048, 2048)] * 3, _qkv,
+    ),
+    GpuCase(
+        "optimizer", "an update beside the backward",
+        [(1024, 4096)] + [(4096, 4096)] * 6, _optimizer,
+    ),
+    GpuCase(
+        "unet_guidance", "two passes of a U-Net",
+        [(256, 512), (256, 512)] + [(512, 512)] * 6, _guidance,
+    ),
+    GpuCase(
+        "llama_nano", "two nano-batches of a block; 1.0 is expected",
+        [(1024, 2048)] * 2 + [(2048, 2048)] * 4 + [(2048, 5632)] * 2 + [(5632, 2048)], _llama,
+    ),
+]  # fmt: skip

@@ -1,0 +1,272 @@
+"""PyTorch on two cores: scheduled against the better of plain PyTorch with one and two threads.
+
+Also the cost of a call: a scheduled model of two regions against the two regions called by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import environment
+import measure
+import msgspec
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import dynaflow_xla as dfx
+
+RESULTS = Path(__file__).parent / "results"
+F = nn.functional
+
+
+class Cells(nn.Module):
+    """A GRU over time, written as a loop."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(d, d)
+
+    def forward(self, x: Any) -> Any:
+        h = x.new_zeros(x.shape[1:])
+        outs = []
+        for step in x.unbind(0):
+            h = self.cell(step, h)
+            outs.append(h)
+        return torch.stack(outs)
+
+
+class BiGru(nn.Module):
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.forth, self.back = Cells(d), Cells(d)
+
+    def forward(self, x: Any) -> Any:
+        with dfx.mark("forth"):
+            a = self.forth(x)
+        with dfx.mark("back"):
+            b = self.back(x.flip(0)).flip(0)
+        return torch.cat([a, b], -1)
+
+
+def two_sorts(x: Any, y: Any) -> Any:
+    with dfx.mark("left"):
+        a = torch.sort(x).values
+    with dfx.mark("right"):
+        b = torch.sort(y).values
+    return a * b
+
+
+def micro_batched(fn: Callable[[Any], Any], n: int) -> Callable[[Any], Any]:
+    def run(x: Any) -> Any:
+        outs = []
+        for part in x.chunk(n):
+            with dfx.mark("part"):
+                outs.append(fn(part))
+        return torch.cat(outs)
+
+    return run
+
+
+def towers(x: Any, *weights: Any) -> Any:
+    outs = []
+    for w in weights:
+        with dfx.mark("tower"):
+            h = x
+            for _ in range(4):
+                h = torch.relu(h @ w)
+            outs.append(h)
+    return sum(outs)
+
+
+def symmetric(b: int, n: int) -> Any:
+    x = torch.randn(b, n, n)
+    return x + x.mT
+
+
+def cases() -> dict[str, tuple[Any, tuple[Any, ...], float]]:
+    """Name -> function, arguments, the ratio to reach (inf: a known loss)."""
+    torch.manual_seed(0)
+    return {
+        "two sorts 2^18": (two_sorts, (torch.randn(2**18), torch.randn(2**18)), 0.70),
+        "bi-GRU loop T64 B64 d256": (BiGru(256).eval(), (torch.randn(64, 64, 256),), 0.70),
+        "bi-GRU loop T64 B16 d64": (BiGru(64).eval(), (torch.randn(64, 16, 64),), float("inf")),
+        "svd 16x128^2 in 4": (
+            micro_batched(torch.linalg.svdvals, 4), (torch.randn(16, 128, 128),), 0.75,
+        ),
+        "svd with vectors 16x128^2 in 4": (
+            micro_batched(lambda v: torch.linalg.svd(v).U, 4), (torch.randn(16, 128, 128),), 0.75,
+        ),
+        "eigh 16x192^2 in 4": (
+            micro_batched(torch.linalg.eigvalsh, 4), (symmetric(16, 192),), 0.75,
+        ),
+        "eigh with vectors 16x192^2 in 4": (
+            micro_batched(lambda v: torch.linalg.eigh(v).eigenvectors, 4), (symmetric(16, 192),), 0.75,
+        ),
+        "bi-LSTM T64 B64 d256": (
+            nn.LSTM(256, 256, bidirectional=True).eval(), (torch.randn(64, 64, 256),), 0.95,
+        ),
+        "bi-LSTM T64 B16 d128": (
+            nn.LSTM(128, 128, bidirectional=True).eval(), (torch.randn(64, 16, 128),), 0.95,
+        ),
+        "two towers d512": (
+            towers, (torch.randn(256, 512), *(torch.randn(512, 512) / 23 for _ in range(2))),
+            float("inf"),
+        ),
+        "eight towers d32": (
+            towers, (torch.randn(16, 32), *(torch.randn(32, 32) / 6 for _ in range(8))),
+            float("inf"),
+        ),
+    }  # fmt: skip
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def measure_case(name: str, fn: Any, args: tuple[Any, ...], rounds: int) -> dict[str, Any]:
+    fast = dfx.schedule(fn, strategy=dfx.Branches(), backend="torch", lanes=2)
+    with torch.no_grad(), threads(1):
+        report = dfx.verify(fast, *args)
+        runs = {"scheduled": fast, "plain 1": fn, "plain 2": fn}
+        runs = {k: (lambda f=f: f(*args)) for k, f in runs.items()}
+        contexts = {"plain 2": lambda: threads(2)}
+        with measure.Contention() as contention:
+            samples, calls = measure.paired(runs, rounds, contexts=contexts, rest_ms=60.0)
+    return {
+        "case": name, "calls_per_sample": calls, "samples_ms": samples,
+        "statistics_ms": {k: measure.statistics(v) for k, v in samples.items()},
+        "ratio": measure.ratio(samples, "scheduled", ["plain 1", "plain 2"]),
+        "max_abs_difference": report.max_abs, "contention": contention.as_dict(),
+    }  # fmt: skip
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
+        self.b = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
+
+    def forward(self, x: Any) -> Any:
+        return self.b(self.a(x))
+
+
+def by_hand(fast: Any, x: Any) -> Callable[[], Any]:
+    """Calls the compiled regions of a scheduled ``Pair`` one after the other."""
+    core = fast._dfx_core
+    entry = core.planned((x,), {})
+    values: dict[int, Any] = {}
+
+    def grab(inputs: list[Any]) -> list[Any]:
+        values.update(zip(entry.captured.graph.inputs, inputs, strict=True))
+        return entry(inputs)
+
+    with core.observing(entry, grab):
+        fast(x)
+    first, second = entry.pg.regions
+    a, b = entry.implementations[first.id], entry.implementations[second.id]
+    hidden = first.outputs[0]
+    ins = [values[v] for v in first.inputs]
+    rest = [values.get(v) for v in second.inputs]
+    place = list(second.inputs).index(hidden)
+
+    def run() -> Any:
+        rest[place] = a(*ins)[0]
+        return b(*rest)[0]
+
+    return run
+
+
+def measure_calls(rounds: int) -> list[dict[str, Any]]:
+    """Microseconds that scheduling adds to a call of two small regions on one lane."""
+    model, x = Pair().eval(), torch.randn(4, 16)
+    rules = [dfx.Module("a"), dfx.Module("b")]
+    made = []
+    with torch.no_grad(), threads(1):
+        program = torch.export.export(model, (x,))
+        for compiler in ("eager", "aoti"):
+            options = {"strategy": dfx.Sequential(), "compiler": compiler, "rules": rules}
+            scheduled = {
+                "module": dfx.schedule(model, **options),
+                "exported": dfx.schedule(program, **options),
+            }
+            hand = (
+                by_hand(scheduled["module"], x)
+                if compiler == "aoti"
+                else lambda: model.b(model.a(x))
+            )
+            torch.testing.assert_close(hand(), model(x))
+            runs = {"by hand": hand, **{k: partial(f, x) for k, f in scheduled.items()}}
+            samples, calls = measure.paired(runs, rounds, sample_ms=20.0)
+            medians = {k: measure.statistics(v)["median"] * 1e3 for k, v in samples.items()}
+            added = {k: v - medians["by hand"] for k, v in medians.items() if k != "by hand"}
+            made.append(
+                {
+                    "compiler": compiler, "calls_per_sample": calls, "samples_ms": samples,
+                    "median_us": medians, "added_us": added,
+                }
+            )  # fmt: skip
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--only", default="", help="part of a case's name")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    console, started = Console(), time.perf_counter()
+    stamp = environment.stamp()
+    stamp["versions"]["torch"] = str(torch.__version__)
+    rows = []
+    table = Table(
+        "case", "1 thread ms", "2 threads ms", "scheduled ms", "ratio", "95 %", "to reach"
+    )
+    for name, (fn, args, bound) in cases().items():
+        if options.only not in name:
+            continue
+        row = measure_case(name, fn, args, options.rounds)
+        rows.append(row)
+        s, r = row["statistics_ms"], row["ratio"]
+        table.add_row(
+            name, *(f"{s[k]['median']:.3g}" for k in ("plain 1", "plain 2", "scheduled")),
+            f"{r['ratio']:.2f}", f"{r['low']:.2f}-{r['high']:.2f}", f"{bound:.2f}",
+        )  # fmt: skip
+    console.print(table)
+    calls = [] if options.only else measure_calls(options.rounds)
+    for entry in calls:
+        added = ", ".join(f"{k} {v:.0f} us" for k, v in entry["added_us"].items())
+        console.print(
+            f"a call of two {entry['compiler']} regions by hand {entry['median_us']['by hand']:.0f} us; "
+            f"scheduling adds {added}"
+        )
+    path = options.out
+    if path is None:
+        path = RESULTS / f"torch-cpu-{stamp['date'].replace(':', '').replace('+0000', 'Z')}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {
+        "format": 1, "benchmark": "torch-cpu", "environment": stamp, "rounds": options.rounds,
+        "seconds": time.perf_counter() - started, "rows": rows, "calls": calls,
+    }  # fmt: skip
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
+    console.print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

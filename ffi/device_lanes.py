@@ -1,0 +1,222 @@
+"""Lanes as extra PJRT clients of one device, driven by the engine through the PJRT C API.
+
+A client computes on one stream of its own, so one client a lane is what makes lanes overlap. The
+engine runs a lane's executables in C++; where jaxlib does not tell the addresses that this needs, a
+Python step runs them instead (:mod:`dynaflow_xla.ffi.device_steps`), and ``problem`` says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxlib import xla_client
+
+from dynaflow_xla.errors import EngineError
+from dynaflow_xla.ffi import _compat, _engine, xla
+
+CUDA_RUN_TARGET = "dfx_run"
+CUDA_GRAPH_TARGET = "dfx_run_graph"
+STREAM_TARGET = "dfx_lane_stream"
+CUDA_ALIGNMENT = 256
+HOST_ALIGNMENT = 64
+MEMORY_FRACTION = 0.08
+"""At most this share of the device's memory is a lane's own, for temporaries; it grows on demand."""
+
+_CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+_lock = threading.Lock()
+_cuda: dict[int, CudaLanes] = {}
+_cuda_registered = False
+
+
+@dataclass(eq=False)
+class DeviceLanes:
+    """The lanes of one device.
+
+    Attributes:
+        platform: ``"cpu"`` or ``"cuda"``: where the outer program runs.
+        make_client: Makes the client of one more lane.
+        api: Address of the plugin's ``PJRT_Api``, or 0.
+        alignment: Bytes at which XLA uses memory in place.
+        clients: Of the lanes made so far.
+    """
+
+    platform: str
+    make_client: Callable[[], Any]
+    api: int
+    alignment: int
+    clients: list[Any] = field(default_factory=list)
+
+    def client(self, lane: int) -> Any:
+        """The lane's client, made on first use.
+
+        Raises:
+            EngineError: it cannot be made (no memory, no device).
+        """
+        while len(self.clients) <= lane:
+            number = len(self.clients)
+            try:
+                client = self.make_client()
+            except Exception as error:
+                raise EngineError(
+                    f"cannot make lane {number} on {self.platform}: {error}. A lane takes up to "
+                    f"{MEMORY_FRACTION:.0%} of the device's memory: use fewer lanes, or leave room with "
+                    "XLA_PYTHON_CLIENT_MEM_FRACTION."
+                ) from error
+            self.clients.append(client)
+        return self.clients[lane]
+
+    def device(self, lane: int) -> Any:
+        """The lane's device."""
+        return self.client(lane).local_devices()[0]
+
+    def engine(self, lanes: int) -> Any:
+        """The CUDA engine over the streams of at least ``lanes`` lanes; None for lanes on the host."""
+        return None
+
+    @property
+    def problem(self) -> str:
+        """Why steps run in Python, or ``""``."""
+        if not self.api:
+            return "the PJRT plugin was not found, so lanes run their executables from Python"
+        if not _compat.client_pointer(self.client(0)):
+            return "this jaxlib tells no PJRT client pointers, so lanes run their executables from Python"
+        return ""
+
+
+class CudaLanes(DeviceLanes):
+    """Lanes on one CUDA device; the engine is made anew when more lanes are asked for."""
+
+    def __init__(self, device: Any):
+        """Makes no lane yet.
+
+        Args:
+            device: The JAX device of the outer program.
+
+        Raises:
+            EngineError: CUDA cannot be used, with the reason.
+        """
+        if problem := _engine.cuda_problem():
+            raise EngineError(f"no CUDA lanes: {problem}")
+        self.ordinal = device.local_hardware_id or 0
+
+        def make_client() -> Any:
+            options = {
+                **_compat.gpu_plugin_options(),
+                "allocator": "bfc",
+                "memory_fraction": MEMORY_FRACTION,
+                "preallocate": False,
+                "visible_devices": [self.ordinal],
+            }
+            return xla_client.make_c_api_client("cuda", options)
+
+        super().__init__("cuda", make_client, _cuda_api(), CUDA_ALIGNMENT)
+        self._streams: list[int] = []
+        self._engine: Any = None
+
+    def engine(self, lanes: int) -> Any:
+        """See the base class.
+
+        Raises:
+            EngineError: a lane or the engine cannot be made.
+        """
+        with _lock:
+            if self._engine is None or len(self._streams) < lanes:
+                while len(self._streams) < lanes:
+                    self._streams.append(self._find_stream(len(self._streams)))
+                try:
+                    self._engine = _engine.CudaEngine(device=self.ordinal, streams=self._streams)
+                except RuntimeError as error:
+                    raise EngineError(f"cannot make {lanes} lanes on CUDA: {error}") from error
+            return self._engine
+
+    def _find_stream(self, lane: int) -> int:
+        """The stream that a lane's client computes on: a custom call in that client sees it."""
+        sharding = jax.sharding.SingleDeviceSharding(self.device(lane))
+        probe = jax.jit(
+            lambda x: jax.ffi.ffi_call(
+                STREAM_TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype), has_side_effect=True
+            )(x),
+            in_shardings=sharding,
+            out_shardings=sharding,
+            compiler_options={"xla_gpu_enable_command_buffer": ""},
+        )
+        _engine.take_lane_stream()
+        jax.block_until_ready(probe(jax.device_put(jnp.zeros((8,), jnp.float32), sharding)))
+        stream: int = _engine.take_lane_stream()
+        if stream == 0 or stream in self._streams:
+            raise EngineError(
+                f"lane {lane} has no compute stream of its own (its client works on {stream:#x}): this "
+                "jaxlib's CUDA clients cannot serve as lanes. Use backend='xla'."
+            )
+        return stream
+
+
+def cuda_lanes(device: Any) -> CudaLanes:
+    """The lanes of a CUDA device, shared by all schedules.
+
+    Raises:
+        EngineError: CUDA cannot be used, with the reason.
+    """
+    _register_cuda()
+    with _lock:
+        key = device.local_hardware_id or 0
+        if key not in _cuda:
+            _cuda[key] = CudaLanes(device)
+        return _cuda[key]
+
+
+def _register_cuda() -> None:
+    global _cuda_registered
+    xla.ensure_registered()
+    with _lock:
+        if _cuda_registered:
+            return
+        handlers = _engine.handlers()
+        jax.ffi.register_ffi_type(
+            "dfx_cuda_run_state",
+            {
+                "type_id": handlers["cuda_state_type_id"],
+                "type_info": handlers["cuda_state_type_info"],
+            },
+            platform="CUDA",
+        )
+        for target, execute in ((CUDA_RUN_TARGET, "execute"), (CUDA_GRAPH_TARGET, "graph")):
+            jax.ffi.register_ffi_target(
+                target,
+                {
+                    "instantiate": handlers["cuda_run_instantiate"],
+                    "execute": handlers[f"cuda_run_{execute}"],
+                },
+                platform="CUDA",
+            )
+        jax.ffi.register_ffi_target(STREAM_TARGET, handlers["lane_stream"], platform="CUDA")
+        _cuda_registered = True
+
+
+def _cuda_api() -> int:
+    """The address of the CUDA plugin's ``PJRT_Api``, 0 if the plugin is not where JAX installs it."""
+    for package in _CUDA_PLUGINS:
+        try:
+            spec = importlib.util.find_spec(package)
+        except ModuleNotFoundError:
+            continue
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            library = Path(folder) / "xla_cuda_plugin.so"
+            if library.exists():
+                return plugin_api(library)
+    return 0
+
+
+def plugin_api(library: Path) -> int:
+    """The address of the ``PJRT_Api`` of a plugin's shared library."""
+    get = ctypes.CDLL(str(library)).GetPjrtApi
+    get.restype = ctypes.c_void_p
+    return int(get() or 0)

@@ -1,0 +1,230 @@
+"""Compiling a scheduled function for a GPU in another process, and reading back what became of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+
+from dynaflow_xla import _optional
+from dynaflow_xla.errors import EngineError, UnsupportedError
+from dynaflow_xla.ffi import xla
+from dynaflow_xla.frontends.jax import (
+    compiled_report,
+    deviceless_worker,
+    entry,
+    scheduled as scheduled_function,
+    targets,
+    xla_options,
+)
+from dynaflow_xla.frontends.jax.xla_backend import XlaEntry, traced_entries
+
+TIMEOUT_S = 900.0
+_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+_PLATFORM = ("cuda",)
+
+
+def compile_report(
+    fast: Any, args: Any, kwargs: Any, target: object = None
+) -> compiled_report.CompiledReport:
+    """See ``dynaflow_xla.compile``."""
+    specs = jax.tree_util.tree_map(_spec, (args, kwargs))
+    if isinstance(fast, scheduled_function.ScheduledFunction):
+        made = fast.planned(args, kwargs)
+        _check_entry(made)
+        path = targets.resolve(target) if target is not None else made.options.target
+        path = path or targets.of_this_machine()
+        check_plugin()
+        programs = {
+            "scheduled": _export(fast._jit, *specs),
+            "original": _export(fast.original, *specs),
+        }
+        options = fast.compiler_options(args, kwargs)
+        donated = fast.donated_leaves(args, kwargs)
+        notes: list[str] = []
+    else:
+        made, options, programs, notes = _outer_function(fast, specs)
+        path = targets.resolve(target) if target is not None else made.options.target
+        path = path or targets.of_this_machine()
+        info = fast.trace(*specs[0], **specs[1]).args_info
+        donated = [i for i, x in enumerate(jax.tree_util.tree_leaves(info)) if x.donated]
+    options = {k: str(v) for k, v in options.items()}
+    notes += filter(None, [xla_options.unproved()])
+    with tempfile.TemporaryDirectory(prefix="dfx-compile-") as folder:
+        results, log = _run(Path(folder), path, programs, donated, options, _mesh(specs))
+        read = {
+            which: compiled_report.read_program(
+                Path(folder) / which, log.get(which, ""), results[which], options
+            )
+            for which in results
+        }
+    return compiled_report.make(
+        made,
+        read,
+        target=Path(path).stem,
+        options=options,
+        jaxlib=jaxlib.__version__,
+        notes=notes,
+    )
+
+
+def _check_entry(made: Any) -> None:
+    if not isinstance(made, XlaEntry):
+        raise UnsupportedError(
+            f"compile is for backend='xla'; {made.options.name!r} was scheduled with backend='ffi', "
+            "which compiles a program for each lane of this machine. Use schedule(..., backend='xla')."
+        )
+
+
+def _outer_function(jitted: Any, specs: Any) -> tuple[XlaEntry, dict[str, Any], Any, list[str]]:
+    """A jitted function with scheduled functions inside: the largest plan, options, both programs."""
+    if not hasattr(jitted, "trace"):
+        raise UnsupportedError(
+            "compile takes what schedule returned, or a jax.jit function with that inside; got "
+            f"{type(jitted).__name__}"
+        )
+    check_plugin()
+    # Fresh functions: jit would return what it traced before.
+    inner = jitted.__wrapped__
+    with traced_entries() as entries:
+        scheduled = _export(jax.jit(lambda *a, **k: inner(*a, **k)), *specs)
+    if not entries:
+        raise UnsupportedError(
+            f"nothing in {jitted.__name__!r} is scheduled with backend='xla': compile reads a plan back"
+        )
+    with entry.capturing_inside():
+        original = _export(jax.jit(lambda *a, **k: inner(*a, **k)), *specs)
+    options: dict[str, Any] = {}
+    for made in entries:
+        options.update(xla_options.for_entry(made))
+    largest = max(entries, key=lambda made: len(made.pg.regions))
+    notes = []
+    if others := len({id(made) for made in entries}) - 1:
+        notes.append(f"{others} other plans are in this program; this report is on the largest one")
+    return largest, options, {"scheduled": scheduled, "original": original}, notes
+
+
+def check_plugin() -> str:
+    """The version of the installed CUDA plugin.
+
+    Raises:
+        UnsupportedError: it is not installed, or of another version than jaxlib.
+    """
+    for plugin in _PLUGINS:
+        try:
+            found = importlib.metadata.version(plugin)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if found != jaxlib.__version__:
+            raise UnsupportedError(
+                f"{plugin} must have jaxlib's version {jaxlib.__version__}; found {found}. "
+                f"pip install '{plugin}=={jaxlib.__version__}'"
+            )
+        _optional.require("flatbuffers", "handing a program to the compiling process", "cuda")
+        return found
+    raise UnsupportedError(
+        "compiling for a GPU needs JAX's CUDA plugin (but no GPU and no driver), which is not installed. "
+        "Install it with: pip install 'dynaflow-xla[cuda]'. Enough for compiling alone, where ptxas is "
+        f"at hand: pip install flatbuffers; pip install --no-deps jax-cuda13-plugin=={jaxlib.__version__} "
+        f"jax-cuda13-pjrt=={jaxlib.__version__}"
+    )
+
+
+def _spec(leaf: Any) -> Any:
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        sharding = getattr(leaf, "sharding", None)
+        spread = sharding is not None and len(sharding.device_set) > 1
+        return jax.ShapeDtypeStruct(
+            leaf.shape,
+            leaf.dtype,
+            weak_type=bool(getattr(leaf, "weak_type", False)),
+            sharding=sharding if spread else None,
+        )
+    return leaf
+
+
+def _mesh(specs: Any) -> dict[str, int]:
+    """Axes of the mesh that the arguments are spread over; the program has to have the same."""
+    for leaf in jax.tree_util.tree_leaves(specs):
+        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
+        if mesh is not None:
+            return dict(mesh.shape)
+    return {}
+
+
+def _export(jitted: Any, args: Any, kwargs: Any) -> Any:
+    checks = [jax.export.DisabledSafetyCheck.custom_call(xla.ORDER_TARGET)]
+    try:
+        return jax.export.export(jitted, platforms=_PLATFORM, disabled_checks=checks)(
+            *args, **kwargs
+        )
+    except (NotImplementedError, ValueError) as error:
+        raise UnsupportedError(
+            f"this program cannot be handed to another process: {error}"
+        ) from error
+
+
+def _run(
+    folder: Path,
+    target: str,
+    programs: dict[str, Any],
+    donated: list[int],
+    options: dict[str, str],
+    mesh: dict[str, int],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    request: dict[str, Any] = {"target": target, "devices": 1, "mesh": mesh, "programs": []}
+    for name, exported in programs.items():
+        (folder / name).mkdir()
+        (folder / name / "program.bin").write_bytes(exported.serialize())
+        request["devices"] = exported.nr_devices
+        request["programs"].append({"name": name, "donated": donated, "options": options})
+    (folder / "request.json").write_text(json.dumps(request))
+    environment = dict(
+        os.environ,
+        JAX_PLATFORMS="cpu",
+        TF_CPP_MIN_LOG_LEVEL="0",
+        TF_CPP_VMODULE=compiled_report.LOG_MODULES,
+    )
+    environment.pop("XLA_FLAGS", None)  # they may hold flags of another backend
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", deviceless_worker.__name__, str(folder)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environment,
+            timeout=TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(f"compiling for a GPU took more than {TIMEOUT_S:.0f} s") from error
+    if done.returncode != 0:
+        raise EngineError(
+            f"XLA refused the program, its options {options} or the target {target}: "
+            f"{_reason(done.stderr)} (exit status {done.returncode})"
+        )
+    log: dict[str, str] = {}
+    current = "-"
+    for line in done.stderr.splitlines():
+        if line.startswith(deviceless_worker.LOG_MARK + " "):
+            current = line.split(" ", 1)[1]
+        else:
+            log[current] = log.get(current, "") + line + "\n"
+    return json.loads((folder / "result.json").read_text()), log
+
+
+def _reason(stderr: str) -> str:
+    """The error in a log: a Python exception's last line, else the last fatal or plain lines."""
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    fatal = [line for line in lines if line.startswith("F") and ".cc:" in line]
+    if fatal:
+        return fatal[0].split("] ", 1)[-1]
+    raised = [line for line in lines if "Error: " in line.split("(")[0] and line[0] not in " IWE"]
+    return raised[-1] if raised else "\n".join(lines[-5:]) or "no message"

@@ -1,0 +1,306 @@
+"""Which order edges of a plan need a gate in one XLA program, and on which values.
+
+A plan says: a region starts when its predecessors are over. XLA knows data edges only. An operator
+of a region that no data edge puts behind a predecessor gets one of its inputs through a gate that
+reads what the predecessor makes last. A gate takes its value in place, so the best value is one that
+nobody else reads at that time. An argument of the program, or a value that another lane may be
+reading, cannot be taken in place; it passes beside the gate: its readers wait for a scalar that does
+(``order_gate``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from dynaflow_xla.ir import Op, PartitionedGraph, Region
+from dynaflow_xla.plan import Launch, Plan, Record, Wait
+
+# Operators that XLA computes inside the kernel of their reader: it is the reader that is ordered.
+_ABSORBED = frozenset(
+    "broadcast_in_dim bitcast_convert_type convert_element_type copy expand_dims iota reshape "
+    "slice squeeze stop_gradient transpose".split()
+)
+
+# Operators that XLA does not compute in the kernel of what they read.
+_UNFUSED = frozenset(
+    "dot_general ragged_dot conv_general_dilated fft sort top_k scan while cond ffi_call pallas_call "
+    "cholesky lu geqrf qr householder_product eigh eig svd schur hessenberg tridiagonal "
+    "triangular_solve tridiagonal_solve psum psum_invariant pmax pmin all_gather "
+    "all_gather_invariant all_to_all ppermute reduce_scatter psum_scatter ragged_all_to_all".split()
+)
+
+_BOUNDED = ("float16", "float32", "float64", "bfloat16", "int", "uint", "bool")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Before ``region``: the values ``xs`` pass a gate that reads the values ``deps``.
+
+    Attributes:
+        region: Region id.
+        xs, deps: Value ids.
+        beside: Those of ``xs`` that pass beside the gate.
+        copied: Those of ``xs`` that XLA has to copy: the gate cannot take them in place, and their
+            reader is nothing that a maximum could be fused into.
+        starts: Operators of the region that read a value of ``beside`` from the gate; the others
+            come after these anyway, and read the plain value.
+        paths: Operators between those values and these operators.
+    """
+
+    region: int
+    xs: tuple[int, ...]
+    deps: tuple[int, ...]
+    beside: tuple[int, ...]
+    copied: tuple[int, ...]
+    starts: frozenset[int]
+    paths: frozenset[int]
+
+
+@dataclass(frozen=True)
+class _Start:
+    """An operator that needs a gate (or one that XLA computes inside of such).
+
+    Attributes:
+        op: Its index; -1 for a replaced region.
+        path: Absorbed operators between the region's inputs and it.
+        through: Inputs of the region that could pass the gate for it.
+        missing: Values that it must come after, as bits.
+        whole: XLA would not fuse a maximum into it.
+    """
+
+    op: int
+    path: frozenset[int]
+    through: frozenset[int]
+    missing: int
+    whole: bool
+
+
+class RegionOrder:
+    """The order of regions that a plan asks of one XLA program.
+
+    Lane order, Record before Wait, data. An outer region has no lane and is no barrier here: data
+    and effects alone order it, so that communication can run beside what does not need it.
+
+    Attributes:
+        direct: Region id -> regions that must be over before it starts, by the plan's own edges.
+        data: Region id -> regions whose values it reads (effects included).
+    """
+
+    def __init__(self, pg: PartitionedGraph, plan: Plan):
+        self.direct: dict[int, tuple[int, ...]] = {}
+        self.data = [sorted(p) for p in pg.predecessors()]
+        self._before: dict[int, int] = {}
+        self.launches: list[Launch] = []
+        last: dict[int, int] = {}
+        recorded: dict[int, int] = {}
+        waited: dict[int, list[int]] = {}
+        for instruction in plan.instructions:
+            if isinstance(instruction, Record):
+                if instruction.lane in last:
+                    recorded[instruction.event] = last[instruction.lane]
+            elif isinstance(instruction, Wait):
+                if instruction.event in recorded:
+                    waited.setdefault(instruction.lane, []).append(recorded[instruction.event])
+            elif isinstance(instruction, Launch):
+                preds: list[int] = []
+                if instruction.lane >= 0:
+                    preds = waited.pop(instruction.lane, [])
+                    if instruction.lane in last:
+                        preds = [last[instruction.lane], *preds]
+                    last[instruction.lane] = instruction.region
+                self._add(instruction, preds)
+
+    def _add(self, launch: Launch, preds: list[int]) -> None:
+        region = launch.region
+        self.launches.append(launch)
+        self.direct[region] = tuple(dict.fromkeys(p for p in preds if p != region))
+        bits = 0
+        for pred in (*self.direct[region], *self.data[region]):
+            bits |= self._before.get(pred, 0) | 1 << pred
+        self._before[region] = bits
+
+    def before(self, first: int, second: int) -> bool:
+        """Whether region ``first`` is over before region ``second`` starts."""
+        return bool(self._before[second] >> first & 1)
+
+
+def place_gates(
+    pg: PartitionedGraph, order: RegionOrder, opaque: frozenset[int] = frozenset()
+) -> list[Gate]:
+    """The gates of a plan, in the order of its launches.
+
+    Args:
+        pg: The regions.
+        order: The order that they need.
+        opaque: Regions that compute something else than their operators.
+    """
+    return list(_Placer(pg, order, opaque).run())
+
+
+class _Placer:
+    def __init__(self, pg: PartitionedGraph, order: RegionOrder, opaque: frozenset[int]):
+        self.pg = pg
+        self.order = order
+        self.arguments = frozenset((*pg.graph.inputs, *(view.value for view in pg.graph.views)))
+        self.replaced = opaque.union(x.region for x in order.launches if x.replace)
+        self.readers: dict[int, list[int]] = {}
+        for region in pg.regions:
+            for value in region.inputs:
+                self.readers.setdefault(value, []).append(region.id)
+        # Per value, as bits: the values that exist whenever it does. Gates add to that for the
+        # regions behind them only, so each region works on its own view.
+        self.known: dict[int, int] = {}
+        self.gained: list[tuple[int, int, int]] = []  # region, value, bits
+
+    def run(self) -> Iterator[Gate]:
+        for launch in self.order.launches:
+            region = self.pg.regions[launch.region]
+            view = self._view(region)
+            # Collectives need no gate: XLA keeps them on one stream of their own, in program order.
+            gated = launch.lane >= 0 and region.resource != "network"
+            gate = self._gate(region, view) if gated else None
+            if gate is not None:
+                deps = sum(1 << d for d in gate.deps)
+                for dep in gate.deps:
+                    deps |= self.known.get(dep, 0)
+                for x in gate.xs:
+                    view[x] |= deps
+                    self.gained.append((region.id, x, deps))
+                yield gate
+            self._compute(region, view)
+
+    def _view(self, region: Region) -> dict[int, int]:
+        view = {v: self.known.get(v, 0) | 1 << v for v in region.inputs}
+        for earlier, value, bits in self.gained:
+            if value in view and self.order.before(earlier, region.id):
+                view[value] |= bits
+        return view
+
+    def _compute(self, region: Region, view: dict[int, int]) -> None:
+        for op in self._ops(region):
+            bits = 0
+            for value in op.inputs:
+                bits |= view[value]
+            for value in op.outputs:
+                self.known[value] = bits
+                view[value] = bits | 1 << value
+
+    def _ops(self, region: Region) -> list[Op]:
+        return [self.pg.graph.ops[i] for i in region.ops]
+
+    def _last_values(self, region: Region) -> list[int]:
+        """One value for each operator that nothing in the region reads: all of it is over then."""
+        if region.id in self.replaced:
+            return list(region.outputs)
+        ops = self._ops(region)
+        read = {v for op in ops for v in op.inputs}
+        outputs = set(region.outputs)
+        last = []
+        for op in ops:
+            mine = [v for v in op.outputs if v in outputs]
+            if mine and read.isdisjoint(op.outputs):
+                last.append(min(mine, key=lambda v: self.pg.graph.values[v].bytes))
+        return last
+
+    def _gate(self, region: Region, view: dict[int, int]) -> Gate | None:
+        need = 0
+        for pred in self.order.direct[region.id]:
+            for value in self._last_values(self.pg.regions[pred]):
+                need |= 1 << value
+        starts = self._starts(region, dict(view), need)
+        if not starts:
+            return None
+        whole = {v for s in starts if s.whole for v in s.through} | self._unbounded(region)
+        xs: list[int] = []
+        uncovered = list(starts)
+
+        def cost(value: int) -> tuple[float, int]:
+            count = sum(value in s.through for s in uncovered)
+            outside = self._outside_bytes(value, region)
+            return (outside if value in whole else min(outside, 1)) / count, value
+
+        while uncovered:
+            best = min({v for s in uncovered for v in s.through}, key=cost)
+            xs.append(best)
+            uncovered = [s for s in uncovered if best not in s.through]
+        missing = 0
+        for start in starts:
+            missing |= start.missing
+        for x in xs:  # who read x before is over when the gate takes it
+            for reader in self.readers[x]:
+                if self.order.before(reader, region.id):
+                    for value in self._last_values(self.pg.regions[reader]):
+                        missing |= 1 << value & ~view[x]
+        deps = tuple(d for d in self._minimal(_set_bits(missing)) if d not in xs)
+        outside = [x for x in xs if self._outside_bytes(x, region)]
+        beside = tuple(x for x in outside if x not in whole)
+        reading = [s for s in starts if not s.through.isdisjoint(beside)]
+        return Gate(
+            region.id,
+            tuple(xs),
+            deps,
+            beside,
+            tuple(x for x in outside if x in whole),
+            frozenset(s.op for s in reading),
+            frozenset[int]().union(*(s.path for s in reading)),
+        )
+
+    def _unbounded(self, region: Region) -> set[int]:
+        """Inputs whose type has no maximum with a smallest number."""
+        values = self.pg.graph.values
+        return {v for v in region.inputs if not values[v].dtype.startswith(_BOUNDED)}
+
+    def _starts(self, region: Region, view: dict[int, int], need: int) -> list[_Start]:
+        outside = {v: frozenset([v]) for v in region.inputs if self._can_pass(v)}
+        if region.id in self.replaced:  # what it holds is not known; its inputs stand for it
+            have = 0
+            for value in region.inputs:
+                have |= view[value]
+            missing = need & ~have
+            start = _Start(-1, frozenset(), frozenset(outside), missing, True)
+            return [start] if missing and outside else []
+        paths: dict[int, frozenset[int]] = {}
+        starts = []
+        for op in self._ops(region):
+            bits = 0
+            for value in op.inputs:
+                bits |= view[value]
+            through = frozenset[int]().union(*(outside.get(v, frozenset()) for v in op.inputs))
+            path = frozenset[int]().union(*(paths.get(v, frozenset()) for v in op.inputs))
+            missing = need & ~bits
+            if op.generator or op.kind in _ABSORBED:
+                outside.update(dict.fromkeys(op.outputs, through))
+                paths.update(dict.fromkeys(op.outputs, path | {op.index}))
+            elif missing and through:
+                starts.append(_Start(op.index, path, through, missing, op.kind in _UNFUSED))
+                bits |= missing
+            for value in op.outputs:
+                view[value] = bits | 1 << value
+        return starts
+
+    def _can_pass(self, value: int) -> bool:
+        return self.pg.graph.values[value].bytes > 0
+
+    def _outside_bytes(self, value: int, region: Region) -> int:
+        """Bytes of a value that a gate in front of this region cannot take in place, else 0."""
+        mine = region.id
+        others = [r for r in self.readers[value] if r != mine]
+        in_place = value not in self.arguments and all(
+            self.order.before(mine, r) or self.order.before(r, mine) for r in others
+        )
+        return 0 if in_place else self.pg.graph.values[value].bytes
+
+    def _minimal(self, values: Iterable[int]) -> tuple[int, ...]:
+        """Values that no other one of them comes after."""
+        kept = list(values)
+        return tuple(
+            v for v in kept if not any(self.known.get(w, 0) >> v & 1 for w in kept if w != v)
+        )
+
+
+def _set_bits(bits: int) -> Iterator[int]:
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low

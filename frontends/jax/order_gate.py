@@ -1,0 +1,122 @@
+"""``dfx_order``: the identity on its first operands, which run after all others in an XLA GPU program.
+
+On CUDA it is a custom call that aliases the gated operands in place and reads the dependences; XLA
+makes an edge of its CUDA graph from that. An operand that cannot be aliased (an argument, or a value
+with another reader) passes beside it: the call gates a scalar, the smallest number of the operand's
+type, and the operand becomes its maximum with it, which XLA computes in the kernel that reads it.
+Elsewhere it is nothing at all: the operands themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from dynaflow_xla.errors import FallbackWarning
+from dynaflow_xla.ffi import xla
+from dynaflow_xla.frontends.jax import _compat
+
+dfx_xla_gate_p = Primitive("dfx_xla_gate")
+dfx_xla_gate_p.multiple_results = True
+
+
+def order(xs: Sequence[Any], deps: Sequence[Any], beside: Sequence[bool] = ()) -> list[Any]:
+    """Each of ``xs``, unchanged; who reads a result of this runs after every one of ``deps``.
+
+    Args:
+        xs: Arrays of any shape and dtype, at least one; typed keys as their words.
+        deps: Arrays that have to exist first.
+        beside: For each of ``xs``, whether it cannot be taken in place; default: none.
+    """
+    return dfx_xla_gate_p.bind(  # type: ignore[no-any-return]
+        *xs, *deps, beside=tuple(beside) or (False,) * len(xs)
+    )
+
+
+@dfx_xla_gate_p.def_impl
+def _impl(*operands: Any, beside: tuple[bool, ...]) -> list[Any]:
+    return list(operands[: len(beside)])
+
+
+@dfx_xla_gate_p.def_abstract_eval
+def _abstract(*avals: Any, beside: tuple[bool, ...]) -> list[Any]:
+    return list(avals[: len(beside)])
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, beside: tuple[bool, ...]) -> Any:
+    # Tangents pass outside of the gate: the order of the plan is the order of the values it was
+    # made for, and a residual kept alive only to be waited for would cost memory.
+    gated = len(beside)
+    return order(primals[:gated], primals[gated:], beside), list(tangents[:gated])
+
+
+def _transpose(cotangents: Sequence[Any], *operands: Any, beside: tuple[bool, ...]) -> list[Any]:
+    return [*cotangents, *(None for _ in operands[len(beside) :])]
+
+
+def _batch(args: Sequence[Any], dims: Sequence[Any], *, beside: tuple[bool, ...]) -> Any:
+    gated = len(beside)
+    return order(args[:gated], args[gated:], beside), list(dims[:gated])
+
+
+def _lower_identity(ctx: Any, *operands: Any, beside: tuple[bool, ...]) -> Any:
+    return operands[: len(beside)]
+
+
+def _lower_cuda(ctx: Any, *operands: Any, beside: tuple[bool, ...]) -> Any:
+    if _compat.device_count(ctx) > 1:
+        warnings.warn(
+            "a scheduled function got arrays that span several devices outside shard_map. XLA cannot "
+            "partition its order gates, so optimization barriers stand in for them; those order "
+            "XLA's schedule but not the nodes of a CUDA graph. Call it inside jax.shard_map.",
+            FallbackWarning,
+            stacklevel=2,
+        )
+        barrier = mlir.lower_fun(
+            lambda *xs: jax.lax.optimization_barrier(xs)[: len(beside)], multiple_results=True
+        )
+        return barrier(ctx, *operands)
+    xla.ensure_order_gate()
+    return mlir.lower_fun(functools.partial(_call, beside), multiple_results=True)(ctx, *operands)
+
+
+def _call(beside: tuple[bool, ...], *operands: Any) -> list[Any]:
+    xs, deps = operands[: len(beside)], operands[len(beside) :]
+    outside = [i for i, out in enumerate(beside) if out]
+    scalars = {str(xs[i].dtype): _smallest(xs[i].dtype) for i in outside}
+    taken = [x for i, x in enumerate(xs) if i not in outside] + list(scalars.values())
+    call = jax.ffi.ffi_call(
+        xla.ORDER_TARGET,
+        [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in taken],
+        input_output_aliases={i: i for i in range(len(taken))},
+    )
+    passed = list(call(*taken, *deps))
+    bounds = dict(zip(scalars, passed[len(passed) - len(scalars) :], strict=True))
+    inside = iter(passed)
+    return [
+        jnp.maximum(x, bounds[str(x.dtype)]) if i in outside else next(inside)
+        for i, x in enumerate(xs)
+    ]
+
+
+def _smallest(dtype: Any) -> Any:
+    """The number below all others of a type: no maximum with it changes anything."""
+    if dtype.kind == "b":
+        return jnp.zeros((), bool)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.full((), jnp.iinfo(dtype).min, dtype)
+    return jnp.full((), -jnp.inf, dtype)
+
+
+ad.primitive_jvps[dfx_xla_gate_p] = _jvp
+ad.primitive_transposes[dfx_xla_gate_p] = _transpose
+batching.primitive_batchers[dfx_xla_gate_p] = _batch
+mlir.register_lowering(dfx_xla_gate_p, _lower_identity)
+mlir.register_lowering(dfx_xla_gate_p, _lower_cuda, platform="cuda")

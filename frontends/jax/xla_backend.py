@@ -1,0 +1,234 @@
+"""The backend ``xla``: a whole plan as plain JAX code inside one XLA program.
+
+Regions are traced inline, in the plan's order, each under a scope with its name. On a GPU, order
+gates carry those order edges of the plan that data does not give (``gate_placement``); elsewhere they
+are the identity, and the program is the original's operators in another order. Nothing of it is left
+at run time but the program, so every JAX transformation goes through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from dynaflow_xla.errors import RuleError
+from dynaflow_xla.frontends.jax import capture, order_gate
+from dynaflow_xla.frontends.jax.gate_placement import Gate, RegionOrder, place_gates
+from dynaflow_xla.frontends.jax.lower import Second, cut_view, region_function
+from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
+from dynaflow_xla.frontends.jax.planned import Planned
+from dynaflow_xla.recording import Decision
+
+PLAN_SCOPE = "dfx_plan"
+"""The name scope around a plan; the component behind it is the region (``scope_of``)."""
+
+DEFAULT_LANES = 4
+"""Lanes are a matter of a strategy's taste here: a GPU runs whatever nodes of a graph are ready."""
+
+MAX_LANES = 64
+
+
+def scope_of(region_name: str) -> str:
+    """A region's name as a name scope: a slash would make two components, XLA cuts names at an "@"."""
+    return region_name.replace("/", ".").replace("@", "~")
+
+
+_logs: list[list[XlaEntry]] = []
+
+
+@contextlib.contextmanager
+def traced_entries() -> Iterator[list[XlaEntry]]:
+    """Collects the plans that are traced in the block, in this process."""
+    log: list[XlaEntry] = []
+    _logs.append(log)
+    try:
+        yield log
+    finally:
+        _logs.remove(log)
+
+
+@dataclass(kw_only=True)
+class XlaEntry(Planned):
+    """A planned signature of the backend ``xla``, evaluated in the outer program.
+
+    Attributes:
+        order: The order of regions that the program keeps.
+        gates: Region id -> the gate in front of it.
+    """
+
+    order: RegionOrder
+    gates: dict[int, Gate]
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
+        for log in _logs:
+            log.append(self)
+        with jax.named_scope(PLAN_SCOPE):
+            return self.flat_outputs(_Evaluation(self, self.bind(inputs)).run())
+
+    @property
+    def stages(self) -> list[Any]:
+        """No custom call runs this plan."""
+        return []
+
+    compiled = stages
+
+    def summary(self) -> str:
+        """One sentence for explain."""
+        values = self.pg.graph.values
+        copied = sum(values[x].bytes for gate in self.gates.values() for x in gate.copied)
+        return (
+            f"lanes {self.plan.lanes}, order gates {len(self.gates)} (identities except on a GPU), "
+            f"for which a GPU program copies {copied} bytes"
+        )
+
+
+class _Evaluation:
+    """One trace of a plan. A gated value replaces the plain one in the regions behind the gate."""
+
+    def __init__(self, entry: XlaEntry, env: dict[int, Any]):
+        self.entry = entry
+        self.env = env
+        for view in entry.captured.graph.views:
+            self.env[view.value] = cut_view(view, env[entry.captured.graph.inputs[view.input]])
+        self.gated: dict[int, list[tuple[int, Any]]] = {}
+
+    def run(self) -> dict[int, Any]:
+        entry = self.entry
+        for launch in entry.order.launches:
+            region = entry.pg.regions[launch.region]
+            with jax.named_scope(scope_of(region.name)):
+                beside: list[Any] = []
+                if region.id in entry.gates:
+                    beside = self._gate(entry.gates[region.id])
+                inputs = [self._read(v, region.id) for v in region.inputs]
+                outs = entry.functions[region.id](*inputs, *beside)
+            self.env.update(zip(region.outputs, outs, strict=True))
+        graph = entry.captured.graph
+        joins = {join.value: join for join in graph.joins}
+        for join in joins.values():
+            self.env[join.value] = jax.lax.concatenate(
+                [self._final(v) for v in join.parts], join.axis
+            )
+        return {v: self._final(v) for v in graph.outputs}
+
+    def _read(self, value: int, region: int) -> Any:
+        for behind, x in reversed(self.gated.get(value, [])):
+            if behind == region or self.entry.order.before(behind, region):
+                return x
+        return self.env[value]
+
+    def _final(self, value: int) -> Any:
+        """A result is the last value in its memory, so that no gate on the way makes a copy of it."""
+        for behind, x in reversed(self.gated.get(value, [])):
+            if value not in self.entry.gates[behind].copied:
+                return x
+        return self.env[value]
+
+    def _gate(self, gate: Gate) -> list[Any]:
+        """Puts a region behind its gate; returns what passed beside it."""
+        avals = self.entry.captured.avals
+
+        def array(value: int) -> Any:
+            return to_physical(self._read(value, gate.region), avals[value])
+
+        passed = order_gate.order(
+            [array(x) for x in gate.xs],
+            [array(d) for d in gate.deps],
+            [x in gate.beside for x in gate.xs],
+        )
+        beside = []
+        for value, x in zip(gate.xs, passed, strict=True):
+            if value in gate.beside:
+                beside.append(x)
+            else:
+                x = from_physical(x, avals[value])
+                self.gated.setdefault(value, []).append((gate.region, x))
+        return beside
+
+
+def build(**made: Any) -> XlaEntry:
+    """Makes the entry of a validated plan, from the fields of ``Planned``."""
+    pg, split, functions = made["pg"], made["split"], made["functions"]
+    order = RegionOrder(pg, made["plan"])
+    opaque = frozenset[int]() if split is None else split.joint_regions()
+    gates = {gate.region: gate for gate in place_gates(pg, order, opaque)}
+    for gate in gates.values():
+        if gate.beside:
+            second = Second(gate.beside, gate.starts, gate.paths)
+            functions[gate.region] = (
+                region_function(made["captured"], pg.regions[gate.region], second)
+                if split is None
+                else split.function(gate.region, Decision(gate.region, 0), second)
+            )
+    return XlaEntry(order=order, gates=gates, **made)
+
+
+class Program:
+    """A scheduled flat function with derivatives in both modes.
+
+    JAX differentiates the scheduled program itself. Only where the function holds rules of its own
+    (``custom_jvp``, ``custom_vjp``, ``remat``), which a capture looks through, is the differentiated
+    program made from a second plan that keeps the operators with such rules whole.
+
+    Attributes:
+        entry: The plan.
+    """
+
+    def __init__(self, made: XlaEntry, traced: Any, build_entry: Callable[..., Any]):
+        self.entry, self.split = made, made.split
+        closed = traced.jaxpr
+        self._call: Callable[..., Any] = made
+        if not capture.holds_custom_rules(closed.jaxpr):
+            return
+
+        @functools.cache
+        def whole() -> XlaEntry:
+            captured = capture.capture(
+                closed, len(traced._consts), made.options.name, keep_rules=True
+            )
+            try:
+                entry: XlaEntry = build_entry(captured, made.options)
+            except RuleError:  # a rule for an operator that is now inside a whole one
+                entry = build_entry(captured, replace(made.options, rules=None, default_cut=True))
+            return entry
+
+        if closed.effects:
+            self._call = whole()  # custom_jvp refuses effects
+            return
+        self._call = jax.custom_jvp(lambda *flat: made(*flat))
+
+        @self._call.defjvp  # type: ignore[attr-defined]
+        def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+            return jax.jvp(whole(), tuple(primals), tuple(tangents))
+
+    def __call__(self, *flat: Any) -> list[Any]:
+        """Flat inputs (closed-over values first) to flat outputs."""
+        return list(self._call(*flat))
+
+    def pairs(self) -> list[Any]:
+        """Scheduled derivatives: none, JAX makes them of the program."""
+        return []
+
+
+def shared_matmul_operand(made: XlaEntry) -> bool:
+    """Whether regions that may overlap multiply by the same value: XLA would merge their products."""
+    readers: dict[int, list[int]] = {}
+    for launch in made.order.launches:
+        for index in made.pg.regions[launch.region].ops:
+            op = made.pg.graph.ops[index]
+            if op.kind == "dot_general":
+                for value in op.inputs:
+                    readers.setdefault(value, []).append(launch.region)
+    before = made.order.before
+    return any(
+        a != b and not before(a, b) and not before(b, a)
+        for regions in readers.values()
+        for a in regions
+        for b in regions
+    )

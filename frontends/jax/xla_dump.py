@@ -1,0 +1,307 @@
+"""Reading what XLA:GPU leaves behind: the thunk sequence, the CUDA graphs' edges, the compiled text.
+
+None of these texts is a stable format, so each reader takes what it needs and says when it does not
+find it (``DumpError``); nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dynaflow_xla.errors import EngineError
+from dynaflow_xla.ffi.xla import ORDER_TARGET
+from dynaflow_xla.frontends.jax import marks
+from dynaflow_xla.frontends.jax.xla_backend import PLAN_SCOPE
+
+LOG_MODULES = "command_executor=3"
+"""TF_CPP_VMODULE under which XLA writes the edges of every CUDA graph it plans."""
+
+
+class DumpError(EngineError):
+    """XLA's dump or log does not look as this version of dynaflow_xla expects."""
+
+
+# -- thunks ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Thunk:
+    """One step of a compiled program; a command buffer, loop or branch holds others.
+
+    Attributes:
+        number: XLA's number of it.
+        kind: "kCustomKernel", "kCommandBuffer", "kGemm", ...
+        name: Name of the HLO instruction it comes from, "" if XLA does not say.
+        text: What else the line says.
+    """
+
+    number: int
+    kind: str
+    name: str
+    text: str
+    children: list[Thunk] = field(default_factory=list)
+
+    def leaves(self) -> Iterator[Thunk]:
+        """The steps that do something, in order."""
+        if not self.children:
+            yield self
+        for child in self.children:
+            yield from child.leaves()
+
+
+_THUNK = re.compile(r"^( *)(\d+): (k\w+)\s*(?:\[[^\]]*\])?\s*(.*)$")
+
+
+def read_thunks(sequence: str, metadata: str) -> list[Thunk]:
+    """The thunk sequence of a dump, with names from the dump's thunk metadata."""
+    names: dict[int, str] = {}
+    for block in metadata.split("thunk_metadata {")[1:]:
+        thunk_id = re.search(r"thunk_id: (\d+)", block)
+        name = re.search(r'profile_annotation: "([^"]*)"', block)
+        if name and thunk_id:
+            names[int(thunk_id[1])] = name[1]
+    top: list[Thunk] = []
+    stack: list[tuple[int, list[Thunk]]] = [(-1, top)]
+    for line in sequence.splitlines():
+        found = _THUNK.match(line)
+        if not found:
+            continue
+        indent = len(found[1])
+        number = int(found[2])
+        thunk = Thunk(number, found[3], names.get(number, ""), found[4].strip())
+        while stack[-1][0] >= indent:
+            stack.pop()
+        stack[-1][1].append(thunk)
+        stack.append((indent, thunk.children))
+    if not top:
+        raise DumpError("XLA's thunk sequence is empty or has another form than known")
+    return top
+
+
+# -- edges -----------------------------------------------------------------------------------------
+
+_NODE = re.compile(r"^node (\d+) \(priority=[^)]*\): in=\[([^\]]*)\] out=\[")
+
+
+def read_graphs(log: str) -> list[list[set[int]]]:
+    """The CUDA graphs in a log: for each node, the nodes it waits for."""
+    graphs: list[list[set[int]]] = []
+    open_graph = False
+    for line in log.splitlines():
+        if "Execution graph: " in line:
+            graphs.append([])
+            open_graph = True
+        elif open_graph and (found := _NODE.match(line)):
+            if int(found[1]) != len(graphs[-1]):
+                raise DumpError(f"nodes of a CUDA graph are out of order in XLA's log: {line!r}")
+            graphs[-1].append({int(n) for n in re.findall(r"id: (\d+)", found[2])})
+        elif open_graph and graphs[-1]:
+            open_graph = False
+    return graphs
+
+
+@dataclass
+class GraphOrder:
+    """The order of the leaves of a thunk sequence; they are named by ``id(leaf)``.
+
+    Attributes:
+        before: For each leaf those that are over before it starts.
+        edges: For each leaf in a CUDA graph the last leaves of the nodes it waits for directly.
+    """
+
+    before: dict[int, set[int]] = field(default_factory=dict)
+    edges: dict[int, set[int]] = field(default_factory=dict)
+
+
+def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = False) -> GraphOrder:
+    """The order in which steps run.
+
+    Steps run one after another on one stream; inside a command buffer the CUDA graph's edges rule
+    (with ``serial`` XLA records no graph: it is a chain); what is between an asynchronous start and
+    its done runs beside it.
+    """
+    made = GraphOrder()
+    remaining = list(graphs)
+
+    def visit(thunks: list[Thunk], base: set[int]) -> set[int]:
+        done = set(base)
+        open_starts: dict[str, set[int]] = {}
+        for thunk in thunks:
+            mine = {id(leaf) for leaf in thunk.leaves()}
+            if thunk.kind == "kCommandBuffer":
+                graph = (
+                    [{i - 1} if i else set() for i in range(len(thunk.children))]
+                    if serial
+                    else _graph_of(thunk, remaining)
+                )
+                seen: list[set[int]] = []
+                leaves = [list(child.leaves()) for child in thunk.children]
+                for child, preds in zip(thunk.children, graph, strict=True):
+                    waits = set(done).union(*(seen[p] for p in preds))
+                    visit([child], waits)
+                    seen.append(waits | {id(leaf) for leaf in child.leaves()})
+                    first = next(child.leaves())
+                    made.edges[id(first)] = {id(leaves[p][-1]) for p in preds}
+            elif thunk.children:
+                visit(thunk.children, done)
+            else:
+                made.before[id(thunk)] = set(done)
+            key = _async_id(thunk)
+            if thunk.kind.endswith("Start") and key:
+                open_starts[key] = mine
+                continue
+            if thunk.kind.endswith("Done") and key in open_starts:
+                done |= open_starts.pop(key)
+            done |= mine
+        return done
+
+    visit(top, set())
+    return made
+
+
+def _async_id(thunk: Thunk) -> str:
+    found = re.search(r"async_id=(\d+)", thunk.text)
+    return found[1] if found else ""
+
+
+def _graph_of(thunk: Thunk, remaining: list[list[set[int]]]) -> list[set[int]]:
+    """XLA plans command buffers in program order; the number of nodes tells that it is the same."""
+    if not remaining or len(remaining[0]) != len(thunk.children):
+        have = len(remaining[0]) if remaining else "none"
+        raise DumpError(
+            f"the CUDA graph of command buffer {thunk.number} ({len(thunk.children)} commands) is not in "
+            f"XLA's log; the next graph there has {have} nodes"
+        )
+    return remaining.pop(0)
+
+
+# -- compiled text ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction of the compiled program.
+
+    Attributes:
+        region: The plan's region it comes from (outside of plans: "").
+        held: Regions of what it computes inside itself, if it is a fusion.
+        made: Regions of its results.
+    """
+
+    name: str
+    opcode: str
+    shape: str
+    region: str
+    held: frozenset[str]
+    made: frozenset[str]
+    body: frozenset[str]
+    target: str
+
+    @property
+    def is_gate(self) -> bool:
+        """Whether it is one of the plan's order gates."""
+        return self.target == ORDER_TARGET
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it moves data and does nothing else."""
+        return self.opcode in ("copy", "copy-start") or (
+            self.opcode == "fusion" and self.body <= {"copy", "parameter", "bitcast", "tuple"}
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Size of the result."""
+        return sum(map(_bytes, re.findall(r"([a-z]+\d*\w*)\[([\d,]*)\]", self.shape)))
+
+
+_WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s64": 8, "u64": 8,
+           "f64": 8, "c64": 8, "c128": 16}  # fmt: skip
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\([^=]*?\)|\S+) ([\w\-]+)\((.*)$")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?-> .*\{$")
+
+
+def _bytes(found: tuple[str, str]) -> int:
+    size = 1 if found[0].startswith("f8") else _WIDTHS.get(found[0], 4)
+    for dimension in filter(None, found[1].split(",")):
+        size *= int(dimension)
+    return size
+
+
+def region_of(op_name: str) -> str:
+    """The region in an operation's name: the scope behind the plan's, or ""."""
+    parts = marks.split_scope(op_name)
+    return parts[parts.index(PLAN_SCOPE) + 1] if PLAN_SCOPE in parts[:-1] else ""
+
+
+def read_instructions(text: str) -> dict[str, Instruction]:
+    """Every instruction of a compiled program, by name."""
+    bodies: dict[str, list[re.Match[str]]] = {}
+    current: list[re.Match[str]] = []
+    for line in text.splitlines():
+        if head := _COMPUTATION.match(line):
+            current = bodies.setdefault(head[2], [])
+        elif found := _INSTRUCTION.match(line):
+            current.append(found)
+    made: dict[str, Instruction] = {}
+    for lines in bodies.values():
+        for found in lines:
+            rest = found[5]
+            called = re.search(r"calls=%?([\w.\-]+)", rest)
+            body = bodies.get(called[1], []) if called and found[4] == "fusion" else []
+            region = region_of(_op_name(rest))
+            target = re.search(r'custom_call_target="([^"]*)"', rest)
+            made[found[2]] = Instruction(
+                name=found[2],
+                opcode=found[4],
+                shape=found[3],
+                region=region or _root_region(body),
+                held=frozenset(filter(None, (region_of(_op_name(line[5])) for line in body))),
+                made=frozenset(filter(None, (region, *_roots(body)))),
+                body=frozenset(line[4] for line in body),
+                target=target[1] if target else "",
+            )
+    return made
+
+
+def _op_name(rest: str) -> str:
+    found = re.search(r'op_name="([^"]*)"', rest)
+    return found[1] if found else ""
+
+
+def _roots(body: list[re.Match[str]]) -> list[str]:
+    """Regions of the results of a fusion."""
+    root = next((line for line in body if line[1]), None)
+    if root is None:
+        return []
+    if root[4] != "tuple":
+        return [region_of(_op_name(root[5]))]
+    results = set(re.findall(r"%?([\w.\-]+)", root[5].split(")")[0]))
+    return [region_of(_op_name(line[5])) for line in body if line[2] in results]
+
+
+def _root_region(body: list[re.Match[str]]) -> str:
+    """Region of the last instruction of a fusion that has one."""
+    for line in reversed(body):
+        if region := region_of(_op_name(line[5])):
+            return region
+    return ""
+
+
+def read_folder(folder: Path) -> tuple[list[Thunk], dict[str, Instruction]]:
+    """The main program of a dump folder."""
+    sequences = sorted(folder.glob("*thunk_sequence_after_thunk_passes.txt")) or sorted(
+        folder.glob("*thunk_sequence.txt")
+    )
+    if not sequences:
+        raise DumpError(
+            "XLA left no thunk sequence; this jaxlib writes its dumps under another name"
+        )
+    largest = max(sequences, key=lambda path: path.stat().st_size)
+    stem = largest.name.split(".thunk_sequence")[0]
+    metadata = folder / f"{stem}.thunk_metadata.txt"
+    thunks = read_thunks(largest.read_text(), metadata.read_text() if metadata.is_file() else "")
+    return thunks, read_instructions((folder / "compiled.txt").read_text())

@@ -1,0 +1,416 @@
+"""What a split does not take, says so: axes, sizes, merges, what is not proved, forward mode."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dynaflow_xla as dfx
+
+W = jnp.asarray(np.random.default_rng(0).normal(size=(4, 4)), jnp.float32)
+X = jnp.asarray(np.random.default_rng(1).normal(size=(6, 4)), jnp.float32)
+
+
+def layer(x: Any, w: Any) -> Any:
+    return jnp.tanh(x @ w)
+
+
+def split(fn: Any, strategy: Any = None, **options: Any) -> Any:
+    options.setdefault("in_axes", 0)
+    return dfx.schedule(fn, strategy or dfx.NanoBatch(2), lanes=1, **options)
+
+
+# -- requests that make no sense -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", [dfx.NanoBatch(2), dfx.NanoBatch([3, 3]), dfx.DualBatch()])
+def test_a_split_without_axes(strategy: Any) -> None:
+    fast = dfx.schedule(layer, strategy)
+    for run in (fast, jax.jit(fast), lambda *a: dfx.plan(fast, *a)):
+        with pytest.raises(dfx.PlanError, match="in_axes"):
+            run(X, W)
+
+
+@pytest.mark.parametrize("options", [{"out_axes": 1}, {"batch_size": 6}, {"out_axes": dfx.Sum()}])
+def test_batch_options_without_axes(options: dict[str, Any]) -> None:
+    with pytest.raises(dfx.PlanError, match="without in_axes"):
+        dfx.schedule(layer, dfx.NanoBatch(2), **options)
+
+
+@pytest.mark.parametrize(
+    ("axes", "match"),
+    [
+        ((0,), "an entry for each of 2"),
+        ((0, None, None), "an entry for each of 2"),
+        ((2, None), r"argument 0 must be an axis of its shape \[6, 4\]; got 2"),
+        ((-3, None), "must be an axis of its shape"),
+        ((None, None), "names no argument with a batch"),
+        (
+            (0, 0),
+            r"same number of rows; got 6 in argument 0 \[6, 4\] along axis 0; 4 in argument 1",
+        ),
+        (("rows", None), "integers and None; got 'rows'"),
+        ((True, None), "integers and None; got True"),
+        ((1.0, None), "integers and None; got 1.0"),
+        ("rows", "must be an integer or a tuple"),
+        (True, "must be an integer or a tuple"),
+        ({"x": 0}, "must be an integer or a tuple"),
+        (((0, 0), None), "prefix of the argument"),
+    ],
+)
+def test_bad_in_axes(axes: Any, match: str) -> None:
+    fast = split(layer, in_axes=axes)
+    for run in (fast, jax.jit(fast), lambda *a: dfx.plan(fast, *a)):
+        with pytest.raises(dfx.PlanError, match=match):
+            run(X, W)
+
+
+@pytest.mark.parametrize("axes", [3, -3, "rows", True, (0, 0), {"a": 0}, 1.0])
+def test_bad_out_axes(axes: Any) -> None:
+    fast = split(layer, in_axes=(0, None), out_axes=axes)
+    with pytest.raises(dfx.PlanError, match="out_axes"):
+        fast(X, W)
+
+
+def test_out_axes_of_a_tree_name_the_result() -> None:
+    fast = split(lambda x: {"a": x, "b": x.sum()}, out_axes=0)
+    with pytest.raises(dfx.PlanError, match=r"result\['b'\] must be an axis of its shape \[\]"):
+        fast(X)
+
+
+def test_scalar_argument_with_a_batch_axis() -> None:
+    with pytest.raises(dfx.PlanError, match=r"argument 1 must be an axis of its shape \[\].*None"):
+        split(lambda x, s: x * s)(X, 2.0)
+
+
+def test_keyword_arguments_are_batched() -> None:
+    fast = split(lambda x, *, w: x @ w)
+    with pytest.raises(dfx.PlanError, match=r"4 in keyword argument \['w'\]"):
+        fast(X, w=W)
+
+
+def test_axis_of_a_static_argument() -> None:
+    fast = split(jax.jit(lambda x, n: x**n, static_argnums=1), in_axes=(0, 0))
+    with pytest.raises(dfx.PlanError, match="argument 1 is static"):
+        fast(X, 2)
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 2.0, "6"])
+def test_bad_batch_size(size: Any) -> None:
+    with pytest.raises(dfx.PlanError, match="batch_size must be a positive integer"):
+        split(layer, batch_size=size)
+
+
+def test_another_batch_size_than_said() -> None:
+    fast = split(layer, in_axes=(0, None), batch_size=8)
+    with pytest.raises(dfx.PlanError, match="batch_size=8.*got 6 rows in argument 0"):
+        fast(X, W)
+
+
+@pytest.mark.parametrize("context", [3, "tokens", [1, 2], X])
+def test_context_that_is_no_mapping(context: Any) -> None:
+    with pytest.raises(dfx.PlanError, match="context must be a mapping"):
+        split(layer, context=context)
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [[4, 3], [2, 2], [6, 1], [1] * 7])
+def test_sizes_that_do_not_add_up(sizes: list[int]) -> None:
+    fast = split(layer, dfx.NanoBatch(sizes), in_axes=(0, None))
+    with pytest.raises(dfx.PlanError, match="the batch.* 6|batch has 6"):
+        fast(X, W)
+
+
+@pytest.mark.parametrize(
+    "sizes", [0, -1, True, 2.5, None, "two", [], [0, 6], [-1, 7], [3.0, 3.0], [True, 5], ["3", "3"]]
+)
+def test_bad_sizes(sizes: Any) -> None:
+    with pytest.raises(dfx.PlanError, match="count|sizes"):
+        dfx.NanoBatch(sizes)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: dfx.Split(0),
+        lambda: dfx.Split(-2),
+        lambda: dfx.Split(2, (1, 2, 3)),
+        lambda: dfx.Split(2, (0, 6)),
+        lambda: dfx.Split.even(0),
+        lambda: dfx.Split.even(2.0),  # type: ignore[arg-type]
+        lambda: dfx.Split.of_sizes(6),  # type: ignore[arg-type]
+        lambda: dfx.Split.of_sizes([]),
+        lambda: dfx.Split.balanced([1, 2], 3),
+        lambda: dfx.Split.balanced([1, 2], 0),
+        lambda: dfx.Split.balanced([], 1),
+        lambda: dfx.Split.balanced([1, -2], 2),
+        lambda: dfx.Split.balanced([1, float("nan")], 2),
+        lambda: dfx.Split.balanced([1, float("inf")], 2),
+        lambda: dfx.Split.balanced(["a", "b"], 2),  # type: ignore[list-item]
+        lambda: dfx.Split.balanced(3, 1),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_splits(make: Callable[[], Any]) -> None:
+    with pytest.raises(dfx.PlanError):
+        make()
+
+
+def test_sizes_or_weights() -> None:
+    with pytest.raises(dfx.PlanError, match="not both"):
+        dfx.NanoBatch([3, 3], weights="tokens")
+
+
+@pytest.mark.parametrize(
+    ("context", "match"),
+    [
+        (None, r"context\['tokens'\]; the context has nothing"),
+        ({"token": [1]}, r"has \['token'\]"),
+        ({"tokens": [1, 2, 3]}, "each of 6 rows; got 3"),
+        ({"tokens": 6}, "numbers"),
+        ({"tokens": ["a"] * 6}, "numbers"),
+        ({"tokens": [-1] * 6}, "not negative"),
+    ],
+)
+def test_bad_weights(context: Any, match: str) -> None:
+    fast = split(layer, dfx.NanoBatch(2, weights="tokens"), in_axes=(0, None), context=context)
+    with pytest.raises(dfx.PlanError, match=match):
+        fast(X, W)
+
+
+@pytest.mark.parametrize("given", [None, 2, (3, 3), "even"])
+def test_a_strategy_that_returns_no_split(given: Any) -> None:
+    class Wrong(dfx.Sequential):
+        def split(self, ctx: Any) -> Any:
+            return given
+
+    with pytest.raises(dfx.PlanError, match="split must return a dfx.Split"):
+        split(layer, Wrong(), in_axes=(0, None))(X, W)
+
+
+def test_more_nano_batches_than_rows() -> None:
+    class Many(dfx.Sequential):
+        def split(self, ctx: Any) -> Any:
+            return dfx.Split.even(7)
+
+    with pytest.raises(dfx.PlanError, match="7 nano-batches; the batch has 6 rows"):
+        split(layer, Many(), in_axes=(0, None))(X, W)
+
+
+# -- merges ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fn", "out", "match"),
+    [
+        (lambda x: x.sum(), dfx.Mean(), r"sum over the batch.*dfx\.Mean.*dfx\.Sum"),
+        (lambda x: x.mean(), dfx.Sum(), r"mean over the batch.*dfx\.Sum.*dfx\.Mean"),
+        (lambda x: x.sum() ** 2, dfx.Sum(), "integer_pow|square|mul"),
+        (lambda x: x.max(), dfx.Sum(), "reduce_max"),
+        (lambda x: x.sum(0), None, r"sum over the batch.*None"),
+        (lambda x: jnp.sin(x), dfx.Sum(), r"one entry for each row.*out_axes=0"),
+        (lambda x: jnp.sin(x), 1, r"one entry for each row.*out_axes=0"),
+        (lambda x: jnp.sin(x), None, r"one entry for each row.*out_axes=0"),
+        (lambda x: x[::-1], 0, "rev"),
+        (lambda x: jnp.cumsum(x, 0), 0, "cumsum"),
+        (lambda x: x.sum() / x.std(), dfx.Mean(), "sqrt|reduce_sum"),
+        (lambda x: x[0], None, "slice|squeeze|dynamic_slice"),
+        (lambda x: jnp.ones(()) * 3, dfx.Sum(), "does not depend on the batch"),
+    ],
+)
+def test_wrong_merges(fn: Any, out: Any, match: str) -> None:
+    fast = split(fn, out_axes=out)
+    for run in (fast, jax.jit(fast), lambda *a: dfx.plan(fast, *a)):
+        with pytest.raises(dfx.SeparabilityError) as error:
+            run(X)
+        text = " ".join(str(error.value).split())
+        assert re.search(match, text), text
+
+
+@pytest.mark.parametrize("assume", [False, True])
+@pytest.mark.parametrize(
+    ("fn", "out"),
+    [
+        (lambda x: (x * 3).astype(int).sum(), dfx.Mean()),
+        (lambda x: (x > 0).any(), dfx.Sum()),
+        (lambda x: (x > 0).any(), dfx.Mean()),
+    ],
+)
+def test_merges_of_the_wrong_type(fn: Any, out: Any, assume: bool) -> None:
+    fast = split(fn, dfx.NanoBatch(2, assume_separable=assume), out_axes=out)
+    with pytest.raises((dfx.PlanError, dfx.SeparabilityError)):
+        fast(X)
+
+
+def test_assumed_axis_that_is_not_there() -> None:
+    """What the user vouches for must still have shapes that fit."""
+    fast = split(lambda x: x.sum(0), dfx.NanoBatch([4, 2], assume_separable=True), out_axes=0)
+    with pytest.raises(dfx.PlanError, match=r"result 0.*axis 0"):
+        fast(X)
+
+
+def test_an_argument_returned_along_another_axis() -> None:
+    fast = split(lambda x: x, dfx.NanoBatch(2, assume_separable=True), out_axes=1)
+    with pytest.raises(dfx.PlanError, match="result 0.*along axis 1"):
+        fast(X)
+
+
+# -- what is not proved ----------------------------------------------------------------------------
+
+
+def by_size(x: Any) -> Any:
+    """Another program for other sizes, with the same values."""
+    return jnp.sin(x) * 2 if x.shape[0] > 3 else jnp.sin(x) + jnp.sin(x)
+
+
+def other_by_size(x: Any) -> Any:
+    """Another program for other sizes, with other values."""
+    return jnp.sin(x) if x.shape[0] > 3 else jnp.cos(x)
+
+
+def test_equal_on_the_first_call(assert_same: Any) -> None:
+    fast = split(by_size)
+    assert_same(by_size(X), fast(X))
+    assert "the first call gave equal values" in dfx.explain(fast, X)
+    assert_same(by_size(X + 1), jax.jit(fast)(X + 1))
+    assert_same(jax.grad(lambda x: by_size(x).sum())(X), jax.grad(lambda x: fast(x).sum())(X))
+
+
+def test_compared_again_for_another_signature() -> None:
+    fast = split(by_size)
+    fast(X)
+    with pytest.raises(dfx.SeparabilityError, match="call it once outside"):
+        jax.jit(fast)(X[:5])
+    fast(X[:5])
+    jax.jit(fast)(X[:5])
+
+
+def test_unequal_on_the_first_call() -> None:
+    fast = split(other_by_size)
+    for _ in range(2):
+        with pytest.raises(dfx.SeparabilityError, match="compared with the original") as error:
+            fast(X)
+    assert "assume_separable=True" in str(error.value)
+    assert "other operators" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda fast: jax.jit(fast)(X),
+        lambda fast: jax.grad(lambda x: fast(x).sum())(X),
+        lambda fast: jax.vmap(fast)(jnp.stack([X, X])),
+        lambda fast: fast.lower(X),
+        lambda fast: fast.trace(X),
+        lambda fast: jax.eval_shape(fast, X),
+        lambda fast: jax.make_jaxpr(fast)(X),
+        lambda fast: jax.jit(lambda y: fast(X) + y)(X),
+        lambda fast: jax.lax.scan(lambda c, x: (c, fast(x)), 0, jnp.stack([X, X])),
+    ],
+    ids=[
+        "jit",
+        "grad",
+        "vmap",
+        "lower",
+        "trace",
+        "eval_shape",
+        "make_jaxpr",
+        "closed over",
+        "scan",
+    ],
+)
+def test_not_compared_while_traced(run: Any) -> None:
+    with pytest.raises(dfx.SeparabilityError, match="call it once outside") as error:
+        run(split(by_size))
+    assert "assume_separable=True" in str(error.value)
+
+
+def test_without_check() -> None:
+    """check=False: the user does not want the comparison."""
+    jax.jit(split(by_size, check=False))(X)
+
+
+def test_donated_arguments_are_compared(assert_same: Any) -> None:
+    fast = split(jax.jit(by_size, donate_argnums=0))
+    want = by_size(X)
+    assert_same(want, fast(jnp.copy(X)))
+
+
+def test_assumed_is_neither_proved_nor_compared(assert_same: Any) -> None:
+    fast = split(other_by_size, dfx.NanoBatch(2, assume_separable=True))
+    assert_same(jnp.cos(X), fast(X))
+
+
+# -- effects ---------------------------------------------------------------------------------------
+
+
+def _printing(x: Any) -> Any:
+    jax.debug.print("row {}", x[0, 0])
+    return x * 2
+
+
+def _calling(x: Any) -> Any:
+    spec = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.pure_callback(lambda v: np.sin(v), spec, x)
+
+
+@pytest.mark.parametrize(("fn", "kind"), [(_printing, "debug"), (_calling, "callback")])
+@pytest.mark.parametrize("assume", [False, True])
+def test_effects_are_refused(fn: Any, kind: str, assume: bool) -> None:
+    fast = split(fn, dfx.NanoBatch(2, assume_separable=assume))
+    with pytest.raises((dfx.UnsupportedError, dfx.SeparabilityError), match=rf"{kind}.*\.py:\d+"):
+        fast(X)
+
+
+# -- forward mode ----------------------------------------------------------------------------------
+
+
+def _loss(f: Any) -> Any:
+    return lambda x: jnp.sum(f(x, W) ** 2)
+
+
+FORWARD = {
+    "jvp": lambda f: jax.jvp(lambda x: f(x, W), (X,), (X,)),
+    "jacfwd": lambda f: jax.jacfwd(lambda x: f(x, W))(X),
+    "hessian": lambda f: jax.hessian(_loss(f))(X),
+    "linearize": lambda f: jax.linearize(lambda x: f(x, W), X)[1](X),
+    "jvp of grad": lambda f: jax.jvp(jax.grad(_loss(f)), (X,), (X,)),
+    "vmap of jvp": lambda f: jax.vmap(lambda t: jax.jvp(lambda x: f(x, W), (X,), (t,))[1])(
+        jnp.stack([X, X])
+    ),
+    "jvp of vmap": lambda f: jax.jvp(
+        jax.vmap(lambda x: f(x, W)), (jnp.stack([X, X]),), (jnp.stack([X, X]),)
+    ),
+    "jvp through scan": lambda f: jax.jvp(
+        lambda x: jax.lax.scan(lambda c, _: (f(c, W), None), x, None, 2)[0], (X,), (X,)
+    ),
+}
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize("strategy", [dfx.NanoBatch(2), dfx.Branches()], ids=["split", "whole"])
+def test_forward_mode_names_the_way_out(strategy: Any, name: str, jitted: bool) -> None:
+    axes = {"in_axes": (0, None)} if isinstance(strategy, dfx.NanoBatch) else {}
+    fast = dfx.schedule(layer, strategy, lanes=1, **axes)
+    run = FORWARD[name]
+    with pytest.raises(dfx.UnsupportedError, match=r"fast\.original.*jax\.grad") as error:
+        (jax.jit(lambda: run(fast)) if jitted else lambda: run(fast))()
+    assert "layer" in str(error.value)
+    run(fast.original)  # the way out works
+
+
+def test_forward_over_integers_is_nothing_to_refuse(assert_same: Any) -> None:
+    """No tangent reaches the function: there is nothing to differentiate."""
+    fast = split(lambda n: n * 2)
+    n = jnp.arange(6)
+    tangent = np.zeros(6, jax.dtypes.float0)
+    want = jax.jvp(fast.original, (n,), (tangent,))
+    assert_same(want[0], jax.jvp(fast, (n,), (tangent,))[0])

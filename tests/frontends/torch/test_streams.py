@@ -1,0 +1,205 @@
+"""Plans on streams, with streams and graphs that only keep books: order, allocator, replay."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import dynaflow_xla as dfx  # noqa: E402
+from dynaflow_xla.errors import EngineError  # noqa: E402
+from dynaflow_xla.frontends.torch import cuda  # noqa: E402
+
+LANES = 3
+
+
+class Books:
+    """Streams as vector clocks; a read that nothing orders behind its write is noted."""
+
+    def __init__(self, ignore_waits: bool = False) -> None:
+        self.clocks = [[0] * LANES for _ in range(LANES)]
+        self.current = 0
+        self.ignore_waits = ignore_waits
+        self.told: list[tuple[int, int]] = []
+        self.unordered: list[str] = []
+        self.made: dict[int, tuple[int, int]] = {}
+
+    @contextlib.contextmanager
+    def on(self, lane: int) -> Iterator[None]:
+        before, self.current = self.current, lane
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def record(self, lane: int) -> list[int]:
+        self.clocks[lane][lane] += 1
+        return list(self.clocks[lane])
+
+    def wait(self, lane: int, event: list[int]) -> None:
+        if not self.ignore_waits:
+            self.clocks[lane] = [max(a, b) for a, b in zip(self.clocks[lane], event, strict=True)]
+
+    def used_by(self, lane: int, tensor: torch.Tensor) -> None:
+        self.told.append((lane, tensor.untyped_storage().data_ptr()))
+
+    def watch(self, runner: cuda.StreamRunner) -> None:
+        """Makes every stretch check what it reads and note what it makes."""
+        for steps, _ in runner._stages:
+            for step in steps:
+                if step.stretch is not None:
+                    step.stretch = replace(step.stretch, run=self._watched(step, step.stretch.run))
+
+    def _watched(self, step: Any, run: Any) -> Any:
+        def watched(env: Any) -> None:
+            assert self.current == step.lane
+            clock = self.clocks[step.lane]
+            for value in step.reads:
+                lane, time = self.made.get(value, (0, 0))
+                if lane != step.lane and clock[lane] < time:
+                    self.unordered.append(f"lane {step.lane} reads value {value} of lane {lane}")
+                if lane != step.lane:
+                    assert (step.lane, env[value].untyped_storage().data_ptr()) in self.told
+            run(env)
+            for value in step.makes:
+                self.made[value] = (step.lane, clock[step.lane] + 1)
+
+        return watched
+
+
+class RoundRobin(dfx.Strategy):
+    def rules(self, graph: Any) -> Any:
+        return [dfx.Op("*")]
+
+    def schedule(self, s: Any) -> None:
+        count = 0
+        while ready := s.ready():
+            for op in ready:
+                s.execute(op, lane=count % s.lanes)
+                count += 1
+
+
+def _native(fn: Any, *args: Any) -> Any:
+    fast = dfx.schedule(fn, strategy=RoundRobin(), lanes=2, backend="torch")
+    with torch.no_grad():
+        fast(*args)
+        entry = fast._dfx_core.planned(args, {})
+    return entry.native
+
+
+def model(x: Any, w: Any) -> Any:
+    a = torch.sin(x) @ w
+    b = torch.cos(x) * 2
+    return torch.tanh(a) + b @ w, a - b
+
+
+@pytest.fixture
+def args() -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
+
+
+def _runner(args: Any, books: Books) -> cuda.StreamRunner:
+    runner = cuda.StreamRunner(_native(model, *args), books)
+    books.watch(runner)
+    return runner
+
+
+def test_reads_are_ordered_and_the_allocator_is_told(args: Any) -> None:
+    books = Books()
+    runner = _runner(args, books)
+    outs = runner(list(args))
+    for want, got in zip(model(*args), outs, strict=True):
+        assert torch.equal(want, got)
+    assert not books.unordered
+    assert {lane for steps, _ in runner._stages for lane in (s.lane for s in steps)} == {0, 1}
+    for out in outs:  # freed by the caller, in the order of its stream
+        assert (0, out.untyped_storage().data_ptr()) in books.told
+    # The caller's stream is behind everything that any lane was given.
+    assert books.clocks[0][1] == books.clocks[1][1]
+
+
+def test_the_check_notices_missing_waits(args: Any) -> None:
+    books = Books(ignore_waits=True)
+    _runner(args, books)(list(args))
+    assert books.unordered
+
+
+def test_a_failing_region_is_named_and_the_lanes_are_joined(args: Any) -> None:
+    books = Books()
+    runner = _runner(args, books)
+    step = [s for steps, _ in runner._stages for s in steps if s.stretch is not None and s.lane][0]
+
+    scope: dict[str, Any] = {}
+    exec(
+        "def broken(env): raise RuntimeError('a kernel failed')", scope
+    )  # one line, like a stretch
+    good, step.stretch = step.stretch, replace(step.stretch, run=scope["broken"])
+    with pytest.raises(EngineError, match="region .* failed: RuntimeError: a kernel failed"):
+        runner(list(args))
+    assert books.clocks[0][1] == books.clocks[1][1]
+    step.stretch = good
+    assert torch.equal(runner(list(args))[0], model(*args)[0])
+
+
+class ReplayedOnCpu:
+    def __init__(self) -> None:
+        self.captures = 0
+
+    def capture(self, run: Any) -> Any:
+        self.captures += 1
+        outputs = run()
+
+        def replay() -> None:
+            for kept, new in zip(outputs, run(), strict=True):
+                kept.copy_(new)
+
+        for out in outputs:
+            out.fill_(float("nan"))  # a capture computes nothing
+        return replay, outputs
+
+
+def test_graphs_replay_with_new_inputs_and_parameters_in_place(args: Any) -> None:
+    graphs, (_, w) = ReplayedOnCpu(), args
+    plan = cuda.GraphedPlan(_runner(args, Books()), graphs)
+    kept = []
+    for seed in range(20):
+        x = torch.randn(8, 8, generator=torch.Generator().manual_seed(seed))
+        kept.append(x)  # so that no address comes back
+        w.add_(0.01)  # a parameter changes where it is
+        outs = plan([x, w])
+        for want, got in zip(model(x, w), outs, strict=True):
+            assert torch.equal(want, got)
+        kept += outs
+    assert graphs.captures == 1
+    made = next(iter(plan._made.values()))
+    assert made.moved == [n for n, x in enumerate(made.inputs) if x is not w] != [0, 1]
+    # A parameter that moves after all: right values, and one more graph that copies it.
+    for _ in range(4):
+        w = w.clone()
+        kept.append(w)
+        assert torch.equal(plan([kept[0], w])[0], model(kept[0], w)[0])
+    assert graphs.captures == 2
+
+
+def test_a_graph_a_size_and_the_oldest_goes(args: Any) -> None:
+    graphs = ReplayedOnCpu()
+    runner = _runner(args, Books())
+    plan = cuda.GraphedPlan(runner, graphs, keep=2)
+    w = args[1]
+    for rows in (8, 4, 2, 8):
+        for seed in range(3):
+            x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(seed))
+            assert torch.equal(plan([x, w])[0], model(x, w)[0])
+    assert len(plan._made) == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_without_cuda_the_reason_is_told() -> None:
+    with pytest.raises(EngineError, match="no CUDA device"):
+        cuda.CudaStreams(torch.device("cuda", 0), 2)

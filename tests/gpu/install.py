@@ -1,0 +1,57 @@
+"""Installs the package where the GPU is, without a package index: ``python install.py SITE WHEELS``.
+
+What is carried in WHEELS is installed into SITE: the package always, another wheel only if this
+Python lacks its module. A package that was built for another Python or C library is built here from
+the sources, with the build tools that this Python has.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pip(*args: str) -> int:
+    return subprocess.call([sys.executable, "-m", "pip", "-q", *args])
+
+
+def loads(site: Path) -> bool:
+    check = "import dynaflow_xla.ffi._engine as e; e.cuda_problem()"
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    return subprocess.call([sys.executable, "-P", "-c", check], env=env) == 0
+
+
+def main() -> int:
+    site, wheels = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
+    begin = time.time()
+    shutil.rmtree(site, ignore_errors=True)
+    into = ["install", "--no-index", "--no-deps", "--target", str(site)]
+    ours = sorted(wheels.glob("dynaflow_xla-*.whl"))
+    for wheel in sorted(wheels.glob("*.whl")):
+        module = wheel.name.split("-")[0]
+        if wheel in ours or importlib.util.find_spec(module) is not None:
+            continue
+        pip(*into, str(wheel))
+    if ours and pip(*into, str(ours[-1])) == 0 and loads(site):
+        how = ours[-1].name
+    else:
+        how = "built here"
+        if pip(*into, "--no-build-isolation", str(ROOT)) != 0 or not loads(site):
+            print(
+                "no wheel of dynaflow_xla fits this Python and it cannot be built here (that needs "
+                "scikit-build-core, nanobind, cmake, ninja, jaxlib): run `make gpu-wheel` elsewhere"
+            )
+            return 1
+    print(f"dynaflow_xla ({how}) in {site}, {time.time() - begin:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,171 @@
+"""Every strategy and backend on a GPU against the original, with delays in the lanes, again and again."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dynaflow_xla as dfx
+
+
+class RoundRobin(dfx.Strategy):
+    def rules(self, graph: Any) -> Any:
+        return [dfx.Op("*")]
+
+    def schedule(self, s: Any) -> None:
+        count = 0
+        while ready := s.ready():
+            for op in ready:
+                s.execute(op, lane=count % s.lanes)
+                count += 1
+
+
+STRATEGIES = [dfx.Sequential(), dfx.Branches(), RoundRobin()]
+
+
+def _jax_cases(jax: Any) -> dict[str, Any]:
+    jnp = jax.numpy
+
+    def branches(x: Any, w: Any) -> Any:
+        parts = [jnp.tanh(x @ w * (i + 1)) @ w for i in range(4)]
+        return sum(parts), parts[0] * 2
+
+    def experts(x: Any, w: Any) -> Any:
+        gate = jax.nn.softmax(x @ w[:, :4])
+        return sum(gate[:, i : i + 1] * (jax.nn.silu(x @ w * (i + 1)) @ w) for i in range(4))
+
+    def reductions(x: Any, w: Any) -> Any:
+        return jnp.sort(x, -1)[:, -8:], jnp.argmax(x @ w, -1), jnp.cumsum(w, 0), x.mean()
+
+    return {"branches": branches, "experts": experts, "reductions": reductions}
+
+
+@pytest.mark.parametrize("backend", ["ffi", "xla"])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=["sequential", "branches", "round_robin"])
+@pytest.mark.parametrize("name", ["branches", "experts", "reductions"])
+def test_jax(jax: Any, name: str, strategy: Any, backend: str) -> None:
+    fn = _jax_cases(jax)[name]
+    try:
+        fast = dfx.schedule(fn, strategy=strategy, backend=backend, lanes=3)
+    except dfx.UnsupportedError as error:
+        pytest.skip(str(error))
+    rng = np.random.default_rng(0)
+    original = jax.jit(fn)
+    for _ in range(5):
+        args = [jax.numpy.asarray(rng.standard_normal((128, 128)), "float32") for _ in range(2)]
+        want = jax.tree_util.tree_leaves(original(*args))
+        got = jax.tree_util.tree_leaves(fast(*args))
+        for w, g in zip(want, got, strict=True):
+            np.testing.assert_allclose(np.asarray(w), np.asarray(g), rtol=2e-3, atol=2e-3)
+    outs = [fast(*args) for _ in range(200)]  # deep, without a pause
+    for w, g in zip(want, jax.tree_util.tree_leaves(outs[-1]), strict=True):
+        np.testing.assert_allclose(np.asarray(w), np.asarray(g), rtol=2e-3, atol=2e-3)
+
+
+def test_jax_outputs_are_in_place(jax: Any) -> None:
+    fast = dfx.schedule(_jax_cases(jax)["branches"], strategy=RoundRobin(), backend="ffi", lanes=3)
+    x = jax.numpy.ones((128, 128))
+    jax.block_until_ready(fast(x, x))
+    text = dfx.explain(fast, x, x)
+    assert "PJRT C API" in text, text
+    counters = [
+        c for s, _ in fast.planned((x, x), {}).compiled if s is not None for c in s.counters
+    ]
+    assert sum(c.copied_outputs for c in counters) == 0, "donated views were not written in place"
+
+
+def test_jax_refuses_arrays_of_a_second_device(jax: Any) -> None:
+    if len(jax.devices()) < 2:
+        pytest.skip("one device only")
+    fast = dfx.schedule(_jax_cases(jax)["branches"], strategy=RoundRobin(), backend="ffi", lanes=2)
+    x = jax.device_put(np.ones((64, 64), np.float32), jax.devices()[1])
+    with pytest.raises(dfx.EngineError, match="arrays are on device 1"):
+        jax.block_until_ready(fast(x, x))
+
+
+def _torch_cases(torch: Any) -> dict[str, Any]:
+    def branches(x: Any, w: Any) -> Any:
+        parts = [torch.tanh(x @ w * (i + 1)) @ w for i in range(4)]
+        return sum(parts), parts[0] * 2
+
+    def experts(x: Any, w: Any) -> Any:
+        gate = torch.softmax(x @ w[:, :4], -1)
+        mix = [gate[:, i : i + 1] * (torch.relu(x @ w * (i + 1)) @ w) for i in range(4)]
+        return sum(mix)
+
+    return {"branches": branches, "experts": experts}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=["sequential", "branches", "round_robin"])
+@pytest.mark.parametrize("name", ["branches", "experts"])
+def test_torch(torch: Any, name: str, strategy: Any) -> None:
+    fn = _torch_cases(torch)[name]
+    fast = dfx.schedule(fn, strategy=strategy, backend="torch", lanes=3)
+    w = torch.randn(128, 128, device="cuda") / 11
+    with torch.no_grad():
+        for _ in range(10):
+            x = torch.randn(128, 128, device="cuda")
+            want, got = fn(x, w), fast(x, w)
+            for a, b in zip(
+                *[v if isinstance(v, tuple) else (v,) for v in (want, got)], strict=True
+            ):
+                torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_torch_race_hunt(torch: Any, seed: int) -> None:
+    """Random delays in front of every step, freed memory poisoned by new tensors of NaN."""
+    from dataclasses import replace
+
+    from dynaflow_xla.frontends.torch import cuda
+
+    chance = random.Random(seed)
+    fn = _torch_cases(torch)["branches"]
+    w = torch.randn(128, 128, device="cuda") / 11
+    with torch.no_grad():
+        fast = dfx.schedule(fn, strategy=RoundRobin(), backend="torch", lanes=3)
+        fast(torch.randn(128, 128, device="cuda"), w)
+        plain = fast._dfx_core.planned((torch.randn(128, 128, device="cuda"), w), {}).native
+        runner = cuda.StreamRunner(plain, cuda.CudaStreams(torch.device("cuda", 0), 3))
+        for steps, _ in runner._stages:
+            for step in steps:
+                if step.stretch is not None:
+
+                    def late(env: Any, run: Any = step.stretch.run) -> None:
+                        torch.cuda._sleep(chance.randrange(200_000))
+                        run(env)
+
+                    step.stretch = replace(step.stretch, run=late)
+        for _ in range(40):
+            x = torch.randn(128, 128, device="cuda")
+            by_value = {tuple(v.shape): v for v in (x, w)}
+            assert by_value
+            got = runner([x, w] if _takes_x_first(plain, x, w) else [w, x])
+            poison = [torch.full((128, 128), float("nan"), device="cuda") for _ in range(4)]
+            for a, b in zip(fn(x, w), got, strict=True):
+                torch.testing.assert_close(a, b)
+            del poison
+
+
+def _takes_x_first(plain: Any, x: Any, w: Any) -> bool:
+    """``x @ w`` is the first product: which of the plan's inputs is its left side."""
+    graph = plain.captured.graph
+    first = next(op for op in graph.ops if "mm" in op.kind)
+    return bool(first.inputs[0] == graph.inputs[0])
+
+
+def test_torch_ten_thousand_replays(torch: Any) -> None:
+    fn = _torch_cases(torch)["experts"]
+    fast = dfx.schedule(fn, strategy=dfx.Branches(), backend="torch", lanes=3)
+    w = torch.randn(128, 128, device="cuda") / 11
+    xs = [torch.randn(128, 128, device="cuda") for _ in range(8)]
+    with torch.no_grad():
+        want = [fn(x, w) for x in xs]
+        for call in range(10_000):
+            got = fast(xs[call % 8], w)
+            if call % 500 == call % 8:
+                torch.testing.assert_close(want[call % 8], got)
+    torch.cuda.synchronize()

@@ -1,0 +1,17 @@
+"""Programs for a GPU, compiled without one. Needs JAX's CUDA plugin: ``make test-gpu-compile``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    try:
+        importlib.metadata.version("jax-cuda13-plugin")
+    except importlib.metadata.PackageNotFoundError:
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason="JAX's CUDA plugin is not installed"))

@@ -1,0 +1,115 @@
+"""What XLA makes of plans, read back from programs compiled for a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+jax = pytest.importorskip("jax")
+jax.config.update("jax_platforms", "cpu")
+
+import jax.numpy as jnp  # noqa: E402
+
+import dynaflow_xla as dfx  # noqa: E402
+from dynaflow_xla.frontends.jax import targets  # noqa: E402
+
+S = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
+
+
+def branch(x: Any, w: Any) -> Any:
+    h = jnp.tanh(x @ w) * 2 + 1
+    h = h - h.mean(axis=-1, keepdims=True)
+    return jnp.tanh(h @ w)
+
+
+def two_branches(x: Any, y: Any, v: Any, w: Any) -> Any:
+    with dfx.mark("left"):
+        a = branch(x, v)
+    with dfx.mark("right"):
+        b = branch(y, w)
+    with dfx.mark("join"):
+        return a + b
+
+
+class OneLane(dfx.Strategy):
+    def schedule(self, s: Any) -> None:
+        while ready := s.ready():
+            s.execute(ready[0], lane=0)
+
+
+@pytest.mark.parametrize("target", targets.names())
+def test_branches_stay_parallel(target: str) -> None:
+    report = dfx.compile(dfx.schedule(two_branches, dfx.Branches(), target=target), S, S, S, S)
+    assert set(report.order.held) == {("left", "join"), ("right", "join")}
+    assert set(report.order.parallel) == {("left", "right")}
+    assert not report.order.broken and not report.order.extra and not report.order.partly
+    assert len(report.scheduled.command_buffers) == 1 and not report.scheduled.uncaptured
+    assert report.copies_added == 0
+    assert report.scheduled.kernels == report.original.kernels
+
+
+def test_one_lane_is_a_chain() -> None:
+    """The order of a lane is in the CUDA graph although no data asks for it."""
+    report = dfx.compile(dfx.schedule(two_branches, OneLane(), target="nvidia-h200"), S, S, S, S)
+    assert ("left", "right") in report.order.held
+    assert not report.order.broken and not report.order.parallel
+    assert report.scheduled.gates == 1
+    assert len(report.scheduled.command_buffers) == 1 and not report.scheduled.uncaptured
+
+
+def test_an_argument_is_not_copied_for_its_gate() -> None:
+    """A scalar passes the gate; the kernel that reads the argument reads the scalar too."""
+
+    def f(x: Any, y: Any) -> Any:
+        with dfx.mark("left"):
+            a = jnp.cumsum(jax.nn.softmax(x) @ x, axis=0)
+        with dfx.mark("right"):
+            b = jax.nn.softmax(y) @ y
+        return a, b
+
+    report = dfx.compile(dfx.schedule(f, OneLane(), target="nvidia-h200"), S, S)
+    assert ("left", "right") in report.order.held and not report.order.broken
+    assert report.copied_bytes_added < 64
+    assert report.scheduled.kernels == report.original.kernels
+    assert len(report.scheduled.command_buffers) == 1 and not report.scheduled.uncaptured
+
+
+def test_without_gates_the_chain_is_lost() -> None:
+    """The readback tells: in CONCURRENT mode a plan without its gates is not kept."""
+    fast = dfx.schedule(two_branches, OneLane(), target="nvidia-h200")
+    fast.planned((S, S, S, S), {}).gates.clear()
+    assert ("left", "right") in dfx.compile(fast, S, S, S, S).order.broken
+
+
+def test_serialising_mode_is_seen() -> None:
+    options = {"xla_gpu_command_buffer_scheduling_mode": "SERIALIZE"}
+    fast = dfx.schedule(
+        two_branches, dfx.Branches(), target="nvidia-h200", compiler_options=options
+    )
+    report = dfx.compile(fast, S, S, S, S)
+    assert report.order.extra or report.order.partly
+    assert any("serial" in note for note in report.notes)
+
+
+def test_refused_target_text(tmp_path: Path) -> None:
+    text = tmp_path / "broken.txtpb"
+    text.write_text("gpu_device_info { no_such_field: 1 }")
+    with pytest.raises(dfx.EngineError, match="broken.txtpb"):
+        dfx.compile(dfx.schedule(two_branches, target=text), S, S, S, S)
+
+
+def test_refused_option() -> None:
+    fast = dfx.schedule(
+        two_branches, target="nvidia-h200", compiler_options={"xla_no_such_option": "1"}
+    )
+    with pytest.raises(dfx.EngineError, match="xla_no_such_option"):
+        dfx.compile(fast, S, S, S, S)
+
+
+def test_report_forms() -> None:
+    fast = dfx.schedule(two_branches, dfx.Branches(), target="nvidia-h200")
+    report = dfx.compile(fast, S, S, S, S)
+    assert '"parallel"' in report.to_json()
+    assert "1 parallel" in dfx.explain(fast, S, S, S, S, deep=True)
