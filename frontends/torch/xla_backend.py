@@ -145,9 +145,15 @@ class XlaEntry:
         stages = [stage for stage, _ in made.stages if stage is not None]
         lines = [
             f"lanes {self.plan.lanes}, events {self.plan.events}; arguments are read in place, "
-            f"results written into their tensors; tensors copied at the last call: "
-            f"{self.program.copied + sum(p.copied_views for s in stages for p in s.lane_programs)}"
+            f"results written into their tensors; tensors made contiguous for the last call: "
+            f"{self.program.copied}"
         ]
+        copied = sum(p.copied_views for s in stages for p in s.lane_programs)
+        if copied:
+            lines.append(
+                f"note: {copied} inputs do not begin at a multiple of 64 bytes and are copied at each "
+                "call (weights of a mapped file: parameter.data = parameter.data.clone())"
+            )
         if self.program.function.draws:
             lines.append(
                 f"note: {len(self.program.function.draws)} random operators are drawn by PyTorch "

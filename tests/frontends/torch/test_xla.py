@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import math
 from typing import Any
 
 import pytest
@@ -182,6 +183,28 @@ def test_results_never_share_memory_with_arguments_or_each_other() -> None:
         for out in outs:
             out.add_(1)
         assert torch.equal(x, torch.ones(4, 4)) and all((o[:3] <= 2).all() for o in outs)
+
+
+@pytest.mark.parametrize("offset", [1, 2, 4, 8])
+def test_tensors_at_any_address(offset: int, strategy: Any) -> None:
+    """Weights of a mapped file lie anywhere; XLA takes memory in place at multiples of 64 bytes only."""
+
+    def shifted(*shape: int) -> Any:
+        x = torch.empty(math.prod(shape) + 32)
+        first = -x.data_ptr() % 64 // 4 + offset
+        return x[first : first + math.prod(shape)].view(shape).normal_()
+
+    def f(x: Any, w: Any, b: Any) -> Any:
+        return F.linear(x, w, b), torch.sort(w, -1).values
+
+    x, w, b = torch.randn(4, 1536), shifted(1536, 1536), shifted(1536)
+    fast = dfx.schedule(f, strategy=strategy, backend="ffi")
+    for _ in range(3):
+        got, want = fast(x, w, b), f(x, w, b)
+        torch.testing.assert_close(got[0], want[0], rtol=1e-3, atol=1e-3)
+        assert torch.equal(got[1], want[1])
+        w.normal_()  # same address, other content
+    assert "do not begin at a multiple of 64 bytes" in dfx.explain(fast, x, w, b)
 
 
 def test_parameters_changed_in_place_are_seen() -> None:

