@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch import aten_table, torchax_table
+from dynaflow_xla.frontends.torch import _compat, aten_table, torchax_table
 
 DTYPES = {
     torch.bool: jnp.bool_, torch.uint8: jnp.uint8, torch.int8: jnp.int8, torch.int16: jnp.int16,
@@ -209,10 +209,13 @@ def constant(value: Any, name: str) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     dtype = jax_dtype(value.dtype, f"the constant {name}")
-    tensor = value.detach().cpu().contiguous()
-    if tensor.dtype == torch.bfloat16:  # NumPy has no such type by itself
-        return jnp.asarray(tensor.view(torch.uint16).numpy().view(dtype))
-    return jnp.asarray(tensor.numpy(), dtype)
+    if isinstance(value, FakeTensor):
+        raise UnsupportedError(f"the constant {name} of the graph has no values; use backend='torch'")
+    with _compat.apart():
+        tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        if tensor.dtype == torch.bfloat16:  # NumPy has no such type by itself
+            return jnp.asarray(tensor.view(torch.uint16).numpy().view(dtype))
+        return jnp.asarray(tensor.numpy(), dtype)
 
 
 def settle(target: Any, result: Any, example: Any) -> Any:

@@ -126,6 +126,39 @@ def _embedding(
     return jnp.take(weight, indices, axis=0, mode="clip")
 
 
+@lowers(aten.sort.default)
+def _sort(x: Any, dim: int = -1, descending: bool = False) -> Any:
+    return _stable_sort(x, dim=dim, descending=descending)
+
+
+@lowers(aten.sort.stable)
+def _stable_sort(x: Any, *, stable: Any = True, dim: int = -1, descending: bool = False) -> Any:
+    """Equal elements keep their order in both directions, as they do in PyTorch on CPUs."""
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int64)
+    dim %= x.ndim
+    places = jax.lax.broadcasted_iota(jnp.int32, x.shape, dim)
+    pair = [jnp.flip(v, dim) for v in (x, places)] if descending else [x, places]
+    values, places = jax.lax.sort(pair, dimension=dim, is_stable=True, num_keys=1)
+    if descending:
+        values, places = jnp.flip(values, dim), jnp.flip(places, dim)
+    return values, places.astype(jnp.int64)
+
+
+@lowers(aten.topk.default)
+def _topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int64)
+    x = jnp.moveaxis(x, dim, -1)
+    if largest:
+        values, places = jax.lax.top_k(x, k)
+    else:
+        places = jnp.argsort(x, axis=-1)[..., :k]
+        values = jnp.take_along_axis(x, places, axis=-1)
+    places = places.astype(jnp.int64)
+    return jnp.moveaxis(values, -1, dim), jnp.moveaxis(places, -1, dim)
+
+
 @lowers(aten.logsumexp.default)
 def _logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
     return jax.nn.logsumexp(x, axis=_dims(dim, x.ndim), keepdims=keepdim)
