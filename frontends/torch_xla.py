@@ -134,7 +134,7 @@ class Entry:
 
     def __call__(self, state: dict[str, Any], leaves: Sequence[Any], run: Any = None) -> list[Any]:
         """Runs on a module's state and the flat tensors of a call; returns flat results."""
-        have = {"state": state, "input": leaves}
+        have: dict[str, Any] = {"state": state, "input": leaves}
         given = [
             (x if kind == "constant" else have[kind][x]).detach().cpu().contiguous()
             for kind, x in self.arguments
@@ -268,7 +268,7 @@ class _XlaCore(Core):
         with self._once:
             if key not in self._made:
                 self._made[key] = build_entry(self._export(args, kwargs, leaves), self.options)
-                self.entries.append(self._made[key])
+                self.entries.append(self._made[key])  # type: ignore[arg-type]
             return self._made[key]
 
     def _export(self, args: Any, kwargs: Any, leaves: list[Any]) -> Any:
@@ -325,7 +325,7 @@ class _XlaCore(Core):
             )
         entry = self.entry(args, kwargs)
         device = next((x.device for x in (*tensors, *state.values())), torch.device("cpu"))
-        observed = self.observed(entry)
+        observed = self.observed(entry)  # type: ignore[arg-type]
         if observed is not None:
             outs = observed[1]((state, tensors))
         else:
@@ -336,7 +336,8 @@ class _XlaCore(Core):
     def _state(self) -> dict[str, Any]:
         if self._program is None:
             return state_of(self.original)
-        return {**dict(self.original.named_parameters()), **dict(self.original.named_buffers())}
+        module: Any = self.original
+        return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 class ScheduledThroughXla:

@@ -157,7 +157,7 @@ def _types(captured: capture.Captured) -> Any:
 
 def _build(
     captured: capture.Captured, options: Options, batched: splitting.Splitting | None
-) -> Entry:
+) -> Entry | xla_backend.XlaEntry:
     t0 = time.perf_counter()
     strategy = options.strategy
     graph = captured.graph

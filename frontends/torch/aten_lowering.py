@@ -185,7 +185,10 @@ def run(gm: Any, inputs: Sequence[Any], depth: int = 0) -> Any:
             elif node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
                 env[node] = env[node.args[0]] = args[1]
             else:
-                env[node] = lower(node.target, args, kwargs, *examples, node.meta.get("val"), depth)
+                example = node.meta.get("val")
+                env[node] = lower(
+                    node.target, args, kwargs, examples[0], examples[1], example, depth
+                )
     raise UnsupportedError("a decomposition has no result")
 
 
@@ -210,7 +213,9 @@ def constant(value: Any, name: str) -> Any:
         return value
     dtype = jax_dtype(value.dtype, f"the constant {name}")
     if isinstance(value, FakeTensor):
-        raise UnsupportedError(f"the constant {name} of the graph has no values; use backend='torch'")
+        raise UnsupportedError(
+            f"the constant {name} of the graph has no values; use backend='torch'"
+        )
     with _compat.apart():
         tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         if tensor.dtype == torch.bfloat16:  # NumPy has no such type by itself

@@ -270,8 +270,8 @@ def _attention_backward(
     grad: Any, q: Any, k: Any, v: Any, out: Any, logsumexp: Any, dropout_p: float, is_causal: bool,
     *, attn_mask: Any = None, scale: float | None = None,
 ) -> Any:  # fmt: skip
-    def forward(*qkv: Any) -> Any:
-        return _attention(*qkv, is_causal, attn_mask, scale)[0]
+    def forward(q: Any, k: Any, v: Any) -> Any:
+        return _attention(q, k, v, is_causal, attn_mask, scale)[0]
 
     return list(jax.vjp(forward, q, k, v)[1](grad))
 

@@ -10,6 +10,7 @@ from typing import Any
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch import compilers, cuda, native, regions
 from dynaflow_xla.frontends.torch.capture import Captured, capture
+from dynaflow_xla.frontends.torch.native import Native
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
@@ -58,7 +59,7 @@ class Entry:
     pg: PartitionedGraph
     plan: Plan
     implementations: dict[int, Callable[..., Sequence[Any]]]
-    native: native.Native
+    native: Native
     seconds: dict[str, float]
     backward: Entry | None = None
     runner: Any = None
@@ -76,7 +77,7 @@ class Entry:
             *(f"note: {note}" for note in self.captured.notes),
         ]
 
-    def stamped(self) -> native.Native:
+    def stamped(self) -> Native:
         """A form for ``profile``: its ``run`` measures the regions one by one, without fused steps."""
         return native.build(
             self.captured, self.pg, self.plan, self.implementations, fuse=False, always=True

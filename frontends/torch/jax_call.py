@@ -16,7 +16,7 @@ import jax
 import torch
 from torch.utils import _pytree as pytree
 
-import dynaflow_xla
+from dynaflow_xla import errors
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat, entry as jax_entry
 from dynaflow_xla.frontends.jax.scheduled import ScheduledFunction
@@ -27,7 +27,7 @@ from dynaflow_xla.frontends.torch.flat import Flat, state_of
 from dynaflow_xla.frontends.torch.xla_backend import jax_options
 
 # An operator's line is that of the user's call.
-_compat.hide_frames(os.path.dirname(dynaflow_xla.__file__))
+_compat.hide_frames(os.path.dirname(errors.__file__))
 _compat.hide_frames(torchax_table.folder())
 
 _TORCH_TYPES = {jax.numpy.dtype(v): k for k, v in DTYPES.items()}

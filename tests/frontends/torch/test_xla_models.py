@@ -30,10 +30,13 @@ def _transformer(name: str) -> Any:
     if name == "llama":
         return tf.LlamaForCausalLM(tf.LlamaConfig(**SMALL))
     if name == "gpt2":
-        return tf.GPT2LMHeadModel(
-            tf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=64,
-                          bos_token_id=1, eos_token_id=2)
+        config = tf.GPT2Config(
+            vocab_size=64, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=1,
+            eos_token_id=2,
         )  # fmt: skip
+        model = tf.GPT2LMHeadModel(config)
+        model.loss_type = "ForCausalLM"  # else a warning breaks the graph
+        return model
     if name == "bert":
         small = {k: v for k, v in SMALL.items() if k != "num_key_value_heads"}
         return tf.BertForMaskedLM(tf.BertConfig(**small))
@@ -153,7 +156,11 @@ def test_operators(name: str, dtype: str) -> None:
     fn = FLOATS.get(name) or ANY[name]
     kind = getattr(torch, dtype)
     x = torch.randn(6, 8, dtype=torch.float64) * 3
-    x = x.to(kind) if kind.is_floating_point else (x * (2**40 if dtype == "int64" else 2**20)).to(kind)
+    x = (
+        x.to(kind)
+        if kind.is_floating_point
+        else (x * (2**40 if dtype == "int64" else 2**20)).to(kind)
+    )
     with torch.no_grad():
         want = fn(x)
         gm = make_fx(torch.func.functionalize(fn), tracing_mode="fake")(x)
