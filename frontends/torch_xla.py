@@ -204,7 +204,7 @@ def build_entry(program: torch.export.ExportedProgram, options: Options) -> Entr
     t1 = time.perf_counter()
     with jax.enable_x64(True):
         read = StableHLOFunction(function.bytecode, _location)
-        with jax_entry._Capturing():
+        with jax_entry.capturing_inside():
             closed = jax.make_jaxpr(read)(*read.specs)
         captured = places.settle(jax_capture.capture(closed, 0, options.name), read.locations)
         made = jax_entry.build_entry(

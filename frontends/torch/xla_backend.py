@@ -246,7 +246,7 @@ def build_program(captured: Captured, options: Any, kind: str) -> Program:
     function = to_jax.jax_function(captured)
     precision = {"highest": "highest", "high": "high"}.get(torch.get_float32_matmul_precision())
     with jax.enable_x64(True), jax.default_matmul_precision(precision or "default"):
-        with jax_entry._Capturing():
+        with jax_entry.capturing_inside():
             closed = jax.make_jaxpr(function)(*function.specs())
         found = jax_capture.capture(closed, 0, captured.graph.name)
         made = jax_entry.build_entry(
