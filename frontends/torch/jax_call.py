@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from typing import Any
 
 import jax
@@ -41,7 +42,9 @@ class _Exported:
         flat = Flat(original, *examples)
         tensors = [x for x in pytree.tree_leaves(examples) if isinstance(x, torch.Tensor)]
         # Annotations, which marks are, reach the graph under preserve_node_meta only.
-        with torch.no_grad(), torch.fx.traceback.preserve_node_meta():
+        with torch.no_grad(), torch.fx.traceback.preserve_node_meta(), warnings.catch_warnings():
+            # PyTorch's own code warns of PyTorch's own deprecation.
+            warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
             program = torch.export.export(flat, tuple(tensors), strict=False)
             program = program.run_decompositions({})
         kinds = torch.export.graph_signature
