@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dynaflow_xla import _optional
 from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.plan import Plan
 from dynaflow_xla.rules import as_rules
 from dynaflow_xla.simulate import simulate as _simulate
@@ -41,7 +42,7 @@ def schedule(
     out_axes: Any = 0,
     batch_size: int | None = None,
     backend: str = "auto",
-    lanes: int | None = None,
+    lanes: int | Lanes | None = None,
     rules: Sequence[Any] | None = None,
     context: Mapping[str, Any] | None = None,
     select: Any = None,
@@ -65,10 +66,12 @@ def schedule(
         out_axes: How each result of a split is put together: its batch axis, ``Sum()``, ``Mean()``
             (weighted by the nano-batches' sizes), or None where it does not depend on the batch.
         batch_size: Rows the batch must have, as a check.
-        backend: ``"auto"``, ``"ffi"`` (JAX: lanes of this machine's cores), ``"xla"`` (JAX: one XLA
-            program whose CUDA graph has the plan's order; on a CPU a plain program with the same
-            values) or ``"torch"``.
-        lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``: 4.
+        backend: ``"auto"``, ``"ffi"`` (XLA programs on lanes of this machine's cores; torch models
+            too), ``"xla"`` (JAX: one XLA program whose CUDA graph has the plan's order; on a CPU a
+            plain program with the same values) or ``"torch"`` (PyTorch's own operators on lanes, what
+            ``"auto"`` takes for torch).
+        lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``: 4. On a
+            GPU a :class:`Lanes` gives them priorities and multiprocessors of their own.
         rules: Where to cut; default: the strategy's rules, else automatic.
         context: The user's own data for the strategy, as ``s.context.user``.
         select: For backends of other frameworks and devices.
@@ -101,7 +104,13 @@ def schedule(
     _refuse_unbuilt(backend, target, select, compiler)
     if target is not None:
         backend = "xla"
-    count = resolve_lanes(lanes, backend)
+    made_lanes = lanes if isinstance(lanes, Lanes) else None
+    count = resolve_lanes(lanes.count if isinstance(lanes, Lanes) else lanes, backend)
+    if made_lanes is not None and made_lanes.special and backend == "xla":
+        raise UnsupportedError(
+            "one XLA program has no lanes to give priorities or multiprocessors to: use backend='ffi' or "
+            "'torch', or give lanes a number"
+        )
     _check_batch(in_axes, out_axes, batch_size)
     given: Any = context
     if given is not None and not isinstance(given, Mapping):
@@ -120,6 +129,7 @@ def schedule(
         "lanes": count,
         "user": dict(context or {}),
         "compiler_options": dict(compiler_options) if compiler_options else None,
+        "gpu": made_lanes if made_lanes is not None and made_lanes.special else None,
     }
     batch = {"in_axes": in_axes, "out_axes": out_axes, "batch_size": batch_size}
     place = {"backend": "xla", "target": target} if backend == "xla" else {}
@@ -127,7 +137,7 @@ def schedule(
         "jax": lambda: _schedule_jax(
             fn, {**options, "gpu_lanes": backend == "ffi"}, {**batch, **place}, compiler, check
         ),
-        "torch": lambda: _schedule_torch(fn, options, batch, compiler),
+        "torch": lambda: _schedule_torch(fn, options, batch, compiler, backend),
     }
     if framework in makers:
         return makers[framework]()
@@ -148,14 +158,44 @@ def _schedule_jax(
 
 
 def _schedule_torch(
-    fn: Any, options: Mapping[str, Any], batch: Mapping[str, Any], compiler: str
+    fn: Any, options: Mapping[str, Any], batch: Mapping[str, Any], compiler: str, backend: str
 ) -> Any:
     if batch["in_axes"] is not None:
         raise UnsupportedError("in_axes is not in this version for PyTorch; leave in_axes out")
+    if _has_torch_xla():
+        return _schedule_torch_xla(fn, options, compiler, backend)
     _optional.require("torch", "scheduling a PyTorch model", "torch")
     frontend = importlib.import_module("dynaflow_xla.frontends.torch.scheduled")
     entry = importlib.import_module("dynaflow_xla.frontends.torch.entry")
-    return frontend.schedule(fn, entry.Options(compiler=compiler, **options))
+    backend = "torch" if backend == "auto" else backend
+    if backend != "torch":
+        _optional.require("jax", "running a PyTorch model on XLA", "jax")
+        if compiler != "eager":
+            raise UnsupportedError(
+                f"compiler={compiler!r} is for backend='torch'; XLA compiles the regions of "
+                f"backend={backend!r}: leave compiler out"
+            )
+    return frontend.schedule(fn, entry.Options(compiler=compiler, backend=backend, **options))
+
+
+def _has_torch_xla() -> bool:
+    """Whether the PyTorch at hand is the one that torch_xla works with, and that is installed."""
+    torch = sys.modules.get("torch")
+    version = str(getattr(torch, "__version__", ""))
+    return version.startswith("2.9.") and _optional.available("torch_xla")
+
+
+def _schedule_torch_xla(fn: Any, options: Mapping[str, Any], compiler: str, backend: str) -> Any:
+    """With the one PyTorch that torch_xla works with, models go through torch_xla."""
+    _optional.require("jax", "running a PyTorch model on XLA", "jax")
+    if compiler != "eager" or backend not in ("auto", "ffi"):
+        raise UnsupportedError(
+            f"backend={backend!r} with compiler={compiler!r} needs torch >= 2.11; with torch-xla "
+            "models run on backend='ffi', compiled by XLA"
+        )
+    frontend = importlib.import_module("dynaflow_xla.frontends.torch_xla")
+    entry = importlib.import_module("dynaflow_xla.frontends.torch.entry")
+    return frontend.schedule(fn, entry.Options(backend="ffi", **options))
 
 
 def _framework(fn: Any, backend: str) -> str:
@@ -168,13 +208,13 @@ def _framework(fn: Any, backend: str) -> str:
             raise UnsupportedError("backend='torch' cannot run a jax.jit function; leave it out")
         return "torch"
     if is_torch:
-        if backend in ("ffi", "xla"):
+        if backend == "xla":
             raise UnsupportedError(
-                f"backend={backend!r} runs JAX functions, and {type(fn).__name__} is a PyTorch model; use "
-                "backend='torch' or leave backend out"
+                f"backend='xla' runs JAX functions, and {type(fn).__name__} is a PyTorch model; use "
+                "backend='ffi' or backend='torch', or leave backend out"
             )
         return "torch"
-    if backend in ("ffi", "xla") or is_jax or torch is None:
+    if backend == "xla" or is_jax or torch is None:
         return "jax"
     return "either" if _optional.available("jax") else "torch"
 
@@ -252,6 +292,38 @@ def _refuse_unbuilt(backend: str, target: Any, select: Any, compiler: str) -> No
     for name, value, default in (("select", select, None),):
         if value != default:
             raise UnsupportedError(f"{name}={value!r} is not in this version; leave {name} out")
+
+
+def bucketed(
+    fast: Any, sizes: Sequence[int], *, in_axes: Any, out_axes: Any = 0, check: bool = True
+) -> Any:
+    """A scheduled PyTorch function or module that is called at few sizes of its batch.
+
+    A plan, and on a GPU its CUDA graph, is for one size. Each batch is padded to the next bucket by its
+    last row repeated, and the rows that were added are cut from the results. That keeps the values only
+    if rows do not depend on each other.
+
+    Args:
+        fast: What ``schedule`` returned for PyTorch.
+        sizes: The buckets.
+        in_axes: The batch axis of each positional argument, None where it has none; or one for all
+            tensors.
+        out_axes: The same for the result, or for each element of a tuple.
+        check: Compare the first padded call at each bucket with the original at the batch's own size.
+
+    Returns:
+        A callable of positional arguments with the values of ``fast``.
+
+    Raises:
+        PlanError: sizes or axes that cannot be.
+        UnsupportedError: ``fast`` is no scheduled PyTorch function or module.
+    """
+    if not hasattr(fast, "_dfx_core"):
+        raise UnsupportedError(
+            f"bucketed takes what schedule returned for PyTorch; got {type(fast).__name__}"
+        )
+    buckets = importlib.import_module("dynaflow_xla.frontends.torch.buckets")
+    return buckets.Bucketed(fast, sizes, in_axes, out_axes, check)
 
 
 def _scheduled(fast: Any, caller: str, args: Any = (), kwargs: Any = {}) -> Any:  # noqa: B006

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,12 +27,15 @@ from dynaflow_xla.frontends.jax import (
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.kernels import CudaKernel, Lanes
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
 from dynaflow_xla.plan import Launch, Plan
 from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.validate import validate
+
+_WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
 def capturing() -> bool:
@@ -69,6 +73,7 @@ class Options:
     backend: str = "ffi"
     target: str | None = None
     gpu_lanes: bool = False
+    gpu: Lanes | None = None
 
 
 @dataclass(kw_only=True)
@@ -143,6 +148,19 @@ def build_entry(
         options: What the user asked for.
         batched: The same function with what is needed to split it, if it has a batch.
     """
+    with _types(captured):
+        return _build(captured, options, batched)
+
+
+def _types(captured: capture.Captured) -> Any:
+    """Context in which 64-bit values keep their type, whatever the caller's setting."""
+    wide = any(getattr(a.dtype, "name", "") in _WIDE for a in captured.avals)
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()
+
+
+def _build(
+    captured: capture.Captured, options: Options, batched: splitting.Splitting | None
+) -> Entry | xla_backend.XlaEntry:
     t0 = time.perf_counter()
     strategy = options.strategy
     graph = captured.graph
@@ -155,7 +173,7 @@ def build_entry(
     context = Context(
         batch_size=None if batched is None else batched.batch,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
-        platform="cuda" if options.backend == "xla" else "cpu",
+        platform="cuda" if options.backend == "xla" else device_stage.platform(options.gpu_lanes),
         lanes=options.lanes,
         user=options.user,
     )
@@ -201,6 +219,10 @@ def build_entry(
             functions[region.id] = split.function(region.id, decision)
         elif decision.replace is None:
             functions[region.id] = lower.region_function(captured, region)
+        elif isinstance(decision.replace, CudaKernel):
+            functions[region.id] = lower.kernel_function(
+                decision.replace, captured, region, options.backend
+            )
         else:
             functions[region.id] = lower.replaced_function(
                 decision.replace, captured, region, str(decision.source)
@@ -265,8 +287,10 @@ def build_stages(
             functions,
             needed,
             options.compiler_options,
+            gpu=options.gpu,
         )
-        stage = build(profile=profile)
+        with _types(captured):
+            stage = build(profile=profile)
         stage.replan = _replanner(options)
         stages.append((stage, outer))
     return stages
