@@ -100,8 +100,8 @@ def page(reports: list[dict[str, Any]], files: list[str]) -> str:
     lines = [
         "# What XLA makes of plans: the report",
         "",
-        "Made by `make report-xla`; do not edit. Every program is compiled for an NVIDIA H200 without one and "
-        "read back: nothing ran, no kernel was autotuned, overlap is not measured. Command-buffer mode "
+        "Made by `make report-xla`; do not edit. Every program is compiled for an NVIDIA H200 without one "
+        "and read back: nothing ran, no kernel was autotuned, overlap is not measured. Command-buffer mode "
         f"CONCURRENT. jaxlib {' and '.join(versions)}; numbers are in this order. [xla.md](xla.md) says what "
         "the columns rest on.",
         "",
@@ -140,10 +140,10 @@ def page(reports: list[dict[str, Any]], files: list[str]) -> str:
             "joined in a kernel": lambda r: _sum(r, "merged"),
             "edges from memory": lambda r: _sum(r, "conflicts"),
         },
-        "Pairs of regions, bodies of loops included. *Broken*: some kernel does not keep an edge. *Serialised*: "
-        "the plan runs the two in parallel, the CUDA graph does not, at least in part. *By donation*: the second "
-        "writes over a donated argument that the first reads, as in the original. *Edges from memory*: of the "
-        "graph, which neither data, plan nor donation ask for.",
+        "Pairs of regions, bodies of loops included. *Broken*: some kernel does not keep an edge. "
+        "*Serialised*: the plan runs the two in parallel, the CUDA graph does not, at least in part. "
+        "*By donation*: the second writes over a donated argument that the first reads, as in the "
+        "original. *Edges from memory*: of the graph, which neither data, plan nor donation ask for.",
     )
     table(
         "Kernels, copies, memory",
@@ -161,11 +161,11 @@ def page(reports: list[dict[str, Any]], files: list[str]) -> str:
             "command buffers": lambda r: _buffers(r["scheduled"]),
             "streams besides the main one": lambda r: len(r["scheduled"]["streams"]),
             "peak MB": lambda r: f"{r['scheduled']['peak_bytes'] / 1e6:.1f}",
-            "of the original": lambda r: f"{r['original']['peak_bytes'] / 1e6:.1f}",
+            "peak of the original": lambda r: f"{r['original']['peak_bytes'] / 1e6:.1f}",
             "with XLA's defaults": lambda r: f"{r['plain']['peak_bytes'] / 1e6:.1f}",
         },
-        "The original is compiled with the same options; *with XLA's defaults*: without any. Command buffers: "
-        "commands in each.",
+        "The original is compiled with the same options; *with XLA's defaults*: without any. Command "
+        "buffers: commands in each.",
     )
     lines.extend(_fusion(by_name, names))
     table(
@@ -181,8 +181,8 @@ def page(reports: list[dict[str, Any]], files: list[str]) -> str:
                 f"{r['cpu_compile_s']['scheduled'] / r['cpu_compile_s']['plain']:.2f}"
             ),
         },
-        "The shortest of several compilations in a warm process, tracing and lowering not counted; seconds of "
-        "the machine below. Plain jit: the original with XLA's default options.",
+        "The shortest of several compilations in a warm process, tracing and lowering not counted; seconds "
+        "of the machine below. Plain jit: the original with XLA's default options.",
     )
     lines.extend(["## Notes of the compiler's reader", ""])
     for name in names:

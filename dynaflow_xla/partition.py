@@ -186,9 +186,7 @@ def _default_seeds(
             seeds[index] = Seed(("op", index), op.kind)
 
 
-def _replicate(
-    graph: Graph, order: list[Cluster], *, one_program: bool
-) -> dict[int, list[int]]:
+def _replicate(graph: Graph, order: list[Cluster], *, one_program: bool) -> dict[int, list[int]]:
     """Operators of each cluster, after cheap clusters that read inputs only went into their readers.
 
     In one program no hand-over is saved by that, only a region.

@@ -279,6 +279,4 @@ def capture(closed: Any, n_consts: int, name: str, *, keep_rules: bool = False) 
         outputs=tuple(n for n, ok in zip(outputs, is_value, strict=True) if ok),
         input_names=tuple(names),
     )
-    return Captured(
-        graph, builder.variables, outputs, is_value, builder.avals, jaxpr, keep_rules
-    )
+    return Captured(graph, builder.variables, outputs, is_value, builder.avals, jaxpr, keep_rules)

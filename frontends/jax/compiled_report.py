@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dynaflow_xla.frontends.jax import compiled_text, xla_dump
+from dynaflow_xla.frontends.jax.compiled_order import Order, compare
 from dynaflow_xla.frontends.jax.xla_backend import XlaEntry, scope_of
 from dynaflow_xla.frontends.jax.xla_dump import Instruction, Thunk
 
@@ -45,36 +46,6 @@ class RegionCode(msgspec.Struct, frozen=True):
     shared_kernels: tuple[str, ...]
     bytes: int = 0
     streams: tuple[str, ...] = ()
-
-
-class Order(msgspec.Struct, frozen=True):
-    """The plan's order beside the program's. Pairs are (earlier region, later region).
-
-    Attributes:
-        held: The plan's edges that every kernel of the two keeps.
-        fused: Edges between regions that share all kernels of one, or of which the second computes again
-            in its own kernels what it reads of the first: there is nothing left to order.
-        broken: Edges that some kernel does not keep.
-        parallel: Pairs that neither the plan nor the program orders.
-        extra: Pairs that the plan leaves free and the program orders completely.
-        partly: Pairs that the plan leaves free and whose kernels the program orders in part.
-        merged: Pairs that the plan leaves free and for which one kernel makes results of both.
-        donated: Pairs that the plan leaves free and whose order donation asks for: the first reads an
-            argument that the second writes its result over (or is before or after such a pair).
-        conflicts: Edges of the CUDA graph that neither data nor the plan asks for, between regions
-            that the plan and donation leave free: (kernel, its region, kernel that waits for it, its region).
-            Mostly the second writes where a temporary of the first was.
-    """
-
-    held: tuple[tuple[str, str], ...]
-    fused: tuple[tuple[str, str], ...]
-    broken: tuple[tuple[str, str], ...]
-    parallel: tuple[tuple[str, str], ...]
-    extra: tuple[tuple[str, str], ...]
-    partly: tuple[tuple[str, str], ...]
-    merged: tuple[tuple[str, str], ...]
-    donated: tuple[tuple[str, str], ...] = ()
-    conflicts: tuple[tuple[str, str, str, str], ...] = ()
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -326,15 +297,19 @@ def _compare(
                 tuple(sorted({streams[id(leaf)] for leaf in mine if id(leaf) in streams})),
             )
         )
-    return tuple(regions), _order(made, owned, sharing, results, program.order, by_id, aliases)
+    return tuple(regions), compare(made, owned, sharing, results, program.order, by_id, aliases)
 
 
 def _is_fill(found: Instruction, program: ReadProgram) -> bool:
     """Whether a step fills memory with a constant: nothing orders that, and nothing need."""
-    return found.opcode == "fusion" and found.body <= _FILLING and all(
-        program.instructions[name].opcode == "constant"
-        for name in found.operands
-        if name in program.instructions
+    return (
+        found.opcode == "fusion"
+        and found.body <= _FILLING
+        and all(
+            program.instructions[name].opcode == "constant"
+            for name in found.operands
+            if name in program.instructions
+        )
     )
 
 
@@ -346,7 +321,7 @@ def _moved_bytes(leaf: Thunk, program: ReadProgram) -> int:
 
 def _streams(program: ReadProgram) -> dict[int, str]:
     """The stream of each step that has one of its own."""
-    found = {}
+    found: dict[int, str] = {}
     for thunk in _walk(program.thunks):
         if stream := re.search(r"stream=(\w+\[\d+\])", thunk.text):
             found.update((id(leaf), stream[1]) for leaf in thunk.leaves())
@@ -392,103 +367,6 @@ def _leaves(program: ReadProgram) -> list[Thunk]:
 
 def _is_library(leaf: Thunk) -> bool:
     return leaf.kind not in _KERNELS | _COPIES | _NOTHING
-
-
-def _order(
-    made: XlaEntry,
-    owned: dict[int, set[int]],
-    sharing: dict[int, set[int]],
-    results: dict[int, set[int]],
-    graph: xla_dump.GraphOrder,
-    leaves: dict[int, Thunk],
-    aliases: dict[int, int],
-) -> Order:
-    before = graph.before
-    free = _free_pairs(made, aliases)
-    name = {region.id: region.name for region in made.pg.regions}
-    fields = [field for field in Order.__struct_fields__ if field != "conflicts"]
-    sets: dict[str, list[tuple[str, str]]] = {field: [] for field in fields}
-    inner = [launch.region for launch in made.order.launches if launch.lane >= 0]
-    for second in inner:
-        for first in sorted({*made.order.direct[second], *made.order.data[second]}):
-            pair = (name[first], name[second])
-            ones, others = owned.get(first, set()), owned.get(second, set())
-            if not ones or not others:
-                sets["fused"].append(pair)
-            elif all(a == b or a in before[b] for a in ones for b in others):
-                sets["held"].append(pair)
-            elif first in made.order.data[second] and all(
-                first in sharing[b] or a in before[b] for a in ones for b in others
-            ):
-                sets["fused"].append(pair)
-            else:
-                sets["broken"].append(pair)
-    for position, second in enumerate(inner):
-        for first in inner[:position]:
-            if made.order.before(first, second) or made.order.before(second, first):
-                continue
-            pair = (name[first], name[second])
-            if not free(first, second):
-                sets["donated"].append(pair)
-                continue
-            ones, others = owned.get(first, set()), owned.get(second, set())
-            if any({first, second} <= results.get(leaf, set()) for leaf in ones | others):
-                sets["merged"].append(pair)
-            ordered = [
-                1 if a in before[b] else -1 if b in before[a] else 0
-                for a in ones
-                for b in others
-                if a != b
-            ]
-            if ordered and (all(o == 1 for o in ordered) or all(o == -1 for o in ordered)):
-                sets["extra"].append(pair if ordered[0] == 1 else pair[::-1])
-            elif any(ordered):
-                sets["partly"].append(pair)
-            elif ordered:
-                sets["parallel"].append(pair)
-    region_of = {leaf: region for region, mine in owned.items() for leaf in mine}
-    conflicts = []
-    for leaf, waits in graph.edges.items():
-        for other in waits:
-            a, b = region_of.get(other), region_of.get(leaf)
-            if a is None or b is None or a == b:
-                continue
-            if free(a, b) and b not in results[other]:
-                conflicts.append((leaves[other].name, name[a], leaves[leaf].name, name[b]))
-    found = {field: tuple(pairs) for field, pairs in sets.items()}
-    return Order(**found, conflicts=tuple(conflicts))
-
-
-def _free_pairs(made: XlaEntry, aliases: dict[int, int]) -> Callable[[int, int], bool]:
-    """Whether neither the plan nor donation orders two regions.
-
-    What reads a donated argument has to be over before its memory is written again.
-    """
-    order = made.order
-    before = {x.region: {*order.direct[x.region], *order.data[x.region]} for x in order.launches}
-    graph = made.pg.graph
-    producer = made.pg.producer_region()
-    numbers = {name: value for name, value in zip(graph.input_names, graph.inputs, strict=False)}
-    for result, argument in aliases.items():
-        value = made.captured.outputs[result] if result < len(made.captured.outputs) else None
-        given = numbers.get(f"arg_{argument}")
-        if given is None or not isinstance(value, int) or value not in producer:
-            continue
-        writer = producer[value]
-        for region in made.pg.regions:
-            if given in region.inputs and region.id != writer:
-                if not order.before(writer, region.id):
-                    before[writer].add(region.id)
-    known: dict[int, set[int]] = {}
-
-    def all_before(region: int) -> set[int]:
-        if region not in known:
-            known[region] = set()  # donation may ask for what the plan forbids; then XLA copies
-            for pred in before[region]:
-                known[region] |= {pred} | all_before(pred)
-        return known[region]
-
-    return lambda a, b: a not in all_before(b) and b not in all_before(a)
 
 
 def _program(program: ReadProgram) -> Program:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynaflow_xla.frontends.jax.compiled_report import CompiledReport, Order, RegionCode
+    from dynaflow_xla.frontends.jax.compiled_order import Order
+    from dynaflow_xla.frontends.jax.compiled_report import CompiledReport, RegionCode
 
 
 def lines(report: CompiledReport) -> list[str]:

@@ -35,8 +35,9 @@ _UNFUSED = frozenset(
 ELEMENTWISE = _ABSORBED.union(
     costs.GENERATORS,
     costs.TRANSCENDENTAL,
-    "square one_minus_square integer_pow div rem clamp floor ceil round is_finite nextafter real imag complex conj "
-    "population_count clz shift_left shift_right_logical shift_right_arithmetic add_any copy_p".split(),
+    "square one_minus_square integer_pow div rem clamp floor ceil round is_finite nextafter real "
+    "imag complex conj population_count clz shift_left shift_right_logical "
+    "shift_right_arithmetic add_any copy_p".split(),
 )
 
 _BOUNDED = ("float16", "float32", "float64", "bfloat16", "int", "uint", "bool")

@@ -103,9 +103,7 @@ def _bodies(captured: capture.Captured) -> Iterator[capture.Captured]:
             yield _captured_body(captured, op.index, captured.keeps_rules)
 
 
-def _captured_body(
-    captured: capture.Captured, index: int, keep_rules: bool
-) -> capture.Captured:
+def _captured_body(captured: capture.Captured, index: int, keep_rules: bool) -> capture.Captured:
     closed = captured.graph.ops[index].payload.params["jaxpr"]
     return capture.capture(closed, 0, f"{captured.graph.name}.scan", keep_rules=keep_rules)
 

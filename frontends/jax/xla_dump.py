@@ -312,7 +312,9 @@ def read_instructions(text: str) -> dict[str, Instruction]:
                 body=frozenset(line[4] for line in body),
                 target=target[1] if target else "",
                 operands=tuple(_OPERAND.findall(rest.split(")", 1)[0])),
-                mark=next(filter(None, map(_mark_of, [rest, *(line[5] for line in body[::-1])])), ""),
+                mark=next(
+                    filter(None, map(_mark_of, [rest, *(line[5] for line in body[::-1])])), ""
+                ),
             )
     return made
 

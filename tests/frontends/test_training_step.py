@@ -13,6 +13,7 @@ optax = pytest.importorskip("optax")
 
 import dynaflow_xla as dfx  # noqa: E402
 
+
 @pytest.fixture(autouse=True)
 def quick_to_compile() -> Any:
     """Values are what is tested, not the compiler's optimisations, which take most of the time."""
@@ -98,9 +99,7 @@ def test_donated(backend: str, schedule: Any, assert_same: Any) -> None:
     optimizer = optax.adamw(1e-2)
     args = arguments(optimizer)
     want = make_step(optimizer)(*args)
-    fast = schedule(
-        make_step(optimizer, donate_argnums=(0, 1)), dfx.Branches(), backend=backend
-    )
+    fast = schedule(make_step(optimizer, donate_argnums=(0, 1)), dfx.Branches(), backend=backend)
     copies = jax.tree_util.tree_map(jnp.copy, args)
     assert_same(want, fast(*copies))
     assert all(leaf.is_deleted() for leaf in jax.tree_util.tree_leaves(copies[0]))
@@ -122,7 +121,7 @@ def updates_and_backward(fast: Any, *args: Any) -> list[tuple[str, str, bool]]:
     graph, before = made.pg.graph, made.order.before
     weights = len(jax.tree_util.tree_leaves(args[0]))
     producer = made.pg.producer_region()
-    arguments_of = {name: value for name, value in zip(graph.input_names, graph.inputs)}
+    arguments_of = dict(zip(graph.input_names, graph.inputs, strict=False))
     updates = {}  # weight -> the region that makes its next value
     readers: dict[int, list[int]] = {}
     for number in range(weights):

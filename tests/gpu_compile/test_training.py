@@ -45,9 +45,7 @@ ARGUMENTS = (
 
 def test_training_step() -> None:
     """One CUDA graph; an update waits for its gradient and nothing of an earlier layer for it."""
-    fast = dfx.schedule(
-        jax.jit(step, donate_argnums=(0, 1)), dfx.Branches(), target="nvidia-h200"
-    )
+    fast = dfx.schedule(jax.jit(step, donate_argnums=(0, 1)), dfx.Branches(), target="nvidia-h200")
     report = dfx.compile(fast, *ARGUMENTS)
     order = report.order
     assert not order.broken and not order.extra and not order.partly and not order.merged
