@@ -221,6 +221,7 @@ class Instruction:
         made: Regions of its results.
         operands: Names of what it reads.
         mark: The user's mark (``dfx.mark``) that it comes from, "" without.
+        inside: It is part of a fusion or of what a reduction applies.
     """
 
     name: str
@@ -233,6 +234,7 @@ class Instruction:
     target: str
     operands: tuple[str, ...] = ()
     mark: str = ""
+    inside: bool = False
 
     @property
     def is_gate(self) -> bool:
@@ -295,7 +297,8 @@ def read_instructions(text: str) -> dict[str, Instruction]:
         elif found := _INSTRUCTION.match(line):
             current.append(found)
     made: dict[str, Instruction] = {}
-    for lines in bodies.values():
+    parts = set(re.findall(r"(?:calls|to_apply)=%?([\w.\-]+)", text))
+    for computation, lines in bodies.items():
         for found in lines:
             rest = found[5]
             called = re.search(r"calls=%?([\w.\-]+)", rest)
@@ -311,6 +314,7 @@ def read_instructions(text: str) -> dict[str, Instruction]:
                 made=frozenset(filter(None, (region, *_roots(body)))),
                 body=frozenset(line[4] for line in body),
                 target=target[1] if target else "",
+                inside=computation in parts,
                 operands=tuple(_OPERAND.findall(rest.split(")", 1)[0])),
                 mark=next(
                     filter(None, map(_mark_of, [rest, *(line[5] for line in body[::-1])])), ""
