@@ -201,14 +201,13 @@ def sink(graph: Graph, clusters: list[Cluster], fused: frozenset[str]) -> None:
     for index in home:
         for value in graph.ops[index].inputs:
             readers.setdefault(value, []).append(index)
-    outputs = set(graph.outputs)
     for cluster in clusters:
         if cluster.fixed:
             continue
         goal: dict[int, Cluster] = {}
         for index in sorted(cluster.ops, reverse=True):
             op = graph.ops[index]
-            if op.kind not in fused or not outputs.isdisjoint(op.outputs):
+            if op.kind not in fused:
                 continue
             places = [goal.get(r, home[r]) for v in op.outputs for r in readers.get(v, ())]
             if places and places[0] is not cluster and all(p is places[0] for p in places):
