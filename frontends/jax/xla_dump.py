@@ -304,4 +304,15 @@ def read_folder(folder: Path) -> tuple[list[Thunk], dict[str, Instruction]]:
     stem = largest.name.split(".thunk_sequence")[0]
     metadata = folder / f"{stem}.thunk_metadata.txt"
     thunks = read_thunks(largest.read_text(), metadata.read_text() if metadata.is_file() else "")
-    return thunks, read_instructions((folder / "compiled.txt").read_text())
+    instructions = read_instructions((folder / "compiled.txt").read_text())
+    _name_by_start(thunks, instructions)
+    return thunks, instructions
+
+
+def _name_by_start(thunks: list[Thunk], instructions: dict[str, Instruction]) -> None:
+    """Steps of a collective get the name of its start; jaxlib 0.12 names them after an earlier form."""
+    for thunk in thunks:
+        for child in thunk.children:
+            if thunk.kind == "kAsyncStart" and child.name not in instructions:
+                child.name = thunk.name
+        _name_by_start(thunk.children, instructions)
