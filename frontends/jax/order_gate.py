@@ -96,7 +96,7 @@ def _witness_abstract(x: Any) -> list[Any]:
 
 def _witness_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     made = dfx_xla_witness_p.bind(*primals)
-    return made, [*tangents, ad.Zero.from_primal_value(made[1])]
+    return made, [*tangents, ad.Zero(jax.typeof(made[1]).to_tangent_aval())]
 
 
 def _witness_batch(args: Sequence[Any], dims: Sequence[Any]) -> Any:

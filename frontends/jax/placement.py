@@ -98,7 +98,7 @@ dfx_place_p.def_impl(_compute)
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     out = dfx_place_p.bind(*primals, **params)
     if all(isinstance(t, ad.Zero) for t in tangents):
-        return out, ad.Zero.from_primal_value(out)
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
     filled = [ad.instantiate_zeros(t) for t in tangents]
     return out, dfx_place_p.bind(*filled, **params)
 
@@ -106,8 +106,9 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
 def _transpose(ct: Any, *operands: Any, axis: int, start: int, rows: int) -> list[Any]:
     part = operands[-1]
     if isinstance(ct, ad.Zero):
-        return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands]
-    stop = start + part.aval.shape[axis]
+        return [None] * len(operands)
+    rows_of_part = (part.aval if ad.is_undefined_primal(part) else part).shape[axis]
+    stop = start + rows_of_part
     # The whole's own rows are disjoint from these: each of its parts takes its rows of the cotangent.
     cts = [ct, jax.lax.slice_in_dim(ct, start, stop, axis=axis)]
     return cts[-len(operands) :]

@@ -243,7 +243,7 @@ class Program:
                 entry = build_entry(captured, replace(made.options, rules=None, default_cut=True))
             return entry
 
-        if closed.effects:
+        if capture.ordering_effects(closed.effects):
             self._call = whole()  # custom_jvp refuses effects
             return
         self._call = jax.custom_jvp(lambda *flat: made(*flat))

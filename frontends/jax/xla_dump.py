@@ -44,6 +44,18 @@ class Thunk:
     text: str
     children: list[Thunk] = field(default_factory=list)
 
+    @property
+    def async_id(self) -> str:
+        """What an asynchronous start and its done have in common, "" for other steps."""
+        found = re.search(r"async_id=(\d+)", self.text)
+        return found[1] if found else ""
+
+    @property
+    def stream(self) -> str:
+        """Where an asynchronous start runs its steps, "" for other steps."""
+        found = re.search(r"stream=([\w\[\]]+)", self.text)
+        return found[1] if found and self.kind == "kAsyncStart" else ""
+
     def leaves(self) -> Iterator[Thunk]:
         """The steps that do something, in order."""
         if not self.children:
@@ -126,6 +138,8 @@ def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = F
     made = GraphOrder()
     remaining = list(graphs)
 
+    on_stream: dict[str, set[int]] = {}
+
     def visit(thunks: list[Thunk], base: set[int]) -> set[int]:
         done = set(base)
         open_starts: dict[str, set[int]] = {}
@@ -145,11 +159,16 @@ def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = F
                     seen.append(waits | {id(leaf) for leaf in child.leaves()})
                     first = next(child.leaves())
                     made.edges[id(first)] = {id(leaves[p][-1]) for p in preds}
+            elif stream := thunk.stream:
+                # Others on the same stream come first, though nobody has waited for them here.
+                earlier = on_stream.setdefault(stream, set())
+                visit(thunk.children, done | earlier)
+                earlier |= mine | done
             elif thunk.children:
                 visit(thunk.children, done)
             else:
                 made.before[id(thunk)] = set(done)
-            key = _async_id(thunk)
+            key = thunk.async_id
             if thunk.kind.endswith("Start") and key:
                 open_starts[key] = mine
                 continue
@@ -160,11 +179,6 @@ def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = F
 
     visit(top, set())
     return made
-
-
-def _async_id(thunk: Thunk) -> str:
-    found = re.search(r"async_id=(\d+)", thunk.text)
-    return found[1] if found else ""
 
 
 def _graph_of(thunk: Thunk, remaining: list[list[set[int]]]) -> list[set[int]]:
