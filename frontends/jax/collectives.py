@@ -60,9 +60,9 @@ def split_options(made: XlaEntry) -> dict[str, str]:
     return options
 
 
-_PREFIXES = tuple(
-    "all-reduce all-gather reduce-scatter all-to-all ragged-all-to-all collective-permute "
-    "collective-broadcast".split()
+_STEPS = frozenset(
+    "kAllReduce kAllGather kReduceScatter kAllToAll kRaggedAllToAll kCollectivePermute "
+    "kCollectiveBroadcast".split()
 )
 
 
@@ -85,23 +85,16 @@ def overlaps(
     for thunk in thunks:
         if thunk.kind == "kAsyncDone":
             under_way.pop(thunk.async_id, None)
-            continue
-        if thunk.kind != "kAsyncStart":
-            for leaf in thunk.leaves():
-                region = computes.get(id(leaf), "")
+        for leaf in thunk.leaves():
+            if leaf.kind in _STEPS:
+                asynchronous = thunk.kind == "kAsyncStart"
+                made = instructions.get(leaf.name)
+                region = "" if made is None else names.get(made.region, "")
+                found.append(Overlap(region, leaf.name, asynchronous, {}))
+                if asynchronous:
+                    under_way[thunk.async_id] = found[-1]
+            elif region := computes.get(id(leaf), ""):
                 for other in under_way.values():
-                    if region and region != other.region:
+                    if region != other.region:
                         other.beside[region] = other.beside.get(region, 0) + 1
-        made = next((i for i in _named(thunk, instructions) if i.opcode.startswith(_PREFIXES)), None)
-        if made is None:
-            continue
-        asynchronous = thunk.kind == "kAsyncStart"
-        found.append(Overlap(names.get(made.region, ""), made.name, asynchronous, {}))
-        if asynchronous:
-            under_way[thunk.async_id] = found[-1]
     return tuple(found)
-
-
-def _named(thunk: Thunk, instructions: dict[str, Instruction]) -> list[Instruction]:
-    names = dict.fromkeys([thunk.name, *(leaf.name for leaf in thunk.leaves())])
-    return [instructions[name] for name in names if name in instructions]

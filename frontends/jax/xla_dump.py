@@ -182,14 +182,15 @@ def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = F
 
 
 def _graph_of(thunk: Thunk, remaining: list[list[set[int]]]) -> list[set[int]]:
-    """XLA plans command buffers in program order; the number of nodes tells that it is the same."""
-    if not remaining or len(remaining[0]) != len(thunk.children):
-        have = len(remaining[0]) if remaining else "none"
-        raise DumpError(
-            f"the CUDA graph of command buffer {thunk.number} ({len(thunk.children)} commands) is not in "
-            f"XLA's log; the next graph there has {have} nodes"
-        )
-    return remaining.pop(0)
+    """XLA plans command buffers in program order; other sequences that it plans have other sizes."""
+    sizes = [len(graph) for graph in remaining]
+    while remaining:
+        if len(graph := remaining.pop(0)) == len(thunk.children):
+            return graph
+    raise DumpError(
+        f"the CUDA graph of command buffer {thunk.number} ({len(thunk.children)} commands) is not in "
+        f"XLA's log; the next graphs there have {sizes} nodes"
+    )
 
 
 # -- compiled text ---------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def sequence_parallel_mlp(x: Any, up: Any, down: Any) -> Any:
 def ring_step(x: Any, left: Any, right: Any) -> Any:
     """Two products; the neighbour's first one is the second's input (ppermute). x: [B, D]."""
     with dfx.mark("left"):
-        a = jnp.tanh(x @ left)
+        a = jnp.tanh(_norm(x) @ left)
     a = jax.lax.ppermute(a, AXIS, [(i, (i + 1) % DEVICES) for i in range(DEVICES)])
     with dfx.mark("right"):
         return x + jnp.tanh(a @ right)
