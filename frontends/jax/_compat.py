@@ -91,7 +91,9 @@ def struct_like(aval: Any, shape: Sequence[int] | None = None) -> jax.ShapeDtype
     has other operators.
     """
     kind = getattr(aval, "manual_axis_type", None)
-    more = {} if kind is None or kind.empty else {"manual_axis_type": kind, "sharding": aval.sharding}
+    more = (
+        {} if kind is None or kind.empty else {"manual_axis_type": kind, "sharding": aval.sharding}
+    )
     return jax.ShapeDtypeStruct(
         aval.shape if shape is None else tuple(shape),
         aval.dtype,

@@ -211,8 +211,8 @@ def make(
     }
     for region in made.pg.regions:
         # Of communication the collectives count, not what moves their data to and fro.
-        if region.resource == "network" and (mine := owned.get(region.id)):
-            owned[region.id] = {n for n in mine if _is_library(by_id[n])} or mine
+        if region.resource == "network" and (steps := owned.get(region.id)):
+            owned[region.id] = {n for n in steps if _is_library(by_id[n])} or steps
     order = _order(made, owned, results, scheduled.order, by_id)
     notes = notes + _warnings(order, _program(scheduled), options)
     return CompiledReport(

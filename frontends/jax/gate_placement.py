@@ -163,7 +163,9 @@ def overwritten(pg: PartitionedGraph, order: RegionOrder, gates: Iterable[Gate])
     for gate in gates:
         for value in gate.xs:
             waiting = [r for r in deps.get(value, ()) if r != gate.region]
-            if not all(order.before(r, gate.region) or order.before(gate.region, r) for r in waiting):
+            if not all(
+                order.before(r, gate.region) or order.before(gate.region, r) for r in waiting
+            ):
                 found.add(value)
     return frozenset(found & deps.keys())
 

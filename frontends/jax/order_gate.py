@@ -169,7 +169,5 @@ mlir.register_lowering(dfx_xla_gate_p, _lower_cuda, platform="cuda")
 
 ad.primitive_jvps[dfx_xla_witness_p] = _witness_jvp
 batching.primitive_batchers[dfx_xla_witness_p] = _witness_batch
-mlir.register_lowering(
-    dfx_xla_witness_p, mlir.lower_fun(_witness_impl, multiple_results=True)
-)
+mlir.register_lowering(dfx_xla_witness_p, mlir.lower_fun(_witness_impl, multiple_results=True))
 mlir.register_lowering(dfx_xla_witness_p, _witness_cuda, platform="cuda")

@@ -88,7 +88,9 @@ def _abstract(*avals: Any, axis: int, start: int, rows: int) -> Any:
 
 def _compute(*operands: Any, axis: int, start: int, rows: int) -> Any:
     part = operands[-1]
-    whole = operands[0] if len(operands) > 1 else jax.lax.empty(_shape(part, axis, rows), part.dtype)
+    whole = (
+        operands[0] if len(operands) > 1 else jax.lax.empty(_shape(part, axis, rows), part.dtype)
+    )
     return jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis)
 
 

@@ -15,20 +15,14 @@ from parallel_layers import AXIS, DEVICES, Layer, layers  # noqa: E402
 import dynaflow_xla as dfx  # noqa: E402
 
 # Nobody has 8 devices here: the mesh is abstract.
-MESH = jax.sharding.AbstractMesh(
-    (DEVICES,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,)
-)
+MESH = jax.sharding.AbstractMesh((DEVICES,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
 LAYERS = layers(batch=8, length=512, width=1024)
 
 
 def compiled(layer: Layer, strategy: Any, **options: Any) -> Any:
-    fast = dfx.schedule(
-        layer.fn, strategy, in_axes=layer.in_axes, target="nvidia-h200", **options
-    )
+    fast = dfx.schedule(layer.fn, strategy, in_axes=layer.in_axes, target="nvidia-h200", **options)
     specs = [
-        jax.ShapeDtypeStruct(
-            shape, jnp.bfloat16, sharding=jax.sharding.NamedSharding(MESH, spec)
-        )
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=jax.sharding.NamedSharding(MESH, spec))
         for shape, spec in zip(layer.shapes, layer.specs, strict=True)
     ]
     return dfx.compile(layer.spread(fast, MESH), *specs)

@@ -123,9 +123,7 @@ def layers(batch: int, length: int, width: int) -> dict[str, Layer]:
             whole,
             2,
         ),
-        "experts": Layer(
-            experts_layer, experts, (P(AXIS), whole, P(AXIS), P(AXIS)), P(AXIS), 2
-        ),
+        "experts": Layer(experts_layer, experts, (P(AXIS), whole, P(AXIS), P(AXIS)), P(AXIS), 2),
         "sequence_parallel_mlp": Layer(
             sequence_parallel_mlp,
             ((batch, t, d), up, down),
