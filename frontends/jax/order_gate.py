@@ -100,7 +100,7 @@ def _witness_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
 
 
 def _witness_batch(args: Sequence[Any], dims: Sequence[Any]) -> Any:
-    return dfx_xla_witness_p.bind(*args), [*dims, batching.not_mapped]
+    return dfx_xla_witness_p.bind(*args), [*dims, None]
 
 
 def _witness_cuda(ctx: Any, x: Any) -> Any:

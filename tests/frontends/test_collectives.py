@@ -16,6 +16,7 @@ BACKENDS = ("ffi", "xla")
 
 PROGRAM = """
 sys.path.insert(0, {support!r})
+jax.config.update("jax_disable_most_optimizations", True)
 from parallel_layers import AXIS, layers
 
 mesh = jax.make_mesh((8,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
@@ -34,12 +35,14 @@ for name, layer in layers(batch=4, length=16, width=256).items():
     fast = dfx.schedule(layer.fn, {strategy}, backend={backend!r}, in_axes=layer.in_axes)
     plain, scheduled = (layer.spread(f, mesh, check_vma={vma}) for f in (layer.fn, fast))
     close(block(plain(*args)), block(scheduled(*args)))
+    print(name)
     numbers = tuple(range(len(args)))
+    if name not in {differentiated!r}:
+        continue
     close(*(
         block(jax.jit(jax.grad(lambda *a: (f(*a) ** 2).sum(), numbers))(*args))
         for f in (plain, scheduled)
     ))
-    print(name)
 """
 
 NAMES = ("transformer_block", "experts", "sequence_parallel_mlp", "ring_step")
@@ -50,11 +53,17 @@ NAMES = ("transformer_block", "experts", "sequence_parallel_mlp", "ring_step")
 def test_values_and_gradients(backend: str, vma: bool, run_program: Any) -> None:
     """psum, all_gather, reduce_scatter, all_to_all, ppermute; with and without shard_map's own check.
 
-    Half of the layers with the check, all of them without (compiling for 8 devices takes its time).
+    Compiling for 8 devices takes its time: with the check half of the layers, and of each way the
+    gradients of one of these.
     """
-    names = NAMES[::2] if vma else NAMES
+    names = NAMES[vma::2] if vma else NAMES
     code = PROGRAM.format(
-        support=str(SUPPORT), names=names, strategy="dfx.DualBatch()", backend=backend, vma=vma
+        support=str(SUPPORT),
+        names=names,
+        differentiated=NAMES[vma : vma + 3 : 2],
+        strategy="dfx.DualBatch()",
+        backend=backend,
+        vma=vma,
     )
     assert run_program(code, devices=8, limit_s=115).split() == list(names)
 
@@ -135,7 +144,7 @@ def test_two_processes(backend: str) -> None:
     try:
         for worker in workers:
             out, err = worker.communicate(timeout=90)
-            assert worker.returncode == 0 and out.split() == ["done"], err[-4000:]
+            assert worker.returncode == 0 and "done" in out.split(), err[-4000:]
     except subprocess.TimeoutExpired:
         pytest.fail("two processes hung for 90 s")
     finally:
