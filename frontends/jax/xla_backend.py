@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from dynaflow_xla.errors import RuleError
-from dynaflow_xla.frontends.jax import capture, order_gate, placement
+from dynaflow_xla.frontends.jax import capture, lapack_guard, order_gate, placement
 from dynaflow_xla.frontends.jax.gate_placement import Gate, RegionOrder, overwritten, place_gates
 from dynaflow_xla.frontends.jax.lower import Second, cut_view, region_function
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
@@ -76,7 +76,8 @@ class XlaEntry(Planned):
         for log in _logs:
             log.append(self)
         with jax.named_scope(PLAN_SCOPE):
-            return self.flat_outputs(_Evaluation(self, self.bind(inputs)).run())
+            with lapack_guard.one_at_a_time():
+                return self.flat_outputs(_Evaluation(self, self.bind(inputs)).run())
 
     @property
     def stages(self) -> list[Any]:
