@@ -151,3 +151,57 @@ def test_two_processes(backend: str) -> None:
         for worker in workers:
             worker.kill()
             worker.communicate()
+
+
+REFUSED = """
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+x, w = jnp.ones((256, 16)), jnp.eye(16)
+
+def refused(f, *words, error=dfx.SeparabilityError):
+    fast = dfx.schedule(f, dfx.DualBatch(), backend={backend!r}, in_axes=(0, None))
+    mapped = jax.shard_map(fast, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"), check_vma=False)
+    try:
+        mapped(x, w)
+    except error as found:
+        for word in words:
+            assert word in str(found), found
+    else:
+        raise AssertionError("not refused")
+
+def named(collective):
+    def f(x, w):
+        with dfx.mark("first"):
+            y = jnp.sin(x) @ w
+        return collective(y)
+    return f
+
+ways = ("<string>", "along another axis than the batch's", "in_axes")
+refused(named(lambda y: lax.all_gather(y, "d", axis=0, tiled=True)), "all_gather at", *ways)
+refused(
+    named(lambda y: lax.psum_scatter(y, "d", scatter_dimension=0, tiled=True)), "reduce_scatter at", *ways)
+refused(named(lambda y: lax.all_to_all(y, "d", 0, 1, tiled=True)), "all_to_all at", *ways)
+
+def around(x, w):
+    inner = jax.shard_map(
+        lambda x, w: lax.psum(x @ w, "d"), mesh=mesh, in_specs=(P(None, "d"), P("d")), out_specs=P())
+    return inner(jnp.sin(x), w)
+
+for axes in ((0, None), None):
+    fast = dfx.schedule(
+        around, dfx.DualBatch() if axes else dfx.Branches(), backend={backend!r}, in_axes=axes)
+    try:
+        np.testing.assert_allclose(jax.block_until_ready(fast(x, w)), around(x, w), rtol=1e-5)
+        assert {backend!r} == "xla" and axes is None
+    except dfx.UnsupportedError as error:
+        assert "shard_map at <string>" in str(error), error
+print("done")
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_collectives_along_the_batch_are_refused(backend: str, run_program: Any) -> None:
+    """The message has the collective, its line, and the ways out."""
+    assert run_program(REFUSED.format(backend=backend), devices=8).split() == ["done"]
