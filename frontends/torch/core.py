@@ -290,7 +290,7 @@ class _Backend:
         grad = torch.is_grad_enabled() and any(
             getattr(x, "requires_grad", False) for x in example_inputs
         )
-        recurrent.keep_whole(gm, grad)
+        recurrent.keep_whole(gm, grad, cells=core.options.compiler == "eager")
         unused = draws.keep(gm)
         gm.recompile()
         broken = _compat.break_reason(gm)
