@@ -12,7 +12,7 @@ import jax
 
 from dynaflow_xla import progress
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ffi import blas, xla
+from dynaflow_xla.ffi import _engine, blas, xla
 from dynaflow_xla.frontends.jax import (
     call,
     capture,
@@ -31,20 +31,18 @@ from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.validate import validate
 
-_state = threading.local()
-
 
 def capturing() -> bool:
     """Whether this thread is inside the capture of a scheduled function (nested ones then inline)."""
-    return bool(getattr(_state, "depth", 0))
+    return bool(_engine.capturing())
 
 
 class _Capturing:
     def __enter__(self) -> None:
-        _state.depth = getattr(_state, "depth", 0) + 1
+        _engine.enter_capture()
 
     def __exit__(self, *_: object) -> None:
-        _state.depth -= 1
+        _engine.leave_capture()
 
 
 def capturing_inside() -> _Capturing:
