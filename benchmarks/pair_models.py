@@ -21,7 +21,8 @@ F = nn.functional
 
 def weights(module: nn.Module) -> Weights:
     """Parameters and floating-point buffers of a module by name, as JAX arrays of their own."""
-    made = {k: v.detach() for k, v in module.state_dict().items() if v.is_floating_point()}
+    made = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    made = {k: v.detach() for k, v in made.items() if v.is_floating_point()}
     for name, child in module.named_modules():
         key = f"{name}.weight" if name else "weight"
         if isinstance(child, nn.Linear):

@@ -206,6 +206,7 @@ def measure_case(case: Pair, rounds: int, tick: Any) -> dict[str, Any]:
         for name in runs
         if name.startswith("torch")
     }
+    first_call_ms = measure.first_calls(runs, contexts)
     checks = {name: difference(jax.jit(made.fn)(*args), fn(*args)) for name, fn in in_jax.items()}
     for name, fn in in_torch.items():
         with contexts[name]():
@@ -219,6 +220,7 @@ def measure_case(case: Pair, rounds: int, tick: Any) -> dict[str, Any]:
     return {
         "difference_between_frameworks": between,
         "verify": checks,
+        "first_call_ms": first_call_ms,
         "auto": {
             "jax": _choice(in_jax["jax_auto"].decision(args, {})),
             **{name: _torch_choice(fn, made.args, contexts[name]) for name, fn in in_torch.items()
