@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -128,15 +129,15 @@ def threads(n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def halves(made: Made) -> Callable[..., Any]:
+def halves_of(module: nn.Module, axis: int = 0) -> Callable[..., Any]:
     """The model on both halves of the batch, one behind the other, each marked."""
 
     def run(*args: Any) -> Any:
         outs = []
-        for part in zip(*(x.chunk(2, made.split) for x in args), strict=True):
+        for part in zip(*(x.chunk(2, axis) for x in args), strict=True):
             with dfx.mark("half"):
-                outs.append(made.module(*part))
-        return torch.cat(outs, made.split)
+                outs.append(module(*part))
+        return torch.cat(outs, axis)
 
     return run
 
@@ -159,7 +160,9 @@ def torch_schedules(made: Made) -> dict[str, Any]:
     auto = {n: dfx.schedule(made.module, "auto", rules=made.rules) for n in (1, 2)}
     return {
         "torch_branches": dfx.schedule(made.module, dfx.Branches(), rules=made.rules),
-        "torch_nano": dfx.schedule(halves(made), dfx.Branches(), backend="torch"),
+        "torch_nano": dfx.schedule(
+            halves_of(made.module, made.split), dfx.Branches(), backend="torch"
+        ),
         "torch_auto_1": auto[1],
         "torch_auto_2": auto[2],
     }
@@ -202,7 +205,7 @@ def measure_case(case: Pair, rounds: int, tick: Any) -> dict[str, Any]:
         **{name: without_gradients(fn, made.args) for name, fn in in_torch.items()},
     }
     contexts = {
-        name: lambda n=1 if name.endswith("_1") else 2: threads(n)
+        name: partial(threads, 1 if name.endswith("_1") else 2)
         for name in runs
         if name.startswith("torch")
     }
@@ -230,7 +233,9 @@ def measure_case(case: Pair, rounds: int, tick: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _torch_choice(fast: Any, args: tuple[Any, ...], context: Callable[[], Any]) -> Mapping[str, Any]:
+def _torch_choice(
+    fast: Any, args: tuple[Any, ...], context: Callable[[], Any]
+) -> Mapping[str, Any]:
     with context(), torch.no_grad():
         return _choice(fast._dfx_core.decision(args, {}))
 

@@ -85,7 +85,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--suite", help="one suite; default: all")
     parser.add_argument("--cases", help="comma-separated names; default: all")
     parser.add_argument("--rounds", type=int, default=40, help="samples of each variant")
-    parser.add_argument("--out", type=Path, help="result file; default: results/<suite>-<date>.json")
+    parser.add_argument(
+        "--out", type=Path, help="result file; default: results/<suite>-<date>.json"
+    )
     parser.add_argument("--update", type=Path, help="a result file whose cases are replaced")
     parser.add_argument("--no-plot", action="store_true", help="write no PNG beside the JSON")
     parser.add_argument("--list", action="store_true", help="list the cases and end")

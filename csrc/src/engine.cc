@@ -79,9 +79,7 @@ class HostLane : public Lane {
 
   // Called by a thread that is about to run lane 0, under the engine's mutex.
   // Returns the core that is kept free, or -1.
-  int KeepOffCaller() {
-    return kept_off_ = KeepOffThisCore(thread_.native_handle(), kept_off_);
-  }
+  int KeepOffCaller() { return kept_off_ = KeepOffThisCore(thread_.native_handle(), kept_off_); }
 
  private:
   void Loop() {
