@@ -309,9 +309,11 @@ class _Backend:
 
 def _refuse_arrays(name: str, args: Any, kwargs: Any) -> None:
     """Raises UnsupportedError if an argument is an array of JAX."""
-    array = getattr(sys.modules["jax"], "Array", ())  # a package half imported has none yet
     for value in (*args, *kwargs.values()):
-        if isinstance(value, array) and not isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor):
+            continue  # asking whether it is an array of JAX takes longer
+        array = getattr(sys.modules["jax"], "Array", ())  # a package half imported has none yet
+        if isinstance(value, array):
             raise UnsupportedError(
                 f"{name!r} is scheduled for PyTorch and got a JAX array; convert it with "
                 "torch.from_dlpack before the call"
