@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def aot_backend(
     )
 
 
-@contextmanager
+@contextlib.contextmanager
 def apart() -> Iterator[None]:
     """Apart from any capture that is going on: no tracing, tensors are real."""
     from torch.utils._python_dispatch import _disable_current_modes
@@ -155,6 +155,17 @@ def reversed_lstm(
         True, False, train,
     )  # fmt: skip
     return y, h.reshape(hx[0].shape), c.reshape(hx[1].shape)
+
+
+@contextlib.contextmanager
+def unfused_layers() -> Iterator[None]:
+    """Context: no operators that are a whole transformer layer; they have no decomposition."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def inner_error(error: BaseException) -> BaseException:

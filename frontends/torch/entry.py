@@ -10,6 +10,7 @@ from typing import Any
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch import compilers, cuda, native, regions
 from dynaflow_xla.frontends.torch.capture import Captured, capture
+from dynaflow_xla.frontends.torch.native import Native
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
@@ -18,6 +19,9 @@ from dynaflow_xla.recording import Recording
 from dynaflow_xla.rules import Rule
 from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
 from dynaflow_xla.validate import validate
+
+CAPTURE_OPTIONS = frozenset({"dynamic", "fullgraph"})
+"""Compiler options that go to ``torch.compile``."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Options:
     user: dict[str, Any] = field(default_factory=dict)
     compiler: str = "eager"
     compiler_options: dict[str, Any] | None = None
+    backend: str = "torch"
 
 
 @dataclass
@@ -54,7 +59,7 @@ class Entry:
     pg: PartitionedGraph
     plan: Plan
     implementations: dict[int, Callable[..., Sequence[Any]]]
-    native: native.Native
+    native: Native
     seconds: dict[str, float]
     backward: Entry | None = None
     runner: Any = None
@@ -63,8 +68,23 @@ class Entry:
         """Flat inputs to flat outputs; a list of inputs is emptied."""
         return (self.native if self.runner is None else self.runner)(inputs)  # type: ignore[no-any-return]
 
+    def describe(self) -> list[str]:
+        """Lines of ``explain`` behind the table of regions."""
+        steps = sum(len(stage.order) for stage, _ in self.native.stages)
+        return [
+            f"lanes {self.plan.lanes}, events {self.plan.events}, Python steps a call {steps}; "
+            "tensors cross lanes by reference, nothing is copied",
+            *(f"note: {note}" for note in self.captured.notes),
+        ]
 
-def build_entry(gm: Any, options: Options, kind: str, number: int) -> Entry:
+    def stamped(self) -> Native:
+        """A form for ``profile``: its ``run`` measures the regions one by one, without fused steps."""
+        return native.build(
+            self.captured, self.pg, self.plan, self.implementations, fuse=False, always=True
+        )
+
+
+def build_entry(gm: Any, options: Options, kind: str, number: int) -> Any:
     """Captures, partitions, plans, validates and compiles a functional aten graph.
 
     Raises:
@@ -73,6 +93,11 @@ def build_entry(gm: Any, options: Options, kind: str, number: int) -> Entry:
     name = options.name if number == 0 else f"{options.name}.{number}"
     if kind == "backward":
         name += ".backward"
+    if options.backend != "torch":
+        # JAX is optional, and only these backends need it.
+        from dynaflow_xla.frontends.torch import xla_backend
+
+        return xla_backend.build_entry(gm, options, kind, name)
     t0 = time.perf_counter()
     captured = capture(gm, name)
     graph = captured.graph
