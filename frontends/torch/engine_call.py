@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from dynaflow_xla.errors import EngineError
+from dynaflow_xla.frontends.jax import xla_options
 
 
 class EngineCall:
@@ -32,7 +33,7 @@ class EngineCall:
         results: Sequence[tuple[tuple[int, ...], torch.dtype]],
     ) -> None:
         self.made = made
-        self._closed = list(closed)
+        self.closed = list(closed)
         self._consts = [_aligned(const) for const in closed]
         self._results = list(results)
         self._jitted: Any = None
@@ -79,9 +80,11 @@ class EngineCall:
 
     def _run_jitted(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._jitted is None:
-            self._jitted = jax.jit(lambda *xs: self.made(*xs))
+            device = next((x.device.type for x in given), "cpu")
+            options = xla_options.for_entry(self.made) if device == "cuda" else None
+            self._jitted = jax.jit(lambda *xs: self.made(*xs), compiler_options=options)
         with jax.enable_x64(True):
-            arrays = [*self._closed, *(jax.dlpack.from_dlpack(x) for x in given)]
+            arrays = [*self.closed, *(jax.dlpack.from_dlpack(x) for x in given)]
             made = jax.block_until_ready(self._jitted(*arrays))
         return _apart([torch.from_dlpack(x) for x in made], given)
 

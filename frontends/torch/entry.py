@@ -36,6 +36,7 @@ class Options:
     compiler: str = "eager"
     compiler_options: dict[str, Any] | None = None
     backend: str = "torch"
+    target: str | None = None
 
 
 @dataclass
