@@ -164,9 +164,7 @@ def _schedule_torch(
                 f"compiler={compiler!r} is for backend='torch'; XLA compiles the regions of "
                 f"backend={backend!r}: leave compiler out"
             )
-    made = entry.Options(
-        compiler=compiler, backend=backend, target=batch.get("target"), **options
-    )
+    made = entry.Options(compiler=compiler, backend=backend, target=batch.get("target"), **options)
     return frontend.schedule(fn, made)
 
 

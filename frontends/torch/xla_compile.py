@@ -42,6 +42,4 @@ def compile_report(fast: Core, args: Any, kwargs: Any, target: object = None) ->
 
 def compiler_options(fast: Core, args: Any, kwargs: Any) -> dict[str, Any]:
     """See ``dynaflow_xla.compiler_options``."""
-    return xla_options.for_entry(
-        _entry(fast, "compiler_options", args, kwargs).program.call.made
-    )
+    return xla_options.for_entry(_entry(fast, "compiler_options", args, kwargs).program.call.made)
