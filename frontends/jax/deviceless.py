@@ -220,6 +220,7 @@ def _run(
     environment = dict(
         os.environ,
         JAX_PLATFORMS="cpu",
+        JAX_ENABLE_X64="1",  # the programs' types are settled; none is to be narrowed
         TF_CPP_MIN_LOG_LEVEL="0",
         TF_CPP_VMODULE=compiled_report.LOG_MODULES,
     )

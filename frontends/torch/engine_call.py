@@ -79,9 +79,11 @@ class EngineCall:
         return _apart(outs, ())
 
     def _run_jitted(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        on_gpu = [x.device for x in given if x.device.type == "cuda"]
+        if on_gpu:  # a number in a tensor of one element may be on the CPU
+            given = [x.to(on_gpu[0]) for x in given]
         if self._jitted is None:
-            device = next((x.device.type for x in given), "cpu")
-            options = xla_options.for_entry(self.made) if device == "cuda" else None
+            options = xla_options.for_entry(self.made) if on_gpu else None
             self._jitted = jax.jit(lambda *xs: self.made(*xs), compiler_options=options)
         with jax.enable_x64(True):
             arrays = [*self.closed, *(jax.dlpack.from_dlpack(x) for x in given)]

@@ -56,6 +56,7 @@ def test_inference(strategy: Any) -> None:
 
 
 def test_training() -> None:
+    """Dropout drops what it drops in the original: PyTorch draws, with the caller's generator."""
     model = Block().train()
     fast = dfx.schedule(copy.deepcopy(model), strategy=dfx.Branches(), backend="xla")
     optimizers = [torch.optim.SGD(m.parameters(), lr=1e-2) for m in (model, fast)]
@@ -149,8 +150,12 @@ def test_refusals() -> None:
 def test_compiling_for_a_gpu() -> None:
     """Without the CUDA plugin an error says what to install; with it the plan is read back."""
     in_torch, _ = _pair()
-    tensors = [torch.randn(256, 256) for _ in range(3)]
-    fast = dfx.schedule(in_torch, strategy=dfx.Branches(), target="nvidia-h200")
+
+    def indexed(x: Any, v: Any, w: Any, ids: Any) -> Any:
+        return in_torch(x, v, w)[ids]
+
+    tensors = [*(torch.randn(256, 256) for _ in range(3)), torch.arange(9)]
+    fast = dfx.schedule(indexed, strategy=dfx.Branches(), target="nvidia-h200")
     try:
         importlib.metadata.version("jax-cuda13-plugin")
     except importlib.metadata.PackageNotFoundError:
@@ -161,3 +166,35 @@ def test_compiling_for_a_gpu() -> None:
     assert {("left", "join"), ("order", "join")} <= set(report.order.held)
     assert not report.order.broken
     assert "left" in dfx.explain(fast, *tensors, deep=True)
+
+
+@pytest.mark.parametrize("backend", ["torch", "ffi", "xla"])
+def test_arguments_on_several_devices(backend: str) -> None:
+    fast = dfx.schedule(lambda x, y: (x + 1, y * 2), strategy=dfx.Branches(), backend=backend)
+    with pytest.raises(dfx.UnsupportedError, match=r"one device.*test_xla_program\.py:\d+.*meta"):
+        fast(torch.ones(3), torch.ones(3, device="meta"))
+
+
+@pytest.mark.parametrize("backend", ["torch", "ffi", "xla"])
+def test_tensors_and_arrays_in_one_call(backend: str) -> None:
+    model = nn.Bilinear(3, 3, 2)
+    fast = dfx.schedule(model, strategy=dfx.Branches(), backend=backend)
+    with pytest.raises(dfx.UnsupportedError, match="JAX array.*torch.from_dlpack"):
+        fast(torch.ones(1, 3), jnp.ones((1, 3)))
+    both = dfx.schedule(lambda x, y: x, strategy=dfx.Branches(), backend=backend)
+    with pytest.raises(dfx.UnsupportedError, match="JAX array.*torch.from_dlpack"):
+        both({"x": torch.ones(3)}, [jnp.ones(3)])
+
+
+@pytest.mark.parametrize("backend", ["torch", "ffi", "xla"])
+def test_results_that_are_no_tensors(backend: str) -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x + 1, 3, None, "text", x.shape[0], [x * 2, True]
+
+    fast = dfx.schedule(Odd(), strategy=dfx.Branches(), backend=backend)
+    for x in [torch.ones(2)] + [jnp.ones(2)] * (backend != "torch"):
+        one, *rest, (two, flag) = fast(x)
+        assert type(one) is type(two) and isinstance(one, type(x))
+        assert rest == [3, None, "text", 2] and flag is True
+        assert (np.asarray(one) == 2).all() and (np.asarray(two) == 2).all()
