@@ -97,7 +97,9 @@ def test_a_kernel_of_nvcc(tmp_path: Path) -> None:
         "  if (i < n) y[i] = a * x[i];\n}\n"
     )
     made = tmp_path / "k.ptx"
-    subprocess.run([nvcc, "-ptx", "-arch=sm_90", str(tmp_path / "k.cu"), "-o", str(made)], check=True)
+    subprocess.run(
+        [nvcc, "-ptx", "-arch=sm_90", str(tmp_path / "k.cu"), "-o", str(made)], check=True
+    )
     text = made.read_text()
     parameters = [("in", 0), ("out", 0), np.float32(2), np.uint32(8)]
     kernel = dfx.CudaKernel(text, "scale", (1,), (32,), parameters)
