@@ -15,7 +15,8 @@ class Order(msgspec.Struct, frozen=True):
     """The plan's order beside the program's. Pairs are (earlier region, later region).
 
     Attributes:
-        held: The plan's edges that every kernel of the two keeps.
+        held: The plan's edges that every kernel of the two keeps. What communication waits for is
+            the data that it reads, not the whole region that makes it.
         fused: Edges between regions that share all kernels of one, or of which the second computes again
             in its own kernels what it reads of the first: there is nothing left to order.
         broken: Edges that some kernel does not keep.
@@ -67,12 +68,15 @@ def compare(
     fields = [field for field in Order.__struct_fields__ if field != "conflicts"]
     sets: dict[str, list[tuple[str, str]]] = {field: [] for field in fields}
     inner = [launch.region for launch in made.order.launches if launch.lane >= 0]
+    by_data = {region.id for region in made.pg.regions if region.resource == "network"}
     for second in inner:
         for first in sorted({*made.order.direct[second], *made.order.data[second]}):
             pair = (name[first], name[second])
             ones, others = owned.get(first, set()), owned.get(second, set())
             if not ones or not others:
                 sets["fused"].append(pair)
+            elif second in by_data and first in made.order.data[second]:
+                sets["held"].append(pair)
             elif all(a == b or a in before[b] for a in ones for b in others):
                 sets["held"].append(pair)
             elif first in made.order.data[second] and all(

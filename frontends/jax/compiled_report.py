@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from dynaflow_xla.frontends.jax import compiled_text, xla_dump
+from dynaflow_xla.frontends.jax.collectives import Overlap, overlaps
 from dynaflow_xla.frontends.jax.compiled_order import Order, compare
 from dynaflow_xla.frontends.jax.xla_backend import XlaEntry, scope_of
 from dynaflow_xla.frontends.jax.xla_dump import Instruction, Thunk
@@ -125,6 +126,7 @@ class CompiledReport(msgspec.Struct, frozen=True):
         bodies: Loops whose bodies have a plan of their own.
         plain: The original without any of the options, if it was asked for.
         marks: What each mark became in both programs.
+        collectives: The scheduled program's collectives, and what computes beside each.
     """
 
     version: int
@@ -142,6 +144,7 @@ class CompiledReport(msgspec.Struct, frozen=True):
     bodies: tuple[Body, ...] = ()
     plain: Program | None = None
     marks: tuple[MarkKernels, ...] = ()
+    collectives: tuple[Overlap, ...] = ()
 
     @property
     def copies_added(self) -> int:
@@ -198,9 +201,9 @@ def make(
 ) -> CompiledReport:
     """Compares a plan with its compiled program."""
     scheduled = programs["scheduled"]
-    regions, order = _compare(made, scheduled, "", scheduled.aliases)
+    regions, order, computes = _compare(made, scheduled, "", scheduled.aliases)
     bodies = [
-        Body(name, entry.plan.strategy, entry.plan.lanes, *_compare(entry, scheduled, name, {}))
+        Body(name, entry.plan.strategy, entry.plan.lanes, *_compare(entry, scheduled, name, {})[:2])
         for name, entry in _bodies(made, "")
     ]
     for each in (order, *(body.order for body in bodies)):
@@ -222,6 +225,12 @@ def make(
         tuple(bodies),
         None if plain is None else _program(plain),
         _mark_kernels(made, scheduled, programs["original"]),
+        overlaps(
+            scheduled.thunks,
+            scheduled.instructions,
+            computes,
+            {scope_of(region.name): region.name for region in made.pg.regions},
+        ),
     )
 
 
@@ -259,8 +268,11 @@ def _bodies(made: XlaEntry, prefix: str) -> list[tuple[str, XlaEntry]]:
 
 def _compare(
     made: XlaEntry, program: ReadProgram, prefix: str, aliases: dict[int, int]
-) -> tuple[tuple[RegionCode, ...], Order]:
-    """What became of the regions of a plan, and of its order; ``prefix``: see ``xla_dump.region_of``."""
+) -> tuple[tuple[RegionCode, ...], Order, dict[int, str]]:
+    """What became of the regions of a plan and of its order, and the region of each step that computes.
+
+    ``prefix``: see ``xla_dump.region_of``.
+    """
     names = {scope_of(region.name): region.id for region in made.pg.regions}
 
     def ids(paths: Iterable[str]) -> set[int]:
@@ -297,7 +309,18 @@ def _compare(
                 tuple(sorted({streams[id(leaf)] for leaf in mine if id(leaf) in streams})),
             )
         )
-    return tuple(regions), compare(made, owned, sharing, results, program.order, by_id, aliases)
+    computes = {
+        leaf: made.pg.regions[region].name
+        for region, mine in owned.items()
+        for leaf in mine
+        if by_id[leaf].kind in _KERNELS or _is_library(by_id[leaf])
+    }
+    for region in made.pg.regions:
+        # Of communication the collectives count, not what moves their data to and fro.
+        if region.resource == "network" and (steps := owned.get(region.id)):
+            owned[region.id] = {n for n in steps if _is_library(by_id[n])} or steps
+    order = compare(made, owned, sharing, results, program.order, by_id, aliases)
+    return tuple(regions), order, computes
 
 
 def _is_fill(found: Instruction, program: ReadProgram) -> bool:

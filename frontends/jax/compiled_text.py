@@ -20,6 +20,9 @@ def lines(report: CompiledReport) -> list[str]:
     for body in report.bodies:
         said.append(f"body of the loop {body.name[:-1]}: strategy {body.strategy}")
         said += ["  " + line for line in _plan_lines(body.regions, body.order)]
+    for one in report.collectives:
+        beside = ", ".join(f"{n} kernels of {region}" for region, n in one.beside.items())
+        said.append(f"{one.name} ({one.region}) runs beside {beside or 'nothing'}")
     said += [
         f"mark {mark.name}: {mark.scheduled} steps in {mark.nano_batches} nano-batches, the original "
         f"has {mark.original}"

@@ -45,10 +45,16 @@ def main(folder: Path) -> None:
     (folder / "result.json").write_text(json.dumps(results))
 
 
-def _lowered(folder: Path, program: dict[str, Any], topology: Any, axes: dict[str, int]) -> Any:
+def _lowered(
+    folder: Path, program: dict[str, Any], topology: Any, axes: list[tuple[str, int, str]]
+) -> Any:
     exported = jax.export.deserialize(bytearray((folder / "program.bin").read_bytes()))
-    axes = axes or {"d": exported.nr_devices}
-    mesh = topologies.make_mesh(topology, tuple(axes.values()), tuple(axes))
+    names, sizes, kinds = zip(*(axes or [("d", exported.nr_devices, "Auto")]), strict=True)
+    mesh = jax.sharding.Mesh(
+        topologies.make_mesh(topology, sizes, names).devices,
+        names,
+        axis_types=tuple(jax.sharding.AxisType[kind] for kind in kinds),
+    )
     shardings = exported.in_shardings_jax(mesh)
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     specs = [
@@ -64,7 +70,9 @@ def _lowered(folder: Path, program: dict[str, Any], topology: Any, axes: dict[st
     return jax.jit(flat, donate_argnums=donated, keep_unused=True).lower(*specs)
 
 
-def _seconds(folder: Path, program: dict[str, Any], topology: Any, axes: dict[str, int]) -> float:
+def _seconds(
+    folder: Path, program: dict[str, Any], topology: Any, axes: list[tuple[str, int, str]]
+) -> float:
     """One more compilation, without dumps."""
     lowered = _lowered(folder, program, topology, axes)
     start = time.perf_counter()
@@ -73,7 +81,7 @@ def _seconds(folder: Path, program: dict[str, Any], topology: Any, axes: dict[st
 
 
 def _compile(
-    folder: Path, program: dict[str, Any], topology: Any, axes: dict[str, int]
+    folder: Path, program: dict[str, Any], topology: Any, axes: list[tuple[str, int, str]]
 ) -> dict[str, Any]:
     lowered = _lowered(folder, program, topology, axes)
     print(f"{LOG_MARK} {program['name']}", file=sys.stderr, flush=True)

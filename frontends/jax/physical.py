@@ -16,10 +16,7 @@ def is_key(aval: Any) -> bool:
 
 def spec(aval: Any) -> jax.ShapeDtypeStruct:
     """What to trace with for an abstract value."""
-    varying = getattr(aval, "vma", None)
-    more: dict[str, Any] = {"vma": varying} if varying else {}
-    weak = bool(getattr(aval, "weak_type", False))
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, **more)
+    return _compat.struct_like(aval)
 
 
 def physical_spec(aval: Any) -> jax.ShapeDtypeStruct:

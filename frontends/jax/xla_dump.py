@@ -45,6 +45,18 @@ class Thunk:
     text: str
     children: list[Thunk] = field(default_factory=list)
 
+    @property
+    def async_id(self) -> str:
+        """What an asynchronous start and its done have in common, "" for other steps."""
+        found = re.search(r"async_id=(\d+)", self.text)
+        return found[1] if found else ""
+
+    @property
+    def stream(self) -> str:
+        """Where an asynchronous start runs its steps, "" for other steps."""
+        found = re.search(r"stream=([\w\[\]]+)", self.text)
+        return found[1] if found and self.kind == "kAsyncStart" else ""
+
     def leaves(self) -> Iterator[Thunk]:
         """The steps that do something, in order."""
         if not self.children:
@@ -127,7 +139,9 @@ def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = F
     made = GraphOrder()
     planned = {} if serial else _match(top, graphs)
 
-    def visit(thunks: list[Thunk], base: set[int]) -> set[int]:
+    on_stream: dict[str, set[int]] = {}
+
+    def visit(thunks: list[Thunk], base: set[int], in_graph: bool = False) -> set[int]:
         done = set(base)
         open_starts: dict[str, set[int]] = {}
         for thunk in thunks:
@@ -143,15 +157,20 @@ def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = F
                 leaves = [list(child.leaves()) for child in commands]
                 for child, preds in zip(commands, graph, strict=True):
                     waits = set(done).union(*(seen[p] for p in preds))
-                    visit([child], waits)
+                    visit([child], waits, in_graph=True)
                     seen.append(waits | {id(leaf) for leaf in child.leaves()})
                     first = next(child.leaves())
                     made.edges[id(first)] = {id(leaves[p][-1]) for p in preds}
+            elif (stream := thunk.stream) and not in_graph:
+                # Others on the same stream come first, though nobody has waited for them here.
+                earlier = on_stream.setdefault(stream, set())
+                visit(thunk.children, done | earlier)
+                earlier |= mine | done
             elif thunk.children:
                 visit(thunk.children, done)
             else:
                 made.before[id(thunk)] = set(done)
-            key = _async_id(thunk)
+            key = thunk.async_id
             if thunk.kind.endswith("Start") and key:
                 open_starts[key] = mine
                 continue
@@ -162,11 +181,6 @@ def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = F
 
     visit(top, set())
     return made
-
-
-def _async_id(thunk: Thunk) -> str:
-    found = re.search(r"async_id=(\d+)", thunk.text)
-    return found[1] if found else ""
 
 
 def _commands(buffer: Thunk) -> list[Thunk]:
@@ -374,4 +388,15 @@ def read_folder(folder: Path) -> tuple[list[Thunk], dict[str, Instruction]]:
     stem = largest.name.split(".thunk_sequence")[0]
     metadata = folder / f"{stem}.thunk_metadata.txt"
     thunks = read_thunks(largest.read_text(), metadata.read_text() if metadata.is_file() else "")
-    return thunks, read_instructions((folder / "compiled.txt").read_text())
+    instructions = read_instructions((folder / "compiled.txt").read_text())
+    _name_by_start(thunks, instructions)
+    return thunks, instructions
+
+
+def _name_by_start(thunks: list[Thunk], instructions: dict[str, Instruction]) -> None:
+    """Steps of a collective get the name of its start; jaxlib 0.12 names them after an earlier form."""
+    for thunk in thunks:
+        for child in thunk.children:
+            if thunk.kind == "kAsyncStart" and child.name not in instructions:
+                child.name = thunk.name
+        _name_by_start(thunk.children, instructions)
