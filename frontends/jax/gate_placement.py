@@ -244,7 +244,9 @@ class _Placer:
         ops = self._ops(region)
         read = {v for op in ops for v in op.inputs}
         outputs = set(region.outputs)
-        heavy: dict[int, int] = {}  # value -> operators behind it that are not element-wise, as bits
+        heavy: dict[
+            int, int
+        ] = {}  # value -> operators behind it that are not element-wise, as bits
         for op in ops:
             bits = 0 if op.kind in ELEMENTWISE else 1 << op.index
             for value in op.inputs:

@@ -114,9 +114,7 @@ def test_gates_order_the_body_of_a_loop() -> None:
 def test_loops_of_a_training_step() -> None:
     """Forward and backward loop: both bodies have plans, and nothing of these is broken."""
     f = jax.value_and_grad(lambda ws, x: jnp.mean(scanned(ws, x) ** 2))
-    report = dfx.compile(
-        dfx.schedule(f, dfx.Branches(), target="nvidia-h200"), WEIGHTS, TOKENS
-    )
+    report = dfx.compile(dfx.schedule(f, dfx.Branches(), target="nvidia-h200"), WEIGHTS, TOKENS)
     assert len(report.bodies) == 2
     for order in (report.order, *(body.order for body in report.bodies)):
         assert not order.broken and not order.extra and not order.conflicts
