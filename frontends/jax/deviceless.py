@@ -171,7 +171,7 @@ def check_plugin() -> str:
 def _spec(leaf: Any) -> Any:
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         sharding = getattr(leaf, "sharding", None)
-        spread = sharding is not None and len(sharding.device_set) > 1
+        spread = sharding is not None and sharding.num_devices > 1
         return jax.ShapeDtypeStruct(
             leaf.shape,
             leaf.dtype,
@@ -181,13 +181,19 @@ def _spec(leaf: Any) -> Any:
     return leaf
 
 
-def _mesh(specs: Any) -> dict[str, int]:
-    """Axes of the mesh that the arguments are spread over; the program has to have the same."""
+def _mesh(specs: Any) -> list[tuple[str, int, str]]:
+    """The mesh that the arguments are spread over, as (axis, devices, type of the axis).
+
+    The program has to have the same; the mesh itself may be abstract.
+    """
     for leaf in jax.tree_util.tree_leaves(specs):
         mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
         if mesh is not None:
-            return dict(mesh.shape)
-    return {}
+            return [
+                (str(axis), size, kind.name)
+                for (axis, size), kind in zip(mesh.shape.items(), mesh.axis_types, strict=True)
+            ]
+    return []
 
 
 def _export(jitted: Any, args: Any, kwargs: Any) -> Any:
@@ -208,7 +214,7 @@ def _run(
     programs: dict[str, Any],
     donated: list[int],
     options: dict[str, str],
-    mesh: dict[str, int],
+    mesh: list[tuple[str, int, str]],
 ) -> tuple[dict[str, Any], dict[str, str]]:
     request: dict[str, Any] = {"target": target, "devices": 1, "mesh": mesh, "programs": []}
     for name, exported in programs.items():
