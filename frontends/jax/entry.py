@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from dynaflow_xla import progress
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.ffi import _engine, blas, xla
 from dynaflow_xla.frontends.jax import (
     call,
@@ -25,6 +25,7 @@ from dynaflow_xla.frontends.jax import (
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.kernels import CudaKernel, Lanes
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
 from dynaflow_xla.plan import Launch, Plan
@@ -70,6 +71,7 @@ class Options:
     backend: str = "ffi"
     target: str | None = None
     gpu_lanes: bool = False
+    gpu: Lanes | None = None
 
 
 @dataclass(kw_only=True)
@@ -160,6 +162,8 @@ def _build(
     t0 = time.perf_counter()
     strategy = options.strategy
     graph = captured.graph
+    if options.backend == "ffi":
+        _refuse_shard_map(captured)
     rules = options.rules
     if rules is None and not options.default_cut:
         made = strategy.rules(graph)
@@ -167,7 +171,7 @@ def _build(
     context = Context(
         batch_size=None if batched is None else batched.batch,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
-        platform="cuda" if options.backend == "xla" else "cpu",
+        platform="cuda" if options.backend == "xla" else device_stage.platform(options.gpu_lanes),
         lanes=options.lanes,
         user=options.user,
     )
@@ -206,6 +210,10 @@ def _build(
             functions[region.id] = split.function(region.id, decision)
         elif decision.replace is None:
             functions[region.id] = lower.region_function(captured, region)
+        elif isinstance(decision.replace, CudaKernel):
+            functions[region.id] = lower.kernel_function(
+                decision.replace, captured, region, options.backend
+            )
         else:
             functions[region.id] = lower.replaced_function(
                 decision.replace, captured, region, str(decision.source)
@@ -221,6 +229,16 @@ def _build(
         options=options, captured=captured, pg=pg, plan=plan, functions=functions,
         seconds=seconds, split=split,
     )  # fmt: skip
+
+
+def _refuse_shard_map(captured: capture.Captured) -> None:
+    for op in captured.graph.ops:
+        if op.kind == "shard_map" and op.payload.params["mesh"].size > 1:
+            raise UnsupportedError(
+                f"shard_map at {op.source} inside the scheduled function {captured.graph.name!r}: lanes "
+                "belong to one device. Schedule the function that shard_map maps, "
+                "jax.shard_map(dfx.schedule(f), ...), or use backend='xla'."
+            )
 
 
 def _with_network(pg: PartitionedGraph) -> PartitionedGraph:
@@ -270,6 +288,7 @@ def build_stages(
             functions,
             needed,
             options.compiler_options,
+            gpu=options.gpu,
         )
         with _types(captured):
             stage = build(profile=profile)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.frontends.torch import compilers, cuda, native, regions
 from dynaflow_xla.frontends.torch.capture import Captured, capture
 from dynaflow_xla.frontends.torch.native import Native
 from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
 from dynaflow_xla.plan import Plan
@@ -36,6 +37,8 @@ class Options:
     compiler: str = "eager"
     compiler_options: dict[str, Any] | None = None
     backend: str = "torch"
+    target: str | None = None
+    gpu: Lanes | None = None
 
 
 @dataclass
@@ -94,6 +97,11 @@ def build_entry(gm: Any, options: Options, kind: str, number: int) -> Any:
     if kind == "backward":
         name += ".backward"
     if options.backend != "torch":
+        if options.gpu is not None:
+            raise UnsupportedError(
+                f"{options.gpu} asks for priorities or multiprocessors, which lanes of XLA executables "
+                "have not; give lanes= a number, or use backend='torch'"
+            )
         # JAX is optional, and only these backends need it.
         from dynaflow_xla.frontends.torch import xla_backend
 
@@ -125,7 +133,14 @@ def build_entry(gm: Any, options: Options, kind: str, number: int) -> Any:
     runnable = native.build(captured, pg, plan, implementations)
     runner: Any = None
     if captured.device.type == "cuda":
-        runner = cuda.on_cuda(runnable, captured.device, graph=kind == "inference")
+        runner = cuda.on_cuda(
+            runnable, captured.device, graph=kind == "inference", lanes=options.gpu
+        )
+    elif options.gpu is not None:
+        raise UnsupportedError(
+            f"{options.gpu} asks for priorities or multiprocessors, which lanes of a CPU have not; give "
+            "lanes= a number"
+        )
     seconds = {"partition": t1 - t0, "plan": t2 - t1, "compile": time.perf_counter() - t2}
     return Entry(
         options, kind, captured, pg, plan, implementations, runnable, seconds, runner=runner
