@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import PlanError
+from dynaflow_xla.frontends.torch import recurrent
 from dynaflow_xla.frontends.torch.capture import Captured, Payload
 from dynaflow_xla.ir import PartitionedGraph, Region
 
@@ -113,7 +114,7 @@ class _Writer:
         self.load(op.inputs, region)
         args = [self.expression(arg, payload) for arg in payload.args]
         args += [f"{k}={self.expression(v, payload)}" for k, v in payload.kwargs.items()]
-        call = f"{self.constant(payload.target)}({', '.join(args)})"
+        call = f"{self.constant(recurrent.direct(payload.target))}({', '.join(args)})"
         if payload.multiple:
             targets = ", ".join("_" if v is None else f"v{v}" for v in payload.outputs)
             call = f"[{targets}] = {call}" if targets else call
