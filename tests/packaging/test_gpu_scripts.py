@@ -69,7 +69,17 @@ def test_an_unknown_case_is_named() -> None:
 def test_without_a_gpu_everything_skips_with_reasons(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     out = tmp_path / "gpu"
-    words = ["--parts", "target", "tests", "tests-jax", "bench-jax", "--out", str(out), "--build", str(tmp_path)]
+    words = [
+        "--parts",
+        "target",
+        "tests",
+        "tests-jax",
+        "bench-jax",
+        "--out",
+        str(out),
+        "--build",
+        str(tmp_path),
+    ]
     done = _python("benchmarks/gpu_all.py", *words)
     summary = json.loads((out / "summary.json").read_text())["parts"]
     assert done.returncode == 0, (done.stdout, summary)
