@@ -127,7 +127,7 @@ def schedule(
         "jax": lambda: _schedule_jax(
             fn, {**options, "gpu_lanes": backend == "ffi"}, {**batch, **place}, compiler, check
         ),
-        "torch": lambda: _schedule_torch(fn, options, batch, compiler),
+        "torch": lambda: _schedule_torch(fn, options, batch, compiler, check),
     }
     if framework in makers:
         return makers[framework]()
@@ -148,14 +148,12 @@ def _schedule_jax(
 
 
 def _schedule_torch(
-    fn: Any, options: Mapping[str, Any], batch: Mapping[str, Any], compiler: str
+    fn: Any, options: Mapping[str, Any], batch: Mapping[str, Any], compiler: str, check: bool
 ) -> Any:
-    if batch["in_axes"] is not None:
-        raise UnsupportedError("in_axes is not in this version for PyTorch; leave in_axes out")
     _optional.require("torch", "scheduling a PyTorch model", "torch")
     frontend = importlib.import_module("dynaflow_xla.frontends.torch.scheduled")
     entry = importlib.import_module("dynaflow_xla.frontends.torch.entry")
-    return frontend.schedule(fn, entry.Options(compiler=compiler, **options))
+    return frontend.schedule(fn, entry.Options(compiler=compiler, check=check, **batch, **options))
 
 
 def _framework(fn: Any, backend: str) -> str:

@@ -11,6 +11,7 @@ import operator
 import os
 import re
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,18 +26,24 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _ROOT = re.compile(r"^[LG]\['(\w+)'\]")
 
 
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands for a value among the arguments of an operator."""
+
+    value: int
+
+
 @dataclass(frozen=True)
 class Payload:
     """How to run an operator: a call over value ids.
 
     Attributes:
         target: The function.
-        args: Its arguments; an fx node among them stands for the value ``ids[node]``.
+        args: Its arguments; a :class:`Ref` among them stands for a value.
         kwargs: Its keyword arguments.
         outputs: Value id of each result; None where nobody has a name for it. One entry if the
             operator returns a single value.
         multiple: The operator returns a sequence.
-        constants: Attribute nodes among the arguments -> the object they stand for.
     """
 
     target: Any
@@ -44,7 +51,44 @@ class Payload:
     kwargs: dict[str, Any]
     outputs: tuple[int | None, ...]
     multiple: bool
-    constants: dict[Any, Any]
+
+    def reads(self) -> tuple[int, ...]:
+        """Ids of the values among the arguments, each once."""
+        found: dict[int, None] = {}
+
+        def note(arg: Any) -> Any:
+            if isinstance(arg, Ref):
+                found[arg.value] = None
+            return arg
+
+        torch.fx.node.map_aggregate((self.args, self.kwargs), note)
+        return tuple(found)
+
+    def mapped(self, replace: Callable[[Ref], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments and keyword arguments with every ``Ref`` replaced."""
+
+        def read(arg: Any) -> Any:
+            return replace(arg) if isinstance(arg, Ref) else arg
+
+        made: Any = torch.fx.node.map_aggregate((self.args, self.kwargs), read)
+        return tuple(made[0]), dict(made[1])
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A result that the nano-batches write, each its part.
+
+    Attributes:
+        value: Its id.
+        empty: Makes the tensor.
+        axis: Along which the parts lie.
+        parts: For each part its value id, the place of the view in the environment, start and rows.
+    """
+
+    value: int
+    empty: Callable[[], Any]
+    axis: int
+    parts: tuple[tuple[int, int, int, int], ...]
 
 
 @dataclass
@@ -60,17 +104,47 @@ class Captured:
         module: The fx module captured from.
         symbolic: Some size was not fixed when the graph was captured.
         device: Where its tensors are (numbers in tensors of one element may be on the CPU).
+        placed: Of a graph of nano-batches the results that are put together in place.
     """
 
     graph: Graph
     ids: dict[Any, int]
-    examples: dict[int, Any]
+    examples: Mapping[int, Any]
     outputs: list[Any]
     epilogue: list[tuple[int, int]]
     module: Any
     symbolic: bool = False
     notes: list[str] = field(default_factory=list)
     device: torch.device = torch.device("cpu")
+    placed: tuple[Placed, ...] = ()
+
+    def environment(self, inputs: Sequence[Any]) -> list[Any]:
+        """What a call starts with: inputs, views of them, and results to be written in place.
+
+        A list of inputs is emptied.
+        """
+        graph = self.graph
+        if not graph.views and not self.placed:
+            # Values are numbered from the inputs on, unless there are views among them.
+            env = [*inputs, *([None] * (len(graph.values) - len(inputs)))]
+            if list(graph.inputs[:1]) and graph.inputs[-1] != len(inputs) - 1:
+                env = [None] * len(graph.values)
+                for value, x in zip(graph.inputs, inputs, strict=True):
+                    env[value] = x
+        else:
+            env = [None] * (len(graph.values) + sum(len(p.parts) for p in self.placed))
+            for value, x in zip(graph.inputs, inputs, strict=True):
+                env[value] = x
+            for view in graph.views:
+                whole = env[graph.inputs[view.input]]
+                env[view.value] = whole.narrow(view.axis, view.start, view.stop - view.start)
+            for placed in self.placed:
+                made = env[placed.value] = placed.empty()
+                for _, slot, start, rows in placed.parts:
+                    env[slot] = made.narrow(placed.axis, start, rows)
+        if isinstance(inputs, list):
+            inputs.clear()  # the environment owns them now
+        return env
 
 
 def source_of(node: Any) -> Source | None:
@@ -240,7 +314,7 @@ class _Builder:
                 inputs.append(self.token)
             self.token = self.value(_TOKEN, index)
             made.append(self.token)
-        constants = {n: self.constants[n] for n in node.all_input_nodes if n in self.constants}
+        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), self._read)
         examples = (self._example(node.args), self._example(node.kwargs))
         flops, moved, cost = costs.estimate(target, *examples, example)
         scope, classes, calls = self.place(node)
@@ -263,9 +337,12 @@ class _Builder:
                 mark=self.mark(node),
                 source=source_of(node),
                 params=_params_text(node),
-                payload=Payload(target, node.args, dict(node.kwargs), outputs, multiple, constants),
+                payload=Payload(target, tuple(args), dict(kwargs), outputs, multiple),
             )
         )
+
+    def _read(self, node: Any) -> Any:
+        return self.constants[node] if node in self.constants else Ref(self.ids[node])
 
     def _example(self, arg: Any) -> Any:
         return torch.fx.node.map_arg(

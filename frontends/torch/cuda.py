@@ -123,11 +123,9 @@ class StreamRunner:
             EngineError: a region failed; names it, and has the exception as its cause.
         """
         captured, streams = self.plain.captured, self.streams
-        env: list[Any] = [None] * len(captured.graph.values)
-        home: dict[int, int] = {}  # the lane in whose order a value's memory is freed
-        for value, x in zip(captured.graph.inputs, inputs, strict=True):
-            env[value] = x
-            home[value] = 0
+        env = captured.environment(list(inputs))
+        # The lane in whose order a value's memory is freed.
+        home = {value: 0 for value, x in enumerate(env) if x is not None}
         call = native._Call(env, torch.is_inference_mode_enabled(), False)
         try:
             with torch.no_grad():

@@ -27,6 +27,8 @@ def profile(fast: Core, args: Any, kwargs: Any) -> Timeline:
     timelines: list[Timeline] = []
 
     def run(inputs: list[Any]) -> list[Any]:
+        if entry.prepare is not None:
+            inputs = entry.prepare(inputs)
         measured = Measured(entry.plan, entry.pg)
         outputs = runnable.run(inputs, measured)
         timelines.append(measured.timeline(target.options.name))
