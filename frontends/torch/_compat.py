@@ -96,6 +96,15 @@ def sizes_apart() -> Iterator[None]:
         yield
 
 
+def where_fixed(size: Any) -> str:
+    """Where in the program an open size became a number, as far as PyTorch remembers."""
+    node = getattr(size, "node", None)
+    for guard in getattr(getattr(node, "shape_env", None), "guards", ()):
+        if node._expr in guard.expr.free_symbols:
+            return f" (at {str(guard.sloc).rpartition('#')[2].strip()})"
+    return ""
+
+
 def given_tensor(node: Any) -> Any:
     """The caller's tensor that an input of a Dynamo graph stands for, or None."""
     argument = node.meta.get("grapharg")

@@ -132,7 +132,8 @@ def graph_of(
         if isinstance(expr, int) or getattr(expr, "is_Integer", False):
             if int(expr) == 1:
                 return None
-            tied = f"fixes it to {int(expr)}: something with {int(expr)} entries meets the rows"
+            where = _compat.where_fixed(size.size)
+            tied = f"fixes it to {int(expr)}{where}: something with {int(expr)} entries meets the rows"
         else:
             tied = f"ties it to other sizes ({expr})"
         raise SeparabilityError(

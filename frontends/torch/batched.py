@@ -14,6 +14,7 @@ import torch
 from dynaflow_xla import nano
 from dynaflow_xla.batch_states import Rows, State
 from dynaflow_xla.errors import PlanError, SeparabilityError, VerificationError
+from dynaflow_xla.frontends.torch import drawn
 from dynaflow_xla.frontends.torch import proof as proving
 from dynaflow_xla.frontends.torch import split as splitting
 from dynaflow_xla.frontends.torch.capture import Captured
@@ -224,7 +225,9 @@ class BatchedGraph:
         fit: proving.Fit,
         t0: float,
     ) -> tuple[splitting.Split, Entry]:
-        captured, options = self.captured, self.options
+        options = self.options
+        captured, states, draws = drawn.before(self.captured, fit.states)
+        fit = replace(fit, states=states, in_specs=drawn.specs(fit.in_specs, captured, states))
         held = frozenset(n for n, s in enumerate(fit.states) if isinstance(s, Rows))
         hint = values_hint(captured, self.batch_symbols) or batch
 
@@ -247,6 +250,8 @@ class BatchedGraph:
             whole, at, [by_size[size] for size in sizes], sizes, fit.in_specs, fit.out_specs,
             fit.states, kept, sized,
         )  # fmt: skip
+        if draws:
+            split = replace(split, drawn=drawn.drawer(draws, whole, captured))
         t1 = time.perf_counter()
         context = context_of(captured, options, batch)
         recording = record(options.strategy, split.pg, context, joint=self.kind != "backward")

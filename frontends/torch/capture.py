@@ -82,13 +82,22 @@ class Placed:
         value: Its id.
         empty: Makes the tensor.
         axis: Along which the parts lie.
+        runs: How many runs of the whole batch lie there one after the other; a part has its rows of each.
         parts: For each part its value id, the place of the view in the environment, start and rows.
     """
 
     value: int
     empty: Callable[[], Any]
     axis: int
+    runs: int
     parts: tuple[tuple[int, int, int, int], ...]
+
+
+def rows_of(x: Any, axis: int, start: int, count: int, runs: int) -> Any:
+    """A view of a nano-batch's rows; of several runs of the batch with a dimension for the runs."""
+    if runs == 1:
+        return x.narrow(axis, start, count)
+    return x.unflatten(axis, (runs, -1)).narrow(axis + 1, start // runs, count // runs)
 
 
 @dataclass
@@ -105,6 +114,8 @@ class Captured:
         symbolic: Some size was not fixed when the graph was captured.
         device: Where its tensors are (numbers in tensors of one element may be on the CPU).
         placed: Of a graph of nano-batches the results that are put together in place.
+        copied: Of such a graph the views of inputs that have to be copied: how many runs of the batch
+            they take rows from, and what makes the tensor.
     """
 
     graph: Graph
@@ -117,6 +128,7 @@ class Captured:
     notes: list[str] = field(default_factory=list)
     device: torch.device = torch.device("cpu")
     placed: tuple[Placed, ...] = ()
+    copied: dict[int, tuple[int, Callable[[], Any]]] = field(default_factory=dict)
 
     def environment(self, inputs: Sequence[Any]) -> list[Any]:
         """What a call starts with: inputs, views of them, and results to be written in place.
@@ -137,14 +149,43 @@ class Captured:
                 env[value] = x
             for view in graph.views:
                 whole = env[graph.inputs[view.input]]
-                env[view.value] = whole.narrow(view.axis, view.start, view.stop - view.start)
+                runs, empty = self.copied.get(view.value, (1, None))
+                made = rows_of(whole, view.axis, view.start, view.stop - view.start, runs)
+                if empty is not None:
+                    copy = empty()
+                    rows_of(copy, view.axis, 0, copy.shape[view.axis], runs).copy_(made)
+                    made = copy
+                env[view.value] = made
             for placed in self.placed:
                 made = env[placed.value] = placed.empty()
                 for _, slot, start, rows in placed.parts:
-                    env[slot] = made.narrow(placed.axis, start, rows)
+                    env[slot] = rows_of(made, placed.axis, start, rows, placed.runs)
         if isinstance(inputs, list):
             inputs.clear()  # the environment owns them now
         return env
+
+    def finish(self, env: list[Any]) -> None:
+        """Puts together what could not be written in place."""
+        for placed in self.placed:
+            whole = env[placed.value]
+            parts = [env[slot] for _, slot, _, _ in placed.parts]
+            if all(part.dtype is whole.dtype for part in parts):
+                continue
+            made = torch.empty_like(whole, dtype=parts[0].dtype)
+            for part, (_, _, start, rows) in zip(parts, placed.parts, strict=True):
+                rows_of(made, placed.axis, start, rows, placed.runs).copy_(part)
+            env[placed.value] = made
+
+
+def place(slot: Any, part: Any) -> Any:
+    """Writes a part of a result to its place; returns what is there now.
+
+    A few operators make another type than they say at capture (the mean that layer norm keeps under
+    autocast); such a part stays apart until the end of the call.
+    """
+    if slot.dtype is not part.dtype:
+        return part
+    return slot.copy_(part)
 
 
 def source_of(node: Any) -> Source | None:
@@ -156,14 +197,19 @@ def source_of(node: Any) -> Source | None:
     return Source(frames[-1][0], int(frames[-1][1]), frames[-1][2]) if frames else None
 
 
-def _is_random(target: Any, args: Any, modules: dict[str, Any]) -> bool:
-    if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
-        return True
+def _is_random(node: Any, modules: dict[str, Any]) -> bool:
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        # Attention is tagged, and draws only for its dropout.
+        names = [argument.name for argument in node.target._schema.arguments]
+        if "dropout_p" not in names:
+            return True
+        given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        return bool(given.get("dropout_p", 0.0) != 0.0)
     return any(
-        _is_random(n.target, n.args, dict(gm.named_modules()))
-        for gm in _graphs(args, modules)
-        for n in gm.graph.nodes
-        if n.op == "call_function"
+        _is_random(inner, dict(gm.named_modules()))
+        for gm in _graphs((node.args, node.kwargs), modules)
+        for inner in gm.graph.nodes
+        if inner.op == "call_function"
     )
 
 
@@ -306,7 +352,7 @@ class _Builder:
             number = self.value(example, index)
             outputs = (number,)
             self.ids[node] = number
-        random = _is_random(target, (node.args, node.kwargs), self.modules)
+        random = _is_random(node, self.modules)
         inputs = list(dict.fromkeys(self._inputs(node)))
         made = [n for n in outputs if n is not None]
         if random:

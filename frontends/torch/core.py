@@ -264,7 +264,8 @@ class Core:
                         state.get("forward"), self._warn,
                     )  # fmt: skip
                 if entry is None:
-                    entry = build_entry(gm, self.options, kind, state["number"])
+                    whole = state["whole"]
+                    entry = build_entry(gm, self.options, kind, state["number"], whole)
                 self.entries.append(entry)
             if kind == "backward":
                 state["forward"].backward = entry
@@ -309,9 +310,9 @@ class _Backend:
         broken = _compat.break_reason(gm)
         if broken is not None:
             core.note_break(*broken)
-        state = {"number": core._graphs, "batch": ()}
+        state = {"number": core._graphs, "batch": (), "whole": None}
         if core.splits:
-            state["batch"] = batch.sizes_in(gm)
+            state["batch"], state["whole"] = batch.sizes_in(gm), 1
             if not state["batch"]:
                 core._warn(
                     f"a graph of {core.options.name!r} takes no argument with a batch, so it is not split"

@@ -136,6 +136,7 @@ class StreamRunner:
         except Exception as error:
             cause = call.error[1] if call.error else error
             raise self.plain._explain(call, error) from cause
+        captured.finish(env)
         for written, value in captured.epilogue:
             streams.used_by(0, env[value])
             env[written].copy_(env[value])

@@ -88,13 +88,22 @@ def graph_name(options: Options, kind: str, number: int) -> str:
     return f"{name}.backward" if kind == "backward" else name
 
 
-def build_entry(gm: Any, options: Options, kind: str, number: int) -> Entry:
+def build_entry(
+    gm: Any, options: Options, kind: str, number: int, batch: int | None = None
+) -> Entry:
     """Captures, partitions, plans, validates and compiles a functional aten graph.
+
+    Args:
+        gm: The graph.
+        options: What the user asked for.
+        kind: "inference", "forward" or "backward".
+        number: Which graph of the scheduled callable it is.
+        batch: Rows of the batch, where it is too small to be split, or not in this graph.
 
     Raises:
         RuleError, PlanError, UnsupportedError: see the steps.
     """
-    return whole_entry(capture(gm, graph_name(options, kind, number)), options, kind)
+    return whole_entry(capture(gm, graph_name(options, kind, number)), options, kind, batch)
 
 
 def cut(captured: Captured, options: Options, kind: str) -> PartitionedGraph:

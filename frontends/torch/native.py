@@ -227,6 +227,7 @@ class Native:
             raise self._explain(call, error) from cause
         finally:
             _compat.set_grad_enabled(grad)
+        self.captured.finish(env)
         for written, value in self.captured.epilogue:
             env[written].copy_(env[value])
         return [out[1] if isinstance(out, tuple) else env[out] for out in self.captured.outputs]

@@ -227,7 +227,8 @@ def _one(
         spec = _by_shape(question, number, role, shapes_)
         return OutputProof(number, state, None, "unproven", state.finding), spec
     rank = len(shapes_[0])
-    if role == "saved" and isinstance(state, Rows) and state.outer == 1:
+    if isinstance(state, Rows) and (role == "saved" or state.power == 0) and wanted == state.axis:
+        # Several runs of the batch one after the other are put together run by run.
         return OutputProof(number, state, state.axis, "separable"), state.axis
     inexact = graph.values[value].dtype.startswith(("float", "bfloat", "complex"))
     verdict = prove_output(number, state, wanted, rank=rank, inexact=inexact, made_by=made_by)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.frontends.torch.capture import Captured, Payload, Ref
+from dynaflow_xla.frontends.torch.capture import Captured, Payload, Placed, Ref, place
 from dynaflow_xla.ir import PartitionedGraph, Region
 
 Environment = list[Any]
@@ -60,10 +60,11 @@ class _Writer:
         self.lines: list[str] = []
         self.line_regions: list[int] = []
         self.have: set[int] = set()
-        self.slots: dict[int, list[int]] = {}  # part of a result -> places it is written to
+        # Part of a result -> places it is written to.
+        self.slots: dict[int, list[tuple[int, Placed]]] = {}
         for placed in captured.placed:
             for value, slot, _, _ in placed.parts:
-                self.slots.setdefault(value, []).append(slot)
+                self.slots.setdefault(value, []).append((slot, placed))
 
     def constant(self, value: Any) -> str:
         name = self.known.get(id(value))
@@ -128,8 +129,12 @@ class _Writer:
             self.have.add(value)
             if value in self.exported and not self.is_token(value):
                 self.emit(f"env[{value}] = v{value}", region)
-            for slot in self.slots.get(value, ()):
-                self.emit(f"env[{slot}].copy_(v{value})", region)
+            for slot, placed in self.slots.get(value, ()):
+                part = f"v{value}"
+                if placed.runs > 1:
+                    part += f".unflatten({placed.axis}, ({placed.runs}, -1))"
+                write = self.constant(place)
+                self.emit(f"env[{slot}] = {write}(env[{slot}], {part})", region)
 
     def drop(self, values: Iterable[int], region: int) -> None:
         dead = [v for v in dict.fromkeys(values) if v in self.have and not self.is_token(v)]

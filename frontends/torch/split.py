@@ -13,7 +13,7 @@ from dynaflow_xla import nano
 from dynaflow_xla.batch_states import Partial, Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch import regions
-from dynaflow_xla.frontends.torch.capture import Captured, Payload, Placed, Ref
+from dynaflow_xla.frontends.torch.capture import Captured, Payload, Placed, Ref, rows_of
 from dynaflow_xla.frontends.torch.sizes import Evaluator, Layout, Sized
 from dynaflow_xla.ir import Op, PartitionedGraph, Region
 from dynaflow_xla.recording import Decision, Recording
@@ -35,6 +35,7 @@ class Split:
         states: What is proved of each value of the graph.
         sized: Makes the graph at another size.
         weighted: Positions among the whole's inputs of gradients handed out in shares.
+        drawn: Adds the random numbers of the whole batch to the inputs of a call.
     """
 
     captured: Captured
@@ -47,6 +48,7 @@ class Split:
     sized: Callable[[int], Sized] = field(repr=False)
     kept: tuple[int, ...] = ()
     weighted: frozenset[int] = frozenset()
+    drawn: Callable[[Sequence[Any]], Sequence[Any]] = field(default=lambda given: given, repr=False)
 
     @property
     def pg(self) -> PartitionedGraph:
@@ -57,6 +59,7 @@ class Split:
         """Inputs of the expanded graph from those of the captured one."""
         made: list[Any] = []
         batch = sum(self.sizes)
+        given = self.drawn(given)
         for position, number in enumerate(self.kept):
             if position in self.weighted:
                 made += [given[number] * (size / batch) for size in self.sizes]
@@ -119,14 +122,16 @@ class Split:
         cuts = [cut for _, cut in self.expanded.merge_reads[region.id]]
         (value,) = self.pg.graph.ops[region.ops[0]].outputs
         layout = _layout(self.captured.examples[value])
+        runs = _runs(self.states, self.expanded.sources[value][1])
 
         def run(*args: Any) -> list[Any]:
             parts = [_cut(args[n], cut) for n, cut in zip(reads, cuts, strict=True)]
             if spec.how == "concat":
-                out, start = layout.empty(), 0
+                out, start = replace(layout, dtype=parts[0].dtype).empty(), 0
                 for part in parts:
                     rows = part.shape[spec.axis]
-                    out.narrow(spec.axis, start, rows).copy_(part)
+                    place = rows_of(out, spec.axis, start, rows, runs)
+                    place.copy_(part if runs == 1 else part.unflatten(spec.axis, (runs, -1)))
                     start += rows
                 return [out]
             return [_total(parts, spec)]
@@ -180,7 +185,7 @@ class Split:
     def _joined(self, value: int, name: str) -> int | None:
         """Along which axis nano-batches of a value lie, None if it is the same in all."""
         state = self.states[value]
-        if isinstance(state, Rows) and state.power == 0 and state.outer == 1:
+        if isinstance(state, Rows) and state.power == 0 and _runs(self.states, value) == 1:
             return state.axis
         if isinstance(state, Same) and is_plain_same(state):
             return None
@@ -307,7 +312,19 @@ def split(
         module=whole.captured.module,
         device=whole.captured.device,
     )
-    captured.placed = _placed(expanded, captured, sizes)
+    captured.placed = _placed(expanded, captured, states)
+    for view in made.views:
+        example = captured.examples[view.value]
+        runs = _runs(states, expanded.sources[view.value][1])
+        whole_strides = captured.examples[made.inputs[view.input]].stride()
+        lies = all(
+            a == b
+            for a, b, n in zip(whole_strides, example.stride(), example.shape, strict=True)
+            if n > 1
+        )
+        if runs > 1 or not lies:
+            # Operators of the graph count on the strides it was captured with.
+            captured.copied[view.value] = (runs, _layout(example).empty)
     expanded = replace(expanded, pg=replace(expanded.pg, graph=captured.graph))
     return Split(
         captured, expanded, sizes, whole, at, tuple(slim), states, sized, tuple(kept),
@@ -341,8 +358,14 @@ def _payloads(
     return tuple(ops)
 
 
+def _runs(states: Sequence[State], value: int) -> int:
+    """How many runs of the batch a value holds one after the other."""
+    state = states[value]
+    return state.outer if isinstance(state, Rows) and state.fill is None else 1
+
+
 def _placed(
-    expanded: nano.Expanded, captured: Captured, sizes: Sequence[int]
+    expanded: nano.Expanded, captured: Captured, states: Sequence[State]
 ) -> tuple[Placed, ...]:
     """Where the parts of joined results go."""
     placed = []
@@ -356,7 +379,8 @@ def _placed(
         )
         slot += len(rows)
         layout = _layout(captured.examples[join.value])
-        placed.append(Placed(join.value, layout.empty, join.axis, places))
+        runs = _runs(states, expanded.sources[join.value][1])
+        placed.append(Placed(join.value, layout.empty, join.axis, runs, places))
     return tuple(placed)
 
 
@@ -368,15 +392,9 @@ class _Examples(dict[int, Any]):
     ) -> None:
         super().__init__()
         self._sources, self._whole, self._parts = expanded.sources, whole, parts
-        graph = expanded.pg.graph
-        self._views = {view.value: (graph.inputs[view.input], view) for view in graph.views}
 
     def __missing__(self, value: int) -> Any:
-        if value in self._views:
-            source, view = self._views[value]
-            made = self[source].narrow(view.axis, view.start, view.stop - view.start)
-        else:
-            number, local = self._sources[value]
-            made = (self._whole if number < 0 else self._parts[number]).examples[local]
+        number, local = self._sources[value]
+        made = (self._whole if number < 0 else self._parts[number]).examples[local]
         self[value] = made
         return made

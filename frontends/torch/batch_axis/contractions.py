@@ -13,6 +13,7 @@ from dynaflow_xla.batch_states import (
     Rows,
     Same,
     State,
+    is_plain_same,
     linear,
     nonlinear,
     product,
@@ -176,6 +177,15 @@ def _attention(site: Site) -> list[State]:
     return _by_shape(site, nonlinear([state, mask]))
 
 
+@rule("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
+def _fused_layer(site: Site) -> list[State]:
+    """[B, T, D] in and out, weights that are no rows."""
+    rows = [site.args[n] for n in ("src", "query", "key", "value", "mask") if site.args.get(n)]
+    if any(isinstance(site.state(t), Rows) for t in site.tensors() if t not in rows):
+        raise NoRule
+    return _by_shape(site, _in_batches(site, {0}, rows))
+
+
 @rule(*(f"{name}_backward" for name in _ATTENTION))
 def _attention_backward(site: Site) -> list[State]:
     grad = site.state(site.args["grad_out"])
@@ -189,20 +199,13 @@ def _attention_backward(site: Site) -> list[State]:
 @rule("_linalg_eigh", "_linalg_svd", "linalg_qr", "linalg_cholesky_ex", "cholesky", "linalg_inv_ex",
       "linalg_lu_factor_ex", "linalg_lu", "_linalg_det", "_linalg_slogdet", "linalg_eig",
       "linalg_matrix_exp", "linalg_householder_product", "geqrf", "linalg_ldl_factor_ex",
-      "linalg_eigvals", "linalg_pinv", "inverse", "cholesky_inverse", "linalg_lu_solve",
-      "_linalg_solve_ex", "linalg_solve_triangular", "triangular_solve", "cholesky_solve",
-      "linalg_cross", "ormqr", "lu_unpack")  # fmt: skip
+      "linalg_eigvals", "linalg_pinv", "inverse", "cholesky_inverse", "_linalg_solve_ex",
+      "linalg_solve_triangular", "triangular_solve", "cholesky_solve", "ormqr")  # fmt: skip
 def _matrices(site: Site) -> list[State]:
     tensors = site.tensors()
-    ranks = {len(site.shape(t)) for t in tensors if site.state(t) != Same()}
-    if len(ranks) > 1:
-        raise NoRule
-    if site.op.kind == "linalg_cross":
-        raise NoRule
-    free = 1 if site.op.kind in ("linalg_lu_solve", "lu_unpack") else 2
-    if free == 1:
-        raise NoRule  # pivots have a dimension less
-    return _by_shape(site, _in_batches(site, None, tensors, free))
+    if len({len(site.shape(t)) for t in tensors if not is_plain_same(site.state(t))}) > 1:
+        raise NoRule  # of different rank: the batch would have to be lined up
+    return _by_shape(site, _in_batches(site, None, tensors, 2))
 
 
 @rule("_fft_c2c", "_fft_r2c", "_fft_c2r")

@@ -61,6 +61,15 @@ def _expand(site: Site) -> State:
     return Rows(rows.axis, 1, rows.inner, state.power, state.fill)
 
 
+@rule("copy", first=True)
+def _copy(site: Site) -> State:
+    state = site.aligned(site.args["src"])
+    rows = rows_by_shape(_out_shapes(site))
+    if rows is None or not isinstance(state, Same):
+        return state
+    return Rows(rows.axis, 1, rows.inner, state.power, state.fill)
+
+
 def _moved(site: Site, order: Sequence[int]) -> State:
     state = site.state(site.args["self"])
     if isinstance(state, Rows | Position):

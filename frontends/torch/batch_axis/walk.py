@@ -96,7 +96,10 @@ class Site:
     def state(self, arg: Any) -> State:
         """State of an argument: a tensor, a number, or None."""
         if isinstance(arg, Ref):
-            return self.walker.states[arg.value]
+            state = self.walker.states[arg.value]
+            if arg.value in self.walker.numbers and isinstance(state, Mixed):
+                raise Refuse("computes with a number that depends on the batch size")
+            return state
         if isinstance(arg, (int, float, complex)):
             return Same(0, arg)
         return SAME
@@ -107,7 +110,9 @@ class Site:
 
     def shape(self, arg: Any) -> Shape:
         """Shape of an argument, () for a number."""
-        return self.walker.shapes[arg.value][0] if isinstance(arg, Ref) else ()
+        if not isinstance(arg, Ref) or arg.value in self.walker.numbers:
+            return ()
+        return self.walker.shapes[arg.value][0]
 
     def tensors(self) -> list[Ref]:
         """The tensors among the arguments, in lists too."""
@@ -203,15 +208,9 @@ class Walker:
         outs = [self.shapes[v][0] if v in self.shapes else () for v in wanted]
         site = Site(op, arguments(payload), outs, self)
         if self.captured.graph.values[wanted[-1]].dtype == "token":
-            # Random numbers that are drawn before the split do not come here.
-            blame = Finding(
-                "mixed", op.kind,
-                "draws random numbers, and nano-batches would draw others than the whole batch",
-                op.source, op.scope,
-            )  # fmt: skip
-            return [Mixed(blame)] * len(wanted)
+            return self._random(site, wanted)
         read = [self.states[v] for v in payload.reads()]
-        failure = first_failure(read)
+        failure = first_failure(self.states[v] for v in payload.reads() if v not in self.numbers)
         if failure is not None:
             return [failure] * len(wanted)
         fixed_shapes = all(a == b for a, b in (self.shapes[v] for v in wanted if v in self.shapes))
@@ -230,6 +229,34 @@ class Walker:
             given = [s for s, v in zip(given, outputs, strict=True) if v is not None]
         return [self._checked(site, state, v) for state, v in zip(given, wanted, strict=True)]
 
+    def _random(self, site: Site, wanted: Sequence[int]) -> list[State]:
+        """Random numbers that depend on no data are drawn for the whole batch, and then cut."""
+        op = site.op
+        like = drawn_like(op)
+        if like is None:
+            blame = Finding(
+                "mixed", op.kind,
+                "draws random numbers that depend on data: nano-batches would draw others than the whole "
+                "batch",
+                op.source, op.scope,
+            )  # fmt: skip
+            return [Mixed(blame)] * len(wanted)
+        given = site.state(like[0]) if like else SAME
+        failure = first_failure([given])
+        made: list[State] = []
+        for value in wanted[:-1]:
+            rows = rows_by_shape(self.shapes[value])
+            if op.kind == "native_dropout" and value == op.payload.outputs[0]:
+                made.append(failure or given)
+            elif rows is None and varying(self.shapes[value]):
+                blame = Finding("mixed", op.kind, "draws numbers for pairs of rows", op.source)
+                made.append(Mixed(blame))
+            elif rows is not None and isinstance(given, Rows) and given.axis == rows.axis:
+                made.append(Rows(given.axis, given.outer, given.inner))
+            else:
+                made.append(rows or SAME)
+        return [*made, SAME]
+
     def _rule(self, op: Op) -> Rule:
         found = RULES.get(op.kind)
         if found is None:
@@ -246,6 +273,26 @@ class Walker:
             return state
         reason = f"has another shape than one that is {state}"
         return Unknown(Finding("unproven", site.op.kind, reason, site.op.source, site.op.scope))
+
+
+# Random operators of whose tensor only the shape matters.
+_SHAPE_ONLY = {
+    "rand_like", "randn_like", "randint_like", "normal_functional", "uniform", "exponential",
+    "log_normal", "geometric", "cauchy", "native_dropout",
+}  # fmt: skip
+_FROM_NOTHING = {"rand", "randn", "randint", "randperm"}
+
+
+def drawn_like(op: Op) -> list[Ref] | None:
+    """Of an operator that draws random numbers the tensor of whose shape, if any; None: of its data."""
+    payload: Payload = op.payload
+    args = arguments(payload)
+    if op.kind in _FROM_NOTHING:
+        return []
+    if op.kind in _SHAPE_ONLY or (op.kind == "bernoulli" and "p" in args):
+        like = args.get("self", args.get("input"))
+        return [like] if isinstance(like, Ref) else None
+    return None
 
 
 def failed(site: Site, error: Exception) -> State:
