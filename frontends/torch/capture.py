@@ -84,6 +84,7 @@ class Placed:
         axis: Along which the parts lie.
         runs: How many runs of the whole batch lie there one after the other; a part has its rows of each.
         parts: For each part its value id, the place of the view in the environment, start and rows.
+        shared: Dimensions of a part along which the memory is the same.
     """
 
     value: int
@@ -91,6 +92,7 @@ class Placed:
     axis: int
     runs: int
     parts: tuple[tuple[int, int, int, int], ...]
+    shared: tuple[int, ...] = ()
 
 
 def rows_of(x: Any, axis: int, start: int, count: int, runs: int) -> Any:
@@ -177,15 +179,27 @@ class Captured:
             env[placed.value] = made
 
 
-def place(slot: Any, part: Any) -> Any:
+def overlapping(example: torch.Tensor) -> tuple[int, ...]:
+    """Dimensions along which a tensor repeats the same memory (an expanded one)."""
+    sizes = zip(example.shape, example.stride(), strict=True)
+    return tuple(d for d, (size, stride) in enumerate(sizes) if stride == 0 and size > 1)
+
+
+def place(slot: Any, part: Any, shared: Sequence[int] = ()) -> Any:
     """Writes a part of a result to its place; returns what is there now.
+
+    Along ``shared`` dimensions the memory is the same, and written once.
 
     A few operators make another type than they say at capture (the mean that layer norm keeps under
     autocast); such a part stays apart until the end of the call.
     """
     if slot.dtype is not part.dtype:
         return part
-    return slot.copy_(part)
+    target = slot
+    for dim in shared:
+        target, part = target.narrow(dim, 0, 1), part.narrow(dim, 0, 1)
+    target.copy_(part)
+    return slot
 
 
 def source_of(node: Any) -> Source | None:

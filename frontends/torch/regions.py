@@ -134,7 +134,8 @@ class _Writer:
                 if placed.runs > 1:
                     part += f".unflatten({placed.axis}, ({placed.runs}, -1))"
                 write = self.constant(place)
-                self.emit(f"env[{slot}] = {write}(env[{slot}], {part})", region)
+                shared = f", {placed.shared}" if placed.shared else ""
+                self.emit(f"env[{slot}] = {write}(env[{slot}], {part}{shared})", region)
 
     def drop(self, values: Iterable[int], region: int) -> None:
         dead = [v for v in dict.fromkeys(values) if v in self.have and not self.is_token(v)]

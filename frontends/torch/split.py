@@ -13,7 +13,7 @@ from dynaflow_xla import nano
 from dynaflow_xla.batch_states import Partial, Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch import regions
-from dynaflow_xla.frontends.torch.capture import Captured, Payload, Placed, Ref, rows_of
+from dynaflow_xla.frontends.torch.capture import Captured, Payload, Placed, Ref, overlapping, place, rows_of
 from dynaflow_xla.frontends.torch.sizes import Evaluator, Layout, Sized
 from dynaflow_xla.ir import Op, PartitionedGraph, Region
 from dynaflow_xla.recording import Decision, Recording
@@ -123,6 +123,7 @@ class Split:
         (value,) = self.pg.graph.ops[region.ops[0]].outputs
         layout = _layout(self.captured.examples[value])
         runs = _runs(self.states, self.expanded.sources[value][1])
+        shared = _shared(self.captured.examples[value], spec.axis, runs)
 
         def run(*args: Any) -> list[Any]:
             parts = [_cut(args[n], cut) for n, cut in zip(reads, cuts, strict=True)]
@@ -130,8 +131,8 @@ class Split:
                 out, start = replace(layout, dtype=parts[0].dtype).empty(), 0
                 for part in parts:
                     rows = part.shape[spec.axis]
-                    place = rows_of(out, spec.axis, start, rows, runs)
-                    place.copy_(part if runs == 1 else part.unflatten(spec.axis, (runs, -1)))
+                    split = part if runs == 1 else part.unflatten(spec.axis, (runs, -1))
+                    place(rows_of(out, spec.axis, start, rows, runs), split, shared)
                     start += rows
                 return [out]
             return [_total(parts, spec)]
@@ -364,6 +365,14 @@ def _runs(states: Sequence[State], value: int) -> int:
     return state.outer if isinstance(state, Rows) and state.fill is None else 1
 
 
+def _shared(example: torch.Tensor, axis: int, runs: int) -> tuple[int, ...]:
+    """Dimensions of a part (its runs apart) along which the memory is the same."""
+    made = overlapping(example)
+    if runs == 1:
+        return made
+    return tuple(d + n for d in made for n in ((0, 1) if d == axis else (int(d > axis),)))
+
+
 def _placed(
     expanded: nano.Expanded, captured: Captured, states: Sequence[State]
 ) -> tuple[Placed, ...]:
@@ -380,7 +389,8 @@ def _placed(
         slot += len(rows)
         layout = _layout(captured.examples[join.value])
         runs = _runs(states, expanded.sources[join.value][1])
-        placed.append(Placed(join.value, layout.empty, join.axis, runs, places))
+        shared = _shared(captured.examples[join.value], join.axis, runs)
+        placed.append(Placed(join.value, layout.empty, join.axis, runs, places, shared))
     return tuple(placed)
 
 

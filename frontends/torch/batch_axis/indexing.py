@@ -16,6 +16,7 @@ from dynaflow_xla.batch_states import (
     is_plain_same,
     is_zero,
     nonlinear,
+    product,
     rows_of,
 )
 from dynaflow_xla.frontends.torch.batch_axis.walk import Site, at_axis, rule
@@ -44,10 +45,8 @@ def _embedding_backward(site: Site) -> State:
     grad, indices = site.states("grad_output", "indices")
     if site.args.get("scale_grad_by_freq"):
         raise Refuse("divides by how often an index is in the batch")
-    both = rows_of([grad, indices], grad.power if isinstance(grad, Rows | Same) else 0)
-    if isinstance(both, Rows):
-        return Partial(both.power, site.origin)
-    return both
+    both = product(grad, nonlinear([indices]))
+    return Partial(both.power, site.origin) if isinstance(both, Rows) else both
 
 
 def _places(site: Site, indices: Sequence[Any]) -> tuple[list[int], int, int]:
@@ -125,6 +124,8 @@ def _index_put(site: Site) -> State:
         together = nonlinear(states)
         if isinstance(together, Rows):
             together = at_axis(together, together.axis + place)
+        if isinstance(put, Partial) and is_plain_same(together) and is_zero(state):
+            return put
         rows = rows_of([together, put], put.power if isinstance(put, Rows | Same) else 0)
         if not isinstance(rows, Rows):
             return nonlinear([state, rows])
