@@ -37,7 +37,7 @@ SHELL := /bin/bash
 .PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt bench-gpu test test-gpu gpu-wheel \
         test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 versions-wheel \
         gpu-envs test-gpu-compile \
-        cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
+        test-torch-xla cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -158,6 +158,24 @@ test-versions: versions-wheel  ## Run one wheel under each JAX of JAX_VERSIONS (
 	  $$py -P -c 'import jax, jaxlib; print("jax", jax.__version__, "jaxlib", jaxlib.__version__)'; \
 	  $$py -P -m pytest -q $(if $(VERSION_TESTS),$(VERSION_TESTS),tests/frontends tests/property); \
 	done
+
+# torch-xla works with torch 2.9.0 alone, so its tests have an environment of their own. It is large
+# (7 GB) and kept outside of the tree, where other checkouts find it.
+TORCH_XLA_ENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynaflow_xla/torch-xla-2.9.0
+TORCH_XLA_PY   = $(TORCH_XLA_ENV)-py$(shell "$(PY)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
+test-torch-xla: setup  ## Run the tests of torch-xla in an environment of their own (torch 2.9.0)
+	@env="$(TORCH_XLA_PY)"; py="$$env/bin/python"; \
+	if ! "$$py" -c 'import torch_xla, jax' >/dev/null 2>&1; then \
+	  echo "making $$env (several gigabytes)"; \
+	  "$(PY)" -P -m venv --clear "$$env"; \
+	  "$$py" -P -m pip install -qq torch==2.9.0 torch-xla==2.9.0 $(foreach spec,$(JAX),'$(spec)') \
+	    msgspec threadpoolctl psutil pytest pytest-timeout; \
+	fi; \
+	rm -rf build/torch-xla-wheel; \
+	"$(PY)" -P -m pip wheel -q --no-build-isolation --no-deps -w build/torch-xla-wheel .; \
+	"$$py" -P -m pip install -q --no-deps --force-reinstall build/torch-xla-wheel/*.whl; \
+	"$$py" -P -m pytest $(PYTEST_ARGS) tests/torch_xla
 
 # Programs for a GPU, compiled without one. The environments (700 MB each) outlive this clone. XLA
 # needs ptxas and libdevice: those of an installed CUDA toolkit, else NVIDIA's wheels.

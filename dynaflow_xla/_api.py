@@ -65,9 +65,10 @@ def schedule(
         out_axes: How each result of a split is put together: its batch axis, ``Sum()``, ``Mean()``
             (weighted by the nano-batches' sizes), or None where it does not depend on the batch.
         batch_size: Rows the batch must have, as a check.
-        backend: ``"auto"``, ``"ffi"`` (JAX: lanes of this machine's cores), ``"xla"`` (JAX: one XLA
-            program whose CUDA graph has the plan's order; on a CPU a plain program with the same
-            values) or ``"torch"``.
+        backend: ``"auto"``, ``"ffi"`` (XLA programs on lanes of this machine's cores; torch models
+            too), ``"xla"`` (JAX: one XLA program whose CUDA graph has the plan's order; on a CPU a
+            plain program with the same values) or ``"torch"`` (PyTorch's own operators on lanes, what
+            ``"auto"`` takes for torch).
         lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``: 4.
         rules: Where to cut; default: the strategy's rules, else automatic.
         context: The user's own data for the strategy, as ``s.context.user``.
@@ -127,7 +128,7 @@ def schedule(
         "jax": lambda: _schedule_jax(
             fn, {**options, "gpu_lanes": backend == "ffi"}, {**batch, **place}, compiler, check
         ),
-        "torch": lambda: _schedule_torch(fn, options, batch, compiler, check),
+        "torch": lambda: _schedule_torch(fn, {**options, "check": check}, batch, compiler, backend),
     }
     if framework in makers:
         return makers[framework]()
@@ -148,12 +149,47 @@ def _schedule_jax(
 
 
 def _schedule_torch(
-    fn: Any, options: Mapping[str, Any], batch: Mapping[str, Any], compiler: str, check: bool
+    fn: Any, options: Mapping[str, Any], batch: Mapping[str, Any], compiler: str, backend: str
 ) -> Any:
+    if batch["in_axes"] is not None and (backend not in ("auto", "torch") or _has_torch_xla()):
+        raise UnsupportedError(
+            "in_axes of a PyTorch model is for backend='torch' in this version; leave in_axes out"
+        )
+    if _has_torch_xla():
+        return _schedule_torch_xla(fn, options, compiler, backend)
     _optional.require("torch", "scheduling a PyTorch model", "torch")
     frontend = importlib.import_module("dynaflow_xla.frontends.torch.scheduled")
     entry = importlib.import_module("dynaflow_xla.frontends.torch.entry")
-    return frontend.schedule(fn, entry.Options(compiler=compiler, check=check, **batch, **options))
+    backend = "torch" if backend == "auto" else backend
+    if backend != "torch":
+        _optional.require("jax", "running a PyTorch model on XLA", "jax")
+        if compiler != "eager":
+            raise UnsupportedError(
+                f"compiler={compiler!r} is for backend='torch'; XLA compiles the regions of "
+                f"backend={backend!r}: leave compiler out"
+            )
+    made = entry.Options(compiler=compiler, backend=backend, **batch, **options)
+    return frontend.schedule(fn, made)
+
+
+def _has_torch_xla() -> bool:
+    """Whether the PyTorch at hand is the one that torch_xla works with, and that is installed."""
+    torch = sys.modules.get("torch")
+    version = str(getattr(torch, "__version__", ""))
+    return version.startswith("2.9.") and _optional.available("torch_xla")
+
+
+def _schedule_torch_xla(fn: Any, options: Mapping[str, Any], compiler: str, backend: str) -> Any:
+    """With the one PyTorch that torch_xla works with, models go through torch_xla."""
+    _optional.require("jax", "running a PyTorch model on XLA", "jax")
+    if compiler != "eager" or backend not in ("auto", "ffi"):
+        raise UnsupportedError(
+            f"backend={backend!r} with compiler={compiler!r} needs torch >= 2.11; with torch-xla "
+            "models run on backend='ffi', compiled by XLA"
+        )
+    frontend = importlib.import_module("dynaflow_xla.frontends.torch_xla")
+    entry = importlib.import_module("dynaflow_xla.frontends.torch.entry")
+    return frontend.schedule(fn, entry.Options(backend="ffi", **options))
 
 
 def _framework(fn: Any, backend: str) -> str:
@@ -166,13 +202,13 @@ def _framework(fn: Any, backend: str) -> str:
             raise UnsupportedError("backend='torch' cannot run a jax.jit function; leave it out")
         return "torch"
     if is_torch:
-        if backend in ("ffi", "xla"):
+        if backend == "xla":
             raise UnsupportedError(
-                f"backend={backend!r} runs JAX functions, and {type(fn).__name__} is a PyTorch model; use "
-                "backend='torch' or leave backend out"
+                f"backend='xla' runs JAX functions, and {type(fn).__name__} is a PyTorch model; use "
+                "backend='ffi' or backend='torch', or leave backend out"
             )
         return "torch"
-    if backend in ("ffi", "xla") or is_jax or torch is None:
+    if backend == "xla" or is_jax or torch is None:
         return "jax"
     return "either" if _optional.available("jax") else "torch"
 

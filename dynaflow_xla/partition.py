@@ -18,9 +18,10 @@ CALL_MAX_SHARE = 0.5
 OP_SHARE, OP_NS = 0.02, 100_000.0
 """An operator is expensive from this share of the cost, or this long."""
 
-REPLICATE_NS, COPY_BYTES_PER_NS = 5_000.0, 8.0
+REPLICATE_NS, COPY_BYTES_PER_NS, REPLICATE_SHARE = 5_000.0, 8.0, 0.01
 """Preparation of inputs is repeated in each region that needs it, where that is cheaper than handing
-it over: a hand-off of this long, and two copies at this speed."""
+it over: a hand-off of this long, and two copies at this speed. What is more than this share of the
+function's cost is never repeated: it may run on its readers' lane, where nothing is handed over."""
 
 COMPUTE_INTENSITY = 4.0
 """Operations a byte from which a region counts as compute-bound (a core's ratio of the two)."""
@@ -174,6 +175,7 @@ def _replicate(graph: Graph, order: list[Cluster]) -> dict[int, list[int]]:
     """Operators of each cluster, after cheap clusters that read inputs only went into their readers."""
     ops_of = {c.id: list(c.ops) for c in order}
     outputs = set(graph.outputs)
+    most_ns = max(REPLICATE_NS, REPLICATE_SHARE * sum(c.cost_ns for c in order))
     succs: dict[int, list[Cluster]] = {c.id: [] for c in order}
     for cluster in order:
         for pred in cluster.preds:
@@ -183,7 +185,7 @@ def _replicate(graph: Graph, order: list[Cluster]) -> dict[int, list[int]]:
         if (
             cluster.preds
             or cluster.fixed
-            or cluster.cost_ns > _handover_ns(graph, cluster)
+            or cluster.cost_ns > min(most_ns, _handover_ns(graph, cluster))
             or not readers
             or any(graph.ops[i].once for i in cluster.ops)
             or any(reader.fixed and reader.seed and reader.seed.outer for reader in readers)

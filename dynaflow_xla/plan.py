@@ -7,6 +7,7 @@ into a callable. Text and JSON forms round-trip; the content hash names a plan.
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Literal
 
 import msgspec
@@ -165,6 +166,14 @@ class Plan(msgspec.Struct, frozen=True):
     def content_hash(self) -> str:
         """SHA-256 (hex) over the canonical JSON form."""
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
+
+    def outline(self) -> str:
+        """The text form without the numbers of the graph's values, which are the frontend's own.
+
+        One model written in two frameworks with the same marks has the same outline under the same
+        strategy.
+        """
+        return re.sub(r" value=\d+", "", self.to_text())
 
     def to_text(self) -> str:
         """Readable listing; ``Plan.from_text`` reads it back, equal."""

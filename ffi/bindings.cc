@@ -17,6 +17,7 @@
 #include "dfx/lane.h"
 #include "dfx/program.h"
 #include "dfx/version.h"
+#include "fast_call.h"
 #include "order_gate.h"
 #include "program_handle.h"
 #include "python_launcher.h"
@@ -157,6 +158,7 @@ NB_MODULE(_engine, m) {
            "Runs once over raw addresses; returns trace records (id, lane, start_ns, end_ns).");
 
   BindAoti(m);
+  BindFastCall(m);
   BindCuda(m);
   m.def("is_registered",
         [](const std::string& hash) { return FindProgram(hash).program != nullptr; });

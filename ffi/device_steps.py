@@ -159,7 +159,9 @@ class PythonStep:
             ),
             self._device,
         )  # fmt: skip
-        self.copied_inputs += view.unsafe_buffer_pointer() != address
+        if view.unsafe_buffer_pointer() != address:
+            self.copied_inputs += 1
+            view.block_until_ready()  # a program on a synchronous client does not wait for a copy
         return view
 
     def _put(self, address: int, spec: Any, result: Any) -> None:

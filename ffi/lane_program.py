@@ -16,9 +16,12 @@ from dynaflow_xla.errors import EngineError
 from dynaflow_xla.ffi import _compat
 
 ALIGNMENT = 64
-"""Bytes: XLA:CPU takes memory in place only at this alignment, and copies it otherwise."""
+"""Bytes: XLA:CPU takes memory in place only at this alignment."""
 
 _CACHE_ENTRIES = 32
+
+_Views = tuple[list[Any], list[tuple[Any, Any]]]
+"""Views for an executable, and (target, source) of what is copied before it runs."""
 
 
 class LaneProgram:
@@ -26,6 +29,13 @@ class LaneProgram:
 
     Called by one lane, hence by one thread at a time. A view says where memory is, not what is in
     it, so views are kept by address and used again: callers' loops reuse the same buffers.
+
+    Memory that is not aligned is copied here, before each call, into memory that is. XLA would copy
+    it, too, but a large copy in the background, and a program on a synchronous client does not wait
+    for the definition of its inputs: it would read memory that nobody has written yet.
+
+    Attributes:
+        copied_views: How many inputs the last call copied because they were not aligned.
 
     Args:
         name: For messages.
@@ -51,8 +61,10 @@ class LaneProgram:
         self._sharding = SingleDeviceSharding(device)
         self._avals = [ShapedArray(s.shape, s.dtype) for s in specs]
         with jax.enable_x64(True):
-            self._consts = [jax.device_put(np.asarray(c), device) for c in consts]
-        self._views: OrderedDict[tuple[int, ...], list[Any]] = OrderedDict()
+            made = [jax.device_put(np.asarray(c), device) for c in consts]
+        self._consts = jax.block_until_ready(made)
+        self._aligned: dict[int, Any] = {}  # input -> where it is copied to if it is not aligned
+        self._views: OrderedDict[tuple[int, ...], _Views] = OrderedDict()
 
     def __call__(self, addresses: tuple[int, ...]) -> None:
         """Runs to the end.
@@ -60,42 +72,56 @@ class LaneProgram:
         Raises:
             EngineError: with the lane's and its regions' names and what XLA said.
         """
-        views = self._views.get(addresses)
-        if views is None:
-            views = self._make_views(addresses)
+        made = self._views.get(addresses)
+        if made is None:
+            made = self._make_views(addresses)
+        views, copies = made
+        for target, source in copies:
+            np.copyto(target, source)
+        self.copied_views = len(copies)
         try:
             self._execute(views)
         except Exception as error:
             raise EngineError(f"{self.name} failed: {error}") from error
 
-    def _make_views(self, addresses: tuple[int, ...]) -> list[Any]:
+    def _make_views(self, addresses: tuple[int, ...]) -> _Views:
         if len(addresses) != len(self._specs):
             raise EngineError(
                 f"lane program {self.name!r} takes {len(self._specs)} buffers, got {len(addresses)}"
             )
         # Lane threads have JAX's default settings; without x64, 64-bit memory would be narrowed.
         with jax.enable_x64(True):
-            return self._make_views_x64(addresses)
+            made = self._make_views_x64(addresses)
+        self._views[addresses] = made
+        if len(self._views) > _CACHE_ENTRIES:
+            self._views.popitem(last=False)
+        return made
 
-    def _make_views_x64(self, addresses: tuple[int, ...]) -> list[Any]:
-        views = list(self._consts)
-        all_in_place = True
-        for address, spec, aval in zip(addresses, self._specs, self._avals, strict=True):
+    def _make_views_x64(self, addresses: tuple[int, ...]) -> _Views:
+        views, copies = list(self._consts), []
+        for index, (address, spec) in enumerate(zip(addresses, self._specs, strict=True)):
             size = int(np.prod(spec.shape)) * spec.dtype.itemsize
             if size == 0:
-                array = np.zeros(spec.shape, spec.dtype)
+                memory = np.zeros(0, np.uint8)
             else:
-                raw = (ctypes.c_char * size).from_address(address)
-                array = np.frombuffer(raw, np.uint8).view(spec.dtype).reshape(spec.shape)
-            view = _compat.put_view(aval, self._sharding, array, self._device)
-            if size and view.unsafe_buffer_pointer() != address:
-                all_in_place = (
-                    False  # XLA copied: the content is a snapshot, good for this call only
+                memory = np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
+                if address % ALIGNMENT:
+                    if index not in self._aligned:
+                        self._aligned[index] = _aligned_bytes(size)
+                    copies.append((self._aligned[index], memory))
+                    memory = self._aligned[index]
+            array = memory.view(spec.dtype).reshape(spec.shape)
+            view = _compat.put_view(self._avals[index], self._sharding, array, self._device)
+            if size and view.unsafe_buffer_pointer() != memory.ctypes.data:
+                raise EngineError(
+                    f"{self.name}: XLA must take input {index} ({spec.dtype}{list(spec.shape)}) in "
+                    "place and copied it; this version of jaxlib is not supported"
                 )
-                self.copied_views += 1
             views.append(view)
-        if all_in_place:
-            self._views[addresses] = views
-            if len(self._views) > _CACHE_ENTRIES:
-                self._views.popitem(last=False)
-        return views
+        return views, copies
+
+
+def _aligned_bytes(size: int) -> Any:
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size]

@@ -67,6 +67,7 @@ def ensure_registered() -> None:
         # Registered after jax's own exit handlers, hence run before them: calls in flight finish
         # while the interpreter still stands, later ones get an error.
         atexit.register(_engine.shutdown)
+        _engine.watch_fork()
         _owner_pid = os.getpid()
         _registered = True
 

@@ -116,3 +116,36 @@ def registered_primitives() -> frozenset[str]:
     """Names of the primitives that this JAX can lower (there is no public list)."""
     tables = [mlir._lowerings, *mlir._platform_specific_lowerings.values()]
     return frozenset(primitive.name for table in tables for primitive in table)
+
+
+def hide_frames(folder: str) -> None:
+    """Keeps the files of a folder from being taken for the user's (no public name)."""
+    source_info_util.register_exclusion(folder)
+
+
+def mlir_ir() -> Any:
+    """MLIR's Python bindings (JAX exports no public name for them)."""
+    from jax._src.lib.mlir import ir
+
+    return ir
+
+
+def func_dialect() -> Any:
+    """Functions in MLIR."""
+    from jax._src.lib.mlir.dialects import func
+
+    return func
+
+
+def stablehlo_dialect() -> Any:
+    """StableHLO's attributes."""
+    from jax._src.lib.mlir.dialects import hlo
+
+    return hlo
+
+
+def parse_stablehlo(code: bytes, context: Any) -> Any:
+    """A module from a portable artifact, whose operators have versions, or from MLIR itself."""
+    if code.startswith(b"ML\xefR") and b"StableHLO_v" in code[:64]:
+        return stablehlo_dialect().deserialize_portable_artifact(context, code)
+    return mlir_ir().Module.parse(code, context)

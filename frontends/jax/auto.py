@@ -26,6 +26,8 @@ _FAR_BEHIND_MS = 0.1
 """A candidate predicted to take so many times as long as the best one, and so much longer, is not
 compiled. What small programs cost beside their operators is known to some tens of microseconds only."""
 
+_ONE_LANE = "one lane"
+
 _MEASURED = 4
 """At most so many candidates are measured beside the original."""
 
@@ -169,6 +171,8 @@ def _predicted(
     predicted: dict[str, float] = {}
     left_out: dict[str, str] = {}
     useful: list[Any] = []
+    # How much faster a pool of one thread runs the whole is not in the model: always measured.
+    kept: list[Any] = []
     plans: dict[Any, str] = {}
     for candidate in candidates:
         name = repr(candidate)
@@ -178,18 +182,22 @@ def _predicted(
             left_out[name] = str(error).splitlines()[0]
             continue
         predicted[name] = simulate(made.plan, made.pg, known_costs(costs, made)).total_ns / 1e6
-        same = plans.setdefault(_program(made), name)
+        program = _program(made)
+        same = plans.setdefault(program, name)
         if made.unproven:
             left_out[name] = "it is not proved that a split keeps the values"
         elif same != name:
             left_out[name] = f"the same programs as {same}"
         else:
             useful.append(candidate)
+            if program == _ONE_LANE:
+                kept.append(candidate)
     useful.sort(key=lambda c: predicted[repr(c)])
     best = predicted[repr(useful[0])] if useful else 0.0
-    kept: list[Any] = []
     for candidate in useful:
         name = repr(candidate)
+        if candidate in kept:
+            continue
         if len(kept) >= _MEASURED:
             left_out[name] = f"{_MEASURED} others are predicted to be faster"
         elif predicted[name] > max(_FAR_BEHIND * best, best + _FAR_BEHIND_MS):
@@ -206,7 +214,7 @@ def _program(made: Any) -> Any:
     lanes = {i.lane for i in made.plan.instructions if isinstance(i, Launch)}
     if len(lanes) > 1 or made.split is not None:
         return made.plan.instructions
-    return "one lane"
+    return _ONE_LANE
 
 
 def _place(backend: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import jax
 
 from dynaflow_xla import progress
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ffi import blas, xla
+from dynaflow_xla.ffi import _engine, blas, xla
 from dynaflow_xla.frontends.jax import (
     call,
     capture,
@@ -31,20 +32,20 @@ from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.validate import validate
 
-_state = threading.local()
+_WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
 def capturing() -> bool:
     """Whether this thread is inside the capture of a scheduled function (nested ones then inline)."""
-    return bool(getattr(_state, "depth", 0))
+    return bool(_engine.capturing())
 
 
 class _Capturing:
     def __enter__(self) -> None:
-        _state.depth = getattr(_state, "depth", 0) + 1
+        _engine.enter_capture()
 
     def __exit__(self, *_: object) -> None:
-        _state.depth -= 1
+        _engine.leave_capture()
 
 
 def capturing_inside() -> _Capturing:
@@ -143,6 +144,19 @@ def build_entry(
         options: What the user asked for.
         batched: The same function with what is needed to split it, if it has a batch.
     """
+    with _types(captured):
+        return _build(captured, options, batched)
+
+
+def _types(captured: capture.Captured) -> Any:
+    """Context in which 64-bit values keep their type, whatever the caller's setting."""
+    wide = any(getattr(a.dtype, "name", "") in _WIDE for a in captured.avals)
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()
+
+
+def _build(
+    captured: capture.Captured, options: Options, batched: splitting.Splitting | None
+) -> Entry | xla_backend.XlaEntry:
     t0 = time.perf_counter()
     strategy = options.strategy
     graph = captured.graph
@@ -257,7 +271,8 @@ def build_stages(
             needed,
             options.compiler_options,
         )
-        stage = build(profile=profile)
+        with _types(captured):
+            stage = build(profile=profile)
         stage.replan = _replanner(options)
         stages.append((stage, outer))
     return stages

@@ -64,7 +64,9 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
     lines += [f"device lanes: {s.note}" for s, _ in made.compiled if s is not None and s.note]
     copied = sum(p.copied_views for s, _ in made.compiled if s is not None for p in s.lane_programs)
     if copied:
-        lines.append(f"note: {copied} input views so far were not 64-byte aligned and were copied")
+        lines.append(
+            f"note: {copied} inputs were not 64-byte aligned and were copied in the last call"
+        )
     inner = {i for region in made.pg.regions if not region.outer for i in region.ops}
     for op in made.captured.graph.ops:
         if op.outer and op.index not in inner:

@@ -25,11 +25,16 @@ _WRAPPED = re.compile(r"^[\w\-]+\((.*)\)$")
 @contextlib.contextmanager
 def enter_mark(info: Any) -> Iterator[None]:
     """Mark backend for ``dynaflow_xla.rules.mark``; ``info`` has name, resource and tags."""
+    with jax.named_scope(new_key(info)):
+        yield
+
+
+def new_key(info: Any) -> str:
+    """A scope component that stands for one use of a mark (name, resource, tags)."""
     key = f"{_PREFIX}{info.name}#{next(_counter)}"
     with _lock:
         _infos[key] = info
-    with jax.named_scope(key):
-        yield
+    return key
 
 
 def unwrap(component: str) -> str:

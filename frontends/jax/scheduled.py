@@ -8,7 +8,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -33,15 +33,13 @@ from dynaflow_xla.strategies.base import user_line
 _MAX_ENTRIES = 128
 _MAX_CHOICES = 1024
 _NOT_TRACED = "it cannot be compared with the original while it is traced: call it once outside"
-_GIL_BUSY_NS = 1_000_000
-_STEP_BACK_CALLS = 50
 
 
 class _NotDecided(Exception):
     """A signature that Auto has not met yet."""
 
 
-class ScheduledFunction:
+class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
     """A JAX function that runs under a schedule; it is called like the original.
 
     Inspect it with the functions of ``dynaflow_xla`` (``plan``, ``explain``, ...).
@@ -66,7 +64,6 @@ class ScheduledFunction:
         self._fallback: str = ""
         self._choices: dict[Any, auto.Choice] = {}
         self._children: dict[str, ScheduledFunction] = {}
-        self._step_back = 0
         self._chosen: Any = None
         self._tracing = threading.local()
         functools.update_wrapper(self, _compat.wrapped_function(jitted), updated=())
@@ -75,24 +72,55 @@ class ScheduledFunction:
 
     # -- calling ------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Same values as the original.
+    if TYPE_CHECKING:
 
-        Raises:
-            EngineError: a region failed while it ran, or the process was forked.
-            UnsupportedError: forward-mode differentiation.
-        """
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """Same values as the original.
+
+            The base class calls the compiled program (``_settle``), ``_call`` before there is one.
+
+            Raises:
+                EngineError: a region failed while it ran, or the process was forked.
+                UnsupportedError: forward-mode differentiation.
+            """
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        """A call for which no program is settled."""
         if entry.capturing() or _compat.under_disable_jit() or self._unsupported_platform():
             return self.original(*args, **kwargs)
         xla.check_process()
-        if self._donates:
-            self._check_donated(args, kwargs)
+        if self._donates and (error := self._donated_twice(args, kwargs)):
+            raise error
         if isinstance(self._options.strategy, Auto):
             return self._call_auto(args, kwargs)
         try:
-            return self._guarded(self._jit_for(args, kwargs), args, kwargs)
+            jitted = self._jit_for(args, kwargs)
+            result = self._guarded(jitted, args, kwargs)
         except splitting.NotCompared as found:
             return self._compare(found.entry, args, kwargs)
+        if jitted is self._jit:
+            self._settle(jitted, None)
+        return result
+
+    def _recover(self, error: BaseException, args: Any, kwargs: Any) -> Any:
+        """A call of the settled program raised ``error``."""
+        if isinstance(error, _NotDecided | splitting.NotCompared):  # a signature it has not met yet
+            return self._call(*args, **kwargs)
+        raise self._explained(error, args, kwargs)
+
+    def _explained(self, error: BaseException, args: Any, kwargs: Any) -> BaseException:
+        """What a call raises when its program raised ``error``."""
+        # jaxlib has two types for a failed custom call, by where it notices it.
+        if not isinstance(error, jax.errors.JaxRuntimeError | ValueError):
+            return error
+        made: BaseException = error
+        if "EngineError: " in str(error):
+            made = EngineError(str(error).rsplit("EngineError: ", 1)[1])
+        elif self._donates and "donate" in str(error):
+            made = self._donated_twice(args, kwargs) or error
+        if made is not error:
+            made.__cause__ = error
+        return made
 
     def _compare(self, made: Any, args: Any, kwargs: Any) -> Any:
         """First call of a split that is not proved: the original's values decide."""
@@ -138,8 +166,8 @@ class ScheduledFunction:
             return dict(self._options.compiler_options or {})
         return xla_options.for_entry(made)
 
-    def _check_donated(self, args: Any, kwargs: Any) -> None:
-        """Refuses an array that is donated and given a second time."""
+    def _donated_twice(self, args: Any, kwargs: Any) -> PlanError | None:
+        """The error for an array that is donated and given a second time, if there is one."""
         nums = {n % len(args) if n < 0 else n for n in self._jit_options["donate_argnums"] if args}
         names = set(self._jit_options["donate_argnames"])
         donated, first = set[int](), dict[int, str]()
@@ -150,7 +178,7 @@ class ScheduledFunction:
             name = f"argument {where!r}{jax.tree_util.keystr(path[2:])}"
             gives = where in nums or where in names
             if id(leaf) in first and (gives or id(leaf) in donated):
-                raise PlanError(
+                return PlanError(
                     f"{self._options.name}: a donated array may be given once; {first[id(leaf)]} and "
                     f"{name} are the same {leaf.aval.str_short()} array ({user_line()}). Pass a copy "
                     "(x.copy()), or do not donate it."
@@ -158,15 +186,13 @@ class ScheduledFunction:
             first[id(leaf)] = name
             if gives:
                 donated.add(id(leaf))
+        return None
 
     def _guarded(self, jitted: Any, args: Any, kwargs: Any) -> Any:
         try:
             return jitted(*args, **kwargs)
-        except (jax.errors.JaxRuntimeError, ValueError) as error:
-            # jaxlib raises one or the other, by where it notices the failed custom call.
-            if "EngineError: " in str(error):
-                raise EngineError(str(error).rsplit("EngineError: ", 1)[1]) from error
-            raise
+        except Exception as error:
+            raise self._explained(error, args, kwargs)  # noqa: B904  (it is this error, or made from it)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time lowering, as ``jax.jit(f).lower``."""
@@ -210,6 +236,8 @@ class ScheduledFunction:
         return jax.tree_util.tree_leaves((dynamic, keyword))
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
+        if _compat.under_disable_jit():
+            return self.original(*args, **kwargs)
         return self._run(args, kwargs, check=self._check)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool) -> Any:
@@ -317,11 +345,6 @@ class ScheduledFunction:
 
     def _call_auto(self, args: Any, kwargs: Any) -> Any:
         outside = not _compat.tracing()
-        if self._chosen is not None and self._step_back == 0 and outside:
-            try:
-                return self._run_chosen(args, kwargs)
-            except _NotDecided:
-                pass
         signature = self._signature(args, kwargs)
         try:
             choice = self._choices.get(signature)
@@ -335,39 +358,31 @@ class ScheduledFunction:
             except autotune.BudgetTooSmall as error:
                 choice = auto.Choice(None, str(error))
             self.decide(signature, choice)
-        if self._step_back > 0:
-            self._step_back -= 1
-            return self.original(*args, **kwargs)
-        if not outside or self._chosen is None:
+        if not outside:
             return (choice.child or self.original)(*args, **kwargs)
         self._tracing.choice = choice
         try:
-            return self._run_chosen(args, kwargs)
+            return self._guarded(self._chosen, args, kwargs)
         finally:
             self._tracing.choice = None
 
     def decide(self, signature: Any, choice: auto.Choice) -> None:
         """Keeps a decision."""
-        known = self._choices.get(signature)
+        again = signature in self._choices
         self._choices[signature] = choice
         if len(self._choices) > _MAX_CHOICES:
             self._choices.pop(next(iter(self._choices)))
-        first = self._chosen is None
-        if (first and choice.child is not None) or not (first or known is None):
+        if self._chosen is None or again:
             # A new function each time: JAX keeps what it traced by function.
             self._chosen = jax.jit(lambda *a, **k: self._traced_choice(a, k), **self._jit_options)
-
-    def _run_chosen(self, args: Any, kwargs: Any) -> Any:
-        """Runs what was chosen; jit finds the signature, faster than a lookup in Python could."""
-        _engine.take_gil_wait()  # waits of other functions' calls say nothing about this one
-        result = self._guarded(self._chosen, args, kwargs)
-        if _engine.take_gil_wait()[1] > _GIL_BUSY_NS:
-            # Another Python thread holds the interpreter; lanes wait for it up to a switch
-            # interval each. The original waits less often, so it runs for a while.
-            self._step_back = _STEP_BACK_CALLS
-        return result
+        # While another thread is busy with Python, lanes wait for the interpreter up to a switch
+        # interval each. The original waits less often.
+        lanes = any(made.child is not None for made in self._choices.values())
+        self._settle(self._chosen, self.original if lanes else None)
 
     def _traced_choice(self, args: Any, kwargs: Any) -> Any:
+        if _compat.under_disable_jit():
+            return self.original(*args, **kwargs)
         choice = getattr(self._tracing, "choice", None)
         if choice is None:
             raise _NotDecided

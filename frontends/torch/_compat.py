@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def aot_backend(
     )
 
 
-@contextmanager
+@contextlib.contextmanager
 def apart() -> Iterator[None]:
     """Apart from any capture that is going on: no tracing, tensors are real."""
     from torch.utils._python_dispatch import _disable_current_modes
@@ -87,7 +87,7 @@ def break_reason(gm: Any) -> tuple[str, Any] | None:
     return str(reason.reason), stack[-1] if stack else None
 
 
-@contextmanager
+@contextlib.contextmanager
 def sizes_apart() -> Iterator[None]:
     """Sizes that are equal by accident stay two sizes in a capture."""
     from torch.fx.experimental import _config
@@ -152,7 +152,7 @@ class CompilationSettings:
     WANTED: Mapping[str, Any] = {"allow_rnn": True, "skip_nnmodule_hook_guards": False}
 
     def __init__(
-        self, ours: Callable[[], bool], around: Callable[[], AbstractContextManager[Any]]
+        self, ours: Callable[[], bool], around: Callable[[], contextlib.AbstractContextManager[Any]]
     ) -> None:
         self._ours, self._around = ours, around
         self._here = threading.local()
@@ -167,7 +167,7 @@ class CompilationSettings:
     def _start(self, _: Any) -> None:
         self._here.patch = None
         if self._ours():
-            self._here.patch = ExitStack()
+            self._here.patch = contextlib.ExitStack()
             self._here.patch.enter_context(torch._dynamo.config.patch(**self.WANTED))
             self._here.patch.enter_context(self._around())
 
@@ -176,6 +176,17 @@ class CompilationSettings:
         if patch is not None:
             self._here.patch = None
             patch.close()
+
+
+@contextlib.contextmanager
+def unfused_layers() -> Iterator[None]:
+    """Context: no operators that are a whole transformer layer; they have no decomposition."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def inner_error(error: BaseException) -> BaseException:

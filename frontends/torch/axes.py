@@ -70,9 +70,7 @@ def _spread(name: str, what: str, axes: Any, value: Any) -> list[tuple[str, Any,
         if not isinstance(value, (tuple, list)) or len(value) != len(axes):
             raise PlanError(f"{name!r}: in_axes of {what} must be a prefix of it; got {axes!r}")
         parts = zip(axes, value, strict=True)
-        return [
-            f for n, (a, v) in enumerate(parts) for f in _spread(name, f"{what}[{n}]", a, v)
-        ]
+        return [f for n, (a, v) in enumerate(parts) for f in _spread(name, f"{what}[{n}]", a, v)]
     if isinstance(axes, Mapping):
         if not isinstance(value, Mapping) or set(axes) - set(value):
             raise PlanError(f"{name!r}: in_axes of {what} must be a prefix of it; got {axes!r}")

@@ -16,6 +16,7 @@ from dynaflow_xla.frontends.torch.batched import BatchedGraph
 from dynaflow_xla.frontends.torch.capture import capture
 from dynaflow_xla.frontends.torch.entry import Options, graph_name
 from dynaflow_xla.frontends.torch.sizes import expression
+from dynaflow_xla.strategies.base import Context, sizes_of
 
 
 @dataclass
@@ -109,6 +110,11 @@ def sizes_in(gm: Any) -> list[Size]:
     return found
 
 
+def _tensors(gm: Any) -> list[torch.Tensor]:
+    found = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
+    return [x for x in found if isinstance(x, torch.Tensor)]
+
+
 def graph_of(
     gm: Any,
     options: Options,
@@ -131,9 +137,14 @@ def graph_of(
             continue
         if isinstance(expr, int) or getattr(expr, "is_Integer", False):
             if int(expr) == 1:
+                shapes = tuple(tuple(t.shape) for t in _tensors(gm))
+                context = Context(1, shapes, "cpu", options.lanes, options.user)
+                sizes_of(options.strategy, context)  # refuses more nano-batches than rows
                 return None
             where = _compat.where_fixed(size.size)
-            tied = f"fixes it to {int(expr)}{where}: something with {int(expr)} entries meets the rows"
+            tied = (
+                f"fixes it to {int(expr)}{where}: something with {int(expr)} entries meets the rows"
+            )
         else:
             tied = f"ties it to other sizes ({expr})"
         raise SeparabilityError(

@@ -14,7 +14,6 @@ TOLERANCES = {
 original only where an operator's rounding depends on its number of threads."""
 
 
-
 def compare(
     name: str, want: torch.Tensor, got: torch.Tensor
 ) -> tuple[str, str, float, float, bool]:

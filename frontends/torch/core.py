@@ -19,7 +19,7 @@ from dynaflow_xla.errors import DynaflowError, FallbackWarning, UnsupportedError
 from dynaflow_xla.frontends.torch import _compat, auto, batch, draws, marks, native, recurrent
 from dynaflow_xla.frontends.torch.batched import BatchedGraph
 from dynaflow_xla.frontends.torch.capture import ROOT_NAME
-from dynaflow_xla.frontends.torch.entry import Entry, Options, build_entry
+from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS, Entry, Options, build_entry
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
 
@@ -85,7 +85,8 @@ class Core:
         self.original = original
         self.options = options
         self.entries: list[Entry | BatchedGraph] = []
-        self.splits = type(options.strategy).split is not Strategy.split
+        native_split = type(options.strategy).split is not Strategy.split
+        self.splits = native_split and options.backend == "torch"
         self.breaks: list[str] = []
         self.notes: list[str] = []
         self.choices: dict[Any, auto.Choice] = {}
@@ -93,6 +94,7 @@ class Core:
         self._warned = False
         self._graphs = 0
         self._lock = threading.RLock()
+        self._jax_side: Any = None
         self._compiled: Callable[..., Any] = torch.compile(
             _root_function(original),
             backend=_Backend(self),
@@ -105,9 +107,9 @@ class Core:
         """Runs scheduled; see ``Native`` for what is raised."""
         if torch.compiler.is_compiling():
             return self.original(*args, **kwargs)  # inlined into somebody's graph
+        if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
+            return self._with_arrays(args, kwargs)
         native.check_process()
-        if "jax" in sys.modules:
-            _refuse_arrays(self.options.name, args, kwargs)
         if isinstance(self.options.strategy, Auto):
             return self._call_auto(args, kwargs)
         with _Running() as ran:
@@ -126,12 +128,27 @@ class Core:
             if self.splits:
                 with batch.offered(self.options.name, self.options.in_axes, args, kwargs):
                     return self._compiled(*args, **kwargs)
+            if self.options.backend != "torch":
+                with _compat.unfused_layers():
+                    return self._compiled(*args, **kwargs)
             return self._compiled(*args, **kwargs)
         except _compat.backend_failed() as error:
             inner = _compat.inner_error(error)
             if isinstance(inner, DynaflowError):
                 raise inner from None
             raise
+
+    def _with_arrays(self, args: Any, kwargs: Any) -> Any:
+        if self.options.backend == "torch":
+            raise UnsupportedError(
+                f"{self.options.name!r} is scheduled for PyTorch and got a JAX array; convert it with "
+                "torch.from_dlpack before the call, or use backend='ffi' to call it from JAX"
+            )
+        if self._jax_side is None:
+            from dynaflow_xla.frontends.torch.jax_call import JaxSide
+
+            self._jax_side = JaxSide(self.original, self.options)
+        return self._jax_side(args, kwargs)
 
     def _call_auto(self, args: Any, kwargs: Any) -> Any:
         signature = auto.signature(args, kwargs)
@@ -283,7 +300,8 @@ class _Runner:
         self.graph = graph
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        entry = self.graph.resolve(inputs)
+        graph = self.graph
+        entry = graph.resolve(inputs) if isinstance(graph, BatchedGraph) else graph
         observed = Core.observed(entry)
         if observed is not None:
             return observed[1](inputs)  # type: ignore[no-any-return]
@@ -327,15 +345,16 @@ class _Backend:
         return draws.without_last(run, unused) if unused else run
 
 
-def _refuse_arrays(name: str, args: Any, kwargs: Any) -> None:
-    """Raises UnsupportedError if an argument is an array of JAX."""
+def _has_arrays(values: Any) -> bool:
+    """Whether JAX arrays are among some values (looked for inside of containers too)."""
     array = getattr(sys.modules["jax"], "Array", ())  # a package half imported has none yet
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, array) and not isinstance(value, torch.Tensor):
-            raise UnsupportedError(
-                f"{name!r} is scheduled for PyTorch and got a JAX array; convert it with "
-                "torch.from_dlpack before the call"
-            )
+    return any(
+        isinstance(x, array)
+        or (isinstance(x, list | tuple) and _has_arrays(x))
+        or (isinstance(x, dict) and _has_arrays(x.values()))
+        for x in values
+        if not isinstance(x, torch.Tensor)
+    )
 
 
 def _root_function(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -360,10 +379,11 @@ def _compile_options(options: Options) -> dict[str, Any]:
     if options.compiler != "eager":
         return {"dynamic": False}
     given = dict(options.compiler_options or {})
-    allowed = {"dynamic", "fullgraph"}
-    if unknown := set(given) - allowed:
+    if options.backend != "torch":
+        return {k: v for k, v in given.items() if k in CAPTURE_OPTIONS}  # the others are XLA's
+    if unknown := set(given) - CAPTURE_OPTIONS:
         raise UnsupportedError(
-            f"compiler_options of eager regions are {sorted(allowed)} (as in torch.compile); got "
+            f"compiler_options of eager regions are {sorted(CAPTURE_OPTIONS)} (as in torch.compile); got "
             f"{sorted(unknown)}"
         )
     return given

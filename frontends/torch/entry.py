@@ -10,6 +10,7 @@ from typing import Any
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch import compilers, cuda, native, regions
 from dynaflow_xla.frontends.torch.capture import Captured, capture
+from dynaflow_xla.frontends.torch.native import Native
 from dynaflow_xla.ir import PartitionedGraph, Region
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
@@ -18,6 +19,9 @@ from dynaflow_xla.recording import Recording
 from dynaflow_xla.rules import Rule
 from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
 from dynaflow_xla.validate import validate
+
+CAPTURE_OPTIONS = frozenset({"dynamic", "fullgraph"})
+"""Compiler options that go to ``torch.compile``."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Options:
     user: dict[str, Any] = field(default_factory=dict)
     compiler: str = "eager"
     compiler_options: dict[str, Any] | None = None
+    backend: str = "torch"
     in_axes: Any = None
     out_axes: Any = 0
     batch_size: int | None = None
@@ -60,26 +65,33 @@ class Entry:
     pg: PartitionedGraph
     plan: Plan
     implementations: dict[int, Callable[..., Sequence[Any]]]
-    native: native.Native
+    native: Native
     seconds: dict[str, float]
     backward: Entry | None = None
     runner: Any = None
     later: Callable[[], Entry | None] | None = None
     prepare: Callable[[Sequence[Any]], list[Any]] | None = None
 
-    def resolve(self, inputs: Sequence[Any]) -> Entry:
-        """The plan for these inputs: this one."""
-        return self
-
-    def of_backward(self) -> Entry | None:
-        """The plan of the backward, if there is one."""
-        return self.backward if self.later is None else self.later()
-
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Flat inputs to flat outputs; a list of inputs is emptied."""
         if self.prepare is not None:
             inputs = self.prepare(inputs)
         return (self.native if self.runner is None else self.runner)(inputs)  # type: ignore[no-any-return]
+
+    def describe(self) -> list[str]:
+        """Lines of ``explain`` behind the table of regions."""
+        steps = sum(len(stage.order) for stage, _ in self.native.stages)
+        return [
+            f"lanes {self.plan.lanes}, events {self.plan.events}, Python steps a call {steps}; "
+            "tensors cross lanes by reference, nothing is copied",
+            *(f"note: {note}" for note in self.captured.notes),
+        ]
+
+    def stamped(self) -> Native:
+        """A form for ``profile``: its ``run`` measures the regions one by one, without fused steps."""
+        return native.build(
+            self.captured, self.pg, self.plan, self.implementations, fuse=False, always=True
+        )
 
 
 def graph_name(options: Options, kind: str, number: int) -> str:
@@ -88,9 +100,7 @@ def graph_name(options: Options, kind: str, number: int) -> str:
     return f"{name}.backward" if kind == "backward" else name
 
 
-def build_entry(
-    gm: Any, options: Options, kind: str, number: int, batch: int | None = None
-) -> Entry:
+def build_entry(gm: Any, options: Options, kind: str, number: int, batch: int | None = None) -> Any:
     """Captures, partitions, plans, validates and compiles a functional aten graph.
 
     Args:
@@ -103,7 +113,13 @@ def build_entry(
     Raises:
         RuleError, PlanError, UnsupportedError: see the steps.
     """
-    return whole_entry(capture(gm, graph_name(options, kind, number)), options, kind, batch)
+    name = graph_name(options, kind, number)
+    if options.backend != "torch":
+        # JAX is optional, and only these backends need it.
+        from dynaflow_xla.frontends.torch import xla_backend
+
+        return xla_backend.build_entry(gm, options, kind, name)
+    return whole_entry(capture(gm, name), options, kind, batch)
 
 
 def cut(captured: Captured, options: Options, kind: str) -> PartitionedGraph:
@@ -130,9 +146,7 @@ def context_of(captured: Captured, options: Options, batch: int | None) -> Conte
     )
 
 
-def whole_entry(
-    captured: Captured, options: Options, kind: str, batch: int | None = None
-) -> Entry:
+def whole_entry(captured: Captured, options: Options, kind: str, batch: int | None = None) -> Entry:
     """Plans a graph whose batch stays whole.
 
     Raises:
@@ -205,6 +219,4 @@ def _replacements(
 def refuse_outer(region: Region) -> None:
     """Raises PlanError for the replacement of a region that stays in the outer program."""
     if region.outer:
-        raise PlanError(
-            f"region {region.name!r} stays in the outer program and cannot be replaced"
-        )
+        raise PlanError(f"region {region.name!r} stays in the outer program and cannot be replaced")

@@ -16,6 +16,7 @@ from dynaflow_xla.frontends.torch.entry import Entry
 from dynaflow_xla.plan import Launch
 from dynaflow_xla.strategies.auto import Auto
 
+
 def explain(fast: Core, args: Any, kwargs: Any) -> str:
     """See ``dynaflow_xla.explain``."""
     entries = fast.all_planned(args, kwargs)
@@ -23,7 +24,8 @@ def explain(fast: Core, args: Any, kwargs: Any) -> str:
     lines: list[str] = []
     for entry in entries:
         lines += _explain_entry(entry)
-        backward = entry.of_backward()
+        later = getattr(entry, "later", None)
+        backward = entry.backward if later is None else later()
         if backward is not None:
             lines += _explain_entry(backward)
     if not entries:
@@ -57,24 +59,21 @@ def _explain_entry(entry: Entry) -> list[str]:
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    native = entry.options.backend == "torch"
+    how = f"torch (cpu), regions {entry.options.compiler}" if native else entry.options.backend
     lines = [
-        f"{entry.captured.graph.name} ({entry.kind}): strategy {entry.plan.strategy}, backend torch "
-        f"(cpu), regions {entry.options.compiler}"
+        f"{entry.captured.graph.name} ({entry.kind}): strategy {entry.plan.strategy}, backend {how}"
     ]
     lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-    steps = sum(len(stage.order) for stage, _ in entry.native.stages)
-    lines.append(
-        f"lanes {entry.plan.lanes}, events {entry.plan.events}, Python steps a call {steps}; tensors "
-        "cross lanes by reference, nothing is copied"
-    )
+    lines += entry.describe()
     lines.append(
         "time to make: "
         + ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in entry.seconds.items())
     )
-    for op in entry.captured.graph.ops:
+    for op in entry.pg.graph.ops:
         if op.outer:
             lines.append(f"outer: {op.kind} runs on the caller's thread: it {op.outer_reason}")
-    notes = (*entry.pg.notes, *entry.plan.notes, *entry.captured.notes)
+    notes = (*entry.pg.notes, *entry.plan.notes)
     return lines + [f"note: {note}" for note in notes]
 
 

@@ -86,6 +86,11 @@ def enter_mark(info: MarkInfo) -> Iterator[None]:
         UnsupportedError: inside a scheduled call; the mark would be lost.
     """
     if torch.compiler.is_exporting():
+        if not hasattr(torch.fx.traceback, "annotate"):
+            raise UnsupportedError(
+                f"the mark {info.name!r} would be lost: torch {torch.__version__} keeps no "
+                "annotations of an exported program. Cut with rules (dfx.Module, dfx.Scope)."
+            )
         note = (info.name, info.resource, tuple(sorted(info.tags)), next(_counter))
         with torch.fx.traceback.annotate({KEY: note}):
             yield

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch import auto, native
+from dynaflow_xla.frontends.torch import auto
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.measured import Measured
 from dynaflow_xla.timeline import Timeline
@@ -21,14 +21,12 @@ def profile(fast: Core, args: Any, kwargs: Any) -> Timeline:
     """See ``dynaflow_xla.profile``: the regions run one by one, without fusing their steps."""
     target = fast.target(args, kwargs)
     entry = target.planned(args, kwargs)
-    runnable = native.build(
-        entry.captured, entry.pg, entry.plan, entry.implementations, fuse=False, always=True
-    )
+    runnable = entry.stamped()
     timelines: list[Timeline] = []
 
     def run(inputs: list[Any]) -> list[Any]:
-        if entry.prepare is not None:
-            inputs = entry.prepare(inputs)
+        prepare = getattr(entry, "prepare", None)
+        inputs = inputs if prepare is None else prepare(inputs)
         measured = Measured(entry.plan, entry.pg)
         outputs = runnable.run(inputs, measured)
         timelines.append(measured.timeline(target.options.name))

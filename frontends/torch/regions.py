@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.capture import Captured, Payload, Placed, Ref, place
 from dynaflow_xla.ir import PartitionedGraph, Region

@@ -13,7 +13,15 @@ from dynaflow_xla import nano
 from dynaflow_xla.batch_states import Partial, Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch import regions
-from dynaflow_xla.frontends.torch.capture import Captured, Payload, Placed, Ref, overlapping, place, rows_of
+from dynaflow_xla.frontends.torch.capture import (
+    Captured,
+    Payload,
+    Placed,
+    Ref,
+    overlapping,
+    place,
+    rows_of,
+)
 from dynaflow_xla.frontends.torch.sizes import Evaluator, Layout, Sized
 from dynaflow_xla.ir import Op, PartitionedGraph, Region
 from dynaflow_xla.recording import Decision, Recording
@@ -397,9 +405,7 @@ def _placed(
 class _Examples(dict[int, Any]):
     """Example values of the expanded graph, made when asked for."""
 
-    def __init__(
-        self, expanded: nano.Expanded, whole: Captured, parts: Sequence[Captured]
-    ) -> None:
+    def __init__(self, expanded: nano.Expanded, whole: Captured, parts: Sequence[Captured]) -> None:
         super().__init__()
         self._sources, self._whole, self._parts = expanded.sources, whole, parts
 

@@ -69,6 +69,13 @@ def test_torch_page(tmp_path: Path) -> None:
     _run(code, tmp_path, silent=False)  # torch.export warns of itself
 
 
+def test_torch_xla_page(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    page = (ROOT / "docs" / "torch_xla.md").read_text()
+    out = _run("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), tmp_path)
+    assert "backend ffi" in out and "region 0" in out
+
+
 def test_strategies_page(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", STRATEGIES.read_text(), re.DOTALL)
     out = _run("\n".join(blocks), tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import graphlib
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -183,6 +184,14 @@ def test_cheap_preparation_of_inputs_is_repeated(make: Make) -> None:
         "p = draw x; a = sort p; b = top p; c = add a b", "c", p={"cost_ns": 1.0, "once": True}
     )
     assert sum(0 in r.ops for r in partition(once).regions) == 1
+
+
+def test_expensive_work_is_never_repeated(make: Make) -> None:
+    """However much there is to hand over: a reader on the same lane is handed nothing."""
+    graph = make("p = scan x; a = sort p; b = top p; c = add a b", "c", p={"cost_ns": 4e5})
+    large = tuple(replace(v, shape=(1 << 22,), bytes=1 << 24) for v in graph.values)
+    cut = partition(replace(graph, values=large))
+    assert [r.ops for r in cut.regions] == [(0,), (1,), (2,), (3,)]
 
 
 def test_dominant_resource(make: Make) -> None:

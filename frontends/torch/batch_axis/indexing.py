@@ -70,9 +70,7 @@ def _index_states(site: Site, indices: Sequence[Any], at: list[int], rank: int) 
     return made
 
 
-def _addressed(
-    state: Rows, indices: list[State], at: list[int]
-) -> tuple[State, bool]:
+def _addressed(state: Rows, indices: list[State], at: list[int]) -> tuple[State, bool]:
     """(state of the indices together, whether they address each row by its own number)."""
     own = [s for d, s in zip(at, indices, strict=True) if d == state.axis]
     others = [s for d, s in zip(at, indices, strict=True) if d != state.axis]

@@ -85,7 +85,8 @@ def _reduce(site: Site) -> State | list[State]:
 
 _ALONG = {
     "_softmax": "takes a softmax over", "_log_softmax": "takes a softmax over",
-    "_safe_softmax": "takes a softmax over", "softmax": "takes a softmax over", "log_softmax": "takes a softmax over",
+    "_safe_softmax": "takes a softmax over", "softmax": "takes a softmax over",
+    "log_softmax": "takes a softmax over",
     "sort": "sorts", "argsort": "sorts", "topk": "takes the largest rows of",
     "kthvalue": "sorts", "msort": "sorts",
     "cumsum": "adds up along", "cumprod": "multiplies up along", "logcumsumexp": "adds up along",

@@ -251,9 +251,7 @@ def _turned(site: Site) -> State:
     given = site.args["self"]
     state, rank = site.state(given), len(site.shape(given))
     dims = site.args["dims"]
-    if isinstance(state, Rows | Position) and (
-        not dims or state.axis in {d % rank for d in dims}
-    ):
+    if isinstance(state, Rows | Position) and (not dims or state.axis in {d % rank for d in dims}):
         raise Refuse("moves rows of the batch to other places")
     return state
 

@@ -110,9 +110,7 @@ def test_totals(sizes: Any) -> None:
     check(split(lambda x: x.exp().sum() / x.shape[0], sizes, out_axes=dfx.Mean()), x)
     check(split(lambda x: (x.mean(), x.exp()), sizes, out_axes=(dfx.Mean(), 0)), x)
     labels = torch.tensor([0, 1, 2, 3, 4, 0])
-    loss = split(
-        lambda x, y: F.cross_entropy(x, y, reduction="sum"), sizes, out_axes=dfx.Sum()
-    )
+    loss = split(lambda x, y: F.cross_entropy(x, y, reduction="sum"), sizes, out_axes=dfx.Sum())
     check(loss, x, labels)
 
 

@@ -1,0 +1,92 @@
+"""StableHLO modules as JAX functions: the module of a JAX function, read back, is that function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="JAX is not installed")
+jnp = jax.numpy
+stablehlo = pytest.importorskip("dynaflow_xla.frontends.jax.stablehlo")
+
+
+def _matrix(n: int = 6, m: int = 4) -> Any:
+    return jnp.asarray(np.random.default_rng(0).normal(size=(n, m)), jnp.float32)
+
+
+@jax.jit
+def _nested(x: Any) -> Any:
+    return jnp.tanh(x) + 1
+
+
+def _loop(x: Any) -> Any:
+    return jax.lax.while_loop(lambda v: v.sum() < 50, lambda v: v * 1.5 + x.max(), abs(x))
+
+
+def _branch(x: Any) -> Any:
+    return jax.lax.cond(x.sum() > 0, lambda v: v + 1, lambda v: v * x.max(), x)
+
+
+FUNCTIONS = {
+    "elementwise": lambda x: jnp.exp(x) * 2 - jnp.where(x > 0, x, -x),
+    "dot": lambda x: x @ x.T + jnp.arange(6, dtype=jnp.float32),
+    "sort": lambda x: jnp.sort(x, axis=0)[::-1],
+    "reduce": lambda x: (x.sum(0), jnp.argmax(x, 1), x.max()),
+    "nested": lambda x: _nested(_nested(x)) * _nested(x.T).T,
+    "loop": _loop,
+    "branch": _branch,
+    "convolution": lambda x: jax.lax.conv(
+        x[None, None], jnp.ones((2, 1, 3, 3), jnp.float32), (1, 1), "SAME"
+    ),
+    "gather": lambda x: x[jnp.array([0, 2, 5])].at[1].add(3.0),
+    "cholesky": lambda x: jnp.linalg.cholesky(x @ x.T + 7 * jnp.eye(6)),
+    "softmax": lambda x: jax.nn.softmax(x.astype(jnp.bfloat16)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_round_trip(name: str) -> None:
+    fn, x = FUNCTIONS[name], _matrix()
+    with jax.enable_x64(True):
+        code = jax.jit(fn).lower(x).as_text().encode()
+    read = stablehlo.StableHLOFunction(code, lambda _: None)
+    with jax.enable_x64(True):  # random bits are 64-bit words
+        want = jax.tree_util.tree_leaves(jax.jit(fn)(x))
+        got = jax.jit(read)(x)
+    assert len(want) == len(got)
+    for w, g in zip(want, got, strict=True):
+        assert w.dtype == g.dtype
+        np.testing.assert_allclose(np.asarray(w, np.float64), np.asarray(g, np.float64), rtol=1e-6)
+
+
+def test_kinds_and_estimates_are_those_of_jax() -> None:
+    from dynaflow_xla.frontends.jax import capture
+
+    x = _matrix()
+    kinds = []
+    for fn in (FUNCTIONS["dot"], stablehlo.StableHLOFunction(
+        jax.jit(FUNCTIONS["dot"]).lower(x).as_text().encode(), lambda _: None)):  # fmt: skip
+        graph = capture.capture(jax.make_jaxpr(fn)(x), 0, "f").graph
+        kinds.append({op.kind: op.flops for op in graph.ops if op.kind in ("dot_general", "add")})
+    assert kinds[0] == kinds[1]
+
+
+def test_calls_inside_of_regions_are_refused() -> None:
+    from dynaflow_xla import UnsupportedError
+
+    with jax.enable_x64(True):
+        code = jax.jit(lambda: jax.random.normal(jax.random.key(3), (4,))).lower().as_text()
+    with pytest.raises(UnsupportedError, match="inside of its regions"):
+        stablehlo.StableHLOFunction(code.encode(), lambda _: None)
+
+
+def test_what_is_no_tensor_or_has_effects_is_refused() -> None:
+    from dynaflow_xla import UnsupportedError
+
+    text = "func.func @main(%a: tensor<?xf32>) -> tensor<?xf32> { return %a : tensor<?xf32> }"
+    with pytest.raises(UnsupportedError, match="sizes must be fixed"):
+        stablehlo.StableHLOFunction(text.encode(), lambda _: None)
+    with pytest.raises(UnsupportedError, match="main"):
+        stablehlo.StableHLOFunction(b"module {}", lambda _: None)
