@@ -98,7 +98,7 @@ def sizes_apart() -> Iterator[None]:
 
 def where_fixed(size: Any) -> str:
     """Where in the program an open size became a number, as far as PyTorch remembers."""
-    node = getattr(size, "node", None)
+    node: Any = getattr(size, "node", None)
     for guard in getattr(getattr(node, "shape_env", None), "guards", ()):
         if node._expr in guard.expr.free_symbols:
             return f" (at {str(guard.sloc).rpartition('#')[2].strip()})"

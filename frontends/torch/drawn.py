@@ -88,10 +88,10 @@ def before(
             names.append(f"{_PREFIX}{len(draws)}")
     producers = {v: op.index for op in ops for v in op.outputs}
     done: list[Value] = [replace(v, producer=producers.get(v.id, -1)) for v in values]
-    result = replace(
+    whole = replace(
         graph, values=tuple(done), ops=tuple(ops), inputs=tuple(inputs), input_names=tuple(names)
     )
-    return replace(captured, graph=result, examples=examples), tuple(known), draws
+    return replace(captured, graph=whole, examples=examples), tuple(known), draws
 
 
 def _as_rows(state: State) -> State:

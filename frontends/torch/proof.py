@@ -129,16 +129,16 @@ def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool
     states = walker.run(ins)
     verdicts, specs = _outputs(question, states, shape_of, assume=assume)
     in_specs: dict[int, nano.InSpec] = {}
-    for value, name in zip(captured.graph.inputs, captured.graph.input_names, strict=True):
-        if value in numbers:
+    for given, name in zip(captured.graph.inputs, captured.graph.input_names, strict=True):
+        if given in numbers:
             continue
-        state = ins[value]
+        state = ins[given]
         if isinstance(state, Rows):
-            in_specs[value] = state.axis
+            in_specs[given] = state.axis
         elif isinstance(state, Same) and state.power == 1 and name.startswith("tangents"):
-            in_specs[value] = nano.PARTS
+            in_specs[given] = nano.PARTS
         else:
-            in_specs[value] = None
+            in_specs[given] = None
     proof = Proof(
         name=captured.graph.name,
         batch=batch,

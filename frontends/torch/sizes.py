@@ -10,7 +10,7 @@ import torch
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch.capture import Captured, Payload, Ref
-from dynaflow_xla.ir import Graph
+from dynaflow_xla.ir import Graph, Op
 
 Symbol = Any
 Bindings = Mapping[Symbol, int]
@@ -152,7 +152,7 @@ def at_sizes(captured: Captured, values: Bindings, scale: float, rows: frozenset
         if _is_number(example) and (number := evaluate(example)) is not None:
             numbers[value.id] = number
         made_values.append(value)
-    ops = []
+    ops: list[Op] = []
     for op in graph.ops:
         payload: Payload = op.payload
         data = [v for v in op.inputs if v not in numbers]

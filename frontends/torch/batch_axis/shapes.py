@@ -150,12 +150,12 @@ def _slice(site: Site) -> State:
         return state
     if site.fixed(site.args["step"]) != 1:
         raise Refuse("takes some rows of the batch, by their number")
-    sizes = [shape[dim] for shape in shapes]
+    lengths = [shape[dim] for shape in shapes]
     starts = [n or 0 for n in site.pair(site.args["start"])]
-    ends = [s if n is None else n for n, s in zip(site.pair(site.args["end"]), sizes, strict=True)]
-    starts = [min(max(n + s if n < 0 else n, 0), s) for n, s in zip(starts, sizes, strict=True)]
-    ends = [min(max(n + s if n < 0 else n, 0), s) for n, s in zip(ends, sizes, strict=True)]
-    if starts == [0, 0] and ends == sizes:
+    ends = [s if n is None else n for n, s in zip(site.pair(site.args["end"]), lengths, strict=True)]
+    starts = [min(max(n + s if n < 0 else n, 0), s) for n, s in zip(starts, lengths, strict=True)]
+    ends = [min(max(n + s if n < 0 else n, 0), s) for n, s in zip(ends, lengths, strict=True)]
+    if starts == [0, 0] and ends == lengths:
         return state
     if isinstance(state, Position):
         raise Refuse("takes some rows of the batch, by their number")
