@@ -34,7 +34,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt bench-gpu test test-gpu gpu-wheel \
+.PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt bench-gpu test test-gpu gpu-wheel gpu-all \
         test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 versions-wheel \
         gpu-envs test-gpu-compile \
         test-torch-xla cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
@@ -226,6 +226,11 @@ test-gpu:  ## The GPU suite, with the installed Python (GPU_PYTHON=...); skips w
 bench-gpu:  ## Benchmarks on a GPU, written to benchmarks/results (BENCH_ARGS=...)
 	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels
 	@$(GPU_RUN) benchmarks/gpu.py $(BENCH_ARGS)
+
+# PARTS of: install target probes tests bench-torch bench-jax bench-ffi sanitizer.
+gpu-all:  ## All of that and more in one command, each part with a time limit (PARTS=... GPU_OUT=...)
+	@"$(GPU_PYTHON)" benchmarks/gpu_all.py --python "$(GPU_PYTHON)" --build $(GPU_DIR) \
+	  $(if $(GPU_OUT),--out $(GPU_OUT)) $(if $(PARTS),--parts $(PARTS)) $(if $(BENCH_ARGS),--bench $(BENCH_ARGS))
 
 # ---- checks --------------------------------------------------------------------------------------
 

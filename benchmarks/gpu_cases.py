@@ -6,7 +6,7 @@ Every case has parts that do not depend on each other; what a part costs decides
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +22,8 @@ class GpuCase:
         name: On the command line.
         note: What it stands for.
         shapes: Of the arguments, all of one float dtype.
-        make: From a namespace of functions (tanh, silu, exp, softmax, sqrt) to the function.
+        make: From a namespace of functions (tanh, silu, exp, softmax, sqrt, and of images conv,
+            down, up, concat) to the function.
     """
 
     name: str
@@ -45,6 +46,19 @@ def _branches(width: int, depth: int) -> Callable[[SimpleNamespace], Fn]:
         return run
 
     return make
+
+
+def _inception(f: SimpleNamespace) -> Fn:
+    """Blocks of a 1x1, a 3x3, a 5x5 and a pooled branch, concatenated."""
+
+    def block(x: Any, ws: Any) -> Any:
+        one = f.tanh(f.conv(x, ws[0]))
+        three = f.tanh(f.conv(f.tanh(f.conv(x, ws[1])), ws[2]))
+        five = f.tanh(f.conv(f.tanh(f.conv(x, ws[3])), ws[4]))
+        pooled = f.tanh(f.conv(f.up(f.down(x)), ws[5]))
+        return f.concat([one, three, five, pooled], 1)
+
+    return lambda x, *ws: block(block(x, ws[:6]), ws[6:])
 
 
 def _randwire(f: SimpleNamespace) -> Fn:
@@ -111,21 +125,22 @@ def _qkv(f: SimpleNamespace) -> Fn:
 def _optimizer(f: SimpleNamespace) -> Fn:
     def run(g: Any, w1: Any, w2: Any, m: Any, v: Any, p: Any, gp: Any) -> Any:
         back = f.tanh(g @ w1.T) @ w2.T
-        m2, v2 = 0.9 * m + 0.1 * gp, 0.99 * v + 0.01 * gp * gp
+        m2, v2 = 0.9 * m + 0.1 * gp, 0.99 * v * v + 0.01 * gp * gp
         return back, p - 1e-3 * m2 / (f.sqrt(v2) + 1e-8), m2, v2
 
     return run
 
 
 def _guidance(f: SimpleNamespace) -> Fn:
+    """A U-Net of two levels, with and without its condition."""
+
     def unet(x: Any, ws: Any) -> Any:
-        down = [x]
-        for w in ws[:3]:
-            down.append(f.silu(down[-1] @ w))
-        h = down[-1]
-        for w, skip in zip(ws[3:], reversed(down[:-1]), strict=True):
-            h = f.silu(h @ w) + skip
-        return h
+        high = f.silu(f.conv(x, ws[0]))
+        low = f.silu(f.conv(f.down(high), ws[1]))
+        middle = f.silu(f.conv(f.down(low), ws[2]))
+        low = f.silu(f.conv(f.concat([f.up(middle), low], 1), ws[3]))
+        high = f.silu(f.conv(f.concat([f.up(low), high], 1), ws[4]))
+        return f.conv(high, ws[5])
 
     def run(x: Any, c: Any, *ws: Any) -> Any:
         free, led = unet(x, ws), unet(x + c, ws)
@@ -145,7 +160,14 @@ def _llama(f: SimpleNamespace) -> Fn:
 
 CASES = [
     GpuCase(
-        "inception", "8 branches of 3 small products",
+        "inception", "two blocks of 1x1, 3x3, 5x5 and pooled convolutions",
+        [(8, 64, 28, 28)]
+        + [(16, 64, 1, 1), (16, 64, 1, 1), (16, 16, 3, 3), (16, 64, 1, 1), (16, 16, 5, 5), (16, 64, 1, 1)]
+        * 2,
+        _inception,
+    ),
+    GpuCase(
+        "branches", "8 branches of 3 small products",
         [(64, 256)] + [(256, 256)] * 6, _branches(8, 3),
     ),
     GpuCase(
@@ -181,11 +203,22 @@ CASES = [
         [(1024, 4096)] + [(4096, 4096)] * 6, _optimizer,
     ),
     GpuCase(
-        "unet_guidance", "two passes of a U-Net",
-        [(256, 512), (256, 512)] + [(512, 512)] * 6, _guidance,
+        "unet_guidance", "two passes of a U-Net, with and without the condition",
+        [(2, 64, 64, 64)] * 2
+        + [(64, 64, 3, 3), (128, 64, 3, 3), (128, 128, 3, 3), (128, 256, 3, 3), (64, 192, 3, 3),
+           (64, 64, 3, 3)],
+        _guidance,
     ),
     GpuCase(
         "llama_nano", "two nano-batches of a block; 1.0 is expected",
         [(1024, 2048)] * 2 + [(2048, 2048)] * 4 + [(2048, 5632)] * 2 + [(5632, 2048)], _llama,
     ),
 ]  # fmt: skip
+
+
+def small(case: GpuCase) -> GpuCase:
+    """The same case, tiny."""
+    sizes = {8: 2, 16: 4, 28: 4, 64: 16, 128: 32, 192: 48, 256: 64}
+    if len(case.shapes[0]) == 4:  # channels add up in concatenations
+        return replace(case, shapes=[tuple(sizes.get(n, n) for n in s) for s in case.shapes])
+    return replace(case, shapes=[tuple(min(n, 16) for n in s) for s in case.shapes])

@@ -1,6 +1,7 @@
 """dynaflow_xla: the schedule of a model as a separate, programmable, checkable object."""
 
 from dynaflow_xla._api import (
+    bucketed as bucketed,
     compile as compile,
     compiler_options as compiler_options,
     explain as explain,
@@ -24,6 +25,7 @@ from dynaflow_xla.errors import (
     VerificationError as VerificationError,
 )
 from dynaflow_xla.ir import PartitionedGraph as PartitionedGraph
+from dynaflow_xla.kernels import CudaKernel as CudaKernel, Lanes as Lanes
 from dynaflow_xla.plan import Plan as Plan
 from dynaflow_xla.rules import (
     Call as Call,

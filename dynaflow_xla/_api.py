@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dynaflow_xla import _optional
 from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.plan import Plan
 from dynaflow_xla.rules import as_rules
 from dynaflow_xla.simulate import simulate as _simulate
@@ -41,7 +42,7 @@ def schedule(
     out_axes: Any = 0,
     batch_size: int | None = None,
     backend: str = "auto",
-    lanes: int | None = None,
+    lanes: int | Lanes | None = None,
     rules: Sequence[Any] | None = None,
     context: Mapping[str, Any] | None = None,
     select: Any = None,
@@ -69,7 +70,8 @@ def schedule(
             too), ``"xla"`` (JAX: one XLA program whose CUDA graph has the plan's order; on a CPU a
             plain program with the same values) or ``"torch"`` (PyTorch's own operators on lanes, what
             ``"auto"`` takes for torch).
-        lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``: 4.
+        lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``: 4. On a
+            GPU a :class:`Lanes` gives them priorities and multiprocessors of their own.
         rules: Where to cut; default: the strategy's rules, else automatic.
         context: The user's own data for the strategy, as ``s.context.user``.
         select: For backends of other frameworks and devices.
@@ -102,7 +104,13 @@ def schedule(
     _refuse_unbuilt(backend, target, select, compiler)
     if target is not None:
         backend = "xla"
-    count = resolve_lanes(lanes, backend)
+    made_lanes = lanes if isinstance(lanes, Lanes) else None
+    count = resolve_lanes(lanes.count if isinstance(lanes, Lanes) else lanes, backend)
+    if made_lanes is not None and made_lanes.special and backend == "xla":
+        raise UnsupportedError(
+            "one XLA program has no lanes to give priorities or multiprocessors to: use backend='ffi' or "
+            "'torch', or give lanes a number"
+        )
     _check_batch(in_axes, out_axes, batch_size)
     given: Any = context
     if given is not None and not isinstance(given, Mapping):
@@ -121,6 +129,7 @@ def schedule(
         "lanes": count,
         "user": dict(context or {}),
         "compiler_options": dict(compiler_options) if compiler_options else None,
+        "gpu": made_lanes if made_lanes is not None and made_lanes.special else None,
     }
     batch = {"in_axes": in_axes, "out_axes": out_axes, "batch_size": batch_size}
     place = {"backend": "xla", "target": target} if backend == "xla" else {}
@@ -286,6 +295,38 @@ def _refuse_unbuilt(backend: str, target: Any, select: Any, compiler: str) -> No
     for name, value, default in (("select", select, None),):
         if value != default:
             raise UnsupportedError(f"{name}={value!r} is not in this version; leave {name} out")
+
+
+def bucketed(
+    fast: Any, sizes: Sequence[int], *, in_axes: Any, out_axes: Any = 0, check: bool = True
+) -> Any:
+    """A scheduled PyTorch function or module that is called at few sizes of its batch.
+
+    A plan, and on a GPU its CUDA graph, is for one size. Each batch is padded to the next bucket by its
+    last row repeated, and the rows that were added are cut from the results. That keeps the values only
+    if rows do not depend on each other.
+
+    Args:
+        fast: What ``schedule`` returned for PyTorch.
+        sizes: The buckets.
+        in_axes: The batch axis of each positional argument, None where it has none; or one for all
+            tensors.
+        out_axes: The same for the result, or for each element of a tuple.
+        check: Compare the first padded call at each bucket with the original at the batch's own size.
+
+    Returns:
+        A callable of positional arguments with the values of ``fast``.
+
+    Raises:
+        PlanError: sizes or axes that cannot be.
+        UnsupportedError: ``fast`` is no scheduled PyTorch function or module.
+    """
+    if not hasattr(fast, "_dfx_core"):
+        raise UnsupportedError(
+            f"bucketed takes what schedule returned for PyTorch; got {type(fast).__name__}"
+        )
+    buckets = importlib.import_module("dynaflow_xla.frontends.torch.buckets")
+    return buckets.Bucketed(fast, sizes, in_axes, out_axes, check)
 
 
 def _scheduled(fast: Any, caller: str, args: Any = (), kwargs: Any = {}) -> Any:  # noqa: B006

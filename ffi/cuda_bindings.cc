@@ -5,6 +5,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <exception>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "dfx/cuda_engine.h"
+#include "dfx/cuda_streams.h"
 #include "dfx/kernel.h"
 #include "dfx/pjrt.h"
 #include "program_handle.h"
@@ -47,17 +49,20 @@ std::string CudaProblem() {
 }
 
 std::unique_ptr<CudaEngine> MakeEngine(int device, std::vector<int> priorities,
-                                       const std::vector<uintptr_t>& streams) {
+                                       const std::vector<uintptr_t>& streams, std::vector<int> sms,
+                                       bool check_steps) {
   CudaEngine::Options options;
   options.device = device;
   options.priorities = std::move(priorities);
+  options.sms = std::move(sms);
+  options.check_steps = check_steps;
   for (uintptr_t stream : streams) options.streams.push_back(Pointer<CUstream_st>(stream));
   return std::make_unique<CudaEngine>(std::move(options));
 }
 
 void RunOnDevice(CudaEngine& engine, const ProgramHandle& handle,
                  const std::vector<uintptr_t>& args, const std::vector<uintptr_t>& results,
-                 uintptr_t stream, uintptr_t scratch) {
+                 uintptr_t stream, uintptr_t scratch, int device) {
   if (!handle.finished) throw nb::value_error("call finish() before run()");
   const auto& program = *handle.program;
   if (args.size() != static_cast<size_t>(program.n_args()) ||
@@ -73,7 +78,7 @@ void RunOnDevice(CudaEngine& engine, const ProgramHandle& handle,
   {
     nb::gil_scoped_release release;
     result = engine.Run(handle.program, arg_data.data(), result_data.data(),
-                        Pointer<CUstream_st>(stream), Pointer<void>(scratch));
+                        Pointer<CUstream_st>(stream), Pointer<void>(scratch), device);
   }
   if (!result.ok) throw std::runtime_error(result.error);
 }
@@ -174,8 +179,10 @@ void BindCuda(nb::module_& m) {
   nb::class_<CudaEngine>(m, "CudaEngine",
                          "Lanes on a CUDA device: lane 0 is the caller's stream, or all are given.")
       .def(nb::new_(&MakeEngine), nb::arg("device") = 0, nb::arg("priorities") = std::vector<int>(),
-           nb::arg("streams") = std::vector<uintptr_t>(),
-           "Raises RuntimeError: no driver, no such device, a priority out of range.")
+           nb::arg("streams") = std::vector<uintptr_t>(), nb::arg("sms") = std::vector<int>(),
+           nb::arg("check_steps") = false,
+           "Raises RuntimeError: no driver, no such device, a priority out of range, more "
+           "multiprocessors than there are.")
       .def("add_kernel_launch", &AddKernel, nb::keep_alive<2, 1>(), nb::arg("program"),
            nb::arg("lane"), nb::arg("name"), nb::arg("image"), nb::arg("kernel"), nb::arg("grid"),
            nb::arg("block"), nb::arg("shared_bytes"), nb::arg("parameters"), nb::arg("ins"),
@@ -183,8 +190,10 @@ void BindCuda(nb::module_& m) {
            "A step that launches a kernel of a PTX, cubin or fatbin image. Each parameter is "
            "('in', i), ('out', i) or the bytes of a constant.")
       .def("run", &RunOnDevice, nb::arg("program"), nb::arg("args"), nb::arg("results"),
-           nb::arg("stream"), nb::arg("scratch") = 0,
-           "Enqueues a call over device addresses, in the order of a CUstream; does not wait.")
+           nb::arg("stream"), nb::arg("scratch") = 0, nb::arg("device") = -1,
+           "Enqueues a call over device addresses, in the order of a CUstream; does not wait. "
+           "`device`, "
+           "where the memory lies, is compared with the lanes'.")
       .def(
           "copy",
           [](CudaEngine& engine, uintptr_t to, uintptr_t from, size_t bytes, uintptr_t stream) {
@@ -194,9 +203,26 @@ void BindCuda(nb::module_& m) {
           nb::arg("to"), nb::arg("from"), nb::arg("bytes"), nb::arg("stream"),
           "Enqueues a copy between device addresses.")
       .def_prop_ro("device", &CudaEngine::device)
+      .def_prop_ro("sms", &CudaEngine::sms, "Multiprocessors of the lanes that have their own.")
       .def_prop_ro("calls", &CudaEngine::calls)
       .def_prop_ro("failures", &CudaEngine::failures)
       .def_prop_ro("lane_sets", &CudaEngine::lane_sets);
+
+  nb::class_<CudaStreams>(m, "CudaStreams",
+                          "Streams of lanes 1 and up for somebody who enqueues on them himself.")
+      .def(nb::init<int, int, const std::vector<int>&, const std::vector<int>&>(),
+           nb::arg("device"), nb::arg("lanes"), nb::arg("priorities") = std::vector<int>(),
+           nb::arg("sms") = std::vector<int>(),
+           "Raises RuntimeError: no driver or green contexts, a number out of range, no memory.")
+      .def_prop_ro("streams",
+                   [](const CudaStreams& s) {
+                     std::vector<uintptr_t> addresses;
+                     for (CUstream_st* stream : s.streams()) {
+                       addresses.push_back(reinterpret_cast<uintptr_t>(stream));
+                     }
+                     return addresses;
+                   })
+      .def_prop_ro("sms", &CudaStreams::sms);
 
   nb::class_<PjrtCounters>(m, "PjrtCounters", "What the steps of one XLA executable did.")
       .def_prop_ro("executions", [](const PjrtCounters& c) { return c.executions.load(); })

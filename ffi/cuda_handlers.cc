@@ -50,14 +50,6 @@ xf::ErrorOr<std::unique_ptr<CudaRunState>> Instantiate(std::string_view plan) {
 xf::Error Execute(void* stream, int32_t device, CudaRunState* state, xf::RemainingArgs args,
                   xf::RemainingRets rets, std::string_view /*plan*/) {
   const Registered& registered = state->registered;
-  if (device != registered.cuda->device()) {
-    return xf::Error(xf::ErrorCode::kInvalidArgument,
-                     "EngineError: plan '" + registered.program->name() +
-                         "' has its lanes on CUDA device " +
-                         std::to_string(registered.cuda->device()) + ", its arrays are on device " +
-                         std::to_string(device) +
-                         ": move them there with jax.device_put, or call fast.original");
-  }
   std::vector<void*> arg_data(args.size()), ret_data(rets.size());
   for (size_t i = 0; i < args.size(); ++i) {
     arg_data[i] = args.get<xf::AnyBuffer>(i).value().untyped_data();
@@ -67,7 +59,7 @@ xf::Error Execute(void* stream, int32_t device, CudaRunState* state, xf::Remaini
   }
   void* scratch = ret_data.empty() ? nullptr : ret_data.back();
   Engine::Result result = registered.cuda->Run(registered.program, arg_data.data(), ret_data.data(),
-                                               static_cast<CUstream_st*>(stream), scratch);
+                                               static_cast<CUstream_st*>(stream), scratch, device);
   if (result.ok) return xf::Error::Success();
   const bool named = result.error.rfind("EngineError: ", 0) == 0;
   return xf::Error(xf::ErrorCode::kInternal, (named ? "" : "EngineError: ") + result.error);

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from jaxlib import xla_client
 
 from dynaflow_xla.errors import EngineError
 from dynaflow_xla.ffi import _compat, _engine, xla
+from dynaflow_xla.kernels import Lanes
 
 CUDA_RUN_TARGET = "dfx_run"
 CUDA_GRAPH_TARGET = "dfx_run_graph"
@@ -81,6 +83,14 @@ class DeviceLanes:
         """The CUDA engine over the streams of at least ``lanes`` lanes; None for lanes on the host."""
         return None
 
+    def kernel_engine(self, lanes: Lanes | None) -> Any:
+        """The engine for stages of kernels only, whose lanes are streams of the engine's own.
+
+        Raises:
+            EngineError: no CUDA, or lanes that the device cannot give.
+        """
+        raise EngineError(f"lanes on {self.platform} run no CUDA kernels")
+
     @property
     def problem(self) -> str:
         """Why steps run in Python, or ``""``."""
@@ -120,6 +130,7 @@ class CudaLanes(DeviceLanes):
         super().__init__("cuda", make_client, _cuda_api(), CUDA_ALIGNMENT)
         self._streams: list[int] = []
         self._engine: Any = None
+        self._kernel_engines: dict[Lanes | None, Any] = {}
 
     def engine(self, lanes: int) -> Any:
         """See the base class.
@@ -132,10 +143,27 @@ class CudaLanes(DeviceLanes):
                 while len(self._streams) < lanes:
                     self._streams.append(self._find_stream(len(self._streams)))
                 try:
-                    self._engine = _engine.CudaEngine(device=self.ordinal, streams=self._streams)
+                    self._engine = _engine.CudaEngine(
+                        device=self.ordinal, streams=self._streams, check_steps=check_steps()
+                    )
                 except RuntimeError as error:
                     raise EngineError(f"cannot make {lanes} lanes on CUDA: {error}") from error
             return self._engine
+
+    def kernel_engine(self, lanes: Lanes | None) -> Any:
+        """See the base class."""
+        with _lock:
+            if lanes not in self._kernel_engines:
+                try:
+                    self._kernel_engines[lanes] = _engine.CudaEngine(
+                        device=self.ordinal,
+                        priorities=list(lanes.priorities if lanes else ()),
+                        sms=list(lanes.sms if lanes else ()),
+                        check_steps=check_steps(),
+                    )
+                except RuntimeError as error:
+                    raise EngineError(f"cannot make {lanes or 'lanes'} on CUDA: {error}") from error
+            return self._kernel_engines[lanes]
 
     def _find_stream(self, lane: int) -> int:
         """The stream that a lane's client computes on: a custom call in that client sees it."""
@@ -157,6 +185,11 @@ class CudaLanes(DeviceLanes):
                 "jaxlib's CUDA clients cannot serve as lanes. Use backend='xla'."
             )
         return stream
+
+
+def check_steps() -> bool:
+    """Whether the host waits after each step, so that a fault is reported with the step's name."""
+    return os.environ.get("DYNAFLOW_XLA_CHECK_STEPS", "0") not in ("", "0")
 
 
 def cuda_lanes(device: Any) -> CudaLanes:

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 
@@ -12,7 +13,8 @@ constexpr int kMinDriver = 11040;  // stream-ordered memory and capture informat
 constexpr CudaStatus kNoLibrary = 100;
 
 std::unique_ptr<CudaDriver> Load() {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  const char* named = std::getenv("DYNAFLOW_XLA_LIBCUDA");
+  void* library = dlopen(named != nullptr ? named : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
     throw CudaError(kNoLibrary, std::string("there is no CUDA driver on this machine (") +
@@ -27,6 +29,10 @@ std::unique_ptr<CudaDriver> Load() {
                                 "11.4 that dynaflow_xla needs; update it");             \
   }
   DFX_CUDA_FUNCTIONS(DFX_LOAD)
+#undef DFX_LOAD
+#define DFX_LOAD(member, symbol, parameters) \
+  driver->member = reinterpret_cast<CudaStatus(*) parameters>(dlsym(library, #symbol));
+  DFX_CUDA_GREEN_FUNCTIONS(DFX_LOAD)
 #undef DFX_LOAD
   CheckCuda(*driver, driver->Init(0), "cuInit");
   int version = 0;

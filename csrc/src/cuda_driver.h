@@ -8,10 +8,12 @@
 #include <string>
 
 struct CUctx_st;
+struct CUdevResourceDesc_st;
 struct CUevent_st;
 struct CUfunc_st;
 struct CUgraph_st;
 struct CUgraphNode_st;
+struct CUgreenCtx_st;
 struct CUmod_st;
 struct CUstream_st;
 
@@ -31,6 +33,17 @@ constexpr int kCaptureNone = 0;
 constexpr int kCaptureActive = 1;
 constexpr int kCaptureInvalidated = 2;
 constexpr int kMaxDynamicSharedBytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+constexpr int kSmResource = 1;               // CU_DEV_RESOURCE_TYPE_SM
+constexpr unsigned kGreenContextStream = 1;  // CU_GREEN_CTX_DEFAULT_STREAM: must be given
+
+// CUdevResource, of the kind that counts multiprocessors.
+struct CudaResource {
+  int type;
+  unsigned char padding[92];
+  unsigned sm_count;
+  unsigned char rest[44];
+};
 
 // X(member, exported symbol, parameters). The symbols are pinned to the versions declared here.
 #define DFX_CUDA_FUNCTIONS(X)                                                                   \
@@ -70,15 +83,33 @@ constexpr int kMaxDynamicSharedBytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHAR
      unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream_st* stream,            \
      void** parameters, void** extra))
 
+// Green contexts: drivers of CUDA 12.5 and later. Null in the table of an older one.
+#define DFX_CUDA_GREEN_FUNCTIONS(X)                                                               \
+  X(DeviceGetDevResource, cuDeviceGetDevResource,                                                 \
+    (CudaDevice device, CudaResource * resource, int type))                                       \
+  X(DevSmResourceSplitByCount, cuDevSmResourceSplitByCount,                                       \
+    (CudaResource * result, unsigned* groups, const CudaResource* input, CudaResource* remaining, \
+     unsigned flags, unsigned min_count))                                                         \
+  X(DevResourceGenerateDesc, cuDevResourceGenerateDesc,                                           \
+    (CUdevResourceDesc_st * *descriptor, CudaResource * resources, unsigned n))                   \
+  X(GreenCtxCreate, cuGreenCtxCreate,                                                             \
+    (CUgreenCtx_st * *context, CUdevResourceDesc_st * descriptor, CudaDevice device,              \
+     unsigned flags))                                                                             \
+  X(GreenCtxDestroy, cuGreenCtxDestroy, (CUgreenCtx_st * context))                                \
+  X(GreenCtxStreamCreate, cuGreenCtxStreamCreate,                                                 \
+    (CUstream_st * *stream, CUgreenCtx_st * context, unsigned flags, int priority))
+
 // A table of those functions: libcuda's, or a fake's in tests.
 struct CudaDriver {
 #define DFX_DECLARE(member, symbol, parameters) CudaStatus(*member) parameters = nullptr;
   DFX_CUDA_FUNCTIONS(DFX_DECLARE)
+  DFX_CUDA_GREEN_FUNCTIONS(DFX_DECLARE)
 #undef DFX_DECLARE
 };
 
-// libcuda, loaded and initialised once for the process and never unloaded. Throws CudaError saying
-// what is missing (no library, an old one, no device). After a failure the next call tries again.
+// libcuda, loaded and initialised once for the process and never unloaded; the environment variable
+// DYNAFLOW_XLA_LIBCUDA names another file than libcuda.so.1. Throws CudaError saying what is
+// missing (no library, an old one, no device). After a failure the next call tries again.
 const CudaDriver& LoadCudaDriver();
 
 class CudaError : public std::runtime_error {

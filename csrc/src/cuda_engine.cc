@@ -15,6 +15,7 @@
 
 #include "cuda_driver.h"
 #include "dfx/call.h"
+#include "lane_streams.h"
 #include "run_step.h"
 
 namespace dfx {
@@ -31,8 +32,8 @@ struct Enqueuing {
 // Streams and events for one Run at a time.
 class LaneSet {
  public:
-  LaneSet(const CudaDriver& driver, const CudaEngine::Options& options)
-      : driver_(driver), options_(options), external_(!options.streams.empty()) {}
+  LaneSet(const CudaDriver& driver, const CudaEngine::Options& options, const SmParts& parts)
+      : driver_(driver), options_(options), parts_(parts), external_(!options.streams.empty()) {}
   ~LaneSet() {
     for (auto& lane : lanes_) {
       if (Owned(lane->index())) driver_.StreamDestroy(lane->stream());
@@ -59,10 +60,7 @@ class LaneSet {
       if (external_) {
         lane->SetStream(options_.streams[static_cast<size_t>(i)]);
       } else if (i > 0) {
-        CUstream_st* stream = nullptr;
-        CheckCuda(driver_, driver_.StreamCreate(&stream, kStreamNonBlocking, Priority(i)),
-                  "cuStreamCreateWithPriority");
-        lane->SetStream(stream);
+        lane->SetStream(MakeLaneStream(driver_, parts_, i, Priority(i)));
       }
       lanes_.push_back(std::move(lane));
     }
@@ -113,6 +111,7 @@ class LaneSet {
 
   const CudaDriver& driver_;
   const CudaEngine::Options& options_;
+  const SmParts& parts_;
   const bool external_;
   unsigned long long capture_ = 0;  // that its streams were last used in
   std::vector<std::unique_ptr<CudaLane>> lanes_;
@@ -129,6 +128,7 @@ struct CudaEngine::Impl {
   const pid_t pid = getpid();
   CudaDevice device = 0;
   CUctx_st* context = nullptr;
+  std::unique_ptr<SmParts> parts;
 
   mutable std::mutex mutex;  // guards everything below
   std::condition_variable returned;
@@ -153,7 +153,7 @@ struct CudaEngine::Impl {
       if (!external || sets == 0) {
         // Give must not fail, so room for all sets is made here.
         free.reserve(static_cast<size_t>(sets) + 1);
-        auto set = std::make_unique<LaneSet>(driver, options);
+        auto set = std::make_unique<LaneSet>(driver, options, *parts);
         ++sets;
         return set;
       }
@@ -215,7 +215,7 @@ struct CudaEngine::Impl {
     CheckCuda(driver, driver.StreamWaitEvent(stream, event, 0), "cuStreamWaitEvent");
   }
 
-  void Enqueue(Call& call, LaneSet& set) {
+  void Enqueue(Call& call, LaneSet& set, bool capturing) {
     const Program& program = call.program();
     BufferList ins, outs;
     for (const LaneInstr& step : program.issue_order()) {
@@ -232,6 +232,11 @@ struct CudaEngine::Impl {
           lane.SetCurrent(&call);
           RunStep(lane, call, program.launches()[static_cast<size_t>(step.instr.a)], ins, outs);
           lane.SetCurrent(nullptr);
+          if (options.check_steps && !capturing && !call.failed()) {
+            const LaunchDesc& launch = program.launches()[static_cast<size_t>(step.instr.a)];
+            const std::string what = "step '" + launch.name + "': cuStreamSynchronize after it";
+            CheckCuda(driver, driver.StreamSynchronize(lane.stream()), what.c_str());
+          }
           break;
       }
     }
@@ -248,7 +253,7 @@ struct CudaEngine::Impl {
         Wait(set.lane(lane).stream(), set.fork());
         forked.push_back(lane);
       }
-      Enqueue(call, set);
+      Enqueue(call, set, capturing);
     });
     bool joined = true;
     for (int lane : forked) {
@@ -315,19 +320,13 @@ CudaEngine::CudaEngine(const CudaDriver& driver, Options options)
             "cuDevicePrimaryCtxRetain");
   try {
     CudaContextScope scope(driver, impl_->context);
-    int least = 0, greatest = 0;
-    CheckCuda(driver, driver.CtxGetStreamPriorityRange(&least, &greatest),
-              "cuCtxGetStreamPriorityRange");
-    for (size_t lane = 0; lane < o.priorities.size(); ++lane) {
-      const int priority = o.priorities[lane];
-      if (lane == 0 ? priority == 0 : priority >= greatest && priority <= least) continue;
+    CheckPriorities(driver, o.priorities);
+    if (!o.streams.empty() && !o.sms.empty()) {
       throw CudaError(kCudaSuccess,
-                      "lane " + std::to_string(lane) + " cannot have priority " +
-                          std::to_string(priority) +
-                          (lane == 0 ? ": it is the caller's stream, so it must be 0"
-                                     : ": this device has " + std::to_string(greatest) +
-                                           " (first) to " + std::to_string(least) + " (last)"));
+                      "lanes on given streams cannot be confined: a stream's multiprocessors are "
+                      "chosen when it is made");
     }
+    impl_->parts = std::make_unique<SmParts>(driver, impl_->device, o.sms);
   } catch (...) {
     driver.DevicePrimaryCtxRelease(impl_->device);
     throw;
@@ -346,12 +345,14 @@ CudaEngine::~CudaEngine() {
     }
   }
   impl_->free.clear();
+  impl_->parts.reset();  // after the streams in it
   if (pushed) impl_->driver.CtxPopCurrent(&popped);
   impl_->driver.DevicePrimaryCtxRelease(impl_->device);
 }
 
 Engine::Result CudaEngine::Run(const std::shared_ptr<const Program>& program, void* const* args,
-                               void* const* results, CUstream_st* caller, void* scratch) {
+                               void* const* results, CUstream_st* caller, void* scratch,
+                               int caller_device) {
   Engine::Result result;
   auto refuse = [&result](std::string why) {
     result.ok = false;
@@ -362,6 +363,12 @@ Engine::Result CudaEngine::Run(const std::shared_ptr<const Program>& program, vo
   if (enqueuing) return refuse("a step of a plan called the engine: nested runs are not possible");
   std::string bad = CheckCallable(program.get(), args, results);
   if (!bad.empty()) return refuse(std::move(bad));
+  if (caller_device >= 0 && caller_device != impl_->options.device) {
+    return refuse("plan '" + program->name() + "' has its lanes on CUDA device " +
+                  std::to_string(impl_->options.device) + ", its arrays are on device " +
+                  std::to_string(caller_device) +
+                  ": move them there (jax.device_put), or call fast.original");
+  }
   const auto& streams = impl_->options.streams;
   if (!streams.empty() && static_cast<size_t>(program->n_lanes()) > streams.size()) {
     return refuse("program '" + program->name() + "' has " + std::to_string(program->n_lanes()) +
@@ -370,7 +377,11 @@ Engine::Result CudaEngine::Run(const std::shared_ptr<const Program>& program, vo
   if (program->used_lanes().empty()) return result;
   {
     std::lock_guard<std::mutex> lock(impl_->mutex);
-    if (!impl_->lost.empty()) return refuse("the CUDA context is lost: " + impl_->lost);
+    if (!impl_->lost.empty()) {
+      return refuse("the CUDA context is lost: " + impl_->lost +
+                    ". Start the process again; DYNAFLOW_XLA_CHECK_STEPS=1 names the step that "
+                    "faults");
+    }
     ++impl_->calls;
   }
   Enqueuing guard;
@@ -390,6 +401,7 @@ Engine::Result CudaEngine::Run(const std::shared_ptr<const Program>& program, vo
 }
 
 int CudaEngine::device() const { return impl_->options.device; }
+std::vector<int> CudaEngine::sms() const { return impl_->parts->sms(); }
 const CudaDriver& CudaEngine::driver() const { return impl_->driver; }
 CUctx_st* CudaEngine::context() const { return impl_->context; }
 

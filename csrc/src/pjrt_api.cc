@@ -6,7 +6,7 @@ Api::Api(const void* table) : table_(static_cast<const Table*>(table)) {
   if (table == nullptr) throw PjrtError("the plugin has no PJRT C API (its table is null)");
   // The size first: a table too small has no version to read.
   constexpr size_t kNeeded =
-      offsetof(Table, functions) + (kBufferCopyRawToHost + 1) * sizeof(void*);
+      offsetof(Table, functions) + (kClientCreateViewOfDeviceBuffer + 1) * sizeof(void*);
   if (table_->head.struct_size < kNeeded) {
     throw PjrtError("the plugin's PJRT table has " + std::to_string(table_->head.struct_size) +
                     " bytes, " + std::to_string(kNeeded) + " are needed: it is too old");

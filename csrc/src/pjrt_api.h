@@ -50,13 +50,6 @@ struct BufferSizeArgs : Header {
   PJRT_Buffer* buffer;
   size_t bytes;  // out
 };
-struct CopyRawToHostArgs : Header {
-  PJRT_Buffer* buffer;
-  void* dst;
-  int64_t offset;
-  int64_t transfer_size;
-  PJRT_Event* event;  // out
-};
 struct AddressableDevicesArgs : Header {
   PJRT_Client* client;
   PJRT_Device* const* devices;  // out
@@ -155,7 +148,6 @@ enum Function : int {
   kBufferOnDeviceSize = 64,
   kBufferOpaquePointer = 76,
   kClientCreateViewOfDeviceBuffer = 93,
-  kBufferCopyRawToHost = 100,
 };
 
 class PjrtError : public std::runtime_error {

@@ -2,6 +2,7 @@
 #if __has_include(<cuda.h>)
 #include <cuda.h>
 
+#include <cstddef>
 #include <type_traits>
 
 #include "cuda_driver.h"
@@ -18,6 +19,16 @@ template <typename T>
 struct Plain<T> {
   using type = int;
 };
+#if CUDA_VERSION >= 12050
+template <>
+struct Plain<CUdevResource> {
+  using type = dfx::CudaResource;
+};
+template <>
+struct Plain<const CUdevResource> {
+  using type = const dfx::CudaResource;
+};
+#endif
 template <typename T>
 struct Plain<T*> {
   using type = typename Plain<T>::type*;
@@ -56,6 +67,18 @@ SAME(ModuleLoadData, cuModuleLoadData);
 SAME(ModuleGetFunction, cuModuleGetFunction);
 SAME(FuncSetAttribute, cuFuncSetAttribute);
 SAME(LaunchKernel, cuLaunchKernel);
+#if CUDA_VERSION >= 12050
+SAME(DeviceGetDevResource, cuDeviceGetDevResource);
+SAME(DevSmResourceSplitByCount, cuDevSmResourceSplitByCount);
+SAME(DevResourceGenerateDesc, cuDevResourceGenerateDesc);
+SAME(GreenCtxCreate, cuGreenCtxCreate);
+SAME(GreenCtxDestroy, cuGreenCtxDestroy);
+SAME(GreenCtxStreamCreate, cuGreenCtxStreamCreate);
+static_assert(sizeof(dfx::CudaResource) == sizeof(CUdevResource));
+static_assert(offsetof(dfx::CudaResource, sm_count) == offsetof(CUdevResource, sm.smCount));
+static_assert(dfx::kSmResource == CU_DEV_RESOURCE_TYPE_SM);
+static_assert(dfx::kGreenContextStream == CU_GREEN_CTX_DEFAULT_STREAM);
+#endif
 // cuStreamGetCaptureInfo_v2 is not declared by headers of CUDA 13, which have its successor; the
 // library keeps it.
 static_assert(dfx::kCudaOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY);

@@ -32,6 +32,8 @@ void FailCall(const std::string& symbol, CudaStatus status, int skip = 0);
 bool FailureTaken();
 // Makes cuStreamWaitEvent succeed and do nothing: what the tests must notice.
 void IgnoreWaits(bool ignore);
+// Multiprocessors that the stream's work may use.
+unsigned SmsOf(CUstream_st* stream);
 // Calls of `symbol` since Reset.
 int64_t Calls(const std::string& symbol);
 // Calls since Reset that blocked the host.

@@ -43,7 +43,8 @@ def _lower_cuda(ctx: Any, *operands: Any, stage: Any) -> Any:
     _refuse_several_devices(ctx, stage)
     # The scratch is one more result, so that XLA plans its memory.
     scratch = jax.core.ShapedArray((max(1, stage.scratch_bytes),), np.uint8)
-    rule = jax.ffi.ffi_lowering(device_lanes.CUDA_RUN_TARGET, has_side_effect=False)
+    target = device_lanes.CUDA_GRAPH_TARGET if stage.capturable else device_lanes.CUDA_RUN_TARGET
+    rule = jax.ffi.ffi_lowering(target, has_side_effect=False)
     results = rule(ctx.replace(avals_out=[*ctx.avals_out, scratch]), *operands, plan=stage.hash)
     return results[:-1]
 

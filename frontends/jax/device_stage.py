@@ -1,9 +1,11 @@
 """From a stage of a plan to steps of device lanes: an executable a *segment*, events between them.
 
 What a lane does between two waits or records is one segment, compiled as one XLA executable for that
-lane's client. Values that leave a segment lie in memory of the outer program: in a result, or in
-the stage's scratch, where no two of them share bytes (inside a segment XLA knows of no order between
-a read of one and a write of the other). The engine orders segments by events, as the plan says.
+lane's client; a region with a CUDA kernel in its place is a step of its own. A stage of kernels only
+needs no clients, and may be recorded into a CUDA graph. Values that leave a segment lie in memory of the
+outer program: in a result, or in the stage's scratch, where no two of them share bytes (inside a segment
+XLA knows of no order between a read of one and a write of the other). The engine orders segments by
+events, as the plan says.
 """
 
 from __future__ import annotations
@@ -17,18 +19,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from dynaflow_xla.errors import PlanError, UnsupportedError
+from dynaflow_xla.errors import EngineError, PlanError, UnsupportedError
 from dynaflow_xla.ffi import _compat as ffi_compat, _engine
 from dynaflow_xla.ffi.device_lanes import HOST_ALIGNMENT, DeviceLanes, cuda_lanes
 from dynaflow_xla.ffi.device_steps import add_step
 from dynaflow_xla.frontends.jax import _compat
-from dynaflow_xla.frontends.jax.lower import Stage, StageBuilder
+from dynaflow_xla.frontends.jax.lower import KernelRegion, Stage, StageBuilder
 from dynaflow_xla.frontends.jax.physical import (
     from_physical,
     physical_aval,
     physical_spec,
     to_physical,
 )
+from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.plan import Launch, Record, Wait
 
 _override = threading.local()
@@ -59,14 +62,15 @@ class _Segment:
     launches: list[Launch] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     writes: list[tuple[int, int]] = field(default_factory=list)  # value, buffer
+    kernel: KernelRegion | None = None  # of its only launch
 
 
 class DeviceStageBuilder(StageBuilder):
     """Lowers one stage of a plan to a program of executables on device lanes."""
 
-    def __init__(self, lanes: DeviceLanes, *args: Any):
+    def __init__(self, lanes: DeviceLanes, gpu: Lanes | None, *args: Any):
         super().__init__(*args)
-        self._lanes = lanes
+        self._lanes, self._gpu = lanes, gpu
 
     def build(self, *, profile: bool = False) -> Stage:
         """Compiles every segment and makes the engine program.
@@ -95,7 +99,9 @@ class DeviceStageBuilder(StageBuilder):
         )
         places, writes, aligned = self._buffers(program, offsets)
         lanes = self._lanes
-        engine = lanes.engine(max(self.lanes, default=0) + 1)
+        steps = [i for i in items if isinstance(i, _Segment)]
+        capturable = all(s.kernel is not None for s in steps)
+        engine = self._engine(capturable)
         digest = hashlib.sha256(self.plan.to_json().encode())
         digest.update(repr((lanes.platform, self.inputs, self.outputs)).encode())
         compiled: dict[str, tuple[int, Any]] = {}
@@ -107,6 +113,9 @@ class DeviceStageBuilder(StageBuilder):
                 program.add_wait(item.lane, number[item.event])
             else:
                 item.writes = [w for v in self._made_by(item) for w in writes.get(v, ())]
+                if item.kernel is not None:
+                    digest.update(self._add_kernel(engine, program, item, item.kernel, places))
+                    continue
                 in_place = [aligned[buffer] for _, buffer in item.writes]
                 lowered = self._lower(item, in_place)
                 text = lowered.as_text()
@@ -146,13 +155,59 @@ class DeviceStageBuilder(StageBuilder):
             depends=self._dependence(),
             platform=lanes.platform,
             scratch_bytes=scratch_bytes,
+            capturable=capturable,
             counters=counters,
-            note=self._note(len(counters), len(compiled)),
+            note=self._note(len(counters), len(compiled), len(steps) - len(counters)),
         )
 
-    def _note(self, steps: int, compiled: int) -> str:
+    def _note(self, steps: int, compiled: int, kernels: int) -> str:
+        if not steps:
+            return f"{kernels} kernels, recorded into XLA's CUDA graph"
         how = self._lanes.problem or "lanes run their executables through the PJRT C API"
-        return f"{how}; {steps} steps of {compiled} compiled programs"
+        some = f"; {kernels} kernels" if kernels else ""
+        return f"{how}; {steps} steps of {compiled} compiled programs{some}"
+
+    def _engine(self, kernels_only: bool) -> Any:
+        """The engine of the stage's lanes.
+
+        Raises:
+            UnsupportedError: lanes of XLA executables are to be confined, or to have priorities.
+        """
+        count = max(self.lanes, default=0) + 1
+        if kernels_only:
+            return self._lanes.kernel_engine(self._gpu)
+        if self._gpu is not None:
+            raise UnsupportedError(
+                f"{self.plan.graph!r} has regions that are XLA executables: those run on streams that "
+                "XLA's clients make, without priorities and on the whole device. Give lanes= a number, "
+                "replace every region by a dfx.CudaKernel, or use PyTorch, whose lanes can have both"
+            )
+        return self._lanes.engine(count)
+
+    def _add_kernel(
+        self, engine: Any, program: Any, step: _Segment, made: KernelRegion, places: dict[int, int]
+    ) -> bytes:
+        """Adds a region's kernel to its lane; what identifies it.
+
+        Raises:
+            EngineError: the driver does not take the image.
+        """
+        region, kernel = self.pg.regions[step.launches[0].region], made.kernel
+        grid, block = kernel.size
+        image = kernel.image_bytes()
+        try:
+            engine.add_kernel_launch(
+                program, step.lane, region.name, image, kernel.name, grid, block,
+                kernel.shared_bytes, made.parameters, [places[v] for v in region.inputs],
+                [places[v] for v in region.outputs],
+            )  # fmt: skip
+        except (RuntimeError, ValueError) as error:
+            raise EngineError(
+                f"kernel {kernel.name!r} cannot replace region {region.name!r}: {error}"
+            ) from error
+        return (
+            image + repr((kernel.name, grid, block, kernel.shared_bytes, made.parameters)).encode()
+        )
 
     # -- the cut ------------------------------------------------------------------------------
 
@@ -168,6 +223,10 @@ class DeviceStageBuilder(StageBuilder):
                 open_segments.pop(lane, None)
                 items.append(instruction)
                 continue
+            if kernel := self._kernel(instruction):
+                open_segments.pop(lane, None)
+                items.append(_Segment(lane, [instruction], kernel=kernel))
+                continue
             if lane not in open_segments:
                 open_segments[lane] = _Segment(lane)
                 items.append(open_segments[lane])
@@ -178,6 +237,13 @@ class DeviceStageBuilder(StageBuilder):
                 reads = (v for i in segment.launches for v in self.pg.regions[i.region].inputs)
                 segment.inputs = [v for v in dict.fromkeys(reads) if v not in made]
         return items
+
+    def _kernel(self, launch: Launch) -> KernelRegion | None:
+        """What launches a region as a kernel; None for others, and on lanes of a CPU."""
+        function = self.functions[launch.region]
+        if self._lanes.platform == "cuda" and isinstance(function, KernelRegion):
+            return function
+        return None
 
     def _made_by(self, segment: _Segment) -> list[int]:
         return [v for i in segment.launches for v in self.pg.regions[i.region].outputs]
@@ -192,7 +258,11 @@ class DeviceStageBuilder(StageBuilder):
         align, end = self._lanes.alignment, 0
         offsets: dict[int, int] = {}
         for segment in items:
-            for value in segment.inputs if isinstance(segment, _Segment) else ():
+            if not isinstance(segment, _Segment):
+                continue
+            # A kernel writes all its outputs, those that nobody reads, too.
+            unread = self._made_by(segment) if segment.kernel is not None else []
+            for value in (*segment.inputs, *unread):
                 if value in self.producer_lane and value not in results and value not in offsets:
                     offsets[value] = end
                     end += -(-self._bytes(value) // align) * align
@@ -276,14 +346,28 @@ class DeviceStageBuilder(StageBuilder):
         )
 
 
-def builder(on_gpu: bool, *args: Any) -> Callable[..., Stage]:
+def platform(on_gpu: bool) -> str:
+    """Where the lanes are that ``builder`` builds for: ``"cpu"`` or ``"cuda"``."""
+    lanes = lanes_in_force()
+    if lanes is not None:
+        return lanes.platform
+    return "cuda" if on_gpu and jax.default_backend() == "gpu" else "cpu"
+
+
+def builder(on_gpu: bool, *args: Any, gpu: Lanes | None = None) -> Callable[..., Stage]:
     """The builder for the lanes in force, for those of the GPU if asked for, or for the CPU's.
 
     Raises:
         EngineError: CUDA lanes are asked for and cannot be had, with the reason.
+        UnsupportedError: lanes of a CPU are to have what only a GPU's can.
     """
     lanes = lanes_in_force()
-    if lanes is None and on_gpu and jax.default_backend() == "gpu":
+    if lanes is None and platform(on_gpu) == "cuda":
         lanes = cuda_lanes(jax.config.jax_default_device or jax.devices()[0])
-    made = StageBuilder(*args) if lanes is None else DeviceStageBuilder(lanes, *args)
+    if gpu is not None and (lanes is None or lanes.platform != "cuda"):
+        raise UnsupportedError(
+            f"{gpu} asks for priorities or multiprocessors, which lanes of a CPU have not; give lanes= a "
+            "number (on a GPU ask for its lanes by backend='ffi')"
+        )
+    made = StageBuilder(*args) if lanes is None else DeviceStageBuilder(lanes, gpu, *args)
     return made.build

@@ -25,6 +25,7 @@ from dynaflow_xla.frontends.jax import (
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.kernels import CudaKernel, Lanes
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
 from dynaflow_xla.plan import Launch, Plan
@@ -70,6 +71,7 @@ class Options:
     backend: str = "ffi"
     target: str | None = None
     gpu_lanes: bool = False
+    gpu: Lanes | None = None
 
 
 @dataclass(kw_only=True)
@@ -167,7 +169,7 @@ def _build(
     context = Context(
         batch_size=None if batched is None else batched.batch,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
-        platform="cuda" if options.backend == "xla" else "cpu",
+        platform="cuda" if options.backend == "xla" else device_stage.platform(options.gpu_lanes),
         lanes=options.lanes,
         user=options.user,
     )
@@ -206,6 +208,10 @@ def _build(
             functions[region.id] = split.function(region.id, decision)
         elif decision.replace is None:
             functions[region.id] = lower.region_function(captured, region)
+        elif isinstance(decision.replace, CudaKernel):
+            functions[region.id] = lower.kernel_function(
+                decision.replace, captured, region, options.backend
+            )
         else:
             functions[region.id] = lower.replaced_function(
                 decision.replace, captured, region, str(decision.source)
@@ -270,6 +276,7 @@ def build_stages(
             functions,
             needed,
             options.compiler_options,
+            gpu=options.gpu,
         )
         with _types(captured):
             stage = build(profile=profile)

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.extend import core as jcore
 
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.ffi.lane_program import LaneProgram
 from dynaflow_xla.frontends.jax import _compat
@@ -32,6 +32,7 @@ from dynaflow_xla.frontends.jax.physical import (
     to_physical,
 )
 from dynaflow_xla.ir import PartitionedGraph, Region, View
+from dynaflow_xla.kernels import CudaKernel
 from dynaflow_xla.plan import Launch, Merge, Plan, Record, Slice
 
 
@@ -110,6 +111,51 @@ def replaced_function(
     return flat
 
 
+@dataclass(frozen=True)
+class KernelRegion:
+    """A region with a CUDA kernel in its place; called, it is the region as it was written.
+
+    Attributes:
+        kernel: For lanes of a GPU.
+        parameters: The kernel's, bound to the region's inputs and outputs.
+        as_written: From the region's inputs to its outputs.
+    """
+
+    kernel: CudaKernel
+    parameters: list[tuple[str, int] | bytes]
+    as_written: Callable[..., list[Any]]
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """The region as it was written."""
+        return self.as_written(*args)
+
+
+def kernel_function(
+    kernel: CudaKernel, captured: Captured, region: Region, backend: str
+) -> KernelRegion:
+    """A region and the kernel that replaces it on a GPU.
+
+    Raises:
+        PlanError: the kernel's parameters do not fit the region.
+        UnsupportedError: the backend has no lanes.
+    """
+    if backend != "ffi":
+        raise UnsupportedError(
+            f"kernel {kernel.name!r} in the place of region {region.name!r} needs backend='ffi': one XLA "
+            "program launches its kernels itself (write it with Pallas there, or call it by jax.ffi)"
+        )
+    parameters = kernel.bound(len(region.inputs), len(region.outputs), region.name)
+    return KernelRegion(kernel, parameters, region_function(captured, region))
+
+
+def no_kernel_for_parts(kernel: CudaKernel, region: Region) -> UnsupportedError:
+    """The error for a kernel in the place of a nano-batch's region."""
+    return UnsupportedError(
+        f"kernel {kernel.name!r} cannot replace region {region.name!r} of a nano-batch: its sizes and "
+        "where its values lie differ from part to part. Replace it by a function"
+    )
+
+
 def cut_view(view: View, whole: Any) -> Any:
     """The rows that a view shows."""
     return jax.lax.slice_in_dim(whole, view.start, view.stop, axis=view.axis)
@@ -130,6 +176,7 @@ class Stage:
         depends: For each output, the positions in ``inputs`` that it depends on.
         platform: Where the custom call runs; elsewhere the reference does.
         scratch_bytes: On CUDA, memory that the custom call asks XLA for.
+        capturable: On CUDA, whether the custom call may be recorded into a CUDA graph: kernels only.
         counters, note: Of device lanes: what their steps did, a sentence for explain.
     """
 
@@ -146,6 +193,7 @@ class Stage:
     program_name: str = ""
     platform: str = "cpu"
     scratch_bytes: int = 0
+    capturable: bool = False
     counters: list[Any] = field(default_factory=list)
     note: str = ""
     depends: tuple[frozenset[int], ...] = ()

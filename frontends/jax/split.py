@@ -16,6 +16,7 @@ from dynaflow_xla.errors import PlanError, SeparabilityError
 from dynaflow_xla.frontends.jax import lower, separability
 from dynaflow_xla.frontends.jax.capture import Captured
 from dynaflow_xla.ir import PartitionedGraph, Region
+from dynaflow_xla.kernels import CudaKernel
 from dynaflow_xla.partition import partition
 from dynaflow_xla.recording import Decision, Recording
 from dynaflow_xla.separability import Mean, OutSpec, Proof, Sum
@@ -263,6 +264,8 @@ class Split:
             return _with_second(self, made, local, origin, second)
         if decision.replace is None:
             inner = lower.region_function(captured, local)
+        elif isinstance(decision.replace, CudaKernel):
+            raise lower.no_kernel_for_parts(decision.replace, made)
         else:
             inner = lower.replaced_function(decision.replace, captured, local, str(decision.source))
         # Of its outputs those that somebody reads.

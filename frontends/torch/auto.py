@@ -97,6 +97,7 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
     key = autotune.cache_key(
         [e.pg.to_json() for e in entries], core.options.name, __version__, torch.__version__,
         core.options.lanes, torch.get_num_threads(), core.options.compiler, core.options.backend,
+        *([repr(core.options.gpu)] if core.options.gpu else []),
     )  # fmt: skip
     cached = autotune.load(key)
     if cached is not None:

@@ -61,8 +61,13 @@ def compile_regions(
     original's. So do those with other inputs or outputs than tensors.
 
     Raises:
-        UnsupportedError: sizes are symbolic.
+        UnsupportedError: sizes are symbolic; AOTInductor for regions on a GPU.
     """
+    if compiler == "aoti" and captured.device.type != "cpu":
+        raise UnsupportedError(
+            f"compiler='aoti' compiles regions for the CPU, and these are on {captured.device}; use "
+            "compiler='inductor'"
+        )
     if captured.symbolic:
         raise UnsupportedError(
             f"compiler={compiler!r} compiles for fixed sizes, and this graph was captured with sizes that "
@@ -82,7 +87,7 @@ def compile_regions(
     with _lock:
         new = {s.key: s for s in wanted.values() if s.key not in _compiled}
         missing = [s for s in new.values() if not _stored(compiler, s.key)]
-        if len(missing) > 1:
+        if len(missing) > 1 and captured.device.type == "cpu":
             requests = [(s.module, s.examples, _target(compiler, s.key)) for s in missing]
             compile_worker.compile_all(compiler, settings, requests)
         for structure in new.values():
@@ -144,7 +149,7 @@ def _structure(
     graph = torch.fx.Graph()
     root = torch.nn.Module()
     values: dict[int, Any] = {}
-    key: list[Any] = [compiler, sorted(settings.items()), _machine()]
+    key: list[Any] = [compiler, sorted(settings.items()), *_machine(captured.device)]
     for value in region.inputs:
         values[value] = graph.placeholder(f"v{len(values)}")
         example = captured.examples[value]
@@ -182,12 +187,15 @@ def _structure(
 
 def _fingerprint(constant: Any) -> str:
     if isinstance(constant, torch.Tensor):
-        data = constant.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        data = constant.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         digest = hashlib.sha256(data).hexdigest()
         return f"{constant.dtype} {tuple(constant.shape)} {digest}"
     inner = [f"{name} {_fingerprint(t)}" for name, t in constant.state_dict().items()]
     return f"{getattr(constant, 'code', constant)} {inner}"
 
 
-def _machine() -> tuple[Any, ...]:
+def _machine(device: torch.device) -> tuple[Any, ...]:
+    """What compiled code depends on beside the region."""
+    if device.type == "cuda":
+        return torch.__version__, str(device), torch.cuda.get_device_capability(device)
     return torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()

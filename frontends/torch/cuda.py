@@ -14,6 +14,7 @@ A :class:`GraphedPlan` captures such a call as one CUDA graph, a branch a lane.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -23,9 +24,11 @@ from typing import Any, Protocol
 import torch
 
 from dynaflow_xla.errors import EngineError, UnsupportedError
+from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch import native
 from dynaflow_xla.frontends.torch.regions import Stretch
 from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.plan import Plan, Record, Wait
 
 
@@ -45,28 +48,56 @@ class Streams(Protocol):
         """Tells the allocator that the lane reads the tensor."""
 
 
+# One thread enqueues or captures at a time: PyTorch has 32 streams and deals them out anew, and what one
+# thread enqueues on a stream that another captures would become part of that graph.
+_enqueuing = threading.RLock()
+_spare: dict[Any, list[Any]] = {}
+_spare_lock = threading.Lock()
+
+
+def _own_streams(user: object, device: int, lanes: int, gpu: Lanes) -> Any:
+    """Streams of the engine for ``user`` alone, as long as it lives; then they are spare.
+
+    They are never destroyed: PyTorch's allocator records events on the streams that read a tensor when
+    that is freed, which may be long after the plan is gone.
+    """
+    key = (device, lanes, gpu)
+    with _spare_lock:
+        spare = _spare.setdefault(key, [])
+        made = spare.pop() if spare else None
+    if made is None:
+        made = _engine.CudaStreams(
+            device=device, lanes=lanes, priorities=list(gpu.priorities[:lanes]),
+            sms=list(gpu.sms[:lanes]),
+        )  # fmt: skip
+    weakref.finalize(user, spare.append, made)
+    return made
+
+
 class CudaStreams:
     """Lanes on one CUDA device, for one call at a time.
 
     Args:
         device: Such as ``torch.device("cuda", 0)``.
         lanes: Number of lanes with the caller's.
-        priorities: Of lanes 1 and up; lower runs first.
+        gpu: Priorities and multiprocessors of lanes, if they have some.
     """
 
-    def __init__(self, device: torch.device, lanes: int, priorities: Sequence[int] = ()) -> None:
+    def __init__(self, device: torch.device, lanes: int, gpu: Lanes | None = None) -> None:
         if not torch.cuda.is_available():
             raise EngineError(
                 "this PyTorch finds no CUDA device; torch.cuda.is_available() is False"
             )
         self.device = device
         try:
-            self._own = [
-                torch.cuda.Stream(device, priority=priorities[i] if i < len(priorities) else 0)
-                for i in range(lanes - 1)
-            ]
+            if gpu is None:
+                self._own = [torch.cuda.Stream(device) for _ in range(lanes - 1)]
+            else:
+                torch.cuda.init()
+                streams = _own_streams(self, device.index or 0, lanes, gpu).streams
+                self._own = [torch.cuda.ExternalStream(s, device) for s in streams]
         except RuntimeError as error:
-            raise EngineError(f"cannot make {lanes} lanes on {device}: {error}") from error
+            raise EngineError(f"cannot make {gpu or lanes} lanes on {device}: {error}") from error
 
     def _stream(self, lane: int) -> Any:
         return torch.cuda.current_stream(self.device) if lane == 0 else self._own[lane - 1]
@@ -128,7 +159,7 @@ class StreamRunner:
         home = {value: 0 for value, x in enumerate(env) if x is not None}
         call = native._Call(env, torch.is_inference_mode_enabled(), False)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), _enqueuing:
                 for steps, outer in self._stages:
                     self._run_stage(steps, call, home)
                     if outer is not None:
@@ -218,7 +249,7 @@ class CudaGraphs:
     def capture(self, run: Any) -> tuple[Any, list[Any]]:
         """See :class:`Graphs`."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with _enqueuing, torch.cuda.graph(graph, pool=self._pool):
             results = run()
         return graph.replay, results
 
@@ -332,13 +363,15 @@ def _address(x: Any) -> int:
     return x.data_ptr() if isinstance(x, torch.Tensor) else 0
 
 
-def on_cuda(plain: native.Native, device: torch.device, *, graph: bool) -> Any:
+def on_cuda(
+    plain: native.Native, device: torch.device, *, graph: bool, lanes: Lanes | None = None
+) -> Any:
     """A plan on the streams of a device, as CUDA graphs if asked for and possible.
 
     Raises:
         EngineError: the device cannot be used.
     """
-    runner = StreamRunner(plain, CudaStreams(device, plain.plan.lanes))
+    runner = StreamRunner(plain, CudaStreams(device, plain.plan.lanes, lanes))
     if not graph or any(outer is not None for _, outer in runner._stages):
         return runner
     return GraphedPlan(runner, CudaGraphs())

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.frontends.torch import compilers, cuda, native, regions
 from dynaflow_xla.frontends.torch.capture import Captured, capture
 from dynaflow_xla.frontends.torch.native import Native
 from dynaflow_xla.ir import PartitionedGraph, Region
+from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
 from dynaflow_xla.plan import Plan
@@ -36,6 +37,7 @@ class Options:
     compiler: str = "eager"
     compiler_options: dict[str, Any] | None = None
     backend: str = "torch"
+    gpu: Lanes | None = None
     in_axes: Any = None
     out_axes: Any = 0
     batch_size: int | None = None
@@ -115,6 +117,11 @@ def build_entry(gm: Any, options: Options, kind: str, number: int, batch: int | 
     """
     name = graph_name(options, kind, number)
     if options.backend != "torch":
+        if options.gpu is not None:
+            raise UnsupportedError(
+                f"{options.gpu} asks for priorities or multiprocessors, which lanes of XLA executables "
+                "have not; give lanes= a number, or use backend='torch'"
+            )
         # JAX is optional, and only these backends need it.
         from dynaflow_xla.frontends.torch import xla_backend
 
@@ -196,7 +203,14 @@ def planned_entry(
     runnable = native.build(captured, pg, plan, made)
     runner: Any = None
     if captured.device.type == "cuda":
-        runner = cuda.on_cuda(runnable, captured.device, graph=kind == "inference")
+        runner = cuda.on_cuda(
+            runnable, captured.device, graph=kind == "inference", lanes=options.gpu
+        )
+    elif options.gpu is not None:
+        raise UnsupportedError(
+            f"{options.gpu} asks for priorities or multiprocessors, which lanes of a CPU have not; give "
+            "lanes= a number"
+        )
     seconds = {"partition": partition_s, "plan": t2 - t1, "compile": time.perf_counter() - t2}
     return Entry(options, kind, captured, pg, plan, made, runnable, seconds, runner=runner)
 

@@ -141,8 +141,6 @@ def test_torch_race_hunt(torch: Any, seed: int) -> None:
                     step.stretch = replace(step.stretch, run=late)
         for _ in range(40):
             x = torch.randn(128, 128, device="cuda")
-            by_value = {tuple(v.shape): v for v in (x, w)}
-            assert by_value
             got = runner([x, w] if _takes_x_first(plain, x, w) else [w, x])
             poison = [torch.full((128, 128), float("nan"), device="cuda") for _ in range(4)]
             for a, b in zip(fn(x, w), got, strict=True):
@@ -155,6 +153,50 @@ def _takes_x_first(plain: Any, x: Any, w: Any) -> bool:
     graph = plain.captured.graph
     first = next(op for op in graph.ops if "mm" in op.kind)
     return bool(first.inputs[0] == graph.inputs[0])
+
+
+@pytest.mark.parametrize("name", ["branches", "experts"])
+def test_torch_with_regions_of_inductor(torch: Any, name: str) -> None:
+    fn = _torch_cases(torch)[name]
+    fast = dfx.schedule(fn, strategy=dfx.Branches(), backend="torch", lanes=3, compiler="inductor")
+    w = torch.randn(128, 128, device="cuda") / 11
+    with torch.no_grad():
+        for _ in range(6):  # directly, captured, replayed
+            x = torch.randn(128, 128, device="cuda")
+            want, got = fn(x, w), fast(x, w)
+            for a, b in zip(
+                *[v if isinstance(v, tuple) else (v,) for v in (want, got)], strict=True
+            ):
+                torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
+
+
+def test_torch_in_buckets(torch: Any) -> None:
+    fast = dfx.schedule(_torch_cases(torch)["branches"], RoundRobin(), backend="torch", lanes=3)
+    buckets = dfx.bucketed(fast, [16, 64], in_axes=(0, None), out_axes=(0, 0))
+    w = torch.randn(128, 128, device="cuda") / 11
+    with torch.no_grad():
+        for call in range(60):
+            x = torch.randn(1 + call, 128, device="cuda")
+            for a, b in zip(fast.original(x, w), buckets(x, w), strict=True):
+                torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
+
+
+def test_torch_lanes_with_multiprocessors_of_their_own(torch: Any) -> None:
+    fn = _torch_cases(torch)["branches"]
+    lanes = dfx.Lanes(3, priorities=(0, -1, 0), sms=(0, 32, 16))
+    fast = dfx.schedule(fn, strategy=RoundRobin(), backend="torch", lanes=lanes)
+    w = torch.randn(128, 128, device="cuda") / 11
+    with torch.no_grad():
+        for _ in range(6):
+            x = torch.randn(128, 128, device="cuda")
+            try:
+                got = fast(x, w)
+            except dfx.EngineError as error:
+                if "no green contexts" not in str(error):
+                    raise
+                pytest.skip(str(error))
+            for a, b in zip(fn(x, w), got, strict=True):
+                torch.testing.assert_close(a, b)
 
 
 def test_torch_ten_thousand_replays(torch: Any) -> None:

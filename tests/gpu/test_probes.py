@@ -1,7 +1,8 @@
 """Open questions about XLA on a GPU, each answered by a program of its own with a time limit.
 
 The answers are facts of a machine and a jaxlib, not right or wrong: a probe fails only if it breaks in
-a way that is no answer. They are printed and written to ``out/gpu-probes.json``.
+a way that is no answer. They are printed and written to ``gpu-probes.json`` in ``out`` or
+``$GPU_OUT``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 PROBES = Path(__file__).parent / "probes.py"
-OUT = Path("out/gpu-probes.json")
+OUT = Path(os.environ.get("GPU_OUT", "out")) / "gpu-probes.json"
 QUESTIONS = ["overlap", "in_place", "ordered", "reenter", "streams", "execute_cost", "gates"]
 
 
@@ -36,7 +37,7 @@ def test_probe(jax: Any, question: str) -> None:
     except subprocess.TimeoutExpired:
         answer = {"answer": "hangs", "seconds": 120}
     print(question, answer)
-    OUT.parent.mkdir(exist_ok=True)
+    OUT.parent.mkdir(parents=True, exist_ok=True)
     found = json.loads(OUT.read_text()) if OUT.exists() else {}
     OUT.write_text(json.dumps({**found, question: answer}, indent=1) + "\n")
     if answer["answer"] == "died":

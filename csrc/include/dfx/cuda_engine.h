@@ -69,13 +69,19 @@ class CudaEngine {
     // Stream priority of each lane, lower runs first; lanes beyond the list have 0. Lane 0 is the
     // caller's stream, so its entry must be 0.
     std::vector<int> priorities;
+    // At least so many multiprocessors are each lane's own (a green context); 0, and lanes beyond
+    // the list: all that the device has. Lane 0 is the caller's stream, so its entry must be 0.
+    std::vector<int> sms;
+    // After each step the host waits for its lane, so that a fault is reported with the step's
+    // name. For finding errors: lanes do not overlap. No effect in a capture.
+    bool check_steps = false;
     // Streams of somebody else to use as lanes 0, 1, ...; they outlive the engine. Then there is
     // one lane set, lane 0 is no longer the caller's stream, and callers take turns.
     std::vector<CUstream_st*> streams;
   };
 
   // On the real driver, or on a table of it. Throws CudaError (no driver, no such device, a
-  // priority out of range, no memory).
+  // priority out of range, more multiprocessors than there are, no memory).
   explicit CudaEngine(Options options);
   CudaEngine(const CudaDriver& driver, Options options);
   // Waits for the device to finish what was enqueued. No Run may be under way.
@@ -84,13 +90,17 @@ class CudaEngine {
   CudaEngine& operator=(const CudaEngine&) = delete;
 
   // Enqueues a finished program. `scratch` is device memory of program->scratch_bytes() bytes, or
-  // nullptr. Any number of threads may call it. Never throws.
+  // nullptr. `caller_device` is where the caller's memory lies, if that is known: another device
+  // than the lanes' is refused. Any number of threads may call it. Never throws.
   Engine::Result Run(const std::shared_ptr<const Program>& program, void* const* args,
-                     void* const* results, CUstream_st* caller, void* scratch = nullptr);
+                     void* const* results, CUstream_st* caller, void* scratch = nullptr,
+                     int caller_device = -1);
 
   int device() const;
   const CudaDriver& driver() const;
   CUctx_st* context() const;
+  // Multiprocessors of each lane that has some of its own (the driver rounds up), else 0.
+  std::vector<int> sms() const;
   // The module of an image (see kernel.h), loaded once. The context must be current.
   CUmod_st* LoadModule(const std::string& image);
   int64_t calls() const;

@@ -35,7 +35,6 @@ SAME_SIZE(EventArgs, PJRT_Event_Destroy_Args);
 SAME_SIZE(BufferDestroyArgs, PJRT_Buffer_Destroy_Args);
 SAME_SIZE(BufferPointerArgs, PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args);
 SAME_SIZE(BufferSizeArgs, PJRT_Buffer_OnDeviceSizeInBytes_Args);
-SAME_SIZE(CopyRawToHostArgs, PJRT_Buffer_CopyRawToHost_Args);
 SAME_SIZE(AddressableDevicesArgs, PJRT_Client_AddressableDevices_Args);
 SAME_SIZE(CreateViewArgs, PJRT_Client_CreateViewOfDeviceBuffer_Args);
 SAME_SIZE(FromHostBufferArgs, PJRT_Client_BufferFromHostBuffer_Args);
@@ -53,8 +52,6 @@ SAME_SIZE(ExecuteArgs, PJRT_LoadedExecutable_Execute_Args);
 #define SAME_PLACE(ours, field, theirs, their_field) \
   static_assert(offsetof(dfx::pjrt::ours, field) == offsetof(theirs, their_field))
 SAME_PLACE(ErrorMessageArgs, message_size, PJRT_Error_Message_Args, message_size);
-SAME_PLACE(CopyRawToHostArgs, event, PJRT_Buffer_CopyRawToHost_Args, event);
-SAME_PLACE(CopyRawToHostArgs, transfer_size, PJRT_Buffer_CopyRawToHost_Args, transfer_size);
 SAME_PLACE(CreateViewArgs, element_type, PJRT_Client_CreateViewOfDeviceBuffer_Args, element_type);
 SAME_PLACE(CreateViewArgs, device, PJRT_Client_CreateViewOfDeviceBuffer_Args, device);
 SAME_PLACE(CreateViewArgs, stream, PJRT_Client_CreateViewOfDeviceBuffer_Args, stream);
@@ -86,7 +83,6 @@ SAME_FUNCTION(BufferDestroy, Buffer_Destroy);
 SAME_FUNCTION(BufferOnDeviceSize, Buffer_OnDeviceSizeInBytes);
 SAME_FUNCTION(BufferOpaquePointer, Buffer_OpaqueDeviceMemoryDataPointer);
 SAME_FUNCTION(ClientCreateViewOfDeviceBuffer, Client_CreateViewOfDeviceBuffer);
-SAME_FUNCTION(BufferCopyRawToHost, Buffer_CopyRawToHost);
 #if defined(__GNUC__)
 #pragma GCC diagnostic pop
 #endif

@@ -152,7 +152,9 @@ def _slice(site: Site) -> State:
         raise Refuse("takes some rows of the batch, by their number")
     lengths = [shape[dim] for shape in shapes]
     starts = [n or 0 for n in site.pair(site.args["start"])]
-    ends = [s if n is None else n for n, s in zip(site.pair(site.args["end"]), lengths, strict=True)]
+    ends = [
+        s if n is None else n for n, s in zip(site.pair(site.args["end"]), lengths, strict=True)
+    ]
     starts = [min(max(n + s if n < 0 else n, 0), s) for n, s in zip(starts, lengths, strict=True)]
     ends = [min(max(n + s if n < 0 else n, 0), s) for n, s in zip(ends, lengths, strict=True)]
     if starts == [0, 0] and ends == lengths:

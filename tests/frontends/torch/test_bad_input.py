@@ -80,8 +80,6 @@ def test_options() -> None:
         dfx.schedule(nn.Linear(2, 2), compiler="nvcc")
     with pytest.raises(dfx.UnsupportedError, match=r"compiler_options.*mode"):
         scheduled(nn.Linear(2, 2), compiler_options={"mode": "max-autotune"})
-    with pytest.raises(dfx.UnsupportedError, match="Linear"):
-        dfx.schedule(nn.Linear(2, 2), backend="ffi")
 
 
 def test_torchscript() -> None:

@@ -1,0 +1,159 @@
+"""Everything that a GPU is needed for, in one command: ``make gpu-all``.
+
+Installs the package, writes the GPU's target text, answers the open questions (probes), runs the tests
+and the benchmarks. Each part has a time limit of its own and a failing one stops nothing. All results lie
+in one folder: ``summary.json`` says how each part ended and on what machine, ``log.txt`` what it printed.
+Needs the standard library only; the parts need what they need, and say what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+KEPT = 4000  # characters of a part's end in the summary
+
+
+@dataclass(frozen=True)
+class Part:
+    """One step: a command, and after how many seconds it is stopped."""
+
+    name: str
+    command: list[str]
+    seconds: int
+
+
+def parts(python: str, out: Path, build: Path, more: list[str]) -> list[Part]:
+    """All parts, in order; what answers most comes first."""
+
+    def pytest(what: str, words: str) -> list[str]:
+        return [
+            python, "-P", "-m", "pytest", "tests/gpu", "-m", "gpu", "-p", "no:cacheprovider", "-o",
+            "timeout=120", "-k", words, f"--junitxml={out / (what + '.xml')}",
+        ]  # fmt: skip
+
+    def bench(group: str, seconds: int) -> Part:
+        command = [python, "benchmarks/gpu.py", "--groups", group, "--seconds", str(seconds)]
+        command += ["--out", str(out / f"bench-{group}.json"), *more]
+        return Part(f"bench-{group}", command, seconds + 90)
+
+    install = [python, "tests/gpu/install.py", str(build / "site"), str(build / "wheels")]
+    return [
+        Part("install", install, 150),
+        Part("target", [python, "-P", "tests/gpu/target.py", str(out / "target.txtpb")], 90),
+        Part("probes", pytest("probes", "test_probe"), 480),
+        Part("tests", pytest("tests", "not test_probe and not sanitizer"), 480),
+        bench("torch", 400),
+        bench("jax", 260),
+        bench("ffi", 180),
+        Part("sanitizer", pytest("sanitizer", "sanitizer"), 260),
+    ]
+
+
+def run(part: Part, environment: dict[str, str], log: Path) -> dict[str, object]:
+    """Runs a part with everything it starts; how it ended."""
+    begin = time.monotonic()
+    with log.open("a") as file:
+        file.write(f"\n==== {part.name}: {' '.join(part.command)}\n")
+        file.flush()
+        at = file.tell()
+        try:
+            process = subprocess.Popen(
+                part.command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return {"ended": f"not started: {error}", "seconds": 0.0, "tail": ""}
+        try:
+            status = process.wait(part.seconds)
+            ended = "passed" if status == 0 else f"status {status}"
+        except subprocess.TimeoutExpired:
+            ended = f"stopped after {part.seconds} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    with log.open(errors="replace") as file:
+        file.seek(at)
+        tail = file.read()[-KEPT:]
+    return {"ended": ended, "seconds": round(time.monotonic() - begin, 1), "tail": tail}
+
+
+def machine(python: str, environment: dict[str, str]) -> dict[str, object]:
+    """The stamp of the benchmarks, and what nvidia-smi and nvcc say."""
+    made: dict[str, object] = {}
+    commands = {
+        "stamp": [python, "benchmarks/environment.py"],
+        "packages": [python, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check"],
+        "nvidia-smi": ["nvidia-smi"],
+        "nvcc": ["nvcc", "--version"],
+    }
+    for name, command in commands.items():
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+            )
+            made[name] = done.stdout or done.stderr
+        except (OSError, subprocess.TimeoutExpired) as error:
+            made[name] = f"{type(error).__name__}: {error}"
+    try:
+        made["stamp"] = json.loads(str(made["stamp"]))
+    except json.JSONDecodeError:
+        pass  # then the text says why
+    return made
+
+
+def main() -> int:
+    """Runs the parts; the exit status is 1 if one did not pass."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="*", default=[], help="default: all, in order")
+    parser.add_argument("--out", type=Path, help="default: out/gpu-<date>")
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "gpu")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument(
+        "--bench", nargs=argparse.REMAINDER, default=[], help="passed to benchmarks/gpu.py"
+    )
+    options = parser.parse_args()
+    out = (
+        options.out or ROOT / "out" / time.strftime("gpu-%Y-%m-%dT%H%M%SZ", time.gmtime())
+    ).resolve()
+    every = parts(options.python, out, options.build.resolve(), options.bench)
+    if unknown := set(options.parts) - {p.name for p in every}:
+        print(f"no part {sorted(unknown)}; there are {', '.join(p.name for p in every)}")
+        return 2
+    out.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(options.build.resolve() / "site"),
+        "GPU_OUT": str(out),
+    }
+    # A folder may be filled by several runs, a part at a time.
+    target = out / "summary.json"
+    summary = json.loads(target.read_text()) if target.exists() else {"format": 1, "parts": {}}
+    for part in every:
+        if options.parts and part.name not in options.parts:
+            continue
+        print(f"{part.name:12} at most {part.seconds} s ...", flush=True)
+        made = summary["parts"][part.name] = run(part, environment, out / "log.txt")
+        print(f"{part.name:12} {made['ended']} in {made['seconds']} s", flush=True)
+        last = str(made["tail"]).strip().splitlines()[-1:] or [""]
+        print(f"{'':12} {last[0][:150]}", flush=True)
+        if part.name == "install" or "machine" not in summary:
+            summary["machine"] = machine(options.python, environment)
+        target.write_text(json.dumps(summary, indent=1) + "\n")
+    packed = shutil.make_archive(str(out), "gztar", out.parent, out.name)
+    print(f"results in {out}, packed in {packed}")
+    return 0 if all(p["ended"] == "passed" for p in summary["parts"].values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

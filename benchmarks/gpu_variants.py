@@ -1,0 +1,267 @@
+"""The functions of a case in each framework, its opponents and ours, on a GPU or on its stand-in.
+
+A variant is made when it is called: it warms up, checks its values against the plain function's, and
+returns what measures it, from a number of calls to microseconds a call. PyTorch is timed by CUDA events.
+JAX gives no stream to record events on: it is timed by the clock, the last call awaited.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+Timed = Callable[[int], float]
+TOLERANCE = 0.06  # of the largest value: bfloat16 rounded in other places
+
+
+class Wrong(Exception):
+    """A variant does not compute what the plain function does."""
+
+
+def compare(wanted: Sequence[Any], got: Sequence[Any]) -> float:
+    """Largest difference over the largest value of each output; raises Wrong above the tolerance."""
+    if len(wanted) != len(got):
+        raise Wrong(f"{len(got)} results, {len(wanted)} are right")
+    worst = 0.0
+    for number, (want, have) in enumerate(zip(wanted, got, strict=True)):
+        if want.shape != have.shape or not np.isfinite(have).all():
+            raise Wrong(f"result {number} has shape {have.shape} or is not finite")
+        scale = float(np.abs(want).max()) or 1.0
+        worst = max(worst, float(np.abs(want - have).max()) / scale)
+    if worst > TOLERANCE:
+        raise Wrong(f"results differ by {worst:.3g} of their largest value")
+    return worst
+
+
+class Cuda:
+    """What the torch variants need of a GPU."""
+
+    name = "cuda"
+    backend: str | None = None  # of torch.compile
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+
+    def time(self, run: Callable[[], Any], calls: int) -> float:
+        first, last = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        for _ in range(calls):
+            run()
+        last.record()
+        last.synchronize()
+        return float(first.elapsed_time(last)) * 1e3 / calls
+
+    def graph(self, run: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
+        """One sequential CUDA graph of a call, and its results."""
+        torch = self.torch
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            results = run()
+        return captured.replay, results
+
+    def wait(self) -> None:
+        self.torch.cuda.synchronize()
+
+
+class Dry(Cuda):
+    """The same on a CPU: every line of the benchmark runs, and no number means anything."""
+
+    name = "cpu"
+    backend = "eager"
+
+    def time(self, run: Callable[[], Any], calls: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return (time.perf_counter() - begin) * 1e6 / calls
+
+    def graph(self, run: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
+        return run, run()
+
+    def wait(self) -> None:
+        return None
+
+
+def torch_functions(torch: Any) -> SimpleNamespace:
+    f = torch.nn.functional
+    return SimpleNamespace(
+        tanh=torch.tanh, silu=f.silu, exp=torch.exp, sqrt=torch.sqrt,
+        softmax=lambda x: torch.softmax(x, -1), concat=torch.cat,
+        conv=lambda x, w: f.conv2d(x, w, padding="same"),
+        down=lambda x: f.avg_pool2d(x, 2),
+        up=lambda x: f.interpolate(x, scale_factor=2, mode="nearest"),
+    )  # fmt: skip
+
+
+def jax_functions(jax: Any) -> SimpleNamespace:
+    jnp = jax.numpy
+
+    def down(x: Any) -> Any:
+        b, c, h, w = x.shape
+        return x.reshape(b, c, h // 2, 2, w // 2, 2).mean((3, 5))
+
+    def conv(x: Any, w: Any) -> Any:
+        return jax.lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW")
+        )
+
+    return SimpleNamespace(
+        tanh=jnp.tanh, silu=jax.nn.silu, exp=jnp.exp, sqrt=jnp.sqrt,
+        softmax=lambda x: jax.nn.softmax(x, -1), concat=jnp.concatenate,
+        conv=conv, down=down, up=lambda x: jnp.repeat(jnp.repeat(x, 2, 2), 2, 3),
+    )  # fmt: skip
+
+
+def values(shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    """Arguments as float32: each scaled so that products keep their size."""
+    rng = np.random.default_rng(0)
+    made = []
+    for shape in shapes:
+        inner = int(np.prod(shape[1:])) if len(shape) == 4 else shape[-1]
+        made.append((rng.standard_normal(shape) / max(1, inner) ** 0.5).astype(np.float32))
+    return made
+
+
+def torch_variants(
+    case: Any, lanes: int, dry: bool
+) -> dict[str, Callable[[], tuple[Timed, float]]]:
+    """Opponents and ours in PyTorch."""
+    import torch
+
+    import dynaflow_xla as dfx
+
+    device = Dry(torch) if dry else Cuda(torch)
+    fn = case.make(torch_functions(torch))
+    args = [torch.from_numpy(a).to(device.name, torch.bfloat16) for a in values(case.shapes)]
+
+    def numbers(results: Any) -> list[Any]:
+        flat = torch.utils._pytree.tree_leaves(results)
+        return [x.float().cpu().numpy() for x in flat]
+
+    with torch.no_grad():
+        wanted = numbers(fn(*args))
+
+    def timed(run: Callable[[], Any], results: Any = None) -> tuple[Timed, float]:
+        with torch.no_grad():
+            for _ in range(4):
+                made = run()
+            device.wait()
+            difference = compare(wanted, numbers(made if results is None else results))
+
+        def measure(calls: int) -> float:
+            with torch.no_grad():
+                return device.time(run, calls)
+
+        return measure, difference
+
+    def graph() -> tuple[Timed, float]:
+        with torch.no_grad():
+            return timed(*device.graph(lambda: fn(*args)))
+
+    def ours(strategy: str, **options: Any) -> tuple[Timed, float]:
+        fast = dfx.schedule(fn, strategy=strategy, backend="torch", lanes=lanes, **options)
+        return timed(lambda: fast(*args))
+
+    def compiled(mode: str | None) -> tuple[Timed, float]:
+        torch._dynamo.reset()
+        more = {"backend": device.backend} if device.backend else {"mode": mode}
+        made = torch.compile(fn, **more)
+        return timed(lambda: made(*args))
+
+    made = {
+        "torch eager": lambda: timed(lambda: fn(*args)),
+        "torch one graph": graph,
+        "dfx torch sequential": lambda: ours("sequential"),
+        "dfx torch branches": lambda: ours("branches"),
+        "torch.compile graphs": lambda: compiled("reduce-overhead"),
+        "torch.compile": lambda: compiled(None),
+        "dfx torch branches inductor": lambda: ours("branches", compiler="inductor"),
+    }
+    if dry and case.name != "qkv":  # on a CPU Inductor compiles for long
+        del made["dfx torch branches inductor"]
+    return made
+
+
+def _jax_case(case: Any) -> tuple[Any, list[Any], Callable[[Any], tuple[Timed, float]]]:
+    import jax
+    import jax.numpy as jnp
+
+    fn = case.make(jax_functions(jax))
+    args = [jnp.asarray(a, jnp.bfloat16) for a in values(case.shapes)]
+
+    def numbers(results: Any) -> list[Any]:
+        return [np.asarray(x, np.float32) for x in jax.tree_util.tree_leaves(results)]
+
+    wanted = numbers(jax.jit(fn)(*args))
+
+    def timed(run: Any) -> tuple[Timed, float]:
+        for _ in range(3):
+            made = jax.block_until_ready(run(*args))
+        difference = compare(wanted, numbers(made))
+
+        def measure(calls: int) -> float:
+            begin = time.perf_counter()
+            for _ in range(calls - 1):
+                run(*args)
+            jax.block_until_ready(run(*args))
+            return (time.perf_counter() - begin) * 1e6 / calls
+
+        return measure, difference
+
+    return fn, args, timed
+
+
+def jax_variants(case: Any, lanes: int, dry: bool) -> dict[str, Callable[[], tuple[Timed, float]]]:
+    """Plain jit, jit in each command-buffer mode, and ours as one XLA program."""
+    import jax
+
+    import dynaflow_xla as dfx
+
+    fn, args, timed = _jax_case(case)
+
+    def mode(name: str) -> tuple[Timed, float]:
+        options: dict[str, Any] = {"xla_gpu_graph_min_graph_size": 1}
+        options["xla_gpu_command_buffer_scheduling_mode"] = name
+        return timed(jax.jit(fn).lower(*args).compile(compiler_options=options))
+
+    def without() -> tuple[Timed, float]:
+        options = {"xla_gpu_enable_command_buffer": ""}
+        return timed(jax.jit(fn).lower(*args).compile(compiler_options=options))
+
+    def ours() -> tuple[Timed, float]:
+        return timed(dfx.schedule(fn, strategy="branches", backend="xla", lanes=lanes))
+
+    made = {"jax jit": lambda: timed(jax.jit(fn)), "jax jit no graph": without}
+    for name in ("LHS", "CONCURRENT", "CONCURRENT_REGIONS"):
+        made[f"jax jit {name}"] = lambda name=name: mode(name)
+    return {**made, "dfx xla branches": ours}
+
+
+def ffi_variants(case: Any, lanes: int, dry: bool) -> dict[str, Callable[[], tuple[Timed, float]]]:
+    """Lanes that are clients of their own, in a process of their own: a hang there costs no more."""
+    import jax
+
+    import dynaflow_xla as dfx
+
+    fn, _, timed = _jax_case(case)
+
+    def ours(strategy: str) -> tuple[Timed, float]:
+        return timed(dfx.schedule(fn, strategy=strategy, backend="ffi", lanes=lanes))
+
+    return {
+        "jax jit": lambda: timed(jax.jit(fn)),
+        "dfx ffi sequential": lambda: ours("sequential"),
+        "dfx ffi branches": lambda: ours("branches"),
+    }
+
+
+GROUPS = {"torch": torch_variants, "jax": jax_variants, "ffi": ffi_variants}

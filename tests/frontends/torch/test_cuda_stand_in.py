@@ -1,0 +1,236 @@
+"""The parts that talk to torch.cuda, with a torch.cuda that notes what it is told."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import dynaflow_xla as dfx  # noqa: E402
+from dynaflow_xla.errors import EngineError  # noqa: E402
+from dynaflow_xla.frontends.torch import cuda  # noqa: E402
+
+DEVICE = torch.device("cuda", 0)
+
+
+class Stream:
+    """A stream as a vector clock: how far into every stream's work it is known to come after."""
+
+    def __init__(self, world: World, address: int) -> None:
+        self.world, self.address = world, address
+        self.clock: dict[int, int] = {address: 0}
+
+    def record_event(self) -> dict[int, int]:
+        self.clock[self.address] += 1
+        self.world.told.append(("record", self.address))
+        return dict(self.clock)
+
+    def wait_event(self, event: dict[int, int]) -> None:
+        self.world.told.append(("wait", self.address))
+        for address, time in event.items():
+            self.clock[address] = max(self.clock.get(address, 0), time)
+
+
+class World:
+    """Stands for torch.cuda on CPU tensors."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+        self.caller = Stream(self, 1)
+        self.current = self.caller
+        self.made: list[Stream] = []
+        self.capturing = False
+        self.replayed: list[Any] = []
+        self.pools = 0
+        self.ran: list[int] = []
+
+    def stream(self, device: Any, **_: Any) -> Stream:
+        self.made.append(Stream(self, 100 + len(self.made)))
+        return self.made[-1]
+
+    def external(self, address: int, device: Any) -> Stream:
+        self.made.append(Stream(self, address))
+        return self.made[-1]
+
+    @contextlib.contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextlib.contextmanager
+    def graph(self, graph: Any, pool: Any) -> Iterator[None]:
+        assert pool == "pool"
+        self.capturing, before = True, self.current
+        self.current = Stream(self, 50)  # torch captures on a stream of its own
+        try:
+            yield
+            lanes = [s for s in self.made if s.clock[s.address]]
+            joined = all(self.current.clock.get(s.address) == s.clock[s.address] for s in lanes)
+            assert joined, "a lane's branch was not joined: CUDA refuses such a capture"
+        finally:
+            self.capturing, self.current = False, before
+
+
+class Graph:
+    world: World
+
+    def replay(self) -> None:
+        self.world.replayed.append(self)
+
+
+@pytest.fixture
+def args() -> list[Any]:
+    return list(torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(0)))
+
+
+@pytest.fixture
+def plain(args: Any) -> Any:
+    """A plan, captured while torch.cuda is what it is."""
+    fast = dfx.schedule(model, strategy=RoundRobin(), lanes=2, backend="torch")
+    with torch.no_grad():
+        fast(*args)
+        return fast._dfx_core.planned(tuple(args), {}).native
+
+
+@pytest.fixture
+def world(plain: Any, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    Graph.world = made
+    for name, stand_in in {
+        "is_available": lambda: True,
+        "init": lambda: None,
+        "Stream": made.stream,
+        "ExternalStream": made.external,
+        "current_stream": lambda device: made.current,
+        "stream": made.on,
+        "graph_pool_handle": lambda: "pool",
+        "CUDAGraph": Graph,
+        "graph": made.graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return made
+
+
+class RoundRobin(dfx.Strategy):
+    def rules(self, graph: Any) -> Any:
+        return [dfx.Op("*")]
+
+    def schedule(self, s: Any) -> None:
+        count = 0
+        while ready := s.ready():
+            for op in ready:
+                s.execute(op, lane=count % s.lanes)
+                count += 1
+
+
+def model(x: Any, w: Any) -> Any:
+    return torch.tanh(torch.sin(x) @ w) + torch.cos(x) * 2, x @ w
+
+
+def test_a_plan_is_one_graph_with_a_branch_a_lane(world: World, plain: Any, args: Any) -> None:
+    plan = cuda.on_cuda(plain, DEVICE, graph=True)
+    assert isinstance(plan, cuda.GraphedPlan) and len(world.made) == 1
+    with torch.no_grad():
+        first = plan(list(args))
+        assert not world.replayed and ("wait", 100) in world.told
+        assert world.caller.clock[100] == world.made[0].clock[100]  # joined
+        for want, got in zip(model(*args), first, strict=True):
+            torch.testing.assert_close(want, got)
+        plan(list(args))  # captured, then replayed
+        told = len(world.told)
+        for _ in range(3):
+            plan(list(args))
+    assert len(world.replayed) == 4 and len(set(map(id, world.replayed))) == 1
+    assert all(address == 1 for _, address in world.told[told:]), "a replay touches lanes"
+    assert not world.capturing
+
+
+def test_a_failure_in_a_capture_leaves_it_joined(world: World, plain: Any, args: Any) -> None:
+    """CUDA ends a capture with unjoined branches by an error that would hide the first one."""
+    plan = cuda.on_cuda(plain, DEVICE, graph=True)
+    with torch.no_grad():
+        plan(list(args))
+        steps = [s for stage, _ in plan.runner._stages for s in stage if s.stretch is not None]
+        late = next(s for s in steps if s.lane == 1)
+        scope: dict[str, Any] = {}
+        exec(
+            "def broken(env): raise RuntimeError('out of memory')", scope
+        )  # one line, like a stretch
+        good, late.stretch = late.stretch, replace(late.stretch, run=scope["broken"])
+        with pytest.raises(EngineError, match="out of memory"):
+            plan(list(args))
+        assert not world.capturing
+        late.stretch = good
+        for want, got in zip(model(*args), plan.runner(list(args)), strict=True):
+            torch.testing.assert_close(want, got)
+
+
+def test_confined_lanes_are_streams_of_the_engine(
+    world: World, plain: Any, args: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(cuda, "_spare", {})
+
+    class Streams:
+        streams = [777]
+
+        def __init__(self, **options: Any) -> None:
+            asked.append(options)
+
+    monkeypatch.setattr(cuda._engine, "CudaStreams", Streams)
+    lanes = dfx.Lanes(2, priorities=(0, -1), sms=(0, 32))
+    plan = cuda.on_cuda(plain, DEVICE, graph=False, lanes=lanes)
+    assert asked == [{"device": 0, "lanes": 2, "priorities": [0, -1], "sms": [0, 32]}]
+    with torch.no_grad():
+        for want, got in zip(model(*args), plan(list(args)), strict=True):
+            torch.testing.assert_close(want, got)
+    assert ("record", 777) in world.told
+    other = cuda.on_cuda(plain, DEVICE, graph=False, lanes=lanes)
+    assert len(asked) == 2, "two plans that live share streams"
+    del plan, other
+    gc.collect()
+    for _ in range(3):  # nothing is made, nothing destroyed
+        cuda.on_cuda(plain, DEVICE, graph=False, lanes=lanes)
+        gc.collect()
+    assert len(asked) == 2
+    monkeypatch.setattr(cuda, "_spare", {})
+
+    def refuse(**options: Any) -> None:
+        raise RuntimeError("the CUDA driver has no green contexts")
+
+    monkeypatch.setattr(cuda._engine, "CudaStreams", refuse)
+    with pytest.raises(EngineError, match="cannot make Lanes.*no green contexts"):
+        cuda.on_cuda(plain, DEVICE, graph=False, lanes=lanes)
+
+
+def test_lanes_that_cannot_be_made_say_so(
+    world: World, plain: Any, args: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(device: Any) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "Stream", refuse)
+    with pytest.raises(
+        EngineError, match="cannot make 2 lanes on cuda:0: CUDA error: out of memory"
+    ):
+        cuda.on_cuda(plain, DEVICE, graph=True)
+
+
+def test_a_cpu_has_no_such_lanes(args: Any) -> None:
+    fast = dfx.schedule(
+        model, strategy=RoundRobin(), lanes=dfx.Lanes(2, sms=(0, 8)), backend="torch"
+    )
+    with (
+        torch.no_grad(),
+        pytest.raises(dfx.UnsupportedError, match="which lanes of a CPU have not"),
+    ):
+        fast(*args)

@@ -1,0 +1,112 @@
+"""What runs on a GPU machine, tried without one: nothing there may fail for a reason seen here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+_engine = pytest.importorskip("dynaflow_xla.ffi._engine")
+
+
+def _python(
+    *words: str, timeout: float = 110, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", *words], cwd=ROOT, capture_output=True, text=True, timeout=timeout,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def _dry(out: Path, *words: str, timeout: float = 110) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/gpu.py", "--dry", "--out", str(out), *words],
+        cwd=ROOT, capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    record: dict[str, object] = json.loads(out.read_text())
+    return record
+
+
+def _all_ran(record: dict[str, object], groups: set[str]) -> None:
+    cases = record["cases"]
+    assert isinstance(cases, dict) and not record["ended"]
+    for name, case in cases.items():
+        assert not case["failed"], (name, case["failed"])
+        assert case["samples_us"] and all(len(v) == 3 for v in case["samples_us"].values()), name
+        assert ("torch eager" in case["samples_us"]) == ("torch" in groups)
+
+
+def test_the_jax_benchmarks_run_dry(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    words = ["--groups", "jax", "ffi", "--cases", "qkv", "inception", "optimizer"]
+    _all_ran(_dry(tmp_path / "dry.json", *words), {"jax", "ffi"})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_all_benchmarks_run_dry(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    pytest.importorskip("torch")
+    record = _dry(tmp_path / "dry.json", "--seconds", "2000", timeout=850)
+    _all_ran(record, {"torch", "jax", "ffi"})
+    assert len(record["cases"]) >= 12  # type: ignore[arg-type]
+    assert (tmp_path / "dry.png").stat().st_size > 10_000
+
+
+def test_an_unknown_case_is_named() -> None:
+    done = _python("benchmarks/gpu.py", "--dry", "--cases", "nothing")
+    assert done.returncode != 0
+
+
+@pytest.mark.skipif(_engine.cuda_available(), reason="this machine has a CUDA device")
+def test_without_a_gpu_everything_skips_with_reasons(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    out = tmp_path / "gpu"
+    words = ["--parts", "target", "tests", "bench-jax", "--out", str(out), "--build", str(tmp_path)]
+    done = _python("benchmarks/gpu_all.py", *words)
+    summary = json.loads((out / "summary.json").read_text())["parts"]
+    assert done.returncode == 0, (done.stdout, summary)
+    assert {part["ended"] for part in summary.values()} == {"passed"}, summary
+    assert "no target text: JAX runs on 'cpu'" in summary["target"]["tail"]
+    assert "no GPU: there is no CUDA driver" in summary["tests"]["tail"]
+    assert " skipped" in summary["tests"]["tail"] and " passed" not in summary["tests"]["tail"]
+    assert "bench-gpu: nothing to measure" in summary["bench-jax"]["tail"]
+    assert (out / "tests.xml").exists() and (tmp_path / "gpu.tar.gz").exists()
+    assert _python("benchmarks/gpu_all.py", "--parts", "nothing").returncode == 2
+
+
+def test_a_part_that_fails_or_hangs_stops_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; sys.path.insert(0, 'benchmarks'); import gpu_all\n"
+        "log, py = pathlib.Path(sys.argv[1]), sys.executable\n"
+        "run = lambda name, code, s: gpu_all.run(gpu_all.Part(name, [py, '-c', code], s), {}, log)\n"
+        "print(run('good', 'print(1)', 20)['ended'])\n"
+        "print(run('bad', 'raise SystemExit(3)', 20)['ended'])\n"
+        "print(run('slow', 'import time; print(2, flush=True); time.sleep(60)', 2)['ended'])\n"
+        "print(gpu_all.run(gpu_all.Part('none', ['/nowhere'], 2), {}, log)['ended'])\n"
+    )
+    done = _python("-c", code, str(tmp_path / "log.txt"))
+    lines = done.stdout.splitlines()
+    assert lines[:3] == ["passed", "status 3", "stopped after 2 s"], done.stdout + done.stderr
+    assert lines[3].startswith("not started: ")
+    assert "==== slow" in (tmp_path / "log.txt").read_text()
+
+
+def test_the_kernels_of_the_suite_assemble(tmp_path: Path) -> None:
+    if shutil.which("ptxas") is None:
+        pytest.skip("ptxas is not installed")
+    scope: dict[str, str] = {}
+    text = (ROOT / "tests/gpu/conftest.py").read_text()
+    exec(text[text.index('PTX = """') : text.index("def pytest_collection")], scope)
+    (tmp_path / "k.ptx").write_text(scope["PTX"])
+    for target in ("sm_80", "sm_90"):
+        subprocess.run(
+            ["ptxas", f"-arch={target}", str(tmp_path / "k.ptx"), "-o", "/dev/null"], check=True
+        )
