@@ -12,7 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -252,6 +252,22 @@ def _kind(target: Any) -> str:
     return name.strip("_") if target in vars(operator).values() else name
 
 
+class Finished:
+    """A collective and the wait for its result, as one operator: a lane blocks, others go on."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self._schema, self.overloadpacket = target._schema, target.overloadpacket
+        self.tags, self.namespace = target.tags, target.namespace
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The collective's result, once it is there."""
+        return torch.ops._c10d_functional.wait_tensor(self.target(*args, **kwargs))
+
+    def __str__(self) -> str:
+        return f"{self.target}, finished"
+
+
 def _outer_reason(target: Any) -> str:
     namespace = getattr(target, "namespace", "")
     if namespace in ("_c10d_functional", "c10d_functional", "c10d", "symm_mem"):
@@ -275,6 +291,7 @@ class _Builder:
         self.call_counts: Counter[str] = Counter()
         self.marks: dict[int, int] = {}
         self.symbolic = False
+        self.made_by: dict[int, int] = {}  # value of a collective -> its operator
 
     def value(self, example: Any, producer: int) -> int:
         number = len(self.values)
@@ -348,6 +365,13 @@ class _Builder:
                 self.ids[node] = part
             return
         target = node.target
+        if self._is_wait(node):
+            started = self.made_by[self.ids[node.args[0]]]
+            op = self.ops[started]
+            payload = replace(op.payload, target=Finished(op.payload.target))
+            self.ops[started] = replace(op, payload=payload)
+            self.ids[node] = self.ids[node.args[0]]
+            return
         schema = getattr(target, "_schema", None)
         if schema is not None and schema.is_mutable:
             self._mutation(node)
@@ -379,6 +403,8 @@ class _Builder:
         flops, moved, cost = costs.estimate(target, *examples, example)
         scope, classes, calls = self.place(node)
         reason = _outer_reason(target)
+        if reason:
+            self.made_by.update((n, index) for n in made)
         self.ops.append(
             Op(
                 index=index,
@@ -400,6 +426,14 @@ class _Builder:
                 payload=Payload(target, tuple(args), dict(kwargs), outputs, multiple),
             )
         )
+
+    def _is_wait(self, node: Any) -> bool:
+        """Whether a node waits for a collective whose result nobody else reads."""
+        if str(node.target) != "_c10d_functional.wait_tensor.default":
+            return False
+        (given,) = node.args
+        started = given in self.ids and self.ids[given] in self.made_by and len(given.users) == 1
+        return started and isinstance(given.meta.get("val"), torch.Tensor)
 
     def _read(self, node: Any) -> Any:
         return self.constants[node] if node in self.constants else Ref(self.ids[node])
@@ -555,15 +589,13 @@ def _attribute(gm: Any, path: str) -> Any:
 
 def _inherit(ops: list[Op]) -> list[Op]:
     """Gives operators without a module (some of the backward) that of what they read."""
-    import dataclasses
-
     made = {v: i for i, op in enumerate(ops) for v in op.outputs}
     for i, op in enumerate(ops):
         if op.scope or op.call_path:
             continue
         near = [ops[made[v]] for v in op.inputs if v in made and ops[made[v]].call_path]
         if near and all(o.call_path == near[0].call_path for o in near):
-            ops[i] = dataclasses.replace(
+            ops[i] = replace(
                 op, scope=near[0].scope, classes=near[0].classes, call_path=near[0].call_path
             )
     return ops

@@ -131,7 +131,7 @@ def _compilable(captured: Captured, region: Region) -> bool:
         isinstance(captured.examples[v], torch.Tensor) for v in (*region.inputs, *region.outputs)
     )
     ops = [captured.graph.ops[i] for i in region.ops]
-    own = any(op.kind.startswith("dynaflow_xla.") for op in ops)
+    own = any(op.kind.startswith("dynaflow_xla.") or op.outer for op in ops)
     return bool(tensors and region.outputs and not own and not any(op.once for op in ops))
 
 

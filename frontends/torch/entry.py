@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.frontends.torch import compilers, cuda, native, regions
 from dynaflow_xla.frontends.torch.capture import Captured, capture
 from dynaflow_xla.frontends.torch.native import Native
-from dynaflow_xla.ir import PartitionedGraph, Region
+from dynaflow_xla.ir import ORDERED, PartitionedGraph, Region
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
@@ -138,7 +138,21 @@ def cut(captured: Captured, options: Options, kind: str) -> PartitionedGraph:
     if rules is not None and kind == "backward":
         # The backward has other operators than the forward for which the rules were written.
         rules = [rule for rule in rules if not isinstance(rule, Rule) or rule.groups(graph)]
-    return partition(graph, rules)
+    return _with_network(partition(graph, rules))
+
+
+def _with_network(pg: PartitionedGraph) -> PartitionedGraph:
+    """Collectives as regions with a lane, which waits for them while other lanes go on.
+
+    They keep their program order, which is the same in every process: else each could wait for another.
+    """
+    regions = tuple(
+        replace(r, outer=False, tags=(r.tags - {"outer"}) | {ORDERED})
+        if r.outer and r.resource == "network"
+        else r
+        for r in pg.regions
+    )
+    return replace(pg, regions=regions)
 
 
 def context_of(captured: Captured, options: Options, batch: int | None) -> Context:

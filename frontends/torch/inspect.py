@@ -70,8 +70,9 @@ def _explain_entry(entry: Entry) -> list[str]:
         "time to make: "
         + ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in entry.seconds.items())
     )
-    for op in entry.pg.graph.ops:
-        if op.outer:
+    for region in entry.pg.regions:
+        op = entry.pg.graph.ops[region.ops[0]]
+        if region.outer:
             lines.append(f"outer: {op.kind} runs on the caller's thread: it {op.outer_reason}")
     notes = (*entry.pg.notes, *entry.plan.notes)
     return lines + [f"note: {note}" for note in notes]
