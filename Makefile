@@ -221,13 +221,13 @@ gpu-wheel:  ## Build the cp312 wheel, and fetch small ones beside it, to carry t
 
 test-gpu:  ## The GPU suite, with the installed Python (GPU_PYTHON=...); skips without a GPU
 	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels
-	@$(GPU_RUN) -P -m pytest tests/gpu -m gpu -p no:cacheprovider -o timeout=120 $(PYTEST_ARGS)
+	@$(GPU_RUN) -P -m pytest tests/gpu -m gpu -p no:cacheprovider -o timeout=120 -o timeout_method=thread $(PYTEST_ARGS)
 
 bench-gpu:  ## Benchmarks on a GPU, written to benchmarks/results (BENCH_ARGS=...)
 	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels
 	@$(GPU_RUN) benchmarks/gpu.py $(BENCH_ARGS)
 
-# PARTS of: install target probes tests bench-torch bench-jax bench-ffi sanitizer.
+# PARTS of: install target tests probes tests-jax bench-torch bench-jax bench-ffi sanitizer.
 gpu-all:  ## All of that and more in one command, each part with a time limit (PARTS=... GPU_OUT=...)
 	@"$(GPU_PYTHON)" benchmarks/gpu_all.py --python "$(GPU_PYTHON)" --build $(GPU_DIR) \
 	  $(if $(GPU_OUT),--out $(GPU_OUT)) $(if $(PARTS),--parts $(PARTS)) $(if $(BENCH_ARGS),--bench $(BENCH_ARGS))

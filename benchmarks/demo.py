@@ -1,8 +1,9 @@
-"""The main job on real input: a bi-LSTM on digits, and a numerical model with two branches.
+"""The main job on real input: a bi-LSTM on digits, a numerical model with two branches, MiniLM.
 
 Trains a bidirectional LSTM classifier on scikit-learn's digits, plain and scheduled, with equal
 losses; schedules its inference and a sort/eigh model, verifies both, times them against plain jit on
-the default client and on a client with one thread, and writes a report and timelines to ``out/``.
+the default client and on a client with one thread; embeds sentences with MiniLM in PyTorch, plain and
+scheduled; and writes a report and timelines to ``out/``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import demo_minilm
 import environment
 import jax
 import jax.numpy as jnp
@@ -181,6 +183,10 @@ def main() -> int:
         study("bilstm", predict, (parameters, jnp.asarray(x_test))),
         study("topk_eigh", top_k_eigh, top_k_eigh_arguments(), lapack=True),
     ]
+    minilm = demo_minilm.study(console, OUT)
+    if not minilm["ok"]:
+        console.print("[red]nearest neighbours must stay the same, and within topics[/red]")
+        return 1
     table = Table(title="median milliseconds; ratio against the better baseline")
     for column in ("model", "jit", "jit, 1 thread", "scheduled", "ratio", "overlap", "max diff"):
         table.add_column(column, justify="left" if column == "model" else "right")
@@ -198,6 +204,7 @@ def main() -> int:
         "accuracy": accuracy,
         "training": training,
         "studies": studies,
+        "minilm": minilm,
     }
     (OUT / "results.json").write_text(json.dumps(made, indent=1))
     lines = [
@@ -211,9 +218,16 @@ def main() -> int:
         lines.append(f"![timeline](timeline_{row['name']}.png)\n")
         lines.append(f"[The same to zoom into, with reasons](timeline_{row['name']}.html)\n")
         lines.append(f"```\n{row['explain']}\n\n{row['timeline']}\n```\n")
+    lines.append(
+        f"## MiniLM in PyTorch\n\nnearest neighbours of {minilm['sentences']} sentences equal: "
+        f"{minilm['neighbours_equal']}, medians {minilm['medians_ms']}\n\n"
+        f"[Timeline](timeline_minilm.html)\n\n```\n{minilm['timeline']}\n```\n"
+    )
     (OUT / "report.md").write_text("\n".join(lines))
     console.print("written: out/report.md, out/results.json, out/timeline_*.png and .json")
-    console.print("open in a browser: out/timeline_bilstm.html, out/timeline_topk_eigh.html")
+    console.print(
+        "open in a browser: out/timeline_bilstm.html, out/timeline_topk_eigh.html, timeline_minilm.html"
+    )
     return 0
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
-    "dynaflow-xla", "jax", "jaxlib", "numpy", "scipy", "optax", "scikit-learn", "matplotlib",
+    "dynaflow-xla", "jax", "jaxlib", "torch", "transformers", "numpy", "scipy", "optax",
+    "scikit-learn", "matplotlib",
 )  # fmt: skip
 VARIABLES = (
     "XLA_FLAGS", "JAX_PLATFORMS", "NPROC", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS",
@@ -103,7 +104,7 @@ def summary(made: dict[str, Any]) -> str:
     commit = (made["git"]["commit"] or "no git")[:10] + ("+" if made["git"]["modified"] else "")
     return (
         f"{made['cpu']}, {made['cores']} cores | Python {made['python']}, jax {versions['jax']}, "
-        f"jaxlib {versions['jaxlib']}, numpy {versions['numpy']}, dynaflow-xla "
+        f"jaxlib {versions['jaxlib']}, torch {versions['torch']}, numpy {versions['numpy']}, dynaflow-xla "
         f"{versions['dynaflow-xla']} ({commit}) | load {made['load_average'][0]} | {made['date']}"
     )
 

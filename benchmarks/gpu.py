@@ -72,7 +72,7 @@ def run_group(group: str, options: Any) -> tuple[dict[str, Any], str]:
         try:
             done = subprocess.run(
                 [sys.executable, str(HERE / "gpu_worker.py"), str(ask)],
-                stderr=subprocess.PIPE, text=True, errors="replace", timeout=seconds * 1.2 + 20,
+                stderr=subprocess.PIPE, text=True, errors="replace", timeout=seconds + 45,
             )  # fmt: skip
             if done.returncode != 0:
                 ended = f"ended with status {done.returncode}: {done.stderr[-1500:]}"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 Timed = Callable[[int], float]
-TOLERANCE = 0.06  # of the largest value: bfloat16 rounded in other places
+TOLERANCE = 0.15  # of the largest value: bfloat16 rounded in other places, and differences of it
 
 
 class Wrong(Exception):
@@ -172,7 +172,6 @@ def torch_variants(
         return timed(lambda: fast(*args))
 
     def compiled(mode: str | None) -> tuple[Timed, float]:
-        torch._dynamo.reset()
         more = {"backend": device.backend} if device.backend else {"mode": mode}
         made = torch.compile(fn, **more)
         return timed(lambda: made(*args))

@@ -169,6 +169,53 @@ def paired(
     return samples, calls
 
 
+def first_calls(
+    runs: dict[str, Run],
+    contexts: Mapping[str, Callable[[], AbstractContextManager[Any]]] | None = None,
+) -> dict[str, float]:
+    """Calls each run once; returns the milliseconds that took, compiling and choosing included."""
+    around = dict.fromkeys(runs, nullcontext) | dict(contexts or {})
+    made = {}
+    for name, run in runs.items():
+        with around[name]():
+            t0 = time.perf_counter()
+            run()
+            made[name] = (time.perf_counter() - t0) * 1e3
+    return made
+
+
+def timed(
+    runs: dict[str, Run],
+    baselines: Mapping[str, Sequence[str]],
+    rounds: int,
+    *,
+    contexts: Mapping[str, Callable[[], AbstractContextManager[Any]]] | None = None,
+    rest_ms: float = 0.0,
+    sample_ms: float = 2.0,
+    tick: Callable[[], None] | None = None,
+) -> dict[str, Any]:
+    """Times the runs of one case; returns what every result file says about a case.
+
+    Args:
+        runs: Name -> run.
+        baselines: Name of a scheduled run -> the runs that it is compared with.
+        rounds: Samples of each.
+        contexts, rest_ms, sample_ms, tick: As for ``paired``.
+    """
+    with Contention() as contention:
+        samples, calls = paired(
+            runs, rounds, rest_ms=rest_ms, sample_ms=sample_ms, contexts=contexts, tick=tick
+        )
+    return {
+        "calls_per_sample": calls,
+        "samples_ms": samples,
+        "statistics_ms": {name: statistics(values) for name, values in samples.items()},
+        "ratios": {name: ratio(samples, name, among) for name, among in baselines.items()},
+        "rest_ms": rest_ms,
+        "contention": contention.as_dict(),
+    }
+
+
 def statistics(samples: Sequence[float]) -> dict[str, float]:
     """Returns median, quartiles and extremes, in the unit of the samples."""
     q1, median, q3 = np.percentile(samples, [25, 50, 75])

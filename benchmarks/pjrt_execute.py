@@ -35,10 +35,12 @@ def main() -> int:
         )  # fmt: skip
     printed = json.loads(done.stdout)
     calls = printed.pop("calls_a_round")
+    switches = printed.pop("switches_a_call")
     samples = {name: [ns / 1e3 for ns in values] for name, values in printed.items()}
     statistics = {name: measure.statistics(values) for name, values in samples.items()}
     for name, s in statistics.items():
-        print(f"{name:22} median {s['median']:7.3f} us   min {s['min']:7.3f} us")
+        waits = f"{switches[name]:.4f} waits for another thread a call"
+        print(f"{name:22} median {s['median']:7.3f} us   min {s['min']:7.3f} us   {waits}")
     base = statistics["no_op_step"]["median"]
     derived = {
         f"{name}_over_no_op_us": statistics[name]["median"] - base
@@ -52,7 +54,7 @@ def main() -> int:
     record = {
         "format": 1, "benchmark": "pjrt-execute", "environment": stamp, "rounds": options.rounds,
         "calls_per_sample": calls, "contention": contention.as_dict(), "derived": derived,
-        "statistics_us": statistics, "samples_us": samples,
+        "switches_a_call": switches, "statistics_us": statistics, "samples_us": samples,
     }  # fmt: skip
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(f"wrote {path}")

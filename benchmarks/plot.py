@@ -1,4 +1,4 @@
-"""Draws a result file of ``runner.py``: ``python benchmarks/plot.py results/<file>.json [--out FILE]``.
+"""Draws a result file of ``run.py``: ``python benchmarks/plot.py results/<file>.json [--out FILE]``.
 
 ``--markdown`` prints it as the table of README.md instead.
 """
@@ -27,6 +27,97 @@ def markdown(record: dict[str, Any]) -> str:
             f"| {ratios[best]['ratio']:.2f} | {ratios['auto']['ratio']:.2f} |"
         )
     return "\n".join(lines)
+
+
+PAIR_COLUMNS = {
+    "JAX": ("jax", "jax_one_thread"), "JAX scheduled": ("jax_branches", "jax_nano"),
+    "JAX Auto": ("jax_auto",), "PyTorch": ("torch_1", "torch_2"),
+    "PyTorch scheduled": ("torch_branches", "torch_nano"),
+    "PyTorch Auto": ("torch_auto_1", "torch_auto_2"),
+}  # fmt: skip
+"""Columns of the table of pairs -> the variants of which the fastest stands there."""
+
+
+def pair_columns(case: dict[str, Any]) -> dict[str, tuple[str, float, float]]:
+    """Column -> (variant, median milliseconds, ratio to the framework's fastest plain run)."""
+    ms = {name: found["median"] for name, found in case["statistics_ms"].items()}
+    made = {}
+    for column, variants in PAIR_COLUMNS.items():
+        name = min(variants, key=lambda n: ms[n])
+        plain = min(ms[n] for n in PAIR_COLUMNS[column.split()[0]])
+        made[column] = (name, ms[name], ms[name] / plain)
+    return made
+
+
+def pairs_markdown(record: dict[str, Any]) -> str:
+    """Returns the table of README.md of models in both frameworks."""
+    lines = [
+        "| model | JAX ms | scheduled ms | with | ratio | Auto | PyTorch ms | scheduled ms | with "
+        "| ratio | Auto |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for case in record["cases"]:
+        columns, cells = pair_columns(case), [case["note"]]
+        for framework in ("JAX", "PyTorch"):
+            name, ms, ratio = columns[f"{framework} scheduled"]
+            cells += [
+                f"{columns[framework][1]:.3g}", f"{ms:.3g}", name.split("_", 1)[1], f"{ratio:.2f}",
+                f"{columns[f'{framework} Auto'][2]:.2f}",
+            ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def pairs_table(record: dict[str, Any]) -> str:
+    """What a run of the pairs prints."""
+    done = [case for case in record["cases"] if "error" not in case]
+    return pairs_markdown(record | {"cases": done})
+
+
+def draw_pairs(source: Path, target: Path) -> Path:
+    """Draws the times of every model in both frameworks, unscheduled and scheduled.
+
+    Args:
+        source: What ``run.py`` wrote for the suite ``pairs``.
+        target: PNG or SVG.
+
+    Returns:
+        The target.
+    """
+    import environment
+    import msgspec
+    from matplotlib.figure import Figure
+
+    record = msgspec.json.decode(source.read_bytes())
+    done = [case for case in record["cases"] if "error" not in case]
+    figure = Figure(figsize=(10, 1.6 + 1.3 * len(done)), layout="constrained")
+    axes = figure.subplots()
+    shades = ("#9ecae1", "#3182bd", "#08519c", "#fdae6b", "#e6550d", "#a63603")
+    height = 0.84 / len(PAIR_COLUMNS)
+    for number, (column, shade) in enumerate(zip(PAIR_COLUMNS, shades, strict=True)):
+        for row, case in enumerate(done):
+            name, ms, ratio = pair_columns(case)[column]
+            found = case["statistics_ms"][name]
+            y = row + (number - (len(PAIR_COLUMNS) - 1) / 2) * height
+            axes.barh(
+                y, ms, height * 0.9, color=shade, label=column if row == 0 else None,
+                xerr=[[ms - found["q1"]], [found["q3"] - ms]], error_kw={"lw": 0.8},
+            )  # fmt: skip
+            note = "" if " " not in column else f" {ratio:.2f}"
+            axes.text(found["q3"] * 1.03, y, name.split("_", 1)[-1] + note, va="center", fontsize=7)
+    axes.set_xscale("log")
+    axes.margins(x=0.15)
+    axes.set_xlabel(
+        "milliseconds a call: median, quartiles; ratio to the framework's faster plain run"
+    )
+    axes.set_yticks(range(len(done)), [case["name"] for case in done])
+    axes.invert_yaxis()
+    axes.legend(fontsize=8, loc="lower right")
+    figure.suptitle(
+        environment.summary(record["environment"]) + f" | {record['rounds']} rounds", fontsize=6
+    )
+    figure.savefig(target, dpi=130)
+    return target
 
 
 def draw(source: Path, target: Path) -> Path:
@@ -108,12 +199,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="default: the source with suffix .png")
     parser.add_argument("--markdown", action="store_true", help="print a table, draw nothing")
     options = parser.parse_args()
-    if options.markdown:
-        import json
+    import json
 
-        print(markdown(json.loads(options.source.read_text())))
+    record = json.loads(options.source.read_text())
+    pairs = record["benchmark"] == "pairs"
+    if options.markdown:
+        print((pairs_markdown if pairs else markdown)(record))
         return 0
-    print(draw(options.source, options.out or options.source.with_suffix(".png")))
+    target = options.out or options.source.with_suffix(".png")
+    print((draw_pairs if pairs else draw)(options.source, target))
     return 0
 
 

@@ -1,6 +1,6 @@
-"""``make bench``: all CPU cases."""
+"""``make bench``: all CPU cases, and the pairs of models in JAX and PyTorch."""
 
 from runner import main
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

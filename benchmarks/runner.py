@@ -1,6 +1,7 @@
-"""Measures schedules against plain JAX: ``python benchmarks/runner.py [--cases a,b] [--rounds N]``.
+"""Measures schedules: ``python benchmarks/run.py [--suite cases|pairs] [--cases a,b] [--rounds N]``.
 
-For each case the outputs are verified first. Then these variants run interleaved in this process:
+The suite ``pairs`` has models in JAX and in PyTorch, see ``pairs.py``; ``cases`` is JAX functions. For
+each case the outputs are verified first. Then, in ``cases``, these variants run interleaved in this process:
 
 ``jit``             ``jax.jit`` on the default client (XLA's own thread pool),
 ``jit_one_thread``  the same function jitted for a client with a pool of one thread,
@@ -23,6 +24,8 @@ import os
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +40,85 @@ REST_MS = 150.0
 """Rest before each sample where LAPACK runs: see ``measure.paired``. Both are measured and kept."""
 
 
+@dataclass(frozen=True)
+class Suite:
+    """Benchmarks that go into one result file.
+
+    Attributes:
+        name: First part of the file's name.
+        cases: Each has a ``name`` and a ``note``.
+        measure: Takes a case, the rounds and what to call after each; returns what to record.
+        show: Takes the record; returns what to print.
+        draw: Draws a result file.
+        record: What the record says of all cases.
+    """
+
+    name: str
+    cases: Sequence[Any]
+    measure: Callable[[Any, int, Any], dict[str, Any]]
+    show: Callable[[dict[str, Any]], Any]
+    draw: Callable[[Path, Path], Path]
+    record: dict[str, Any]
+
+
+def suites() -> dict[str, Suite]:
+    """Every suite by name; ``pairs`` is missing where PyTorch is not installed."""
+    import importlib.util
+
+    import cases
+    import plot
+
+    columns = {"baselines": BASELINES, "scheduled": SCHEDULED}
+    made = [Suite("cases", cases.CASES, measure_case, table, plot.draw, columns)]
+    if all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
+        import pairs
+
+        made.append(
+            Suite("pairs", pairs.CASES, pairs.measure_case, plot.pairs_table, plot.draw_pairs, {})
+        )
+    return {suite.name: suite for suite in made}
+
+
 def arguments() -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--suite", help="one suite; default: all")
     parser.add_argument("--cases", help="comma-separated names; default: all")
     parser.add_argument("--rounds", type=int, default=40, help="samples of each variant")
-    parser.add_argument("--out", type=Path, help="result file; default: results/<name>-<date>.json")
+    parser.add_argument(
+        "--out", type=Path, help="result file; default: results/<suite>-<date>.json"
+    )
     parser.add_argument("--update", type=Path, help="a result file whose cases are replaced")
-    parser.add_argument("--name", default="cases", help="first part of the result file's name")
     parser.add_argument("--no-plot", action="store_true", help="write no PNG beside the JSON")
     parser.add_argument("--list", action="store_true", help="list the cases and end")
     made = parser.parse_args()
     if made.rounds < 3:
         parser.error("--rounds must be at least 3")
     return made
+
+
+def chosen_cases(options: argparse.Namespace) -> list[tuple[Suite, list[Any]]]:
+    """The suites to run with their cases.
+
+    Raises:
+        SystemExit: a name is unknown, or one file would have to take several suites.
+    """
+    every = suites()
+    if options.suite and options.suite not in every:
+        raise SystemExit(f"no suite {options.suite}; there are: {', '.join(every)}")
+    among = [every[options.suite]] if options.suite else list(every.values())
+    names = options.cases.split(",") if options.cases else None
+    known = [case.name for suite in among for case in suite.cases]
+    if unknown := set(names or ()) - set(known):
+        raise SystemExit(f"no case {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
+    picked = [
+        (suite, [case for case in suite.cases if names is None or case.name in names])
+        for suite in among
+    ]
+    picked = [(suite, cases) for suite, cases in picked if cases]
+    if len(picked) > 1 and (options.out or options.update):
+        raise SystemExit("--out and --update are for one suite: choose it with --suite")
+    return picked
 
 
 def plain_runs(case: Any, fn: Any, args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -90,28 +158,17 @@ def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
     runs, contexts = plain_runs(case, fn, args)
     baselines = list(runs)
     runs |= {name: measure.blocking(made, args) for name, made in schedules.items()}
-    first_call_ms = {}
-    for name, run in runs.items():
-        t0 = time.perf_counter()
-        run()
-        first_call_ms[name] = (time.perf_counter() - t0) * 1e3
-
+    first_call_ms = measure.first_calls(runs)
     want = jax.jit(fn)(*args)
     checks = {name: verified(made, want, args) for name, made in schedules.items()}
     choice = schedules["auto"].decision(args, {})
-    with measure.Contention() as contention:
-        rest_ms = REST_MS if case.lapack else 0.0
-        samples, calls = measure.paired(
-            runs,
-            rounds,
-            rest_ms=rest_ms,
-            sample_ms=20.0 if case.lapack else 2.0,
-            contexts=contexts,
-            tick=tick,
-        )
-        mixed = {}
-        if case.lapack:
-            mixed, _ = measure.paired(runs, rounds, contexts=contexts)
+    settings = {"contexts": contexts, "tick": tick}
+    if case.lapack:
+        settings |= {"rest_ms": REST_MS, "sample_ms": 20.0}
+    timed = measure.timed(runs, dict.fromkeys(schedules, baselines), rounds, **settings)
+    mixed = {}
+    if case.lapack:
+        mixed, _ = measure.paired(runs, rounds, contexts=contexts)
     plans = {}
     for name, made in schedules.items():
         if name == "auto" or not hasattr(made, "planned"):
@@ -125,11 +182,7 @@ def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
             "make_ms": {k: s * 1e3 for k, s in made.planned(args, {}).seconds.items()},
         }
     return {
-        "name": case.name,
         "kind": case.kind,
-        "note": case.note,
-        "measured": environment.now(),
-        "rounds": rounds,
         "verify": checks,
         "plans": plans,
         "first_call_ms": first_call_ms,
@@ -139,23 +192,19 @@ def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
             "medians_ms": {} if choice is None else choice.medians_ms,
             "seconds": 0.0 if choice is None else choice.seconds,
         },
-        "calls_per_sample": calls,
-        "samples_ms": samples,
-        "statistics_ms": {name: measure.statistics(values) for name, values in samples.items()},
-        "ratios": {name: measure.ratio(samples, name, baselines) for name in schedules},
-        "rest_ms": rest_ms,
+        **timed,
         "samples_without_rest_ms": mixed,
         "ratios_without_rest": {
             name: measure.ratio(mixed, name, baselines) for name in schedules if mixed
         },
-        "contention": contention.as_dict(),
     }
 
 
-def table(results: list[dict[str, Any]], title: str) -> Any:
-    """Returns a rich table of finished cases."""
+def table(record: dict[str, Any]) -> Any:
+    """Returns a rich table of the finished cases of ``cases``."""
     from rich.table import Table
 
+    title = f"{record['rounds']} paired rounds"
     made = Table(title=title, title_justify="left", caption_justify="left")
     made.caption = (
         "median milliseconds a call +- half the interquartile range; ratio: over the better "
@@ -164,7 +213,7 @@ def table(results: list[dict[str, Any]], title: str) -> Any:
     made.add_column("case")
     for column in ("jit", "1 thread", "1 BLAS", *SCHEDULED, "auto runs"):
         made.add_column(column, justify="left" if column == "auto runs" else "right")
-    for result in results:
+    for result in record["cases"]:
         if "error" in result:
             made.add_row(result["name"], f"[red]{result['error'].splitlines()[-1]}")
             continue
@@ -188,40 +237,20 @@ def table(results: list[dict[str, Any]], title: str) -> Any:
     return made
 
 
-def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """An older record with the cases of a newer one in it."""
-    import cases
-
+def merged(old: dict[str, Any], new: dict[str, Any], order: Sequence[Any]) -> dict[str, Any]:
+    """An older record with the cases of a newer one in it, in this order."""
     found = {case["name"]: case for case in [*old["cases"], *new["cases"]]}
-    order = [case.name for case in cases.CASES if case.name in found]
     return new | {
         "seconds": old["seconds"] + new["seconds"],
-        "cases": [found[name] for name in order],
+        "cases": [found[case.name] for case in order if case.name in found],
     }
 
 
-def main() -> int:
-    """Runs the chosen cases; returns the exit status."""
-    options = arguments()
-    import cases
-
-    if options.list:
-        for case in cases.CASES:
-            print(f"{case.name:14} {case.kind:5} {case.note}")
-        return 0
-    chosen = cases.select(options.cases)
-
+def run_suite(suite: Suite, chosen: list[Any], options: argparse.Namespace, console: Any) -> bool:
+    """Measures the chosen cases and writes their file; returns whether all went well."""
     import msgspec
-    import plot
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console()
-    # LAPACK's thread pools exist from the first call on; the stamp is to name them.
-    import jax
-    import jax.numpy as jnp
-
-    jax.block_until_ready(jnp.linalg.eigh(jnp.eye(8)))
     stamp = environment.stamp()
     console.print(environment.summary(stamp), style="dim", soft_wrap=True)
     results: list[dict[str, Any]] = []
@@ -237,11 +266,15 @@ def main() -> int:
     ):
         # No refreshing thread: it would compete with the lanes for the interpreter lock.
         os.environ["DYNAFLOW_XLA_CACHE_DIR"] = cache  # Auto decides afresh in every run
-        whole = progress.add_task("cases", total=len(chosen))
+        whole = progress.add_task(suite.name, total=len(chosen))
         for case in chosen:
             task = progress.add_task(case.name, total=options.rounds)
+            result = {
+                "name": case.name, "note": case.note, "measured": environment.now(),
+                "rounds": options.rounds,
+            }  # fmt: skip
             try:
-                result = measure_case(
+                result |= suite.measure(
                     case, options.rounds, lambda t=task: (progress.advance(t), progress.refresh())
                 )
                 name = min(result["ratios"], key=lambda n: result["ratios"][n]["ratio"])
@@ -251,11 +284,8 @@ def main() -> int:
                     f"({result['statistics_ms'][r['baseline']]['median']:.3g} ms)"
                 )
             except Exception as error:  # one broken case must not hide the others
-                result = {
-                    "name": case.name, "kind": case.kind, "note": case.note,
-                    "error": f"{type(error).__name__}: {error}",
-                    "traceback": traceback.format_exc(),
-                }  # fmt: skip
+                result["error"] = f"{type(error).__name__}: {error}"
+                result["traceback"] = traceback.format_exc()
                 progress.console.print(f"[red]{case.name}: {type(error).__name__}:[/]", str(error))
             results.append(result)
             progress.remove_task(task)
@@ -263,28 +293,43 @@ def main() -> int:
 
     stamp["load_average_end"] = [round(x, 2) for x in os.getloadavg()]
     record = {
-        "format": 1,
-        "benchmark": options.name,
-        "environment": stamp,
-        "rounds": options.rounds,
-        "seconds": time.perf_counter() - started,
-        "baselines": BASELINES,
-        "scheduled": SCHEDULED,
-        "cases": results,
-    }
+        "format": 1, "benchmark": suite.name, "environment": stamp, "rounds": options.rounds,
+        "seconds": time.perf_counter() - started, **suite.record, "cases": results,
+    }  # fmt: skip
     path = options.update or options.out
     if options.update is not None:
-        record = merged(msgspec.json.decode(path.read_bytes()), record)
+        record = merged(msgspec.json.decode(path.read_bytes()), record, suite.cases)
     if path is None:
         date = stamp["date"].replace(":", "").replace("+0000", "Z")
-        path = RESULTS / f"{options.name}-{date}.json"
+        path = RESULTS / f"{suite.name}-{date}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
-    console.print(table(results, f"{options.rounds} paired rounds"))
+    console.print(suite.show(record | {"cases": results}))
     console.print(f"wrote {path}")
     if not options.no_plot and any("error" not in result for result in results):
-        console.print(f"wrote {plot.draw(path, path.with_suffix('.png'))}")
-    return 1 if any("error" in result for result in results) else 0
+        console.print(f"wrote {suite.draw(path, path.with_suffix('.png'))}")
+    return not any("error" in result for result in results)
+
+
+def main() -> int:
+    """Runs the chosen cases; returns the exit status."""
+    options = arguments()
+    if options.list:
+        for suite in suites().values():
+            for case in suite.cases:
+                print(f"{suite.name:6} {case.name:14} {case.note}")
+        return 0
+    chosen = chosen_cases(options)
+
+    # LAPACK's thread pools exist from the first call on; the stamp is to name them.
+    import jax
+    import jax.numpy as jnp
+    from rich.console import Console
+
+    jax.block_until_ready(jnp.linalg.eigh(jnp.eye(8)))
+    console = Console()
+    went = [run_suite(suite, cases, options, console) for suite, cases in chosen]
+    return 0 if all(went) else 1
 
 
 if __name__ == "__main__":

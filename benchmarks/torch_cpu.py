@@ -232,7 +232,6 @@ def main() -> int:
     warnings.simplefilter("ignore")
     console, started = Console(), time.perf_counter()
     stamp = environment.stamp()
-    stamp["versions"]["torch"] = str(torch.__version__)
     rows = []
     table = Table(
         "case", "1 thread ms", "2 threads ms", "scheduled ms", "ratio", "95 %", "to reach"

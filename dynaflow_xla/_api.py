@@ -66,10 +66,10 @@ def schedule(
         out_axes: How each result of a split is put together: its batch axis, ``Sum()``, ``Mean()``
             (weighted by the nano-batches' sizes), or None where it does not depend on the batch.
         batch_size: Rows the batch must have, as a check.
-        backend: ``"auto"``, ``"ffi"`` (XLA programs on lanes of this machine's cores; torch models
-            too), ``"xla"`` (JAX: one XLA program whose CUDA graph has the plan's order; on a CPU a
-            plain program with the same values) or ``"torch"`` (PyTorch's own operators on lanes, what
-            ``"auto"`` takes for torch).
+        backend: ``"auto"``, ``"ffi"`` (XLA programs on lanes of this machine's cores), ``"xla"`` (one
+            XLA program whose CUDA graph has the plan's order; on a CPU a plain program with the same
+            values) or ``"torch"`` (PyTorch's own operators on lanes, what ``"auto"`` takes for torch).
+            Torch models run on all of them.
         lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``: 4. On a
             GPU a :class:`Lanes` gives them priorities and multiprocessors of their own.
         rules: Where to cut; default: the strategy's rules, else automatic.
@@ -103,7 +103,7 @@ def schedule(
     made = resolve_strategy(strategy)
     _refuse_unbuilt(backend, target, select, compiler)
     if target is not None:
-        backend = "xla"
+        backend, target = "xla", _jax("targets").resolve(target)
     made_lanes = lanes if isinstance(lanes, Lanes) else None
     count = resolve_lanes(lanes.count if isinstance(lanes, Lanes) else lanes, backend)
     if made_lanes is not None and made_lanes.special and backend == "xla":
@@ -137,7 +137,9 @@ def schedule(
         "jax": lambda: _schedule_jax(
             fn, {**options, "gpu_lanes": backend == "ffi"}, {**batch, **place}, compiler, check
         ),
-        "torch": lambda: _schedule_torch(fn, {**options, "check": check}, batch, compiler, backend),
+        "torch": lambda: _schedule_torch(
+            fn, {**options, "check": check}, {**batch, **place}, compiler, backend
+        ),
     }
     if framework in makers:
         return makers[framework]()
@@ -150,8 +152,6 @@ def _schedule_jax(
     _optional.require("jax", "scheduling a JAX function", "jax")
     if compiler != "eager":
         raise UnsupportedError(f"compiler={compiler!r} is for PyTorch; leave compiler out")
-    if batch.get("target") is not None:
-        batch = {**batch, "target": _jax("targets").resolve(batch["target"])}
     frontend = importlib.import_module("dynaflow_xla.frontends.jax.scheduled")
     entry = importlib.import_module("dynaflow_xla.frontends.jax.entry")
     return frontend.ScheduledFunction(fn, entry.Options(**options, **batch), check=check)
@@ -177,7 +177,8 @@ def _schedule_torch(
                 f"compiler={compiler!r} is for backend='torch'; XLA compiles the regions of "
                 f"backend={backend!r}: leave compiler out"
             )
-    made = entry.Options(compiler=compiler, backend=backend, **batch, **options)
+    given = {**options, **batch, "backend": backend}
+    made = entry.Options(compiler=compiler, **given)
     return frontend.schedule(fn, made)
 
 
@@ -211,13 +212,8 @@ def _framework(fn: Any, backend: str) -> str:
             raise UnsupportedError("backend='torch' cannot run a jax.jit function; leave it out")
         return "torch"
     if is_torch:
-        if backend == "xla":
-            raise UnsupportedError(
-                f"backend='xla' runs JAX functions, and {type(fn).__name__} is a PyTorch model; use "
-                "backend='ffi' or backend='torch', or leave backend out"
-            )
         return "torch"
-    if backend == "xla" or is_jax or torch is None:
+    if is_jax or torch is None:
         return "jax"
     return "either" if _optional.available("jax") else "torch"
 
@@ -406,8 +402,11 @@ def compile(fast: Any, *args: Any, target: Any = None, **kwargs: Any) -> Any:
         EngineError: XLA refused the program or the target; with its message.
     """
     # A jax.jit function around a scheduled one has its attributes, but not its methods.
-    plain = hasattr(fast, "trace") and not hasattr(fast, "planned")
-    made = fast if plain else _xla(fast, "compile", args, kwargs)
+    ours = hasattr(fast, "planned") or hasattr(fast, "_dfx_core")
+    plain = hasattr(fast, "trace") and not ours
+    made = fast if plain else _scheduled(fast, "compile", args, kwargs)
+    if getattr(made, "framework", "jax") == "torch":
+        return _torch_xla_program().compile_report(made, args, kwargs, target)
     return _jax("deviceless").compile_report(made, args, kwargs, target)
 
 
@@ -417,7 +416,9 @@ def compiler_options(fast: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     A top-level call applies them on CUDA. Inside a ``jax.jit`` of your own, give them to it:
     ``jax.jit(step, compiler_options=dfx.compiler_options(fast, *args))``.
     """
-    made = _xla(fast, "compiler_options", args, kwargs)
+    made = _scheduled(fast, "compiler_options", args, kwargs)
+    if getattr(made, "framework", "jax") == "torch":
+        return _torch_xla_program().compiler_options(made, args, kwargs)  # type: ignore[no-any-return]
     return made.compiler_options(args, kwargs)  # type: ignore[no-any-return]
 
 
@@ -465,11 +466,9 @@ def _inspect(fast: Any) -> Any:
     return importlib.import_module(f"dynaflow_xla.frontends.{framework}.inspect")
 
 
-def _xla(fast: Any, caller: str, args: Any, kwargs: Any) -> Any:
-    made = _scheduled(fast, caller, args, kwargs)
-    if getattr(made, "framework", "jax") != "jax":
-        raise UnsupportedError(f"{caller} is for JAX functions with backend='xla'")
-    return made
+def _torch_xla_program() -> Any:
+    _optional.require("jax", "running a PyTorch model on XLA", "jax")
+    return importlib.import_module("dynaflow_xla.frontends.torch.xla_compile")
 
 
 def _jax(module: str) -> Any:

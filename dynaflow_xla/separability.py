@@ -143,6 +143,11 @@ class Proof:
                 "  - an output that is a sum or a mean over the batch: "
                 "out_axes=dfx.Sum() or out_axes=dfx.Mean()"
             )
+        if any(kind in str(finding) for finding in causes for kind in _COLLECTIVES):
+            lines.append(
+                "  - let the collective work along another axis than the batch's, or split another axis: "
+                "in_axes"
+            )
         lines.append(
             "  - exclude the region from the split: apply it outside the scheduled function"
         )
@@ -155,6 +160,9 @@ class Proof:
         head = f"{self.name}: batch {self.batch} into {self.sizes}: {self.status}"
         rows = [f"  output {o.index}: {o.state} -> {o.wanted}: {o.status}" for o in self.outputs]
         return "\n".join([head, *rows, *(f"  {f}" for f in (*self.findings, *self.effects))])
+
+
+_COLLECTIVES = ("all_gather", "all_to_all", "reduce_scatter", "psum_scatter", "ppermute")
 
 
 def _allowed(state: State) -> dict[str, OutSpec]:

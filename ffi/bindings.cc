@@ -42,7 +42,8 @@ nb::object RunProgram(const ProgramHandle& handle, const std::vector<uintptr_t>&
   {
     nb::gil_scoped_release release;
     BlasLimit limit(handle.limit_blas && handle.program->used_lanes().size() > 1);
-    result = Engine::Get().Run(handle.program, arg_data.data(), result_data.data(), profile);
+    // Steps run from Python are Python steps: they sleep for the interpreter lock.
+    result = Engine::Get().Run(handle.program, arg_data.data(), result_data.data(), profile, true);
   }
   ReleasePending();
   if (!result.ok) throw std::runtime_error(result.error);

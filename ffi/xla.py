@@ -73,13 +73,14 @@ def ensure_registered() -> None:
 
 
 def ensure_order_gate() -> None:
-    """Registers the order gate for GPU programs once; needs neither a GPU nor the CUDA plugin."""
+    """Registers the order gate once, for CPU and GPU programs; needs neither a GPU nor the CUDA plugin."""
     global _gate_registered
     with _lock:
         if not _gate_registered:
-            jax.ffi.register_ffi_target(
-                ORDER_TARGET, _engine.handlers()["order_gate"], platform="CUDA"
-            )
+            for platform in ("cpu", "CUDA"):
+                jax.ffi.register_ffi_target(
+                    ORDER_TARGET, _engine.handlers()["order_gate"], platform=platform
+                )
             _gate_registered = True
 
 

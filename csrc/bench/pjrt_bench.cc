@@ -1,6 +1,8 @@
 // What one XLA executable costs as a step of the engine, through the PJRT C API of a CPU plugin.
-// Prints JSON: for each case the time of every round, in ns a call. Arguments: rounds, calls a
-// round.
+// Prints JSON: for each case the time of every round, in ns a call, and how often a call waited for
+// another thread (voluntary context switches of the process). Arguments: rounds, calls a round.
+#include <sys/resource.h>
+
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -43,6 +45,12 @@ Launcher Xla(bool in_place) {
   return dfx::MakePjrtLauncher(dfx::test::MakeStep(text, {dfx::test::kF32, {16}}, 1, 1, in_place));
 }
 
+int64_t Switches() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_nvcsw;
+}
+
 double NsPerCall(const std::shared_ptr<Program>& program, int calls) {
   Tensor in{}, out{};
   void* args[] = {&in};
@@ -65,13 +73,18 @@ int main(int argc, char** argv) {
     const char* name;
     std::shared_ptr<Program> program;
     std::vector<double> ns;
+    int64_t switches = 0;
   };
-  std::vector<Case> cases = {{"no_op_step", OneStep(Launcher{&NoOp, nullptr}), {}},
-                             {"xla_output_in_place", OneStep(Xla(true)), {}},
-                             {"xla_output_copied", OneStep(Xla(false)), {}}};
+  std::vector<Case> cases = {{"no_op_step", OneStep(Launcher{&NoOp, nullptr}), {}, 0},
+                             {"xla_output_in_place", OneStep(Xla(true)), {}, 0},
+                             {"xla_output_copied", OneStep(Xla(false)), {}, 0}};
   for (Case& c : cases) NsPerCall(c.program, calls / 10 + 1);  // warm
   for (int round = 0; round < rounds; ++round) {
-    for (Case& c : cases) c.ns.push_back(NsPerCall(c.program, calls));
+    for (Case& c : cases) {
+      const int64_t before = Switches();
+      c.ns.push_back(NsPerCall(c.program, calls));
+      c.switches += Switches() - before;
+    }
   }
   std::printf("{\"calls_a_round\": %d", calls);
   for (const Case& c : cases) {
@@ -79,5 +92,10 @@ int main(int argc, char** argv) {
     for (size_t i = 0; i < c.ns.size(); ++i) std::printf("%s%.1f", i ? ", " : "", c.ns[i]);
     std::printf("]");
   }
-  std::printf("}\n");
+  std::printf(", \"switches_a_call\": {");
+  for (const Case& c : cases) {
+    std::printf("%s\"%s\": %.4f", &c == cases.data() ? "" : ", ", c.name,
+                static_cast<double>(c.switches) / (static_cast<double>(rounds) * calls));
+  }
+  std::printf("}}\n");
 }

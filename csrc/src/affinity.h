@@ -19,4 +19,29 @@ inline int KeepOffThisCore(pthread_t thread, int kept_off) {
   return pthread_setaffinity_np(thread, sizeof(cores), &cores) == 0 ? core : -1;
 }
 
+// While it lives, the calling thread stays on `core`, the one that the other lanes are kept off, if
+// it is there now. A thread that slept, for the interpreter lock for instance, is otherwise often
+// woken on the core of the lane that woke it, and stands behind that one beside an idle core.
+// Threads that the caller starts meanwhile inherit the restriction.
+class StayOnCore {
+ public:
+  explicit StayOnCore(int core) {
+    if (core < 0 || sched_getcpu() != core) return;
+    if (sched_getaffinity(0, sizeof(before_), &before_) != 0 || CPU_COUNT(&before_) < 2) return;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    stays_ = sched_setaffinity(0, sizeof(one), &one) == 0;
+  }
+  ~StayOnCore() {
+    if (stays_) sched_setaffinity(0, sizeof(before_), &before_);
+  }
+  StayOnCore(const StayOnCore&) = delete;
+  StayOnCore& operator=(const StayOnCore&) = delete;
+
+ private:
+  cpu_set_t before_;
+  bool stays_ = false;
+};
+
 }  // namespace dfx

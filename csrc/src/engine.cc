@@ -78,7 +78,8 @@ class HostLane : public Lane {
   bool started() const { return thread_.joinable(); }
 
   // Called by a thread that is about to run lane 0, under the engine's mutex.
-  void KeepOffCaller() { kept_off_ = KeepOffThisCore(thread_.native_handle(), kept_off_); }
+  // Returns the core that is kept free, or -1.
+  int KeepOffCaller() { return kept_off_ = KeepOffThisCore(thread_.native_handle(), kept_off_); }
 
  private:
   void Loop() {
@@ -188,9 +189,9 @@ Lane* Engine::lane(int index) {
 bool Engine::forked() const { return getpid() != impl_->pid; }
 
 Engine::Result Engine::Run(const std::shared_ptr<const Program>& program, void* const* args,
-                           void* const* results, bool profile) {
+                           void* const* results, bool profile, bool stay) {
   try {
-    return RunOrThrow(program, args, results, profile);
+    return RunOrThrow(program, args, results, profile, stay);
   } catch (const std::bad_alloc&) {
     return Result{false, kOutOfMemory, {}};
   }
@@ -198,7 +199,7 @@ Engine::Result Engine::Run(const std::shared_ptr<const Program>& program, void* 
 
 // Throws std::bad_alloc only while no lane has heard of the call.
 Engine::Result Engine::RunOrThrow(const std::shared_ptr<const Program>& program, void* const* args,
-                                  void* const* results, bool profile) {
+                                  void* const* results, bool profile, bool stay) {
   auto refuse = [](std::string why) { return Result{false, std::move(why), {}}; };
   if (forked()) return refuse("process was forked after the engine started");
   if (in_lane) return refuse("a step of a plan called the engine: nested runs would deadlock");
@@ -219,6 +220,7 @@ Engine::Result Engine::RunOrThrow(const std::shared_ptr<const Program>& program,
   call.Reset(args, results, profile);
   const bool uses_caller = program->used_lanes().front() == 0;
   uint64_t mine = 0;
+  int core = -1;
   {
     std::lock_guard<std::mutex> lock(impl_->mutex);
     if (impl_->closed) return refuse("engine is shut down");
@@ -229,7 +231,7 @@ Engine::Result Engine::RunOrThrow(const std::shared_ptr<const Program>& program,
     ++impl_->calls;
     for (int lane : program->used_lanes()) {
       if (lane == 0) continue;
-      if (uses_caller) impl_->lanes[lane]->KeepOffCaller();
+      if (uses_caller) core = impl_->lanes[lane]->KeepOffCaller();
       impl_->lanes[lane]->Push(entries);
     }
     if (uses_caller) mine = impl_->next_ticket++;
@@ -240,7 +242,10 @@ Engine::Result Engine::RunOrThrow(const std::shared_ptr<const Program>& program,
       impl_->turn.wait(lock, [&] { return impl_->now_serving == mine; });
     }
     in_lane = true;
-    RunLane(*impl_->lanes[0], call);
+    {
+      StayOnCore staying(stay ? core : -1);
+      RunLane(*impl_->lanes[0], call);
+    }
     in_lane = false;
     {
       std::lock_guard<std::mutex> lock(impl_->mutex);

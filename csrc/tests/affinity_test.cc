@@ -144,3 +144,25 @@ TEST_CASE("a mask that cannot be read changes nothing") {
   mask_unreadable = false;
   CHECK(lane.size() == cores);
 }
+
+TEST_CASE("a caller that is to stay has one core while its lane runs, and its own mask after") {
+  OnThread([] {
+    const cpu_set_t all = Mask();
+    std::vector<int> during;
+    auto p = std::make_shared<Program>(54, 0, 0, 0, 0, "stays");
+    p->AddLaunch(0, MakeStep("here", [&](Lane*) { during = Cores(Mask()); }));
+    p->AddLaunch(53, MakeStep("aside", [](Lane*) {}));
+    REQUIRE(p->Finish() == "");
+    int stayed = 0;
+    for (int turn = 0; turn < 200; ++turn) {
+      auto result = Engine::Get().Run(p, nullptr, nullptr, false, true);
+      REQUIRE_MESSAGE(result.ok, result.error);
+      const cpu_set_t after = Mask();
+      REQUIRE(CPU_EQUAL(&after, &all));
+      if (during.size() == 1) ++stayed;  // it does not if it was moved just before
+    }
+    if (Cores(all).size() > 1) CHECK(stayed > 100);
+    REQUIRE(Engine::Get().Run(p, nullptr, nullptr).ok);
+    CHECK(during.size() == Cores(all).size());
+  });
+}

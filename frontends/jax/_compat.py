@@ -84,6 +84,24 @@ def new_var(aval: Any) -> Any:
     return jcore.Var(aval)
 
 
+def struct_like(aval: Any, shape: Sequence[int] | None = None) -> jax.ShapeDtypeStruct:
+    """What to trace with for an abstract value, or for one of another shape.
+
+    Inside shard_map a value has a type that says over which mesh axes it varies; without that, a trace
+    has other operators.
+    """
+    kind = getattr(aval, "manual_axis_type", None)
+    more = (
+        {} if kind is None or kind.empty else {"manual_axis_type": kind, "sharding": aval.sharding}
+    )
+    return jax.ShapeDtypeStruct(
+        aval.shape if shape is None else tuple(shape),
+        aval.dtype,
+        weak_type=bool(getattr(aval, "weak_type", False)),
+        **more,
+    )
+
+
 def device_count(lowering_context: Any) -> int:
     """Devices the program under lowering is compiled for outside shard_map (1 inside it)."""
     axis_context = lowering_context.module_context.axis_context

@@ -8,6 +8,7 @@ come from the original function, so inlining custom rules loses nothing.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +54,15 @@ class Captured:
     jaxpr: Any
 
 
+def ordering_effects(effects: Iterable[Any]) -> list[Any]:
+    """Effects but those that say that a mesh axis is named, which order nothing."""
+    return [e for e in effects if type(e).__name__ != "NamedAxisEffect"]
+
+
 def outer_reason(eqn: Any) -> str:
     """Why an equation must stay in the outer program, or ""."""
     name = eqn.primitive.name
-    # That a collective names a mesh axis is no effect that orders it.
-    effects = [e for e in eqn.effects if type(e).__name__ != "NamedAxisEffect"]
-    if effects:
+    if effects := ordering_effects(eqn.effects):
         return f"has effects ({', '.join(sorted(map(str, effects)))})"
     for atom in (*eqn.invars, *eqn.outvars):
         if str(getattr(atom.aval, "dtype", "")) in _PACKED:

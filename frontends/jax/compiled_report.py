@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from dynaflow_xla.frontends.jax import xla_dump
+from dynaflow_xla.frontends.jax.collectives import Overlap, overlaps
 from dynaflow_xla.frontends.jax.xla_backend import XlaEntry, scope_of
 from dynaflow_xla.frontends.jax.xla_dump import Instruction, Thunk
 
@@ -42,7 +43,8 @@ class Order(msgspec.Struct, frozen=True):
     """The plan's order beside the program's. Pairs are (earlier region, later region).
 
     Attributes:
-        held: The plan's edges that every kernel of the two keeps.
+        held: The plan's edges that every kernel of the two keeps. What communication waits for is
+            the data that it reads, not the whole region that makes it.
         fused: Edges between regions that share all kernels of one: there is nothing left to order.
         broken: Edges that some kernel does not keep.
         parallel: Pairs that neither the plan nor the program orders.
@@ -103,6 +105,7 @@ class CompiledReport(msgspec.Struct, frozen=True):
         order: The plan's order beside the program's.
         scheduled, original: The two programs, compiled alike.
         notes: Sentences.
+        collectives: The scheduled program's collectives, and what computes beside each.
     """
 
     version: int
@@ -117,6 +120,7 @@ class CompiledReport(msgspec.Struct, frozen=True):
     scheduled: Program
     original: Program
     notes: tuple[str, ...] = ()
+    collectives: tuple[Overlap, ...] = ()
 
     @property
     def copies_added(self) -> int:
@@ -199,6 +203,16 @@ def make(
                 ),
             )
         )
+    computes = {
+        leaf: made.pg.regions[region].name
+        for region, mine in owned.items()
+        for leaf in mine
+        if by_id[leaf].kind in _KERNELS or _is_library(by_id[leaf])
+    }
+    for region in made.pg.regions:
+        # Of communication the collectives count, not what moves their data to and fro.
+        if region.resource == "network" and (steps := owned.get(region.id)):
+            owned[region.id] = {n for n in steps if _is_library(by_id[n])} or steps
     order = _order(made, owned, results, scheduled.order, by_id)
     notes = notes + _warnings(order, _program(scheduled), options)
     return CompiledReport(
@@ -214,6 +228,12 @@ def make(
         _program(scheduled),
         _program(programs["original"]),
         tuple(notes),
+        overlaps(
+            scheduled.thunks,
+            scheduled.instructions,
+            computes,
+            {scope: made.pg.regions[number].name for scope, number in names.items()},
+        ),
     )
 
 
@@ -264,12 +284,15 @@ def _order(
     fields = [field for field in Order.__struct_fields__ if field != "conflicts"]
     sets: dict[str, list[tuple[str, str]]] = {field: [] for field in fields}
     inner = [launch.region for launch in made.order.launches if launch.lane >= 0]
+    by_data = {region.id for region in made.pg.regions if region.resource == "network"}
     for second in inner:
         for first in sorted({*made.order.direct[second], *made.order.data[second]}):
             pair = (name[first], name[second])
             ones, others = owned.get(first, set()), owned.get(second, set())
             if not ones or not others:
                 sets["fused"].append(pair)
+            elif second in by_data and first in made.order.data[second]:
+                sets["held"].append(pair)
             elif all(a == b or a in before[b] for a in ones for b in others):
                 sets["held"].append(pair)
             else:
@@ -385,6 +408,9 @@ def _lines(report: CompiledReport) -> list[str]:
         f"  {kernel} ({a}) before {waits} ({b}): no data, no edge of the plan"
         for kernel, a, waits, b in order.conflicts
     ]
+    for one in report.collectives:
+        beside = ", ".join(f"{n} kernels of {region}" for region, n in one.beside.items())
+        lines.append(f"{one.name} ({one.region}) runs beside {beside or 'nothing'}")
     for which, program in (("scheduled", report.scheduled), ("original", report.original)):
         lines.append(
             f"{which}: CUDA graphs {list(program.command_buffers)}, kernels {program.kernels}, library "

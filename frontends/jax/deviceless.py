@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +40,52 @@ def compile_report(
     specs = jax.tree_util.tree_map(_spec, (args, kwargs))
     if isinstance(fast, scheduled_function.ScheduledFunction):
         made = fast.planned(args, kwargs)
-        _check_entry(made)
-        path = targets.resolve(target) if target is not None else made.options.target
-        path = path or targets.of_this_machine()
-        check_plugin()
-        programs = {
-            "scheduled": _export(fast._jit, *specs),
-            "original": _export(fast.original, *specs),
-        }
-        options = fast.compiler_options(args, kwargs)
-        donated = fast.donated_leaves(args, kwargs)
-        notes: list[str] = []
-    else:
-        made, options, programs, notes = _outer_function(fast, specs)
-        path = targets.resolve(target) if target is not None else made.options.target
-        path = path or targets.of_this_machine()
-        info = fast.trace(*specs[0], **specs[1]).args_info
-        donated = [i for i, x in enumerate(jax.tree_util.tree_leaves(info)) if x.donated]
+        return report_of(
+            made,
+            {"scheduled": fast._jit, "original": fast.original},
+            specs,
+            target,
+            donated=fast.donated_leaves(args, kwargs),
+        )
+    made, options, programs, notes = _outer_function(fast, specs)
+    info = fast.trace(*specs[0], **specs[1]).args_info
+    donated = [i for i, x in enumerate(jax.tree_util.tree_leaves(info)) if x.donated]
+    return _compiled(made, programs, specs, _path(made, target), options, donated, notes)
+
+
+def report_of(
+    made: Any, programs: dict[str, Any], specs: Any, target: object, donated: Sequence[int] = ()
+) -> compiled_report.CompiledReport:
+    """The report on a planned program.
+
+    Args:
+        made: Its entry.
+        programs: "scheduled" and "original" -> a jitted function.
+        specs: Positional and keyword arguments of both, as shapes.
+        target: As for ``dynaflow_xla.compile``.
+        donated: Which of the flat arguments are donated.
+    """
+    _check_entry(made)
+    path = _path(made, target)
+    check_plugin()
+    exported = {name: _export(jitted, *specs) for name, jitted in programs.items()}
+    return _compiled(made, exported, specs, path, xla_options.for_entry(made), list(donated), [])
+
+
+def _path(made: Any, target: object) -> str:
+    path = targets.resolve(target) if target is not None else made.options.target
+    return path or targets.of_this_machine()
+
+
+def _compiled(
+    made: Any,
+    programs: dict[str, Any],
+    specs: Any,
+    path: str,
+    options: dict[str, Any],
+    donated: list[int],
+    notes: list[str],
+) -> compiled_report.CompiledReport:
     options = {k: str(v) for k, v in options.items()}
     notes += filter(None, [xla_options.unproved()])
     with tempfile.TemporaryDirectory(prefix="dfx-compile-") as folder:
@@ -141,7 +171,7 @@ def check_plugin() -> str:
 def _spec(leaf: Any) -> Any:
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         sharding = getattr(leaf, "sharding", None)
-        spread = sharding is not None and len(sharding.device_set) > 1
+        spread = sharding is not None and sharding.num_devices > 1
         return jax.ShapeDtypeStruct(
             leaf.shape,
             leaf.dtype,
@@ -151,13 +181,19 @@ def _spec(leaf: Any) -> Any:
     return leaf
 
 
-def _mesh(specs: Any) -> dict[str, int]:
-    """Axes of the mesh that the arguments are spread over; the program has to have the same."""
+def _mesh(specs: Any) -> list[tuple[str, int, str]]:
+    """The mesh that the arguments are spread over, as (axis, devices, type of the axis).
+
+    The program has to have the same; the mesh itself may be abstract.
+    """
     for leaf in jax.tree_util.tree_leaves(specs):
         mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
         if mesh is not None:
-            return dict(mesh.shape)
-    return {}
+            return [
+                (str(axis), size, kind.name)
+                for (axis, size), kind in zip(mesh.shape.items(), mesh.axis_types, strict=True)
+            ]
+    return []
 
 
 def _export(jitted: Any, args: Any, kwargs: Any) -> Any:
@@ -178,7 +214,7 @@ def _run(
     programs: dict[str, Any],
     donated: list[int],
     options: dict[str, str],
-    mesh: dict[str, int],
+    mesh: list[tuple[str, int, str]],
 ) -> tuple[dict[str, Any], dict[str, str]]:
     request: dict[str, Any] = {"target": target, "devices": 1, "mesh": mesh, "programs": []}
     for name, exported in programs.items():
@@ -190,6 +226,7 @@ def _run(
     environment = dict(
         os.environ,
         JAX_PLATFORMS="cpu",
+        JAX_ENABLE_X64="1",  # the programs' types are settled; none is to be narrowed
         TF_CPP_MIN_LOG_LEVEL="0",
         TF_CPP_VMODULE=compiled_report.LOG_MODULES,
     )

@@ -41,11 +41,15 @@ def main(folder: Path) -> None:
 
 
 def _compile(
-    folder: Path, program: dict[str, Any], topology: Any, axes: dict[str, int]
+    folder: Path, program: dict[str, Any], topology: Any, axes: list[tuple[str, int, str]]
 ) -> dict[str, Any]:
     exported = jax.export.deserialize(bytearray((folder / "program.bin").read_bytes()))
-    axes = axes or {"d": exported.nr_devices}
-    mesh = topologies.make_mesh(topology, tuple(axes.values()), tuple(axes))
+    names, sizes, kinds = zip(*(axes or [("d", exported.nr_devices, "Auto")]), strict=True)
+    mesh = jax.sharding.Mesh(
+        topologies.make_mesh(topology, sizes, names).devices,
+        names,
+        axis_types=tuple(jax.sharding.AxisType[kind] for kind in kinds),
+    )
     shardings = exported.in_shardings_jax(mesh)
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     specs = [

@@ -19,7 +19,7 @@ from jax.extend import core as jcore
 
 from dynaflow_xla import nano
 from dynaflow_xla.errors import RuleError
-from dynaflow_xla.frontends.jax import capture, entry
+from dynaflow_xla.frontends.jax import _compat, capture, entry
 from dynaflow_xla.frontends.jax.split import Resolved, Split
 from dynaflow_xla.separability import Mean, Sum
 from dynaflow_xla.strategies.branches import Branches
@@ -238,10 +238,7 @@ def out_avals(captured: capture.Captured) -> list[Any]:
 
 def spec(aval: Any) -> jax.ShapeDtypeStruct:
     """What to trace with for an abstract value."""
-    varying = getattr(aval, "vma", None)
-    more: dict[str, Any] = {"vma": varying} if varying else {}
-    weak = bool(getattr(aval, "weak_type", False))
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, **more)
+    return _compat.struct_like(aval)
 
 
 def _zero(aval: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from dynaflow_xla import progress
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.ffi import _engine, blas, xla
 from dynaflow_xla.frontends.jax import (
     call,
@@ -162,6 +162,8 @@ def _build(
     t0 = time.perf_counter()
     strategy = options.strategy
     graph = captured.graph
+    if options.backend == "ffi":
+        _refuse_shard_map(captured)
     rules = options.rules
     if rules is None and not options.default_cut:
         made = strategy.rules(graph)
@@ -227,6 +229,16 @@ def _build(
         options=options, captured=captured, pg=pg, plan=plan, functions=functions,
         seconds=seconds, split=split,
     )  # fmt: skip
+
+
+def _refuse_shard_map(captured: capture.Captured) -> None:
+    for op in captured.graph.ops:
+        if op.kind == "shard_map" and op.payload.params["mesh"].size > 1:
+            raise UnsupportedError(
+                f"shard_map at {op.source} inside the scheduled function {captured.graph.name!r}: lanes "
+                "belong to one device. Schedule the function that shard_map maps, "
+                "jax.shard_map(dfx.schedule(f), ...), or use backend='xla'."
+            )
 
 
 def _with_network(pg: PartitionedGraph) -> PartitionedGraph:

@@ -30,6 +30,10 @@ _UNFUSED = frozenset(
     "all_gather_invariant all_to_all ppermute reduce_scatter psum_scatter ragged_all_to_all".split()
 )
 
+# Collectives that write their result where their operand was. All other collectives have memory of
+# their own for the result.
+_IN_PLACE = frozenset("psum psum_invariant pmax pmin".split())
+
 _BOUNDED = ("float16", "float32", "float64", "bfloat16", "int", "uint", "bool")
 
 
@@ -44,7 +48,7 @@ class Gate:
         copied: Those of ``xs`` that XLA has to copy: the gate cannot take them in place, and their
             reader is nothing that a maximum could be fused into.
         starts: Operators of the region that read a value of ``beside`` from the gate; the others
-            come after these anyway, and read the plain value.
+            come after these anyway, and read the plain value where a maximum would cost a kernel.
         paths: Operators between those values and these operators.
     """
 
@@ -59,13 +63,13 @@ class Gate:
 
 @dataclass(frozen=True)
 class _Start:
-    """An operator that needs a gate (or one that XLA computes inside of such).
+    """An operator that reads an input of its region (or what XLA computes inside of it).
 
     Attributes:
         op: Its index; -1 for a replaced region.
         path: Absorbed operators between the region's inputs and it.
         through: Inputs of the region that could pass the gate for it.
-        missing: Values that it must come after, as bits.
+        missing: Values that it must come after and does not, as bits; if any, it needs a gate.
         whole: XLA would not fuse a maximum into it.
     """
 
@@ -138,6 +142,34 @@ def place_gates(
     return list(_Placer(pg, order, opaque).run())
 
 
+def overwritten(pg: PartitionedGraph, order: RegionOrder, gates: Iterable[Gate]) -> frozenset[int]:
+    """Values that a gate waits for while something that it has no order with may overwrite them.
+
+    XLA would copy such a value. A scalar that is there when the value is does as well: that is what
+    the gate has to read instead.
+    """
+    gates = list(gates)
+    deps: dict[int, list[int]] = {}
+    for gate in gates:
+        for value in gate.deps:
+            deps.setdefault(value, []).append(gate.region)
+    found = {
+        value
+        for region in pg.regions
+        for index in region.ops
+        if pg.graph.ops[index].kind in _IN_PLACE
+        for value in pg.graph.ops[index].inputs
+    }
+    for gate in gates:
+        for value in gate.xs:
+            waiting = [r for r in deps.get(value, ()) if r != gate.region]
+            if not all(
+                order.before(r, gate.region) or order.before(gate.region, r) for r in waiting
+            ):
+                found.add(value)
+    return frozenset(found & deps.keys())
+
+
 class _Placer:
     def __init__(self, pg: PartitionedGraph, order: RegionOrder, opaque: frozenset[int]):
         self.pg = pg
@@ -208,9 +240,11 @@ class _Placer:
         for pred in self.order.direct[region.id]:
             for value in self._last_values(self.pg.regions[pred]):
                 need |= 1 << value
-        starts = self._starts(region, dict(view), need)
+        found = self._starts(region, dict(view), need)
+        starts = [s for s in found if s.missing]
         if not starts:
             return None
+        later = [s for s in found if not s.missing and not s.whole]
         whole = {v for s in starts if s.whole for v in s.through} | self._unbounded(region)
         xs: list[int] = []
         uncovered = list(starts)
@@ -235,7 +269,9 @@ class _Placer:
         deps = tuple(d for d in self._minimal(_set_bits(missing)) if d not in xs)
         outside = [x for x in xs if self._outside_bytes(x, region)]
         beside = tuple(x for x in outside if x not in whole)
-        reading = [s for s in starts if not s.through.isdisjoint(beside)]
+        # All who read it and can compute the maximum read the same: XLA fuses a normalisation into
+        # one kernel only if it has one value to begin with.
+        reading = [s for s in (*starts, *later) if not s.through.isdisjoint(beside)]
         return Gate(
             region.id,
             tuple(xs),
@@ -259,7 +295,7 @@ class _Placer:
                 have |= view[value]
             missing = need & ~have
             start = _Start(-1, frozenset(), frozenset(outside), missing, True)
-            return [start] if missing and outside else []
+            return [start] if outside else []
         paths: dict[int, frozenset[int]] = {}
         starts = []
         for op in self._ops(region):
@@ -272,7 +308,7 @@ class _Placer:
             if op.generator or op.kind in _ABSORBED:
                 outside.update(dict.fromkeys(op.outputs, through))
                 paths.update(dict.fromkeys(op.outputs, path | {op.index}))
-            elif missing and through:
+            elif through:
                 starts.append(_Start(op.index, path, through, missing, op.kind in _UNFUSED))
                 bits |= missing
             for value in op.outputs:

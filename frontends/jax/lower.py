@@ -22,7 +22,7 @@ from jax.extend import core as jcore
 from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.ffi.lane_program import LaneProgram
-from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax import _compat, lapack_guard
 from dynaflow_xla.frontends.jax.capture import Captured
 from dynaflow_xla.frontends.jax.lane_emitter import LaneEmitter
 from dynaflow_xla.frontends.jax.physical import (
@@ -73,7 +73,7 @@ def region_function(
         equations.append(eqn)
     outputs = [variables[v] for v in region.outputs]
     closed = _compat.make_jaxpr_of(equations, inputs, outputs, captured.jaxpr)
-    return jcore.jaxpr_as_fun(closed)  # type: ignore[no-any-return]
+    return lapack_guard.ordered(closed)
 
 
 def replaced_function(
@@ -108,7 +108,7 @@ def replaced_function(
             f"the replacement for region {region.name!r} ({where}) must return {show(want)}, as the "
             f"region does; it returns {show(have)}."
         )
-    return flat
+    return lapack_guard.ordered_function(flat)
 
 
 @dataclass(frozen=True)

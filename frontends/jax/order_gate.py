@@ -26,6 +26,11 @@ from dynaflow_xla.frontends.jax import _compat
 dfx_xla_gate_p = Primitive("dfx_xla_gate")
 dfx_xla_gate_p.multiple_results = True
 
+dfx_xla_witness_p = Primitive("dfx_xla_witness")
+dfx_xla_witness_p.multiple_results = True
+
+_SCALAR = jax.ShapeDtypeStruct((), jnp.int32)
+
 
 def order(xs: Sequence[Any], deps: Sequence[Any], beside: Sequence[bool] = ()) -> list[Any]:
     """Each of ``xs``, unchanged; who reads a result of this runs after every one of ``deps``.
@@ -38,6 +43,15 @@ def order(xs: Sequence[Any], deps: Sequence[Any], beside: Sequence[bool] = ()) -
     return dfx_xla_gate_p.bind(  # type: ignore[no-any-return]
         *xs, *deps, beside=tuple(beside) or (False,) * len(xs)
     )
+
+
+def witness(x: Any) -> tuple[Any, Any]:
+    """The same array, and a scalar that is there once the array is.
+
+    A gate that reads the scalar waits for the array and leaves its memory free for who comes next.
+    The scalar has no value: its memory is all that gates look at.
+    """
+    return tuple(dfx_xla_witness_p.bind(x))
 
 
 @dfx_xla_gate_p.def_impl
@@ -68,6 +82,38 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, beside: tuple[bool, ...]
 
 def _lower_identity(ctx: Any, *operands: Any, beside: tuple[bool, ...]) -> Any:
     return operands[: len(beside)]
+
+
+@dfx_xla_witness_p.def_impl
+def _witness_impl(x: Any) -> list[Any]:
+    return [x, jnp.zeros(_SCALAR.shape, _SCALAR.dtype)]
+
+
+@dfx_xla_witness_p.def_abstract_eval
+def _witness_abstract(x: Any) -> list[Any]:
+    return [x, jax.core.ShapedArray(_SCALAR.shape, _SCALAR.dtype)]
+
+
+def _witness_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    made = dfx_xla_witness_p.bind(*primals)
+    return made, [*tangents, ad.Zero(jax.typeof(made[1]).to_tangent_aval())]
+
+
+def _witness_batch(args: Sequence[Any], dims: Sequence[Any]) -> Any:
+    return dfx_xla_witness_p.bind(*args), [*dims, None]
+
+
+def _witness_cuda(ctx: Any, x: Any) -> Any:
+    if _compat.device_count(ctx) > 1:
+        return mlir.lower_fun(_witness_impl, multiple_results=True)(ctx, x)
+    xla.ensure_order_gate()
+    return mlir.lower_fun(_witness_call, multiple_results=True)(ctx, x)
+
+
+def _witness_call(x: Any) -> list[Any]:
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    call = jax.ffi.ffi_call(xla.ORDER_TARGET, [like, _SCALAR], input_output_aliases={0: 0})
+    return list(call(x))
 
 
 def _lower_cuda(ctx: Any, *operands: Any, beside: tuple[bool, ...]) -> Any:
@@ -120,3 +166,8 @@ ad.primitive_transposes[dfx_xla_gate_p] = _transpose
 batching.primitive_batchers[dfx_xla_gate_p] = _batch
 mlir.register_lowering(dfx_xla_gate_p, _lower_identity)
 mlir.register_lowering(dfx_xla_gate_p, _lower_cuda, platform="cuda")
+
+ad.primitive_jvps[dfx_xla_witness_p] = _witness_jvp
+batching.primitive_batchers[dfx_xla_witness_p] = _witness_batch
+mlir.register_lowering(dfx_xla_witness_p, mlir.lower_fun(_witness_impl, multiple_results=True))
+mlir.register_lowering(dfx_xla_witness_p, _witness_cuda, platform="cuda")

@@ -72,7 +72,7 @@ class Program:
 
     def __call__(self, *flat: Any) -> list[Any]:
         """Flat inputs (closed-over values first) to flat outputs."""
-        if self.whole.jaxpr.effects:
+        if capture.ordering_effects(self.whole.jaxpr.effects):
             return self.entry(*flat)  # JAX knows no derivative of effects
         return program_p.bind(*flat, program=self)  # type: ignore[no-any-return]
 

@@ -459,7 +459,4 @@ def _const_order(traced: Any, consts: list[Any]) -> list[Any]:
 def _resized(leaf: Any, axis: int, size: int) -> jax.ShapeDtypeStruct:
     """Another number of rows."""
     aval = jax.typeof(leaf)
-    shape = (*aval.shape[:axis], size, *aval.shape[axis + 1 :])
-    varying = getattr(aval, "vma", None)
-    more = {"vma": varying} if varying else {}
-    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=bool(aval.weak_type), **more)
+    return _compat.struct_like(aval, (*aval.shape[:axis], size, *aval.shape[axis + 1 :]))

@@ -11,17 +11,20 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 
 from dynaflow_xla.errors import RuleError
-from dynaflow_xla.frontends.jax import capture, order_gate
-from dynaflow_xla.frontends.jax.gate_placement import Gate, RegionOrder, place_gates
+from dynaflow_xla.frontends.jax import capture, lapack_guard, order_gate, placement
+from dynaflow_xla.frontends.jax.gate_placement import Gate, RegionOrder, overwritten, place_gates
 from dynaflow_xla.frontends.jax.lower import Second, cut_view, region_function
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.planned import Planned
+from dynaflow_xla.frontends.jax.split import Split
+from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.nano import MergeSpec
 from dynaflow_xla.recording import Decision
 
 PLAN_SCOPE = "dfx_plan"
@@ -59,17 +62,22 @@ class XlaEntry(Planned):
     Attributes:
         order: The order of regions that the program keeps.
         gates: Region id -> the gate in front of it.
+        witnessed: Values for which gates wait by a scalar, see ``gate_placement.overwritten``.
+        places: Values that are written into a whole one when they are made.
     """
 
     order: RegionOrder
     gates: dict[int, Gate]
+    witnessed: frozenset[int] = frozenset()
+    places: dict[int, placement.Place] = field(default_factory=dict)
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
         for log in _logs:
             log.append(self)
         with jax.named_scope(PLAN_SCOPE):
-            return self.flat_outputs(_Evaluation(self, self.bind(inputs)).run())
+            with lapack_guard.one_at_a_time():
+                return self.flat_outputs(_Evaluation(self, self.bind(inputs)).run())
 
     @property
     def stages(self) -> list[Any]:
@@ -97,25 +105,42 @@ class _Evaluation:
         for view in entry.captured.graph.views:
             self.env[view.value] = cut_view(view, env[entry.captured.graph.inputs[view.input]])
         self.gated: dict[int, list[tuple[int, Any]]] = {}
+        self.stands_for: dict[int, Any] = {}  # what a gate reads instead of a value
 
     def run(self) -> dict[int, Any]:
         entry = self.entry
+        whole = {place.whole for place in entry.places.values()}
         for launch in entry.order.launches:
             region = entry.pg.regions[launch.region]
+            if whole.issuperset(region.outputs):
+                continue  # a merge: its parts are in place
             with jax.named_scope(scope_of(region.name)):
                 beside: list[Any] = []
                 if region.id in entry.gates:
                     beside = self._gate(entry.gates[region.id])
                 inputs = [self._read(v, region.id) for v in region.inputs]
                 outs = entry.functions[region.id](*inputs, *beside)
-            self.env.update(zip(region.outputs, outs, strict=True))
+                self.env.update(zip(region.outputs, outs, strict=True))
+                for value in region.outputs:
+                    self._written(value)
         graph = entry.captured.graph
-        joins = {join.value: join for join in graph.joins}
-        for join in joins.values():
+        for join in graph.joins:
+            if join.value in whole:
+                continue
             self.env[join.value] = jax.lax.concatenate(
                 [self._final(v) for v in join.parts], join.axis
             )
         return {v: self._final(v) for v in graph.outputs}
+
+    def _written(self, value: int) -> None:
+        """Puts a part in its place, or makes the witness of a value that may be overwritten."""
+        entry = self.entry
+        place = entry.places.get(value)
+        if place is not None:
+            whole = placement.write(self.env.get(place.whole), self.env[value], place)
+            self.env[place.whole] = self.stands_for[value] = whole
+        elif value in entry.witnessed:
+            self.env[value], self.stands_for[value] = order_gate.witness(self.env[value])
 
     def _read(self, value: int, region: int) -> Any:
         for behind, x in reversed(self.gated.get(value, [])):
@@ -139,7 +164,7 @@ class _Evaluation:
 
         passed = order_gate.order(
             [array(x) for x in gate.xs],
-            [array(d) for d in gate.deps],
+            [self.stands_for[d] if d in self.stands_for else array(d) for d in gate.deps],
             [x in gate.beside for x in gate.xs],
         )
         beside = []
@@ -166,7 +191,28 @@ def build(**made: Any) -> XlaEntry:
                 if split is None
                 else split.function(gate.region, Decision(gate.region, 0), second)
             )
-    return XlaEntry(order=order, gates=gates, **made)
+    waiting: dict[int, list[int]] = {}
+    for gate in gates.values():
+        for dep in gate.deps:
+            waiting.setdefault(dep, []).append(gate.region)
+    witnessed = overwritten(pg, order, gates.values())
+    whole = (m for m in _merges(pg, split) if witnessed.isdisjoint(m[1]))
+    placed = placement.places(pg, whole, order.before, waiting)
+    return XlaEntry(order=order, gates=gates, witnessed=witnessed, places=placed, **made)
+
+
+def _merges(pg: PartitionedGraph, split: Split | None) -> Iterator[tuple[int, list[int], int]]:
+    """Results that are put together from whole values: the result, its parts, the axis."""
+    for join in pg.graph.joins:
+        yield join.value, list(join.parts), join.axis
+    if split is None:
+        return
+    for region, reads in split.expanded.merge_reads.items():
+        origin = split.expanded.origins[region]
+        if isinstance(origin, MergeSpec) and origin.how == "concat":
+            if all(cut is None for _, cut in reads):
+                (whole,) = pg.regions[region].outputs
+                yield whole, [value for value, _ in reads], origin.axis
 
 
 class Program:
@@ -198,7 +244,7 @@ class Program:
                 entry = build_entry(captured, replace(made.options, rules=None, default_cut=True))
             return entry
 
-        if closed.effects:
+        if capture.ordering_effects(closed.effects):
             self._call = whole()  # custom_jvp refuses effects
             return
         self._call = jax.custom_jvp(lambda *flat: made(*flat))

@@ -44,6 +44,18 @@ class Thunk:
     text: str
     children: list[Thunk] = field(default_factory=list)
 
+    @property
+    def async_id(self) -> str:
+        """What an asynchronous start and its done have in common, "" for other steps."""
+        found = re.search(r"async_id=(\d+)", self.text)
+        return found[1] if found else ""
+
+    @property
+    def stream(self) -> str:
+        """Where an asynchronous start runs its steps, "" for other steps."""
+        found = re.search(r"stream=([\w\[\]]+)", self.text)
+        return found[1] if found and self.kind == "kAsyncStart" else ""
+
     def leaves(self) -> Iterator[Thunk]:
         """The steps that do something, in order."""
         if not self.children:
@@ -126,6 +138,8 @@ def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = F
     made = GraphOrder()
     remaining = list(graphs)
 
+    on_stream: dict[str, set[int]] = {}
+
     def visit(thunks: list[Thunk], base: set[int]) -> set[int]:
         done = set(base)
         open_starts: dict[str, set[int]] = {}
@@ -145,11 +159,16 @@ def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = F
                     seen.append(waits | {id(leaf) for leaf in child.leaves()})
                     first = next(child.leaves())
                     made.edges[id(first)] = {id(leaves[p][-1]) for p in preds}
+            elif stream := thunk.stream:
+                # Others on the same stream come first, though nobody has waited for them here.
+                earlier = on_stream.setdefault(stream, set())
+                visit(thunk.children, done | earlier)
+                earlier |= mine | done
             elif thunk.children:
                 visit(thunk.children, done)
             else:
                 made.before[id(thunk)] = set(done)
-            key = _async_id(thunk)
+            key = thunk.async_id
             if thunk.kind.endswith("Start") and key:
                 open_starts[key] = mine
                 continue
@@ -162,20 +181,16 @@ def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = F
     return made
 
 
-def _async_id(thunk: Thunk) -> str:
-    found = re.search(r"async_id=(\d+)", thunk.text)
-    return found[1] if found else ""
-
-
 def _graph_of(thunk: Thunk, remaining: list[list[set[int]]]) -> list[set[int]]:
-    """XLA plans command buffers in program order; the number of nodes tells that it is the same."""
-    if not remaining or len(remaining[0]) != len(thunk.children):
-        have = len(remaining[0]) if remaining else "none"
-        raise DumpError(
-            f"the CUDA graph of command buffer {thunk.number} ({len(thunk.children)} commands) is not in "
-            f"XLA's log; the next graph there has {have} nodes"
-        )
-    return remaining.pop(0)
+    """XLA plans command buffers in program order; other sequences that it plans have other sizes."""
+    sizes = [len(graph) for graph in remaining]
+    while remaining:
+        if len(graph := remaining.pop(0)) == len(thunk.children):
+            return graph
+    raise DumpError(
+        f"the CUDA graph of command buffer {thunk.number} ({len(thunk.children)} commands) is not in "
+        f"XLA's log; the next graphs there have {sizes} nodes"
+    )
 
 
 # -- compiled text ---------------------------------------------------------------------------------
@@ -304,4 +319,15 @@ def read_folder(folder: Path) -> tuple[list[Thunk], dict[str, Instruction]]:
     stem = largest.name.split(".thunk_sequence")[0]
     metadata = folder / f"{stem}.thunk_metadata.txt"
     thunks = read_thunks(largest.read_text(), metadata.read_text() if metadata.is_file() else "")
-    return thunks, read_instructions((folder / "compiled.txt").read_text())
+    instructions = read_instructions((folder / "compiled.txt").read_text())
+    _name_by_start(thunks, instructions)
+    return thunks, instructions
+
+
+def _name_by_start(thunks: list[Thunk], instructions: dict[str, Instruction]) -> None:
+    """Steps of a collective get the name of its start; jaxlib 0.12 names them after an earlier form."""
+    for thunk in thunks:
+        for child in thunk.children:
+            if thunk.kind == "kAsyncStart" and child.name not in instructions:
+                child.name = thunk.name
+        _name_by_start(thunk.children, instructions)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jaxlib
 
 from dynaflow_xla.errors import FallbackWarning
+from dynaflow_xla.frontends.jax import collectives
 
 if TYPE_CHECKING:
     from dynaflow_xla.frontends.jax.xla_backend import XlaEntry
@@ -61,6 +62,7 @@ def for_entry(made: XlaEntry) -> dict[str, Any]:
         options.update(NO_DOT_MERGER)
     if made.split is not None:
         options.update(NO_SIBLING_FUSION)
+    options.update(collectives.split_options(made))
     options.update(made.options.compiler_options or {})
     return options
 

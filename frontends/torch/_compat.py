@@ -178,6 +178,32 @@ class CompilationSettings:
             patch.close()
 
 
+def lstm_is_onednn(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether ``torch.lstm`` with biases runs oneDNN's layers on these tensors, as far as is known."""
+    return (
+        torch.backends.mkldnn.is_available()
+        and torch._C._get_mkldnn_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
+        and tensors[0].numel() > 0
+    )
+
+
+def reversed_lstm(
+    x: torch.Tensor, hx: Sequence[torch.Tensor], params: Sequence[torch.Tensor], train: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One layer of an LSTM from the last step to the first, by the operator that ``torch.lstm`` uses.
+
+    ``x`` is [T, B, I], the states [1, B, H]; returns [T, B, H] and the last states.
+    """
+    lstm_mode = 2
+    y, h, c, _ = torch.ops.aten.mkldnn_rnn_layer.default(
+        x.contiguous(), *params, hx[0][0], hx[1][0], True, [], lstm_mode, hx[0].shape[-1], 1, True,
+        True, False, train,
+    )  # fmt: skip
+    return y, h.reshape(hx[0].shape), c.reshape(hx[1].shape)
+
+
 @contextlib.contextmanager
 def unfused_layers() -> Iterator[None]:
     """Context: no operators that are a whole transformer layer; they have no decomposition."""

@@ -571,11 +571,15 @@ def _check_devices(builder: _Builder, name: str) -> torch.device:
             continue
         producer = builder.values[number].producer
         what = "an argument" if producer < 0 else f"what {builder.ops[producer].kind} makes"
-        where = "" if producer < 0 else f" at {builder.ops[producer].source}"
+        readers = [op for op in builder.ops if number in op.inputs]
+        at = builder.ops[producer] if producer >= 0 else (readers[0] if readers else None)
+        where = (
+            "" if at is None else f" (used at {at.source})" if producer < 0 else f" at {at.source}"
+        )
         raise UnsupportedError(
-            f"the lanes of backend='torch' are on one device, the CPU or a CUDA device (here {device}), "
-            f"and in {name!r} {what}{where} is on {example.device}. Move the model and all arguments "
-            "to one device, or call the original."
+            f"a schedule runs on one device, the CPU or a CUDA device (here {device}), and in {name!r} "
+            f"{what}{where} is on {example.device}. Move the model and all arguments to one device, "
+            "or call the original."
         )
     return device
 

@@ -322,7 +322,8 @@ class _Backend:
         grad = torch.is_grad_enabled() and any(
             getattr(x, "requires_grad", False) for x in example_inputs
         )
-        recurrent.keep_whole(gm, grad)
+        native_eager = core.options.compiler == "eager" and core.options.backend == "torch"
+        recurrent.keep_whole(gm, grad, cells=native_eager)
         unused = draws.keep(gm)
         gm.recompile()
         broken = _compat.break_reason(gm)

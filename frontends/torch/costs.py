@@ -156,7 +156,7 @@ def _work(
         *batch, m, n = shape_of(ins[0])
         flops = _FACTORIZATIONS[name] * math.prod(batch) * m * n * min(m, n)
         return flops, flops / FACTOR_FLOPS_PER_NS + 2_000.0
-    if name in ("mkldnn_rnn_layer", "rnn_layer", "rnn_layer_backward"):
+    if name in ("mkldnn_rnn_layer", "rnn_layer", "rnn_layer_backward") or name.endswith("_cell"):
         # Every weight matrix [gates*hidden, k] meets every step and row of the input once.
         rows = math.prod(shape_of(ins[0])[:-1]) if ins else 1
         flops = 2.0 * rows * sum(math.prod(shape_of(t)) for t in ins[1:] if t.ndim == 2)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from dynaflow_xla.errors import EngineError
+from dynaflow_xla.frontends.jax import xla_options
 
 
 class EngineCall:
@@ -32,7 +33,7 @@ class EngineCall:
         results: Sequence[tuple[tuple[int, ...], torch.dtype]],
     ) -> None:
         self.made = made
-        self._closed = list(closed)
+        self.closed = list(closed)
         self._consts = [_aligned(const) for const in closed]
         self._results = list(results)
         self._jitted: Any = None
@@ -78,10 +79,14 @@ class EngineCall:
         return _apart(outs, ())
 
     def _run_jitted(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        on_gpu = [x.device for x in given if x.device.type == "cuda"]
+        if on_gpu:  # a number in a tensor of one element may be on the CPU
+            given = [x.to(on_gpu[0]) for x in given]
         if self._jitted is None:
-            self._jitted = jax.jit(lambda *xs: self.made(*xs))
+            options = xla_options.for_entry(self.made) if on_gpu else None
+            self._jitted = jax.jit(lambda *xs: self.made(*xs), compiler_options=options)
         with jax.enable_x64(True):
-            arrays = [*self._closed, *(jax.dlpack.from_dlpack(x) for x in given)]
+            arrays = [*self.closed, *(jax.dlpack.from_dlpack(x) for x in given)]
             made = jax.block_until_ready(self._jitted(*arrays))
         return _apart([torch.from_dlpack(x) for x in made], given)
 

@@ -37,6 +37,7 @@ class Options:
     compiler: str = "eager"
     compiler_options: dict[str, Any] | None = None
     backend: str = "torch"
+    target: str | None = None
     gpu: Lanes | None = None
     in_axes: Any = None
     out_axes: Any = 0

@@ -28,7 +28,13 @@ from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.measured import TRACE_WAIT, Measured, Trace
 from dynaflow_xla.plan import Instruction, Launch, Plan, Record, Wait
 
-_lane = threading.local()
+
+class _Lane(threading.local):
+    busy = False
+    owned = False
+
+
+_lane = _Lane()
 _calls: dict[int, _Call] = {}
 _numbers = itertools.count(1)
 _smallest = 5e-324
@@ -37,7 +43,7 @@ _owner = 0
 
 def in_lane() -> bool:
     """Whether this thread runs a step of a plan now."""
-    return bool(getattr(_lane, "busy", False))
+    return _lane.busy
 
 
 def check_process() -> None:
@@ -83,7 +89,7 @@ class _Step:
         call.started.add(id(self))
         was_busy, _lane.busy = in_lane(), True
         try:
-            if not getattr(_lane, "owned", False):
+            if not _lane.owned:
                 self._run_as_guest(call)
             elif call.inference:
                 with torch.inference_mode():

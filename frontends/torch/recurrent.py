@@ -1,9 +1,12 @@
-"""Recurrent modules as opaque operators, one for each layer and direction.
+"""Recurrent modules as opaque operators, one for each layer and direction, and cells as one each.
 
 AOTAutograd would unroll ``nn.GRU`` and ``nn.RNN`` into an operator a time step, with other rounding
 than the module has, and cannot train ``nn.LSTM`` on CPU. Here each layer and direction is one
 operator that calls PyTorch's own implementation without the interpreter lock; the directions of a
 bidirectional module are independent. The backward computes the layer's forward again.
+
+A cell would become some twenty operators, each of which takes the interpreter lock: on two lanes they
+wait for each other. Where no gradients are wanted it stays the one call that it is in the original.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from dynaflow_xla.frontends.torch import _compat
 
 _KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
@@ -54,6 +59,8 @@ def _layer(
     reverse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[T, B, I] -> [T, B, H], and the last state (for other kinds than LSTM the third is empty)."""
+    if reverse and kind == "lstm" and has_biases and _compat.lstm_is_onednn((x, *hx, *params)):
+        return _compat.reversed_lstm(x, hx, params, train)  # as the original: without two copies
     if reverse:
         x = x.flip(0)
     state: Any = list(hx) if kind == "lstm" else hx[0]
@@ -112,6 +119,46 @@ torch.library.register_fake("dynaflow_xla::rnn_layer", _fake_layer, lib=_library
 torch.library.register_fake("dynaflow_xla::rnn_layer_backward", _fake_backward, lib=_library)
 
 
+_CELLS = {
+    "gru_cell": "Tensor", "rnn_tanh_cell": "Tensor", "rnn_relu_cell": "Tensor",
+    "lstm_cell": "(Tensor, Tensor)",
+}  # fmt: skip
+for _name, _result in _CELLS.items():
+    _state = "Tensor[]" if _name == "lstm_cell" else "Tensor"
+    _library.define(
+        f"{_name}(Tensor input, {_state} hx, Tensor w_ih, Tensor w_hh, Tensor? b_ih=None, "
+        f"Tensor? b_hh=None) -> {_result}"
+    )
+    _library.impl(_name, getattr(torch, _name), "CompositeExplicitAutograd")
+
+
+def _fake_cell(x: Any, hx: Any, *_: Any) -> Any:
+    return torch.empty_like(hx)
+
+
+def _fake_lstm_cell(x: Any, hx: Any, *_: Any) -> Any:
+    return torch.empty_like(hx[0]), torch.empty_like(hx[1])
+
+
+for _name in _CELLS:
+    torch.library.register_fake(
+        f"dynaflow_xla::{_name}",
+        _fake_lstm_cell if _name == "lstm_cell" else _fake_cell,
+        lib=_library,
+    )
+
+_DIRECT = {
+    torch.ops.dynaflow_xla.rnn_layer.default: _forward,
+    torch.ops.dynaflow_xla.rnn_layer_backward.default: _layer_backward,
+    **{getattr(torch.ops.dynaflow_xla, name).default: getattr(torch, name) for name in _CELLS},
+}
+
+
+def direct(target: Any) -> Any:
+    """What a lane calls for an operator: of ours the Python function, without the dispatcher."""
+    return _DIRECT.get(target, target)
+
+
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     kind, x, hx, params, *rest = inputs
     ctx.kind, ctx.n, ctx.rest = kind, len(hx), rest
@@ -135,15 +182,18 @@ torch.library.register_autograd(
 )
 
 
-def keep_whole(gm: Any, grad: bool) -> None:
-    """Rewrites the recurrent calls of a Dynamo graph into layer operators.
+def keep_whole(gm: Any, grad: bool, cells: bool) -> None:
+    """Rewrites the recurrent calls of a Dynamo graph into our operators.
 
     Args:
         gm: The graph.
         grad: Whether gradients are wanted.
+        cells: Whether cells stay whole too; a compiler fuses more if they do not.
 
     Calls on packed sequences, and those with projections, stay as they are.
     """
+    if cells and not grad:
+        _keep_cells(gm)
     for node in list(gm.graph.nodes):
         name = getattr(node.target, "__name__", "")
         if node.op != "call_function" or name not in _KINDS:
@@ -161,6 +211,19 @@ def keep_whole(gm: Any, grad: bool) -> None:
         _Rewriter(gm.graph, node, name, grad).run(
             x, states, list(params), has_biases, layers, dropout, train, directions, batch_first
         )
+
+
+def _keep_cells(gm: Any) -> None:
+    """Turns calls of cells into our operators; under autocast they have operators of their own."""
+    nodes = list(gm.graph.nodes)
+    if torch.is_autocast_enabled("cpu") or any(
+        "autocast" in getattr(node.target, "__name__", "") for node in nodes
+    ):
+        return
+    for node in nodes:
+        name = getattr(node.target, "__name__", "")
+        if node.op == "call_function" and name in _CELLS and node.target is getattr(torch, name):
+            node.target = getattr(torch.ops.dynaflow_xla, name).default
 
 
 class _Rewriter:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaflow_xla.errors import PlanError
+from dynaflow_xla.frontends.torch import recurrent
 from dynaflow_xla.frontends.torch.capture import Captured, Payload, Placed, Ref, place
 from dynaflow_xla.ir import PartitionedGraph, Region
 
@@ -113,7 +114,7 @@ class _Writer:
         self.load(op.inputs, region)
         args = [self.expression(arg) for arg in payload.args]
         args += [f"{k}={self.expression(v)}" for k, v in payload.kwargs.items()]
-        call = f"{self.constant(payload.target)}({', '.join(args)})"
+        call = f"{self.constant(recurrent.direct(payload.target))}({', '.join(args)})"
         if payload.multiple:
             targets = ", ".join("_" if v is None else f"v{v}" for v in payload.outputs)
             call = f"[{targets}] = {call}" if targets else call

@@ -23,6 +23,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import xla
 from dynaflow_xla.frontends.jax import capture as jax_capture, entry as jax_entry, places
+from dynaflow_xla.frontends.jax.xla_backend import XlaEntry as XlaPlan
 from dynaflow_xla.frontends.torch import aten_table, recurrent as _recurrent, to_jax  # noqa: F401
 from dynaflow_xla.frontends.torch.capture import Captured, capture
 from dynaflow_xla.frontends.torch.engine_call import EngineCall
@@ -142,6 +143,8 @@ class XlaEntry:
     def describe(self) -> list[str]:
         """Lines of ``explain`` behind the table of regions."""
         made = self.program.call.made
+        if isinstance(made, XlaPlan):
+            return [f"one XLA program; {made.summary()}", *self._notes()]
         stages = [stage for stage, _ in made.stages if stage is not None]
         lines = [
             f"lanes {self.plan.lanes}, events {self.plan.events}; arguments are read in place, "
@@ -154,6 +157,10 @@ class XlaEntry:
                 f"note: {copied} inputs do not begin at a multiple of 64 bytes and are copied at each "
                 "call (weights of a mapped file: parameter.data = parameter.data.clone())"
             )
+        return lines + self._notes()
+
+    def _notes(self) -> list[str]:
+        lines = []
         if self.program.function.draws:
             lines.append(
                 f"note: {len(self.program.function.draws)} random operators are drawn by PyTorch "
@@ -175,7 +182,7 @@ class Stamped:
         made = entry.program.call.made
         if not made.stages:
             raise UnsupportedError(
-                "profile needs backend='ffi' or 'torch': one program has no lanes"
+                "profile needs backend='ffi' or 'torch': one XLA program has no lanes of its own"
             )
         with jax.enable_x64(True):
             stages = jax_entry.build_stages(
@@ -244,8 +251,7 @@ def build_program(captured: Captured, options: Any, kind: str) -> Program:
     _check_devices(captured, options.backend)
     t0 = time.perf_counter()
     function = to_jax.jax_function(captured)
-    precision = {"highest": "highest", "high": "high"}.get(torch.get_float32_matmul_precision())
-    with jax.enable_x64(True), jax.default_matmul_precision(precision or "default"):
+    with jax.enable_x64(True), matmul_precision():
         with jax_entry.capturing_inside():
             closed = jax.make_jaxpr(function)(*function.specs())
         found = jax_capture.capture(closed, 0, captured.graph.name)
@@ -255,6 +261,12 @@ def build_program(captured: Captured, options: Any, kind: str) -> Program:
     made.seconds["trace"] = time.perf_counter() - t0 - sum(made.seconds.values())
     results = [(layout.physical, layout.dtype) for layout in function.result_layouts]
     return Program(function, EngineCall(made, closed.consts, results))
+
+
+def matmul_precision() -> Any:
+    """Context in which products of float32 have the digits that PyTorch is set to."""
+    wanted = torch.get_float32_matmul_precision()
+    return jax.default_matmul_precision(wanted if wanted in ("highest", "high") else "default")
 
 
 def jax_options(options: Any, captured: Captured, kind: str) -> Any:
@@ -274,7 +286,7 @@ def jax_options(options: Any, captured: Captured, kind: str) -> Any:
         # The backward has other operators than the forward for which the rules were written.
         made["rules"] = tuple(r for r in options.rules if _matches(r, captured))
     if options.backend == "xla":
-        made["backend"] = "xla"
+        made.update(backend="xla", target=options.target)
     return jax_entry.Options(**made)
 
 
@@ -283,15 +295,8 @@ def _matches(rule: Any, captured: Captured) -> bool:
 
 
 def _check_devices(captured: Captured, backend: str) -> None:
-    devices = {
-        str(x.device)
-        for v in captured.graph.inputs
-        if isinstance(x := captured.examples[v], torch.Tensor)
-    }
-    if len(devices) > 1:
-        raise UnsupportedError(f"inputs are on several devices ({', '.join(sorted(devices))})")
-    if backend == "ffi" and devices - {"cpu"}:
+    if backend == "ffi" and captured.device.type != "cpu":
         raise UnsupportedError(
-            f"backend='ffi' runs on CPU lanes; the inputs are on {sorted(devices)[0]}. Use "
-            "backend='xla' or backend='torch'."
+            f"backend='ffi' runs PyTorch models on lanes of the CPU; in {captured.graph.name!r} the tensors "
+            f"are on {captured.device}. Use backend='xla' or backend='torch'."
         )

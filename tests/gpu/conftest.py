@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,13 @@ def torch() -> Any:
 
 
 @pytest.fixture
-def jax() -> Any:
+def jax() -> Iterator[Any]:
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     if jax.default_backend() != "gpu":
         pytest.skip(f"JAX runs on {jax.default_backend()!r}: its CUDA plugin is missing")
-    return jax
+    # Else a product may have TF32's precision in one program and not in the other.
+    with jax.default_matmul_precision("highest"):
+        yield jax
 
 
 @pytest.fixture

@@ -22,10 +22,14 @@ def pip(*args: str) -> int:
     return subprocess.call([sys.executable, "-m", "pip", "-q", *args])
 
 
-def loads(site: Path) -> bool:
+def problem(site: Path) -> str:
+    """Why the package in SITE cannot be used, or ``""``."""
     check = "import dynaflow_xla.ffi._engine as e; e.cuda_problem()"
     env = {**os.environ, "PYTHONPATH": str(site)}
-    return subprocess.call([sys.executable, "-P", "-c", check], env=env) == 0
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", check], env=env, stderr=subprocess.PIPE, text=True
+    )
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it died"])[-1]
 
 
 def main() -> int:
@@ -39,16 +43,23 @@ def main() -> int:
         if wheel in ours or importlib.util.find_spec(module) is not None:
             continue
         pip(*into, str(wheel))
-    if ours and pip(*into, str(ours[-1])) == 0 and loads(site):
-        how = ours[-1].name
+    how = ours[-1].name if ours else f"no wheel in {wheels}"
+    if not ours:
+        why = "nothing to install"
     else:
+        why = "pip refused it" if pip(*into, str(ours[-1])) != 0 else problem(site)
+    if why:
+        print(f"{how}: {why}; building from the sources")
         how = "built here"
-        if pip(*into, "--no-build-isolation", str(ROOT)) != 0 or not loads(site):
-            print(
-                "no wheel of dynaflow_xla fits this Python and it cannot be built here (that needs "
-                "scikit-build-core, nanobind, cmake, ninja, jaxlib): run `make gpu-wheel` elsewhere"
-            )
-            return 1
+        built = pip(*into, "--upgrade", "--no-build-isolation", str(ROOT)) == 0
+        why = problem(site) if built else "pip could not build it"
+    if why:
+        print(
+            f"dynaflow_xla cannot be used with {sys.executable}: {why}. Building needs scikit-build-core, "
+            "nanobind, cmake, ninja and jaxlib; using it msgspec and threadpoolctl. `make gpu-wheel` on a "
+            f"machine with an index makes wheels of all that; carry them to {wheels}"
+        )
+        return 1
     print(f"dynaflow_xla ({how}) in {site}, {time.time() - begin:.0f} s")
     return 0
 

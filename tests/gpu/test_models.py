@@ -23,6 +23,8 @@ class RoundRobin(dfx.Strategy):
                 count += 1
 
 
+# Libraries may choose another algorithm on another stream; what races leaves is far from that.
+CLOSE = {"rtol": 2e-3, "atol": 2e-3}
 STRATEGIES = [dfx.Sequential(), dfx.Branches(), RoundRobin()]
 
 
@@ -112,7 +114,7 @@ def test_torch(torch: Any, name: str, strategy: Any) -> None:
             for a, b in zip(
                 *[v if isinstance(v, tuple) else (v,) for v in (want, got)], strict=True
             ):
-                torch.testing.assert_close(a, b)
+                torch.testing.assert_close(a, b, **CLOSE)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -144,7 +146,7 @@ def test_torch_race_hunt(torch: Any, seed: int) -> None:
             got = runner([x, w] if _takes_x_first(plain, x, w) else [w, x])
             poison = [torch.full((128, 128), float("nan"), device="cuda") for _ in range(4)]
             for a, b in zip(fn(x, w), got, strict=True):
-                torch.testing.assert_close(a, b)
+                torch.testing.assert_close(a, b, **CLOSE)
             del poison
 
 
@@ -167,7 +169,7 @@ def test_torch_with_regions_of_inductor(torch: Any, name: str) -> None:
             for a, b in zip(
                 *[v if isinstance(v, tuple) else (v,) for v in (want, got)], strict=True
             ):
-                torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
+                torch.testing.assert_close(a, b, **CLOSE)
 
 
 def test_torch_in_buckets(torch: Any) -> None:
@@ -178,7 +180,7 @@ def test_torch_in_buckets(torch: Any) -> None:
         for call in range(60):
             x = torch.randn(1 + call, 128, device="cuda")
             for a, b in zip(fast.original(x, w), buckets(x, w), strict=True):
-                torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
+                torch.testing.assert_close(a, b, **CLOSE)
 
 
 def test_torch_lanes_with_multiprocessors_of_their_own(torch: Any) -> None:
@@ -196,7 +198,7 @@ def test_torch_lanes_with_multiprocessors_of_their_own(torch: Any) -> None:
                     raise
                 pytest.skip(str(error))
             for a, b in zip(fn(x, w), got, strict=True):
-                torch.testing.assert_close(a, b)
+                torch.testing.assert_close(a, b, **CLOSE)
 
 
 def test_torch_ten_thousand_replays(torch: Any) -> None:
@@ -209,5 +211,5 @@ def test_torch_ten_thousand_replays(torch: Any) -> None:
         for call in range(10_000):
             got = fast(xs[call % 8], w)
             if call % 500 == call % 8:
-                torch.testing.assert_close(want[call % 8], got)
+                torch.testing.assert_close(want[call % 8], got, **CLOSE)
     torch.cuda.synchronize()

@@ -69,14 +69,26 @@ def test_an_unknown_case_is_named() -> None:
 def test_without_a_gpu_everything_skips_with_reasons(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     out = tmp_path / "gpu"
-    words = ["--parts", "target", "tests", "bench-jax", "--out", str(out), "--build", str(tmp_path)]
+    words = [
+        "--parts",
+        "target",
+        "tests",
+        "tests-jax",
+        "bench-jax",
+        "--out",
+        str(out),
+        "--build",
+        str(tmp_path),
+    ]
     done = _python("benchmarks/gpu_all.py", *words)
     summary = json.loads((out / "summary.json").read_text())["parts"]
     assert done.returncode == 0, (done.stdout, summary)
     assert {part["ended"] for part in summary.values()} == {"passed"}, summary
     assert "no target text: JAX runs on 'cpu'" in summary["target"]["tail"]
-    assert "no GPU: there is no CUDA driver" in summary["tests"]["tail"]
-    assert " skipped" in summary["tests"]["tail"] and " passed" not in summary["tests"]["tail"]
+    for name in ("tests", "tests-jax"):
+        tail = summary[name]["tail"]
+        assert "no GPU: there is no CUDA driver" in tail
+        assert " skipped" in tail and " passed" not in tail
     assert "bench-gpu: nothing to measure" in summary["bench-jax"]["tail"]
     assert (out / "tests.xml").exists() and (tmp_path / "gpu.tar.gz").exists()
     assert _python("benchmarks/gpu_all.py", "--parts", "nothing").returncode == 2

@@ -45,3 +45,21 @@ def test_readme_shows_the_study_of_auto() -> None:
     assert summary["functions"] == len(record["cases"]) >= 25
     for key in ("against_plain", "against_best", "rank_correlation"):
         assert f"{summary[key]:.2f}" in readme, key
+
+
+def test_readme_shows_models_in_both_frameworks(plot: Any) -> None:
+    files = sorted(RESULTS.glob("pairs-*.json"))
+    assert len(files) == 1, "one result is kept: delete what a newer one supersedes"
+    text = files[0].read_text()
+    assert "/work/" not in text and "/home/" not in text and str(ROOT) not in text
+    record = json.loads(text)
+    names = {case["name"] for case in record["cases"] if "error" not in case}
+    assert names == {"minilm", "llama_block", "moe_block", "resnet", "bilstm_pair"}
+    for case in record["cases"]:
+        assert case["difference_between_frameworks"] < 1e-4
+        assert all(case["samples_ms"][n] for group in plot.PAIR_COLUMNS.values() for n in group)
+    readme = (ROOT / "README.md").read_text()
+    assert files[0].name in readme
+    shown = re.search(r"\| model \|.*?(?=\n\n)", readme, re.DOTALL)
+    assert shown, "README.md has no table of models"
+    assert shown.group(0) == plot.pairs_markdown(record), "plot.py FILE --markdown prints it"

@@ -43,9 +43,10 @@ class Engine {
 
   // Runs a finished program to completion on the caller's thread (lane 0) and the lane threads.
   // `args` and `results` hold the program's numbers of addresses and are used until Run returns.
-  // Any number of threads may call it.
+  // Any number of threads may call it. With `stay` the caller keeps to its core while lane 0 runs:
+  // for steps that sleep now and then (see StayOnCore), and that start no threads.
   Result Run(const std::shared_ptr<const Program>& program, void* const* args, void* const* results,
-             bool profile = false);
+             bool profile = false, bool stay = false);
 
   // Waits for calls in flight, joins the lane threads; later calls fail. Idempotent, from any
   // thread. False, and nothing is done, inside a step (it would wait for itself) and in a forked
@@ -65,7 +66,7 @@ class Engine {
   Engine();
   bool forked() const;
   Result RunOrThrow(const std::shared_ptr<const Program>& program, void* const* args,
-                    void* const* results, bool profile);
+                    void* const* results, bool profile, bool stay);
   struct Impl;
   Impl* impl_;
 };

@@ -224,6 +224,18 @@ def _rnn(site: Site) -> list[State]:
     return _by_shape(site, state)
 
 
+@rule("dynaflow_xla.lstm_cell", "dynaflow_xla.gru_cell", "dynaflow_xla.rnn_tanh_cell",
+      "dynaflow_xla.rnn_relu_cell")  # fmt: skip
+def _cell(site: Site) -> list[State]:
+    hx = site.args["hx"]
+    rows = [site.args["input"], *(hx if isinstance(hx, (list, tuple)) else [hx])]
+    if any(isinstance(site.state(t), Rows | Partial) for t in site.tensors() if t not in rows):
+        raise NoRule
+    if any(len(site.shape(t)) != 2 for t in rows):
+        raise NoRule  # a single row without a batch
+    return _by_shape(site, _in_batches(site, {0}, rows))
+
+
 @rule("dynaflow_xla.rnn_layer_backward")
 def _rnn_backward(site: Site) -> list[State]:
     inner = _in_batches(site, {1}, [site.args["input"], *site.args["hx"]])

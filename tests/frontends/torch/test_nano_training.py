@@ -36,6 +36,21 @@ class Recurrent(nn.Module):
         return self.head(self.rnn(x)[0])
 
 
+class Cells(nn.Module):
+    """A GRU and an LSTM as loops over cells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.lstm = nn.GRUCell(6, 8), nn.LSTMCell(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        h, state = x.new_zeros(x.shape[0], 8), None
+        for t in range(3):
+            h = self.gru(x[:, t], h)
+            state = self.lstm(h, state)
+        return torch.cat([h, *state], -1)
+
+
 class Experts(nn.Module):
     """A mixture of experts: every expert on every token, weighted by the router's two best."""
 
@@ -68,6 +83,7 @@ MODELS = {
     "conv": (Conv, (4, 3, 8, 8), 0),
     "lstm": (Recurrent, (4, 5, 6), 0),
     "lstm, time first": (lambda: Recurrent(False), (5, 4, 6), 1),
+    "cells": (Cells, (4, 3, 6), 0),
     "experts": (Experts, (4, 2, 8), 0),
     "encoder": (encoder, (4, 3, 8), 0),
     "encoder with dropout": (lambda: encoder(0.2), (4, 3, 8), 0),

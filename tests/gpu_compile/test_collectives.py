@@ -1,0 +1,93 @@
+"""Collectives of nano-batches in programs for 8 GPUs: kept apart, and each beside the other's compute."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+jax = pytest.importorskip("jax")
+jax.config.update("jax_platforms", "cpu")
+
+import jax.numpy as jnp  # noqa: E402
+from parallel_layers import AXIS, DEVICES, Layer, layers  # noqa: E402
+
+import dynaflow_xla as dfx  # noqa: E402
+
+# Nobody has 8 devices here: the mesh is abstract.
+MESH = jax.sharding.AbstractMesh((DEVICES,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+LAYERS = layers(batch=8, length=512, width=1024)
+
+
+def compiled(layer: Layer, strategy: Any, **options: Any) -> Any:
+    fast = dfx.schedule(layer.fn, strategy, in_axes=layer.in_axes, target="nvidia-h200", **options)
+    specs = [
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=jax.sharding.NamedSharding(MESH, spec))
+        for shape, spec in zip(layer.shapes, layer.specs, strict=True)
+    ]
+    return dfx.compile(layer.spread(fast, MESH), *specs)
+
+
+def nano(name: str) -> str:
+    return name.rsplit("@", 1)[-1]
+
+
+@functools.cache
+def default(name: str, strategy: str) -> Any:
+    made = {"DualBatch()": dfx.DualBatch, "NanoBatch(2)": dfx.NanoBatch}[strategy]()
+    return compiled(LAYERS[name], made)
+
+
+STRATEGIES = ["DualBatch()", "NanoBatch(2)"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_collectives_run_beside_the_other_nano_batch(name: str, strategy: str) -> None:
+    """Between a collective's start and done XLA runs kernels of the other nano-batch.
+
+    The last ones may have nothing left beside them: how many kernels follow depends on the layer.
+    """
+    layer = LAYERS[name]
+    report = default(name, strategy)
+    assert len(report.collectives) == 2 * layer.collectives, report
+    beside = [
+        any(nano(region) != nano(one.region) for region in one.beside)
+        for one in report.collectives
+        if one.asynchronous
+    ]
+    dual = strategy == "DualBatch()"
+    assert sum(beside) >= 2 * layer.collectives - (0 if dual else 1), report
+    assert not report.order.broken and not report.order.merged, report
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_activation_is_copied(name: str) -> None:
+    report = default(name, "DualBatch()")
+    assert report.copied_bytes_added < 64, report
+    kernels = [
+        sum(len(r.kernels) for r in report.regions if nano(r.name) == number) for number in "01"
+    ]
+    assert kernels[0] == kernels[1], report
+
+
+@pytest.mark.parametrize("family", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_a_collective_of_both_nano_batches_is_seen(family: str) -> None:
+    """With XLA's own thresholds it combines them, and then nothing is beside the one: the reason for the
+    options that a plan sets.
+    """
+    layer = LAYERS["transformer_block" if family == "all_reduce" else "sequence_parallel_mlp"]
+    options = {f"xla_gpu_{family}_combine_threshold_bytes": str(1 << 30)}
+    report = compiled(layer, dfx.NanoBatch(2), compiler_options=options)
+    assert len(report.collectives) < 2 * layer.collectives, report
+
+
+def test_products_of_both_nano_batches_are_seen() -> None:
+    """The same for the products of two nano-batches with one weight."""
+    layer = LAYERS["transformer_block"]
+    apart = default("transformer_block", "NanoBatch(2)")
+    options = {"xla_gpu_dot_merger_threshold_mb": "1024", "xla_disable_hlo_passes": ""}
+    joined = compiled(layer, dfx.NanoBatch(2), compiler_options=options)
+    assert not apart.order.merged, apart
+    assert joined.order.merged or joined.scheduled.kernels < apart.scheduled.kernels, joined
