@@ -67,7 +67,7 @@ def test_splits_are_refused() -> None:
         scheduled(nn.BatchNorm1d(6), Halves())(X)
 
 
-@pytest.mark.parametrize("option", [{"in_axes": 0}, {"select": "x"}])
+@pytest.mark.parametrize("option", [{"select": "x"}])
 def test_options_of_another_version(option: dict[str, Any]) -> None:
     with pytest.raises(dfx.DynaflowError, match=next(iter(option))):
         dfx.schedule(nn.Linear(2, 2), **option)
