@@ -370,11 +370,22 @@ def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timelin
 def explain(fast: Any, *args: Any, deep: bool = False, **kwargs: Any) -> str:
     """A readable account: regions, lanes, costs, sources, copies, notes, decisions.
 
-    With ``deep=True`` (backend ``"xla"``) it is followed by what ``compile`` reads back.
+    With ``deep=True`` (backend ``"xla"``) it is followed by what ``compile`` reads back, or without a
+    GPU and a target by what is in the program for this CPU.
     """
     made = _scheduled(fast, "explain", args, kwargs)
     text: str = _inspect(made).explain(made, args, kwargs)
-    return f"{text}\n\n{compile(fast, *args, **kwargs)}" if deep else text
+    return f"{text}\n\n{_deep(made, args, kwargs)}" if deep else text
+
+
+def _deep(made: Any, args: Any, kwargs: Any) -> Any:
+    """What became of the plan: read back from a GPU's program, or from this CPU's without a target."""
+    no_target = getattr(getattr(made, "_options", None), "target", None) is None
+    if getattr(made, "framework", "jax") == "jax" and no_target:
+        entry = made.planned(args, kwargs)
+        if entry.options.backend == "xla" and not _jax("targets").has_gpu():
+            return _jax("cpu_text").text(made, args, kwargs)
+    return compile(made, *args, **kwargs)
 
 
 def compile(fast: Any, *args: Any, target: Any = None, **kwargs: Any) -> Any:
