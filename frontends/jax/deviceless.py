@@ -143,7 +143,7 @@ def _outer_function(jitted: Any, specs: Any) -> tuple[XlaEntry, dict[str, Any], 
     check_plugin()
     # Fresh functions: jit would return what it traced before.
     inner = jitted.__wrapped__
-    with traced_entries() as entries:
+    with traced_entries() as entries, entry.tracing_afresh():
         scheduled = _export(jax.jit(lambda *a, **k: inner(*a, **k)), *specs)
     if not entries:
         raise UnsupportedError(

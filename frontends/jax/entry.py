@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,6 +38,9 @@ from dynaflow_xla.validate import validate
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
+_state = threading.local()
+
+
 def capturing() -> bool:
     """Whether this thread is inside the capture of a scheduled function (nested ones then inline)."""
     return bool(_engine.capturing())
@@ -45,15 +48,36 @@ def capturing() -> bool:
 
 class _Capturing:
     def __enter__(self) -> None:
+        _state.depth = getattr(_state, "depth", 0) + 1
         _engine.enter_capture()
 
     def __exit__(self, *_: object) -> None:
+        _state.depth -= 1
         _engine.leave_capture()
 
 
 def capturing_inside() -> _Capturing:
     """A block in which scheduled functions are their originals."""
     return _Capturing()
+
+
+@contextlib.contextmanager
+def tracing_afresh() -> Iterator[None]:
+    """A block in which scheduled functions are traced at each call, whatever JAX has of them already."""
+    before = getattr(_state, "afresh", None)
+    _state.afresh = getattr(_state, "depth", 0)
+    _engine.enter_capture()
+    try:
+        yield
+    finally:
+        _engine.leave_capture()
+        _state.afresh = before
+
+
+def afresh() -> bool:
+    """Whether this call is one of those, and not inside a capture."""
+    at = getattr(_state, "afresh", None)
+    return at is not None and at == getattr(_state, "depth", 0)
 
 
 @dataclass(frozen=True)

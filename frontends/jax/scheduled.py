@@ -86,6 +86,8 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         """A call for which no program is settled."""
+        if entry.afresh():
+            return self.planning(args, kwargs)._traced(*args, **kwargs)
         if entry.capturing() or _compat.under_disable_jit() or self._unsupported_platform():
             return self.original(*args, **kwargs)
         xla.check_process()

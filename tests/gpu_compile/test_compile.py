@@ -108,6 +108,17 @@ def test_refused_option() -> None:
         dfx.compile(fast, S, S, S, S)
 
 
+def test_a_function_that_was_called_before() -> None:
+    """JAX keeps what it traced; the report is on the scheduled program all the same."""
+    fast = dfx.schedule(two_branches, dfx.Branches(), target="nvidia-h200")
+    outer = jax.jit(lambda *args: fast(*args) * 2)
+    x = jnp.ones(S.shape, S.dtype)
+    fast(x, x, x, x)
+    outer(x, x, x, x)
+    report = dfx.compile(outer, S, S, S, S)
+    assert set(report.order.parallel) == {("left", "right")}
+
+
 def test_report_forms() -> None:
     fast = dfx.schedule(two_branches, dfx.Branches(), target="nvidia-h200")
     report = dfx.compile(fast, S, S, S, S)
