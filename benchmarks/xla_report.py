@@ -16,7 +16,7 @@ import environment
 
 import dynaflow_xla as dfx
 
-GPU_REPEATS, CPU_REPEATS = 1, 1
+GPU_REPEATS, CPU_REPEATS = 3, 3
 
 
 def main() -> None:
@@ -185,7 +185,8 @@ def page(reports: list[dict[str, Any]], files: list[str]) -> str:
             ),
         },
         "The shortest of several compilations in a warm process, tracing and lowering not counted; seconds "
-        "of the machine below. Plain jit: the original with XLA's default options.",
+        "of the machine below; with a load above its cores, below, they say little. Plain jit: the "
+        "original with XLA's default options.",
     )
     lines.extend(["## Notes of the compiler's reader", ""])
     for name in names:
@@ -227,8 +228,8 @@ def _fusion(by_name: list[dict[str, Any]], names: list[str]) -> list[str]:
     lines = [
         "## Fusion inside regions",
         "",
-        "Kernels and library calls of each marked part (all its nano-batches, both passes), and those of the "
-        "unscheduled function.",
+        "Kernels and library calls of each marked part (all its nano-batches), and those of the unscheduled "
+        "function. Only kernels that kept their name in the compiled program are counted here.",
         "",
         "| case | mark | nano-batches | scheduled | original |",
         "|---|---|---|---|---|",
