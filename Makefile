@@ -36,7 +36,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt bench-gpu test test-gpu gpu-wheel gpu-all \
         test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 versions-wheel \
-        gpu-envs test-gpu-compile \
+        gpu-envs test-gpu-compile report-xla \
         test-torch-xla cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
@@ -202,6 +202,15 @@ test-gpu-compile: gpu-envs  ## Compile for GPUs without one, under each JAX of G
 	@for v in $(GPU_JAX); do \
 	  echo "jax $$v"; $(GPU_ENVS)/jax-$$v/bin/python -P -m pytest -q tests/gpu_compile $(PYTEST_ARGS); \
 	done
+
+report-xla: gpu-envs  ## Compile the cases of docs/xla_report.md for a GPU without one, and write the page
+	@for v in $(GPU_JAX); do \
+	  echo "jax $$v"; \
+	  $(GPU_ENVS)/jax-$$v/bin/python benchmarks/xla_report.py measure benchmarks/results/xla-$$v.json $(BENCH_ARGS); \
+	done
+	@$(call gpu_python,$(lastword $(GPU_JAX))) benchmarks/xla_report.py write docs/xla_report.md \
+	  $(foreach v,$(GPU_JAX),benchmarks/results/xla-$(v).json)
+
 # ---- GPU -----------------------------------------------------------------------------------------
 
 # Where the GPU is there may be no network and no .venv: the package comes from the wheels of

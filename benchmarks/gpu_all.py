@@ -51,7 +51,9 @@ def parts(python: str, out: Path, build: Path, more: list[str]) -> list[Part]:
     return [
         Part("install", install, 150),
         Part("target", [python, "-P", "tests/gpu/target.py", str(out / "target.txtpb")], 90),
-        Part("tests", pytest("tests", "not test_probes and not test_kernels and not test_jax"), 300),
+        Part(
+            "tests", pytest("tests", "not test_probes and not test_kernels and not test_jax"), 300
+        ),
         Part("probes", pytest("probes", "test_probe and not sanitizer"), 480),
         # Lanes that are XLA clients may hang, which ends their part.
         Part("tests-jax", pytest("tests-jax", "test_kernels or test_jax"), 300),

@@ -137,7 +137,9 @@ def schedule(
         "jax": lambda: _schedule_jax(
             fn, {**options, "gpu_lanes": backend == "ffi"}, {**batch, **place}, compiler, check
         ),
-        "torch": lambda: _schedule_torch(fn, options, {**batch, **place}, compiler, backend),
+        "torch": lambda: _schedule_torch(
+            fn, {**options, "check": check}, {**batch, **place}, compiler, backend
+        ),
     }
     if framework in makers:
         return makers[framework]()
@@ -158,8 +160,10 @@ def _schedule_jax(
 def _schedule_torch(
     fn: Any, options: Mapping[str, Any], batch: Mapping[str, Any], compiler: str, backend: str
 ) -> Any:
-    if batch["in_axes"] is not None:
-        raise UnsupportedError("in_axes is not in this version for PyTorch; leave in_axes out")
+    if batch["in_axes"] is not None and (backend not in ("auto", "torch") or _has_torch_xla()):
+        raise UnsupportedError(
+            "in_axes of a PyTorch model is for backend='torch' in this version; leave in_axes out"
+        )
     if _has_torch_xla():
         return _schedule_torch_xla(fn, options, compiler, backend)
     _optional.require("torch", "scheduling a PyTorch model", "torch")
@@ -173,7 +177,8 @@ def _schedule_torch(
                 f"compiler={compiler!r} is for backend='torch'; XLA compiles the regions of "
                 f"backend={backend!r}: leave compiler out"
             )
-    made = entry.Options(compiler=compiler, backend=backend, target=batch.get("target"), **options)
+    given = {**options, **batch, "backend": backend}
+    made = entry.Options(compiler=compiler, **given)
     return frontend.schedule(fn, made)
 
 
@@ -365,11 +370,22 @@ def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timelin
 def explain(fast: Any, *args: Any, deep: bool = False, **kwargs: Any) -> str:
     """A readable account: regions, lanes, costs, sources, copies, notes, decisions.
 
-    With ``deep=True`` (backend ``"xla"``) it is followed by what ``compile`` reads back.
+    With ``deep=True`` (backend ``"xla"``) it is followed by what ``compile`` reads back, or without a
+    GPU and a target by what is in the program for this CPU.
     """
     made = _scheduled(fast, "explain", args, kwargs)
     text: str = _inspect(made).explain(made, args, kwargs)
-    return f"{text}\n\n{compile(fast, *args, **kwargs)}" if deep else text
+    return f"{text}\n\n{_deep(made, args, kwargs)}" if deep else text
+
+
+def _deep(made: Any, args: Any, kwargs: Any) -> Any:
+    """What became of the plan: read back from a GPU's program, or from this CPU's without a target."""
+    no_target = getattr(getattr(made, "_options", None), "target", None) is None
+    if getattr(made, "framework", "jax") == "jax" and no_target:
+        entry = made.planned(args, kwargs)
+        if entry.options.backend == "xla" and not _jax("targets").has_gpu():
+            return _jax("cpu_text").text(made, args, kwargs)
+    return compile(made, *args, **kwargs)
 
 
 def compile(fast: Any, *args: Any, target: Any = None, **kwargs: Any) -> Any:

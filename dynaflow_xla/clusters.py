@@ -55,8 +55,10 @@ class Cluster:
         return self.seed is not None and (self.seed.fixed or self.seed.outer)
 
 
-def grow(graph: Graph, live: list[int], seeds: dict[int, Seed]) -> list[Cluster]:
-    """Puts every live operator into a cluster, in program order."""
+def grow(
+    graph: Graph, live: list[int], seeds: dict[int, Seed], fused: frozenset[str] = frozenset()
+) -> list[Cluster]:
+    """Puts every live operator into a cluster, in program order; kinds of ``fused`` cost nothing."""
     clusters: list[Cluster] = []
     home: dict[int, int] = {}
     open_for: dict[Hashable, int] = {}
@@ -69,7 +71,8 @@ def grow(graph: Graph, live: list[int], seeds: dict[int, Seed]) -> list[Cluster]
     def join(target: int, op: int, preds: set[int]) -> None:
         cluster = clusters[target]
         cluster.ops.append(op)
-        cluster.cost_ns += graph.ops[op].cost_ns
+        if graph.ops[op].kind not in fused:
+            cluster.cost_ns += graph.ops[op].cost_ns
         preds = preds - {target}
         cluster.preds |= preds
         before = cluster.before
@@ -185,6 +188,66 @@ def _renumber(clusters: list[Cluster], into: dict[int, int]) -> list[Cluster]:
     for cluster in merged:
         cluster.ops.sort()
     return merged
+
+
+def sink(graph: Graph, clusters: list[Cluster], fused: frozenset[str]) -> None:
+    """Moves what only one other cluster reads into that, where less is handed over then.
+
+    An optimizer's first operators on a gradient would else stay with the gradient: two values to hand
+    over for one. Nothing that is before a cluster is behind it then, since its readers were behind it.
+    """
+    home = {i: cluster for cluster in clusters for i in cluster.ops}
+    readers: dict[int, list[int]] = {}
+    for index in home:
+        for value in graph.ops[index].inputs:
+            readers.setdefault(value, []).append(index)
+    for cluster in clusters:
+        if cluster.fixed:
+            continue
+        goal: dict[int, Cluster] = {}
+        for index in sorted(cluster.ops, reverse=True):
+            op = graph.ops[index]
+            if op.kind not in fused:
+                continue
+            places = [goal.get(r, home[r]) for v in op.outputs for r in readers.get(v, ())]
+            if places and places[0] is not cluster and all(p is places[0] for p in places):
+                goal[index] = places[0]
+        for target in {p.id: p for p in goal.values() if not p.fixed}.values():
+            moving = _without_heads(graph, {i for i, place in goal.items() if place is target})
+            stays = set(cluster.ops) - moving
+            made = {v for i in cluster.ops for v in graph.ops[i].outputs}
+            left = {v for i in stays for v in graph.ops[i].outputs}
+            read = {v for i in target.ops for v in graph.ops[i].inputs}
+            read_too = read | {v for i in moving for v in graph.ops[i].inputs}
+            if not stays or _bytes(graph, left & read_too) >= _bytes(graph, made & read):
+                continue
+            cluster.ops = sorted(stays)
+            target.ops = sorted({*target.ops, *moving})
+            for index in moving:
+                home[index] = target
+                for value in graph.ops[index].inputs:
+                    producer = graph.values[value].producer
+                    if producer in home and home[producer] is not target:
+                        target.preds.add(home[producer].id)
+
+
+def _without_heads(graph: Graph, ops: set[int]) -> set[int]:
+    """The operators without those at the start that hand over as much as they read."""
+    kept = set(ops)
+    for index in sorted(ops):
+        inputs, outputs = graph.ops[index].inputs, graph.ops[index].outputs
+        alone = all(
+            i == index or inputs[0] not in graph.ops[i].inputs for i in kept if len(inputs) == 1
+        )
+        first = all(graph.values[v].producer not in kept for v in inputs)
+        if len(inputs) == 1 and first and alone:
+            if _bytes(graph, set(outputs)) <= _bytes(graph, set(inputs)):
+                kept.discard(index)
+    return kept
+
+
+def _bytes(graph: Graph, values: set[int]) -> int:
+    return sum(graph.values[v].bytes for v in values)
 
 
 def topological(clusters: list[Cluster]) -> list[Cluster]:

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Resource = Literal["compute", "memory", "network", "host"]
+ORDERED = "ordered"
+"""Tag of regions that keep their program order among themselves."""
+
 RESOURCES: tuple[Resource, ...] = ("compute", "memory", "network", "host")
 
 
@@ -226,13 +229,14 @@ class PartitionedGraph:
         """For each region, the regions whose outputs it reads.
 
         Consecutive outer regions also depend on each other, in program order, so that effects
-        keep their order.
+        keep their order; so do regions with the tag "ordered" (every process has to start the same
+        collectives in the same order, whatever its lanes).
         """
         made = self.producer_region()
         preds = [{made[v] for v in r.inputs if v in made} for r in self.regions]
         last_outer: Region | None = None
         for region in self.regions:
-            if region.outer:
+            if region.outer or ORDERED in region.tags:
                 if last_outer is not None:
                     preds[region.id].add(last_outer.id)
                 last_outer = region

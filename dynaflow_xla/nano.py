@@ -132,8 +132,10 @@ class _Expansion:
         parts: Sequence[PartitionedGraph],
         sizes: Sequence[int],
         in_axes: Sequence[InSpec],
+        strided: bool,
     ):
         self.whole, self.parts, self.sizes, self.in_axes = whole, parts, sizes, in_axes
+        self.strided = strided
         self.starts = [sum(sizes[:k]) for k in range(len(sizes))]
         self.values: list[Value] = []
         self.sources: list[tuple[int, int]] = []
@@ -177,13 +179,16 @@ class _Expansion:
         self.ids[nano][local] = self.inputs[position]
         if axis is None:
             return
-        start = self.starts[nano]
-        stop = start + self.sizes[nano]
         like = part.values[local]
-        row = like.bytes // max(1, self.sizes[nano])
+        # The axis may hold several elements for each row of the batch.
+        lengths = [p.graph.values[p.graph.inputs[number]].shape[axis] for p in self.parts]
+        start = sum(lengths[:nano])
+        stop = start + lengths[nano]
+        row = like.bytes // max(1, lengths[nano])
         contiguous = math.prod(like.shape[:axis]) == 1
         aligned = start * row % ALIGNMENT == 0
-        if contiguous and aligned and like.bytes and not like.dtype.startswith("key<"):
+        in_place = (contiguous and aligned and like.bytes) or self.strided
+        if in_place and not like.dtype.startswith("key<"):
             view = self.value(nano, local)
             self.views.append(View(view, position, axis, start, stop, start * row, nano))
             self.ids[nano][local] = view
@@ -266,6 +271,8 @@ def expand(
     sizes: Sequence[int],
     in_axes: Sequence[InSpec],
     out_specs: Sequence[OutSpec],
+    *,
+    strided: bool = False,
 ) -> Expanded:
     """Puts the nano-batches' graphs into one.
 
@@ -277,6 +284,7 @@ def expand(
         in_axes: For each graph input the axis to cut, None (all read the same), or ``PARTS``.
         out_specs: For each graph output how to put it together. ``PARTS`` inputs and outputs become
             one for each nano-batch.
+        strided: Rows are read and written in place whatever their strides and alignment.
 
     Raises:
         UnsupportedError: effects or callbacks under a split.
@@ -289,7 +297,7 @@ def expand(
                 f"{op.kind} at {op.source} {op.outer_reason}: a split would run it once a "
                 "nano-batch. Keep it out of the scheduled function, or do not split"
             )
-    made = _Expansion(whole, parts, sizes, in_axes)
+    made = _Expansion(whole, parts, sizes, in_axes, strided)
     # Region by region, not nano-batch by nano-batch: collectives of all nano-batches alternate.
     for number in range(max(len(part.regions) for part in parts)):
         for nano, part in enumerate(parts):
@@ -355,7 +363,8 @@ def _put_together(
     like = made.whole.values[made.whole.outputs[number]]
     ids = tuple(v for v, _ in reads)
     produced = all(made.values[v].producer >= 0 for v in ids)
-    contiguous = math.prod(like.shape[:spec]) == 1 and not like.dtype.startswith("key<")
+    contiguous = math.prod(like.shape[:spec]) == 1 or made.strided
+    contiguous = contiguous and not like.dtype.startswith("key<")
     if not (in_place and produced and contiguous and len(set(ids)) == len(ids) and like.bytes):
         return made.merge(number, reads, MergeSpec("concat", spec, ()))
     value = made.value(-1, made.whole.outputs[number])

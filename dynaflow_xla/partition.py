@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from dynaflow_xla.clusters import Cluster, Seed, contract, grow, topological
+from dynaflow_xla.clusters import Cluster, Seed, contract, grow, sink, topological
 from dynaflow_xla.ir import Graph, Op, PartitionedGraph, Region, Resource, Source
 from dynaflow_xla.rules import Rule, as_rules, check_matches
 
@@ -28,7 +28,11 @@ COMPUTE_INTENSITY = 4.0
 
 
 def partition(
-    graph: Graph, rules: Sequence[Rule] | None = None, *, max_regions: int = 64
+    graph: Graph,
+    rules: Sequence[Rule] | None = None,
+    *,
+    max_regions: int = 64,
+    fused: frozenset[str] = frozenset(),
 ) -> PartitionedGraph:
     """Cuts a graph.
 
@@ -41,18 +45,21 @@ def partition(
         graph: The graph; operators nobody needs are dropped, except those with effects.
         rules: See ``dynaflow_xla.rules``; None for the default cut.
         max_regions: Cheap regions are merged until at most so many remain, where possible.
+        fused: Kinds of operators that a compiler computes together with what is around them: no
+            region is made for their sake.
 
     Raises:
         RuleError: a rule matches nothing, or is no rule.
     """
     live = _live(graph)
     notes: list[str] = []
-    seeds = _seeds(graph, live, rules, notes)
+    seeds = _seeds(graph, live, rules, notes, fused)
     generated = _generated(graph, live, seeds)
     placed = [i for i in live if i not in generated]
-    clusters = contract(graph, grow(graph, placed, seeds), max_regions)
+    clusters = contract(graph, grow(graph, placed, seeds, fused), max_regions)
+    sink(graph, clusters, fused)
     order = topological(clusters)
-    ops_of = _replicate(graph, order)
+    ops_of = _replicate(graph, order, one_program=bool(fused))
     for ops in ops_of.values():
         ops += sorted(generated)  # those a region does not read are dropped below
         ops.sort()
@@ -92,7 +99,11 @@ def _generated(graph: Graph, live: list[int], seeds: dict[int, Seed]) -> set[int
 
 
 def _seeds(
-    graph: Graph, live: list[int], rules: Sequence[Rule] | None, notes: list[str]
+    graph: Graph,
+    live: list[int],
+    rules: Sequence[Rule] | None,
+    notes: list[str],
+    fused: frozenset[str],
 ) -> dict[int, Seed]:
     seeds: dict[int, Seed] = {}
     for index in live:
@@ -125,11 +136,13 @@ def _seeds(
                 "earlier rule"
             )
     if rules is None:
-        _default_seeds(graph, live, seeds)
+        _default_seeds(graph, live, seeds, fused)
     return seeds
 
 
-def _default_seeds(graph: Graph, live: list[int], seeds: dict[int, Seed]) -> None:
+def _default_seeds(
+    graph: Graph, live: list[int], seeds: dict[int, Seed], fused: frozenset[str]
+) -> None:
     total = sum(graph.ops[i].cost_ns for i in live) or 1.0
     by_call: dict[tuple[str, ...], float] = {}
     for index in live:
@@ -167,12 +180,17 @@ def _default_seeds(graph: Graph, live: list[int], seeds: dict[int, Seed]) -> Non
             seeds[index] = Seed(("call", call), call[-1].split("#", 1)[0].strip("_"))
         elif scope is not None:
             seeds[index] = Seed(("scope", scope), scope[-1])
-        elif op.cost_ns >= OP_NS or op.cost_ns >= max(OP_SHARE * total, 1_000.0):
+        elif op.kind not in fused and (
+            op.cost_ns >= OP_NS or op.cost_ns >= max(OP_SHARE * total, 1_000.0)
+        ):
             seeds[index] = Seed(("op", index), op.kind)
 
 
-def _replicate(graph: Graph, order: list[Cluster]) -> dict[int, list[int]]:
-    """Operators of each cluster, after cheap clusters that read inputs only went into their readers."""
+def _replicate(graph: Graph, order: list[Cluster], *, one_program: bool) -> dict[int, list[int]]:
+    """Operators of each cluster, after cheap clusters that read inputs only went into their readers.
+
+    In one program no hand-over is saved by that, only a region.
+    """
     ops_of = {c.id: list(c.ops) for c in order}
     outputs = set(graph.outputs)
     most_ns = max(REPLICATE_NS, REPLICATE_SHARE * sum(c.cost_ns for c in order))
@@ -185,7 +203,8 @@ def _replicate(graph: Graph, order: list[Cluster]) -> dict[int, list[int]]:
         if (
             cluster.preds
             or cluster.fixed
-            or cluster.cost_ns > min(most_ns, _handover_ns(graph, cluster))
+            or sum(graph.ops[i].cost_ns for i in cluster.ops)
+            > (REPLICATE_NS if one_program else min(most_ns, _handover_ns(graph, cluster)))
             or not readers
             or any(graph.ops[i].once for i in cluster.ops)
             or any(reader.fixed and reader.seed and reader.seed.outer for reader in readers)

@@ -15,8 +15,8 @@ BYTES_PER_NS = 8.0
 class Branches(Strategy):
     """Critical-path list scheduling (HEFT without insertion; Topcuoglu et al. 2002).
 
-    The ready region with the longest path behind it goes first, to the lane where it would finish
-    earliest.
+    The ready region with the longest path behind it goes first, among equal ones that whose inputs
+    are there first; it goes to the lane where it would finish earliest.
 
     Args:
         lanes: Lanes to use; default all.
@@ -50,6 +50,9 @@ class Branches(Strategy):
                 begin = max(begin, arrival)
             return begin
 
+        def arrival(op: Handle) -> float:
+            return max((finish[p] for p in op.preds), default=0.0)
+
         while ready := s.ready():
             inner = [op for op in ready if not op.outer]
             if not inner:
@@ -59,7 +62,8 @@ class Branches(Strategy):
                 finish[op.region.id], place[op.region.id] = barrier, -1
                 s.execute(op)
                 continue
-            op = max(inner, key=lambda h: (h.priority, -h.region.id))
+            # An optimizer's updates are all last on their paths: they run as gradients come.
+            op = max(inner, key=lambda h: (h.priority, -arrival(h), -h.region.id))
             lane = min(range(lanes), key=lambda n: (start(op, n), n))
             finish[op.region.id] = start(op, lane) + op.cost_ns
             free[lane] = finish[op.region.id]

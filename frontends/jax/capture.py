@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from jax.extend import core as jcore
 
 from dynaflow_xla.frontends.jax import _compat, costs, marks
 from dynaflow_xla.ir import Graph, Op, Source, Value
+
+if TYPE_CHECKING:
+    from dynaflow_xla.frontends.jax.loops import Loop
 
 # Calls, and the parameter that holds the function called.
 INLINE = {
@@ -44,6 +47,8 @@ class Captured:
         outputs: For each flat result: a value id, or a literal's value.
         avals: Value id -> abstract value.
         jaxpr: The jaxpr captured from (for its settings).
+        keeps_rules: Calls with derivative rules of their own are one operator.
+        loops: Operator index -> the loop with a scheduled body that runs in its place.
     """
 
     graph: Graph
@@ -52,6 +57,13 @@ class Captured:
     output_is_value: list[bool]
     avals: list[Any]
     jaxpr: Any
+    keeps_rules: bool = False
+    loops: dict[int, Loop] = field(default_factory=dict, compare=False)
+
+    def equation(self, index: int) -> Any:
+        """The equation that runs for an operator."""
+        loop = self.loops.get(index)
+        return self.graph.ops[index].payload if loop is None else loop.equation
 
 
 def ordering_effects(effects: Iterable[Any]) -> list[Any]:
@@ -96,13 +108,27 @@ def _params_text(eqn: Any) -> str:
     return " ".join(parts)
 
 
-def holds_custom_rules(jaxpr: Any) -> bool:
-    """Whether a capture of a jaxpr would look through derivative rules of its functions."""
-    return any(
-        eqn.primitive.name in _RULES
-        or (eqn.primitive.name in INLINE and holds_custom_rules(_inner(eqn)))
-        for eqn in jaxpr.eqns
-    )
+def holds_custom_rules(jaxpr: Any, *, in_loops: bool = False) -> bool:
+    """Whether a capture of a jaxpr would look through derivative rules of its functions.
+
+    Args:
+        jaxpr: The jaxpr.
+        in_loops: The bodies of loops count, too.
+    """
+
+    def holds(eqn: Any) -> bool:
+        name = eqn.primitive.name
+        if name in _RULES:
+            return True
+        if name in INLINE:
+            return holds_custom_rules(_inner(eqn), in_loops=in_loops)
+        return (
+            in_loops
+            and name == "scan"
+            and holds_custom_rules(eqn.params["jaxpr"].jaxpr, in_loops=True)
+        )
+
+    return any(map(holds, jaxpr.eqns))
 
 
 def _inner(eqn: Any) -> Any:
@@ -257,4 +283,4 @@ def capture(closed: Any, n_consts: int, name: str, *, keep_rules: bool = False) 
         outputs=tuple(n for n, ok in zip(outputs, is_value, strict=True) if ok),
         input_names=tuple(names),
     )
-    return Captured(graph, builder.variables, outputs, is_value, builder.avals, jaxpr)
+    return Captured(graph, builder.variables, outputs, is_value, builder.avals, jaxpr, keep_rules)

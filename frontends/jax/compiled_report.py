@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dynaflow_xla.frontends.jax import xla_dump
+from dynaflow_xla.frontends.jax import compiled_text, xla_dump
 from dynaflow_xla.frontends.jax.collectives import Overlap, overlaps
+from dynaflow_xla.frontends.jax.compiled_order import Order, compare
 from dynaflow_xla.frontends.jax.xla_backend import XlaEntry, scope_of
 from dynaflow_xla.frontends.jax.xla_dump import Instruction, Thunk
 
@@ -20,6 +24,8 @@ _KERNELS = frozenset({"kCustomKernel", "kKernel", "kFusion"})
 _COPIES = frozenset({"kCopy", "kDeviceToDeviceCopy", "kMemcpyDeviceToDevice"})
 _NOTHING = frozenset({"kMemzero", "kMemset32BitValue", "kSequential", "kAsyncDone"})
 
+_FILLING = frozenset({"broadcast", "constant", "iota", "bitcast", "parameter"})
+
 
 class RegionCode(msgspec.Struct, frozen=True):
     """What one region became.
@@ -30,6 +36,8 @@ class RegionCode(msgspec.Struct, frozen=True):
         kernels: Kernels that XLA generated for it.
         library_calls: Names of calls into libraries, and of custom calls.
         shared_kernels: Kernels that hold operations of it and of another region.
+        bytes: What its steps read and write.
+        streams: Of those of its steps that XLA started on a stream of their own.
     """
 
     name: str
@@ -37,44 +45,53 @@ class RegionCode(msgspec.Struct, frozen=True):
     kernels: tuple[str, ...]
     library_calls: tuple[str, ...]
     shared_kernels: tuple[str, ...]
+    bytes: int = 0
+    streams: tuple[str, ...] = ()
 
 
-class Order(msgspec.Struct, frozen=True):
-    """The plan's order beside the program's. Pairs are (earlier region, later region).
+class Body(msgspec.Struct, frozen=True):
+    """What the body of a loop became.
 
     Attributes:
-        held: The plan's edges that every kernel of the two keeps. What communication waits for is
-            the data that it reads, not the whole region that makes it.
-        fused: Edges between regions that share all kernels of one: there is nothing left to order.
-        broken: Edges that some kernel does not keep.
-        parallel: Pairs that neither the plan nor the program orders.
-        extra: Pairs that the plan leaves free and the program orders completely.
-        partly: Pairs that the plan leaves free and whose kernels the program orders in part.
-        merged: Pairs that the plan leaves free and for which one kernel makes results of both.
-        conflicts: Edges of the CUDA graph that neither data nor the plan asks for, between regions
-            that the plan leaves free: (kernel, its region, kernel that waits for it, its region).
-            Mostly the second writes where a temporary of the first was.
+        name: The region that the loop is in, and the loop's operator.
+        strategy, lanes: Of the plan of the body.
+        regions, order: As of the report.
     """
 
-    held: tuple[tuple[str, str], ...]
-    fused: tuple[tuple[str, str], ...]
-    broken: tuple[tuple[str, str], ...]
-    parallel: tuple[tuple[str, str], ...]
-    extra: tuple[tuple[str, str], ...]
-    partly: tuple[tuple[str, str], ...]
-    merged: tuple[tuple[str, str], ...]
-    conflicts: tuple[tuple[str, str, str, str], ...] = ()
+    name: str
+    strategy: str
+    lanes: int
+    regions: tuple[RegionCode, ...]
+    order: Order
+
+
+class MarkKernels(msgspec.Struct, frozen=True):
+    """Kernels and library calls of what a mark (``dfx.mark``) names, in both programs.
+
+    Attributes:
+        name: Of the mark.
+        nano_batches: In how many nano-batches its regions run.
+        scheduled, original: Number of steps; fusion is kept where the first is the second times the
+            nano-batches.
+    """
+
+    name: str
+    nano_batches: int
+    scheduled: int
+    original: int
 
 
 class Program(msgspec.Struct, frozen=True):
     """One compiled program.
 
     Attributes:
+        compile_s: Seconds that XLA took; a first program in its process takes longer.
         command_buffers: Number of commands in each CUDA graph.
         uncaptured: Steps outside of every CUDA graph.
         kernels, library_calls, copies: Counts of steps; ``copied_bytes`` is what the copies move.
         temp_bytes, argument_bytes, output_bytes, alias_bytes: XLA's memory analysis.
         peak_bytes: Arguments, results and temporaries, less what aliases.
+        streams: Those that its steps are on, besides the main one.
     """
 
     compile_s: float
@@ -90,6 +107,7 @@ class Program(msgspec.Struct, frozen=True):
     output_bytes: int
     alias_bytes: int
     peak_bytes: int
+    streams: tuple[str, ...] = ()
 
 
 class CompiledReport(msgspec.Struct, frozen=True):
@@ -105,6 +123,9 @@ class CompiledReport(msgspec.Struct, frozen=True):
         order: The plan's order beside the program's.
         scheduled, original: The two programs, compiled alike.
         notes: Sentences.
+        bodies: Loops whose bodies have a plan of their own.
+        plain: The original without any of the options, if it was asked for.
+        marks: What each mark became in both programs.
         collectives: The scheduled program's collectives, and what computes beside each.
     """
 
@@ -120,6 +141,9 @@ class CompiledReport(msgspec.Struct, frozen=True):
     scheduled: Program
     original: Program
     notes: tuple[str, ...] = ()
+    bodies: tuple[Body, ...] = ()
+    plain: Program | None = None
+    marks: tuple[MarkKernels, ...] = ()
     collectives: tuple[Overlap, ...] = ()
 
     @property
@@ -139,7 +163,7 @@ class CompiledReport(msgspec.Struct, frozen=True):
         ).decode()
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(compiled_text.lines(self))
 
 
 class ReadProgram(msgspec.Struct, frozen=True):
@@ -149,6 +173,7 @@ class ReadProgram(msgspec.Struct, frozen=True):
     instructions: dict[str, Instruction]
     order: xla_dump.GraphOrder
     result: dict[str, Any]
+    aliases: dict[int, int]
 
 
 _MODE = "xla_gpu_command_buffer_scheduling_mode"
@@ -161,7 +186,8 @@ def read_program(
     thunks, instructions = xla_dump.read_folder(folder)
     serial = options.get(_MODE) == "SERIALIZE"
     order = xla_dump.order_of(thunks, xla_dump.read_graphs(log), serial=serial)
-    return ReadProgram(thunks, instructions, order, result)
+    aliases = xla_dump.read_aliases((folder / "compiled.txt").read_text())
+    return ReadProgram(thunks, instructions, order, result, aliases)
 
 
 def make(
@@ -175,21 +201,99 @@ def make(
 ) -> CompiledReport:
     """Compares a plan with its compiled program."""
     scheduled = programs["scheduled"]
+    regions, order, computes = _compare(made, scheduled, "", scheduled.aliases)
+    bodies = [
+        Body(name, entry.plan.strategy, entry.plan.lanes, *_compare(entry, scheduled, name, {})[:2])
+        for name, entry in _bodies(made, "")
+    ]
+    for each in (order, *(body.order for body in bodies)):
+        notes = notes + _order_notes(each, _program(scheduled), options)
+    plain = programs.get("plain")
+    return CompiledReport(
+        REPORT_VERSION,
+        made.options.name,
+        made.plan.strategy,
+        made.plan.lanes,
+        target,
+        jaxlib,
+        options,
+        regions,
+        order,
+        _program(scheduled),
+        _program(programs["original"]),
+        tuple(dict.fromkeys(notes + _warnings(_program(scheduled)))),
+        tuple(bodies),
+        None if plain is None else _program(plain),
+        _mark_kernels(made, scheduled, programs["original"]),
+        overlaps(
+            scheduled.thunks,
+            scheduled.instructions,
+            computes,
+            {scope_of(region.name): region.name for region in made.pg.regions},
+        ),
+    )
+
+
+def _mark_kernels(
+    made: XlaEntry, scheduled: ReadProgram, original: ReadProgram
+) -> tuple[MarkKernels, ...]:
+    counts = []
+    for program in (scheduled, original):
+        counts.append(
+            Counter(
+                found.mark
+                for leaf in _leaves(program)
+                if leaf.kind not in _COPIES | _NOTHING
+                and (found := program.instructions.get(leaf.name)) is not None
+                and not (found.is_gate or found.is_copy or _is_fill(found, program))
+            )
+        )
+    nanos: dict[str, set[int]] = {}
+    for region in made.pg.regions:
+        for index in region.ops:
+            if mark := made.pg.graph.ops[index].mark:
+                nanos.setdefault(mark.name, set()).add(region.nano)
+    return tuple(
+        MarkKernels(name, len(nanos[name]), counts[0][name], counts[1][name])
+        for name in sorted(nanos)
+    )
+
+
+def _bodies(made: XlaEntry, prefix: str) -> list[tuple[str, XlaEntry]]:
+    found = []
+    for name, entry in made.bodies():
+        found += [(prefix + name, entry), *_bodies(entry, prefix + name)]
+    return found
+
+
+def _compare(
+    made: XlaEntry, program: ReadProgram, prefix: str, aliases: dict[int, int]
+) -> tuple[tuple[RegionCode, ...], Order, dict[int, str]]:
+    """What became of the regions of a plan and of its order, and the region of each step that computes.
+
+    ``prefix``: see ``xla_dump.region_of``.
+    """
     names = {scope_of(region.name): region.id for region in made.pg.regions}
+
+    def ids(paths: Iterable[str]) -> set[int]:
+        local = (path[len(prefix) :].split("/")[0] for path in paths if path.startswith(prefix))
+        return {names[name] for name in local if name in names}
+
     owned: dict[int, set[int]] = {}
-    regions = []
     sharing: dict[int, set[int]] = {}  # leaf -> regions in it
     results: dict[int, set[int]] = {}  # leaf -> regions of its results
-    for leaf in _leaves(scheduled):
-        found = scheduled.instructions.get(leaf.name)
-        if found is None or found.is_gate or leaf.kind in _NOTHING:
+    by_id = {id(leaf): leaf for leaf in _leaves(program)}
+    for number, leaf in by_id.items():
+        found = program.instructions.get(leaf.name)
+        if found is None or found.is_gate or leaf.kind in _NOTHING or _is_fill(found, program):
             continue
-        if found.region in names:
-            owned.setdefault(names[found.region], set()).add(id(leaf))
-        sharing[id(leaf)] = {names[r] for r in {found.region, *found.held} if r in names}
-        results[id(leaf)] = {names[r] for r in found.made if r in names}
+        for region_id in ids([found.region]):
+            owned.setdefault(region_id, set()).add(number)
+        sharing[number] = ids([found.region, *found.held])
+        results[number] = ids(found.made)
     lanes = {launch.region: launch.lane for launch in made.order.launches}
-    by_id = {id(leaf): leaf for leaf in _leaves(scheduled)}
+    streams = _streams(program)
+    regions = []
     for region in made.pg.regions:
         mine = [by_id[n] for n in by_id if n in owned.get(region.id, ())]
         regions.append(
@@ -201,6 +305,8 @@ def make(
                 tuple(
                     by_id[n].name for n, who in sharing.items() if region.id in who and len(who) > 1
                 ),
+                sum(_moved_bytes(leaf, program) for leaf in mine),
+                tuple(sorted({streams[id(leaf)] for leaf in mine if id(leaf) in streams})),
             )
         )
     computes = {
@@ -213,47 +319,46 @@ def make(
         # Of communication the collectives count, not what moves their data to and fro.
         if region.resource == "network" and (steps := owned.get(region.id)):
             owned[region.id] = {n for n in steps if _is_library(by_id[n])} or steps
-    order = _order(made, owned, results, scheduled.order, by_id)
-    notes = notes + _warnings(order, _program(scheduled), options)
-    return CompiledReport(
-        REPORT_VERSION,
-        made.options.name,
-        made.plan.strategy,
-        made.plan.lanes,
-        target,
-        jaxlib,
-        options,
-        tuple(regions),
-        order,
-        _program(scheduled),
-        _program(programs["original"]),
-        tuple(notes),
-        overlaps(
-            scheduled.thunks,
-            scheduled.instructions,
-            computes,
-            {scope: made.pg.regions[number].name for scope, number in names.items()},
-        ),
+    order = compare(made, owned, sharing, results, program.order, by_id, aliases)
+    return tuple(regions), order, computes
+
+
+def _is_fill(found: Instruction, program: ReadProgram) -> bool:
+    """Whether a step fills memory with a constant: nothing orders that, and nothing need."""
+    return (
+        found.opcode == "fusion"
+        and found.body <= _FILLING
+        and all(
+            program.instructions[name].opcode == "constant"
+            for name in found.operands
+            if name in program.instructions
+        )
     )
 
 
-def _warnings(order: Order, program: Program, options: dict[str, str]) -> list[str]:
-    """Sentences on what keeps the program from running as the plan says."""
+def _moved_bytes(leaf: Thunk, program: ReadProgram) -> int:
+    known = program.instructions
+    found = known[leaf.name]
+    return found.bytes + sum(known[name].bytes for name in found.operands if name in known)
+
+
+def _streams(program: ReadProgram) -> dict[int, str]:
+    """The stream of each step that has one of its own."""
+    found: dict[int, str] = {}
+    for thunk in _walk(program.thunks):
+        if stream := re.search(r"stream=(\w+\[\d+\])", thunk.text):
+            found.update((id(leaf), stream[1]) for leaf in thunk.leaves())
+    return found
+
+
+def _order_notes(order: Order, program: Program, options: dict[str, str]) -> list[str]:
+    """Sentences on where the program's order is not the plan's."""
     said = []
     if (order.extra or order.partly) and program.command_buffers:
         said.append(
             f"{len(order.extra) + len(order.partly)} pairs that the plan runs in parallel are put in an "
             f"order by the command buffers (mode {options.get(_MODE, 'of XLA')}): a serial mode, or "
             "temporaries that share memory"
-        )
-    if not program.command_buffers:
-        said.append(
-            "no command buffer was formed: every kernel is launched for itself, in one order"
-        )
-    elif program.uncaptured:
-        said.append(
-            f"{len(program.uncaptured)} steps are outside of the command buffers, which they split: "
-            + ", ".join(program.uncaptured[:5])
         )
     if order.broken:
         said.append(f"{len(order.broken)} order edges of the plan are not in the program")
@@ -264,70 +369,27 @@ def _warnings(order: Order, program: Program, options: dict[str, str]) -> list[s
     return said
 
 
+def _warnings(program: Program) -> list[str]:
+    """Sentences on what keeps the program from being one CUDA graph."""
+    said = []
+    if not program.command_buffers:
+        said.append(
+            "no command buffer was formed: every kernel is launched for itself, in one order"
+        )
+    elif program.uncaptured:
+        said.append(
+            f"{len(program.uncaptured)} steps are outside of the command buffers, which they split: "
+            + ", ".join(program.uncaptured[:5])
+        )
+    return said
+
+
 def _leaves(program: ReadProgram) -> list[Thunk]:
     return [leaf for thunk in program.thunks for leaf in thunk.leaves()]
 
 
 def _is_library(leaf: Thunk) -> bool:
     return leaf.kind not in _KERNELS | _COPIES | _NOTHING
-
-
-def _order(
-    made: XlaEntry,
-    owned: dict[int, set[int]],
-    results: dict[int, set[int]],
-    graph: xla_dump.GraphOrder,
-    leaves: dict[int, Thunk],
-) -> Order:
-    before = graph.before
-    name = {region.id: region.name for region in made.pg.regions}
-    fields = [field for field in Order.__struct_fields__ if field != "conflicts"]
-    sets: dict[str, list[tuple[str, str]]] = {field: [] for field in fields}
-    inner = [launch.region for launch in made.order.launches if launch.lane >= 0]
-    by_data = {region.id for region in made.pg.regions if region.resource == "network"}
-    for second in inner:
-        for first in sorted({*made.order.direct[second], *made.order.data[second]}):
-            pair = (name[first], name[second])
-            ones, others = owned.get(first, set()), owned.get(second, set())
-            if not ones or not others:
-                sets["fused"].append(pair)
-            elif second in by_data and first in made.order.data[second]:
-                sets["held"].append(pair)
-            elif all(a == b or a in before[b] for a in ones for b in others):
-                sets["held"].append(pair)
-            else:
-                sets["broken"].append(pair)
-    for position, second in enumerate(inner):
-        for first in inner[:position]:
-            if made.order.before(first, second) or made.order.before(second, first):
-                continue
-            pair = (name[first], name[second])
-            ones, others = owned.get(first, set()), owned.get(second, set())
-            if any({first, second} <= results.get(leaf, set()) for leaf in ones | others):
-                sets["merged"].append(pair)
-            ordered = [
-                1 if a in before[b] else -1 if b in before[a] else 0
-                for a in ones
-                for b in others
-                if a != b
-            ]
-            if ordered and (all(o == 1 for o in ordered) or all(o == -1 for o in ordered)):
-                sets["extra"].append(pair if ordered[0] == 1 else pair[::-1])
-            elif any(ordered):
-                sets["partly"].append(pair)
-            elif ordered:
-                sets["parallel"].append(pair)
-    region_of = {leaf: region for region, mine in owned.items() for leaf in mine}
-    conflicts = []
-    for leaf, waits in graph.edges.items():
-        for other in waits:
-            a, b = region_of.get(other), region_of.get(leaf)
-            if a is None or b is None or a == b:
-                continue
-            if not made.order.before(a, b) and b not in results[other]:
-                conflicts.append((leaves[other].name, name[a], leaves[leaf].name, name[b]))
-    found = {field: tuple(pairs) for field, pairs in sets.items()}
-    return Order(**found, conflicts=tuple(conflicts))
 
 
 def _program(program: ReadProgram) -> Program:
@@ -364,58 +426,9 @@ def _program(program: ReadProgram) -> Program:
         + result["argument_bytes"]
         + result["output_bytes"]
         - result["alias_bytes"],
+        streams=tuple(sorted(set(_streams(program).values()))),
     )
 
 
 def _walk(thunks: list[Thunk]) -> list[Thunk]:
     return [t for thunk in thunks for t in (thunk, *_walk(thunk.children))]
-
-
-def _lines(report: CompiledReport) -> list[str]:
-    lines = [
-        f"{report.function}: strategy {report.strategy}, compiled for {report.target} by jaxlib "
-        f"{report.jaxlib} (not autotuned, not run)",
-        "options: " + ", ".join(f"{k}={v}" for k, v in sorted(report.options.items())),
-    ]
-    rows = [("region", "lane", "kernels", "library calls", "shared with others")]
-    for region in report.regions:
-        rows.append(
-            (
-                region.name,
-                "outer" if region.lane < 0 else str(region.lane),
-                str(len(region.kernels)),
-                str(len(region.library_calls)),
-                str(len(region.shared_kernels)),
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines += [
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    order = report.order
-    lines.append(
-        f"order edges of the plan: {len(order.held)} held, {len(order.fused)} fused away, "
-        f"{len(order.broken)} broken"
-    )
-    lines += [f"  broken: {a} before {b}" for a, b in order.broken]
-    lines.append(
-        f"free pairs of the plan: {len(order.parallel)} parallel, {len(order.partly)} partly ordered, "
-        f"{len(order.extra)} serialised, {len(order.merged)} with a common kernel"
-    )
-    lines += [f"  serialised: {a} before {b}" for a, b in order.extra]
-    lines += [
-        f"  {kernel} ({a}) before {waits} ({b}): no data, no edge of the plan"
-        for kernel, a, waits, b in order.conflicts
-    ]
-    for one in report.collectives:
-        beside = ", ".join(f"{n} kernels of {region}" for region, n in one.beside.items())
-        lines.append(f"{one.name} ({one.region}) runs beside {beside or 'nothing'}")
-    for which, program in (("scheduled", report.scheduled), ("original", report.original)):
-        lines.append(
-            f"{which}: CUDA graphs {list(program.command_buffers)}, kernels {program.kernels}, library "
-            f"calls {program.library_calls}, copies {program.copies} ({program.copied_bytes} bytes), "
-            f"steps outside graphs {len(program.uncaptured)}, temporaries {program.temp_bytes} bytes, "
-            f"peak {program.peak_bytes} bytes, gates {program.gates}"
-        )
-    return lines + [f"note: {note}" for note in report.notes]

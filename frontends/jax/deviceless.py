@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -34,9 +35,13 @@ _PLATFORM = ("cuda",)
 
 
 def compile_report(
-    fast: Any, args: Any, kwargs: Any, target: object = None
+    fast: Any, args: Any, kwargs: Any, target: object = None, *, repeats: int = 0
 ) -> compiled_report.CompiledReport:
-    """See ``dynaflow_xla.compile``."""
+    """See ``dynaflow_xla.compile``.
+
+    With ``repeats``, the original is compiled under XLA's own defaults, too, and each program so many
+    times again: its seconds are the shortest.
+    """
     specs = jax.tree_util.tree_map(_spec, (args, kwargs))
     if isinstance(fast, scheduled_function.ScheduledFunction):
         made = fast.planned(args, kwargs)
@@ -46,15 +51,22 @@ def compile_report(
             specs,
             target,
             donated=fast.donated_leaves(args, kwargs),
+            repeats=repeats,
         )
     made, options, programs, notes = _outer_function(fast, specs)
     info = fast.trace(*specs[0], **specs[1]).args_info
     donated = [i for i, x in enumerate(jax.tree_util.tree_leaves(info)) if x.donated]
-    return _compiled(made, programs, specs, _path(made, target), options, donated, notes)
+    path = _path(made, target)
+    return _compiled(made, programs, specs, path, options, donated, notes, repeats)
 
 
 def report_of(
-    made: Any, programs: dict[str, Any], specs: Any, target: object, donated: Sequence[int] = ()
+    made: Any,
+    programs: dict[str, Any],
+    specs: Any,
+    target: object,
+    donated: Sequence[int] = (),
+    repeats: int = 0,
 ) -> compiled_report.CompiledReport:
     """The report on a planned program.
 
@@ -64,12 +76,14 @@ def report_of(
         specs: Positional and keyword arguments of both, as shapes.
         target: As for ``dynaflow_xla.compile``.
         donated: Which of the flat arguments are donated.
+        repeats: See ``compile_report``.
     """
     _check_entry(made)
     path = _path(made, target)
     check_plugin()
     exported = {name: _export(jitted, *specs) for name, jitted in programs.items()}
-    return _compiled(made, exported, specs, path, xla_options.for_entry(made), list(donated), [])
+    options = xla_options.for_entry(made)
+    return _compiled(made, exported, specs, path, options, list(donated), [], repeats)
 
 
 def _path(made: Any, target: object) -> str:
@@ -85,14 +99,19 @@ def _compiled(
     options: dict[str, Any],
     donated: list[int],
     notes: list[str],
+    repeats: int,
 ) -> compiled_report.CompiledReport:
     options = {k: str(v) for k, v in options.items()}
+    given = dict.fromkeys(programs, options)
+    if repeats:
+        programs["plain"] = programs["original"]
+        given["plain"] = {k: str(v) for k, v in (made.options.compiler_options or {}).items()}
     notes += filter(None, [xla_options.unproved()])
     with tempfile.TemporaryDirectory(prefix="dfx-compile-") as folder:
-        results, log = _run(Path(folder), path, programs, donated, options, _mesh(specs))
+        results, log = _run(Path(folder), path, programs, donated, given, _mesh(specs), repeats)
         read = {
             which: compiled_report.read_program(
-                Path(folder) / which, log.get(which, ""), results[which], options
+                Path(folder) / which, log.get(which, ""), results[which], given[which]
             )
             for which in results
         }
@@ -199,13 +218,17 @@ def _mesh(specs: Any) -> list[tuple[str, int, str]]:
 def _export(jitted: Any, args: Any, kwargs: Any) -> Any:
     checks = [jax.export.DisabledSafetyCheck.custom_call(xla.ORDER_TARGET)]
     try:
-        return jax.export.export(jitted, platforms=_PLATFORM, disabled_checks=checks)(
+        made = jax.export.export(jitted, platforms=_PLATFORM, disabled_checks=checks)(
             *args, **kwargs
         )
     except (NotImplementedError, ValueError) as error:
         raise UnsupportedError(
             f"this program cannot be handed to another process: {error}"
         ) from error
+    # Leaves alone: containers (an optimizer's state) need not be known to the other process.
+    ins = jax.tree_util.tree_structure(((0,) * made.in_tree.num_leaves, {}))
+    outs = jax.tree_util.tree_structure([0] * made.out_tree.num_leaves)
+    return dataclasses.replace(made, in_tree=ins, out_tree=outs)
 
 
 def _run(
@@ -213,15 +236,17 @@ def _run(
     target: str,
     programs: dict[str, Any],
     donated: list[int],
-    options: dict[str, str],
+    options: dict[str, dict[str, str]],
     mesh: list[tuple[str, int, str]],
+    repeats: int,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     request: dict[str, Any] = {"target": target, "devices": 1, "mesh": mesh, "programs": []}
+    request["repeats"] = repeats
     for name, exported in programs.items():
         (folder / name).mkdir()
         (folder / name / "program.bin").write_bytes(exported.serialize())
         request["devices"] = exported.nr_devices
-        request["programs"].append({"name": name, "donated": donated, "options": options})
+        request["programs"].append({"name": name, "donated": donated, "options": options[name]})
     (folder / "request.json").write_text(json.dumps(request))
     environment = dict(
         os.environ,
@@ -244,7 +269,7 @@ def _run(
         raise EngineError(f"compiling for a GPU took more than {TIMEOUT_S:.0f} s") from error
     if done.returncode != 0:
         raise EngineError(
-            f"XLA refused the program, its options {options} or the target {target}: "
+            f"XLA refused the program, its options {options['scheduled']} or the target {target}: "
             f"{_reason(done.stderr)} (exit status {done.returncode})"
         )
     log: dict[str, str] = {}

@@ -19,7 +19,8 @@ from jax.extend import core as jcore
 
 from dynaflow_xla import nano
 from dynaflow_xla.errors import RuleError
-from dynaflow_xla.frontends.jax import _compat, capture, entry
+from dynaflow_xla.frontends.jax import capture, entry
+from dynaflow_xla.frontends.jax.physical import spec
 from dynaflow_xla.frontends.jax.split import Resolved, Split
 from dynaflow_xla.separability import Mean, Sum
 from dynaflow_xla.strategies.branches import Branches
@@ -234,11 +235,6 @@ def out_avals(captured: capture.Captured) -> list[Any]:
         captured.avals[out] if is_value else jax.typeof(out)
         for out, is_value in zip(captured.outputs, captured.output_is_value, strict=True)
     ]
-
-
-def spec(aval: Any) -> jax.ShapeDtypeStruct:
-    """What to trace with for an abstract value."""
-    return _compat.struct_like(aval)
 
 
 def _zero(aval: Any) -> Any:

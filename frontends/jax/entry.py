@@ -18,6 +18,8 @@ from dynaflow_xla.frontends.jax import (
     call,
     capture,
     device_stage,
+    gate_placement,
+    loops,
     lower,
     split as splitting,
     xla_backend,
@@ -192,6 +194,8 @@ def _build(
     if rules is None and not options.default_cut:
         made = strategy.rules(graph)
         rules = None if made is None else tuple(made)
+    if options.backend == "xla" and rules is not None:
+        rules = loops.rules_here(rules, captured)
     context = Context(
         batch_size=None if batched is None else batched.batch,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
@@ -199,16 +203,19 @@ def _build(
         lanes=options.lanes,
         user=options.user,
     )
+    fused = gate_placement.ELEMENTWISE if options.backend == "xla" else frozenset[str]()
     split = None
     sizes, assume_separable = () if batched is None else batched.sizes, True
     if not sizes:
         sizes, asked = sizes_of(strategy, context)
         assume_separable = asked.assume_separable
     if sizes and batched is not None:
-        split = splitting.split(batched, sizes, rules, assume_separable=assume_separable)
+        split = splitting.split(
+            batched, sizes, rules, assume_separable=assume_separable, fused=fused
+        )
         captured, pg = split.captured, split.pg
     else:
-        pg = partition(graph, rules)
+        pg = partition(graph, rules, fused=fused)
     if options.backend == "xla":
         pg = _with_network(pg)
         if split is not None:
@@ -223,6 +230,10 @@ def _build(
     plan = build_plan(pg, recording, lanes=options.lanes, strategy_text=repr(strategy))
     validate(plan, pg)
     t2 = time.perf_counter()
+    if options.backend == "xla":
+        parts = [captured] if split is None else list(split.resolved.at.values())
+        for part in parts:
+            loops.schedule_bodies(part, options, build_entry, keep_rules=split is not None)
     functions: dict[int, Callable[..., list[Any]]] = {}
     for decision in recording.decisions:
         region = pg.regions[decision.region]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from dynaflow_xla.frontends.jax import costs
 from dynaflow_xla.ir import Op, PartitionedGraph, Region
 from dynaflow_xla.plan import Launch, Plan, Record, Wait
 
@@ -30,6 +31,14 @@ _UNFUSED = frozenset(
     "all_gather_invariant all_to_all ppermute reduce_scatter psum_scatter ragged_all_to_all".split()
 )
 
+# Operators that XLA computes in the kernel of such a reader, whatever they read themselves.
+ELEMENTWISE = _ABSORBED.union(
+    costs.GENERATORS,
+    costs.TRANSCENDENTAL,
+    "square one_minus_square integer_pow div rem clamp floor ceil round is_finite nextafter real "
+    "imag complex conj population_count clz shift_left shift_right_logical "
+    "shift_right_arithmetic add_any copy_p".split(),
+)
 # Collectives that write their result where their operand was. All other collectives have memory of
 # their own for the result.
 _IN_PLACE = frozenset("psum psum_invariant pmax pmin".split())
@@ -298,13 +307,14 @@ class _Placer:
             return [start] if outside else []
         paths: dict[int, frozenset[int]] = {}
         starts = []
+        joining = self._joining(region, view, need)
         for op in self._ops(region):
             bits = 0
             for value in op.inputs:
                 bits |= view[value]
             through = frozenset[int]().union(*(outside.get(v, frozenset()) for v in op.inputs))
             path = frozenset[int]().union(*(paths.get(v, frozenset()) for v in op.inputs))
-            missing = need & ~bits
+            missing = 0 if op.index in joining else need & ~bits
             if op.generator or op.kind in _ABSORBED:
                 outside.update(dict.fromkeys(op.outputs, through))
                 paths.update(dict.fromkeys(op.outputs, path | {op.index}))
@@ -315,8 +325,48 @@ class _Placer:
                 view[value] = bits | 1 << value
         return starts
 
+    def _joining(self, region: Region, view: dict[int, int], need: int) -> set[int]:
+        """Operators that XLA computes together with one that comes after all that is needed.
+
+        The moments of an optimizer are arguments, and their decay could start at any time; but it is
+        in the kernel that reads the gradient, and needs no gate to wait for that.
+        """
+        known = dict(view)
+        behind = set()
+        for op in self._ops(region):
+            bits = 0
+            for value in op.inputs:
+                bits |= known[value]
+            if op.kind not in ELEMENTWISE:
+                bits |= need  # by a gate, if not by data
+            if not need & ~bits:
+                behind.add(op.index)
+            for value in op.outputs:
+                known[value] = bits | 1 << value
+        joining: set[int] = set()
+        readers: dict[int, list[Op]] = {}
+        outside = {v for v in region.outputs if v in self.readers}
+        for op in reversed(self._ops(region)):
+            mine = [r for v in op.outputs for r in readers.get(v, ())]
+            if (
+                op.kind in ELEMENTWISE
+                and op.index not in behind
+                and outside.isdisjoint(op.outputs)
+                and mine
+                and all(r.index in behind or r.index in joining for r in mine)
+                and all(r.kind in ELEMENTWISE or r.kind.startswith("reduce_") for r in mine)
+            ):
+                joining.add(op.index)
+            for value in op.inputs:
+                readers.setdefault(value, []).append(op)
+        return joining
+
     def _can_pass(self, value: int) -> bool:
-        return self.pg.graph.values[value].bytes > 0
+        graph = self.pg.graph
+        producer = graph.values[value].producer
+        # XLA makes what is generated where it is read, whatever it has passed.
+        generated = producer >= 0 and graph.ops[producer].generator
+        return graph.values[value].bytes > 0 and not generated
 
     def _outside_bytes(self, value: int, region: Region) -> int:
         """Bytes of a value that a gate in front of this region cannot take in place, else 0."""

@@ -27,26 +27,13 @@ Cutting changes fusion, hence rounding, and where terms cancel the rounding of t
 def explain(fast: Any, args: Any, kwargs: Any) -> str:
     """See ``dynaflow_xla.explain``."""
     made = fast.planned(args, kwargs)
-    lanes = {i.region: i for i in made.plan.instructions if isinstance(i, Launch)}
-    rows = [("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")]
-    for region in made.pg.regions:
-        launch = lanes[region.id]
-        rows.append(
-            (
-                region.name + (f" (replaced by {launch.replace})" if launch.replace else ""),
-                "outer" if launch.lane < 0 else str(launch.lane),
-                region.resource,
-                f"{region.cost_ns / 1e3:.1f}",
-                f"{region.bytes_moved / 1e6:.2f}",
-                str(len(region.ops)),
-                ",".join(sorted(region.tags)) or "-",
-                str(region.source or "-"),
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     where = "ffi (cpu)" if isinstance(made, entry.Entry) else f"xla ({jax.default_backend()})"
     lines = [f"{fast._options.name}: strategy {made.plan.strategy}, backend {where}"]
-    lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+    lines += _table(made)
+    if not isinstance(made, entry.Entry):
+        for name, body in made.bodies():
+            lines.append(f"body of the loop {name[:-1]}: {body.summary()}")
+            lines += ["  " + line for line in _table(body)]
     lines.append(
         made.summary()
         if not isinstance(made, entry.Entry)
@@ -85,6 +72,28 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
     if fast._fallback:
         lines.append(f"fallback: {fast._fallback}")
     return "\n".join(lines)
+
+
+def _table(made: Any) -> list[str]:
+    """A line for each region of a plan."""
+    lanes = {i.region: i for i in made.plan.instructions if isinstance(i, Launch)}
+    rows = [("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")]
+    for region in made.pg.regions:
+        launch = lanes[region.id]
+        rows.append(
+            (
+                region.name + (f" (replaced by {launch.replace})" if launch.replace else ""),
+                "outer" if launch.lane < 0 else str(launch.lane),
+                region.resource,
+                f"{region.cost_ns / 1e3:.1f}",
+                f"{region.bytes_moved / 1e6:.2f}",
+                str(len(region.ops)),
+                ",".join(sorted(region.tags)) or "-",
+                str(region.source or "-"),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def region_function(
     inputs = [*(variables[v] for v in region.inputs), *other.values()]
     equations = []
     for index in region.ops:
-        eqn = captured.graph.ops[index].payload
+        eqn = captured.equation(index)
         reads = [a if isinstance(a, jcore.Literal) else other.get(a, a) for a in eqn.invars]
         if index in second.readers:
             eqn = eqn.replace(invars=reads)

@@ -61,6 +61,11 @@ def is_mark(component: str) -> bool:
     return component.startswith(_PREFIX) and component in _infos
 
 
+def names_mark(component: str) -> bool:
+    """Whether a scope component is the name of a mark, maybe of another process."""
+    return component.startswith(_PREFIX)
+
+
 def find_mark(
     scope: list[str], numbers: dict[Any, int], entered: dict[str, tuple[str, ...]]
 ) -> OpMark | None:

@@ -14,6 +14,11 @@ def is_key(aval: Any) -> bool:
     return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
 
 
+def spec(aval: Any) -> jax.ShapeDtypeStruct:
+    """What to trace with for an abstract value."""
+    return _compat.struct_like(aval)
+
+
 def physical_spec(aval: Any) -> jax.ShapeDtypeStruct:
     """Shape and dtype of the memory behind a value (key arrays are uint32 words)."""
     spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)

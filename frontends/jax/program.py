@@ -24,8 +24,8 @@ from dynaflow_xla.frontends.jax.differentiate import (
     flat_function,
     inexact,
     out_avals,
-    spec,
 )
+from dynaflow_xla.frontends.jax.physical import spec
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.frontends.jax.split import Split
 from dynaflow_xla.ir import Graph

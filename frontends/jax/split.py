@@ -244,6 +244,16 @@ class Split:
         assert cut is not None
         return captured, cut
 
+    def source(self, region: int) -> tuple[Captured, tuple[int, ...]]:
+        """The captured function that a region's operators come from, and these; a merge has none."""
+        origin = self.expanded.origins[region]
+        if isinstance(origin, nano.MergeSpec):
+            return self.captured, ()
+        captured, cut = self.part(origin.nanos[0]), self.cuts[origin.nanos[0]]
+        if len(origin.nanos) > 1:
+            captured, cut = self._joint(origin.nanos)
+        return captured, cut.regions[origin.region].ops
+
     def function(
         self, region: int, decision: Decision, second: lower.Second | None = None
     ) -> Callable[..., list[Any]]:
@@ -440,7 +450,12 @@ def _check_merges(
 
 
 def split(
-    function: Splitting, sizes: tuple[int, ...], rules: Any, *, assume_separable: bool
+    function: Splitting,
+    sizes: tuple[int, ...],
+    rules: Any,
+    *,
+    assume_separable: bool,
+    fused: frozenset[str] = frozenset(),
 ) -> Split:
     """Captures, proves, cuts and expands a function.
 
@@ -449,11 +464,11 @@ def split(
         PlanError, UnsupportedError: see ``nano.expand``.
     """
     resolved = function.resolve(sizes, assume_separable=assume_separable)
-    cut = partition(resolved.at[max(sizes)].graph, rules)
+    cut = partition(resolved.at[max(sizes)].graph, rules, fused=fused)
     cut_at: dict[int, PartitionedGraph] = {}
     for size in dict.fromkeys(sizes):
         graph = resolved.at[size].graph
-        cut_at[size] = nano.transfer(cut, graph) or partition(graph, rules)
+        cut_at[size] = nano.transfer(cut, graph) or partition(graph, rules, fused=fused)
     cuts = tuple(cut_at[size] for size in sizes)
     whole = resolved.at[function.batch]
     specs = tuple(

@@ -34,13 +34,18 @@ def resolve(target: object) -> str:
     )
 
 
+def has_gpu() -> bool:
+    """Whether JAX runs on a CUDA GPU here."""
+    return jax.default_backend() in ("gpu", "cuda")
+
+
 def of_this_machine() -> str:
     """The target of this machine's GPU.
 
     Raises:
         PlanError: there is no GPU, or none of the known ones.
     """
-    kind = jax.devices()[0].device_kind if jax.default_backend() in ("gpu", "cuda") else ""
+    kind = jax.devices()[0].device_kind if has_gpu() else ""
     for name in names():
         if name.split("-")[1].upper() in kind.upper().split():
             return resolve(name)

@@ -19,6 +19,7 @@ import jax
 from dynaflow_xla.errors import RuleError
 from dynaflow_xla.frontends.jax import capture, lapack_guard, order_gate, placement
 from dynaflow_xla.frontends.jax.gate_placement import Gate, RegionOrder, overwritten, place_gates
+from dynaflow_xla.frontends.jax.loops import Loop
 from dynaflow_xla.frontends.jax.lower import Second, cut_view, region_function
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.planned import Planned
@@ -75,9 +76,13 @@ class XlaEntry(Planned):
         """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
         for log in _logs:
             log.append(self)
-        with jax.named_scope(PLAN_SCOPE):
-            with lapack_guard.one_at_a_time():
-                return self.flat_outputs(_Evaluation(self, self.bind(inputs)).run())
+        return self.evaluate(inputs)
+
+    def evaluate(self, inputs: Sequence[Any], number: int | None = None) -> list[Any]:
+        """The same for the body of a loop, which is the operator ``number`` of what is around it."""
+        scope = PLAN_SCOPE if number is None else f"{PLAN_SCOPE}_{number}"
+        with jax.named_scope(scope), lapack_guard.one_at_a_time():
+            return self.flat_outputs(_Evaluation(self, self.bind(tuple(inputs))).run())
 
     @property
     def stages(self) -> list[Any]:
@@ -85,6 +90,21 @@ class XlaEntry(Planned):
         return []
 
     compiled = stages
+
+    def loops_in(self, region: int) -> dict[int, Loop]:
+        """The loops with scheduled bodies in a region, by operator."""
+        captured, ops = self.captured, self.pg.regions[region].ops
+        if self.split is not None:
+            captured, ops = self.split.source(region)
+        return {index: captured.loops[index] for index in ops if index in captured.loops}
+
+    def bodies(self) -> list[tuple[str, XlaEntry]]:
+        """The plans of loop bodies, with the names of region and operator as in a compiled program."""
+        return [
+            (f"{scope_of(region.name)}/{index}:", loop.entry)
+            for region in self.pg.regions
+            for index, loop in self.loops_in(region.id).items()
+        ]
 
     def summary(self) -> str:
         """One sentence for explain."""
@@ -230,7 +250,9 @@ class Program:
         self.entry, self.split = made, made.split
         closed = traced.jaxpr
         self._call: Callable[..., Any] = made
-        if not capture.holds_custom_rules(closed.jaxpr):
+        # The loop bodies of a split keep the operators with such rules whole anyway.
+        in_loops = made.split is None
+        if not capture.holds_custom_rules(closed.jaxpr, in_loops=in_loops):
             return
 
         @functools.cache

@@ -6,6 +6,7 @@ find it (``DumpError``); nothing is guessed.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -136,30 +137,31 @@ def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = F
     its done runs beside it.
     """
     made = GraphOrder()
-    remaining = list(graphs)
+    planned = {} if serial else _match(top, graphs)
 
     on_stream: dict[str, set[int]] = {}
 
-    def visit(thunks: list[Thunk], base: set[int]) -> set[int]:
+    def visit(thunks: list[Thunk], base: set[int], in_graph: bool = False) -> set[int]:
         done = set(base)
         open_starts: dict[str, set[int]] = {}
         for thunk in thunks:
             mine = {id(leaf) for leaf in thunk.leaves()}
             if thunk.kind == "kCommandBuffer":
+                commands = _commands(thunk)
                 graph = (
-                    [{i - 1} if i else set() for i in range(len(thunk.children))]
+                    [{i - 1} if i else set() for i in range(len(commands))]
                     if serial
-                    else _graph_of(thunk, remaining)
+                    else planned[id(thunk)]
                 )
                 seen: list[set[int]] = []
-                leaves = [list(child.leaves()) for child in thunk.children]
-                for child, preds in zip(thunk.children, graph, strict=True):
+                leaves = [list(child.leaves()) for child in commands]
+                for child, preds in zip(commands, graph, strict=True):
                     waits = set(done).union(*(seen[p] for p in preds))
-                    visit([child], waits)
+                    visit([child], waits, in_graph=True)
                     seen.append(waits | {id(leaf) for leaf in child.leaves()})
                     first = next(child.leaves())
                     made.edges[id(first)] = {id(leaves[p][-1]) for p in preds}
-            elif stream := thunk.stream:
+            elif (stream := thunk.stream) and not in_graph:
                 # Others on the same stream come first, though nobody has waited for them here.
                 earlier = on_stream.setdefault(stream, set())
                 visit(thunk.children, done | earlier)
@@ -181,16 +183,43 @@ def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = F
     return made
 
 
-def _graph_of(thunk: Thunk, remaining: list[list[set[int]]]) -> list[set[int]]:
-    """XLA plans command buffers in program order; other sequences that it plans have other sizes."""
-    sizes = [len(graph) for graph in remaining]
-    while remaining:
-        if len(graph := remaining.pop(0)) == len(thunk.children):
-            return graph
-    raise DumpError(
-        f"the CUDA graph of command buffer {thunk.number} ({len(thunk.children)} commands) is not in "
-        f"XLA's log; the next graphs there have {sizes} nodes"
-    )
+def _commands(buffer: Thunk) -> list[Thunk]:
+    """The nodes of a command buffer's graph; the end of an asynchronous step is an edge."""
+    return [child for child in buffer.children if child.kind != "kAsyncDone"]
+
+
+def _match(top: list[Thunk], graphs: list[list[set[int]]]) -> dict[int, list[set[int]]]:
+    """The graph of each command buffer, by ``id``.
+
+    XLA closes a command buffer at the step that it cannot hold, and plans it when it has planned what
+    is inside that step (a loop's body, say). A command that is a sequence itself has a graph in front
+    of its command buffer's. The number of nodes tells which is which.
+    """
+    found = {}
+    remaining = iter(graphs)
+    for buffer in _buffers(top):
+        count = len(_commands(buffer))
+        graph = next((graph for graph in remaining if len(graph) == count), None)
+        if graph is None:
+            raise DumpError(
+                f"the CUDA graph of command buffer {buffer.number} ({count} commands) is not in XLA's "
+                f"log, which has graphs of {[len(graph) for graph in graphs]} nodes"
+            )
+        found[id(buffer)] = graph
+    return found
+
+
+def _buffers(thunks: list[Thunk]) -> Iterator[Thunk]:
+    """Command buffers in the order in which XLA plans them."""
+    open_buffer: list[Thunk] = []
+    for thunk in thunks:
+        if thunk.kind == "kCommandBuffer":
+            open_buffer.append(thunk)
+        else:
+            yield from _buffers(thunk.children)
+            yield from open_buffer
+            open_buffer = []
+    yield from open_buffer
 
 
 # -- compiled text ---------------------------------------------------------------------------------
@@ -204,6 +233,9 @@ class Instruction:
         region: The plan's region it comes from (outside of plans: "").
         held: Regions of what it computes inside itself, if it is a fusion.
         made: Regions of its results.
+        operands: Names of what it reads.
+        mark: The user's mark (``dfx.mark``) that it comes from, "" without.
+        inside: It is part of a fusion or of what a reduction applies.
     """
 
     name: str
@@ -214,6 +246,9 @@ class Instruction:
     made: frozenset[str]
     body: frozenset[str]
     target: str
+    operands: tuple[str, ...] = ()
+    mark: str = ""
+    inside: bool = False
 
     @property
     def is_gate(self) -> bool:
@@ -236,6 +271,7 @@ class Instruction:
 _WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s64": 8, "u64": 8,
            "f64": 8, "c64": 8, "c128": 16}  # fmt: skip
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\([^=]*?\)|\S+) ([\w\-]+)\((.*)$")
+_OPERAND = re.compile(r"%([\w.\-]+)")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?-> .*\{$")
 
 
@@ -246,10 +282,23 @@ def _bytes(found: tuple[str, str]) -> int:
     return size
 
 
+_PLAN = re.compile(rf"{PLAN_SCOPE}(?:_(\d+))?")
+
+
 def region_of(op_name: str) -> str:
-    """The region in an operation's name: the scope behind the plan's, or ""."""
-    parts = marks.split_scope(op_name)
-    return parts[parts.index(PLAN_SCOPE) + 1] if PLAN_SCOPE in parts[:-1] else ""
+    """The region in an operation's name, or "".
+
+    In the body of a loop that the operator n of region "layers" is: ``layers/n:region``.
+    """
+    for name in op_name.split(";"):
+        found = [
+            region if plan[1] is None else f"{plan[1]}:{region}"
+            for scope, region in itertools.pairwise(marks.split_scope(name))
+            if (plan := _PLAN.fullmatch(scope))
+        ]
+        if found:
+            return "/".join(found)
+    return ""
 
 
 def read_instructions(text: str) -> dict[str, Instruction]:
@@ -262,7 +311,8 @@ def read_instructions(text: str) -> dict[str, Instruction]:
         elif found := _INSTRUCTION.match(line):
             current.append(found)
     made: dict[str, Instruction] = {}
-    for lines in bodies.values():
+    parts = set(re.findall(r"(?:calls|to_apply)=%?([\w.\-]+)", text))
+    for computation, lines in bodies.items():
         for found in lines:
             rest = found[5]
             called = re.search(r"calls=%?([\w.\-]+)", rest)
@@ -278,8 +328,18 @@ def read_instructions(text: str) -> dict[str, Instruction]:
                 made=frozenset(filter(None, (region, *_roots(body)))),
                 body=frozenset(line[4] for line in body),
                 target=target[1] if target else "",
+                inside=computation in parts,
+                operands=tuple(_OPERAND.findall(rest.split(")", 1)[0])),
+                mark=next(
+                    filter(None, map(_mark_of, [rest, *(line[5] for line in body[::-1])])), ""
+                ),
             )
     return made
+
+
+def _mark_of(rest: str) -> str:
+    scopes = marks.split_scope(_op_name(rest).split(";")[0])
+    return next((marks.plain_name(s) for s in reversed(scopes) if marks.names_mark(s)), "")
 
 
 def _op_name(rest: str) -> str:
@@ -304,6 +364,15 @@ def _root_region(body: list[re.Match[str]]) -> str:
         if region := region_of(_op_name(line[5])):
             return region
     return ""
+
+
+def read_aliases(text: str) -> dict[int, int]:
+    """Results that are written over an argument: number of the result -> number of the argument."""
+    head = text.split("\n", 1)[0]
+    return {
+        int(result or 0): int(argument)
+        for result, argument in re.findall(r"\{(\d*)\}: \((\d+), \{\}, \w+-alias\)", head)
+    }
 
 
 def read_folder(folder: Path) -> tuple[list[Thunk], dict[str, Instruction]]:

@@ -58,9 +58,12 @@ def for_entry(made: XlaEntry) -> dict[str, Any]:
     if mine not in PROVED:
         warnings.warn(unproved(), FallbackWarning, stacklevel=4)
     options: dict[str, Any] = dict(PROVED.get(mine, PROVED[max(PROVED)]))
-    if shared_matmul_operand(made):
+    plans = [made]
+    for plan in plans:
+        plans += [body for _, body in plan.bodies()]
+    if any(map(shared_matmul_operand, plans)):
         options.update(NO_DOT_MERGER)
-    if made.split is not None:
+    if any(plan.split is not None for plan in plans):
         options.update(NO_SIBLING_FUSION)
     options.update(collectives.split_options(made))
     options.update(made.options.compiler_options or {})

@@ -87,6 +87,49 @@ def break_reason(gm: Any) -> tuple[str, Any] | None:
     return str(reason.reason), stack[-1] if stack else None
 
 
+@contextlib.contextmanager
+def sizes_apart() -> Iterator[None]:
+    """Sizes that are equal by accident stay two sizes in a capture."""
+    from torch.fx.experimental import _config
+
+    with _config.patch(use_duck_shape=False):
+        yield
+
+
+def where_fixed(size: Any) -> str:
+    """Where in the program an open size became a number, as far as PyTorch remembers."""
+    node: Any = getattr(size, "node", None)
+    for guard in getattr(getattr(node, "shape_env", None), "guards", ()):
+        if node._expr in guard.expr.free_symbols:
+            return f" (at {str(guard.sloc).rpartition('#')[2].strip()})"
+    return ""
+
+
+def given_tensor(node: Any) -> Any:
+    """The caller's tensor that an input of a Dynamo graph stands for, or None."""
+    argument = node.meta.get("grapharg")
+    try:
+        return None if argument is None else argument.example
+    except AssertionError:  # it is gone already
+        return None
+
+
+def output_descriptions(gm: Any) -> list[Any]:
+    """What each output of AOTAutograd's graph is, as it says itself."""
+    (output,) = [node for node in gm.graph.nodes if node.op == "output"]
+    return list(output.meta.get("desc") or ())
+
+
+def is_saved(description: Any) -> bool:
+    """Whether an output of a forward is kept for the backward."""
+    return type(description).__name__ == "SavedForBackwardsAOTOutput"
+
+
+def tangent_of(node: Any) -> Any:
+    """The description of the forward's output whose gradient an input of a backward is."""
+    return getattr(node.meta.get("desc"), "output", None)
+
+
 def never_compile(code: types.CodeType) -> None:
     """Keeps Dynamo from compiling a frame of this code by itself; inlining it stays possible."""
     from torch._dynamo.eval_frame import skip_code
@@ -103,12 +146,15 @@ class CompilationSettings:
 
     Args:
         ours: Whether the compilation that starts now on this thread is for a scheduled call.
+        around: Makes what else is open while it lasts.
     """
 
     WANTED: Mapping[str, Any] = {"allow_rnn": True, "skip_nnmodule_hook_guards": False}
 
-    def __init__(self, ours: Callable[[], bool]) -> None:
-        self._ours = ours
+    def __init__(
+        self, ours: Callable[[], bool], around: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> None:
+        self._ours, self._around = ours, around
         self._here = threading.local()
 
     def ensure(self) -> None:
@@ -121,14 +167,15 @@ class CompilationSettings:
     def _start(self, _: Any) -> None:
         self._here.patch = None
         if self._ours():
-            self._here.patch = torch._dynamo.config.patch(**self.WANTED)
-            self._here.patch.__enter__()
+            self._here.patch = contextlib.ExitStack()
+            self._here.patch.enter_context(torch._dynamo.config.patch(**self.WANTED))
+            self._here.patch.enter_context(self._around())
 
     def _end(self, _: Any) -> None:
         patch = getattr(self._here, "patch", None)
         if patch is not None:
             self._here.patch = None
-            patch.__exit__(None, None, None)
+            patch.close()
 
 
 def lstm_is_onednn(tensors: Sequence[torch.Tensor]) -> bool:

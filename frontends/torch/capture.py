@@ -11,7 +11,8 @@ import operator
 import os
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,18 +26,24 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _ROOT = re.compile(r"^[LG]\['(\w+)'\]")
 
 
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands for a value among the arguments of an operator."""
+
+    value: int
+
+
 @dataclass(frozen=True)
 class Payload:
     """How to run an operator: a call over value ids.
 
     Attributes:
         target: The function.
-        args: Its arguments; an fx node among them stands for the value ``ids[node]``.
+        args: Its arguments; a :class:`Ref` among them stands for a value.
         kwargs: Its keyword arguments.
         outputs: Value id of each result; None where nobody has a name for it. One entry if the
             operator returns a single value.
         multiple: The operator returns a sequence.
-        constants: Attribute nodes among the arguments -> the object they stand for.
     """
 
     target: Any
@@ -44,7 +51,55 @@ class Payload:
     kwargs: dict[str, Any]
     outputs: tuple[int | None, ...]
     multiple: bool
-    constants: dict[Any, Any]
+
+    def reads(self) -> tuple[int, ...]:
+        """Ids of the values among the arguments, each once."""
+        found: dict[int, None] = {}
+
+        def note(arg: Any) -> Any:
+            if isinstance(arg, Ref):
+                found[arg.value] = None
+            return arg
+
+        torch.fx.node.map_aggregate((self.args, self.kwargs), note)
+        return tuple(found)
+
+    def mapped(self, replace: Callable[[Ref], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments and keyword arguments with every ``Ref`` replaced."""
+
+        def read(arg: Any) -> Any:
+            return replace(arg) if isinstance(arg, Ref) else arg
+
+        made: Any = torch.fx.node.map_aggregate((self.args, self.kwargs), read)
+        return tuple(made[0]), dict(made[1])
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A result that the nano-batches write, each its part.
+
+    Attributes:
+        value: Its id.
+        empty: Makes the tensor.
+        axis: Along which the parts lie.
+        runs: How many runs of the whole batch lie there one after the other; a part has its rows of each.
+        parts: For each part its value id, the place of the view in the environment, start and rows.
+        shared: Dimensions of a part along which the memory is the same.
+    """
+
+    value: int
+    empty: Callable[[], Any]
+    axis: int
+    runs: int
+    parts: tuple[tuple[int, int, int, int], ...]
+    shared: tuple[int, ...] = ()
+
+
+def rows_of(x: Any, axis: int, start: int, count: int, runs: int) -> Any:
+    """A view of a nano-batch's rows; of several runs of the batch with a dimension for the runs."""
+    if runs == 1:
+        return x.narrow(axis, start, count)
+    return x.unflatten(axis, (runs, -1)).narrow(axis + 1, start // runs, count // runs)
 
 
 @dataclass
@@ -60,17 +115,91 @@ class Captured:
         module: The fx module captured from.
         symbolic: Some size was not fixed when the graph was captured.
         device: Where its tensors are (numbers in tensors of one element may be on the CPU).
+        placed: Of a graph of nano-batches the results that are put together in place.
+        copied: Of such a graph the views of inputs that have to be copied: how many runs of the batch
+            they take rows from, and what makes the tensor.
     """
 
     graph: Graph
     ids: dict[Any, int]
-    examples: dict[int, Any]
+    examples: Mapping[int, Any]
     outputs: list[Any]
     epilogue: list[tuple[int, int]]
     module: Any
     symbolic: bool = False
     notes: list[str] = field(default_factory=list)
     device: torch.device = torch.device("cpu")
+    placed: tuple[Placed, ...] = ()
+    copied: dict[int, tuple[int, Callable[[], Any]]] = field(default_factory=dict)
+
+    def environment(self, inputs: Sequence[Any]) -> list[Any]:
+        """What a call starts with: inputs, views of them, and results to be written in place.
+
+        A list of inputs is emptied.
+        """
+        graph = self.graph
+        if not graph.views and not self.placed:
+            # Values are numbered from the inputs on, unless there are views among them.
+            env = [*inputs, *([None] * (len(graph.values) - len(inputs)))]
+            if list(graph.inputs[:1]) and graph.inputs[-1] != len(inputs) - 1:
+                env = [None] * len(graph.values)
+                for value, x in zip(graph.inputs, inputs, strict=True):
+                    env[value] = x
+        else:
+            env = [None] * (len(graph.values) + sum(len(p.parts) for p in self.placed))
+            for value, x in zip(graph.inputs, inputs, strict=True):
+                env[value] = x
+            for view in graph.views:
+                whole = env[graph.inputs[view.input]]
+                runs, empty = self.copied.get(view.value, (1, None))
+                made = rows_of(whole, view.axis, view.start, view.stop - view.start, runs)
+                if empty is not None:
+                    copy = empty()
+                    rows_of(copy, view.axis, 0, copy.shape[view.axis], runs).copy_(made)
+                    made = copy
+                env[view.value] = made
+            for placed in self.placed:
+                made = env[placed.value] = placed.empty()
+                for _, slot, start, rows in placed.parts:
+                    env[slot] = rows_of(made, placed.axis, start, rows, placed.runs)
+        if isinstance(inputs, list):
+            inputs.clear()  # the environment owns them now
+        return env
+
+    def finish(self, env: list[Any]) -> None:
+        """Puts together what could not be written in place."""
+        for placed in self.placed:
+            whole = env[placed.value]
+            parts = [env[slot] for _, slot, _, _ in placed.parts]
+            if all(part.dtype is whole.dtype for part in parts):
+                continue
+            made = torch.empty_like(whole, dtype=parts[0].dtype)
+            for part, (_, _, start, rows) in zip(parts, placed.parts, strict=True):
+                rows_of(made, placed.axis, start, rows, placed.runs).copy_(part)
+            env[placed.value] = made
+
+
+def overlapping(example: torch.Tensor) -> tuple[int, ...]:
+    """Dimensions along which a tensor repeats the same memory (an expanded one)."""
+    sizes = zip(example.shape, example.stride(), strict=True)
+    return tuple(d for d, (size, stride) in enumerate(sizes) if stride == 0 and size > 1)
+
+
+def place(slot: Any, part: Any, shared: Sequence[int] = ()) -> Any:
+    """Writes a part of a result to its place; returns what is there now.
+
+    Along ``shared`` dimensions the memory is the same, and written once.
+
+    A few operators make another type than they say at capture (the mean that layer norm keeps under
+    autocast); such a part stays apart until the end of the call.
+    """
+    if slot.dtype is not part.dtype:
+        return part
+    target = slot
+    for dim in shared:
+        target, part = target.narrow(dim, 0, 1), part.narrow(dim, 0, 1)
+    target.copy_(part)
+    return slot
 
 
 def source_of(node: Any) -> Source | None:
@@ -82,14 +211,19 @@ def source_of(node: Any) -> Source | None:
     return Source(frames[-1][0], int(frames[-1][1]), frames[-1][2]) if frames else None
 
 
-def _is_random(target: Any, args: Any, modules: dict[str, Any]) -> bool:
-    if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
-        return True
+def _is_random(node: Any, modules: dict[str, Any]) -> bool:
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        # Attention is tagged, and draws only for its dropout.
+        names = [argument.name for argument in node.target._schema.arguments]
+        if "dropout_p" not in names:
+            return True
+        given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        return bool(given.get("dropout_p", 0.0) != 0.0)
     return any(
-        _is_random(n.target, n.args, dict(gm.named_modules()))
-        for gm in _graphs(args, modules)
-        for n in gm.graph.nodes
-        if n.op == "call_function"
+        _is_random(inner, dict(gm.named_modules()))
+        for gm in _graphs((node.args, node.kwargs), modules)
+        for inner in gm.graph.nodes
+        if inner.op == "call_function"
     )
 
 
@@ -118,6 +252,22 @@ def _kind(target: Any) -> str:
     return name.strip("_") if target in vars(operator).values() else name
 
 
+class Finished:
+    """A collective and the wait for its result, as one operator: a lane blocks, others go on."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self._schema, self.overloadpacket = target._schema, target.overloadpacket
+        self.tags, self.namespace = target.tags, target.namespace
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The collective's result, once it is there."""
+        return torch.ops._c10d_functional.wait_tensor(self.target(*args, **kwargs))
+
+    def __str__(self) -> str:
+        return f"{self.target}, finished"
+
+
 def _outer_reason(target: Any) -> str:
     namespace = getattr(target, "namespace", "")
     if namespace in ("_c10d_functional", "c10d_functional", "c10d", "symm_mem"):
@@ -141,6 +291,7 @@ class _Builder:
         self.call_counts: Counter[str] = Counter()
         self.marks: dict[int, int] = {}
         self.symbolic = False
+        self.made_by: dict[int, int] = {}  # value of a collective -> its operator
 
     def value(self, example: Any, producer: int) -> int:
         number = len(self.values)
@@ -214,6 +365,13 @@ class _Builder:
                 self.ids[node] = part
             return
         target = node.target
+        if self._is_wait(node):
+            started = self.made_by[self.ids[node.args[0]]]
+            op = self.ops[started]
+            payload = replace(op.payload, target=Finished(op.payload.target))
+            self.ops[started] = replace(op, payload=payload)
+            self.ids[node] = self.ids[node.args[0]]
+            return
         schema = getattr(target, "_schema", None)
         if schema is not None and schema.is_mutable:
             self._mutation(node)
@@ -232,7 +390,7 @@ class _Builder:
             number = self.value(example, index)
             outputs = (number,)
             self.ids[node] = number
-        random = _is_random(target, (node.args, node.kwargs), self.modules)
+        random = _is_random(node, self.modules)
         inputs = list(dict.fromkeys(self._inputs(node)))
         made = [n for n in outputs if n is not None]
         if random:
@@ -240,11 +398,13 @@ class _Builder:
                 inputs.append(self.token)
             self.token = self.value(_TOKEN, index)
             made.append(self.token)
-        constants = {n: self.constants[n] for n in node.all_input_nodes if n in self.constants}
+        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), self._read)
         examples = (self._example(node.args), self._example(node.kwargs))
         flops, moved, cost = costs.estimate(target, *examples, example)
         scope, classes, calls = self.place(node)
         reason = _outer_reason(target)
+        if reason:
+            self.made_by.update((n, index) for n in made)
         self.ops.append(
             Op(
                 index=index,
@@ -263,9 +423,20 @@ class _Builder:
                 mark=self.mark(node),
                 source=source_of(node),
                 params=_params_text(node),
-                payload=Payload(target, node.args, dict(node.kwargs), outputs, multiple, constants),
+                payload=Payload(target, tuple(args), dict(kwargs), outputs, multiple),
             )
         )
+
+    def _is_wait(self, node: Any) -> bool:
+        """Whether a node waits for a collective whose result nobody else reads."""
+        if str(node.target) != "_c10d_functional.wait_tensor.default":
+            return False
+        (given,) = node.args
+        started = given in self.ids and self.ids[given] in self.made_by and len(given.users) == 1
+        return started and isinstance(given.meta.get("val"), torch.Tensor)
+
+    def _read(self, node: Any) -> Any:
+        return self.constants[node] if node in self.constants else Ref(self.ids[node])
 
     def _example(self, arg: Any) -> Any:
         return torch.fx.node.map_arg(
@@ -422,15 +593,13 @@ def _attribute(gm: Any, path: str) -> Any:
 
 def _inherit(ops: list[Op]) -> list[Op]:
     """Gives operators without a module (some of the backward) that of what they read."""
-    import dataclasses
-
     made = {v: i for i, op in enumerate(ops) for v in op.outputs}
     for i, op in enumerate(ops):
         if op.scope or op.call_path:
             continue
         near = [ops[made[v]] for v in op.inputs if v in made and ops[made[v]].call_path]
         if near and all(o.call_path == near[0].call_path for o in near):
-            ops[i] = dataclasses.replace(
+            ops[i] = replace(
                 op, scope=near[0].scope, classes=near[0].classes, call_path=near[0].call_path
             )
     return ops

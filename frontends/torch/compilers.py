@@ -21,7 +21,7 @@ from dynaflow_xla import autotune
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch import _compat, compile_worker
-from dynaflow_xla.frontends.torch.capture import Captured, Payload
+from dynaflow_xla.frontends.torch.capture import Captured, Payload, Ref
 from dynaflow_xla.ir import PartitionedGraph, Region
 
 Implementation = Callable[..., Sequence[Any]]
@@ -131,7 +131,7 @@ def _compilable(captured: Captured, region: Region) -> bool:
         isinstance(captured.examples[v], torch.Tensor) for v in (*region.inputs, *region.outputs)
     )
     ops = [captured.graph.ops[i] for i in region.ops]
-    own = any(op.kind.startswith("dynaflow_xla.") for op in ops)
+    own = any(op.kind.startswith("dynaflow_xla.") or op.outer for op in ops)
     return bool(tensors and region.outputs and not own and not any(op.once for op in ops))
 
 
@@ -157,19 +157,17 @@ def _structure(
     for index in region.ops:
         payload: Payload = captured.graph.ops[index].payload
 
-        def read(node: Any, payload: Payload = payload) -> Any:
-            if node in payload.constants:
-                constant = payload.constants[node]
-                if not isinstance(constant, torch.Tensor | torch.nn.Module):
-                    return constant
-                name = f"constant{len(key)}_{len(graph.nodes)}"
-                setattr(root, name, constant)
-                key.append(_fingerprint(constant))
-                return graph.get_attr(name)
-            return values[captured.ids[node]]
+        def read(arg: Any) -> Any:
+            if isinstance(arg, Ref):
+                return values[arg.value]
+            if not isinstance(arg, torch.Tensor | torch.nn.Module):
+                return arg
+            name = f"constant{len(key)}_{len(graph.nodes)}"
+            setattr(root, name, arg)
+            key.append(_fingerprint(arg))
+            return graph.get_attr(name)
 
-        args = torch.fx.node.map_arg(payload.args, read)
-        kwargs = torch.fx.node.map_arg(payload.kwargs, read)
+        args, kwargs = torch.fx.node.map_aggregate((payload.args, payload.kwargs), read)
         node = graph.call_function(payload.target, args, kwargs)
         key.append((str(payload.target), str(args), str(kwargs)))
         if payload.multiple:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, UnsupportedError
-from dynaflow_xla.frontends.torch import _compat, auto, draws, marks, native, recurrent
+from dynaflow_xla.frontends.torch import _compat, auto, batch, draws, marks, native, recurrent
+from dynaflow_xla.frontends.torch.batched import BatchedGraph
 from dynaflow_xla.frontends.torch.capture import ROOT_NAME
 from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS, Entry, Options, build_entry
 from dynaflow_xla.strategies.auto import Auto
@@ -35,7 +36,7 @@ _INTERNAL = (
     os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep,
     "<dynaflow_xla",
 )
-_settings = _compat.CompilationSettings(marks.watched)
+_settings = _compat.CompilationSettings(marks.watched, batch.around)
 _schedules = itertools.count()
 
 
@@ -83,7 +84,9 @@ class Core:
     def __init__(self, original: Callable[..., Any], options: Options) -> None:
         self.original = original
         self.options = options
-        self.entries: list[Entry] = []
+        self.entries: list[Entry | BatchedGraph] = []
+        native_split = type(options.strategy).split is not Strategy.split
+        self.splits = native_split and options.backend == "torch"
         self.breaks: list[str] = []
         self.notes: list[str] = []
         self.choices: dict[Any, auto.Choice] = {}
@@ -122,6 +125,9 @@ class Core:
     def _invoke(self, args: Any, kwargs: Any) -> Any:
         try:
             _settings.ensure()
+            if self.splits:
+                with batch.offered(self.options.name, self.options.in_axes, args, kwargs):
+                    return self._compiled(*args, **kwargs)
             if self.options.backend != "torch":
                 with _compat.unfused_layers():
                     return self._compiled(*args, **kwargs)
@@ -268,7 +274,15 @@ class Core:
 
         def compile_graph(gm: Any, example_inputs: Any) -> Callable[[list[Any]], Any]:
             with self._lock:
-                entry = build_entry(gm, self.options, kind, state["number"])
+                entry: Entry | BatchedGraph | None = None
+                if state["batch"]:
+                    entry = batch.graph_of(
+                        gm, self.options, kind, state["number"], state["batch"],
+                        state.get("forward"), self._warn,
+                    )  # fmt: skip
+                if entry is None:
+                    whole = state["whole"]
+                    entry = build_entry(gm, self.options, kind, state["number"], whole)
                 self.entries.append(entry)
             if kind == "backward":
                 state["forward"].backward = entry
@@ -282,16 +296,18 @@ class Core:
 class _Runner:
     """A compiled graph: counts itself among what a call ran, then runs."""
 
-    def __init__(self, entry: Entry) -> None:
-        self.entry = entry
+    def __init__(self, graph: Entry | BatchedGraph) -> None:
+        self.graph = graph
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        observed = Core.observed(self.entry)
+        graph = self.graph
+        entry = graph.resolve(inputs) if isinstance(graph, BatchedGraph) else graph
+        observed = Core.observed(entry)
         if observed is not None:
             return observed[1](inputs)  # type: ignore[no-any-return]
-        if self.entry.kind != "backward":
-            Core.note_run(self.entry)
-        return self.entry(inputs)
+        if entry.kind != "backward":
+            Core.note_run(entry)
+        return entry(inputs)
 
 
 class _Backend:
@@ -313,7 +329,13 @@ class _Backend:
         broken = _compat.break_reason(gm)
         if broken is not None:
             core.note_break(*broken)
-        state = {"number": core._graphs}
+        state = {"number": core._graphs, "batch": (), "whole": None}
+        if core.splits:
+            state["batch"], state["whole"] = batch.sizes_in(gm), 1
+            if not state["batch"]:
+                core._warn(
+                    f"a graph of {core.options.name!r} takes no argument with a batch, so it is not split"
+                )
         core._graphs += 1
         aot = _compat.aot_backend(
             core.compiler("forward", state),

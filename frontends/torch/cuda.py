@@ -154,11 +154,9 @@ class StreamRunner:
             EngineError: a region failed; names it, and has the exception as its cause.
         """
         captured, streams = self.plain.captured, self.streams
-        env: list[Any] = [None] * len(captured.graph.values)
-        home: dict[int, int] = {}  # the lane in whose order a value's memory is freed
-        for value, x in zip(captured.graph.inputs, inputs, strict=True):
-            env[value] = x
-            home[value] = 0
+        env = captured.environment(list(inputs))
+        # The lane in whose order a value's memory is freed.
+        home = {value: 0 for value, x in enumerate(env) if x is not None}
         call = native._Call(env, torch.is_inference_mode_enabled(), False)
         try:
             with torch.no_grad(), _enqueuing:
@@ -169,6 +167,7 @@ class StreamRunner:
         except Exception as error:
             cause = call.error[1] if call.error else error
             raise self.plain._explain(call, error) from cause
+        captured.finish(env)
         for written, value in captured.epilogue:
             streams.used_by(0, env[value])
             env[written].copy_(env[value])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.frontends.torch import compilers, cuda, native, regions
 from dynaflow_xla.frontends.torch.capture import Captured, capture
 from dynaflow_xla.frontends.torch.native import Native
-from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.ir import ORDERED, PartitionedGraph, Region
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
@@ -39,6 +39,10 @@ class Options:
     backend: str = "torch"
     target: str | None = None
     gpu: Lanes | None = None
+    in_axes: Any = None
+    out_axes: Any = 0
+    batch_size: int | None = None
+    check: bool = True
 
 
 @dataclass
@@ -53,6 +57,8 @@ class Entry:
         implementations: Functions of regions that do not run operator by operator.
         native: The runnable plan.
         runner: On CUDA what runs it on streams, or as CUDA graphs.
+        later: Makes the plan of the backward when asked for.
+        prepare: From the inputs of a call to those of the planned graph, if they are others.
         seconds: Time spent by step: "partition", "plan", "compile".
     """
 
@@ -66,9 +72,13 @@ class Entry:
     seconds: dict[str, float]
     backward: Entry | None = None
     runner: Any = None
+    later: Callable[[], Entry | None] | None = None
+    prepare: Callable[[Sequence[Any]], list[Any]] | None = None
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Flat inputs to flat outputs; a list of inputs is emptied."""
+        if self.prepare is not None:
+            inputs = self.prepare(inputs)
         return (self.native if self.runner is None else self.runner)(inputs)  # type: ignore[no-any-return]
 
     def describe(self) -> list[str]:
@@ -87,15 +97,26 @@ class Entry:
         )
 
 
-def build_entry(gm: Any, options: Options, kind: str, number: int) -> Any:
+def graph_name(options: Options, kind: str, number: int) -> str:
+    """Name of the ``number``-th graph of a scheduled callable."""
+    name = options.name if number == 0 else f"{options.name}.{number}"
+    return f"{name}.backward" if kind == "backward" else name
+
+
+def build_entry(gm: Any, options: Options, kind: str, number: int, batch: int | None = None) -> Any:
     """Captures, partitions, plans, validates and compiles a functional aten graph.
+
+    Args:
+        gm: The graph.
+        options: What the user asked for.
+        kind: "inference", "forward" or "backward".
+        number: Which graph of the scheduled callable it is.
+        batch: Rows of the batch, where it is too small to be split, or not in this graph.
 
     Raises:
         RuleError, PlanError, UnsupportedError: see the steps.
     """
-    name = options.name if number == 0 else f"{options.name}.{number}"
-    if kind == "backward":
-        name += ".backward"
+    name = graph_name(options, kind, number)
     if options.backend != "torch":
         if options.gpu is not None:
             raise UnsupportedError(
@@ -106,8 +127,11 @@ def build_entry(gm: Any, options: Options, kind: str, number: int) -> Any:
         from dynaflow_xla.frontends.torch import xla_backend
 
         return xla_backend.build_entry(gm, options, kind, name)
-    t0 = time.perf_counter()
-    captured = capture(gm, name)
+    return whole_entry(capture(gm, name), options, kind, batch)
+
+
+def cut(captured: Captured, options: Options, kind: str) -> PartitionedGraph:
+    """The regions of a graph by the user's rules, the strategy's, or the default ones."""
     graph = captured.graph
     rules: Sequence[Rule] | None = options.rules
     if rules is None:
@@ -115,22 +139,83 @@ def build_entry(gm: Any, options: Options, kind: str, number: int) -> Any:
     if rules is not None and kind == "backward":
         # The backward has other operators than the forward for which the rules were written.
         rules = [rule for rule in rules if not isinstance(rule, Rule) or rule.groups(graph)]
-    pg = partition(graph, rules)
-    t1 = time.perf_counter()
-    context = Context(
-        batch_size=None,
+    return _with_network(partition(graph, rules))
+
+
+def _with_network(pg: PartitionedGraph) -> PartitionedGraph:
+    """Collectives as regions with a lane, which waits for them while other lanes go on.
+
+    They keep their program order, which is the same in every process: else each could wait for another.
+    """
+    regions = tuple(
+        replace(r, outer=False, tags=(r.tags - {"outer"}) | {ORDERED})
+        if r.outer and r.resource == "network"
+        else r
+        for r in pg.regions
+    )
+    return replace(pg, regions=regions)
+
+
+def context_of(captured: Captured, options: Options, batch: int | None) -> Context:
+    """What the strategy may look at."""
+    graph = captured.graph
+    return Context(
+        batch_size=batch,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
         platform=captured.device.type,
         lanes=options.lanes,
         user=options.user,
     )
-    sizes_of(options.strategy, context)  # there is no batch here: refuses a split
+
+
+def whole_entry(captured: Captured, options: Options, kind: str, batch: int | None = None) -> Entry:
+    """Plans a graph whose batch stays whole.
+
+    Raises:
+        PlanError: the strategy asks for a split.
+    """
+    t0 = time.perf_counter()
+    pg = cut(captured, options, kind)
+    t1 = time.perf_counter()
+    context = context_of(captured, options, batch)
+    if batch is None:
+        sizes_of(options.strategy, context)  # there is no batch here: refuses a split
     recording = record(options.strategy, pg, context)
+    return planned_entry(captured, pg, recording, options, kind, t1 - t0)
+
+
+def planned_entry(
+    captured: Captured,
+    pg: PartitionedGraph,
+    recording: Recording,
+    options: Options,
+    kind: str,
+    partition_s: float,
+    functions: dict[int, Callable[..., Sequence[Any]]] | None = None,
+) -> Entry:
+    """Makes the plan of a recording and what runs it.
+
+    Args:
+        captured: The graph.
+        pg: Its regions.
+        recording: What the strategy decided.
+        options: What the user asked for.
+        kind: "inference", "forward" or "backward".
+        partition_s: Seconds spent on the regions.
+        functions: Of regions that do not run operator by operator, replacements among them;
+            default: those of the recording's replacements.
+    """
+    t1 = time.perf_counter()
     plan = build_plan(pg, recording, lanes=options.lanes, strategy_text=repr(options.strategy))
     validate(plan, pg)
     t2 = time.perf_counter()
-    implementations = _implementations(captured, pg, recording, options)
-    runnable = native.build(captured, pg, plan, implementations)
+    made = _replacements(captured, pg, recording) if functions is None else functions
+    if options.compiler != "eager":
+        lanes = {d.lane for d in recording.decisions if d.lane >= 0}
+        compilers.compile_regions(
+            captured, pg, len(lanes), made, options.compiler, options.compiler_options
+        )
+    runnable = native.build(captured, pg, plan, made)
     runner: Any = None
     if captured.device.type == "cuda":
         runner = cuda.on_cuda(
@@ -141,30 +226,26 @@ def build_entry(gm: Any, options: Options, kind: str, number: int) -> Any:
             f"{options.gpu} asks for priorities or multiprocessors, which lanes of a CPU have not; give "
             "lanes= a number"
         )
-    seconds = {"partition": t1 - t0, "plan": t2 - t1, "compile": time.perf_counter() - t2}
-    return Entry(
-        options, kind, captured, pg, plan, implementations, runnable, seconds, runner=runner
-    )
+    seconds = {"partition": partition_s, "plan": t2 - t1, "compile": time.perf_counter() - t2}
+    return Entry(options, kind, captured, pg, plan, made, runnable, seconds, runner=runner)
 
 
-def _implementations(
-    captured: Captured, pg: PartitionedGraph, recording: Recording, options: Options
+def _replacements(
+    captured: Captured, pg: PartitionedGraph, recording: Recording
 ) -> dict[int, Callable[..., Sequence[Any]]]:
     made: dict[int, Callable[..., Sequence[Any]]] = {}
     for decision in recording.decisions:
         region = pg.regions[decision.region]
         if decision.replace is None:
             continue
-        if region.outer:
-            raise PlanError(
-                f"region {region.name!r} stays in the outer program and cannot be replaced"
-            )
+        refuse_outer(region)
         made[region.id] = regions.replacement(
             decision.replace, captured, region, str(decision.source)
         )
-    if options.compiler != "eager":
-        lanes = {d.lane for d in recording.decisions if d.lane >= 0}
-        compilers.compile_regions(
-            captured, pg, len(lanes), made, options.compiler, options.compiler_options
-        )
     return made
+
+
+def refuse_outer(region: Region) -> None:
+    """Raises PlanError for the replacement of a region that stays in the outer program."""
+    if region.outer:
+        raise PlanError(f"region {region.name!r} stays in the outer program and cannot be replaced")

@@ -10,17 +10,11 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import PlanError, VerificationError
 from dynaflow_xla.frontends.torch import auto, marks
+from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.entry import Entry
 from dynaflow_xla.plan import Launch
 from dynaflow_xla.strategies.auto import Auto
-
-TOLERANCES = {
-    torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 2e-5, torch.float64: 1e-12,
-    torch.complex64: 2e-5, torch.complex128: 1e-12,
-}  # fmt: skip
-"""dtype -> allowed difference relative to the largest element. Eager regions on lanes differ from the
-original only where an operator's rounding depends on its number of threads."""
 
 
 def explain(fast: Core, args: Any, kwargs: Any) -> str:
@@ -30,8 +24,10 @@ def explain(fast: Core, args: Any, kwargs: Any) -> str:
     lines: list[str] = []
     for entry in entries:
         lines += _explain_entry(entry)
-        if entry.backward is not None:
-            lines += _explain_entry(entry.backward)
+        later = getattr(entry, "later", None)
+        backward = entry.backward if later is None else later()
+        if backward is not None:
+            lines += _explain_entry(backward)
     if not entries:
         lines.append(f"{fast.options.name}: no graph could be captured; the original runs")
     lines += [f"note: {text}" for text in target.breaks]
@@ -74,8 +70,9 @@ def _explain_entry(entry: Entry) -> list[str]:
         "time to make: "
         + ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in entry.seconds.items())
     )
-    for op in entry.pg.graph.ops:
-        if op.outer:
+    for region in entry.pg.regions:
+        op = entry.pg.graph.ops[region.ops[0]]
+        if region.outer:
             lines.append(f"outer: {op.kind} runs on the caller's thread: it {op.outer_reason}")
     notes = (*entry.pg.notes, *entry.plan.notes)
     return lines + [f"note: {note}" for note in notes]
@@ -140,36 +137,6 @@ def verify(fast: Core, args: Any, kwargs: Any) -> Report:
             elif type(w) is not type(g) or repr(w) != repr(g):
                 raise VerificationError(f"{name} must be {w!r}; got {g!r}")
     return Report(tuple(rows))
-
-
-def compare(
-    name: str, want: torch.Tensor, got: torch.Tensor
-) -> tuple[str, str, float, float, bool]:
-    """One row of a report; VerificationError if the values differ too much."""
-    kind = f"{str(want.dtype).removeprefix('torch.')}{list(want.shape)}"
-    if (want.dtype, want.shape, want.device) != (got.dtype, got.shape, got.device):
-        raise VerificationError(
-            f"{name} must be {kind} on {want.device}; the scheduled call returned "
-            f"{got.dtype}{list(got.shape)} on {got.device}"
-        )
-    if want.dtype not in TOLERANCES:
-        if not torch.equal(want, got):
-            raise VerificationError(f"{name} ({kind}) must be equal")
-        return name, kind, 0.0, 0.0, True
-    equal = torch.equal(want.nan_to_num(), got.nan_to_num())
-    if not torch.equal(want.isnan(), got.isnan()) or not torch.equal(want.isinf(), got.isinf()):
-        raise VerificationError(f"{name} ({kind}) differs in its NaN or infinite elements")
-    wide = torch.complex128 if want.is_complex() else torch.float64
-    finite = want.isfinite()
-    w, g = want[finite].to(wide), got[finite].to(wide)
-    scale = float(w.abs().max()) if w.numel() else 0.0
-    largest = float((w - g).abs().max()) if w.numel() else 0.0
-    bound = TOLERANCES[want.dtype] * max(scale, 1e-30)
-    if largest > bound:
-        raise VerificationError(
-            f"{name} ({kind}): largest difference {largest:.3g} is above the allowed {bound:.3g}"
-        )
-    return name, kind, largest, bound, equal
 
 
 def tune(fast: Core, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:

@@ -213,11 +213,7 @@ class Native:
 
     def run(self, inputs: Sequence[Any], measured: Measured | None = None) -> list[Any]:
         """As a call; tells ``measured`` when regions ran."""
-        graph = self.captured.graph
-        # Values are numbered from the inputs on.
-        env: Environment = [*inputs, *([None] * (len(graph.values) - len(graph.inputs)))]
-        if isinstance(inputs, list):
-            inputs.clear()  # the environment owns them now
+        env: Environment = self.captured.environment(inputs)
         call = _Call(env, torch.is_inference_mode_enabled(), _flushes())
         grad = torch.is_grad_enabled()
         _compat.set_grad_enabled(False)
@@ -237,6 +233,7 @@ class Native:
             raise self._explain(call, error) from cause
         finally:
             _compat.set_grad_enabled(grad)
+        self.captured.finish(env)
         for written, value in self.captured.epilogue:
             env[written].copy_(env[value])
         return [out[1] if isinstance(out, tuple) else env[out] for out in self.captured.outputs]

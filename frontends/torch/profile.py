@@ -25,6 +25,8 @@ def profile(fast: Core, args: Any, kwargs: Any) -> Timeline:
     timelines: list[Timeline] = []
 
     def run(inputs: list[Any]) -> list[Any]:
+        prepare = getattr(entry, "prepare", None)
+        inputs = inputs if prepare is None else prepare(inputs)
         measured = Measured(entry.plan, entry.pg)
         outputs = runnable.run(inputs, measured)
         timelines.append(measured.timeline(target.options.name))

@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch import recurrent
-from dynaflow_xla.frontends.torch.capture import Captured, Payload
+from dynaflow_xla.frontends.torch.capture import Captured, Payload, Placed, Ref, place
 from dynaflow_xla.ir import PartitionedGraph, Region
 
 Environment = list[Any]
@@ -61,7 +59,11 @@ class _Writer:
         self.lines: list[str] = []
         self.line_regions: list[int] = []
         self.have: set[int] = set()
-        self.last_use: dict[int, int] = {}
+        # Part of a result -> places it is written to.
+        self.slots: dict[int, list[tuple[int, Placed]]] = {}
+        for placed in captured.placed:
+            for value, slot, _, _ in placed.parts:
+                self.slots.setdefault(value, []).append((slot, placed))
 
     def constant(self, value: Any) -> str:
         name = self.known.get(id(value))
@@ -70,23 +72,21 @@ class _Writer:
             self.names[name] = value
         return name
 
-    def expression(self, arg: Any, payload: Payload) -> str:
-        if isinstance(arg, torch.fx.Node):
-            if arg in payload.constants:
-                return self.constant(payload.constants[arg])
-            return f"v{self.captured.ids[arg]}"
+    def expression(self, arg: Any) -> str:
+        if isinstance(arg, Ref):
+            return f"v{arg.value}"
         if isinstance(arg, _SIMPLE):
             return repr(arg)
         if isinstance(arg, (list, tuple)):
-            inner = ", ".join(self.expression(item, payload) for item in arg)
+            inner = ", ".join(self.expression(item) for item in arg)
             if isinstance(arg, list):
                 return f"[{inner}]"
             return f"({inner},)" if len(arg) == 1 else f"({inner})"
         if isinstance(arg, dict):
-            inner = ", ".join(f"{k!r}: {self.expression(v, payload)}" for k, v in arg.items())
+            inner = ", ".join(f"{k!r}: {self.expression(v)}" for k, v in arg.items())
             return f"{{{inner}}}"
         if isinstance(arg, slice):
-            parts = (self.expression(x, payload) for x in (arg.start, arg.stop, arg.step))
+            parts = (self.expression(x) for x in (arg.start, arg.stop, arg.step))
             return f"slice({', '.join(parts)})"
         return self.constant(arg)
 
@@ -112,8 +112,8 @@ class _Writer:
         if all(v in self.have for v in op.outputs) and not op.once:
             return  # repeated in an earlier region of this stretch
         self.load(op.inputs, region)
-        args = [self.expression(arg, payload) for arg in payload.args]
-        args += [f"{k}={self.expression(v, payload)}" for k, v in payload.kwargs.items()]
+        args = [self.expression(arg) for arg in payload.args]
+        args += [f"{k}={self.expression(v)}" for k, v in payload.kwargs.items()]
         call = f"{self.constant(recurrent.direct(payload.target))}({', '.join(args)})"
         if payload.multiple:
             targets = ", ".join("_" if v is None else f"v{v}" for v in payload.outputs)
@@ -128,6 +128,13 @@ class _Writer:
             self.have.add(value)
             if value in self.exported and not self.is_token(value):
                 self.emit(f"env[{value}] = v{value}", region)
+            for slot, placed in self.slots.get(value, ()):
+                part = f"v{value}"
+                if placed.runs > 1:
+                    part += f".unflatten({placed.axis}, ({placed.runs}, -1))"
+                write = self.constant(place)
+                shared = f", {placed.shared}" if placed.shared else ""
+                self.emit(f"env[{slot}] = {write}(env[{slot}], {part}{shared})", region)
 
     def drop(self, values: Iterable[int], region: int) -> None:
         dead = [v for v in dict.fromkeys(values) if v in self.have and not self.is_token(v)]

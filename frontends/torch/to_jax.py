@@ -22,7 +22,7 @@ import torch
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import marks as jax_marks, places
 from dynaflow_xla.frontends.torch import aten_lowering
-from dynaflow_xla.frontends.torch.capture import Captured, Payload
+from dynaflow_xla.frontends.torch.capture import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.flat import strip
 
 # Random operators of which only the sizes of tensor arguments matter.
@@ -187,18 +187,20 @@ class JaxFunction:
 
 
 def _arguments(captured: Captured, payload: Payload, env: Any) -> tuple[Any, Any]:
-    def value(node: Any) -> Any:
-        if node in payload.constants:
-            found = payload.constants[node]
-            if isinstance(found, torch.fx.GraphModule):
-                raise UnsupportedError(
-                    f"{payload.target} has a graph of its own as an argument (control flow); it does "
-                    "not run on XLA yet, use backend='torch'"
-                )
-            return found if env is captured.examples else aten_lowering.constant(found, str(node))
-        return env[captured.ids[node]]
+    def value(arg: Any) -> Any:
+        if isinstance(arg, Ref):
+            return env[arg.value]
+        if isinstance(arg, torch.fx.GraphModule):
+            raise UnsupportedError(
+                f"{payload.target} has a graph of its own as an argument (control flow); it does "
+                "not run on XLA yet, use backend='torch'"
+            )
+        if isinstance(arg, torch.Tensor) and env is not captured.examples:
+            return aten_lowering.constant(arg, f"a constant of {payload.target}")
+        return arg
 
-    return aten_lowering.plain(torch.fx.node.map_arg((payload.args, payload.kwargs), value))
+    read = torch.fx.node.map_aggregate((payload.args, payload.kwargs), value)
+    return aten_lowering.plain(read)
 
 
 def is_random(captured: Captured, op: Any) -> bool:

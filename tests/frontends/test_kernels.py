@@ -59,5 +59,5 @@ def test_drivers_that_cannot_be_used(library: Path, tmp_path: Path) -> None:
     assert _run("problem", library) == ""
 
 
-def test_a_driver_without_green_contexts(library: Path, tmp_path: Path) -> None:
-    _run("no_green", fake_driver.build(tmp_path, green=False))
+def test_a_driver_without_green_contexts(library: Path) -> None:
+    _run("no_green", fake_driver.build(library.parent, green=False))

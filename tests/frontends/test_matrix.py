@@ -1,7 +1,8 @@
 """Every transformation of JAX, under every strategy, on functions of many kinds: equal to the original.
 
-The full product has about ten thousand members and is marked ``slow``, but for a quick part in which every
-function meets four strategies and transformations, and every pair of these two several functions.
+The full product has about twenty thousand members and is marked ``slow``, but for a quick part in which every
+function meets four strategies and transformations (two of them as one XLA program), and every pair of
+these two several functions.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import dynaflow_xla as dfx
 
 # A split adds in another order, and a derivative adds more; narrow types round each time.
 TOLERANCES = {"bfloat16": 0.06, "float16": 0.01}
+BACKENDS = ("ffi", "xla")
 SECOND = 5.0  # times the tolerance of second derivatives
 
 
@@ -51,16 +53,17 @@ def covering() -> list[tuple[str, str, str]]:
 
 
 def product() -> list[Any]:
-    quick = set(covering())
+    covered = covering()
+    quick = {"ffi": set(covered), "xla": set(covered[::2])}
     found = []
-    for (name, case), strategy in itertools.product(CASES.items(), STRATEGIES):
+    for (name, case), backend, strategy in itertools.product(CASES.items(), BACKENDS, STRATEGIES):
         if case.refused and strategy in SPLITS:
             continue
         for transformation, how in TRANSFORMATIONS.items():
             if how.applies(case):
                 one = (transformation, strategy, name)
-                marks = () if one in quick else (pytest.mark.slow,)
-                found.append(pytest.param(*one, marks=marks))
+                marks = () if one in quick[backend] else (pytest.mark.slow,)
+                found.append(pytest.param(*one, backend, marks=marks))
     return found
 
 
@@ -104,7 +107,9 @@ def quick_to_compile(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> 
     jax.config.update("jax_disable_most_optimizations", before)
 
 
-def made(case: Case, strategy: str, transformation: str, lanes: int) -> tuple[Any, Any]:
+def made(
+    case: Case, strategy: str, transformation: str, backend: str, lanes: int
+) -> tuple[Any, Any]:
     """The original and the scheduled function, the same for all transformations that allow it."""
     make = TRANSFORMATIONS[transformation].make
     key = case.name, make
@@ -115,17 +120,19 @@ def made(case: Case, strategy: str, transformation: str, lanes: int) -> tuple[An
             jax.clear_caches()
         _made[key] = make(case)
     original, of = _made[key]
-    key = (*key, strategy)
+    key = (*key, strategy, backend)
     if key not in _made:
         axes = {"in_axes": of.in_axes, "out_axes": of.out_axes} if strategy in SPLITS else {}
-        _made[key] = dfx.schedule(original, STRATEGIES[strategy](), lanes=lanes, **axes)
+        _made[key] = dfx.schedule(
+            original, STRATEGIES[strategy](), lanes=lanes, backend=backend, **axes
+        )
     return original, _made[key]
 
 
-@pytest.mark.parametrize(("transformation", "strategy", "name"), product())
-def test_equal(transformation: str, strategy: str, name: str, lanes: int) -> None:
+@pytest.mark.parametrize(("transformation", "strategy", "name", "backend"), product())
+def test_equal(transformation: str, strategy: str, name: str, backend: str, lanes: int) -> None:
     case, how = CASES[name], TRANSFORMATIONS[transformation]
-    original, fast = made(case, strategy, transformation, lanes)
+    original, fast = made(case, strategy, transformation, backend, lanes)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         key = transformation, name

@@ -204,6 +204,15 @@ def test_explain(schedule: Any) -> None:
     assert "backend xla (cpu)" in text and "left" in text and "right" in text
 
 
+def test_deep_explain_on_a_cpu(schedule: Any) -> None:
+    """It tells what a CPU's program tells, and what it cannot."""
+    text = dfx.explain(schedule(model, "xla"), W, X, deep=True)
+    assert "compiled for this CPU" in text and "scheduled: fusions" in text and "peak" in text
+    assert "no streams and no command buffers" in text and "target='nvidia-h200'" in text
+    with pytest.raises(dfx.UnsupportedError, match="compile is for backend='xla'"):
+        dfx.explain(schedule(model), W, X, deep=True)
+
+
 def test_sharded_arguments_outside_shard_map(run_program: Any) -> None:
     run_program(
         """

@@ -104,17 +104,23 @@ def check_sound(pg: PartitionedGraph) -> None:
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.integers(0, 10**9), st.sampled_from(sorted(RULES)), st.sampled_from([1, 4, 64]))
-def test_every_cut_is_sound(seed: int, rules: str, most: int) -> None:
+@given(
+    st.integers(0, 10**9),
+    st.sampled_from(sorted(RULES)),
+    st.sampled_from([1, 4, 64]),
+    st.sampled_from([frozenset[str](), frozenset({"add", "dot"})]),
+)
+def test_every_cut_is_sound(seed: int, rules: str, most: int, fused: frozenset[str]) -> None:
     graph = random_graph(seed)
     given_rules = RULES[rules] if graph.ops else None
     try:
-        pg = partition(graph, given_rules, max_regions=most)
+        pg = partition(graph, given_rules, max_regions=most, fused=fused)
     except dfx.RuleError:
         assert rules == "some"  # nothing of it in this graph
         return
     check_sound(pg)
-    assert pg == partition(graph, given_rules, max_regions=most), "the same each time"
+    again = partition(graph, given_rules, max_regions=most, fused=fused)
+    assert pg == again, "the same each time"
 
 
 @settings(max_examples=100, deadline=None)
@@ -253,3 +259,19 @@ def test_nothing_to_do(make: Make, rules: list[object] | None) -> None:
     assert dead.regions == () and "1 operators whose results nobody reads" in dead.notes[0]
     kept = partition(make("a = draw x", "x", a={"once": True}), rules)  # type: ignore[arg-type]
     assert [r.ops for r in kept.regions] == [(0,)]
+
+
+def test_an_update_is_cut_off_at_its_gradient(make: Make) -> None:
+    """What a compiler fuses starts no region, and goes where less has to be handed over."""
+    dear = {"cost_ns": 1e6}
+    text = (
+        "g = dot x y; h = dot y x; p = pow t; a = mul g; b = square g; m = add a s; n = add b p; "
+        "u = div m n; c = dot h x"
+    )
+    graph = make(
+        text, "m n u c p", inputs="x y s t", g=dear, h=dear, c=dear, p=dear, m=dear, n=dear, u=dear
+    )
+    cut = partition(graph, fused=frozenset({"mul", "square", "add", "div"}))
+    update = next(r for r in cut.regions if 7 in r.ops)
+    assert update.ops == (3, 4, 5, 6, 7)
+    assert [r.ops for r in cut.regions if 0 in r.ops] == [(0,)]

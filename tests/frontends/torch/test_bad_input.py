@@ -67,7 +67,7 @@ def test_splits_are_refused() -> None:
         scheduled(nn.BatchNorm1d(6), Halves())(X)
 
 
-@pytest.mark.parametrize("option", [{"in_axes": 0}, {"select": "x"}])
+@pytest.mark.parametrize("option", [{"select": "x"}])
 def test_options_of_another_version(option: dict[str, Any]) -> None:
     with pytest.raises(dfx.DynaflowError, match=next(iter(option))):
         dfx.schedule(nn.Linear(2, 2), **option)
@@ -80,8 +80,6 @@ def test_options() -> None:
         dfx.schedule(nn.Linear(2, 2), compiler="nvcc")
     with pytest.raises(dfx.UnsupportedError, match=r"compiler_options.*mode"):
         scheduled(nn.Linear(2, 2), compiler_options={"mode": "max-autotune"})
-    with pytest.raises(dfx.UnsupportedError, match="Linear"):
-        dfx.schedule(nn.Linear(2, 2), backend="ffi")
 
 
 def test_torchscript() -> None:

@@ -152,6 +152,7 @@ def test_open_sizes_are_refused() -> None:
 
     class Symbolic:
         symbolic = True
+        device = torch.device("cpu")
 
     with pytest.raises(dfx.UnsupportedError, match=r"fixed sizes.*eager"):
         compilers.compile_regions(Symbolic(), None, 1, {}, "aoti", None)

@@ -6,6 +6,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.errors import EngineError  # noqa: E402
-from dynaflow_xla.frontends.torch import cuda  # noqa: E402
+from dynaflow_xla.frontends.torch import compilers, cuda  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)
 
@@ -234,3 +235,14 @@ def test_a_cpu_has_no_such_lanes(args: Any) -> None:
         pytest.raises(dfx.UnsupportedError, match="which lanes of a CPU have not"),
     ):
         fast(*args)
+
+
+def test_compiled_regions_of_a_gpu_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One structure on two devices is two compiled regions; AOTInductor's are for the CPU."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    cpu = torch.device("cpu")
+    assert compilers._machine(cpu) != compilers._machine(DEVICE)
+    assert compilers._machine(DEVICE) != compilers._machine(torch.device("cuda", 1))
+    captured = SimpleNamespace(device=DEVICE, symbolic=False)
+    with pytest.raises(dfx.UnsupportedError, match="compiles regions for the CPU, .* on cuda:0"):
+        compilers.compile_regions(captured, None, 1, {}, "aoti", None)

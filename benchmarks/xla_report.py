@@ -1,0 +1,245 @@
+"""The report on ``backend="xla"``: what XLA makes of plans, read back from deviceless GPU compilations.
+
+``xla_report.py measure OUT.json`` compiles every case under the installed jaxlib; ``xla_report.py write
+OUT.md IN.json ...`` makes the page. `make report-xla` does both under several jaxlib versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import environment
+
+import dynaflow_xla as dfx
+
+GPU_REPEATS, CPU_REPEATS = 3, 3
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    measured = commands.add_parser("measure", help="compile the cases under this jaxlib")
+    measured.add_argument("out", type=Path)
+    measured.add_argument("--only", default="", help="cases whose name holds this")
+    written = commands.add_parser("write", help="make the page from measured files")
+    written.add_argument("out", type=Path)
+    written.add_argument("files", type=Path, nargs="+")
+    given = parser.parse_args()
+    if given.command == "measure":
+        report = measure(given.only)
+        given.out.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
+    else:
+        pages = [json.loads(path.read_text()) for path in given.files]
+        given.out.write_text(page(pages, [path.name for path in given.files]))
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+def measure(only: str) -> dict[str, Any]:
+    """Everything about every case under the installed jaxlib."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    from xla_cases import CASES
+
+    rows = [_case(case) for case in CASES if only in case.name]
+    return {"environment": environment.stamp(), "cases": rows}
+
+
+def _case(case: Any) -> dict[str, Any]:
+    from xla_cases import TARGET
+
+    from dynaflow_xla.frontends.jax import deviceless
+
+    print(case.name, flush=True)
+    start = time.perf_counter()
+    fast = case.scheduled(target=TARGET)
+    plan = dfx.plan(fast, *case.arguments)
+    traced = fast.trace(*case.arguments)
+    seconds = time.perf_counter() - start
+    del plan, traced
+    report = deviceless.compile_report(fast, case.arguments, {}, repeats=GPU_REPEATS)
+    row = json.loads(report.to_json())
+    row["case"] = case.name
+    row["trace_and_plan_s"] = round(seconds, 3)
+    row["plain_trace_s"] = round(_seconds(lambda: case.original().trace(*case.arguments)), 3)
+    row["cpu_compile_s"] = {
+        "plain": _cpu_seconds(case.original, case.arguments),
+        "scheduled": _cpu_seconds(lambda: case.scheduled(backend="xla"), case.arguments),
+    }
+    return row
+
+
+def _seconds(run: Any) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _cpu_seconds(make: Any, arguments: Any) -> float:
+    """The shortest of several compilations for this CPU; lowered before, each time anew."""
+    best = float("inf")
+    for _ in range(CPU_REPEATS):
+        lowered = make().lower(*arguments)
+        best = min(best, _seconds(lowered.compile))
+    return round(best, 3)
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def page(reports: list[dict[str, Any]], files: list[str]) -> str:
+    """The page in Markdown."""
+    versions = [report["environment"]["versions"]["jaxlib"] for report in reports]
+    lines = [
+        "# What XLA makes of plans: the report",
+        "",
+        "Made by `make report-xla`; do not edit. Every program is compiled for an NVIDIA H200 without one "
+        "and read back: nothing ran, no kernel was autotuned, overlap is not measured. Command-buffer mode "
+        f"CONCURRENT. jaxlib {' and '.join(versions)}; numbers are in this order. [xla.md](xla.md) says what "
+        "the columns rest on.",
+        "",
+    ]
+    by_name = [{row["case"]: row for row in report["cases"]} for report in reports]
+    names = list(by_name[0])
+    missing = [name for rows in by_name for name in names if name not in rows]
+    if missing:
+        raise SystemExit(f"not in every file: {', '.join(sorted(set(missing)))}")
+
+    def table(title: str, columns: dict[str, Any], note: str = "") -> None:
+        lines.extend([f"## {title}", ""])
+        if note:
+            lines.extend([note, ""])
+        lines.append("| case | " + " | ".join(columns) + " |")
+        lines.append("|---" * (len(columns) + 1) + "|")
+        for name in names:
+            cells = []
+            for value in columns.values():
+                found = [str(value(rows[name])) for rows in by_name]
+                cells.append(found[0] if len(set(found)) == 1 else ", ".join(found))
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append("")
+
+    table(
+        "Order",
+        {
+            "edges of the plan": lambda r: _sum(r, "held", "broken", "fused"),
+            "held": lambda r: _sum(r, "held"),
+            "inside one kernel": lambda r: _sum(r, "fused"),
+            "broken": lambda r: _sum(r, "broken"),
+            "free pairs": lambda r: _sum(r, "parallel", "extra", "partly", "donated"),
+            "parallel": lambda r: _sum(r, "parallel"),
+            "serialised": lambda r: _sum(r, "extra", "partly"),
+            "by donation": lambda r: _sum(r, "donated"),
+            "joined in a kernel": lambda r: _sum(r, "merged"),
+            "edges from memory": lambda r: _sum(r, "conflicts"),
+        },
+        "Pairs of regions, bodies of loops included. *Broken*: some kernel does not keep an edge. "
+        "*Serialised*: the plan runs the two in parallel, the CUDA graph does not, at least in part. "
+        "*By donation*: the second writes over a donated argument that the first reads, as in the "
+        "original. *Edges from memory*: of the graph, which neither data, plan nor donation ask for.",
+    )
+    table(
+        "Kernels, copies, memory",
+        {
+            "kernels": lambda r: r["scheduled"]["kernels"],
+            "of the original": lambda r: r["original"]["kernels"],
+            "library calls": lambda r: (
+                f"{r['scheduled']['library_calls']} / {r['original']['library_calls']}"
+            ),
+            "copies added": lambda r: r["scheduled"]["copies"] - r["original"]["copies"],
+            "bytes copied more": lambda r: (
+                r["scheduled"]["copied_bytes"] - r["original"]["copied_bytes"]
+            ),
+            "gates": lambda r: r["scheduled"]["gates"],
+            "command buffers": lambda r: _buffers(r["scheduled"]),
+            "streams besides the main one": lambda r: len(r["scheduled"]["streams"]),
+            "peak MB": lambda r: f"{r['scheduled']['peak_bytes'] / 1e6:.1f}",
+            "peak of the original": lambda r: f"{r['original']['peak_bytes'] / 1e6:.1f}",
+            "with XLA's defaults": lambda r: f"{r['plain']['peak_bytes'] / 1e6:.1f}",
+        },
+        "The original is compiled with the same options; *with XLA's defaults*: without any. Command "
+        "buffers: commands in each.",
+    )
+    lines.extend(_fusion(by_name, names))
+    table(
+        "Seconds",
+        {
+            "trace and plan": lambda r: f"{r['trace_and_plan_s']:.2f}",
+            "plain trace": lambda r: f"{r['plain_trace_s']:.2f}",
+            "GPU compile": lambda r: f"{r['scheduled']['compile_s']:.2f}",
+            "/ plain jit": lambda r: _ratio(r["scheduled"], r["plain"]),
+            "/ same options": lambda r: _ratio(r["scheduled"], r["original"]),
+            "CPU compile": lambda r: f"{r['cpu_compile_s']['scheduled']:.2f}",
+            "/ plain jit ": lambda r: (
+                f"{r['cpu_compile_s']['scheduled'] / r['cpu_compile_s']['plain']:.2f}"
+            ),
+        },
+        "The shortest of several compilations in a warm process, tracing and lowering not counted; seconds "
+        "of the machine below. Plain jit: the original with XLA's default options.",
+    )
+    lines.extend(["## Notes of the compiler's reader", ""])
+    for name in names:
+        for note in dict.fromkeys(note for rows in by_name for note in rows[name]["notes"]):
+            lines.append(f"- {name}: {note}")
+    stamp = reports[0]["environment"]
+    lines.extend(
+        [
+            "",
+            f"Measured {stamp['date'][:10]} on {stamp['cores']} cores of {stamp['cpu']}; load "
+            + " and ".join(str(r["environment"]["load_average"][0]) for r in reports)
+            + ". Every number and the region-by-region account: "
+            + ", ".join(f"[{name}](../benchmarks/results/{name})" for name in files)
+            + ".",
+            "",
+        ]
+    )
+    return "\n".join(lines)
+
+
+def _orders(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row["order"], *(body["order"] for body in row["bodies"])]
+
+
+def _sum(row: dict[str, Any], *fields: str) -> int:
+    return sum(len(order[field]) for order in _orders(row) for field in fields)
+
+
+def _buffers(program: dict[str, Any]) -> str:
+    return " + ".join(map(str, program["command_buffers"])) or "none"
+
+
+def _ratio(a: dict[str, Any], b: dict[str, Any]) -> str:
+    return f"{a['compile_s'] / b['compile_s']:.2f}"
+
+
+def _fusion(by_name: list[dict[str, Any]], names: list[str]) -> list[str]:
+    """Kernels of each marked part beside those of the unscheduled function."""
+    lines = [
+        "## Fusion inside regions",
+        "",
+        "Kernels and library calls of each marked part (all its nano-batches, both passes), and those of the "
+        "unscheduled function.",
+        "",
+        "| case | mark | nano-batches | scheduled | original |",
+        "|---|---|---|---|---|",
+    ]
+    for name in names:
+        for number, mark in enumerate(by_name[0][name]["marks"]):
+            rows = [rows[name]["marks"][number] for rows in by_name]
+            cells = []
+            for field in ("nano_batches", "scheduled", "original"):
+                found = [str(row[field]) for row in rows]
+                cells.append(found[0] if len(set(found)) == 1 else ", ".join(found))
+            lines.append(f"| {name} | {mark['name']} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+if __name__ == "__main__":
+    main()

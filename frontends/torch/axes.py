@@ -1,0 +1,147 @@
+"""Which dimension of each tensor argument holds the rows of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dynaflow_xla.errors import PlanError
+
+
+def batch_dims(
+    name: str, in_axes: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[torch.Tensor, int]]:
+    """The batched tensors of a call, each with its batch dimension.
+
+    Args:
+        name: Of the function, for messages.
+        in_axes: As in ``torch.vmap``: an integer, or a tuple with an entry (which may be a tree prefix)
+            for each positional argument; keyword arguments are cut along dimension 0. Or a mapping by
+            the name of keyword arguments; those it leaves out have no batch. None: the first
+            dimension of every tensor is offered, and the capture has to prove which hold the batch.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+
+    Raises:
+        PlanError: axes that do not fit the arguments, or different numbers of rows.
+    """
+    if in_axes is None:
+        return _offered(args, kwargs)
+    found: list[tuple[str, Any, int]] = []
+    if isinstance(in_axes, Mapping):
+        if unknown := set(in_axes) - set(kwargs):
+            raise PlanError(
+                f"{name!r}: in_axes names {sorted(unknown)}, and the call has the keyword arguments "
+                f"{sorted(kwargs)}; positional arguments need a tuple"
+            )
+        for key, axes in in_axes.items():
+            found += _spread(name, f"keyword argument {key}", axes, kwargs[key])
+    else:
+        entries = _entries(name, in_axes, args)
+        for number, (axes, value) in enumerate(zip(entries, args, strict=True)):
+            found += _spread(name, f"argument {number}", axes, value)
+        for key, value in kwargs.items():
+            found += _spread(name, f"keyword argument {key}", 0, value)
+    return _checked(name, found)
+
+
+def _entries(name: str, in_axes: Any, args: Sequence[Any]) -> Sequence[Any]:
+    if isinstance(in_axes, int) and not isinstance(in_axes, bool):
+        return [in_axes] * len(args)
+    if not isinstance(in_axes, (tuple, list)):
+        raise PlanError(
+            f"{name!r}: in_axes must be an integer, a tuple with an entry for each positional argument, or "
+            f"a mapping by keyword; got {in_axes!r}"
+        )
+    if len(in_axes) != len(args):
+        raise PlanError(
+            f"{name!r}: in_axes must have an entry for each of {len(args)} positional arguments; got "
+            f"{in_axes!r}"
+        )
+    return in_axes
+
+
+def _spread(name: str, what: str, axes: Any, value: Any) -> list[tuple[str, Any, int]]:
+    """Batched tensors of one argument; ``axes`` is an integer, None, or a tree prefix of it."""
+    if isinstance(axes, (tuple, list)):
+        if not isinstance(value, (tuple, list)) or len(value) != len(axes):
+            raise PlanError(f"{name!r}: in_axes of {what} must be a prefix of it; got {axes!r}")
+        parts = zip(axes, value, strict=True)
+        return [f for n, (a, v) in enumerate(parts) for f in _spread(name, f"{what}[{n}]", a, v)]
+    if isinstance(axes, Mapping):
+        if not isinstance(value, Mapping) or set(axes) - set(value):
+            raise PlanError(f"{name!r}: in_axes of {what} must be a prefix of it; got {axes!r}")
+        return [f for k, a in axes.items() for f in _spread(name, f"{what}[{k!r}]", a, value[k])]
+    if axes is None:
+        return []
+    if isinstance(axes, bool) or not isinstance(axes, int):
+        raise PlanError(f"{name!r}: in_axes of {what} must be an integer or None; got {axes!r}")
+    return [(what, leaf, axes) for leaf in pytree.tree_leaves(value) if _is_tensor(leaf)]
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def _checked(name: str, found: list[tuple[str, Any, int]]) -> list[tuple[torch.Tensor, int]]:
+    made: list[tuple[torch.Tensor, int]] = []
+    rows: dict[int, str] = {}
+    for what, tensor, axis in found:
+        shape = tuple(tensor.shape)
+        if not -len(shape) <= axis < len(shape):
+            raise PlanError(
+                f"{name!r}: the batch axis of {what} must be an axis of its shape {list(shape)}; got "
+                f"{axis}. Use None in in_axes for what has no batch."
+            )
+        made.append((tensor, axis % len(shape)))
+        rows.setdefault(shape[axis], f"{what} {list(shape)} along axis {axis}")
+    if not rows:
+        raise PlanError(f"{name!r}: in_axes names no argument with a batch")
+    if len(rows) > 1:
+        all_rows = "; ".join(f"{n} in {where}" for n, where in rows.items())
+        raise PlanError(
+            f"{name!r}: all batched arguments must have the same number of rows; got {all_rows}"
+        )
+    return made
+
+
+def _offered(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[torch.Tensor, int]]:
+    """The first dimension of every tensor; the first tensor's is the batch, if there is a proof."""
+    leaves = [x for x in pytree.tree_leaves((list(args), dict(kwargs))) if _is_tensor(x)]
+    return [(x, 0) for x in leaves if x.ndim]
+
+
+class Marks:
+    """While open, the batch dimensions are open sizes for a capture that starts on this thread.
+
+    Each may be fixed by what the function does with it. Marks that were there before stay.
+    """
+
+    _NAMES = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
+
+    def __init__(self, dims: Sequence[tuple[torch.Tensor, int]]) -> None:
+        self.dims = dims
+        self._saved: list[tuple[Any, dict[str, Any]]] = []
+
+    def open(self) -> None:
+        """Sets the marks."""
+        for tensor, _ in self.dims:
+            before = {n: getattr(tensor, n) for n in self._NAMES if hasattr(tensor, n)}
+            if "_dynamo_weak_dynamic_indices" in before:
+                before["_dynamo_weak_dynamic_indices"] = set(before["_dynamo_weak_dynamic_indices"])
+            self._saved.append((tensor, before))
+        for tensor, dim in self.dims:
+            torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+    def close(self) -> None:
+        """Takes them away."""
+        for tensor, before in reversed(self._saved):
+            for name in self._NAMES:
+                if name in before:
+                    setattr(tensor, name, before[name])
+                elif hasattr(tensor, name):
+                    delattr(tensor, name)
+        self._saved = []

@@ -1,0 +1,396 @@
+"""Rules of operators that move elements, or make tensors from nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dynaflow_xla.batch_states import (
+    NoRule,
+    Partial,
+    Position,
+    Refuse,
+    Rows,
+    Same,
+    State,
+    is_plain_same,
+    linear,
+    reshaped,
+)
+from dynaflow_xla.frontends.torch.batch_axis.walk import (
+    PROBES,
+    Site,
+    at_axis,
+    rows_by_shape,
+    rule,
+    varying,
+)
+
+
+def _out_shapes(site: Site, number: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    value = [v for v in site.op.payload.outputs if v is not None][number]
+    return site.walker.shapes[value]
+
+
+@rule("view", "_unsafe_view", "reshape", "_reshape_copy", "view_copy", first=True)
+def _view(site: Site) -> State:
+    given = site.args["self"]
+    state = site.state(given)
+    if "dtype" in site.args:  # the same bytes as another type
+        raise NoRule
+    new = site.outs[0]
+    if isinstance(state, Rows):
+        return reshaped(state, site.shape(given), new, PROBES[0])
+    if isinstance(state, Position):
+        return at_axis(state, reshaped(Rows(state.axis), site.shape(given), new, PROBES[0]).axis)
+    return state
+
+
+@rule("expand", "expand_copy", "broadcast_to", first=True)
+def _expand(site: Site) -> State:
+    given = site.args["self"]
+    state, by = site.state(given), len(site.outs[0]) - len(site.shape(given))
+    if isinstance(state, Rows | Position):
+        return at_axis(state, state.axis + by)
+    rows = rows_by_shape(_out_shapes(site))
+    if rows is None:
+        return state
+    if isinstance(state, Partial):
+        raise Refuse("needs a total over the batch, before it is complete", state.origin)
+    assert isinstance(state, Same)
+    return Rows(rows.axis, 1, rows.inner, state.power, state.fill)
+
+
+@rule("copy", first=True)
+def _copy(site: Site) -> State:
+    state = site.aligned(site.args["src"])
+    rows = rows_by_shape(_out_shapes(site))
+    if rows is None or not isinstance(state, Same):
+        return state
+    return Rows(rows.axis, 1, rows.inner, state.power, state.fill)
+
+
+def _moved(site: Site, order: Sequence[int]) -> State:
+    state = site.state(site.args["self"])
+    if isinstance(state, Rows | Position):
+        return at_axis(state, list(order).index(state.axis))
+    return state
+
+
+@rule("permute", "permute_copy")
+def _permute(site: Site) -> State:
+    rank = len(site.outs[0])
+    return _moved(site, [d % rank for d in site.args["dims"]])
+
+
+@rule("transpose", "transpose_copy", "swapaxes")
+def _transpose(site: Site) -> State:
+    rank = len(site.outs[0])
+    order = list(range(rank))
+    if rank:
+        a, b = site.args["dim0"] % rank, site.args["dim1"] % rank
+        order[a], order[b] = order[b], order[a]
+    return _moved(site, order)
+
+
+@rule("t", "numpy_T", "t_copy", "mT", "mH", "adjoint")
+def _transpose_all(site: Site) -> State:
+    order = list(range(len(site.outs[0])))
+    if site.op.kind == "numpy_T":
+        return _moved(site, order[::-1])
+    return _moved(site, [*order[:-2], *order[-2:][::-1]])
+
+
+@rule("unsqueeze", "unsqueeze_copy")
+def _unsqueeze(site: Site) -> State:
+    state = site.state(site.args["self"])
+    dim = site.args["dim"] % len(site.outs[0])
+    if isinstance(state, Rows | Position):
+        return at_axis(state, state.axis + (dim <= state.axis))
+    return state
+
+
+@rule("squeeze", "squeeze_copy")
+def _squeeze(site: Site) -> State:
+    given = site.args["self"]
+    state, shape = site.state(given), site.shape(given)
+    if not isinstance(state, Rows | Position):
+        return state
+    if "dim" not in site.args:
+        raise NoRule  # of a nano-batch of one row it would take the batch away, too
+    dims = site.args["dim"] if isinstance(site.args["dim"], (list, tuple)) else [site.args["dim"]]
+    gone = {d % len(shape) for d in dims if shape[d] == 1}
+    if state.axis in {d % len(shape) for d in dims}:
+        raise NoRule
+    return at_axis(state, state.axis - sum(d < state.axis for d in gone))
+
+
+def _runs(site: Site, state: Rows, start: Any, stop: Any) -> Rows:
+    """Rows ``start:stop`` of the batch's axis: whole runs of it, or a refusal."""
+    each = [state.inner * n for n in PROBES]
+    first = [n / e for n, e in zip(start, each, strict=True)]
+    count = [(b - a) / e for a, b, e in zip(start, stop, each, strict=True)]
+    if len({*first}) > 1 or len({*count}) > 1 or first[0] % 1 or count[0] % 1 or count[0] < 1:
+        raise Refuse("takes some rows of the batch, by their number")
+    return Rows(state.axis, int(count[0]), state.inner, state.power, state.fill)
+
+
+@rule("slice", "slice_copy", first=True)
+def _slice(site: Site) -> State:
+    given = site.args["self"]
+    state = site.state(given)
+    shapes = site.walker.shapes[given.value]
+    dim = site.args["dim"] % len(shapes[0])
+    if not isinstance(state, Rows | Position) or dim != state.axis:
+        if any(a != b for a, b in (site.pair(site.args[n]) for n in ("start", "end"))):
+            sizes = _out_shapes(site)
+            if varying(sizes) != varying(shapes) or sizes[0][dim] != sizes[1][dim]:
+                raise Refuse("takes a part whose size depends on the batch size")
+            raise Refuse("takes a part whose place depends on the batch size")
+        return state
+    if site.fixed(site.args["step"]) != 1:
+        raise Refuse("takes some rows of the batch, by their number")
+    lengths = [shape[dim] for shape in shapes]
+    starts = [n or 0 for n in site.pair(site.args["start"])]
+    ends = [
+        s if n is None else n for n, s in zip(site.pair(site.args["end"]), lengths, strict=True)
+    ]
+    starts = [min(max(n + s if n < 0 else n, 0), s) for n, s in zip(starts, lengths, strict=True)]
+    ends = [min(max(n + s if n < 0 else n, 0), s) for n, s in zip(ends, lengths, strict=True)]
+    if starts == [0, 0] and ends == lengths:
+        return state
+    if isinstance(state, Position):
+        raise Refuse("takes some rows of the batch, by their number")
+    return _runs(site, state, starts, ends)
+
+
+@rule("select", "select_copy")
+def _select(site: Site) -> State:
+    given = site.args["self"]
+    state, dim = site.state(given), site.args["dim"] % len(site.shape(given))
+    if isinstance(state, Rows | Position):
+        if dim == state.axis:
+            raise Refuse("takes one row of the batch, by its number")
+        site.fixed(site.args["index"])
+        return at_axis(state, state.axis - (dim < state.axis))
+    return state
+
+
+@rule("split", "split_with_sizes", "chunk", "unbind", "split_copy", "split_with_sizes_copy",
+      "unbind_copy", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")  # fmt: skip
+def _split(site: Site) -> State | list[State]:
+    given = site.args["self"]
+    state, dim = site.state(given), site.args["dim"] % len(site.shape(given))
+    if not isinstance(state, Rows | Position):
+        return state
+    gone = site.op.kind.startswith("unbind")
+    if dim != state.axis:
+        return at_axis(state, state.axis - (gone and dim < state.axis))
+    if gone or isinstance(state, Position):
+        raise Refuse("takes the rows of the batch apart, by their number")
+    made: list[State] = []
+    at = [0, 0]
+    for value in site.op.payload.outputs:
+        if value is None:
+            raise NoRule
+        ends = [a + s[dim] for a, s in zip(at, site.walker.shapes[value], strict=True)]
+        made.append(_runs(site, state, at, ends))
+        at = ends
+    return made
+
+
+@rule("cat", "stack")
+def _cat(site: Site) -> State:
+    tensors = site.args["tensors"]
+    tensors = [t for t in tensors if site.shape(t) != (0,)]  # legacy: empty ones are left out
+    dim = site.args["dim"] % len(site.outs[0])
+    states = [site.state(t) for t in tensors]
+    if site.op.kind == "stack":
+        states = [
+            at_axis(s, s.axis + (dim <= s.axis)) if isinstance(s, Rows | Position) else s
+            for s in states
+        ]
+    rows = [s for s in states if isinstance(s, Rows)]
+    if not any(s.axis == dim for s in rows):
+        return _one_fill(linear([_plain(s) for s in states]))
+    if len(rows) < len(states) or len({(s.axis, s.inner, s.power) for s in rows}) > 1:
+        raise Refuse("puts rows of the batch beside something else along the batch")
+    return Rows(dim, sum(s.outer for s in rows), rows[0].inner, rows[0].power)
+
+
+def _plain(state: State) -> State:
+    """Without a known value: parts of a join may have different ones."""
+    return state
+
+
+def _one_fill(state: State) -> State:
+    if isinstance(state, Rows):
+        return Rows(state.axis, state.outer, state.inner, state.power)
+    return Same(state.power) if isinstance(state, Same) else state
+
+
+@rule("repeat", first=True)
+def _repeat(site: Site) -> State:
+    given = site.args["self"]
+    state = site.state(given)
+    by = len(site.outs[0]) - len(site.shape(given))
+    repeats = [site.pair(n) for n in site.args["repeats"]]
+    if isinstance(state, Same):
+        rows = rows_by_shape(_out_shapes(site))
+        if rows is None:
+            return state
+        return Rows(rows.axis, 1, rows.inner, state.power, state.fill)
+    if not isinstance(state, Rows):
+        raise NoRule
+    times = site.fixed(site.args["repeats"][state.axis + by])
+    if any(a != b for a, b in repeats):
+        raise Refuse("repeats as often as the batch has rows")
+    return Rows(state.axis + by, state.outer * times, state.inner, state.power, state.fill)
+
+
+@rule("flip", "roll", "rot90")
+def _turned(site: Site) -> State:
+    given = site.args["self"]
+    state, rank = site.state(given), len(site.shape(given))
+    dims = site.args["dims"]
+    if isinstance(state, Rows | Position) and (not dims or state.axis in {d % rank for d in dims}):
+        raise Refuse("moves rows of the batch to other places")
+    return state
+
+
+@rule("constant_pad_nd", "pad", "reflection_pad1d", "reflection_pad2d", "replication_pad1d",
+      "replication_pad2d", "reflection_pad3d", "replication_pad3d")  # fmt: skip
+def _pad(site: Site) -> State:
+    given = site.args["self"]
+    state, rank = site.state(given), len(site.shape(given))
+    padding = site.fixed(site.args.get("pad", site.args.get("padding")))
+    touched = {rank - 1 - n // 2 for n, amount in enumerate(padding) if amount}
+    if isinstance(state, Rows | Position) and state.axis in touched:
+        raise Refuse("adds rows to the batch")
+    if isinstance(state, Rows):
+        return linear([_one_fill(state), Same(0, site.args.get("value", 0))])
+    return linear([state, Same(0, site.args.get("value", 0))])
+
+
+@rule("tril", "triu", "diagonal", "diag_embed", "view_as_real", "view_as_complex")
+def _last_two(site: Site) -> State:
+    given = site.args["self"]
+    state, rank = site.state(given), len(site.shape(given))
+    two = site.op.kind in ("tril", "triu", "diagonal")
+    dims = {site.args.get("dim1", -2) % rank, site.args.get("dim2", -1) % rank} if two else set()
+    if site.op.kind in ("tril", "triu"):
+        dims = {rank - 2, rank - 1}
+    if isinstance(state, Rows | Position):
+        if state.axis in dims:
+            raise Refuse("tells rows of the batch by their number")
+        if site.op.kind == "diagonal":
+            return at_axis(state, state.axis - sum(d < state.axis for d in dims))
+        if site.op.kind == "diag_embed" and state.axis >= rank - 1:
+            raise NoRule
+    return state
+
+
+@rule("unfold")
+def _unfold(site: Site) -> State:
+    given = site.args["self"]
+    state = site.state(given)
+    dim = site.args["dimension"] % max(1, len(site.shape(given)))
+    if isinstance(state, Rows | Position) and state.axis == dim:
+        raise Refuse("puts neighbouring rows of the batch together")
+    return state
+
+
+# -- tensors from nothing --------------------------------------------------------------------------
+
+
+def _filled(site: Site, fill: Any) -> State:
+    """A tensor of equal elements, of any shape."""
+    shapes = _out_shapes(site)
+    if not varying(shapes):
+        return Same(0, fill)
+    rows = rows_by_shape(shapes)
+    if rows is None:
+        raise Refuse("makes a tensor whose size is no multiple of the batch size")
+    return Rows(rows.axis, 1, rows.inner, 0, fill)
+
+
+@rule("zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "empty", "empty_like",
+      "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", first=True)  # fmt: skip
+def _constant(site: Site) -> State:
+    kind = site.op.kind
+    return _filled(site, 0 if "zeros" in kind else 1 if "ones" in kind else None)
+
+
+@rule("full", "full_like", "new_full", "fill", first=True)
+def _full(site: Site) -> State:
+    value = site.args.get("fill_value", site.args.get("value"))
+    state = site.state(value)
+    if not isinstance(state, Same):
+        raise NoRule
+    if state.power:
+        shapes = _out_shapes(site)
+        if varying(shapes):
+            rows = rows_by_shape(shapes)
+            if rows is None:
+                raise NoRule
+            return Rows(rows.axis, 1, rows.inner, state.power)
+        return Same(state.power)
+    return _filled(site, value if isinstance(value, (int, float)) else None)
+
+
+@rule("scalar_tensor", first=True)
+def _scalar(site: Site) -> State:
+    return site.state(site.args["s"])
+
+
+@rule("arange", first=True)
+def _arange(site: Site) -> State:
+    shapes = _out_shapes(site)
+    if not varying(shapes):
+        first = [site.pair(site.args.get(name, 0)) for name in ("start", "end", "step")]
+        if any(a != b for a, b in first):
+            raise Refuse("counts from a number that depends on the batch size")
+        return Same()
+    start = site.fixed(site.args.get("start", 0))
+    if start == 0 and site.fixed(site.args.get("step", 1)) == 1 and shapes[0][0] == PROBES[0]:
+        return Position(0)
+    raise Refuse("counts the rows of the batch")
+
+
+@rule("eye", "linspace", "logspace", "tril_indices", "triu_indices", first=True)
+def _numbered(site: Site) -> State:
+    if varying(_out_shapes(site)):
+        raise Refuse("makes a tensor whose values depend on the batch size")
+    return Same()
+
+
+# -- gradients of the above ------------------------------------------------------------------------
+
+
+@rule("slice_backward", "select_backward", "unfold_backward", "diagonal_backward")
+def _placed(site: Site) -> State:
+    """Zeros around a gradient."""
+    given = site.args.get("grad_output", site.args.get("grad_in"))
+    state = site.state(given)
+    if not isinstance(state, Rows):
+        rows = rows_by_shape(_out_shapes(site))
+        if rows is not None:
+            raise Refuse("puts a value into one row of the batch, by its number")
+        return _one_fill(state)
+    dim = site.args["dim"] % len(site.outs[0]) if "dim" in site.args else -1
+    kind = site.op.kind
+    if kind == "slice_backward":
+        if dim != state.axis:
+            return _one_fill(state)
+        whole = site.walker.shapes[given.value] == _out_shapes(site)
+        if whole and site.fixed(site.args["step"]) == 1:
+            return state
+        raise Refuse("puts values into some rows of the batch, by their number")
+    if kind == "select_backward":
+        return _one_fill(at_axis(state, state.axis + (dim <= state.axis)))
+    raise NoRule
+
+
+def is_same(state: State) -> bool:
+    """Equal in every nano-batch."""
+    return is_plain_same(state)
