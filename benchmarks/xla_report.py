@@ -16,7 +16,7 @@ import environment
 
 import dynaflow_xla as dfx
 
-GPU_REPEATS, CPU_REPEATS = 3, 3
+GPU_REPEATS, CPU_REPEATS = 1, 1
 
 
 def main() -> None:
@@ -31,8 +31,7 @@ def main() -> None:
     written.add_argument("files", type=Path, nargs="+")
     given = parser.parse_args()
     if given.command == "measure":
-        report = measure(given.only)
-        given.out.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
+        measure(given.only, given.out)
     else:
         pages = [json.loads(path.read_text()) for path in given.files]
         given.out.write_text(page(pages, [path.name for path in given.files]))
@@ -41,15 +40,19 @@ def main() -> None:
 # -- measuring -------------------------------------------------------------------------------------
 
 
-def measure(only: str) -> dict[str, Any]:
-    """Everything about every case under the installed jaxlib."""
+def measure(only: str, out: Path) -> None:
+    """Everything about every case under the installed jaxlib; written after each."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")
     from xla_cases import CASES
 
-    rows = [_case(case) for case in CASES if only in case.name]
-    return {"environment": environment.stamp(), "cases": rows}
+    rows: list[dict[str, Any]] = []
+    for case in CASES:
+        if only in case.name:
+            rows.append(_case(case))
+            report = {"environment": environment.stamp(), "cases": rows}
+            out.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
 
 
 def _case(case: Any) -> dict[str, Any]:
@@ -108,9 +111,9 @@ def page(reports: list[dict[str, Any]], files: list[str]) -> str:
     ]
     by_name = [{row["case"]: row for row in report["cases"]} for report in reports]
     names = list(by_name[0])
-    missing = [name for rows in by_name for name in names if name not in rows]
+    missing = {name for rows in by_name for name in names if name not in rows}
     if missing:
-        raise SystemExit(f"not in every file: {', '.join(sorted(set(missing)))}")
+        raise SystemExit(f"not in every file: {', '.join(sorted(missing))}")
 
     def table(title: str, columns: dict[str, Any], note: str = "") -> None:
         lines.extend([f"## {title}", ""])

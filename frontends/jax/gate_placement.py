@@ -155,8 +155,11 @@ def overwritten(pg: PartitionedGraph, order: RegionOrder, gates: Iterable[Gate])
     """Values that a gate waits for while something that it has no order with may overwrite them.
 
     XLA would copy such a value. A scalar that is there when the value is does as well: that is what
-    the gate has to read instead.
+    the gate has to read instead. Without communication XLA's own order lets nothing be overwritten too
+    early, and the scalar would be one kernel more to wait for: a training step was serialised by that.
     """
+    if not any(region.resource == "network" for region in pg.regions):
+        return frozenset()
     gates = list(gates)
     deps: dict[int, list[int]] = {}
     for gate in gates:
@@ -231,16 +234,33 @@ class _Placer:
         return [self.pg.graph.ops[i] for i in region.ops]
 
     def _last_values(self, region: Region) -> list[int]:
-        """One value for each operator that nothing in the region reads: all of it is over then."""
+        """One value for each operator that nothing in the region reads: all of it is over then.
+
+        Not those that element-wise operators make of what another one tells to be over: XLA may make
+        them where they are read, or not at all.
+        """
         if region.id in self.replaced:
             return list(region.outputs)
         ops = self._ops(region)
         read = {v for op in ops for v in op.inputs}
         outputs = set(region.outputs)
-        last = []
+        heavy: dict[
+            int, int
+        ] = {}  # value -> operators behind it that are not element-wise, as bits
         for op in ops:
+            bits = 0 if op.kind in ELEMENTWISE else 1 << op.index
+            for value in op.inputs:
+                bits |= heavy.get(value, 0)
+            heavy.update(dict.fromkeys(op.outputs, bits))
+        last = []
+        told = 0
+        for op in reversed(ops):
             mine = [v for v in op.outputs if v in outputs]
             if mine and read.isdisjoint(op.outputs):
+                bits = heavy[mine[0]]
+                if op.kind in ELEMENTWISE and bits and not bits & ~told:
+                    continue
+                told |= bits
                 last.append(min(mine, key=lambda v: self.pg.graph.values[v].bytes))
         return last
 
