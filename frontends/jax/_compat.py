@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -100,6 +100,14 @@ def struct_like(aval: Any, shape: Sequence[int] | None = None) -> jax.ShapeDtype
         weak_type=bool(getattr(aval, "weak_type", False)),
         **more,
     )
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Numbers of constants and of carried values of a scan; JAX 0.12 keeps them as trees."""
+    if "ft_in" in params:
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(consts), len(carry)
+    return params["num_consts"], params["num_carry"]
 
 
 def device_count(lowering_context: Any) -> int:

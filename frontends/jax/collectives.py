@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -82,7 +83,7 @@ def overlaps(
     """
     found: list[Overlap] = []
     under_way: dict[str, Overlap] = {}
-    for thunk in thunks:
+    for thunk in _steps(thunks):
         if thunk.kind == "kAsyncDone":
             under_way.pop(thunk.async_id, None)
         for leaf in thunk.leaves():
@@ -98,3 +99,12 @@ def overlaps(
                     if region != other.region:
                         other.beside[region] = other.beside.get(region, 0) + 1
     return tuple(found)
+
+
+def _steps(thunks: list[Thunk]) -> Iterator[Thunk]:
+    """The steps of a program and of its loops and branches, in order."""
+    for thunk in thunks:
+        if thunk.children and thunk.kind not in ("kAsyncStart", "kCommandBuffer"):
+            yield from _steps(thunk.children)
+        else:
+            yield thunk

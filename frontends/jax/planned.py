@@ -91,4 +91,10 @@ class Planned:
 
     def region_notes(self) -> list[str]:
         """Sentences for explain."""
-        return [*self.pg.notes, *self.plan.notes, *self.notes]
+        kernels = [
+            f"region {self.pg.regions[region].name!r} is kernel {function.kernel.name!r} on lanes of a GPU; "
+            "elsewhere it runs as it was written"
+            for region, function in self.functions.items()
+            if isinstance(function, lower.KernelRegion)
+        ]
+        return [*self.pg.notes, *self.plan.notes, *self.notes, *kernels]

@@ -65,7 +65,8 @@ def for_entry(made: XlaEntry) -> dict[str, Any]:
         options.update(NO_DOT_MERGER)
     if any(plan.split is not None for plan in plans):
         options.update(NO_SIBLING_FUSION)
-    options.update(collectives.split_options(made))
+    for plan in plans:
+        options.update(collectives.split_options(plan))
     options.update(made.options.compiler_options or {})
     return options
 

@@ -15,7 +15,7 @@ from dynaflow_xla import nano
 from dynaflow_xla.batch_states import Rows, State
 from dynaflow_xla.errors import PlanError, SeparabilityError, VerificationError
 from dynaflow_xla.frontends.torch import drawn, proof as proving, split as splitting
-from dynaflow_xla.frontends.torch.capture import Captured
+from dynaflow_xla.frontends.torch.captured import Captured
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.entry import (
     Entry,

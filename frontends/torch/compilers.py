@@ -21,7 +21,7 @@ from dynaflow_xla import autotune
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch import _compat, compile_worker
-from dynaflow_xla.frontends.torch.capture import Captured, Payload, Ref
+from dynaflow_xla.frontends.torch.captured import Captured, Payload, Ref
 from dynaflow_xla.ir import PartitionedGraph, Region
 
 Implementation = Callable[..., Sequence[Any]]

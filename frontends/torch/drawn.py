@@ -15,7 +15,7 @@ import torch
 from dynaflow_xla import nano
 from dynaflow_xla.batch_states import Rows, State
 from dynaflow_xla.frontends.torch.batch_axis.walk import arguments
-from dynaflow_xla.frontends.torch.capture import Captured, Payload, Ref
+from dynaflow_xla.frontends.torch.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.sizes import Sized
 from dynaflow_xla.ir import Op, Value
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.frontends.torch import compilers, cuda, native, regions
-from dynaflow_xla.frontends.torch.capture import Captured, capture
+from dynaflow_xla.frontends.torch.capture import capture
+from dynaflow_xla.frontends.torch.captured import Captured
 from dynaflow_xla.frontends.torch.native import Native
 from dynaflow_xla.ir import ORDERED, PartitionedGraph, Region
 from dynaflow_xla.kernels import Lanes

@@ -22,7 +22,7 @@ import torch
 from dynaflow_xla.errors import DynaflowError, EngineError
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch import _compat, threads
-from dynaflow_xla.frontends.torch.capture import Captured
+from dynaflow_xla.frontends.torch.captured import Captured
 from dynaflow_xla.frontends.torch.regions import Environment, Stretch, build_stretch
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.measured import TRACE_WAIT, Measured, Trace

@@ -42,7 +42,7 @@ from dynaflow_xla.frontends.torch.batch_axis.walk import (
     rows_by_shape,
     varying,
 )
-from dynaflow_xla.frontends.torch.capture import Captured
+from dynaflow_xla.frontends.torch.captured import Captured
 from dynaflow_xla.frontends.torch.sizes import Evaluator, Symbol
 from dynaflow_xla.separability import Mean, OutputProof, Proof, Sum, mergers, prove_output
 

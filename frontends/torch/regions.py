@@ -15,7 +15,7 @@ from typing import Any
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch import recurrent
-from dynaflow_xla.frontends.torch.capture import Captured, Payload, Placed, Ref, place
+from dynaflow_xla.frontends.torch.captured import Captured, Payload, Placed, Ref, place
 from dynaflow_xla.ir import PartitionedGraph, Region
 
 Environment = list[Any]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch.capture import Captured, Payload, Ref
+from dynaflow_xla.frontends.torch.captured import Captured, Payload, Ref
 from dynaflow_xla.ir import Graph, Op
 
 Symbol = Any

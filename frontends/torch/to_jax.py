@@ -22,7 +22,7 @@ import torch
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import marks as jax_marks, places
 from dynaflow_xla.frontends.torch import aten_lowering
-from dynaflow_xla.frontends.torch.capture import Captured, Payload, Ref
+from dynaflow_xla.frontends.torch.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.flat import strip
 
 # Random operators of which only the sizes of tensor arguments matter.

@@ -25,7 +25,8 @@ from dynaflow_xla.ffi import xla
 from dynaflow_xla.frontends.jax import capture as jax_capture, entry as jax_entry, places
 from dynaflow_xla.frontends.jax.xla_backend import XlaEntry as XlaPlan
 from dynaflow_xla.frontends.torch import aten_table, recurrent as _recurrent, to_jax  # noqa: F401
-from dynaflow_xla.frontends.torch.capture import Captured, capture
+from dynaflow_xla.frontends.torch.capture import capture
+from dynaflow_xla.frontends.torch.captured import Captured
 from dynaflow_xla.frontends.torch.engine_call import EngineCall
 from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS
 from dynaflow_xla.frontends.torch.to_jax import JaxFunction, Layout

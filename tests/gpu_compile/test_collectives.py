@@ -91,3 +91,39 @@ def test_products_of_both_nano_batches_are_seen() -> None:
     joined = compiled(layer, dfx.NanoBatch(2), compiler_options=options)
     assert not apart.order.merged, apart
     assert joined.order.merged or joined.scheduled.kernels < apart.scheduled.kernels, joined
+
+
+def test_layers_in_a_loop() -> None:
+    """A scheduled layer as the body of a scan: nano-batches meet in each turn of it."""
+    layer = LAYERS["transformer_block"]
+    block = dfx.schedule(layer.fn, dfx.DualBatch(), in_axes=layer.in_axes, target="nvidia-h200")
+
+    def model(x: Any, *weights: Any) -> Any:
+        return jax.lax.scan(lambda c, w: (block(c, *w), None), x, weights)[0]
+
+    specs = (layer.specs[0], *(jax.sharding.PartitionSpec(None, *s) for s in layer.specs[1:]))
+    shapes = (layer.shapes[0], *((4, *shape) for shape in layer.shapes[1:]))
+    args = [
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=jax.sharding.NamedSharding(MESH, spec))
+        for shape, spec in zip(shapes, specs, strict=True)
+    ]
+    mapped = jax.shard_map(
+        model, mesh=MESH, in_specs=specs, out_specs=layer.out_spec, check_vma=False
+    )
+    report = dfx.compile(jax.jit(mapped), *args)
+    assert len(report.collectives) == 4 and report.copied_bytes_added < 64, report
+    for one in report.collectives:
+        assert any(nano(region) != nano(one.region) for region in one.beside), report
+    assert not report.order.broken, report
+
+
+def test_a_function_with_a_loop_is_split() -> None:
+    """JAX 0.12 says in another way which inputs of a scan are carried."""
+
+    def f(x: Any, w: Any) -> Any:
+        return jax.lax.scan(lambda c, v: (jnp.tanh(c @ w + v), c.sum(1)), x, jnp.arange(3.0))
+
+    fast = dfx.schedule(f, dfx.NanoBatch(2), backend="xla", in_axes=(0, None), out_axes=(0, 1))
+    x, w = jnp.linspace(-1, 1, 32).reshape(4, 8), jnp.eye(8) / 2
+    for got, want in zip(fast(x, w), f(x, w), strict=True):
+        assert jnp.allclose(got, want, atol=1e-5)

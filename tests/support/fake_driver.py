@@ -193,6 +193,7 @@ def values() -> None:
         explained = dfx.explain(fast, *arrays())
     assert run.stage.capturable and text.count("@dfx_run_graph(") == 1, text
     assert "8 kernels, recorded into XLA's CUDA graph" in explained, explained
+    assert "region 'x2' is kernel 'scale' on lanes of a GPU; elsewhere" in explained, explained
     engine = made.kernel_engine(None)
     for seed in range(20):
         run.fill(seed)

@@ -20,7 +20,7 @@ from dynaflow_xla.batch_states import (
     join,
     nonlinear,
 )
-from dynaflow_xla.frontends.jax import capture
+from dynaflow_xla.frontends.jax import _compat, capture
 from dynaflow_xla.frontends.jax.batch_axis import equality
 from dynaflow_xla.frontends.jax.batch_axis.shapes import batch_axis, moved
 from dynaflow_xla.frontends.jax.batch_axis.walk import Body, Site, failed, rule
@@ -137,8 +137,8 @@ def _in_layout(state: State, layout: Rows) -> State:
 @rule("scan")
 def _scan(site: Site) -> list[State]:
     # _split_transpose and linear say how to differentiate, not what to compute.
-    site.same_params("jaxpr", "length", "linear", "_split_transpose")
-    n_consts, n_carry = site.params["num_consts"], site.params["num_carry"]
+    site.same_params("jaxpr", "length", "linear", "_split_transpose", "ft_in", "ft_out")
+    n_consts, n_carry = _compat.scan_counts(site.params)
     consts = site.ins[:n_consts]
     carry, xs = site.ins[n_consts : n_consts + n_carry], site.ins[n_consts + n_carry :]
     bodies = [e.params["jaxpr"] for e in site.eqns]

@@ -31,7 +31,7 @@ from dynaflow_xla.batch_states import (
     first_failure,
     is_plain_same,
 )
-from dynaflow_xla.frontends.torch.capture import Captured, Payload, Ref
+from dynaflow_xla.frontends.torch.captured import Captured, Payload, Ref
 from dynaflow_xla.ir import Op
 
 PROBES = (10_007, 20_011)

@@ -21,9 +21,9 @@ def scheduled(fn: Any, strategy: Any = None, **options: Any) -> Any:
 
 
 def test_another_device() -> None:
-    with pytest.raises(dfx.UnsupportedError, match="an argument is on meta"):
+    with pytest.raises(dfx.UnsupportedError, match=r"an argument .*is on meta"):
         scheduled(torch.sin)(X.to("meta"))
-    with pytest.raises(dfx.UnsupportedError, match="an argument is on meta"):
+    with pytest.raises(dfx.UnsupportedError, match=r"an argument .*is on meta"):
         scheduled(lambda a, b: (a.sin(), b + 1))(X, X.to("meta"))
     with pytest.raises(dfx.UnsupportedError, match=r"(?s)CPU.*is on meta"):
         scheduled(lambda a: (a.sin(), torch.ones(3, device="meta") * 2))(X)

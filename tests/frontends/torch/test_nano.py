@@ -315,3 +315,19 @@ def test_a_graph_break_leaves_the_rest_whole() -> None:
     with pytest.warns(FallbackWarning):
         fast = split(f)
         check(fast, torch.randn(6, 5))
+
+
+@pytest.mark.timeout(400)
+def test_equal_nano_batches_compile_once() -> None:
+    """Regions get code for their own size, with weights as inputs."""
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)).eval()
+    fast = split(model, 2, compiler="inductor")
+    x = torch.randn(6, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+    (graph,) = fast._dfx_core.entries
+    (made,) = graph._plans.values()
+    entry = made.entry
+    assert len(entry.pg.regions) == 2
+    assert len({id(fn) for fn in entry.implementations.values()}) == 1
