@@ -46,9 +46,14 @@ def inductor(
     gm: Any, examples: Sequence[Any], options: Mapping[str, Any]
 ) -> Callable[..., Sequence[Any]]:
     """Compiles a functional graph module; apart from any capture that is going on."""
+    from torch._guards import TracingContext, tracing
     from torch._inductor import compile as inductor_compile
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    with apart(), torch.no_grad():
+    # Inductor looks into its cache on disk only where there are shapes to guard on.
+    context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))
+    with apart(), tracing(context), torch.no_grad():
         return inductor_compile(gm, list(examples), options=dict(options))  # type: ignore[no-any-return]
 
 

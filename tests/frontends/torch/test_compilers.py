@@ -123,6 +123,30 @@ def test_a_second_process_compiles_nothing(run_script: Any) -> None:
     assert run_script(_PROCESS).split() == []
 
 
+_INDUCTOR = """
+from torch import nn
+from torch._dynamo.utils import counters
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 4))).eval()
+fast = dfx.schedule(model, strategy=dfx.Branches(), compiler="inductor",
+                    rules=[dfx.Module("0"), dfx.Module("1")])
+x = torch.randn(2, 4)
+with torch.no_grad():
+    torch.testing.assert_close(fast(x), model(x))
+seen = counters["inductor"]
+print(seen["fxgraph_cache_hit"], seen["fxgraph_cache_miss"] + seen["fxgraph_cache_bypass"])
+"""
+
+
+@pytest.mark.timeout(400)
+def test_a_second_process_finds_inductor_code(
+    run_script: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    run_script(_INDUCTOR, limit=300)
+    assert run_script(_INDUCTOR).split() == ["2", "0"]
+
+
 def test_open_sizes_are_refused() -> None:
     from dynaflow_xla.frontends.torch import compilers
 
