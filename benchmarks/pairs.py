@@ -129,19 +129,6 @@ def threads(n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def halves_of(module: nn.Module, axis: int = 0) -> Callable[..., Any]:
-    """The model on both halves of the batch, one behind the other, each marked."""
-
-    def run(*args: Any) -> Any:
-        outs = []
-        for part in zip(*(x.chunk(2, axis) for x in args), strict=True):
-            with dfx.mark("half"):
-                outs.append(module(*part))
-        return torch.cat(outs, axis)
-
-    return run
-
-
 def jax_schedules(made: Made) -> dict[str, Any]:
     """Name -> scheduled function."""
     axes: dict[str, Any] = {
@@ -161,7 +148,7 @@ def torch_schedules(made: Made) -> dict[str, Any]:
     return {
         "torch_branches": dfx.schedule(made.module, dfx.Branches(), rules=made.rules),
         "torch_nano": dfx.schedule(
-            halves_of(made.module, made.split), dfx.Branches(), backend="torch"
+            made.module, dfx.NanoBatch(2), in_axes=made.split, out_axes=made.split
         ),
         "torch_auto_1": auto[1],
         "torch_auto_2": auto[2],
