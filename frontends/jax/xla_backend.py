@@ -132,7 +132,7 @@ class _Evaluation:
         whole = {place.whole for place in entry.places.values()}
         for launch in entry.order.launches:
             region = entry.pg.regions[launch.region]
-            if whole.issuperset(region.outputs):
+            if region.outputs and whole.issuperset(region.outputs):
                 continue  # a merge: its parts are in place
             with jax.named_scope(scope_of(region.name)):
                 beside: list[Any] = []
