@@ -163,7 +163,7 @@ def test_a_body_of_one_region_stays(schedule: Any) -> None:
 
 def test_gates_are_inside_the_loop(schedule: Any) -> None:
     """The two marks on one lane: only a gate in the body can order them."""
-    fast = schedule(layers, dfx.Sequential(), backend="xla")
+    fast = schedule(jax.jit(layers), dfx.Sequential(), backend="xla")
     disabled = [jax.export.DisabledSafetyCheck.custom_call("dfx_order")]
     exported = jax.export.export(fast._jit, platforms=["cuda"], disabled_checks=disabled)(WS, X)
     assert "dfx_order" in exported.mlir_module()

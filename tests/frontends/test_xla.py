@@ -98,7 +98,7 @@ def test_gates_are_in_the_gpu_program(schedule: Any) -> None:
         b = jnp.tanh(y @ y) @ y
         return a, b
 
-    fast = schedule(f, dfx.Sequential(), backend="xla", rules=[dfx.Op("dot_general")])
+    fast = schedule(jax.jit(f), dfx.Sequential(), backend="xla", rules=[dfx.Op("dot_general")])
     assert fast._entry((X[:, :4], X[:, 4:]), {})[2].gates
     disabled = [jax.export.DisabledSafetyCheck.custom_call("dfx_order")]
     text = jax.export.export(fast._jit, platforms=["cuda"], disabled_checks=disabled)(
