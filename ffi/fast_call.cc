@@ -156,6 +156,7 @@ void BindFastCall(nanobind::module_& m) {
       "In this thread scheduled functions are their originals, until leave_capture().");
   m.def("leave_capture", []() { --capture_depth; });
   m.def("capturing", []() { return capture_depth > 0; });
+  m.def("capture_depth", []() { return capture_depth; });
   m.def(
       "watch_fork",
       []() {

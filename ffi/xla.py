@@ -27,7 +27,6 @@ ORDER_TARGET = "dfx_order"
 _lock = threading.Lock()
 _registered = False
 _gate_registered = False
-_owner_pid = 0
 _clients: list[Any] = []
 
 
@@ -37,12 +36,12 @@ def ensure_registered() -> None:
     Raises:
         EngineError: the compiled engine speaks another plan version.
     """
-    global _registered, _owner_pid
+    global _registered
     if _registered:
         return
     with _lock:
-        if _owner_pid:  # another thread was first
-            return
+        if _registered:
+            return  # type: ignore[unreachable]  # another thread was first
         if _engine.PLAN_ABI_VERSION != PLAN_ABI_VERSION:
             raise EngineError(
                 f"this package speaks plan ABI {PLAN_ABI_VERSION}, its compiled engine speaks "
@@ -68,7 +67,6 @@ def ensure_registered() -> None:
         # while the interpreter still stands, later ones get an error.
         atexit.register(_engine.shutdown)
         _engine.watch_fork()
-        _owner_pid = os.getpid()
         _registered = True
 
 
@@ -86,17 +84,12 @@ def ensure_order_gate() -> None:
 
 def check_process() -> None:
     """Raises EngineError in a forked child: neither lanes nor XLA's threads exist there."""
-    if _registered and os.getpid() != _owner_pid:
+    if _engine.forked():
         raise EngineError(
             "this process was forked after dynaflow_xla (and JAX) had started threads; they do not "
             "exist in the child. Start workers with multiprocessing's 'spawn' or 'forkserver', or "
             "fork before the first scheduled call."
         )
-
-
-def max_lanes() -> int:
-    """Number of lanes that can run at once: the cores this process may use."""
-    return max(1, len(os.sched_getaffinity(0)))
 
 
 def lane_device(lane: int) -> Any:

@@ -48,11 +48,9 @@ def capturing() -> bool:
 
 class _Capturing:
     def __enter__(self) -> None:
-        _state.depth = getattr(_state, "depth", 0) + 1
         _engine.enter_capture()
 
     def __exit__(self, *_: object) -> None:
-        _state.depth -= 1
         _engine.leave_capture()
 
 
@@ -65,8 +63,8 @@ def capturing_inside() -> _Capturing:
 def tracing_afresh() -> Iterator[None]:
     """A block in which scheduled functions are traced at each call, whatever JAX has of them already."""
     before = getattr(_state, "afresh", None)
-    _state.afresh = getattr(_state, "depth", 0)
     _engine.enter_capture()
+    _state.afresh = _engine.capture_depth()
     try:
         yield
     finally:
@@ -77,7 +75,7 @@ def tracing_afresh() -> Iterator[None]:
 def afresh() -> bool:
     """Whether this call is one of those, and not inside a capture."""
     at = getattr(_state, "afresh", None)
-    return at is not None and at == getattr(_state, "depth", 0)
+    return at is not None and at == _engine.capture_depth()
 
 
 @dataclass(frozen=True)
