@@ -1,4 +1,4 @@
-"""The text form of a plan: one line an item, read back exactly."""
+"""The text form of a plan: one line an item, read back exactly; and a table of its regions to look at."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from dynaflow_xla.errors import PlanError
+from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.plan import Instruction, Launch, Merge, Plan, PlanBuffer, Record, Slice, Wait
 
 _KINDS: dict[str, type[Any]] = {
@@ -91,3 +92,25 @@ def plan_from_text(text: str) -> Plan:
         "instructions": [msgspec.to_builtins(i) for i in instructions],
     }
     return Plan.from_json(json.dumps(document))
+
+
+def region_table(plan: Plan, pg: PartitionedGraph) -> list[str]:
+    """A heading and a line for each region, for ``explain``."""
+    lanes = {i.region: i for i in plan.instructions if isinstance(i, Launch)}
+    rows = [("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")]
+    for region in pg.regions:
+        launch = lanes[region.id]
+        rows.append(
+            (
+                region.name + (f" (replaced by {launch.replace})" if launch.replace else ""),
+                "outer" if launch.lane < 0 else str(launch.lane),
+                region.resource,
+                f"{region.cost_ns / 1e3:.1f}",
+                f"{region.bytes_moved / 1e6:.2f}",
+                str(len(region.ops)),
+                ",".join(sorted(region.tags)) or "-",
+                str(region.source or "-"),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]

@@ -6,7 +6,7 @@ against how the outputs are to be merged, and the outcome becomes a :class:`Proo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -21,7 +21,7 @@ from dynaflow_xla.batch_states import (
     is_plain_same,
     is_zero,
 )
-from dynaflow_xla.errors import SeparabilityError
+from dynaflow_xla.errors import PlanError, SeparabilityError
 
 Status = Literal["separable", "mixed", "unproven"]
 
@@ -235,3 +235,39 @@ def prove_output(
     reason = f"{_mismatch(state)}, so it cannot be merged by out_axes={wanted!r}"
     finding = Finding("mixed", made_by.op, reason, made_by.source, made_by.scope)
     return OutputProof(index, state, wanted, "mixed", finding, next(iter(allowed), ""))
+
+
+def batch_of(
+    name: str, found: Iterable[tuple[str, Sequence[int], int]]
+) -> tuple[list[int], int, str]:
+    """The batch that arguments have in common.
+
+    Args:
+        name: Of the function.
+        found: What an argument is called, its shape and its batch axis, for each that has one.
+
+    Returns:
+        The axes, counted from the front; the number of rows; an argument with that many, in words.
+
+    Raises:
+        PlanError: an axis is out of range, no argument has one, or the numbers of rows differ.
+    """
+    axes: list[int] = []
+    rows: dict[int, str] = {}
+    for where, shape, axis in found:
+        if not -len(shape) <= axis < len(shape):
+            raise PlanError(
+                f"{name!r}: the batch axis of {where} must be an axis of its shape {list(shape)}; got "
+                f"{axis}. Use None in in_axes for what has no batch."
+            )
+        axes.append(axis % len(shape))
+        rows.setdefault(shape[axis], f"{where} {list(shape)} along axis {axis}")
+    if not rows:
+        raise PlanError(f"{name!r}: in_axes names no argument with a batch")
+    if len(rows) > 1:
+        each = "; ".join(f"{n} in {where}" for n, where in rows.items())
+        raise PlanError(
+            f"{name!r}: all batched arguments must have the same number of rows; got {each}"
+        )
+    ((batch, where),) = rows.items()
+    return axes, batch, where

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.separability import Mean, OutSpec, Sum
+from dynaflow_xla.separability import Mean, OutSpec, Sum, batch_of
 
 
 def _is_none(x: Any) -> bool:
@@ -106,34 +106,18 @@ def _normal(
     leaves: Sequence[Any],
     batch_size: int | None,
 ) -> tuple[tuple[int | None, ...], int]:
-    made: list[int | None] = []
-    rows: dict[int, str] = {}
-    for axis, where, leaf in zip(axes, names, leaves, strict=True):
-        if axis is None:
-            made.append(None)
-            continue
-        shape = np.shape(leaf)
-        if not -len(shape) <= axis < len(shape):
-            raise PlanError(
-                f"{name!r}: the batch axis of {where} must be an axis of its shape {list(shape)}; got "
-                f"{axis}. Use None in in_axes for what has no batch."
-            )
-        made.append(axis % len(shape))
-        rows.setdefault(shape[axis], f"{where} {list(shape)} along axis {axis}")
-    if not rows:
-        raise PlanError(f"{name!r}: in_axes names no argument with a batch")
-    if len(rows) > 1:
-        found = "; ".join(f"{n} in {where}" for n, where in rows.items())
-        raise PlanError(
-            f"{name!r}: all batched arguments must have the same number of rows; got {found}"
-        )
-    batch = next(iter(rows))
+    batched = [
+        (where, np.shape(leaf), axis)
+        for axis, where, leaf in zip(axes, names, leaves, strict=True)
+        if axis is not None
+    ]
+    counted, batch, where = batch_of(name, batched)
     if batch_size is not None and batch != batch_size:
         raise PlanError(
-            f"{name!r}: batch_size={batch_size} was given to schedule; got {batch} rows in "
-            f"{rows[batch]}"
+            f"{name!r}: batch_size={batch_size} was given to schedule; got {batch} rows in {where}"
         )
-    return tuple(made), batch
+    normal = iter(counted)
+    return tuple(None if axis is None else next(normal) for axis in axes), batch
 
 
 def output_specs(name: str, out_axes: Any, outputs: Any) -> tuple[OutSpec, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from dynaflow_xla.errors import PlanError, VerificationError
 from dynaflow_xla.frontends.jax import auto, entry, lower
-from dynaflow_xla.plan import Launch
+from dynaflow_xla.plan_text import region_table
 from dynaflow_xla.simulate import simulate
 from dynaflow_xla.strategies.auto import Auto
 
@@ -29,11 +29,11 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
     made = fast.planned(args, kwargs)
     where = "ffi (cpu)" if isinstance(made, entry.Entry) else f"xla ({jax.default_backend()})"
     lines = [f"{fast._options.name}: strategy {made.plan.strategy}, backend {where}"]
-    lines += _table(made)
+    lines += region_table(made.plan, made.pg)
     if not isinstance(made, entry.Entry):
         for name, body in made.bodies():
             lines.append(f"body of the loop {name[:-1]}: {body.summary()}")
-            lines += ["  " + line for line in _table(body)]
+            lines += ["  " + line for line in region_table(body.plan, body.pg)]
     lines.append(
         made.summary()
         if not isinstance(made, entry.Entry)
@@ -72,28 +72,6 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
     if fast._fallback:
         lines.append(f"fallback: {fast._fallback}")
     return "\n".join(lines)
-
-
-def _table(made: Any) -> list[str]:
-    """A line for each region of a plan."""
-    lanes = {i.region: i for i in made.plan.instructions if isinstance(i, Launch)}
-    rows = [("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")]
-    for region in made.pg.regions:
-        launch = lanes[region.id]
-        rows.append(
-            (
-                region.name + (f" (replaced by {launch.replace})" if launch.replace else ""),
-                "outer" if launch.lane < 0 else str(launch.lane),
-                region.resource,
-                f"{region.cost_ns / 1e3:.1f}",
-                f"{region.bytes_moved / 1e6:.2f}",
-                str(len(region.ops)),
-                ",".join(sorted(region.tags)) or "-",
-                str(region.source or "-"),
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import PlanError
+from dynaflow_xla.separability import batch_of
 
 
 def batch_dims(
@@ -87,25 +88,8 @@ def _is_tensor(leaf: Any) -> bool:
 
 
 def _checked(name: str, found: list[tuple[str, Any, int]]) -> list[tuple[torch.Tensor, int]]:
-    made: list[tuple[torch.Tensor, int]] = []
-    rows: dict[int, str] = {}
-    for what, tensor, axis in found:
-        shape = tuple(tensor.shape)
-        if not -len(shape) <= axis < len(shape):
-            raise PlanError(
-                f"{name!r}: the batch axis of {what} must be an axis of its shape {list(shape)}; got "
-                f"{axis}. Use None in in_axes for what has no batch."
-            )
-        made.append((tensor, axis % len(shape)))
-        rows.setdefault(shape[axis], f"{what} {list(shape)} along axis {axis}")
-    if not rows:
-        raise PlanError(f"{name!r}: in_axes names no argument with a batch")
-    if len(rows) > 1:
-        all_rows = "; ".join(f"{n} in {where}" for n, where in rows.items())
-        raise PlanError(
-            f"{name!r}: all batched arguments must have the same number of rows; got {all_rows}"
-        )
-    return made
+    axes, _, _ = batch_of(name, ((what, tuple(tensor.shape), axis) for what, tensor, axis in found))
+    return [(tensor, axis) for (_, tensor, _), axis in zip(found, axes, strict=True)]
 
 
 def _offered(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[torch.Tensor, int]]:

@@ -13,7 +13,7 @@ from dynaflow_xla.frontends.torch import auto, marks
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.entry import Entry
-from dynaflow_xla.plan import Launch
+from dynaflow_xla.plan_text import region_table
 from dynaflow_xla.strategies.auto import Auto
 
 
@@ -42,29 +42,12 @@ def explain(fast: Core, args: Any, kwargs: Any) -> str:
 
 
 def _explain_entry(entry: Entry) -> list[str]:
-    lanes = {i.region: i for i in entry.plan.instructions if isinstance(i, Launch)}
-    rows = [("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")]
-    for region in entry.pg.regions:
-        launch = lanes[region.id]
-        rows.append(
-            (
-                region.name + (f" (replaced by {launch.replace})" if launch.replace else ""),
-                "outer" if launch.lane < 0 else str(launch.lane),
-                region.resource,
-                f"{region.cost_ns / 1e3:.1f}",
-                f"{region.bytes_moved / 1e6:.2f}",
-                str(len(region.ops)),
-                ",".join(sorted(region.tags)) or "-",
-                str(region.source or "-"),
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     native = entry.options.backend == "torch"
     how = f"torch (cpu), regions {entry.options.compiler}" if native else entry.options.backend
     lines = [
         f"{entry.captured.graph.name} ({entry.kind}): strategy {entry.plan.strategy}, backend {how}"
     ]
-    lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+    lines += region_table(entry.plan, entry.pg)
     lines += entry.describe()
     lines.append(
         "time to make: "

@@ -13,7 +13,6 @@ from dynaflow_xla.batch_states import (
     Rows,
     Same,
     State,
-    is_plain_same,
     linear,
     reshaped,
 )
@@ -389,8 +388,3 @@ def _placed(site: Site) -> State:
     if kind == "select_backward":
         return _one_fill(at_axis(state, state.axis + (dim <= state.axis)))
     raise NoRule
-
-
-def is_same(state: State) -> bool:
-    """Equal in every nano-batch."""
-    return is_plain_same(state)

@@ -7,7 +7,6 @@ sizes are then held against these states, whatever the rule.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -366,11 +365,6 @@ def rows_by_shape(shapes: Sequence[Shape]) -> Rows | None:
     if each[0] != each[1] or each[0] != int(each[0]):
         return None
     return Rows(found[0], 1, int(each[0]))
-
-
-def product_of(sizes: Sequence[int]) -> int:
-    """The product, 1 of none."""
-    return math.prod(sizes)
 
 
 def axis_in(state: State, dims: Any, rank: int) -> bool:
