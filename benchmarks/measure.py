@@ -12,8 +12,8 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,19 @@ def one_blas_thread() -> AbstractContextManager[Any]:
     from threadpoolctl import threadpool_limits
 
     return threadpool_limits(1, user_api="blas")  # type: ignore[no-any-return]
+
+
+@contextmanager
+def torch_threads(n: int) -> Iterator[None]:
+    """So many intra-op threads of PyTorch."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Contention:

@@ -15,8 +15,7 @@ threads over the plain run with as many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -118,17 +117,6 @@ CASES: tuple[Pair, ...] = (
 )
 
 
-@contextmanager
-def threads(n: int) -> Iterator[None]:
-    """So many intra-op threads of PyTorch."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def jax_schedules(made: Made) -> dict[str, Any]:
     """Name -> scheduled function."""
     axes: dict[str, Any] = {
@@ -192,7 +180,7 @@ def measure_case(case: Pair, rounds: int, tick: Any) -> dict[str, Any]:
         **{name: without_gradients(fn, made.args) for name, fn in in_torch.items()},
     }
     contexts = {
-        name: partial(threads, 1 if name.endswith("_1") else 2)
+        name: partial(measure.torch_threads, 1 if name.endswith("_1") else 2)
         for name in runs
         if name.startswith("torch")
     }

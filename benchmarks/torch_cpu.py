@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -128,23 +127,13 @@ def cases() -> dict[str, tuple[Any, tuple[Any, ...], float]]:
     }  # fmt: skip
 
 
-@contextmanager
-def threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def measure_case(name: str, fn: Any, args: tuple[Any, ...], rounds: int) -> dict[str, Any]:
     fast = dfx.schedule(fn, strategy=dfx.Branches(), backend="torch", lanes=2)
-    with torch.no_grad(), threads(1):
+    with torch.no_grad(), measure.torch_threads(1):
         report = dfx.verify(fast, *args)
         runs = {"scheduled": fast, "plain 1": fn, "plain 2": fn}
         runs = {k: (lambda f=f: f(*args)) for k, f in runs.items()}
-        contexts = {"plain 2": lambda: threads(2)}
+        contexts = {"plain 2": lambda: measure.torch_threads(2)}
         with measure.Contention() as contention:
             samples, calls = measure.paired(runs, rounds, contexts=contexts, rest_ms=60.0)
     return {
@@ -196,7 +185,7 @@ def measure_calls(rounds: int) -> list[dict[str, Any]]:
     model, x = Pair().eval(), torch.randn(4, 16)
     rules = [dfx.Module("a"), dfx.Module("b")]
     made = []
-    with torch.no_grad(), threads(1):
+    with torch.no_grad(), measure.torch_threads(1):
         program = torch.export.export(model, (x,))
         for compiler in ("eager", "aoti"):
             options = {"strategy": dfx.Sequential(), "compiler": compiler, "rules": rules}

@@ -7,21 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from round_robin import RoundRobin
 
 import dynaflow_xla as dfx
-
-
-class RoundRobin(dfx.Strategy):
-    def rules(self, graph: Any) -> Any:
-        return [dfx.Op("*")]
-
-    def schedule(self, s: Any) -> None:
-        count = 0
-        while ready := s.ready():
-            for op in ready:
-                s.execute(op, lane=count % s.lanes)
-                count += 1
-
 
 # Libraries may choose another algorithm on another stream; what races leaves is far from that.
 CLOSE = {"rtol": 2e-3, "atol": 2e-3}

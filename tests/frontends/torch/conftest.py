@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from round_robin import RoundRobin
 
 import dynaflow_xla as dfx
 
@@ -25,20 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # Of PyTorch's own code, which is not ours to mend.
             item.add_marker(pytest.mark.filterwarnings("default::FutureWarning"))
             item.add_marker(pytest.mark.filterwarnings("default::UserWarning:torch.*"))
-
-
-class RoundRobin(dfx.Strategy):
-    """Every operator is a region, lanes alternate: the most hand-overs there can be."""
-
-    def rules(self, graph: Any) -> Any:
-        return [dfx.Op("*")] if graph.ops else None
-
-    def schedule(self, s: Any) -> None:
-        count = 0
-        while ready := s.ready():
-            for op in ready:
-                s.execute(op, lane=count % s.lanes)
-                count += 1
 
 
 STRATEGIES = [dfx.Sequential(), dfx.Branches(), RoundRobin()]

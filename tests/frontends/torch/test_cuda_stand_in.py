@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from round_robin import RoundRobin
 
 torch = pytest.importorskip("torch")
 
@@ -119,18 +120,6 @@ def world(plain: Any, monkeypatch: pytest.MonkeyPatch) -> World:
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     return made
-
-
-class RoundRobin(dfx.Strategy):
-    def rules(self, graph: Any) -> Any:
-        return [dfx.Op("*")]
-
-    def schedule(self, s: Any) -> None:
-        count = 0
-        while ready := s.ready():
-            for op in ready:
-                s.execute(op, lane=count % s.lanes)
-                count += 1
 
 
 def model(x: Any, w: Any) -> Any:

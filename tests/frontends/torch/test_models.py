@@ -10,6 +10,8 @@ import pytest
 import dynaflow_xla as dfx
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from torch_models import Recurrent, Towers, transformer  # noqa: E402
+
 nn = torch.nn
 F = torch.nn.functional
 
@@ -28,26 +30,6 @@ class ResNet(nn.Module):
         h = F.relu(self.norm(self.stem(x)))
         h = F.relu(self.norm2(self.conv(h)) + self.skip(x))
         return self.head(h.mean((2, 3)))
-
-
-class Recurrent(nn.Module):
-    def __init__(self, cls: Any, **options: Any) -> None:
-        super().__init__()
-        self.rnn = cls(6, 8, **options)
-        self.head = nn.Linear(8 * (2 if options.get("bidirectional") else 1), 3)
-
-    def forward(self, x: Any) -> Any:
-        return self.head(self.rnn(x)[0])
-
-
-class Towers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 4))
-        self.right = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 4))
-
-    def forward(self, x: Any) -> Any:
-        return torch.softmax(self.left(x) * self.right(x), -1)
 
 
 def encoder() -> Any:
@@ -142,43 +124,10 @@ def test_training_recurrent_dropout_needs_no_whole_graph(strategy: Any) -> None:
 
 # -- transformers ----------------------------------------------------------------------------------
 
-SMALL = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
-
-
-def _transformer(name: str) -> Any:
-    tf = pytest.importorskip("transformers", reason="transformers is not installed")
-    if name == "llama":
-        return tf.LlamaForCausalLM(tf.LlamaConfig(**SMALL))
-    if name == "gpt2":
-        config = tf.GPT2Config(
-            vocab_size=64, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=1,
-            eos_token_id=2,
-        )  # fmt: skip
-        model = tf.GPT2LMHeadModel(config)
-        model.loss_type = "ForCausalLM"  # else a warning breaks the graph
-        return model
-    if name == "bert":
-        small = {k: v for k, v in SMALL.items() if k != "num_key_value_heads"}
-        return tf.BertForMaskedLM(tf.BertConfig(**small))
-    if name == "mixtral":
-        config = tf.MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2)
-        model = tf.MixtralForCausalLM(config)
-    else:
-        config = tf.Qwen3MoeConfig(
-            **SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8
-        )
-        model = tf.Qwen3MoeForCausalLM(config)
-    model.set_experts_implementation("batched_mm")
-    return model
-
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "mixtral", "qwen3_moe"])
 def test_transformers(name: str, round_robin: Any) -> None:
-    model = _transformer(name).eval()
+    model = transformer(name).eval()
     ids = torch.randint(3, 64, (2, 10))
     for strategy in (dfx.Branches(), round_robin):
         fast = dfx.schedule(model, strategy=strategy)
@@ -195,7 +144,7 @@ def test_transformers(name: str, round_robin: Any) -> None:
 
 def test_rules_see_modules() -> None:
     fast = dfx.schedule(
-        _transformer("llama").eval(),
+        transformer("llama").eval(),
         strategy=dfx.Branches(),
         rules=[dfx.Scope("**/self_attn", tags={"attn"}), dfx.Module("model/layers/*/mlp")],
     )
@@ -211,7 +160,7 @@ def test_rules_see_modules() -> None:
 
 
 def test_decoding_with_a_cache() -> None:
-    model = _transformer("llama").eval()
+    model = transformer("llama").eval()
     fast = dfx.schedule(model, strategy=dfx.Branches())
     ids = torch.randint(3, 64, (1, 6))
     options = {"max_new_tokens": 6, "do_sample": False}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from round_robin import RoundRobin
 
 torch = pytest.importorskip("torch")
 
@@ -70,18 +71,6 @@ class Books:
                 self.made[value] = (step.lane, clock[step.lane] + 1)
 
         return watched
-
-
-class RoundRobin(dfx.Strategy):
-    def rules(self, graph: Any) -> Any:
-        return [dfx.Op("*")]
-
-    def schedule(self, s: Any) -> None:
-        count = 0
-        while ready := s.ready():
-            for op in ready:
-                s.execute(op, lane=count % s.lanes)
-                count += 1
 
 
 def _native(fn: Any, *args: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import inspect
 import math
 from typing import Any
 
@@ -15,6 +16,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("jax", reason="JAX is not installed")
 if importlib.util.find_spec("torchax") is None:  # importing it would change settings of PyTorch
     pytest.skip("torchax is not installed", allow_module_level=True)
+from torch_models import Recurrent, Towers  # noqa: E402
+
 nn, F = torch.nn, torch.nn.functional
 
 
@@ -30,26 +33,6 @@ class ResNet(nn.Module):
     def forward(self, x: Any) -> Any:
         h = F.max_pool2d(F.relu(self.norm(self.stem(x))), 3, stride=1, padding=1)
         return self.head(F.relu(self.conv(h) + self.skip(x)).mean((2, 3)))
-
-
-class Recurrent(nn.Module):
-    def __init__(self, cls: Any, **options: Any) -> None:
-        super().__init__()
-        self.rnn = cls(6, 8, **options)
-        self.head = nn.Linear(8 * (2 if options.get("bidirectional") else 1), 3)
-
-    def forward(self, x: Any) -> Any:
-        return self.head(self.rnn(x)[0])
-
-
-class Towers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 4))
-        self.right = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 4))
-
-    def forward(self, x: Any) -> Any:
-        return torch.softmax(self.left(x) * self.right(x), -1)
 
 
 class Attention(nn.Module):
@@ -264,7 +247,7 @@ def test_rules_marks_and_classes_mean_the_same() -> None:
                                  backend="ffi")  # fmt: skip
             assert any(r.name == "left" for r in dfx.graph(ruled, x).regions), rule
         source = regions["first"].source
-    assert source is not None and source.file == __file__
+    assert source is not None and source.file == inspect.getsourcefile(Towers)
 
 
 def test_verify_profile_and_explain() -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,43 +14,18 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 if importlib.util.find_spec("torchax") is None:  # importing it would change settings of PyTorch
     pytest.skip("torchax is not installed", allow_module_level=True)
+from torch_models import transformer  # noqa: E402
+
 F = torch.nn.functional
 
 NEAR = {"rtol": 5e-4, "atol": 5e-5}
-SMALL = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
-
-
-def _transformer(name: str) -> Any:
-    tf = pytest.importorskip("transformers", reason="transformers is not installed")
-    if name == "llama":
-        return tf.LlamaForCausalLM(tf.LlamaConfig(**SMALL))
-    if name == "gpt2":
-        config = tf.GPT2Config(
-            vocab_size=64, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=1,
-            eos_token_id=2,
-        )  # fmt: skip
-        model = tf.GPT2LMHeadModel(config)
-        model.loss_type = "ForCausalLM"  # else a warning breaks the graph
-        return model
-    if name == "bert":
-        small = {k: v for k, v in SMALL.items() if k != "num_key_value_heads"}
-        return tf.BertForMaskedLM(tf.BertConfig(**small))
-    model = tf.MixtralForCausalLM(
-        tf.MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2)
-    )
-    model.set_experts_implementation("batched_mm")
-    return model
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["llama", "bert", "gpt2", "mixtral"])
 def test_transformers(name: str) -> None:
-    model = _transformer(name).eval()
+    model = transformer(name).eval()
     ids = torch.randint(3, 64, (2, 10))
     fast = dfx.schedule(model, strategy=dfx.Branches(), backend="ffi")
     with torch.no_grad():
@@ -66,7 +40,7 @@ def test_transformers(name: str) -> None:
 
 @pytest.mark.slow
 def test_rules_see_modules() -> None:
-    model = _transformer("llama").eval()
+    model = transformer("llama").eval()
     fast = dfx.schedule(
         model, strategy=dfx.Branches(), backend="ffi",
         rules=[dfx.Scope("**/self_attn", tags={"attn"}), dfx.Module("model/layers/*/mlp")],
