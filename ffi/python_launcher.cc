@@ -14,10 +14,12 @@ namespace dfx::ffi {
 namespace {
 
 // References that became garbage on a thread that may not take the GIL (an XLA thread that destroys
-// an executable while the GIL's holder waits for it would deadlock). Drained by ReleasePending.
+// an executable while the GIL's holder waits for it would deadlock). The interpreter's main thread
+// drops them between two bytecodes; ReleasePending does it at once.
 struct Pending {
   std::mutex mutex;
   std::vector<PyObject*> objects;
+  bool asked = false;  // the interpreter knows that there are some
 };
 Pending& GetPending() {
   static Pending* pending = new Pending;
@@ -41,16 +43,27 @@ bool InterpreterGone() {
 #endif
 }
 
+int DropPending(void*) {
+  ReleasePending();
+  return 0;
+}
+
+void DropLater(PyObject* object) {
+  Pending& pending = GetPending();
+  std::lock_guard<std::mutex> lock(pending.mutex);
+  pending.objects.push_back(object);
+  // Needs no GIL. It fails when the interpreter's short queue is full: the next object asks again.
+  if (!pending.asked && !InterpreterGone()) {
+    pending.asked = Py_AddPendingCall(&DropPending, nullptr) == 0;
+  }
+}
+
 struct PythonStep {
   PyObject* callable;
   explicit PythonStep(PyObject* object) : callable(object) { Py_INCREF(callable); }
   PythonStep(const PythonStep&) = delete;
   PythonStep& operator=(const PythonStep&) = delete;
-  ~PythonStep() {
-    Pending& pending = GetPending();
-    std::lock_guard<std::mutex> lock(pending.mutex);
-    pending.objects.push_back(callable);
-  }
+  ~PythonStep() { DropLater(callable); }
 };
 
 // Text of the current Python exception, which is cleared.
@@ -133,6 +146,7 @@ void ReleasePending() {
     Pending& pending = GetPending();
     std::lock_guard<std::mutex> lock(pending.mutex);
     objects.swap(pending.objects);
+    pending.asked = false;
   }
   for (PyObject* object : objects) Py_DECREF(object);
 }

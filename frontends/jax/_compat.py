@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-from jax._src import core, source_info_util
+from jax._src import core, source_info_util, util
 from jax._src.interpreters import mlir
 from jax.extend import core as jcore
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ir import Source
+
+T = TypeVar("T")
+
+
+def weak_parameter(cls: type[T]) -> type[T]:
+    """Makes JAX's caches hold equation parameters of a class weakly, as they hold jaxprs.
+
+    They would keep a dropped schedule's compiled programs until ``jax.clear_caches``.
+    """
+    util.weakref_cache_key_types.add(cls)
+    return cls
 
 
 def traced_consts(traced: Any) -> list[Any]:
@@ -121,6 +132,20 @@ def device_count(lowering_context: Any) -> int:
 def under_disable_jit() -> bool:
     """Whether jax.disable_jit is in force."""
     return bool(jax.config.jax_disable_jit)
+
+
+def names_culprits() -> bool:
+    """Whether JAX evaluates a program that gave a NaN again, operator by operator, to name the one.
+
+    A schedule must be its plain operators then: as one program it would give the NaN once more, and be
+    evaluated again, for ever.
+    """
+    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)
+
+
+def operator_by_operator() -> bool:
+    """Whether a call now runs each operator by itself: the original is what the user wants to see."""
+    return under_disable_jit() or (names_culprits() and not tracing())
 
 
 def tracing() -> bool:

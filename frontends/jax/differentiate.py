@@ -19,7 +19,7 @@ from jax.extend import core as jcore
 
 from dynaflow_xla import nano
 from dynaflow_xla.errors import RuleError
-from dynaflow_xla.frontends.jax import capture, entry
+from dynaflow_xla.frontends.jax import _compat, capture, entry
 from dynaflow_xla.frontends.jax.physical import spec
 from dynaflow_xla.frontends.jax.split import Resolved, Split
 from dynaflow_xla.separability import Mean, Sum
@@ -49,6 +49,7 @@ def flat_function(captured: capture.Captured) -> Flat:
     return plain
 
 
+@_compat.weak_parameter
 class Pair:
     """Forward and backward pass for derivatives with respect to some of the inputs."""
 

@@ -161,6 +161,7 @@ def cut_view(view: View, whole: Any) -> Any:
     return jax.lax.slice_in_dim(whole, view.start, view.stop, axis=view.axis)
 
 
+@_compat.weak_parameter
 @dataclass(eq=False)
 class Stage:
     """One custom call: what runs between two outer regions.

@@ -238,7 +238,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         return jax.tree_util.tree_leaves((dynamic, keyword))
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
-        if _compat.under_disable_jit():
+        if _compat.operator_by_operator():
             return self.original(*args, **kwargs)
         return self._run(args, kwargs, check=self._check)
 
@@ -383,7 +383,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._settle(self._chosen, self.original if lanes else None)
 
     def _traced_choice(self, args: Any, kwargs: Any) -> Any:
-        if _compat.under_disable_jit():
+        if _compat.operator_by_operator():
             return self.original(*args, **kwargs)
         choice = getattr(self._tracing, "choice", None)
         if choice is None:

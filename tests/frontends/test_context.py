@@ -287,6 +287,27 @@ def test_ahead_of_time(fast: Any, assert_same: Any) -> None:
         compiled(W, jnp.ones((5, 4)))
 
 
+@pytest.mark.parametrize("backend", ["ffi", "xla"])
+@pytest.mark.parametrize("setting", ["debug_nans", "debug_infs"])
+def test_debugging_names_the_operator(schedule: Any, backend: str, setting: str) -> None:
+    def f(x: Any) -> Any:
+        return jnp.log(x) + jnp.sort(x)
+
+    fast = schedule(jax.jit(f), dfx.Branches(), backend=backend)
+    bad = {"debug_nans": -1.0, "debug_infs": 0.0}[setting]
+    with getattr(jax, setting)(True):
+        good = jnp.asarray([3.0, 2.0])
+        assert (fast(good) == f(good)).all()
+        for _ in range(2):
+            with pytest.raises(FloatingPointError, match=r"encountered in log"):
+                fast(jnp.asarray([bad, 2.0]))
+        with pytest.raises(FloatingPointError, match=r"encountered in log"):
+            jax.jit(lambda x: fast(x) * 2)(jnp.asarray([bad, 2.0]))
+        with pytest.raises(FloatingPointError):
+            jax.grad(lambda x: fast(x).sum())(jnp.asarray([bad, 2.0]))
+    assert not jnp.isfinite(fast(jnp.asarray([bad, 2.0]))[0])
+
+
 def test_disable_jit(fast: Any, assert_same: Any) -> None:
     with jax.disable_jit():
         assert_same(block(W, X), fast(W, X))
