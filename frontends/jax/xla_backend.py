@@ -78,6 +78,9 @@ class XlaEntry(Planned):
             log.append(self)
         return self.evaluate(inputs)
 
+    def _twice(self, region: int) -> tuple[int, ...]:
+        return self.gates[region].beside if region in self.gates else ()
+
     def evaluate(self, inputs: Sequence[Any], number: int | None = None) -> list[Any]:
         """The same for the body of a loop, which is the operator ``number`` of what is around it."""
         scope = PLAN_SCOPE if number is None else f"{PLAN_SCOPE}_{number}"
