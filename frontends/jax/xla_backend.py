@@ -270,7 +270,13 @@ class Program:
             return entry
 
         if capture.ordering_effects(closed.effects):
-            self._call = whole()  # custom_jvp refuses effects
+            self._call = whole()  # custom_jvp and custom_vjp refuse effects
+            return
+        if capture.has_reverse_rules(closed.jaxpr):
+            self._call = jax.custom_vjp(lambda *flat: made(*flat))
+            self._call.defvjp(  # type: ignore[attr-defined]
+                lambda *flat: jax.vjp(whole(), *flat), lambda vjp, cotangents: vjp(cotangents)
+            )
             return
         self._call = jax.custom_jvp(lambda *flat: made(*flat))
 

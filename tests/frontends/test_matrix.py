@@ -29,7 +29,10 @@ BACKENDS = ("ffi", "xla")
 # Once wrong, and not in the quick part by themselves.
 AGAIN: dict[str, set[tuple[str, str, str]]] = {
     "ffi": set(),
-    "xla": {("vmap_of_grad", "together", "custom_jvp")},
+    "xla": {
+        ("vmap_of_grad", "together", "custom_jvp"),
+        ("grad_of_vmap", "branches", "custom_vjp"),
+    },
 }
 SECOND = 5.0  # times the tolerance of second derivatives
 
