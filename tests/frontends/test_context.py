@@ -308,6 +308,17 @@ def test_debugging_names_the_operator(schedule: Any, backend: str, setting: str)
     assert not jnp.isfinite(fast(jnp.asarray([bad, 2.0]))[0])
 
 
+@pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.Auto(budget_s=0.02, min_cost_ns=0.0)])
+def test_names_are_the_original_s(schedule: Any, strategy: Any) -> None:
+    def my_model(x: Any, scale: Any = 1.0) -> Any:
+        return jnp.sort(x) * scale
+
+    fast = schedule(jax.jit(my_model), strategy)
+    assert "@jit_my_model" in fast.lower(X).as_text()
+    with pytest.raises(TypeError, match=r"my_model.*path x\['w'\]"):
+        fast({"w": my_model})
+
+
 def test_disable_jit(fast: Any, assert_same: Any) -> None:
     with jax.disable_jit():
         assert_same(block(W, X), fast(W, X))
