@@ -35,12 +35,12 @@ def aot_backend(
 
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether hooks are registered on a module or its parameters; there is no public way to ask."""
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    if any(getattr(module, name) for name in names):
-        return True
-    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    of_module = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    of_tensor = ("_backward_hooks", "_post_accumulate_grad_hooks")
     parameters = module.parameters(recurse=False)
-    return any(getattr(p, name) for p in parameters for name in names)
+    return any(getattr(module, name) for name in of_module) or any(
+        getattr(p, name) for p in parameters for name in of_tensor
+    )
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Measuring a torch callable's candidates for ``Auto``, on copies: forward, and backward where it is wanted."""
+"""Measuring a torch callable's candidates for ``Auto``, on copies; with the backward where it is wanted."""
 
 from __future__ import annotations
 

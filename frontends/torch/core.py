@@ -18,7 +18,7 @@ import torch
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch import _compat, auto, batch, draws, marks, native, recurrent
 from dynaflow_xla.frontends.torch.batched import BatchedGraph
-from dynaflow_xla.frontends.torch.capture import ROOT_NAME
+from dynaflow_xla.frontends.torch.capture import ROOT_FILE, ROOT_NAME
 from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS, Entry, Options, build_entry
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
@@ -352,9 +352,7 @@ class _Backend:
         if core.splits:
             state["batch"], state["whole"] = batch.sizes_in(gm), 1
             if not state["batch"]:
-                told = (
-                    f"a graph of {core.options.name!r} takes no argument with a batch, so it is not split"
-                )
+                told = f"a graph of {core.options.name!r} takes no argument with a batch, so it is not split"
                 if core.parent is not None:
                     raise SeparabilityError(told)
                 core._warn(told)
@@ -393,7 +391,7 @@ def _root_function(original: Callable[..., Any]) -> Callable[..., Any]:
         f"        return {ROOT_NAME}(*args, **kwargs)\n"
         f"    return scheduled\n"
     )
-    exec(compile(text, f"<dynaflow_xla schedule {next(_schedules)}>", "exec"), scope)
+    exec(compile(text, f"{ROOT_FILE} {next(_schedules)}>", "exec"), scope)
     made: types.FunctionType = scope["make"](original)
     return made
 

@@ -89,9 +89,7 @@ def split_entry(
     graph = whole.captured.graph
     in_specs: list[nano.InSpec] = []
     shares: dict[int, tuple[float, ...]] = {}
-    for number, (place, layout) in enumerate(
-        zip(function.tensors, function.layouts, strict=True)
-    ):
+    for number, (place, layout) in enumerate(zip(function.tensors, function.layouts, strict=True)):
         value = graph.inputs[place]
         in_specs.append(_lying(fit.in_specs[value], layout, fit.states[value]))
         if isinstance(fit.in_specs[value], nano.Parts):
