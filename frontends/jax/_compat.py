@@ -90,6 +90,13 @@ def make_jaxpr_of(
     return jcore.ClosedJaxpr(jaxpr, ())
 
 
+def holds_operator(jaxpr: Any, names: frozenset[str]) -> bool:
+    """Whether a jaxpr has an operator with one of these names, at any depth."""
+    return any(eqn.primitive.name in names for eqn in jaxpr.eqns) or any(
+        holds_operator(inner, names) for inner in core.subjaxprs(jaxpr)
+    )
+
+
 def new_var(aval: Any) -> Any:
     """A fresh jaxpr variable."""
     return jcore.Var(aval)

@@ -33,6 +33,8 @@ _RULES = frozenset(
     "custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_lin remat remat2 checkpoint".split()
 )
 
+_REVERSE_ONLY = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
+
 # Types narrower than a byte: XLA packs them in some buffers and not in others.
 _PACKED = frozenset("int2 uint2 int4 uint4 int1 uint1 float4_e2m1fn".split())
 
@@ -129,6 +131,11 @@ def holds_custom_rules(jaxpr: Any, *, in_loops: bool = False) -> bool:
         )
 
     return any(map(holds, jaxpr.eqns))
+
+
+def has_reverse_rules(jaxpr: Any) -> bool:
+    """Whether a jaxpr holds a ``custom_vjp``, at any depth: it has no derivative in forward mode."""
+    return _compat.holds_operator(jaxpr, _REVERSE_ONLY)
 
 
 def _inner(eqn: Any) -> Any:
