@@ -32,7 +32,8 @@ from dynaflow_xla.separability import Sum
 from dynaflow_xla.strategies.base import record, sizes_of
 from dynaflow_xla.strategies.sequential import Sequential
 
-_MAX_PLANS = 64
+_MAX_PLANS = 256
+"""Sizes whose plans are kept: those used last. A plan takes some kilobytes for each operator."""
 
 
 @dataclass
@@ -88,6 +89,10 @@ class BatchedGraph:
         made = self._plans.get(key)
         if made is None:
             made = self.at(dict(zip((b.symbol for b in self.bindings), key, strict=True)))
+        elif len(self._plans) > _MAX_PLANS // 2:  # else none has to go soon
+            with self._lock:
+                if key in self._plans:
+                    self._plans.move_to_end(key)
         if not made.compared:
             self._compare(made, inputs)
         return made.entry
@@ -157,10 +162,12 @@ class BatchedGraph:
 
     def made_for(self, batch: int) -> _Made:
         """What was made for a batch of this size, by the call whose backward runs now."""
-        for made in reversed(self._plans.values()):
+        with self._lock:
+            plans = list(self._plans.values())
+        for made in reversed(plans):
             if made.sizes and sum(made.sizes) == batch:
                 return made
-        for made in self._plans.values():
+        for made in plans:
             if not made.sizes:
                 return made
         raise PlanError(f"{self.captured.graph.name!r} has no plan for a batch of {batch} rows")
