@@ -93,6 +93,24 @@ def boxed(fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     return fn
 
 
+def allow_second_backward() -> None:
+    """Called while a backward is compiled: nobody writes into what its forward saved.
+
+    AOTAutograd otherwise refuses ``backward(retain_graph=True)``, for the sake of compilers that do.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
+def writes_inputs() -> bool:
+    """Called while a forward is compiled: whether it changes the data of an input."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return True  # not known
+    return any(info.mutates_data for info in context.fw_metadata.input_info)
+
+
 def break_reason(gm: Any) -> tuple[str, Any] | None:
     """(reason, innermost frame) if a graph ended because Dynamo could not go on, else None."""
     reason = getattr(gm, "compile_subgraph_reason", None)

@@ -16,7 +16,16 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError, UnsupportedError
-from dynaflow_xla.frontends.torch import _compat, auto, batch, draws, marks, native, recurrent
+from dynaflow_xla.frontends.torch import (
+    _compat,
+    auto,
+    batch,
+    draws,
+    marks,
+    native,
+    overlap,
+    recurrent,
+)
 from dynaflow_xla.frontends.torch.batched import BatchedGraph
 from dynaflow_xla.frontends.torch.capture import ROOT_FILE, ROOT_NAME
 from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS, Entry, Options, build_entry
@@ -38,6 +47,10 @@ _INTERNAL = (
 )
 _settings = _compat.CompilationSettings(marks.watched, batch.around)
 _schedules = itertools.count()
+
+
+_MAX_SHARED = 8
+"""So many captures differ by which arguments share memory only."""
 
 
 class Planned(BaseException):
@@ -96,6 +109,9 @@ class Core:
         self.choices: dict[Any, auto.Choice] = {}
         self.children: dict[str, Core] = {}
         self._warned = False
+        self._writes = False
+        self._shared: tuple[tuple[int, ...], ...] | None = None
+        self._apart: dict[tuple[tuple[int, ...], ...], Core] = {}
         self._graphs = 0
         self._lock = threading.RLock()
         self._jax_side: Any = None
@@ -127,6 +143,10 @@ class Core:
         return result
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
+        if self._shared is None:
+            self._shared = overlap.pattern(args, kwargs)
+        elif self._writes and (found := overlap.pattern(args, kwargs)) != self._shared:
+            return self._for_shared(found)._invoke(args, kwargs)
         try:
             _settings.ensure()
             if self.options.backend != "torch":
@@ -140,6 +160,20 @@ class Core:
             if isinstance(inner, DynaflowError):
                 raise inner from None
             raise
+
+    def _for_shared(self, found: tuple[tuple[int, ...], ...]) -> Core:
+        """The same for arguments that share memory in another way: a capture of its own."""
+        with self._lock:
+            if found not in self._apart:
+                if len(self._apart) == _MAX_SHARED:
+                    raise UnsupportedError(
+                        f"{self.options.name!r} writes into its arguments, and these share memory in a way "
+                        f"that {_MAX_SHARED + 1} earlier calls did not; pass tensors with memory of their "
+                        "own, or call the original"
+                    )
+                self._apart[found] = Core(self.original, self.options, self.parent)
+                self._apart[found]._shared = found
+            return self._apart[found]
 
     def _offered(self, args: Any, kwargs: Any) -> Any:
         if not self.splits:
@@ -304,8 +338,10 @@ class Core:
                     entry = build_entry(gm, self.options, kind, state["number"], whole)
                 self.entries.append(entry)
             if kind == "backward":
+                _compat.allow_second_backward()
                 state["forward"].backward = entry
             else:
+                self._writes |= _compat.writes_inputs()
                 state["forward"] = entry
             return _compat.boxed(_Runner(entry))
 
