@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -90,11 +90,11 @@ def make_jaxpr_of(
     return jcore.ClosedJaxpr(jaxpr, ())
 
 
-def holds_operator(jaxpr: Any, names: frozenset[str]) -> bool:
-    """Whether a jaxpr has an operator with one of these names, at any depth."""
-    return any(eqn.primitive.name in names for eqn in jaxpr.eqns) or any(
-        holds_operator(inner, names) for inner in core.subjaxprs(jaxpr)
-    )
+def all_equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr and of all jaxprs inside."""
+    yield from jaxpr.eqns
+    for inner in core.subjaxprs(jaxpr):
+        yield from all_equations(inner)
 
 
 def new_var(aval: Any) -> Any:

@@ -135,7 +135,17 @@ def holds_custom_rules(jaxpr: Any, *, in_loops: bool = False) -> bool:
 
 def has_reverse_rules(jaxpr: Any) -> bool:
     """Whether a jaxpr holds a ``custom_vjp``, at any depth: it has no derivative in forward mode."""
-    return _compat.holds_operator(jaxpr, _REVERSE_ONLY)
+    return any(eqn.primitive.name in _REVERSE_ONLY for eqn in _compat.all_equations(jaxpr))
+
+
+def uses_axis(jaxpr: Any, name: Any) -> bool:
+    """Whether a jaxpr communicates over, or asks for the position on, a named axis."""
+    for eqn in _compat.all_equations(jaxpr):
+        for key in ("axes", "axis_name"):
+            used = eqn.params.get(key, ())
+            if name in (used if isinstance(used, (tuple, list)) else (used,)):
+                return True
+    return False
 
 
 def _inner(eqn: Any) -> Any:
