@@ -51,6 +51,7 @@ class Captured:
         jaxpr: The jaxpr captured from (for its settings).
         keeps_rules: Calls with derivative rules of their own are one operator.
         loops: Operator index -> the loop with a scheduled body that runs in its place.
+        consts: Values of the first inputs, if the trace met them and callers do not give them.
     """
 
     graph: Graph
@@ -61,6 +62,7 @@ class Captured:
     jaxpr: Any
     keeps_rules: bool = False
     loops: dict[int, Loop] = field(default_factory=dict, compare=False)
+    consts: tuple[Any, ...] = field(default=(), compare=False)
 
     def equation(self, index: int) -> Any:
         """The equation that runs for an operator."""

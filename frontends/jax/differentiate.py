@@ -100,9 +100,14 @@ class Pair:
         options = replace(self._options, name=f"{self._options.name}.{what}")
         notes = []
         batched = None
-        if self._split is not None:
-            parts = self._split.resolved.const_parts if what == "forward" else {}
-            batched = _Derived(self._batch, at, specs(self._split), parts, self._split.sizes)
+        split = self._split
+        if split is not None and _same_consts([at(size) for size in {self._batch, *split.sizes}]):
+            first = len(whole.consts)  # the trace met them, all nano-batches get the same
+            ins, outs = specs(split)
+            given = split.resolved.const_parts if what == "forward" else {}
+            parts = {first + number: values for number, values in given.items()}
+            pair = ((*[None] * first, *ins), outs)
+            batched = _Derived(self._batch, at, pair, parts, split.sizes)
         elif options.in_axes is not None:
             options = replace(options, in_axes=None, strategy=Branches())
             notes.append("this pass is not split; Branches() schedules it")
@@ -187,8 +192,9 @@ class Pair:
         """Residuals stay in parts; those that are arguments as they are, are cut like these."""
         forward = self._forward_at(self._batch)
         inputs = forward.graph.inputs
+        given: list[nano.InSpec] = [None] * len(forward.consts) + [*split.resolved.in_specs]
         return [
-            split.resolved.in_specs[inputs.index(out)] if ok and out in inputs else nano.PARTS
+            given[inputs.index(out)] if ok and out in inputs else nano.PARTS
             for out, ok in list(zip(forward.outputs, forward.output_is_value, strict=True))[
                 len(self.out_avals) :
             ]
@@ -209,6 +215,13 @@ class Pair:
             axis = resolved.in_specs[i]
             outs.append(Sum() if axis is None else axis)
         return tuple(ins), tuple(outs)
+
+
+def _same_consts(passes: Sequence[capture.Captured]) -> bool:
+    first, *others = [captured.consts for captured in passes]
+    return all(
+        len(first) == len(other) and all(map(np.array_equal, first, other)) for other in others
+    )
 
 
 @dataclass

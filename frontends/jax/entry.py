@@ -152,10 +152,10 @@ class Entry(Planned):
 def capture_function(
     fn: Callable[..., Any], specs: Sequence[Any], n_consts: int, name: str
 ) -> capture.Captured:
-    """Traces a flat function over flat values and captures it."""
+    """Traces a flat function over flat values and captures it, with the constants that it meets."""
     with _Capturing():
         closed = jax.make_jaxpr(fn)(*specs)
-    return capture.capture(closed, n_consts, name)
+    return replace(capture.capture(closed, n_consts, name), consts=tuple(closed.consts))
 
 
 def build_entry(
@@ -340,6 +340,6 @@ def _replanner(options: Options) -> Callable[..., list[Any]]:
         strategy = Branches() if options.in_axes is not None else options.strategy
         settings = replace(options, rules=None, default_cut=True, in_axes=None, strategy=strategy)
         entry = build_entry(captured, settings)
-        return entry(*args)
+        return entry(*captured.consts, *args)
 
     return replan

@@ -28,7 +28,6 @@ from dynaflow_xla.frontends.jax.differentiate import (
 from dynaflow_xla.frontends.jax.physical import spec
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.frontends.jax.split import Split
-from dynaflow_xla.ir import Graph
 from dynaflow_xla.strategies.branches import Branches
 
 program_p = Primitive("dfx_program")
@@ -63,16 +62,29 @@ class Program:
         expanded: bool = False,
     ):
         self.entry, self.whole, self.split = made, whole, split
-        outer = made.captured if expanded else whole
-        self.in_avals = [outer.avals[v] for v in outer.graph.inputs]
-        self.out_avals = out_avals(outer)
-        self.plain: Flat = made.reference if expanded else flat_function(whole)
-        self._graph = outer.graph
+        self._outer = made.captured if expanded else whole
+        self._takes = made.split if expanded else None
+        # A closed-over value that differs by nano-batch is one input here, and several of the plan.
+        constant = self._takes is not None and bool(self._takes.resolved.const_parts)
+        inner = whole if constant else self._outer
+        self.in_avals = [inner.avals[v] for v in inner.graph.inputs]
+        self.out_avals = out_avals(self._outer)
+        self.plain: Flat = self._reference if expanded else flat_function(whole)
         self._pairs: dict[tuple[int, ...], Pair] = {}
         self._batched: dict[Any, tuple[Program, list[int | None]]] = {}
 
+    def _reference(self, *flat: Any) -> list[Any]:
+        return self.entry.reference(*self._plan_inputs(flat))
+
+    def _plan_inputs(self, flat: Sequence[Any]) -> Sequence[Any]:
+        return flat if self._takes is None else self._takes.inputs(flat)
+
     def __call__(self, *flat: Any) -> list[Any]:
         """Flat inputs (closed-over values first) to flat outputs."""
+        return self.bind(*self.whole.consts, *flat)
+
+    def bind(self, *flat: Any) -> list[Any]:
+        """The same; constants that only the trace met are given, too."""
         if capture.ordering_effects(self.whole.jaxpr.effects):
             return self.entry(*flat)  # JAX knows no derivative of effects
         return program_p.bind(*flat, program=self)  # type: ignore[no-any-return]
@@ -111,7 +123,7 @@ class Program:
                 out_dims = self._mapped_outputs(dims, args, axis)
             else:
                 mapped = {i for i, d in enumerate(dims) if d is not None}
-                out_dims = [0 if mapped & reads else None for reads in _depends(self._graph, self)]
+                out_dims = [0 if mapped & reads else None for reads in self._depends()]
             many = jax.vmap(self.plain, in_axes=dims, out_axes=out_dims, **axis)
             options = self.entry.options
             # The batch axes are others now.
@@ -125,6 +137,27 @@ class Program:
             made = entry.build_entry(captured, options)
             self._batched[key] = Program(made, captured), out_dims
         return self._batched[key]
+
+    def _depends(self) -> list[frozenset[int]]:
+        """For each flat output the positions of the inputs that it depends on."""
+        graph = self._outer.graph
+        positions = [frozenset([i]) for i in range(len(self.in_avals))]
+        # What is closed over stands in the plan's inputs as itself, not as an input's position.
+        given = [
+            x if isinstance(x, frozenset) else frozenset() for x in self._plan_inputs(positions)
+        ]
+        sets = dict(zip(graph.inputs, given, strict=True))
+        for view in graph.views:
+            sets[view.value] = given[view.input]
+        for op in graph.ops:
+            mine = frozenset[int]().union(*(sets[v] for v in op.inputs))
+            sets.update(dict.fromkeys(op.outputs, mine))
+        for join in graph.joins:
+            sets[join.value] = frozenset[int]().union(*(sets[v] for v in join.parts))
+        return [
+            sets[out] if is_value else frozenset()
+            for out, is_value in zip(self._outer.outputs, self._outer.output_is_value, strict=True)
+        ]
 
     def _mapped_outputs(
         self, dims: tuple[int | None, ...], args: Sequence[Any], axis: Mapping[str, Any]
@@ -149,23 +182,6 @@ class Program:
         return self.entry.options.name
 
 
-def _depends(graph: Graph, program: Program) -> list[frozenset[int]]:
-    """For each flat output the positions of the inputs that it depends on."""
-    sets = {v: frozenset([i]) for i, v in enumerate(graph.inputs)}
-    for view in graph.views:
-        sets[view.value] = frozenset([view.input])
-    for op in graph.ops:
-        mine = frozenset[int]().union(*(sets[v] for v in op.inputs))
-        sets.update(dict.fromkeys(op.outputs, mine))
-    for join in graph.joins:
-        sets[join.value] = frozenset[int]().union(*(sets[v] for v in join.parts))
-    outer = program.entry.captured if program.plain == program.entry.reference else program.whole
-    return [
-        sets[out] if is_value else frozenset()
-        for out, is_value in zip(outer.outputs, outer.output_is_value, strict=True)
-    ]
-
-
 @program_p.def_impl
 def _impl(*args: Any, program: Program) -> list[Any]:
     if _compat.names_culprits():
@@ -186,7 +202,7 @@ def _lower(ctx: Any, *operands: Any, program: Program) -> Any:
 def _batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, program: Program) -> Any:
     named = program.communicates(axis.name)
     if not named and all(dim is None for dim in dims):
-        return program(*args), [None] * len(program.out_avals)
+        return program.bind(*args), [None] * len(program.out_avals)
     known = {"axis_name": axis.name, "axis_size": axis.size} if named else {}
     made, out_dims = program.batched(tuple(dims), args, known)
     return made(*args), out_dims
@@ -204,7 +220,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, program: Program) -
     )
     count = len(program.out_avals)
     if not wanted:
-        outs = program(*primals)
+        outs = program.bind(*primals)
         return outs, [_zero_tangent(x) for x in outs]
     pair = program.pair(wanted)
     outs = pair.forward(*primals)

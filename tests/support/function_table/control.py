@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from function_table.registry import ROWS, case
@@ -101,6 +102,25 @@ _clipped.defvjp(_clipped_fwd, _clipped_bwd)
 @case(lambda d: (d.normal(ROWS, D), d.weight(D, D)), in_axes=(0, None), wrt=(0, 1), once=True)
 def custom_vjp(x: Any, w: Any) -> Any:
     return _clipped(x, w) + x
+
+
+_TABLE = np.linspace(-1, 1, D).astype(np.float32)
+
+
+@jax.custom_vjp
+def _by_table(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+_by_table.defvjp(
+    lambda x: (jnp.sin(x) + jnp.asarray(_TABLE) * 0, x),
+    lambda x, ct: (ct * jnp.asarray(_TABLE) + x * np.arange(D, dtype=np.float32),),
+)
+
+
+@case(lambda d: (d.normal(ROWS, D),), wrt=(0,))
+def custom_vjp_with_tables(x: Any) -> Any:
+    return _by_table(x) * _TABLE + jnp.sort(x)
 
 
 @case(lambda d: (d.normal(ROWS, D), d.weight(3, D, D)), in_axes=(0, None), wrt=(0, 1))
