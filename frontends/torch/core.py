@@ -25,6 +25,7 @@ from dynaflow_xla.frontends.torch import (
     native,
     overlap,
     recurrent,
+    spectra,
 )
 from dynaflow_xla.frontends.torch.batched import BatchedGraph
 from dynaflow_xla.frontends.torch.capture import ROOT_FILE, ROOT_NAME
@@ -329,6 +330,8 @@ class Core:
 
         def compile_graph(gm: Any, example_inputs: Any) -> Callable[[list[Any]], Any]:
             with self._lock:
+                if kind == "inference" and self.options.backend == "torch":
+                    spectra.without_vectors(gm)
                 entry: Entry | BatchedGraph | None = None
                 if state["batch"]:
                     entry = batch.graph_of(
