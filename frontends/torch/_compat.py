@@ -271,7 +271,12 @@ def watched_by_autograd() -> bool:
     ``torch.utils.checkpoint`` works by such hooks.
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None or torch._C._functorch.peek_interpreter_stack() is not None
+    return hooks is not None or in_transform()
+
+
+def in_transform() -> bool:
+    """Whether a functorch transform is open: its tensors have no memory to look at."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled

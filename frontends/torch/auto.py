@@ -78,8 +78,9 @@ def copies(tree: Any) -> Any:
 
 @contextmanager
 def random_kept(args: Any, kwargs: Any) -> Iterator[None]:
-    """Puts the states of the default generator and of those among the arguments back at the end."""
-    leaves = (torch.default_generator, *pytree.tree_leaves((args, kwargs)))
+    """Puts the states of the default generators and of those among the arguments back at the end."""
+    on_gpu = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    leaves = (torch.default_generator, *on_gpu, *pytree.tree_leaves((args, kwargs)))
     found = {id(x): x for x in leaves if isinstance(x, torch.Generator)}
     states = [(x, x.get_state()) for x in found.values()]
     try:

@@ -107,6 +107,14 @@ def test_arguments_that_share_what_is_written(first: str) -> None:
         assert torch.equal(got, want) and torch.equal(given, other), name
 
 
+def test_transforms_of_several_arguments() -> None:
+    fast = dfx.schedule(lambda x, y: x * y.sin(), dfx.Branches(), lanes=2, backend="torch")
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    with pytest.warns(dfx.FallbackWarning):
+        got = torch.vmap(fast)(x, y)
+    assert torch.equal(got, fast.original(x, y))
+
+
 def test_ever_other_shared_memory_is_refused() -> None:
     fast = dfx.schedule(write_both, dfx.Branches(), lanes=2, backend="torch")
     x = torch.randn(40, 3)
