@@ -265,5 +265,19 @@ def modes_active() -> bool:
     return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
 
 
+def watched_by_autograd() -> bool:
+    """Whether a functorch transform or hooks on saved tensors are open here: they would see what is measured.
+
+    ``torch.utils.checkpoint`` works by such hooks.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None or in_transform()
+
+
+def in_transform() -> bool:
+    """Whether a functorch transform is open: its tensors have no memory to look at."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 """The bare setter: the public one is a context object, made anew for each step."""

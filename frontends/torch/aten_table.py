@@ -37,6 +37,11 @@ def lowers(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
+@lowers(torch.ops.prims.convert_element_type.default)
+def _convert(x: Any, dtype: Any) -> Any:
+    return _cast(x, dtype)
+
+
 def _dims(dim: Any, rank: int) -> tuple[int, ...] | None:
     if dim is None or (isinstance(dim, Sequence) and not dim):
         return None

@@ -77,18 +77,31 @@ def copies(tree: Any) -> Any:
 
 
 @contextmanager
-def preserved(original: Any) -> Iterator[None]:
-    """Puts a module's parameters and buffers and the random state back at the end."""
+def random_kept(args: Any, kwargs: Any) -> Iterator[None]:
+    """Puts the states of the default generators and of those among the arguments back at the end."""
+    on_gpu = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    leaves = (torch.default_generator, *on_gpu, *pytree.tree_leaves((args, kwargs)))
+    found = {id(x): x for x in leaves if isinstance(x, torch.Generator)}
+    states = [(x, x.get_state()) for x in found.values()]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+
+
+@contextmanager
+def preserved(original: Any, args: Any, kwargs: Any) -> Iterator[None]:
+    """Puts a module's parameters and buffers and the states of random generators back at the end."""
     tensors: list[torch.Tensor] = []
     if isinstance(original, torch.nn.Module):
         tensors = [*original.parameters(), *original.buffers()]
     with torch.no_grad():
         saved = [t.detach().clone() for t in tensors]
-    random = torch.get_rng_state()
     try:
-        yield
+        with random_kept(args, kwargs):
+            yield
     finally:
-        torch.set_rng_state(random)
         with torch.no_grad():
             for tensor, value in zip(tensors, saved, strict=True):
                 if not torch.equal(tensor, value):  # autograd counts writes, so none without need
@@ -110,6 +123,8 @@ def candidates_of(core: Any, args: Any, kwargs: Any) -> list[Strategy]:
         PlanError: ``in_axes`` does not fit the arguments.
     """
     options = core.options
+    if core.captured_ahead:
+        return options.strategy.candidates(options.lanes)  # type: ignore[no-any-return]
     dims = axes.batch_dims(options.name, options.in_axes, args, kwargs)
     rows = dims[0][0].shape[dims[0][1]] if dims else 0
     made = options.strategy.candidates(options.lanes, batched=rows > 1)
@@ -124,7 +139,7 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
     """
     start = time.perf_counter()
     strategy = core.options.strategy
-    if (hooked := _hooked(core.original)) is not None:
+    if not core.captured_ahead and (hooked := _hooked(core.original)) is not None:
         return Choice(None, f"{hooked} has hooks, which measuring would call: it is not measured")
     candidates = candidates_of(core, args, kwargs)
     entries = core.with_strategy(candidates[0]).all_planned(args, kwargs)
@@ -140,7 +155,7 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
             f"estimated work {total_ns / 1e3:.0f} us is under {strategy.min_cost_ns / 1e3:.0f} us: "
             "hand-offs would cost more than overlap gains",
         )
-    run = _Run(core.original, args, kwargs)
+    run = _Run(core, args, kwargs)
     key = autotune.cache_key(
         [e.pg.to_json() for e in entries], core.options.name, __version__, torch.__version__,
         core.options.lanes, torch.get_num_threads(), core.options.compiler, core.options.backend,
@@ -152,7 +167,7 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
         cached.pop("costs")
         choice, reason = cached.pop("choice"), cached.pop("reason")
         return Choice(_child(core, candidates, choice), f"cached: {reason}", **cached)
-    with preserved(core.original):
+    with preserved(core.original, args, kwargs):
         kept, predicted, left_out = _planned(core, candidates, entries, run, args, kwargs)
         if not kept:
             seconds = time.perf_counter() - start
@@ -232,13 +247,13 @@ class _Run:
         wanted: Tensors to differentiate for: parameters, and copies of arguments.
     """
 
-    def __init__(self, original: Any, args: Any, kwargs: Any) -> None:
+    def __init__(self, core: Any, args: Any, kwargs: Any) -> None:
         self.args, self.kwargs = copies((args, kwargs))
         self.wanted: list[torch.Tensor] = []
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not core.captured_ahead:
             leaves = pytree.tree_leaves((self.args, self.kwargs))
-            if isinstance(original, torch.nn.Module):
-                leaves += list(original.parameters())
+            if isinstance(core.original, torch.nn.Module):
+                leaves += list(core.original.parameters())
             found = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
             self.wanted = list({id(x): x for x in found}.values())
 

@@ -96,6 +96,8 @@ class Core:
     """
 
     framework = "torch"
+    captured_ahead = False
+    """Whether there is one graph from the start, without a backward."""
 
     def __init__(
         self, original: Callable[..., Any], options: Options, parent: Core | None = None
@@ -198,7 +200,7 @@ class Core:
         signature = auto.signature(self.original, args, kwargs)
         choice = self.choices.get(signature)
         if choice is None:
-            if native.in_lane() or _compat.modes_active():
+            if native.in_lane() or _compat.modes_active() or _compat.watched_by_autograd():
                 return self.original(*args, **kwargs)
             choice = self.choices[signature] = auto.choose(self, args, kwargs)
         if choice.child is not None:
@@ -243,12 +245,12 @@ class Core:
         """
         target = self.target(args, kwargs)
         try:
-            with _Running(stop=True):
+            with auto.random_kept(args, kwargs), _Running(stop=True):
                 target._invoke(args, kwargs)
         except Planned as planned:
             if not target.breaks:
                 return [planned.entry]
-        with auto.preserved(target.original), _Running() as ran:
+        with auto.preserved(target.original, args, kwargs), _Running() as ran:
             target._invoke(*auto.copies((args, kwargs)))
         return list(ran)
 

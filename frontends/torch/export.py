@@ -50,9 +50,16 @@ class ScheduledExport:
 class _ExportCore(Core):
     """A core with one graph, captured already."""
 
+    captured_ahead = True
+
     def __init__(self, program: torch.export.ExportedProgram, options: Options) -> None:
         self._module: torch.nn.Module = program.module()
         super().__init__(self._module, options)
+        if self.splits:
+            raise UnsupportedError(
+                f"{options.strategy!r} may split the batch, which an exported program has no open size for "
+                "that is known as one; schedule the module itself"
+            )
         self.program = program
         self._entry: Entry | None = None
         self._once = threading.Lock()

@@ -93,7 +93,7 @@ def verify(fast: Core, args: Any, kwargs: Any) -> Report:
 
     def run(call: Any) -> tuple[Any, Any, Any]:
         given = auto.copies((args, kwargs))
-        with auto.preserved(fast.original):
+        with auto.preserved(fast.original, args, kwargs):
             result = call(*given[0], **given[1])
             module = fast.original
             buffers = module.named_buffers() if isinstance(module, torch.nn.Module) else ()

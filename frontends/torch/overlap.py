@@ -11,15 +11,20 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dynaflow_xla.frontends.torch import _compat
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Other subclasses need have no memory of their own."""
+
 
 def pattern(args: Any, kwargs: Any) -> tuple[tuple[int, ...], ...]:
     """Which tensors of a call overlap: pairs of leaves, with their places in memory."""
     leaves = [
         (number, x)
         for number, x in enumerate(pytree.tree_leaves((args, kwargs)))
-        if isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_meta
+        if type(x) in _PLAIN and x.layout is torch.strided and not x.is_meta
     ]
-    if len(leaves) < 2:
+    if len(leaves) < 2 or _compat.in_transform():
         return ()
     at: dict[int, list[tuple[int, torch.Tensor]]] = {}
     for number, x in leaves:

@@ -32,7 +32,7 @@ def profile(fast: Core, args: Any, kwargs: Any) -> Timeline:
         timelines.append(measured.timeline(target.options.name))
         return outputs
 
-    with auto.preserved(target.original), target.observing(entry, run):
+    with auto.preserved(target.original, args, kwargs), target.observing(entry, run):
         target.call(*auto.copies((args, kwargs)))  # the first run warms up
         if not timelines:
             raise UnsupportedError(f"{target.options.name!r} did not run a captured graph")

@@ -39,8 +39,9 @@ def _pointwise(site: Site) -> State:
       "imag", "_conj", "conj", "_conj_physical", "contiguous", "_neg_view", "resolve_conj",
       "resolve_neg", first=True)  # fmt: skip
 def _identity(site: Site) -> State:
-    (tensor, *_) = site.tensors()
-    state = site.state(tensor)
+    if not site.tensors():
+        return Same()  # of a constant
+    state = site.state(site.tensors()[0])
     if site.op.kind in ("neg", "imag") and isinstance(state, Same | Rows):
         return linear([_unfilled(state)])
     return state

@@ -217,6 +217,33 @@ def _cat(site: Site) -> State:
     return Rows(dim, sum(s.outer for s in rows), rows[0].inner, rows[0].power)
 
 
+@rule("select_scatter", "slice_scatter")
+def _replaced(site: Site) -> State:
+    """A part is replaced: what is kept and what is new lie side by side along ``dim``."""
+    given = site.args["self"]
+    dim = site.args["dim"] % len(site.shape(given))
+    old, new = site.states("self", "src")
+    select = site.op.kind == "select_scatter"
+    if select and isinstance(new, Rows | Position):
+        new = at_axis(new, new.axis + (dim <= new.axis))
+    if any(isinstance(s, Rows | Position) and s.axis == dim for s in (old, new)):
+        if not select and _is_all(site, dim):
+            return new
+        raise Refuse("replaces rows of the batch, by their number")
+    for name in ("index",) if select else ("start", "end", "step"):
+        if site.args[name] is not None:
+            site.fixed(site.args[name])
+    return _one_fill(linear([old, new]))
+
+
+def _is_all(site: Site, dim: int) -> bool:
+    """Whether a slice of an operator's ``self`` takes everything, at both probes."""
+    lengths = [shape[dim] for shape in site.walker.shapes[site.args["self"].value]]
+    ends = [n is None or n >= s for n, s in zip(site.pair(site.args["end"]), lengths, strict=True)]
+    starts = [not n for n in site.pair(site.args["start"])]
+    return all((*starts, *ends)) and site.fixed(site.args["step"]) == 1
+
+
 def _plain(state: State) -> State:
     """Without a known value: parts of a join may have different ones."""
     return state

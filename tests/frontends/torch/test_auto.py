@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 import dynaflow_xla as dfx
 from dynaflow_xla import autotune
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.frontends.torch import auto
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -183,3 +184,53 @@ def test_real_measurement_keeps_values() -> None:
     torch.testing.assert_close(fast(x), model(x))
     choice = auto.choose(fast._dfx_core, (x,), {})
     assert choice.reason.startswith("cached") and "original" in choice.medians_ms
+
+
+def test_a_generator_among_the_arguments_is_as_after_one_call() -> None:
+    def f(x: Any, generator: Any) -> Any:
+        left = torch.sort(x + torch.rand(4, 512, generator=generator)).values
+        return left + torch.sort(-x).values
+
+    fast = scheduled(f)
+    x = torch.randn(4, 512)
+    mine, other = (torch.Generator().manual_seed(1) for _ in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", dfx.FallbackWarning
+        )  # PyTorch breaks the graph at the generator
+        got = fast(x, mine)
+    assert torch.equal(got, f(x, other))
+    assert torch.equal(mine.get_state(), other.get_state())
+
+
+def test_nothing_is_measured_where_autograd_watches() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model, x = net(), torch.randn(8, 16, requires_grad=True)
+    fast = dfx.schedule(model, dfx.Auto(budget_s=0.3, min_cost_ns=0.0), **two_lanes)
+    checkpoint(fast, x, use_reentrant=False).sum().backward()
+    got, x.grad = x.grad, None
+    model(x).sum().backward()
+    torch.testing.assert_close(got, x.grad)
+    f = scheduled(lambda x: torch.sin(x).sum(-1))
+    rows = torch.randn(4, 3)
+    torch.testing.assert_close(torch.func.jacrev(f)(rows), torch.func.jacrev(f.original)(rows))
+    assert not fast._dfx_core.choices and not f._dfx_core.choices
+
+
+def test_exported_programs_are_measured_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: Any) -> Any:
+        return torch.sort(x).values + torch.sort(-x).values
+
+    class Sorts(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return f(x)
+
+    seen = always(monkeypatch, "Branches(lanes=2)")
+    x = torch.randn(8, 512)
+    program = torch.export.export(Sorts(), (x,))
+    fast = scheduled(program)
+    assert torch.equal(fast(x), f(x))
+    assert seen == [{"original", "Branches(lanes=2)", "Sequential()"}]
+    with pytest.raises(UnsupportedError, match="schedule the module"):
+        dfx.schedule(program, dfx.NanoBatch(2), in_axes=0)

@@ -107,6 +107,14 @@ def test_arguments_that_share_what_is_written(first: str) -> None:
         assert torch.equal(got, want) and torch.equal(given, other), name
 
 
+def test_transforms_of_several_arguments() -> None:
+    fast = dfx.schedule(lambda x, y: x * y.sin(), dfx.Branches(), lanes=2, backend="torch")
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    with pytest.warns(dfx.FallbackWarning):
+        got = torch.vmap(fast)(x, y)
+    assert torch.equal(got, fast.original(x, y))
+
+
 def test_ever_other_shared_memory_is_refused() -> None:
     fast = dfx.schedule(write_both, dfx.Branches(), lanes=2, backend="torch")
     x = torch.randn(40, 3)
@@ -166,3 +174,46 @@ def test_layouts_of_inputs(schedule: Any) -> None:
         got, want = fast(x), model(x)
         torch.testing.assert_close(got, want)
         assert got.stride() == want.stride()
+
+
+def test_writes_of_constants_into_rows(schedule: Any) -> None:
+    model = nn.Linear(8, 8)
+
+    def f(x: Any) -> Any:
+        y = model(x)
+        y.mul_(2)
+        y[:, 0] = 0
+        return y.relu_()
+
+    fast = schedule(f)
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(fast(x), f(x))
+    got = grads(model, lambda: fast(x).square().sum().backward())
+    torch.testing.assert_close(got, grads(model, lambda: f(x).square().sum().backward()))
+
+
+def test_sparse_gradients(schedule: Any) -> None:
+    model = nn.Embedding(10, 4, sparse=True)
+    fast = schedule(model)
+    ids = torch.randint(0, 10, (4, 3))
+    if "NanoBatch" in repr(fast):
+        with pytest.warns(dfx.FallbackWarning, match="not proved"):
+            (got,) = grads(model, lambda: fast(ids).square().sum().backward())
+    else:
+        (got,) = grads(model, lambda: fast(ids).square().sum().backward())
+    (want,) = grads(model, lambda: model(ids).square().sum().backward())
+    assert got.is_sparse
+    torch.testing.assert_close(got.to_dense(), want.to_dense())
+
+
+@pytest.mark.parametrize("backend", ["torch", "ffi"])
+def test_numbers_that_change(backend: str) -> None:
+    def f(x: Any, n: Any, scale: float = 1.0) -> Any:
+        return x * n * scale
+
+    if backend == "ffi":
+        pytest.importorskip("jax", reason="JAX is not installed")
+    fast = dfx.schedule(f, dfx.Branches(), lanes=2, backend=backend)
+    x = torch.randn(4, 3)
+    for args in ((2,), (3,), (2, 0.5), (2, 0.7), (2, 0.9), (True,)):
+        torch.testing.assert_close(fast(x, *args), f(x, *args))

@@ -114,7 +114,25 @@ def test_totals(sizes: Any) -> None:
     check(loss, x, labels)
 
 
+def replaces(x: Any) -> Any:
+    y = x.clone()
+    y[:, 0] = 0
+    y[..., 1:3] = y[..., 2:4] * 2
+    z = torch.zeros_like(x)
+    z[:, -1] = x.sum(1)
+    z[:, ::2] = 1
+    return y, z
+
+
+def replaces_all(x: Any) -> Any:
+    y = torch.zeros_like(x)
+    y[:] = x * 2
+    return y
+
+
 FUNCTIONS = {
+    "parts replaced": replaces,
+    "all replaced": replaces_all,
     "own row": lambda x: x[torch.arange(x.shape[0]), x.argmax(1)],
     "two runs": lambda x: torch.cat([x, x * 2]).tanh(),
     "runs taken apart": lambda x: torch.cat([x, x * 2]).tanh().chunk(2),
@@ -147,7 +165,21 @@ def test_functions(name: str) -> None:
         check(split(FUNCTIONS[name], sizes), x)
 
 
+def replaces_first_row(x: Any) -> Any:
+    y = x * 2
+    y[0] = 1
+    return y
+
+
+def replaces_first_rows(x: Any) -> Any:
+    y = x * 2
+    y[:2] = 1
+    return y
+
+
 MIXING = {
+    "a row replaced": (replaces_first_row, "select"),
+    "rows replaced": (replaces_first_rows, "slice"),
     "softmax": (lambda x: torch.softmax(x, 0), "_softmax"),
     "mean": (lambda x: x - x.mean(0), "mean"),
     "products": (lambda x: x @ x.T, "mm"),

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 nn, F = torch.nn, torch.nn.functional
 
+slow = pytest.mark.slow
 pytestmark = pytest.mark.parametrize("backend", ["ffi", "xla"])
 
 W = torch.randn(5, 5, generator=torch.Generator().manual_seed(1))
@@ -40,7 +41,9 @@ def nanos(fast: Any, *args: Any) -> set[str]:
     return {i.name.rpartition("@")[2] for i in made if isinstance(i, Launch) and "@" in i.name}
 
 
-@pytest.mark.parametrize("sizes", [2, [4, 2], 6])
+@pytest.mark.parametrize(
+    "sizes", [2, pytest.param([4, 2], marks=slow), pytest.param(6, marks=slow)]
+)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_values(backend: str, axis: int, sizes: Any) -> None:
     def f(x: Any, w: Any) -> Any:
@@ -79,7 +82,7 @@ def grads(model: Any, call: Any, x: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("sizes", [2, [5, 1]])
+@pytest.mark.parametrize("sizes", [[5, 1], pytest.param(2, marks=slow)])
 def test_training(backend: str, sizes: Any) -> None:
     model = nn.Sequential(nn.Linear(5, 16), nn.GELU(), nn.Dropout(0.3), nn.LayerNorm(16))
     fast = split(model, backend, sizes)
@@ -101,6 +104,7 @@ class Attention(nn.Module):
         return x + self.out(y.transpose(1, 2).flatten(2))
 
 
+@slow
 def test_attention_and_convolution(backend: str) -> None:
     model = Attention()
     x = torch.randn(4, 6, 16)
