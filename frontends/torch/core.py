@@ -104,11 +104,12 @@ class Core:
         self._graphs = 0
         self._lock = threading.RLock()
         self._jax_side: Any = None
+        root = _root_function(original)
         self._compiled: Callable[..., Any] = torch.compile(
-            _root_function(original),
-            backend=_Backend(self),
-            **_compile_options(options),
+            root, backend=_Backend(self), **_compile_options(options)
         )
+        plain = options.backend == "torch" and not self.splits
+        self._shortcut = _compat.Shortcut(root) if plain else None
 
     # -- calling ----------------------------------------------------------------------------------
 
@@ -132,6 +133,10 @@ class Core:
         return result
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
+        if self._shortcut is not None and not self.breaks:
+            made = self._shortcut.find(args, kwargs)
+            if made is not None:
+                return made(*args, **kwargs)
         try:
             _settings.ensure()
             if self.splits:
@@ -369,7 +374,7 @@ def _has_arrays(values: Any) -> bool:
     )
 
 
-def _root_function(original: Callable[..., Any]) -> Callable[..., Any]:
+def _root_function(original: Callable[..., Any]) -> types.FunctionType:
     """A function of its own code that calls the original.
 
     Dynamo keeps what it compiled, and counts recompilations, by code object, and remembers by file
