@@ -72,11 +72,11 @@ class _Running(marks.Watch):
         self.saved = state.ran, state.stop
         ran: list[Entry] = []
         state.ran, state.stop = ran, self.stop
-        super().__enter__()
+        marks.Watch.__enter__(self)
         return ran
 
     def __exit__(self, *error: object) -> None:
-        super().__exit__()
+        marks.Watch.__exit__(self)
         _state.ran, _state.stop = self.saved
 
 
