@@ -201,9 +201,9 @@ class Shortcut:
         cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
         self._fn = fn
         self._closed = {name: cell.cell_contents for name, cell in cells}
-        self._state = eval_frame
-        self._entries = getattr(eval_frame, "_debug_get_cache_entry_list", None)
-        self._callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+        self._state: Any = eval_frame
+        self._entries: Any = getattr(eval_frame, "_debug_get_cache_entry_list", None)
+        self._callback: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
         self._valid = getattr(guards, "GuardManagerWrapper", None)
         names = (self._entries, self._callback, getattr(eval_frame, "_stance", None), self._valid)
         self.usable = None not in names
