@@ -67,7 +67,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._chosen: Any = None
         self._tracing = threading.local()
         functools.update_wrapper(self, _compat.wrapped_function(jitted), updated=())
-        self._jit = jax.jit(self._traced, **self._jit_options)
+        self._jit = self._jitted(self._traced)
         self._with_options: dict[Any, Any] = {}
 
     # -- calling ------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             lambda x: x.copy() if isinstance(x, jax.Array) else x, (args, kwargs)
         )
         # A jit of its own: what it keeps must not serve later calls if the values differ.
-        once = jax.jit(lambda *a, **k: self._run(a, k, check=False), **self._jit_options)
+        once = self._jitted(lambda *a, **k: self._run(a, k, check=False))
         result = self._guarded(once, *given)
         expected = self.original(*args, **kwargs)
         if difference := inspect.first_difference(expected, result):
@@ -143,6 +143,15 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             "nobody proved that rows are independent; the first call gave equal values"
         )
         return result
+
+    def _jitted(self, call: Callable[..., Any], **options: Any) -> Any:
+        """Jits with the original's options; programs, profiles and errors bear its names."""
+
+        def named(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs)
+
+        functools.update_wrapper(named, self.__wrapped__, updated=())
+        return jax.jit(named, **options, **self._jit_options)
 
     def _jit_for(self, args: Any, kwargs: Any) -> Any:
         """The jitted program; on CUDA and at top level one with the options that its plan needs."""
@@ -156,9 +165,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         options = self.compiler_options(args, kwargs)
         key = tuple(sorted(options.items()))
         if key not in self._with_options:
-            self._with_options[key] = jax.jit(
-                self._traced, compiler_options=options, **self._jit_options
-            )
+            self._with_options[key] = self._jitted(self._traced, compiler_options=options)
         return self._with_options[key]
 
     def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -195,6 +202,32 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             return jitted(*args, **kwargs)
         except Exception as error:
             raise self._explained(error, args, kwargs)  # noqa: B904  (it is this error, or made from it)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and dtypes of the result, as ``jax.jit(f).eval_shape``; nothing is planned."""
+        return self.original.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets plans, compiled programs and decisions, as ``jax.jit(f).clear_cache`` does."""
+        self._settle(None, None)
+        for made in (self.original, self._jit, self._chosen, *self._with_options.values()):
+            if made is not None:
+                made.clear_cache()
+        for child in self._children.values():
+            child.clear_cache()
+        for kept in (self._entries, self._choices, self._children, self._with_options):
+            kept.clear()  # type: ignore[attr-defined]
+        self._chosen = None
+
+    def __copy__(self) -> ScheduledFunction:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> ScheduledFunction:
+        return self  # as every function
+
+    def __reduce__(self) -> Any:
+        # A jitted function cannot be pickled, what it was made of can.
+        return _made_again, (self.__wrapped__, self._jit_options, self._options, self._check)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time lowering, as ``jax.jit(f).lower``."""
@@ -376,7 +409,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             self._choices.pop(next(iter(self._choices)))
         if self._chosen is None or again:
             # A new function each time: JAX keeps what it traced by function.
-            self._chosen = jax.jit(lambda *a, **k: self._traced_choice(a, k), **self._jit_options)
+            self._chosen = self._jitted(lambda *a, **k: self._traced_choice(a, k))
         # While another thread is busy with Python, lanes wait for the interpreter up to a switch
         # interval each. The original waits less often.
         lanes = any(made.child is not None for made in self._choices.values())
@@ -462,3 +495,10 @@ def _resized(leaf: Any, axis: int, size: int) -> jax.ShapeDtypeStruct:
     """Another number of rows."""
     aval = jax.typeof(leaf)
     return _compat.struct_like(aval, (*aval.shape[:axis], size, *aval.shape[axis + 1 :]))
+
+
+def _made_again(
+    fn: Any, jit_options: dict[str, Any], options: entry.Options, check: bool
+) -> ScheduledFunction:
+    """What unpickling calls: plans and compiled programs stay behind."""
+    return ScheduledFunction(jax.jit(fn, **jit_options), options, check=check)
