@@ -211,6 +211,60 @@ class CompilationSettings:
             patch.close()
 
 
+class Shortcut:
+    """What Dynamo compiled for a function, called without Dynamo where its guards hold.
+
+    The wrapper of ``torch.compile`` puts Dynamo into the interpreter for whatever the function may
+    call, which costs 8 us. Code that is one whole graph calls nothing else. PyTorch calls its own
+    precompiled functions in this way: guards, then code. Where it lacks a name that is needed here,
+    every call goes through the wrapper.
+
+    Args:
+        fn: A function of ``*args`` and ``**kwargs``, and what it closes over.
+    """
+
+    def __init__(self, fn: types.FunctionType) -> None:
+        from torch._dynamo import eval_frame, guards
+
+        cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+        self._fn = fn
+        self._closed = {name: cell.cell_contents for name, cell in cells}
+        self._state: Any = eval_frame
+        self._entries: Any = getattr(eval_frame, "_debug_get_cache_entry_list", None)
+        self._callback: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+        self._valid = getattr(guards, "GuardManagerWrapper", None)
+        names = (self._entries, self._callback, getattr(eval_frame, "_stance", None), self._valid)
+        self.usable = None not in names
+        self._made: dict[int, tuple[types.CodeType, types.FunctionType | None]] = {}
+
+    def find(self, args: Any, kwargs: Any) -> Callable[..., Any] | None:
+        """What was compiled for such arguments, or None: the wrapper has to be asked."""
+        if not self.usable or self._callback() is not None:  # inside of somebody's torch.compile
+            return None
+        stance = self._state._stance
+        if stance.stance != "default" or stance.backend is not None:
+            return None
+        if torch._C._is_tracing() or modes_active():
+            return None
+        given = {"args": args, "kwargs": kwargs, **self._closed}
+        # Looked up anew: entries go when Dynamo is reset, and when something guarded is freed.
+        for entry in self._entries(self._fn.__code__):
+            manager = entry.guard_manager
+            if type(manager) is self._valid and manager.check(given):
+                return self._function(entry.code)
+        return None
+
+    def _function(self, code: types.CodeType) -> Callable[..., Any] | None:
+        known = self._made.get(id(code))
+        if known is None:
+            graphs = [n for n in code.co_names if n.startswith("__compiled_fn")]
+            whole = len(graphs) == 1 and not any(n.startswith("__resume") for n in code.co_names)
+            fn = self._fn
+            made = types.FunctionType(code, fn.__globals__, fn.__name__, None, fn.__closure__)
+            known = self._made[id(code)] = (code, made if whole else None)
+        return known[1]
+
+
 def lstm_is_onednn(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether ``torch.lstm`` with biases runs oneDNN's layers on these tensors, as far as is known."""
     return (

@@ -117,6 +117,12 @@ class Captured:
     placed: tuple[Placed, ...] = ()
     copied: dict[int, tuple[int, Callable[[], Any]]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        ids, values = self.graph.inputs, self.graph.values
+        # Values are numbered from the inputs on, unless there are views among them.
+        self._in_order = tuple(ids) == tuple(range(len(ids)))
+        self._others = [None] * (len(values) - len(ids))
+
     def environment(self, inputs: Sequence[Any]) -> list[Any]:
         """What a call starts with: inputs, views of them, and results to be written in place.
 
@@ -124,9 +130,9 @@ class Captured:
         """
         graph = self.graph
         if not graph.views and not self.placed:
-            # Values are numbered from the inputs on, unless there are views among them.
-            env = [*inputs, *([None] * (len(graph.values) - len(inputs)))]
-            if list(graph.inputs[:1]) and graph.inputs[-1] != len(inputs) - 1:
+            if self._in_order:
+                env = [*inputs, *self._others]
+            else:
                 env = [None] * len(graph.values)
                 for value, x in zip(graph.inputs, inputs, strict=True):
                     env[value] = x

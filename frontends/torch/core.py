@@ -77,11 +77,11 @@ class _Running(marks.Watch):
         self.saved = state.ran, state.stop
         ran: list[Entry] = []
         state.ran, state.stop = ran, self.stop
-        super().__enter__()
+        marks.Watch.__enter__(self)
         return ran
 
     def __exit__(self, *error: object) -> None:
-        super().__exit__()
+        marks.Watch.__exit__(self)
         _state.ran, _state.stop = self.saved
 
 
@@ -118,11 +118,12 @@ class Core:
         self._graphs = 0
         self._lock = threading.RLock()
         self._jax_side: Any = None
+        root = _root_function(original)
         self._compiled: Callable[..., Any] = torch.compile(
-            _root_function(original),
-            backend=_Backend(self),
-            **_compile_options(options),
+            root, backend=_Backend(self), **_compile_options(options)
         )
+        plain = options.backend == "torch" and not self.splits
+        self._shortcut = _compat.Shortcut(root) if plain else None
 
     # -- calling ----------------------------------------------------------------------------------
 
@@ -150,6 +151,10 @@ class Core:
             self._shared = overlap.pattern(args, kwargs)
         elif self._writes and (found := overlap.pattern(args, kwargs)) != self._shared:
             return self._for_shared(found)._invoke(args, kwargs)
+        if self._shortcut is not None and not self.breaks:
+            made = self._shortcut.find(args, kwargs)
+            if made is not None:
+                return made(*args, **kwargs)
         try:
             _settings.ensure()
             if self.options.backend != "torch":
@@ -419,7 +424,7 @@ def _has_arrays(values: Any) -> bool:
     )
 
 
-def _root_function(original: Callable[..., Any]) -> Callable[..., Any]:
+def _root_function(original: Callable[..., Any]) -> types.FunctionType:
     """A function of its own code that calls the original.
 
     Dynamo keeps what it compiled, and counts recompilations, by code object, and remembers by file

@@ -233,10 +233,12 @@ class Native:
             raise self._explain(call, error) from cause
         finally:
             _compat.set_grad_enabled(grad)
-        self.captured.finish(env)
-        for written, value in self.captured.epilogue:
+        captured = self.captured
+        if captured.placed:
+            captured.finish(env)
+        for written, value in captured.epilogue:
             env[written].copy_(env[value])
-        return [out[1] if isinstance(out, tuple) else env[out] for out in self.captured.outputs]
+        return [env[out] if type(out) is int else out[1] for out in captured.outputs]
 
     def _run_outer(self, outer: Stretch, call: _Call) -> None:
         try:

@@ -1,0 +1,159 @@
+"""Calls that go past Dynamo's wrapper: only where its guards hold and one whole graph was compiled."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+from dynaflow_xla.errors import FallbackWarning
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+nn = torch.nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 8), nn.BatchNorm1d(8)
+        self.scale = 2.0
+
+    def forward(self, x: Any, flag: bool = False) -> Any:
+        y = self.norm(self.first(x)) * self.scale
+        return y.relu() if flag else y
+
+
+class Watched:
+    """A schedule, and whether its calls went past the wrapper."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fast = dfx.schedule(fn, dfx.Branches(), backend="torch")
+        shortcut = self.fast._dfx_core._shortcut
+        self.hits: list[bool] = []
+        find = shortcut.find
+
+        def watched(args: Any, kwargs: Any) -> Any:
+            made = find(args, kwargs)
+            self.hits.append(made is not None)
+            return made
+
+        shortcut.find = watched
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fast(*args, **kwargs)
+
+
+X = torch.randn(5, 6)
+
+
+@pytest.fixture
+def model() -> Any:
+    return Net().eval()
+
+
+def check(watched: Watched, hit: bool, *args: Any, **kwargs: Any) -> None:
+    """Compares one call with the original's, and asks which way it went."""
+    want = watched.fast.original(*args, **kwargs)
+    assert torch.equal(watched(*args, **kwargs), want)
+    assert watched.hits[-1] is hit
+
+
+def test_what_guards_see_is_compiled_anew(model: Any) -> None:
+    watched = Watched(model)
+
+    def twice(*args: Any, **kwargs: Any) -> None:
+        check(watched, False, *args, **kwargs)
+        check(watched, True, *args, **kwargs)
+
+    twice(X)
+    twice(X, flag=True)
+    twice(X, True)
+    model.scale = 3.0
+    twice(X)
+    model.first = nn.Linear(6, 8)
+    check(watched, True, X)  # weights are inputs of the graph
+    with torch.no_grad():
+        twice(X)
+        model.first.weight.mul_(2)
+        check(watched, True, X)
+    model.double()
+    twice(X.double())
+
+
+def test_training_moves_buffers_and_makes_gradients(model: Any) -> None:
+    model.train()
+    watched = Watched(model)
+    for hit in (False, True, True):
+        before = {k: v.clone() for k, v in model.state_dict().items()}
+        watched(X).square().sum().backward()
+        grads, after = model.first.weight.grad.clone(), model.norm.running_mean.clone()
+        model.zero_grad()
+        model.load_state_dict(before)
+        model(X).square().sum().backward()
+        assert torch.equal(grads, model.first.weight.grad)
+        assert torch.equal(after, model.norm.running_mean)
+        model.zero_grad()
+        assert watched.hits[-1] is hit
+
+
+def test_sizes_and_hooks(model: Any) -> None:
+    watched = Watched(model)
+    check(watched, False, X)
+    check(watched, False, X[:3])  # now for all sizes
+    check(watched, True, X[:4])
+    model.first.register_forward_hook(lambda module, args, out: out + 1)
+    check(watched, False, X)
+    check(watched, True, X)
+
+
+def test_several_graphs_stay_with_dynamo() -> None:
+    def broken(x: Any) -> Any:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    def empty_first(x: Any) -> Any:
+        torch._dynamo.graph_break()
+        return x.cos()
+
+    for fn in (broken, empty_first):
+        watched = Watched(fn)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            for _ in range(3):
+                assert torch.equal(watched(X), fn(X))
+        assert not any(watched.hits)
+
+
+def test_dynamos_switches_keep_their_meaning(model: Any) -> None:
+    watched = Watched(model)
+    check(watched, False, X)
+    check(watched, True, X)
+    with torch.compiler.set_stance("force_eager"), pytest.warns(FallbackWarning, match="no graph"):
+        check(watched, False, X)
+    torch._dynamo.reset()
+    check(watched, False, X)
+    check(watched, True, X)
+
+
+def test_below_somebodys_compiled_function(model: Any) -> None:
+    watched = Watched(model)
+    check(watched, False, X)
+
+    @torch.compile(backend="eager")
+    def outer(x: Any) -> Any:
+        y = x + 1
+        torch._dynamo.graph_break()
+        return watched(y) * 2
+
+    for _ in range(2):
+        assert torch.equal(outer(X), model(X + 1) * 2)
+
+
+def test_without_the_private_names(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._dynamo.eval_frame, "_debug_get_cache_entry_list")
+    watched = Watched(model)
+    for _ in range(2):
+        check(watched, False, X)
