@@ -211,13 +211,16 @@ class CompilationSettings:
             patch.close()
 
 
+_SHORTCUT_TESTED = frozenset({"2.13"})
+
+
 class Shortcut:
     """What Dynamo compiled for a function, called without Dynamo where its guards hold.
 
     The wrapper of ``torch.compile`` puts Dynamo into the interpreter for whatever the function may
     call, which costs 8 us. Code that is one whole graph calls nothing else. PyTorch calls its own
-    precompiled functions in this way: guards, then code. Where it lacks a name that is needed here,
-    every call goes through the wrapper.
+    precompiled functions in this way: guards, then code. The names are private, so this is for the
+    versions that it was tested with; in others every call goes through the wrapper.
 
     Args:
         fn: A function of ``*args`` and ``**kwargs``, and what it closes over.
@@ -234,7 +237,8 @@ class Shortcut:
         self._callback: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
         self._valid = getattr(guards, "GuardManagerWrapper", None)
         names = (self._entries, self._callback, getattr(eval_frame, "_stance", None), self._valid)
-        self.usable = None not in names
+        tested = ".".join(torch.__version__.split(".")[:2]) in _SHORTCUT_TESTED
+        self.usable = tested and None not in names
         self._made: dict[int, tuple[types.CodeType, types.FunctionType | None]] = {}
 
     def find(self, args: Any, kwargs: Any) -> Callable[..., Any] | None:
