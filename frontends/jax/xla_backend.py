@@ -182,11 +182,9 @@ class _Evaluation:
         def array(value: int) -> Any:
             return to_physical(self._read(value, gate.region), avals[value])
 
-        passed = order_gate.order(
-            [array(x) for x in gate.xs],
-            [self.stands_for[d] if d in self.stands_for else array(d) for d in gate.deps],
-            [x in gate.beside for x in gate.xs],
-        )
+        deps = [self.stands_for[d] if d in self.stands_for else array(d) for d in gate.deps]
+        xs = [array(x) for x in gate.xs]
+        passed = order_gate.order(xs, deps, [x in gate.beside for x in gate.xs]) if xs else []
         beside = []
         for value, x in zip(gate.xs, passed, strict=True):
             if value in gate.beside:
@@ -194,7 +192,7 @@ class _Evaluation:
             else:
                 x = from_physical(x, avals[value])
                 self.gated.setdefault(value, []).append((gate.region, x))
-        return beside
+        return [*beside, *deps] if gate.products else beside
 
 
 def build(**made: Any) -> XlaEntry:
@@ -204,10 +202,12 @@ def build(**made: Any) -> XlaEntry:
     opaque = frozenset[int]() if split is None else split.joint_regions()
     gates = {gate.region: gate for gate in place_gates(pg, order, opaque)}
     for gate in gates.values():
-        if gate.beside:
-            second = Second(gate.beside, gate.starts, gate.paths)
+        if gate.beside or gate.products:
+            captured = made["captured"]
+            deps = tuple(captured.avals[d] for d in gate.deps) if gate.products else ()
+            second = Second(gate.beside, gate.starts, gate.paths, gate.products, deps)
             functions[gate.region] = (
-                region_function(made["captured"], pg.regions[gate.region], second)
+                region_function(captured, pg.regions[gate.region], second)
                 if split is None
                 else split.function(gate.region, Decision(gate.region, 0), second)
             )
@@ -294,8 +294,10 @@ def shared_matmul_operand(made: XlaEntry) -> bool:
                 for value in op.inputs:
                     readers.setdefault(value, []).append(launch.region)
     before = made.order.before
+    # A product whose result waits has operands that do not.
+    early = {gate.region for gate in made.gates.values() if gate.products}
     return any(
-        a != b and not before(a, b) and not before(b, a)
+        a != b and (a in early or (not before(a, b) and not before(b, a)))
         for regions in readers.values()
         for a in regions
         for b in regions
