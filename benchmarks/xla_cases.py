@@ -26,6 +26,7 @@ class Case:
     """A function to compile; ``arguments`` are shapes.
 
     Attributes:
+        around: Makes the whole function of the scheduled one, which is a part of it.
         specs, out_spec: How arguments and result lie on ``DEVICES`` devices, under shard_map; without,
             the function is for one.
     """
@@ -38,18 +39,18 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     specs: tuple[Any, ...] | None = None
     out_spec: Any = None
+    around: Callable[[Any], Any] | None = None
 
     def original(self, mesh: Any = None) -> Any:
         """A new jitted function: nothing of it is traced yet."""
-        if self.specs is not None:
-            return self._spread(lambda *a: self.fn(*a), mesh)
-        return jax.jit(lambda *a: self.fn(*a), donate_argnums=self.donated)
+        return self._whole(lambda *a: self.fn(*a), mesh)
 
     def scheduled(self, mesh: Any = None, **more: Any) -> Any:
         """The scheduled function."""
-        fn = (lambda *a: self.fn(*a)) if self.specs is not None else self.original()
+        partly = self.specs is not None or self.around is not None
+        fn = (lambda *a: self.fn(*a)) if partly else self.original()
         fast = dfx.schedule(fn, self.strategy, **self.options, **more)
-        return self._spread(fast, mesh) if self.specs is not None else fast
+        return self._whole(fast, mesh) if partly else fast
 
     def on(self, mesh: Any) -> tuple[Any, ...]:
         """The arguments on a mesh."""
@@ -62,7 +63,11 @@ class Case:
 
         return jax.tree_util.tree_map(place, self.specs, self.arguments)  # type: ignore[no-any-return]
 
-    def _spread(self, fn: Any, mesh: Any) -> Any:
+    def _whole(self, fn: Any, mesh: Any) -> Any:
+        if self.around is not None:
+            fn = self.around(fn)
+        if self.specs is None:
+            return jax.jit(fn, donate_argnums=self.donated)
         return jax.jit(
             jax.shard_map(
                 fn,
@@ -224,6 +229,11 @@ def scanned(ws: Any, x: Any) -> Any:
     return jax.lax.scan(lambda h, w: (parallel_block(w, h), None), x, ws)[0]
 
 
+def in_layers(layer: Any) -> Any:
+    """A model of equal layers."""
+    return lambda ws, x: jax.lax.scan(lambda h, w: (layer(w, h), None), x, ws)[0]
+
+
 def scanned_gradient(ws: Any, x: Any) -> Any:
     return jax.value_and_grad(lambda ws: jnp.mean(scanned(ws, x).astype(jnp.float32) ** 2))(ws)
 
@@ -262,5 +272,13 @@ CASES = (
         scanned_gradient,
         (block_weights(32), TOKENS_IN),
         dfx.Branches(),
+    ),
+    Case(
+        "scan over 32 blocks, each in 2 nano-batches",
+        block,
+        (block_weights(32), TOKENS_IN),
+        dfx.NanoBatch(2),
+        options={"in_axes": (None, 0)},
+        around=in_layers,
     ),
 )

@@ -68,9 +68,7 @@ def _case(case: Any) -> dict[str, Any]:
         _seconds(lambda: case.scheduled(target=TARGET).trace(*arguments))
         for _ in range(1 + TRACE_REPEATS)
     ]
-    plain = [
-        _seconds(lambda: case.original().trace(*arguments)) for _ in range(1 + TRACE_REPEATS)
-    ]
+    plain = [_seconds(lambda: case.original().trace(*arguments)) for _ in range(1 + TRACE_REPEATS)]
     fast = case.scheduled(target=TARGET)
     report = deviceless.compile_report(fast, arguments, {}, repeats=GPU_REPEATS)
     row = json.loads(report.to_json())
@@ -199,8 +197,8 @@ def page(reports: list[dict[str, Any]], files: list[str]) -> str:
             ),
         },
         "The shortest of several, in a warm process; of compiling, tracing and lowering not counted. *The "
-        "first time*: in this process, with what is done once. Seconds of the machine below; with a load above its cores, below, they say little. Plain jit: the "
-        "original with XLA's default options.",
+        "first time*: in this process, with what is done once. Seconds of the machine below; with "
+        "a load above its cores, below, they say little. Plain jit: the original with XLA's default options.",
     )
     lines.extend(_collectives(by_name, names))
     lines.extend(["## Notes of the compiler's reader", ""])
@@ -255,7 +253,8 @@ def _collectives(by_name: list[dict[str, Any]], names: list[str]) -> list[str]:
                 [one["name"] for one in each],
                 [one["region"] for one in each],
                 [
-                    ", ".join(f"{n} of {region}" for region, n in one["beside"].items()) or "nothing"
+                    ", ".join(f"{n} of {region}" for region, n in one["beside"].items())
+                    or "nothing"
                     for one in each
                 ],
             ):
