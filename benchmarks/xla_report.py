@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     measured = commands.add_parser("measure", help="compile the cases under this jaxlib")
     measured.add_argument("out", type=Path)
-    measured.add_argument("--only", default="", help="cases whose name holds this")
+    measured.add_argument("--only", default="", help="these alone; others stay in the file")
     written = commands.add_parser("write", help="make the page from measured files")
     written.add_argument("out", type=Path)
     written.add_argument("files", type=Path, nargs="+")
@@ -48,11 +49,13 @@ def measure(only: str, out: Path) -> None:
     jax.config.update("jax_num_cpu_devices", DEVICES)
     jax.jit(lambda x: x + 1)(1.0)
 
-    rows: list[dict[str, Any]] = []
+    known = json.loads(out.read_text())["cases"] if only and out.is_file() else []
+    rows: dict[str, dict[str, Any]] = {row["case"]: row for row in known}
     for case in CASES:
         if only in case.name:
-            rows.append(_case(case))
-            report = {"environment": environment.stamp(), "cases": rows}
+            rows[case.name] = _case(case)
+            kept = [rows[c.name] for c in CASES if c.name in rows]
+            report = {"environment": environment.stamp(), "cases": kept}
             out.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
 
 
@@ -77,6 +80,7 @@ def _case(case: Any) -> dict[str, Any]:
     row["first_trace_and_plan_s"] = round(planned[0], 3)
     row["plain_trace_s"] = round(min(plain[1:]), 3)
     row["cpu_compile_s"] = _cpu_seconds(case)
+    row["load"] = round(os.getloadavg()[0], 1)
     return row
 
 
@@ -195,10 +199,11 @@ def page(reports: list[dict[str, Any]], files: list[str]) -> str:
             "/ plain jit ": lambda r: (
                 f"{r['cpu_compile_s']['scheduled'] / r['cpu_compile_s']['plain']:.2f}"
             ),
+            "load": lambda r: r["load"],
         },
         "The shortest of several, in a warm process; of compiling, tracing and lowering not counted. *The "
-        "first time*: in this process, with what is done once. Seconds of the machine below; with "
-        "a load above its cores, below, they say little. Plain jit: the original with XLA's default options.",
+        "first time*: in this process, with what is done once. Seconds of the machine below; "
+        "with a load above its cores, after the case, they say little. Plain jit: the original with XLA's default options.",
     )
     lines.extend(_collectives(by_name, names))
     lines.extend(["## Notes of the compiler's reader", ""])
@@ -209,9 +214,8 @@ def page(reports: list[dict[str, Any]], files: list[str]) -> str:
     lines.extend(
         [
             "",
-            f"Measured {stamp['date'][:10]} on {stamp['cores']} cores of {stamp['cpu']}; load "
-            + " and ".join(str(r["environment"]["load_average"][0]) for r in reports)
-            + ". Every number and the region-by-region account: "
+            f"Measured {stamp['date'][:10]} on {stamp['cores']} cores of {stamp['cpu']}. Every number "
+            "and the region-by-region account: "
             + ", ".join(f"[{name}](../benchmarks/results/{name})" for name in files)
             + ".",
             "",
@@ -269,7 +273,10 @@ def _fusion(by_name: list[dict[str, Any]], names: list[str]) -> list[str]:
         "## Fusion inside regions",
         "",
         "Kernels and library calls of each marked part (all its nano-batches), and those of the unscheduled "
-        "function. A kernel that puts the results of several regions together counts for each of them.",
+        "function. A kernel that puts the results of several regions together counts for each of them. A nano-batch's product is "
+        "smaller: where XLA cuts its summed axis to fill the GPU, and not the original's, the sum of the parts is "
+        "one kernel more (tensor-parallel block). A result that a gate waits for is stored at the region's end; "
+        "the original may compute it again in each reader (the router).",
         "",
         "| case | mark | nano-batches | scheduled | original |",
         "|---|---|---|---|---|",

@@ -206,8 +206,9 @@ def make(
         Body(name, entry.plan.strategy, entry.plan.lanes, *_compare(entry, scheduled, name, {})[:2])
         for name, entry in _bodies(made, "")
     ]
+    network = {r.name for r in made.pg.regions if r.resource == "network"}
     for each in (order, *(body.order for body in bodies)):
-        notes = notes + _order_notes(each, _program(scheduled), options)
+        notes = notes + _order_notes(each, _program(scheduled), options, network)
     plain = programs.get("plain")
     return CompiledReport(
         REPORT_VERSION,
@@ -387,12 +388,21 @@ def _streams(program: ReadProgram) -> dict[int, str]:
     return found
 
 
-def _order_notes(order: Order, program: Program, options: dict[str, str]) -> list[str]:
-    """Sentences on where the program's order is not the plan's."""
+def _order_notes(
+    order: Order, program: Program, options: dict[str, str], network: set[str]
+) -> list[str]:
+    """Sentences on where the program's order is not the plan's; ``network``: regions that communicate."""
     said = []
-    if (order.extra or order.partly) and program.command_buffers:
+    ordered = [*order.extra, *order.partly]
+    beside = [pair for pair in ordered if not network.isdisjoint(pair)]
+    if beside:
         said.append(
-            f"{len(order.extra) + len(order.partly)} pairs that the plan runs in parallel are put in an "
+            f"{len(beside)} free pairs of a collective and a region are in order in part: XLA waits for a "
+            "collective once what it has put beside it takes long enough"
+        )
+    if len(ordered) > len(beside) and program.command_buffers:
+        said.append(
+            f"{len(ordered) - len(beside)} pairs that the plan runs in parallel are put in an "
             f"order by the command buffers (mode {options.get(_MODE, 'of XLA')}): a serial mode, or "
             "temporaries that share memory"
         )
