@@ -273,10 +273,10 @@ def _fusion(by_name: list[dict[str, Any]], names: list[str]) -> list[str]:
         "## Fusion inside regions",
         "",
         "Kernels and library calls of each marked part (all its nano-batches), and those of the unscheduled "
-        "function. A kernel that puts the results of several regions together counts for each of them. A nano-batch's product is "
-        "smaller: where XLA cuts its summed axis to fill the GPU, and not the original's, the sum of the parts is "
-        "one kernel more (tensor-parallel block). A result that a gate waits for is stored at the region's end; "
-        "the original may compute it again in each reader (the router).",
+        "function. A kernel that puts the results of several regions together counts for each of them. A "
+        "nano-batch's product is smaller: where XLA cuts its summed axis to fill the GPU, and not the "
+        "original's, the sum of the parts is one kernel more (tensor-parallel block). A result that a gate "
+        "waits for is stored at the region's end; the original may compute it again in each reader (the router).",
         "",
         "| case | mark | nano-batches | scheduled | original |",
         "|---|---|---|---|---|",

@@ -23,7 +23,8 @@ class Order(msgspec.Struct, frozen=True):
         parallel: Pairs that neither the plan nor the program orders.
         extra: Pairs that the plan leaves free and the program orders completely.
         partly: Pairs that the plan leaves free and whose kernels the program orders in part.
-        merged: Pairs that the plan leaves free and for which one kernel makes results of both.
+        merged: Pairs that the plan leaves free and for which one kernel makes results of both, or
+            computes products for both.
         common: Pairs that the plan leaves free and that are parallel but for what XLA computes once for
             both: a part that they have in common, a normalisation of the same value, say.
         donated: Pairs that the plan leaves free and whose order donation asks for: the first reads an
@@ -54,6 +55,7 @@ def compare(
     leaves: dict[int, Thunk],
     aliases: dict[int, int],
     reads: dict[int, set[int]],
+    products: set[int],
 ) -> Order:
     """Compares the order of a plan with that of its program.
 
@@ -66,6 +68,7 @@ def compare(
         leaves: Leaf by number.
         aliases: Result -> the argument that it is written over.
         reads: Leaf -> leaves whose results it needs.
+        products: Leaves that multiply matrices; two regions' products in one kernel have one name.
     """
     before = graph.before
     free = _free_pairs(made, aliases)
@@ -99,10 +102,11 @@ def compare(
                 sets["donated"].append(pair)
                 continue
             ones, others = owned.get(first, set()), owned.get(second, set())
-            if any({first, second} <= results.get(leaf, set()) for leaf in ones | others):
-                sets["merged"].append(pair)
             both = {a for a in ones if any(a in reads[b] for b in others)}
             both |= {b for b in others if any(b in reads[a] for a in ones)}
+            made_by_one = any({first, second} <= results.get(x, set()) for x in ones | others)
+            if made_by_one or both & products:
+                sets["merged"].append(pair)
             ordered = [
                 1 if a in before[b] else -1 if b in before[a] else 0
                 for a in ones - both

@@ -332,10 +332,26 @@ def _compare(
         # Of communication the collectives count, not what moves their data to and fro.
         if region.resource == "network" and (steps := owned.get(region.id)):
             owned[region.id] = {n for n in steps if _is_library(by_id[n])} or steps
+    products = {n for n, leaf in by_id.items() if _multiplies(program.instructions.get(leaf.name))}
     order = compare(
-        made, owned, sharing, results, program.order, by_id, aliases, _reads(program, by_id)
+        made,
+        owned,
+        sharing,
+        results,
+        program.order,
+        by_id,
+        aliases,
+        _reads(program, by_id),
+        products,
     )
     return tuple(regions), order, computes
+
+
+def _multiplies(step: Instruction | None) -> bool:
+    if step is None:
+        return False
+    library = step.target.startswith(("__cublas", "__cudnn"))
+    return library or not {"dot", "convolution"}.isdisjoint({step.opcode, *step.body})
 
 
 def _reads(program: ReadProgram, leaves: dict[int, Thunk]) -> dict[int, set[int]]:
