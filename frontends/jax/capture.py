@@ -33,6 +33,8 @@ _RULES = frozenset(
     "custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_lin remat remat2 checkpoint".split()
 )
 
+_REVERSE_ONLY = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
+
 # Types narrower than a byte: XLA packs them in some buffers and not in others.
 _PACKED = frozenset("int2 uint2 int4 uint4 int1 uint1 float4_e2m1fn".split())
 
@@ -129,6 +131,21 @@ def holds_custom_rules(jaxpr: Any, *, in_loops: bool = False) -> bool:
         )
 
     return any(map(holds, jaxpr.eqns))
+
+
+def has_reverse_rules(jaxpr: Any) -> bool:
+    """Whether a jaxpr holds a ``custom_vjp``, at any depth: it has no derivative in forward mode."""
+    return any(eqn.primitive.name in _REVERSE_ONLY for eqn in _compat.all_equations(jaxpr))
+
+
+def uses_axis(jaxpr: Any, name: Any) -> bool:
+    """Whether a jaxpr communicates over, or asks for the position on, a named axis."""
+    for eqn in _compat.all_equations(jaxpr):
+        for key in ("axes", "axis_name"):
+            used = eqn.params.get(key, ())
+            if name in (used if isinstance(used, (tuple, list)) else (used,)):
+                return True
+    return False
 
 
 def _inner(eqn: Any) -> Any:

@@ -8,7 +8,7 @@ different arguments, and its error for forward mode does not name a way out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -96,19 +96,23 @@ class Program:
         return self._pairs[wanted]
 
     def batched(
-        self, dims: tuple[int | None, ...], args: Sequence[Any]
+        self, dims: tuple[int | None, ...], args: Sequence[Any], axis: Mapping[str, Any]
     ) -> tuple[Program, list[int | None]]:
         """The same for many: scheduled anew. User rules may not fit its graph: default cut.
 
         Args:
             dims: For each input the axis that ``jax.vmap`` maps, or None.
             args: The inputs, for their types.
+            axis: Name and size of the mapped axis if the function communicates over it, else empty.
         """
-        key = dims, tuple(jax.typeof(x) for x in args)
+        key = dims, tuple(jax.typeof(x) for x in args), *axis.items()
         if key not in self._batched:
-            mapped = {i for i, d in enumerate(dims) if d is not None}
-            out_dims = [0 if mapped & reads else None for reads in _depends(self._graph, self)]
-            many = jax.vmap(self.plain, in_axes=dims, out_axes=out_dims)
+            if axis:
+                out_dims = self._mapped_outputs(dims, args, axis)
+            else:
+                mapped = {i for i, d in enumerate(dims) if d is not None}
+                out_dims = [0 if mapped & reads else None for reads in _depends(self._graph, self)]
+            many = jax.vmap(self.plain, in_axes=dims, out_axes=out_dims, **axis)
             options = self.entry.options
             # The batch axes are others now.
             strategy = Branches() if options.in_axes is not None else options.strategy
@@ -121,6 +125,25 @@ class Program:
             made = entry.build_entry(captured, options)
             self._batched[key] = Program(made, captured), out_dims
         return self._batched[key]
+
+    def _mapped_outputs(
+        self, dims: tuple[int | None, ...], args: Sequence[Any], axis: Mapping[str, Any]
+    ) -> list[int | None]:
+        """What communicates over the axis is the same along it, whatever it depends on: JAX knows."""
+
+        def dim(number: int) -> int | None:
+            one = jax.vmap(lambda *xs: self.plain(*xs)[number], dims, None, **axis)
+            try:
+                jax.eval_shape(one, *args)
+            except ValueError:  # it is mapped
+                return 0
+            return None
+
+        return [dim(number) for number in range(len(self.out_avals))]
+
+    def communicates(self, name: Any) -> bool:
+        """Whether the function communicates over a named axis."""
+        return capture.uses_axis(self.whole.jaxpr, name)
 
     def __repr__(self) -> str:
         return self.entry.options.name
@@ -160,8 +183,12 @@ def _lower(ctx: Any, *operands: Any, program: Program) -> Any:
     return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 
 
-def _batch(args: Sequence[Any], dims: Sequence[Any], *, program: Program) -> Any:
-    made, out_dims = program.batched(tuple(dims), args)
+def _batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, program: Program) -> Any:
+    named = program.communicates(axis.name)
+    if not named and all(dim is None for dim in dims):
+        return program(*args), [None] * len(program.out_avals)
+    known = {"axis_name": axis.name, "axis_size": axis.size} if named else {}
+    made, out_dims = program.batched(tuple(dims), args, known)
     return made(*args), out_dims
 
 
@@ -194,7 +221,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, program: Program) -
 
 
 mlir.register_lowering(program_p, _lower)
-batching.primitive_batchers[program_p] = _batch
+batching.fancy_primitive_batchers[program_p] = _batch
 ad.primitive_jvps[program_p] = _jvp
 
 

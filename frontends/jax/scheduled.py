@@ -67,7 +67,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._chosen: Any = None
         self._tracing = threading.local()
         functools.update_wrapper(self, _compat.wrapped_function(jitted), updated=())
-        self._jit = jax.jit(self._traced, **self._jit_options)
+        self._jit = self._jitted(self._traced)
         self._with_options: dict[Any, Any] = {}
 
     # -- calling ------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             lambda x: x.copy() if isinstance(x, jax.Array) else x, (args, kwargs)
         )
         # A jit of its own: what it keeps must not serve later calls if the values differ.
-        once = jax.jit(lambda *a, **k: self._run(a, k, check=False), **self._jit_options)
+        once = self._jitted(lambda *a, **k: self._run(a, k, check=False))
         result = self._guarded(once, *given)
         expected = self.original(*args, **kwargs)
         if difference := inspect.first_difference(expected, result):
@@ -143,6 +143,15 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             "nobody proved that rows are independent; the first call gave equal values"
         )
         return result
+
+    def _jitted(self, call: Callable[..., Any], **options: Any) -> Any:
+        """Jits with the original's options; programs, profiles and errors bear its names."""
+
+        def named(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs)
+
+        functools.update_wrapper(named, self.__wrapped__, updated=())
+        return jax.jit(named, **options, **self._jit_options)
 
     def _jit_for(self, args: Any, kwargs: Any) -> Any:
         """The jitted program; on CUDA and at top level one with the options that its plan needs."""
@@ -156,9 +165,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         options = self.compiler_options(args, kwargs)
         key = tuple(sorted(options.items()))
         if key not in self._with_options:
-            self._with_options[key] = jax.jit(
-                self._traced, compiler_options=options, **self._jit_options
-            )
+            self._with_options[key] = self._jitted(self._traced, compiler_options=options)
         return self._with_options[key]
 
     def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -376,7 +383,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             self._choices.pop(next(iter(self._choices)))
         if self._chosen is None or again:
             # A new function each time: JAX keeps what it traced by function.
-            self._chosen = jax.jit(lambda *a, **k: self._traced_choice(a, k), **self._jit_options)
+            self._chosen = self._jitted(lambda *a, **k: self._traced_choice(a, k))
         # While another thread is busy with Python, lanes wait for the interpreter up to a switch
         # interval each. The original waits less often.
         lanes = any(made.child is not None for made in self._choices.values())

@@ -79,6 +79,9 @@ class XlaEntry(Planned):
             log.append(self)
         return self.evaluate(inputs)
 
+    def _twice(self, region: int) -> tuple[int, ...]:
+        return self.gates[region].beside if region in self.gates else ()
+
     def evaluate(self, inputs: Sequence[Any], number: int | None = None) -> list[Any]:
         """The same for the body of a loop, which is the operator ``number`` of what is around it."""
         scope = PLAN_SCOPE if number is None else f"{PLAN_SCOPE}_{number}"
@@ -268,7 +271,13 @@ class Program:
             return entry
 
         if capture.ordering_effects(closed.effects):
-            self._call = whole()  # custom_jvp refuses effects
+            self._call = whole()  # custom_jvp and custom_vjp refuse effects
+            return
+        if capture.has_reverse_rules(closed.jaxpr):
+            self._call = jax.custom_vjp(lambda *flat: made(*flat))
+            self._call.defvjp(  # type: ignore[attr-defined]
+                lambda *flat: jax.vjp(whole(), *flat), lambda vjp, cotangents: vjp(cotangents)
+            )
             return
         self._call = jax.custom_jvp(lambda *flat: made(*flat))
 

@@ -308,6 +308,17 @@ def test_debugging_names_the_operator(schedule: Any, backend: str, setting: str)
     assert not jnp.isfinite(fast(jnp.asarray([bad, 2.0]))[0])
 
 
+@pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.Auto(budget_s=0.02, min_cost_ns=0.0)])
+def test_names_are_the_original_s(schedule: Any, strategy: Any) -> None:
+    def my_model(x: Any, scale: Any = 1.0) -> Any:
+        return jnp.sort(x) * scale
+
+    fast = schedule(jax.jit(my_model), strategy)
+    assert "@jit_my_model" in fast.lower(X).as_text()
+    with pytest.raises(TypeError, match=r"my_model.*path x\['w'\]"):
+        fast({"w": my_model})
+
+
 def test_disable_jit(fast: Any, assert_same: Any) -> None:
     with jax.disable_jit():
         assert_same(block(W, X), fast(W, X))
@@ -700,3 +711,31 @@ print(got.devices() == {jax.devices()[3]})
         devices=8,
     )
     assert out.split() == ["refused", "refused", "True"]
+
+
+@pytest.mark.parametrize("backend", ["ffi", "xla"])
+def test_vmap_over_a_named_axis(schedule: Any, assert_same: Any, backend: str) -> None:
+    def f(x: Any, w: Any) -> Any:
+        mean = jax.lax.pmean(jnp.sort(x), "b")
+        return mean @ w, jnp.cos(x) + jax.lax.axis_index("b"), jnp.sin(w)
+
+    fast = schedule(jax.jit(f), dfx.Branches(), backend=backend)
+    for axes in ((0, None), (1, 0)):
+        w = jnp.stack([W] * len(X)) if axes[1] == 0 else W
+        x = X.T if axes[0] == 1 else X
+        out_axes = (None if axes[1] is None else 0, 0, None if axes[1] is None else 0)
+        how = {"in_axes": axes, "out_axes": out_axes, "axis_name": "b"}
+        assert_same(jax.vmap(f, **how)(x, w), jax.vmap(fast, **how)(x, w))
+
+        def loss(g: Any, x: Any, w: Any, how: Any = how) -> Any:
+            return sum((out**2).sum() for out in jax.vmap(g, **how)(x, w))
+
+        assert_same(jax.grad(loss, (1, 2))(f, x, w), jax.grad(loss, (1, 2))(fast, x, w))
+
+    def row(g: Any, x: Any) -> Any:
+        return jax.grad(lambda x: g(x, W)[0].sum())(x)
+
+    assert_same(
+        jax.vmap(lambda x: row(f, x), axis_name="b")(X),
+        jax.vmap(lambda x: row(fast, x), axis_name="b")(X),
+    )
