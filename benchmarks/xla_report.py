@@ -203,7 +203,8 @@ def page(reports: list[dict[str, Any]], files: list[str]) -> str:
         },
         "The shortest of several, in a warm process; of compiling, tracing and lowering not counted. *The "
         "first time*: in this process, with what is done once. Seconds of the machine below; "
-        "with a load above its cores, after the case, they say little. Plain jit: the original with XLA's default options.",
+        "with a load above its cores, after the case, they say little. Plain jit: the original with XLA's "
+        "default options.",
     )
     lines.extend(_collectives(by_name, names))
     lines.extend(["## Notes of the compiler's reader", ""])
@@ -276,7 +277,8 @@ def _fusion(by_name: list[dict[str, Any]], names: list[str]) -> list[str]:
         "function. A kernel that puts the results of several regions together counts for each of them. A "
         "nano-batch's product is smaller: where XLA cuts its summed axis to fill the GPU, and not the "
         "original's, the sum of the parts is one kernel more (tensor-parallel block). A result that a gate "
-        "waits for is stored at the region's end; the original may compute it again in each reader (the router).",
+        "waits for is stored at the region's end; the original may compute it again in each reader (the "
+        "router).",
         "",
         "| case | mark | nano-batches | scheduled | original |",
         "|---|---|---|---|---|",

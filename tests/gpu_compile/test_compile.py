@@ -115,7 +115,7 @@ def test_what_two_regions_compute_alike_does_not_order_them() -> None:
 
     def f(x: Any, w: Any, up: Any, down: Any) -> Any:
         with dfx.mark("left"):
-            a = jax.nn.gelu(jax.nn.standardize(x, axis=-1) @ w)
+            a = jax.nn.softmax(jax.nn.standardize(x, axis=-1) @ w)
         with dfx.mark("right"):
             b = expert(jax.nn.standardize(x, axis=-1), up, down)
         with dfx.mark("join"):
@@ -133,16 +133,13 @@ def test_nano_batches_have_the_kernels_of_the_original() -> None:
     """Each nano-batch of a mark has as many as the unscheduled function; the last ones may be one."""
 
     def f(x: Any, up: Any, down: Any) -> Any:
-        with dfx.mark("norm"):
-            h = jax.nn.standardize(x, axis=-1)
         with dfx.mark("mlp"):
-            return x + expert(h, up, down)
+            return x + expert(jax.nn.standardize(x, axis=-1), up, down)
 
     fast = dfx.schedule(f, dfx.NanoBatch(2), in_axes=(0, None, None), target="nvidia-h200")
-    report = dfx.compile(fast, jax.ShapeDtypeStruct((4096, 512), jnp.bfloat16), UP, DOWN)
-    assert {mark.name for mark in report.marks} == {"norm", "mlp"}
-    for mark in report.marks:
-        assert mark.scheduled == mark.nano_batches * mark.original > 0, report
+    report = dfx.compile(fast, jax.ShapeDtypeStruct((8192, 512), jnp.bfloat16), UP, DOWN)
+    (mark,) = report.marks
+    assert mark.nano_batches == 2 and mark.scheduled == 2 * mark.original > 0, report
     assert not report.copies_added and not report.order.broken, report
 
 
