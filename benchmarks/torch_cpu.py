@@ -9,6 +9,7 @@ import argparse
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,58 +87,79 @@ def towers(x: Any, *weights: Any) -> Any:
     return sum(outs)
 
 
+def svd(x: Any) -> Any:
+    return tuple(torch.linalg.svd(x))
+
+
+def eigh(x: Any) -> Any:
+    return tuple(torch.linalg.eigh(x))
+
+
+def eigenvectors(x: Any) -> Any:
+    return torch.linalg.eigh(x).eigenvectors
+
+
 def symmetric(b: int, n: int) -> Any:
     x = torch.randn(b, n, n)
     return x + x.mT
 
 
-def cases() -> dict[str, tuple[Any, tuple[Any, ...], float]]:
-    """Name -> function, arguments, the ratio to reach (inf: a known loss)."""
+@dataclass(frozen=True)
+class Case:
+    """What is timed: a function on its arguments, under a strategy; ``bound`` is the ratio to reach."""
+
+    fn: Any
+    args: tuple[Any, ...]
+    bound: float
+    strategy: dfx.Strategy = field(default_factory=dfx.Branches)
+
+
+def cases() -> dict[str, Case]:
+    """By name; a bound of inf: a known loss."""
     torch.manual_seed(0)
+    matrices, halves = torch.randn(16, 128, 128), dfx.NanoBatch(2)
     return {
-        "two sorts 2^18": (two_sorts, (torch.randn(2**18), torch.randn(2**18)), 0.70),
-        "bi-GRU loop T64 B64 d256": (BiGru(256).eval(), (torch.randn(64, 64, 256),), 0.70),
-        "bi-GRU loop T64 B16 d64": (BiGru(64).eval(), (torch.randn(64, 16, 64),), float("inf")),
-        "svd 16x128^2 in 4": (
-            micro_batched(torch.linalg.svdvals, 4), (torch.randn(16, 128, 128),), 0.75,
+        "two sorts 2^18": Case(two_sorts, (torch.randn(2**18), torch.randn(2**18)), 0.70),
+        "bi-GRU loop T64 B64 d256": Case(BiGru(256).eval(), (torch.randn(64, 64, 256),), 0.70),
+        "bi-GRU loop T64 B16 d64": Case(BiGru(64).eval(), (torch.randn(64, 16, 64),), 0.70),
+        "svdvals 16x128^2, nano": Case(torch.linalg.svdvals, (matrices,), 0.75, halves),
+        "svd 16x128^2, nano": Case(svd, (matrices,), 0.75, halves),
+        "eigvalsh 16x192^2, nano": Case(torch.linalg.eigvalsh, (symmetric(16, 192),), 0.75, halves),
+        "eigh 16x192^2, nano": Case(eigh, (symmetric(16, 192),), 0.75, halves),
+        "svdvals 16x128^2 in 4": Case(micro_batched(torch.linalg.svdvals, 4), (matrices,), 0.75),
+        "eigh 16x192^2 in 4": Case(micro_batched(eigenvectors, 4), (symmetric(16, 192),), 0.75),
+        "bi-LSTM T64 B64 d256": Case(
+            nn.LSTM(256, 256, bidirectional=True).eval(), (torch.randn(64, 64, 256),), 0.95
         ),
-        "svd with vectors 16x128^2 in 4": (
-            micro_batched(lambda v: torch.linalg.svd(v).U, 4), (torch.randn(16, 128, 128),), 0.75,
+        "bi-LSTM T64 B16 d128": Case(
+            nn.LSTM(128, 128, bidirectional=True).eval(), (torch.randn(64, 16, 128),), 0.95
         ),
-        "eigh 16x192^2 in 4": (
-            micro_batched(torch.linalg.eigvalsh, 4), (symmetric(16, 192),), 0.75,
-        ),
-        "eigh with vectors 16x192^2 in 4": (
-            micro_batched(lambda v: torch.linalg.eigh(v).eigenvectors, 4), (symmetric(16, 192),), 0.75,
-        ),
-        "bi-LSTM T64 B64 d256": (
-            nn.LSTM(256, 256, bidirectional=True).eval(), (torch.randn(64, 64, 256),), 0.95,
-        ),
-        "bi-LSTM T64 B16 d128": (
-            nn.LSTM(128, 128, bidirectional=True).eval(), (torch.randn(64, 16, 128),), 0.95,
-        ),
-        "two towers d512": (
-            towers, (torch.randn(256, 512), *(torch.randn(512, 512) / 23 for _ in range(2))),
+        "two towers d512": Case(
+            towers,
+            (torch.randn(256, 512), *(torch.randn(512, 512) / 23 for _ in range(2))),
             float("inf"),
         ),
-        "eight towers d32": (
-            towers, (torch.randn(16, 32), *(torch.randn(32, 32) / 6 for _ in range(8))),
+        "eight towers d32": Case(
+            towers,
+            (torch.randn(16, 32), *(torch.randn(32, 32) / 6 for _ in range(8))),
             float("inf"),
         ),
-    }  # fmt: skip
+    }
 
 
-def measure_case(name: str, fn: Any, args: tuple[Any, ...], rounds: int) -> dict[str, Any]:
-    fast = dfx.schedule(fn, strategy=dfx.Branches(), backend="torch", lanes=2)
+def measure_case(name: str, case: Case, rounds: int) -> dict[str, Any]:
+    axes = {"in_axes": 0} if isinstance(case.strategy, dfx.NanoBatch) else {}
+    fast = dfx.schedule(case.fn, strategy=case.strategy, backend="torch", lanes=2, **axes)
     with torch.no_grad(), measure.torch_threads(1):
-        report = dfx.verify(fast, *args)
-        runs = {"scheduled": fast, "plain 1": fn, "plain 2": fn}
-        runs = {k: (lambda f=f: f(*args)) for k, f in runs.items()}
+        report = dfx.verify(fast, *case.args)
+        runs = {"scheduled": fast, "plain 1": case.fn, "plain 2": case.fn}
+        runs = {k: partial(f, *case.args) for k, f in runs.items()}
         contexts = {"plain 2": lambda: measure.torch_threads(2)}
         with measure.Contention() as contention:
             samples, calls = measure.paired(runs, rounds, contexts=contexts, rest_ms=60.0)
     return {
-        "case": name, "calls_per_sample": calls, "samples_ms": samples,
+        "case": name, "strategy": repr(case.strategy), "bound": case.bound,
+        "calls_per_sample": calls, "samples_ms": samples,
         "statistics_ms": {k: measure.statistics(v) for k, v in samples.items()},
         "ratio": measure.ratio(samples, "scheduled", ["plain 1", "plain 2"]),
         "max_abs_difference": report.max_abs, "contention": contention.as_dict(),
@@ -225,15 +247,15 @@ def main() -> int:
     table = Table(
         "case", "1 thread ms", "2 threads ms", "scheduled ms", "ratio", "95 %", "to reach"
     )
-    for name, (fn, args, bound) in cases().items():
+    for name, case in cases().items():
         if options.only not in name:
             continue
-        row = measure_case(name, fn, args, options.rounds)
+        row = measure_case(name, case, options.rounds)
         rows.append(row)
         s, r = row["statistics_ms"], row["ratio"]
         table.add_row(
             name, *(f"{s[k]['median']:.3g}" for k in ("plain 1", "plain 2", "scheduled")),
-            f"{r['ratio']:.2f}", f"{r['low']:.2f}-{r['high']:.2f}", f"{bound:.2f}",
+            f"{r['ratio']:.2f}", f"{r['low']:.2f}-{r['high']:.2f}", f"{case.bound:.2f}",
         )  # fmt: skip
     console.print(table)
     calls = [] if options.only else measure_calls(options.rounds)

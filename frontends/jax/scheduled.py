@@ -203,6 +203,32 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         except Exception as error:
             raise self._explained(error, args, kwargs)  # noqa: B904  (it is this error, or made from it)
 
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and dtypes of the result, as ``jax.jit(f).eval_shape``; nothing is planned."""
+        return self.original.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets plans, compiled programs and decisions, as ``jax.jit(f).clear_cache`` does."""
+        self._settle(None, None)
+        for made in (self.original, self._jit, self._chosen, *self._with_options.values()):
+            if made is not None:
+                made.clear_cache()
+        for child in self._children.values():
+            child.clear_cache()
+        for kept in (self._entries, self._choices, self._children, self._with_options):
+            kept.clear()  # type: ignore[attr-defined]
+        self._chosen = None
+
+    def __copy__(self) -> ScheduledFunction:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> ScheduledFunction:
+        return self  # as every function
+
+    def __reduce__(self) -> Any:
+        # A jitted function cannot be pickled, what it was made of can.
+        return _made_again, (self.__wrapped__, self._jit_options, self._options, self._check)
+
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time lowering, as ``jax.jit(f).lower``."""
         return self._proved(self._jit.lower, args, kwargs)
@@ -469,3 +495,10 @@ def _resized(leaf: Any, axis: int, size: int) -> jax.ShapeDtypeStruct:
     """Another number of rows."""
     aval = jax.typeof(leaf)
     return _compat.struct_like(aval, (*aval.shape[:axis], size, *aval.shape[axis + 1 :]))
+
+
+def _made_again(
+    fn: Any, jit_options: dict[str, Any], options: entry.Options, check: bool
+) -> ScheduledFunction:
+    """What unpickling calls: plans and compiled programs stay behind."""
+    return ScheduledFunction(jax.jit(fn, **jit_options), options, check=check)

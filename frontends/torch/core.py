@@ -16,7 +16,16 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, UnsupportedError
-from dynaflow_xla.frontends.torch import _compat, auto, batch, draws, marks, native, recurrent
+from dynaflow_xla.frontends.torch import (
+    _compat,
+    auto,
+    batch,
+    draws,
+    marks,
+    native,
+    recurrent,
+    spectra,
+)
 from dynaflow_xla.frontends.torch.batched import BatchedGraph
 from dynaflow_xla.frontends.torch.capture import ROOT_NAME
 from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS, Entry, Options, build_entry
@@ -274,6 +283,8 @@ class Core:
 
         def compile_graph(gm: Any, example_inputs: Any) -> Callable[[list[Any]], Any]:
             with self._lock:
+                if kind == "inference" and self.options.backend == "torch":
+                    spectra.without_vectors(gm)
                 entry: Entry | BatchedGraph | None = None
                 if state["batch"]:
                     entry = batch.graph_of(

@@ -27,7 +27,8 @@ LOOP_TRIPS = 100
 _FACTORIZATIONS = {
     "linalg_cholesky_ex": 1 / 3, "cholesky": 1 / 3, "linalg_lu_factor_ex": 2 / 3, "linalg_lu": 2 / 3,
     "linalg_qr": 8 / 3, "geqrf": 4 / 3, "linalg_householder_product": 4 / 3, "_linalg_eigh": 9.0,
-    "linalg_eig": 25.0, "_linalg_svd": 20.0, "_linalg_solve_ex": 2 / 3, "linalg_inv_ex": 2.0,
+    "linalg_eig": 25.0, "_linalg_eigvals": 10.0, "_linalg_svd": 20.0, "_linalg_solve_ex": 2 / 3,
+    "linalg_inv_ex": 2.0,
     "linalg_solve_triangular": 1.0, "triangular_solve": 1.0, "_linalg_det": 2 / 3,
     "linalg_ldl_factor_ex": 1 / 3, "linalg_matrix_exp": 20.0, "cholesky_solve": 2.0,
 }  # fmt: skip

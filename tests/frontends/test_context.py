@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
+import sys
 from typing import Any
 
 import jax
@@ -739,3 +742,28 @@ def test_vmap_over_a_named_axis(schedule: Any, assert_same: Any, backend: str) -
         jax.vmap(lambda x: row(f, x), axis_name="b")(X),
         jax.vmap(lambda x: row(fast, x), axis_name="b")(X),
     )
+
+
+def picklable(x: Any, w: Any) -> Any:
+    """A function that pickle finds by its name."""
+    return jnp.sort(x) @ w + jnp.cos(x)
+
+
+@pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.Auto(budget_s=0.02, min_cost_ns=0.0)])
+def test_copies_and_caches(
+    schedule: Any, assert_same: Any, strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = schedule(jax.jit(picklable), strategy)
+    want = picklable(X, W)
+    assert_same(want, fast(X, W))
+    assert copy.deepcopy({"apply": fast})["apply"] is fast
+    assert jax.tree.map(lambda s: s.shape, fast.eval_shape(X, W)) == want.shape
+    # Tests are imported under names that pickle cannot import.
+    monkeypatch.setitem(sys.modules, picklable.__module__, sys.modules[__name__])
+    again = pickle.loads(pickle.dumps(fast))
+    assert_same(want, again(X, W))
+    assert repr(again) == repr(fast)
+    fast.clear_cache()
+    assert fast._jit._cache_size() == 0
+    for _ in range(2):
+        assert_same(want, fast(X, W))

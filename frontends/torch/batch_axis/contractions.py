@@ -199,8 +199,9 @@ def _attention_backward(site: Site) -> list[State]:
 @rule("_linalg_eigh", "_linalg_svd", "linalg_qr", "linalg_cholesky_ex", "cholesky", "linalg_inv_ex",
       "linalg_lu_factor_ex", "linalg_lu", "_linalg_det", "_linalg_slogdet", "linalg_eig",
       "linalg_matrix_exp", "linalg_householder_product", "geqrf", "linalg_ldl_factor_ex",
-      "linalg_eigvals", "linalg_pinv", "inverse", "cholesky_inverse", "_linalg_solve_ex",
-      "linalg_solve_triangular", "triangular_solve", "cholesky_solve", "ormqr")  # fmt: skip
+      "linalg_eigvals", "_linalg_eigvals", "linalg_pinv", "inverse", "cholesky_inverse",
+      "_linalg_solve_ex", "linalg_solve_triangular", "triangular_solve", "cholesky_solve",
+      "ormqr")  # fmt: skip
 def _matrices(site: Site) -> list[State]:
     tensors = site.tensors()
     if len({len(site.shape(t)) for t in tensors if not is_plain_same(site.state(t))}) > 1:
