@@ -15,7 +15,7 @@ from typing import Any
 
 import environment
 
-TRACE_REPEATS, GPU_REPEATS, CPU_REPEATS = 3, 3, 3
+TRACE_REPEATS, GPU_REPEATS, CPU_REPEATS = 3, 2, 3
 
 
 def main() -> None:
