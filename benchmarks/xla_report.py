@@ -152,14 +152,16 @@ def page(reports: list[dict[str, Any]], files: list[str]) -> str:
             "free pairs": lambda r: _sum(r, "parallel", "common", "extra", "partly", "donated"),
             "parallel": lambda r: _sum(r, "parallel"),
             "parallel but for common work": lambda r: _sum(r, "common"),
-            "serialised": lambda r: _sum(r, "extra", "partly"),
+            "beside a collective in part": lambda r: _in_order(r, True),
+            "serialised": lambda r: _in_order(r, False),
             "by donation": lambda r: _sum(r, "donated"),
             "joined in a kernel": lambda r: _sum(r, "merged"),
             "edges from memory": lambda r: _sum(r, "conflicts"),
         },
         "Pairs of regions, bodies of loops included. *Broken*: some kernel does not keep an edge. "
         "*Serialised*: the plan runs the two in parallel, the CUDA graph does not, at least in part. "
-        "*Common work*: XLA computes once what both begin with. "
+        "*Beside a collective in part*: the one is a collective, which XLA waits for once what it has put "
+        "beside it takes long enough. *Common work*: XLA computes once what both begin with. "
         "*By donation*: the second writes over a donated argument that the first reads, as in the "
         "original. *Edges from memory*: of the graph, which neither data, plan nor donation ask for.",
     )
@@ -231,6 +233,16 @@ def _orders(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _sum(row: dict[str, Any], *fields: str) -> int:
     return sum(len(order[field]) for order in _orders(row) for field in fields)
+
+
+def _in_order(row: dict[str, Any], collectives: bool) -> int:
+    """Free pairs that the program orders, wholly or in part: those with a collective, or the others."""
+    found = 0
+    for plan in (row, *row["bodies"]):
+        outer = {region["name"] for region in plan["regions"] if region["lane"] < 0}
+        pairs = [*plan["order"]["extra"], *plan["order"]["partly"]]
+        found += sum(collectives != outer.isdisjoint(pair) for pair in pairs)
+    return found
 
 
 def _buffers(program: dict[str, Any]) -> str:

@@ -328,7 +328,8 @@ class _Placer:
     def _passes_as_result(self, start: _Start, region: Region) -> bool:
         """Whether a start is a product in whose kernel XLA takes the maximum of its result.
 
-        Not where a value could be taken in place, nor where another product of the region reads the
+        Only one of arguments: what the program computes XLA may make in the kernels that read it, and
+        the product would be tied to another one of these. Not where another product of the region reads the
         same (XLA makes one of the two), nor where XLA would cut the summed axis to fill the GPU.
         """
         if start.op < 0 or start.path:
@@ -337,7 +338,7 @@ class _Placer:
         values = self.pg.graph.values
         if op.kind != "dot_general" or not values[op.outputs[0]].dtype.startswith(_BOUNDED):
             return False
-        if not all(self._outside_bytes(v, region) for v in start.through):
+        if not self.arguments.issuperset(start.through):
             return False
         products = [r for r in self._ops(region) if r.kind == "dot_general" and r is not op]
         if any(not set(op.inputs).isdisjoint(r.inputs) for r in products):
