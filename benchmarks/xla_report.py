@@ -205,7 +205,7 @@ def page(reports: list[dict[str, Any]], files: list[str]) -> str:
         },
         "The shortest of several, in a warm process; of compiling, tracing and lowering not counted. *The "
         "first time*: in this process, with what is done once. Seconds of the machine below. "
-        "*Load*: the system's average over the minutes before the end of the case, other work included. Plain "
+        "*Load*: the system's average at the end of the case, other work included. Plain "
         "jit: the original with XLA's default options.",
     )
     lines.extend(_collectives(by_name, names))
