@@ -160,11 +160,12 @@ def _schedule_jax(
 def _schedule_torch(
     fn: Any, options: Mapping[str, Any], batch: Mapping[str, Any], compiler: str, backend: str
 ) -> Any:
-    if batch["in_axes"] is not None and (backend not in ("auto", "torch") or _has_torch_xla()):
-        raise UnsupportedError(
-            "in_axes of a PyTorch model is for backend='torch' in this version; leave in_axes out"
-        )
     if _has_torch_xla():
+        if batch["in_axes"] is not None:
+            raise UnsupportedError(
+                "nano-batches of a PyTorch model need torch >= 2.11, and torch-xla is for 2.9; leave "
+                "in_axes out"
+            )
         return _schedule_torch_xla(fn, options, compiler, backend)
     _optional.require("torch", "scheduling a PyTorch model", "torch")
     frontend = importlib.import_module("dynaflow_xla.frontends.torch.scheduled")

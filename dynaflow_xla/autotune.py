@@ -227,3 +227,40 @@ def pick(medians: dict[str, float], baseline: str, margin: float) -> tuple[str, 
             f"the original ({base:.3g} ms) is not beaten by {second[1]} ({second[0]:.3g} ms)",
         )
     return best, f"{best} took {medians[best]:.3g} ms, the original {base:.3g} ms"
+
+
+def decision_lines(
+    name: str,
+    reason: str,
+    medians_ms: dict[str, float],
+    predicted_ms: dict[str, float],
+    left_out: dict[str, str],
+    seconds: float,
+    costs: str = "estimated",
+) -> list[str]:
+    """A decision for ``explain``.
+
+    Args:
+        name: What runs.
+        reason: Why.
+        medians_ms: Candidate -> median milliseconds.
+        predicted_ms: Candidate -> milliseconds that the simulator expects.
+        left_out: Candidate -> why it was not measured.
+        seconds: What the decision took.
+        costs: What predictions go by: "estimated" or "measured" costs of regions.
+    """
+    lines = [f"auto: {name} runs; {reason}"]
+    for candidate in dict.fromkeys([*medians_ms, *predicted_ms, *left_out]):
+        parts = []
+        if candidate in predicted_ms:
+            parts.append(f"predicted {predicted_ms[candidate]:.3g} ms")
+        if candidate in medians_ms:
+            parts.append(f"measured {medians_ms[candidate]:.3g} ms")
+        if candidate in left_out:
+            parts.append(f"not measured: {left_out[candidate]}")
+        lines.append(f"auto:   {candidate}: {', '.join(parts)}")
+    if medians_ms:
+        lines.append(
+            f"auto: the decision took {seconds:.2f} s; predictions use {costs} costs of regions"
+        )
+    return lines

@@ -61,22 +61,11 @@ class Choice:
 
     def lines(self) -> list[str]:
         """For ``explain``."""
-        lines = [f"auto: {'the original' if self.child is None else self.name} runs; {self.reason}"]
-        for name in dict.fromkeys([*self.medians_ms, *self.predicted_ms, *self.left_out]):
-            parts = []
-            if name in self.predicted_ms:
-                parts.append(f"predicted {self.predicted_ms[name]:.3g} ms")
-            if name in self.medians_ms:
-                parts.append(f"measured {self.medians_ms[name]:.3g} ms")
-            if name in self.left_out:
-                parts.append(f"not measured: {self.left_out[name]}")
-            lines.append(f"auto:   {name}: {', '.join(parts)}")
-        if self.medians_ms:
-            of = "measured" if self.costs is not None else "estimated"
-            lines.append(
-                f"auto: the decision took {self.seconds:.2f} s; predictions use {of} costs of regions"
-            )
-        return lines
+        return autotune.decision_lines(
+            "the original" if self.child is None else self.name,
+            self.reason, self.medians_ms, self.predicted_ms, self.left_out, self.seconds,
+            "measured" if self.costs is not None else "estimated",
+        )  # fmt: skip
 
 
 def candidates_of(fast: Any) -> list[Any]:

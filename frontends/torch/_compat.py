@@ -33,6 +33,16 @@ def aot_backend(
     )
 
 
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether hooks are registered on a module or its parameters; there is no public way to ask."""
+    of_module = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    of_tensor = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    parameters = module.parameters(recurse=False)
+    return any(getattr(module, name) for name in of_module) or any(
+        getattr(p, name) for p in parameters for name in of_tensor
+    )
+
+
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
     """Apart from any capture that is going on: no tracing, tensors are real."""
@@ -81,6 +91,24 @@ def boxed(fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     """Marks a compiled function as one that takes a list it may empty, so that inputs die early."""
     fn._boxed_call = True  # type: ignore[attr-defined]
     return fn
+
+
+def allow_second_backward() -> None:
+    """Called while a backward is compiled: nobody writes into what its forward saved.
+
+    AOTAutograd otherwise refuses ``backward(retain_graph=True)``, for the sake of compilers that do.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
+def writes_inputs() -> bool:
+    """Called while a forward is compiled: whether it changes the data of an input."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return True  # not known
+    return any(info.mutates_data for info in context.fw_metadata.input_info)
 
 
 def break_reason(gm: Any) -> tuple[str, Any] | None:

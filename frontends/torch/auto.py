@@ -1,7 +1,8 @@
-"""Measuring a torch callable's candidates for ``Auto``: forward, without gradients, on copies."""
+"""Measuring a torch callable's candidates for ``Auto``, on copies; with the backward where it is wanted."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,11 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla import autotune
 from dynaflow_xla._version import __version__
-from dynaflow_xla.frontends.torch import marks
+from dynaflow_xla.errors import DynaflowError, SeparabilityError
+from dynaflow_xla.frontends.torch import _compat, axes, marks
+from dynaflow_xla.plan import Launch
+from dynaflow_xla.simulate import simulate
+from dynaflow_xla.strategies.base import Strategy
 
 
 @dataclass(frozen=True)
@@ -23,14 +28,31 @@ class Choice:
         child: The core to call, or None for the original.
         reason: One sentence.
         medians_ms: Candidate -> median milliseconds; empty if nothing was measured.
+        predicted_ms: Candidate -> milliseconds that the simulator expects of a forward.
+        left_out: Candidate -> why it was not measured.
+        seconds: What the decision took.
     """
 
     child: Any
     reason: str
     medians_ms: dict[str, float] = field(default_factory=dict)
+    predicted_ms: dict[str, float] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """What runs: "the original" or the candidate."""
+        return "the original" if self.child is None else repr(self.child.options.strategy)
+
+    def lines(self) -> list[str]:
+        """For ``explain``."""
+        return autotune.decision_lines(
+            self.name, self.reason, self.medians_ms, self.predicted_ms, self.left_out, self.seconds
+        )
 
 
-def signature(args: Any, kwargs: Any) -> Any:
+def signature(original: Any, args: Any, kwargs: Any) -> Any:
     """What a decision is made for: structure, shapes, dtypes, other values, modes."""
     leaves, tree = pytree.tree_flatten((args, kwargs))
     parts = tuple(
@@ -39,7 +61,8 @@ def signature(args: Any, kwargs: Any) -> Any:
         else (type(leaf), repr(leaf))
         for leaf in leaves
     )
-    return tree, parts, torch.is_grad_enabled(), torch.get_num_threads()
+    training = getattr(original, "training", None)
+    return tree, parts, training, torch.is_grad_enabled(), torch.get_num_threads()
 
 
 def copies(tree: Any) -> Any:
@@ -72,21 +95,44 @@ def preserved(original: Any) -> Iterator[None]:
                     tensor.copy_(value)
 
 
+def splits(strategy: Strategy) -> bool:
+    """Whether a strategy can ask for nano-batches."""
+    return type(strategy).split is not Strategy.split
+
+
+def candidates_of(core: Any, args: Any, kwargs: Any) -> list[Strategy]:
+    """Auto's candidates for these arguments.
+
+    Nano-batches are among them where the arguments have a batch of several rows: one that ``in_axes``
+    names, or the first dimension of the first tensor, which then has to be proved.
+
+    Raises:
+        PlanError: ``in_axes`` does not fit the arguments.
+    """
+    options = core.options
+    dims = axes.batch_dims(options.name, options.in_axes, args, kwargs)
+    rows = dims[0][0].shape[dims[0][1]] if dims else 0
+    made = options.strategy.candidates(options.lanes, batched=rows > 1)
+    return [c for c in made if not splits(c) or c.n <= rows]
+
+
 def choose(core: Any, args: Any, kwargs: Any) -> Choice:
-    """Decides for one signature, from the disk cache or by measuring."""
+    """Decides for one signature, from the disk cache or by measuring.
+
+    Raises:
+        PlanError: ``in_axes`` does not fit the arguments.
+    """
+    start = time.perf_counter()
     strategy = core.options.strategy
-    candidates = strategy.candidates(core.options.lanes)
-    first = core.with_strategy(candidates[0])
-    with torch.no_grad():
-        entries = first.all_planned(args, kwargs)
+    if (hooked := _hooked(core.original)) is not None:
+        return Choice(None, f"{hooked} has hooks, which measuring would call: it is not measured")
+    candidates = candidates_of(core, args, kwargs)
+    entries = core.with_strategy(candidates[0]).all_planned(args, kwargs)
     if not entries:
         return Choice(None, "no graph could be captured")
     outer = sorted({op.kind for e in entries for op in e.captured.graph.ops if op.outer})
     if outer:
         return Choice(None, f"the graph communicates ({', '.join(outer)}): it is not measured")
-    used = {i.lane for e in entries for i in e.plan.instructions if hasattr(i, "lane")}
-    if len(used) < 2:
-        return Choice(None, "the plan has one lane: nothing would overlap")
     total_ns = sum(region.cost_ns for e in entries for region in e.pg.regions)
     if total_ns < strategy.min_cost_ns:
         return Choice(
@@ -94,44 +140,147 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
             f"estimated work {total_ns / 1e3:.0f} us is under {strategy.min_cost_ns / 1e3:.0f} us: "
             "hand-offs would cost more than overlap gains",
         )
+    run = _Run(core.original, args, kwargs)
     key = autotune.cache_key(
         [e.pg.to_json() for e in entries], core.options.name, __version__, torch.__version__,
         core.options.lanes, torch.get_num_threads(), core.options.compiler, core.options.backend,
-        *([repr(core.options.gpu)] if core.options.gpu else []),
+        [repr(c) for c in candidates], repr(core.options.in_axes), repr(core.options.out_axes),
+        len(run.wanted), *([repr(core.options.gpu)] if core.options.gpu else []),
     )  # fmt: skip
     cached = autotune.load(key)
     if cached is not None:
-        child = _child(core, candidates, cached["choice"])
-        return Choice(child, f"cached: {cached['reason']}", cached["medians_ms"])
-    given = copies((args, kwargs))
+        cached.pop("costs")
+        choice, reason = cached.pop("choice"), cached.pop("reason")
+        return Choice(_child(core, candidates, choice), f"cached: {reason}", **cached)
+    with preserved(core.original):
+        kept, predicted, left_out = _planned(core, candidates, entries, run, args, kwargs)
+        if not kept:
+            seconds = time.perf_counter() - start
+            reason = "; ".join(dict.fromkeys(left_out.values()))
+            return Choice(None, reason, {}, predicted, left_out, seconds)
 
-    def runner(call: Callable[..., Any]) -> Callable[[], None]:
+        def original(*a: Any, **k: Any) -> Any:
+            with marks.ignore():
+                return core.original(*a, **k)
+
+        runs = {"original": run.of(original)}
+        runs |= {repr(c): run.of(_caller(core.with_strategy(c))) for c in kept}
+        try:
+            medians = autotune.measure(runs, budget_s=strategy.budget_s)
+        except autotune.BudgetTooSmall as error:
+            return Choice(None, str(error))
+    choice, reason = autotune.pick(medians, baseline="original", margin=strategy.margin)
+    reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
+    seconds = time.perf_counter() - start
+    autotune.store(key, {
+        "choice": choice, "reason": reason, "medians_ms": medians, "predicted_ms": predicted,
+        "left_out": left_out, "seconds": seconds,
+    })  # fmt: skip
+    child = _child(core, candidates, choice)
+    return Choice(child, reason, medians, predicted, left_out, seconds)
+
+
+def _planned(
+    core: Any, candidates: list[Strategy], entries: list[Any], run: _Run, args: Any, kwargs: Any
+) -> tuple[list[Strategy], dict[str, float], dict[str, str]]:
+    """Candidates worth measuring, what is predicted of each, and why others are left out."""
+    kept: list[Strategy] = []
+    predicted: dict[str, float] = {}
+    left_out: dict[str, str] = {}
+    overlaps = any(_lanes(e.plan) > 1 for e in entries)
+    for candidate in candidates:
+        name = repr(candidate)
+        child = core.with_strategy(candidate)
+        if not splits(candidate):
+            if not overlaps:
+                left_out[name] = "the plan has one lane: nothing would overlap"
+                continue
+            made = entries if candidate is candidates[0] else child.all_planned(args, kwargs)
+        elif len(entries) > 1:
+            left_out[name] = "the function runs as several graphs, which are not split together"
+            continue
+        else:
+            try:
+                made = child.all_planned(args, kwargs)
+                run.tried(child)
+            except DynaflowError as error:
+                left_out[name] = _short(error)
+                continue
+        predicted[name] = sum(simulate(e.plan, e.pg).total_ns for e in made) / 1e6
+        kept.append(candidate)
+    return kept, predicted, left_out
+
+
+def _short(error: DynaflowError) -> str:
+    """The error's first finding, without the ways out."""
+    first, *others = str(error).splitlines()
+    return f"{first} {others[0].strip(' -')}" if first.endswith(":") and others else first
+
+
+def _lanes(plan: Any) -> int:
+    return len({i.lane for i in plan.instructions if isinstance(i, Launch)})
+
+
+def _caller(child: Any) -> Callable[..., Any]:
+    return lambda *a, **k: child.call(a, k)
+
+
+class _Run:
+    """A call on copies of the arguments, with the backward pass where gradients are wanted.
+
+    Attributes:
+        wanted: Tensors to differentiate for: parameters, and copies of arguments.
+    """
+
+    def __init__(self, original: Any, args: Any, kwargs: Any) -> None:
+        self.args, self.kwargs = copies((args, kwargs))
+        self.wanted: list[torch.Tensor] = []
+        if torch.is_grad_enabled():
+            leaves = pytree.tree_leaves((self.args, self.kwargs))
+            if isinstance(original, torch.nn.Module):
+                leaves += list(original.parameters())
+            found = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
+            self.wanted = list({id(x): x for x in found}.values())
+
+    def tried(self, child: Any) -> None:
+        """Runs a candidate once, which plans its backward too.
+
+        Raises:
+            SeparabilityError: it cannot be split, or the backward cannot be planned here.
+        """
+        if torch.is_grad_enabled() and not self.wanted:
+            results = pytree.tree_leaves(child.call(self.args, self.kwargs))
+            if any(isinstance(x, torch.Tensor) and x.requires_grad for x in results):
+                raise SeparabilityError("its gradients go to tensors that are no arguments of it")
+        self.of(_caller(child))()
+
+    def of(self, call: Callable[..., Any]) -> Callable[[], None]:
+        """The call and its backward, as a function that leaves nothing behind."""
+
         def run() -> None:
-            with torch.no_grad():
-                call(*given[0], **given[1])
+            if not self.wanted:
+                with torch.no_grad():
+                    call(*self.args, **self.kwargs)
+                return
+            results = pytree.tree_leaves(call(*self.args, **self.kwargs))
+            made = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad]
+            if made:  # ``backward`` would add to ``grad``
+                ones = [torch.ones_like(x) for x in made]
+                torch.autograd.grad(made, self.wanted, ones, allow_unused=True)
 
         return run
 
-    def original(*a: Any, **k: Any) -> Any:
-        with marks.ignore():
-            return core.original(*a, **k)
 
-    runs = {"original": runner(original)}
-    for candidate in candidates:
-        child = core.with_strategy(candidate)
-        runs[repr(candidate)] = runner(lambda *a, _child=child, **k: _child.call(a, k))
-    try:
-        with preserved(core.original):
-            medians = autotune.measure(runs, budget_s=strategy.budget_s)
-    except autotune.BudgetTooSmall as error:
-        return Choice(None, str(error))
-    choice, reason = autotune.pick(medians, baseline="original", margin=strategy.margin)
-    reason += " (forward, without gradients)"
-    autotune.store(key, {"choice": choice, "reason": reason, "medians_ms": medians})
-    return Choice(_child(core, candidates, choice), reason, medians)
+def _hooked(original: Any) -> str | None:
+    """Path of a module with hooks, if there is one: they may have effects."""
+    if isinstance(original, torch.nn.Module):
+        for name, module in original.named_modules():
+            if _compat.has_hooks(module):
+                return f"the module {name!r}" if name else "the module"
+    return None
 
 
-def _child(core: Any, candidates: list[Any], choice: str) -> Any:
+def _child(core: Any, candidates: list[Strategy], choice: str) -> Any:
     for candidate in candidates:
         if repr(candidate) == choice:
             return core.with_strategy(candidate)

@@ -124,7 +124,7 @@ def graph_of(
     forward: Any,
     warn: Callable[[str], None],
 ) -> BatchedGraph | None:
-    """A graph of AOTAutograd with its batch; None if the batch has one row, which is no size to split.
+    """A graph of AOTAutograd with its batch; None if that has one row or none, which is no size to split.
 
     Raises:
         SeparabilityError: the function fixes the size of the batch.
@@ -136,9 +136,9 @@ def graph_of(
             symbols.add(expr)
             continue
         if isinstance(expr, int) or getattr(expr, "is_Integer", False):
-            if int(expr) == 1:
+            if int(expr) in (0, 1):
                 shapes = tuple(tuple(t.shape) for t in _tensors(gm))
-                context = Context(1, shapes, "cpu", options.lanes, options.user)
+                context = Context(int(expr), shapes, "cpu", options.lanes, options.user)
                 sizes_of(options.strategy, context)  # refuses more nano-batches than rows
                 return None
             where = _compat.where_fixed(size.size)

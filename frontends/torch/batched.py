@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections import OrderedDict
@@ -31,13 +32,13 @@ from dynaflow_xla.separability import Sum
 from dynaflow_xla.strategies.base import record, sizes_of
 from dynaflow_xla.strategies.sequential import Sequential
 
-_MAX_PLANS = 64
+_MAX_PLANS = 256
+"""Sizes whose plans are kept: those used last. A plan takes some kilobytes for each operator."""
 
 
 @dataclass
 class _Made:
     entry: Entry
-    split: splitting.Split | None = None
     fit: proving.Fit | None = None
     sizes: tuple[int, ...] = ()
     assume: bool = False
@@ -88,6 +89,10 @@ class BatchedGraph:
         made = self._plans.get(key)
         if made is None:
             made = self.at(dict(zip((b.symbol for b in self.bindings), key, strict=True)))
+        elif len(self._plans) > _MAX_PLANS // 2:  # else none has to go soon
+            with self._lock:
+                if key in self._plans:
+                    self._plans.move_to_end(key)
         if not made.compared:
             self._compare(made, inputs)
         return made.entry
@@ -140,23 +145,29 @@ class BatchedGraph:
             fit.proof.raise_if_refused(allow_unproven=options.check)
             if options.in_axes is None and unproven:
                 self._refuse_unproven(fit.proof)
-        made, entry = self._split(values, batch, sizes, fit, t0)
-        return _Made(entry, made, fit, sizes, assume, compared=not unproven)
+        entry = self._split(values, batch, sizes, fit, t0)
+        return _Made(entry, fit, sizes, assume, compared=not unproven)
 
     def _whole(self, values: dict[Symbol, int], batch: int) -> Entry:
         """The plan without a split."""
         made = at_sizes(self.captured, values, 1.0, frozenset())
         kept = [n for n, v in enumerate(self.captured.graph.inputs) if v not in made.numbers]
-        entry = whole_entry(made.captured, self.options, self.kind, batch)
-        entry.prepare = lambda inputs: splitting.taken(inputs, [inputs[n] for n in kept])
-        return entry
+        entry: Any
+        if self.options.backend == "torch":
+            entry = whole_entry(made.captured, self.options, self.kind, batch)
+        else:
+            entry = _xla().whole_entry(made.captured, self.options, self.kind, batch)
+        entry.prepare = lambda inputs: _chosen(inputs, kept)
+        return entry  # type: ignore[no-any-return]
 
     def made_for(self, batch: int) -> _Made:
         """What was made for a batch of this size, by the call whose backward runs now."""
-        for made in reversed(self._plans.values()):
+        with self._lock:
+            plans = list(self._plans.values())
+        for made in reversed(plans):
             if made.sizes and sum(made.sizes) == batch:
                 return made
-        for made in self._plans.values():
+        for made in plans:
             if not made.sizes:
                 return made
         raise PlanError(f"{self.captured.graph.name!r} has no plan for a batch of {batch} rows")
@@ -222,7 +233,7 @@ class BatchedGraph:
         sizes: tuple[int, ...],
         fit: proving.Fit,
         t0: float,
-    ) -> tuple[splitting.Split, Entry]:
+    ) -> Entry:
         options = self.options
         captured, states, draws = drawn.before(self.captured, fit.states)
         fit = replace(fit, states=states, in_specs=drawn.specs(fit.in_specs, captured, states))
@@ -235,15 +246,20 @@ class BatchedGraph:
 
         at = {size: sized(size) for size in dict.fromkeys((*sizes, batch))}
         whole = at[batch]
+        kept = [n for n, v in enumerate(captured.graph.inputs) if v not in whole.numbers]
+        if options.backend != "torch":
+            made = _xla().split_entry(whole, at, sizes, fit, options, self.kind)
+            draw = drawn.drawer(draws, whole, captured)
+            made.prepare = lambda inputs: _chosen(draw(inputs), kept)
+            return made  # type: ignore[no-any-return]
         main = cut(at[max(sizes)].captured, options, self.kind)
         cuts = []
         for size in sizes:
-            made = nano.transfer(main, at[size].captured.graph)
-            if made is None:
+            moved = nano.transfer(main, at[size].captured.graph)
+            if moved is None:
                 raise PlanError(f"{captured.graph.name!r} has other operators for {size} rows")
-            cuts.append(made)
+            cuts.append(moved)
         by_size = dict(zip(sizes, cuts, strict=True))
-        kept = [n for n, v in enumerate(captured.graph.inputs) if v not in whole.numbers]
         split = splitting.split(
             whole, at, [by_size[size] for size in sizes], sizes, fit.in_specs, fit.out_specs,
             fit.states, kept, sized,
@@ -262,7 +278,7 @@ class BatchedGraph:
             split.functions(recording),
         )  # fmt: skip
         entry.prepare = split.inputs
-        return split, entry
+        return entry
 
     def _compare(self, made: _Made, inputs: Sequence[Any]) -> None:
         """Runs whole and split, and compares: for what could not be proved.
@@ -270,7 +286,7 @@ class BatchedGraph:
         Raises:
             SeparabilityError: the results differ.
         """
-        assert made.split is not None and made.fit is not None
+        assert made.fit is not None
         plain = replace(self.options, strategy=Sequential(), compiler="eager", lanes=1)
         whole = whole_entry(self.captured, plain, self.kind)
         given = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
@@ -304,6 +320,15 @@ class BatchedGraph:
             f"{self.captured.graph.name!r} is split although it is not proved that rows are independent "
             f"({found}); its results on the first call are those of the whole batch"
         )
+
+
+def _xla() -> Any:
+    """What plans nano-batches on XLA: JAX is optional, and only the backends of XLA need it."""
+    return importlib.import_module("dynaflow_xla.frontends.torch.xla_split")
+
+
+def _chosen(given: Sequence[Any], positions: Sequence[int]) -> list[Any]:
+    return splitting.taken(given, [given[n] for n in positions])
 
 
 def values_hint(captured: Captured, symbols: frozenset[Symbol]) -> int:

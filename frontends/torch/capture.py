@@ -21,14 +21,18 @@ from dynaflow_xla.frontends.torch import costs, marks
 from dynaflow_xla.frontends.torch.captured import Captured, Payload, Ref
 from dynaflow_xla.ir import Graph, Op, OpMark, Source, Value
 
+ROOT_FILE = "<dynaflow_xla schedule"
+"""How the files of functions begin that call a scheduled callable; their numbers say nothing."""
+
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _ROOT = re.compile(r"^[LG]\['(\w+)'\]")
 
 
 def source_of(node: Any) -> Source | None:
-    """The innermost line of a node's stack trace outside PyTorch."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    """The innermost line of a node's stack trace outside PyTorch, or else the innermost in it."""
+    found = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = [frame for frame in found if not frame[0].startswith(ROOT_FILE)]
     for file, line, function in reversed(frames):
         if not file.startswith(_TORCH_DIR):
             return Source(file, int(line), function)

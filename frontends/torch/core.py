@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.errors import DynaflowError, FallbackWarning, UnsupportedError
+from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch import (
     _compat,
     auto,
@@ -23,11 +23,12 @@ from dynaflow_xla.frontends.torch import (
     draws,
     marks,
     native,
+    overlap,
     recurrent,
     spectra,
 )
 from dynaflow_xla.frontends.torch.batched import BatchedGraph
-from dynaflow_xla.frontends.torch.capture import ROOT_NAME
+from dynaflow_xla.frontends.torch.capture import ROOT_FILE, ROOT_NAME
 from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS, Entry, Options, build_entry
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
@@ -47,6 +48,10 @@ _INTERNAL = (
 )
 _settings = _compat.CompilationSettings(marks.watched, batch.around)
 _schedules = itertools.count()
+
+
+_MAX_SHARED = 8
+"""So many captures differ by which arguments share memory only."""
 
 
 class Planned(BaseException):
@@ -86,21 +91,28 @@ class Core:
     Args:
         original: A module or function.
         options: See :class:`Options`.
+        parent: Of a candidate of ``Auto``: what it is made for. Its batch is split only if there is
+            a proof, and its warnings are the parent's.
     """
 
     framework = "torch"
 
-    def __init__(self, original: Callable[..., Any], options: Options) -> None:
+    def __init__(
+        self, original: Callable[..., Any], options: Options, parent: Core | None = None
+    ) -> None:
         self.original = original
         self.options = options
         self.entries: list[Entry | BatchedGraph] = []
-        native_split = type(options.strategy).split is not Strategy.split
-        self.splits = native_split and options.backend == "torch"
+        self.splits = auto.splits(options.strategy)
+        self.parent = parent
         self.breaks: list[str] = []
         self.notes: list[str] = []
         self.choices: dict[Any, auto.Choice] = {}
         self.children: dict[str, Core] = {}
         self._warned = False
+        self._writes = False
+        self._shared: tuple[tuple[int, ...], ...] | None = None
+        self._apart: dict[tuple[tuple[int, ...], ...], Core] = {}
         self._graphs = 0
         self._lock = threading.RLock()
         self._jax_side: Any = None
@@ -132,20 +144,43 @@ class Core:
         return result
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
+        if self._shared is None:
+            self._shared = overlap.pattern(args, kwargs)
+        elif self._writes and (found := overlap.pattern(args, kwargs)) != self._shared:
+            return self._for_shared(found)._invoke(args, kwargs)
         try:
             _settings.ensure()
-            if self.splits:
-                with batch.offered(self.options.name, self.options.in_axes, args, kwargs):
-                    return self._compiled(*args, **kwargs)
             if self.options.backend != "torch":
                 with _compat.unfused_layers():
-                    return self._compiled(*args, **kwargs)
+                    return self._offered(args, kwargs)
+            if self.splits:
+                return self._offered(args, kwargs)
             return self._compiled(*args, **kwargs)
         except _compat.backend_failed() as error:
             inner = _compat.inner_error(error)
             if isinstance(inner, DynaflowError):
                 raise inner from None
             raise
+
+    def _for_shared(self, found: tuple[tuple[int, ...], ...]) -> Core:
+        """The same for arguments that share memory in another way: a capture of its own."""
+        with self._lock:
+            if found not in self._apart:
+                if len(self._apart) == _MAX_SHARED:
+                    raise UnsupportedError(
+                        f"{self.options.name!r} writes into its arguments, and these share memory in a way "
+                        f"that {_MAX_SHARED + 1} earlier calls did not; pass tensors with memory of their "
+                        "own, or call the original"
+                    )
+                self._apart[found] = Core(self.original, self.options, self.parent)
+                self._apart[found]._shared = found
+            return self._apart[found]
+
+    def _offered(self, args: Any, kwargs: Any) -> Any:
+        if not self.splits:
+            return self._compiled(*args, **kwargs)
+        with batch.offered(self.options.name, self.options.in_axes, args, kwargs):
+            return self._compiled(*args, **kwargs)
 
     def _with_arrays(self, args: Any, kwargs: Any) -> Any:
         if self.options.backend == "torch":
@@ -160,22 +195,28 @@ class Core:
         return self._jax_side(args, kwargs)
 
     def _call_auto(self, args: Any, kwargs: Any) -> Any:
-        signature = auto.signature(args, kwargs)
+        signature = auto.signature(self.original, args, kwargs)
         choice = self.choices.get(signature)
         if choice is None:
             if native.in_lane() or _compat.modes_active():
                 return self.original(*args, **kwargs)
             choice = self.choices[signature] = auto.choose(self, args, kwargs)
-        if choice.child is None:
-            with marks.ignore():
-                return self.original(*args, **kwargs)
-        return choice.child.call(args, kwargs)
+        if choice.child is not None:
+            try:
+                return choice.child.call(args, kwargs)
+            except SeparabilityError as error:
+                # Something changed that is no argument, say a module in it is in training mode now.
+                reason = f"{choice.name} is left: {str(error).splitlines()[0]}"
+                self.choices[signature] = auto.Choice(None, reason)
+        with marks.ignore():
+            return self.original(*args, **kwargs)
 
     def with_strategy(self, strategy: Strategy) -> Core:
         """The same under another strategy; made once a strategy."""
         key = repr(strategy)
         if key not in self.children:
-            self.children[key] = Core(self.original, replace(self.options, strategy=strategy))
+            options = replace(self.options, strategy=strategy, check=False)
+            self.children[key] = Core(self.original, options, parent=self)
         return self.children[key]
 
     def target(self, args: Any, kwargs: Any) -> Core:
@@ -183,14 +224,14 @@ class Core:
         strategy = self.options.strategy
         if not isinstance(strategy, Auto):
             return self
-        choice = self.choices.get(auto.signature(args, kwargs))
+        choice = self.choices.get(auto.signature(self.original, args, kwargs))
         if choice is not None and choice.child is not None:
             return choice.child  # type: ignore[no-any-return]
         return self.with_strategy(strategy.candidates(self.options.lanes)[0])
 
     def decision(self, args: Any, kwargs: Any) -> auto.Choice | None:
         """What Auto decided for these arguments, or None."""
-        return self.choices.get(auto.signature(args, kwargs))
+        return self.choices.get(auto.signature(self.original, args, kwargs))
 
     # -- planning ---------------------------------------------------------------------------------
 
@@ -256,6 +297,10 @@ class Core:
     # -- the backend ------------------------------------------------------------------------------
 
     def _warn(self, note: str) -> None:
+        if self.parent is not None:
+            if note not in self.parent.notes:
+                self.parent._warn(note)
+            return
         self.notes.append(note)
         # The line of the user's call: neither this package's nor PyTorch's.
         level, frame = 1, sys._getframe()
@@ -296,8 +341,10 @@ class Core:
                     entry = build_entry(gm, self.options, kind, state["number"], whole)
                 self.entries.append(entry)
             if kind == "backward":
+                _compat.allow_second_backward()
                 state["forward"].backward = entry
             else:
+                self._writes |= _compat.writes_inputs()
                 state["forward"] = entry
             return _compat.boxed(_Runner(entry))
 
@@ -344,9 +391,10 @@ class _Backend:
         if core.splits:
             state["batch"], state["whole"] = batch.sizes_in(gm), 1
             if not state["batch"]:
-                core._warn(
-                    f"a graph of {core.options.name!r} takes no argument with a batch, so it is not split"
-                )
+                told = f"a graph of {core.options.name!r} takes no argument with a batch, so it is not split"
+                if core.parent is not None:
+                    raise SeparabilityError(told)
+                core._warn(told)
         core._graphs += 1
         aot = _compat.aot_backend(
             core.compiler("forward", state),
@@ -382,7 +430,7 @@ def _root_function(original: Callable[..., Any]) -> Callable[..., Any]:
         f"        return {ROOT_NAME}(*args, **kwargs)\n"
         f"    return scheduled\n"
     )
-    exec(compile(text, f"<dynaflow_xla schedule {next(_schedules)}>", "exec"), scope)
+    exec(compile(text, f"{ROOT_FILE} {next(_schedules)}>", "exec"), scope)
     made: types.FunctionType = scope["make"](original)
     return made
 

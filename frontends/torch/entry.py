@@ -127,7 +127,11 @@ def build_entry(gm: Any, options: Options, kind: str, number: int, batch: int | 
         # JAX is optional, and only these backends need it.
         from dynaflow_xla.frontends.torch import xla_backend
 
-        return xla_backend.build_entry(gm, options, kind, name)
+        if batch is None:
+            return xla_backend.build_entry(gm, options, kind, name)
+        from dynaflow_xla.frontends.torch import xla_split
+
+        return xla_backend.build_entry(gm, options, kind, name, xla_split.rows(batch))
     return whole_entry(capture(gm, name), options, kind, batch)
 
 

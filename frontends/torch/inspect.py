@@ -36,8 +36,7 @@ def explain(fast: Core, args: Any, kwargs: Any) -> str:
         if choice is None:
             lines.append("auto: nothing decided yet for these arguments (a call decides)")
         else:
-            what = "the original" if choice.child is None else repr(choice.child.options.strategy)
-            lines.append(f"auto: {what} runs; {choice.reason}")
+            lines += choice.lines()
     return "\n".join(lines)
 
 
@@ -135,5 +134,5 @@ def tune(fast: Core, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
         choice = auto.choose(fast, args, kwargs)
     finally:
         strategy.budget_s = before
-    fast.choices[auto.signature(args, kwargs)] = choice
+    fast.choices[auto.signature(fast.original, args, kwargs)] = choice
     return choice

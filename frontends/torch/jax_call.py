@@ -26,6 +26,7 @@ from dynaflow_xla.frontends.torch.aten_lowering import DTYPES
 from dynaflow_xla.frontends.torch.capture import capture
 from dynaflow_xla.frontends.torch.flat import Flat, state_of
 from dynaflow_xla.frontends.torch.xla_backend import jax_options
+from dynaflow_xla.strategies.base import Strategy
 
 # An operator's line is that of the user's call.
 _compat.hide_frames(os.path.dirname(errors.__file__))
@@ -144,8 +145,14 @@ class JaxSide:
         """Results are JAX arrays, in the original's structure.
 
         Raises:
-            UnsupportedError: tensors beside arrays, writes in place, random numbers, gradients.
+            UnsupportedError: tensors beside arrays, writes in place, random numbers, gradients,
+                a strategy with nano-batches.
         """
+        if type(self.options.strategy).split is not Strategy.split:
+            raise UnsupportedError(
+                f"{self.options.name!r} got JAX arrays, and its strategy {self.options.strategy!r} splits "
+                "the batch of tensors; schedule the JAX function that calls it, with in_axes"
+            )
         leaves, tree = pytree.tree_flatten((args, kwargs))
         if any(isinstance(x, torch.Tensor) for x in leaves):
             raise UnsupportedError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch.captured import Captured, Payload, Ref
@@ -193,16 +194,18 @@ def at_sizes(captured: Captured, values: Bindings, scale: float, rows: frozenset
 
 
 class _Examples(dict[int, Any]):
-    """Example values at these sizes, made when asked for."""
+    """Example values at these sizes, without data, made when asked for."""
 
     def __init__(self, given: Mapping[int, Any], evaluate: Evaluator) -> None:
         super().__init__()
         self._given, self._evaluate = given, evaluate
+        self._mode = FakeTensorMode()  # tensors of several cannot meet
 
     def __missing__(self, value: int) -> Any:
         example = self._given[value]
         if isinstance(example, torch.Tensor):
-            self[value] = Layout.of(example, self._evaluate).meta()
+            with self._mode:
+                self[value] = Layout.of(example, self._evaluate).empty()
         else:
             self[value] = example
         return self[value]
@@ -235,10 +238,3 @@ class Layout:
         last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
         room = torch.empty(self.offset + last + 1, dtype=self.dtype, device=self.device)
         return room.as_strided(self.shape, self.strides, self.offset)
-
-    def meta(self) -> torch.Tensor:
-        """A tensor of this layout without data, which says where it would be."""
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        with FakeTensorMode():
-            return self.empty()

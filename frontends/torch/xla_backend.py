@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,11 +51,13 @@ class Program:
     Attributes:
         function: The graph as a JAX function.
         call: The planned entry of the JAX frontend, callable with tensors.
+        shares: Number of a tensor that each nano-batch gets a share of -> the shares.
         copied: How many argument tensors had to be copied in the last call, for ``explain``.
     """
 
     function: JaxFunction
     call: EngineCall
+    shares: Mapping[int, Sequence[float]] = field(default_factory=dict)
     copied: int = 0
 
     def __call__(self, inputs: Sequence[Any], run: Any = None) -> list[Any]:
@@ -71,6 +73,12 @@ class Program:
         arrays += [x for draw in function.draws for x in draw.make()]
         given = [_in_memory(x, la) for x, la in zip(arrays, function.layouts, strict=True)]
         self.copied = sum(a.data_ptr() != b.data_ptr() for a, b in zip(arrays, given, strict=True))
+        if self.shares:
+            given = [
+                x if share is None else x * share
+                for n, x in enumerate(given)
+                for share in self.shares.get(n, (None,))
+            ]
         physical = (run or self.call)(given)
         results = {
             v: x if layout.plain else x.permute(layout.inverse)
@@ -93,6 +101,8 @@ class XlaEntry:
     Attributes:
         kind: "inference", "forward" or "backward".
         program: The program of the sizes at capture.
+        prepare: From the inputs of a call to those of the program, if they are others.
+        later: Makes the plan of the backward when asked for.
         seconds: Time spent by step: "partition", "plan", "compile".
     """
 
@@ -105,6 +115,8 @@ class XlaEntry:
     backward: Any = None
     symbolic: bool = False
     programs: dict[Any, Program] = field(default_factory=dict)
+    prepare: Callable[[Sequence[Any]], list[Any]] | None = None
+    later: Callable[[], Any] | None = None
     _lock: Any = field(default_factory=threading.Lock)
 
     @property
@@ -125,6 +137,8 @@ class XlaEntry:
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Flat inputs to flat outputs; a list of inputs is emptied."""
         xla.check_process()
+        if self.prepare is not None:
+            inputs = self.prepare(inputs)
         given = list(inputs)
         if isinstance(inputs, list):
             inputs.clear()
@@ -228,8 +242,10 @@ def specialised(gm: Any, inputs: Sequence[Any]) -> Any:
     return made
 
 
-def build_entry(gm: Any, options: Any, kind: str, name: str) -> XlaEntry:
+def build_entry(gm: Any, options: Any, kind: str, name: str, batched: Any = None) -> XlaEntry:
     """Captures, partitions, plans, validates and compiles a functional aten graph for XLA.
+
+    ``batched``: see ``program_of``.
 
     Raises:
         UnsupportedError: an operator has no lowering; a tensor is on another device.
@@ -241,27 +257,54 @@ def build_entry(gm: Any, options: Any, kind: str, name: str) -> XlaEntry:
         for x in examples
     )
     program = build_program(
-        capture(specialised(gm, examples) if symbolic else gm, name), options, kind
+        capture(specialised(gm, examples) if symbolic else gm, name), options, kind, batched
     )
     seconds = program.call.made.seconds
     return XlaEntry(options, kind, gm, name, program, seconds, symbolic=symbolic)
 
 
-def build_program(captured: Captured, options: Any, kind: str) -> Program:
-    """Traces, plans and compiles a graph with fixed sizes."""
-    _check_devices(captured, options.backend)
-    t0 = time.perf_counter()
-    function = to_jax.jax_function(captured)
+def build_program(captured: Captured, options: Any, kind: str, batched: Any = None) -> Program:
+    """Traces, plans and compiles a graph with fixed sizes; ``batched``: see ``program_of``."""
+    return program_of(to_jax.jax_function(captured), options, kind, batched=batched)
+
+
+def traced(function: JaxFunction) -> tuple[Any, Any]:
+    """The function as a closed jaxpr, and as the JAX frontend's graph."""
+    graph = function.captured.graph
     with jax.enable_x64(True), matmul_precision():
         with jax_entry.capturing_inside():
             closed = jax.make_jaxpr(function)(*function.specs())
-        found = jax_capture.capture(closed, 0, captured.graph.name)
-        made = jax_entry.build_entry(
-            places.settle(found, captured.graph.ops), jax_options(options, captured, kind)
-        )
+        return closed, places.settle(jax_capture.capture(closed, 0, graph.name), graph.ops)
+
+
+def program_of(
+    function: JaxFunction,
+    options: Any,
+    kind: str,
+    trace: tuple[Any, Any] | None = None,
+    batched: Any = None,
+    shares: Mapping[int, Sequence[float]] | None = None,
+) -> Program:
+    """Traces, plans and compiles a function.
+
+    Args:
+        function: A graph with fixed sizes.
+        options: What the user asked for.
+        kind: "inference", "forward" or "backward".
+        trace: What ``traced`` made of it, if that is there.
+        batched: What is needed to split it, or its number of rows; see ``frontends.jax.split``.
+        shares: See ``Program``.
+    """
+    captured = function.captured
+    _check_devices(captured, options.backend)
+    t0 = time.perf_counter()
+    closed, found = traced(function) if trace is None else trace
+    with jax.enable_x64(True), matmul_precision():
+        made = jax_entry.build_entry(found, jax_options(options, captured, kind), batched)
     made.seconds["trace"] = time.perf_counter() - t0 - sum(made.seconds.values())
+    consts = closed.consts if made.split is None else made.split.inputs(closed.consts)
     results = [(layout.physical, layout.dtype) for layout in function.result_layouts]
-    return Program(function, EngineCall(made, closed.consts, results))
+    return Program(function, EngineCall(made, consts, results), shares or {})
 
 
 def matmul_precision() -> Any:

@@ -1,0 +1,185 @@
+"""``Auto`` for PyTorch: nano-batches among its candidates, training, and what is not measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+from dynaflow_xla import autotune
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.frontends.torch import auto
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+nn = torch.nn
+
+two_lanes = {"lanes": 2, "backend": "torch"}
+
+
+def net() -> Any:
+    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+
+
+def always(monkeypatch: pytest.MonkeyPatch, wanted: str) -> list[set[str]]:
+    """Every candidate runs as often as it must, and the wanted one is taken for the fastest."""
+    seen: list[set[str]] = []
+
+    def measure(runs: Any, **_: Any) -> dict[str, float]:
+        seen.append(set(runs))
+        for run in runs.values():
+            run()
+        return {name: 1.0 if name == wanted else 2.0 for name in runs}
+
+    monkeypatch.setattr(autotune, "measure", measure)
+    return seen
+
+
+def scheduled(fn: Any, **options: Any) -> Any:
+    return dfx.schedule(fn, dfx.Auto(min_cost_ns=0.0), **{**two_lanes, **options})
+
+
+def test_nano_batches_are_chosen_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = always(monkeypatch, "NanoBatch(2)")
+    model, x = net(), torch.randn(8, 16)
+    fast = scheduled(model)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+        text = dfx.explain(fast, x)
+    assert seen == [{"original", "NanoBatch(2)", "NanoBatch(4)"}]
+    assert "auto: NanoBatch(2) runs" in text and "@1" in text
+    assert "Branches(lanes=2): not measured: the plan has one lane" in text
+    (file,) = Path(autotune.cache_dir()).glob("*.json")
+    assert json.loads(file.read_text())["choice"] == "NanoBatch(2)"
+    again = scheduled(model)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), model(x))
+        assert "NanoBatch(2) runs; cached" in dfx.explain(again, x)
+    assert len(seen) == 1
+
+
+def test_the_original_wins_ties(monkeypatch: pytest.MonkeyPatch) -> None:
+    always(monkeypatch, "original")
+    model, x = net(), torch.randn(8, 16)
+    fast = scheduled(model)
+    with torch.no_grad():
+        assert torch.equal(fast(x), model(x))
+        assert "auto: the original runs" in dfx.explain(fast, x)
+
+
+def test_training_is_measured_with_its_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    always(monkeypatch, "NanoBatch(2)")
+    model, x = net(), torch.randn(8, 16, requires_grad=True)
+    state = torch.get_rng_state()
+    fast = scheduled(model, in_axes=0)
+    out = fast(x)
+    assert x.grad is None and all(p.grad is None for p in model.parameters())
+    assert torch.equal(state, torch.get_rng_state())
+    out.square().mean().backward()
+    got = [x.grad.clone(), *(p.grad.clone() for p in model.parameters())]
+    x.grad = None
+    model.zero_grad()
+    model(x).square().mean().backward()
+    for g, w in zip(got, [x.grad, *(p.grad for p in model.parameters())], strict=True):
+        torch.testing.assert_close(g, w)
+    assert "(forward and backward)" in dfx.explain(fast, x)
+
+
+def test_what_mixes_rows_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    always(monkeypatch, "NanoBatch(2)")
+    x = torch.randn(8, 16)
+    model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16))
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    fast = scheduled(model)
+    want_model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16))
+    want_model.load_state_dict(before)
+    assert torch.equal(fast(x), want_model(x))
+    for k, v in want_model.state_dict().items():
+        assert torch.equal(model.state_dict()[k], v), k  # measuring has not moved the statistics
+    text = dfx.explain(fast, x)
+    assert "NanoBatch(2): not measured" in text and "native_batch_norm" in text
+    # In eval mode the same signature can be split.
+    model.eval()
+    want_model.eval()
+    torch.testing.assert_close(fast(x), want_model(x))
+    assert "auto: NanoBatch(2) runs" in dfx.explain(fast, x)
+    # A module inside that goes back to training mode does not surprise the caller.
+    model[1].train()
+    want_model[1].train()
+    assert torch.equal(fast(x), want_model(x))
+    assert "NanoBatch(2) is left" in dfx.explain(fast, x)
+
+
+def test_unproven_rows_are_not_split_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = always(monkeypatch, "NanoBatch(2)")
+    fast = scheduled(lambda x: torch.cdist(x[:, None], x[:, None]) + 1, in_axes=0)
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(fast(x), fast.original(x))
+    assert not any("NanoBatch" in name for runs in seen for name in runs)
+    assert "NanoBatch(2): not measured" in dfx.explain(fast, x)
+
+
+def test_axes_that_do_not_fit_are_an_error() -> None:
+    fast = scheduled(lambda x, y: x + y, in_axes=0)
+    with pytest.raises(PlanError, match="rows"):
+        fast(torch.ones(4, 2), torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_batches_without_rows_to_split(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = always(monkeypatch, "NanoBatch(2)")
+    model = net()
+    fast = scheduled(model)
+    x = torch.randn(rows, 16)
+    with torch.no_grad():
+        assert torch.equal(fast(x), model(x))
+    assert not any("NanoBatch" in name for runs in seen for name in runs)
+
+
+def test_hooks_are_not_called_by_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    always(monkeypatch, "NanoBatch(2)")
+    model, x = net(), torch.randn(8, 16)
+    calls: list[Any] = []
+    handle = model[1].register_forward_hook(lambda *a: calls.append(1))
+    fast = scheduled(model)
+    with torch.no_grad():
+        assert torch.equal(fast(x), model(x))
+        assert len(calls) == 2
+        assert "has hooks" in dfx.explain(fast, x)
+    handle.remove()
+
+
+def test_gradients_of_what_is_closed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    always(monkeypatch, "NanoBatch(2)")
+    w = torch.randn(16, 16, requires_grad=True)
+    fast = scheduled(lambda x: torch.tanh(x @ w))
+    x = torch.randn(8, 16)
+    fast(x).sum().backward()
+    got, w.grad = w.grad, None
+    fast.original(x).sum().backward()
+    torch.testing.assert_close(got, w.grad)
+
+
+def test_several_graphs_are_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = always(monkeypatch, "NanoBatch(2)")
+
+    def f(x: Any) -> Any:
+        y = torch.tanh(x)
+        torch._dynamo.graph_break()
+        return torch.sort(y).values + torch.sort(-y).values
+
+    fast = scheduled(f)
+    x = torch.randn(8, 64)
+    with pytest.warns(dfx.FallbackWarning, match="several graphs"), torch.no_grad():
+        assert torch.equal(fast(x), f(x))
+    assert not any("NanoBatch" in name for runs in seen for name in runs)
+
+
+def test_real_measurement_keeps_values() -> None:
+    model, x = net(), torch.randn(32, 16)
+    fast = dfx.schedule(model, dfx.Auto(budget_s=20.0, min_cost_ns=0.0), lanes=2)
+    torch.testing.assert_close(fast(x), model(x))
+    choice = auto.choose(fast._dfx_core, (x,), {})
+    assert choice.reason.startswith("cached") and "original" in choice.medians_ms

@@ -1,0 +1,168 @@
+"""What callers do with modules and tensors: a scheduled callable does what the original does."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+from dynaflow_xla.errors import UnsupportedError
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+nn = torch.nn
+
+
+def net() -> Any:
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+
+@pytest.fixture(params=["branches", "nano"])
+def schedule(request: pytest.FixtureRequest) -> Any:
+    if request.param == "nano":
+        return lambda fn, **o: dfx.schedule(
+            fn, dfx.NanoBatch(2), in_axes=0, lanes=2, backend="torch", **o
+        )
+    return lambda fn, **o: dfx.schedule(fn, dfx.Branches(), lanes=2, backend="torch", **o)
+
+
+def grads(model: Any, loss: Any) -> list[Any]:
+    model.zero_grad()
+    loss()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def test_a_backward_that_keeps_the_graph_from_the_first(schedule: Any) -> None:
+    model, x = net(), torch.randn(4, 8)
+
+    def run(call: Any) -> None:
+        loss = call(x).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    fast = schedule(model)
+    torch.testing.assert_close(grads(model, lambda: run(fast)), grads(model, lambda: run(model)))
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_batches_without_rows(schedule: Any, train: bool) -> None:
+    model = net()
+    fast = schedule(model)
+    for rows in (0, 4, 0, 1, 5):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(fast(x), model(x))
+        if train:
+            got = grads(model, lambda x=x: fast(x).square().sum().backward())
+            want = grads(model, lambda x=x: model(x).square().sum().backward())
+            torch.testing.assert_close(got, want)
+
+
+def test_backward_twice_and_interleaved(schedule: Any) -> None:
+    model = net()
+    fast = schedule(model)
+    x, y = torch.randn(4, 8), torch.randn(6, 8)
+
+    def twice(call: Any) -> None:
+        loss = call(x).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    def interleaved(call: Any) -> None:
+        first, second = call(x).square().sum(), call(y).square().sum()
+        second.backward()
+        first.backward()
+
+    for run in (interleaved, twice, interleaved):
+        got = grads(model, functools.partial(run, fast))
+        torch.testing.assert_close(got, grads(model, functools.partial(run, model)))
+
+
+def write_both(x: Any, y: Any) -> Any:
+    x.add_(1)
+    y.mul_(2)
+    return x * 2
+
+
+SHARING = {
+    "apart": lambda t: (t[:4].clone(), t[:4].clone()),
+    "same": lambda t: (t[:4],) * 2,
+    "view": lambda t: (t[:4], t[:4].view(4, 10)),
+    "shifted": lambda t: (t[:4], t[1:5]),
+    "shifted more": lambda t: (t[:4], t[2:6]),
+    "other rows": lambda t: (t[:4], t[4:]),
+    "other columns": lambda t: (t[:4, ::2], t[4:, 1::2]),
+}
+
+
+@pytest.mark.parametrize("first", ["apart", "view", "shifted", "same"])
+def test_arguments_that_share_what_is_written(first: str) -> None:
+    fast = dfx.schedule(write_both, dfx.Branches(), lanes=2, backend="torch")
+    for name in (first, *SHARING, first):
+        given, other = torch.randn(8, 10), None
+        other = given.clone()
+        got, want = fast(*SHARING[name](given)), write_both(*SHARING[name](other))
+        assert torch.equal(got, want) and torch.equal(given, other), name
+
+
+def test_ever_other_shared_memory_is_refused() -> None:
+    fast = dfx.schedule(write_both, dfx.Branches(), lanes=2, backend="torch")
+    x = torch.randn(40, 3)
+    fast(x[:20], x[20:])
+    with pytest.raises(UnsupportedError, match="share memory in a way"):
+        for start in range(1, 20):
+            fast(x[:20], x[start : start + 20])
+
+
+def test_structured_results(schedule: Any) -> None:
+    @dataclasses.dataclass
+    class Out:
+        y: Any
+        rows: int
+        text: str = "x"
+
+    fast = schedule(lambda x: Out(torch.sin(x), x.shape[0]))
+    for rows in (4, 6, 8):
+        x = torch.randn(rows, 3)
+        out = fast(x)
+        assert type(out) is Out and out.rows == rows and torch.equal(out.y, torch.sin(x))
+
+
+def test_tied_weights_and_counters(schedule: Any) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
+            self.out.weight = self.embed.weight
+            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+        def forward(self, ids: Any) -> Any:
+            self.calls += 1
+            return self.out(torch.tanh(self.embed(ids))) * self.calls
+
+    model = Tied()
+    other = copy.deepcopy(model)
+    fast = schedule(model)
+    for _ in range(2):
+        ids = torch.randint(0, 11, (4, 3))
+        got = grads(model, lambda ids=ids: fast(ids).square().mean().backward())
+        want = grads(other, lambda ids=ids: other(ids).square().mean().backward())
+        assert len(got) == 1
+        torch.testing.assert_close(got, want)
+        assert model.calls == other.calls
+    again = copy.deepcopy(fast)
+    assert again.out.weight is again.embed.weight
+
+
+def test_layouts_of_inputs(schedule: Any) -> None:
+    model = net()
+    fast = schedule(model)
+    for x in (
+        torch.randn(8, 4).T, torch.randn(4, 16)[:, ::2], torch.randn(1, 8).expand(4, 8),
+        torch.randn(8, 8)[::2], torch.randn(40)[3:35].view(4, 8),
+    ):  # fmt: skip
+        got, want = fast(x), model(x)
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
