@@ -237,9 +237,9 @@ def _sum(row: dict[str, Any], *fields: str) -> int:
 
 def _in_order(row: dict[str, Any], collectives: bool) -> int:
     """Free pairs that the program orders, wholly or in part: those with a collective, or the others."""
+    outer = {one["region"] for one in row["collectives"]}
     found = 0
     for plan in (row, *row["bodies"]):
-        outer = {region["name"] for region in plan["regions"] if region["lane"] < 0}
         pairs = [*plan["order"]["extra"], *plan["order"]["partly"]]
         found += sum(collectives != outer.isdisjoint(pair) for pair in pairs)
     return found
