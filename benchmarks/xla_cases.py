@@ -9,15 +9,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 
 import dynaflow_xla as dfx
 
 TARGET = "nvidia-h200"
+AXIS, DEVICES = "devices", 8
+# Nobody has 8 devices here.
+ABSTRACT_MESH = jax.sharding.AbstractMesh(
+    (DEVICES,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,)
+)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A function to compile; ``arguments`` are shapes."""
+    """A function to compile; ``arguments`` are shapes.
+
+    Attributes:
+        around: Makes the whole function of the scheduled one, which is a part of it.
+        specs, out_spec: How arguments and result lie on ``DEVICES`` devices, under shard_map; without,
+            the function is for one.
+    """
 
     name: str
     fn: Callable[..., Any]
@@ -25,14 +37,46 @@ class Case:
     strategy: dfx.Strategy
     donated: tuple[int, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+    specs: tuple[Any, ...] | None = None
+    out_spec: Any = None
+    around: Callable[[Any], Any] | None = None
 
-    def original(self) -> Any:
+    def original(self, mesh: Any = None) -> Any:
         """A new jitted function: nothing of it is traced yet."""
-        return jax.jit(lambda *a: self.fn(*a), donate_argnums=self.donated)
+        return self._whole(lambda *a: self.fn(*a), mesh)
 
-    def scheduled(self, **more: Any) -> Any:
+    def scheduled(self, mesh: Any = None, **more: Any) -> Any:
         """The scheduled function."""
-        return dfx.schedule(self.original(), self.strategy, **self.options, **more)
+        partly = self.specs is not None or self.around is not None
+        fn = (lambda *a: self.fn(*a)) if partly else self.original()
+        fast = dfx.schedule(fn, self.strategy, **self.options, **more)
+        return self._whole(fast, mesh) if partly else fast
+
+    def on(self, mesh: Any) -> tuple[Any, ...]:
+        """The arguments on a mesh."""
+        if self.specs is None:
+            return self.arguments
+
+        def place(part: Any, leaf: Any) -> Any:
+            sharding = jax.sharding.NamedSharding(mesh, part)
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+        return jax.tree_util.tree_map(place, self.specs, self.arguments)  # type: ignore[no-any-return]
+
+    def _whole(self, fn: Any, mesh: Any) -> Any:
+        if self.around is not None:
+            fn = self.around(fn)
+        if self.specs is None:
+            return jax.jit(fn, donate_argnums=self.donated)
+        return jax.jit(
+            jax.shard_map(
+                fn,
+                mesh=ABSTRACT_MESH if mesh is None else mesh,
+                in_specs=self.specs,
+                out_specs=self.out_spec,
+                check_vma=False,
+            )
+        )
 
 
 def spec(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
@@ -62,17 +106,27 @@ def two_branches(x: Any, y: Any, v: Any, w: Any) -> Any:
 ROWS, TOKENS, WIDTH, HEADS = 8, 256, 512, 8
 
 
-def attention(x: Any, w: Any) -> Any:
+def attended(x: Any, w: Any) -> Any:
+    """What attention adds; with some of the heads in the weights, their share of it."""
     rows, tokens, width = x.shape
     h = jax.nn.standardize(x, axis=-1)
-    q, k, v = (jnp.reshape(h @ w[n], (rows, tokens, HEADS, width // HEADS)) for n in "qkv")
+    q, k, v = (jnp.reshape(h @ w[n], (rows, tokens, -1, width // HEADS)) for n in "qkv")
     scores = jnp.einsum("bthd,bshd->bhts", q, k) / (width // HEADS) ** 0.5
     mixed = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), v)
-    return x + jnp.reshape(mixed, x.shape) @ w["o"]
+    return jnp.reshape(mixed, (rows, tokens, -1)) @ w["o"]
+
+
+def expanded(x: Any, w: Any) -> Any:
+    """What the MLP adds; with some of the hidden features in the weights, their share of it."""
+    return jax.nn.gelu(jax.nn.standardize(x, axis=-1) @ w["up"]) @ w["down"]
+
+
+def attention(x: Any, w: Any) -> Any:
+    return x + attended(x, w)
 
 
 def mlp(x: Any, w: Any) -> Any:
-    return x + jax.nn.gelu(jax.nn.standardize(x, axis=-1) @ w["up"]) @ w["down"]
+    return x + expanded(x, w)
 
 
 def block(w: Any, x: Any) -> Any:
@@ -80,6 +134,23 @@ def block(w: Any, x: Any) -> Any:
         x = attention(x, w)
     with dfx.mark("mlp"):
         return mlp(x, w)
+
+
+def parallel_over_devices(w: Any, x: Any) -> Any:
+    """The block on one of several devices: heads and hidden features lie on different ones."""
+    with dfx.mark("attention"):
+        a = attended(x, w)
+    a = jax.lax.psum(a, AXIS)
+    with dfx.mark("mlp"):
+        x = x + a
+        m = expanded(x, w)
+    m = jax.lax.psum(m, AXIS)
+    with dfx.mark("add"):
+        return x + m
+
+
+COLUMNS, LINES = PartitionSpec(None, AXIS), PartitionSpec(AXIS, None)
+WEIGHTS_SPREAD = dict.fromkeys(("q", "k", "v", "up"), COLUMNS) | dict.fromkeys(("o", "down"), LINES)
 
 
 def block_weights(*lead: int, dtype: Any = jnp.bfloat16) -> Any:
@@ -158,6 +229,11 @@ def scanned(ws: Any, x: Any) -> Any:
     return jax.lax.scan(lambda h, w: (parallel_block(w, h), None), x, ws)[0]
 
 
+def in_layers(layer: Any) -> Any:
+    """A model of equal layers."""
+    return lambda ws, x: jax.lax.scan(lambda h, w: (layer(w, h), None), x, ws)[0]
+
+
 def scanned_gradient(ws: Any, x: Any) -> Any:
     return jax.value_and_grad(lambda ws: jnp.mean(scanned(ws, x).astype(jnp.float32) ** 2))(ws)
 
@@ -173,6 +249,15 @@ CASES = (
         dfx.NanoBatch(2),
         options={"in_axes": (None, 0)},
     ),
+    Case(
+        "tensor-parallel block, 8 devices, DualBatch",
+        parallel_over_devices,
+        (block_weights(), TOKENS_IN),
+        dfx.DualBatch(),
+        options={"in_axes": (None, 0)},
+        specs=(WEIGHTS_SPREAD, PartitionSpec()),
+        out_spec=PartitionSpec(),
+    ),
     Case("mixture of 4 experts", experts, (EXPERT_WEIGHTS, spec(2048, WIDTH)), dfx.Branches()),
     Case(
         "training step, 4 layers, AdamW",
@@ -187,5 +272,13 @@ CASES = (
         scanned_gradient,
         (block_weights(32), TOKENS_IN),
         dfx.Branches(),
+    ),
+    Case(
+        "scan over 32 blocks, each in 2 nano-batches",
+        block,
+        (block_weights(32), TOKENS_IN),
+        dfx.NanoBatch(2),
+        options={"in_axes": (None, 0)},
+        around=in_layers,
     ),
 )

@@ -23,7 +23,10 @@ class Order(msgspec.Struct, frozen=True):
         parallel: Pairs that neither the plan nor the program orders.
         extra: Pairs that the plan leaves free and the program orders completely.
         partly: Pairs that the plan leaves free and whose kernels the program orders in part.
-        merged: Pairs that the plan leaves free and for which one kernel makes results of both.
+        merged: Pairs that the plan leaves free and for which one kernel makes results of both, or
+            computes products for both.
+        common: Pairs that the plan leaves free and that are parallel but for what XLA computes once for
+            both: a part that they have in common, a normalisation of the same value, say.
         donated: Pairs that the plan leaves free and whose order donation asks for: the first reads an
             argument that the second writes its result over (or is before or after such a pair).
         conflicts: Edges of the CUDA graph that neither data nor the plan asks for, between regions
@@ -39,6 +42,7 @@ class Order(msgspec.Struct, frozen=True):
     partly: tuple[tuple[str, str], ...]
     merged: tuple[tuple[str, str], ...]
     donated: tuple[tuple[str, str], ...] = ()
+    common: tuple[tuple[str, str], ...] = ()
     conflicts: tuple[tuple[str, str, str, str], ...] = ()
 
 
@@ -50,6 +54,8 @@ def compare(
     graph: xla_dump.GraphOrder,
     leaves: dict[int, Thunk],
     aliases: dict[int, int],
+    reads: dict[int, set[int]],
+    products: set[int],
 ) -> Order:
     """Compares the order of a plan with that of its program.
 
@@ -61,6 +67,8 @@ def compare(
         graph: The order of the leaves.
         leaves: Leaf by number.
         aliases: Result -> the argument that it is written over.
+        reads: Leaf -> leaves whose results it needs.
+        products: Leaves that multiply matrices; two regions' products in one kernel have one name.
     """
     before = graph.before
     free = _free_pairs(made, aliases)
@@ -94,18 +102,23 @@ def compare(
                 sets["donated"].append(pair)
                 continue
             ones, others = owned.get(first, set()), owned.get(second, set())
-            if any({first, second} <= results.get(leaf, set()) for leaf in ones | others):
+            both = {a for a in ones if any(a in reads[b] for b in others)}
+            both |= {b for b in others if any(b in reads[a] for a in ones)}
+            made_by_one = any({first, second} <= results.get(x, set()) for x in ones | others)
+            if made_by_one or both & products:
                 sets["merged"].append(pair)
             ordered = [
                 1 if a in before[b] else -1 if b in before[a] else 0
-                for a in ones
-                for b in others
+                for a in ones - both
+                for b in others - both
                 if a != b
             ]
             if ordered and (all(o == 1 for o in ordered) or all(o == -1 for o in ordered)):
                 sets["extra"].append(pair if ordered[0] == 1 else pair[::-1])
             elif any(ordered):
                 sets["partly"].append(pair)
+            elif both:
+                sets["common"].append(pair)
             elif ordered:
                 sets["parallel"].append(pair)
     region_of = {leaf: region for region, mine in owned.items() for leaf in mine}
@@ -113,7 +126,7 @@ def compare(
     for leaf, waits in graph.edges.items():
         for other in waits:
             a, b = region_of.get(other), region_of.get(leaf)
-            if a is None or b is None or a == b:
+            if a is None or b is None or a == b or other in reads[leaf]:
                 continue
             if free(a, b) and b not in results[other]:
                 conflicts.append((leaves[other].name, name[a], leaves[leaf].name, name[b]))

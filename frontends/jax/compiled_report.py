@@ -72,7 +72,7 @@ class MarkKernels(msgspec.Struct, frozen=True):
         name: Of the mark.
         nano_batches: In how many nano-batches its regions run.
         scheduled, original: Number of steps; fusion is kept where the first is the second times the
-            nano-batches.
+            nano-batches. A kernel that puts the results of several regions together counts for each.
     """
 
     name: str
@@ -206,8 +206,9 @@ def make(
         Body(name, entry.plan.strategy, entry.plan.lanes, *_compare(entry, scheduled, name, {})[:2])
         for name, entry in _bodies(made, "")
     ]
+    network = {r.name for r in made.pg.regions if r.resource == "network"}
     for each in (order, *(body.order for body in bodies)):
-        notes = notes + _order_notes(each, _program(scheduled), options)
+        notes = notes + _order_notes(each, _program(scheduled), options, network)
     plain = programs.get("plain")
     return CompiledReport(
         REPORT_VERSION,
@@ -237,26 +238,38 @@ def make(
 def _mark_kernels(
     made: XlaEntry, scheduled: ReadProgram, original: ReadProgram
 ) -> tuple[MarkKernels, ...]:
-    counts = []
-    for program in (scheduled, original):
-        counts.append(
-            Counter(
-                found.mark
-                for leaf in _leaves(program)
-                if leaf.kind not in _COPIES | _NOTHING
-                and (found := program.instructions.get(leaf.name)) is not None
-                and not (found.is_gate or found.is_copy or _is_fill(found, program))
-            )
-        )
     nanos: dict[str, set[int]] = {}
-    for region in made.pg.regions:
-        for index in region.ops:
-            if mark := made.pg.graph.ops[index].mark:
-                nanos.setdefault(mark.name, set()).add(region.nano)
+    marked: dict[str, str] = {}  # region, as in the program -> its mark, if it has one
+    for prefix, entry in [("", made), *_bodies(made, "")]:
+        for region in entry.pg.regions:
+            found = {op.mark.name for i in region.ops if (op := entry.pg.graph.ops[i]).mark}
+            for name in found:
+                nanos.setdefault(name, set()).add(region.nano)
+            if len(found) == 1:
+                marked[prefix + scope_of(region.name)] = found.pop()
+    counts: list[Counter[str]] = []
+    for program in (scheduled, original):
+        counts.append(Counter())
+        for leaf in _leaves(program):
+            step = program.instructions.get(leaf.name)
+            if step is None or leaf.kind in _COPIES | _NOTHING:
+                continue
+            if not (step.is_gate or step.is_copy or _is_fill(step, program)):
+                counts[-1].update(_marks_of(step, marked))
     return tuple(
         MarkKernels(name, len(nanos[name]), counts[0][name], counts[1][name])
         for name in sorted(nanos)
     )
+
+
+def _marks_of(step: Instruction, marked: dict[str, str]) -> list[str]:
+    """The marks of a step: of its region; outside of all, of the regions that end in it; else its own.
+
+    Operators lose the mark around a nested call in a capture, not the region.
+    """
+    if step.region in marked:
+        return [marked[step.region]]
+    return [marked[path] for path in step.ends if path in marked] or [step.mark]
 
 
 def _bodies(made: XlaEntry, prefix: str) -> list[tuple[str, XlaEntry]]:
@@ -319,8 +332,48 @@ def _compare(
         # Of communication the collectives count, not what moves their data to and fro.
         if region.resource == "network" and (steps := owned.get(region.id)):
             owned[region.id] = {n for n in steps if _is_library(by_id[n])} or steps
-    order = compare(made, owned, sharing, results, program.order, by_id, aliases)
+    products = {n for n, leaf in by_id.items() if _multiplies(program.instructions.get(leaf.name))}
+    order = compare(
+        made,
+        owned,
+        sharing,
+        results,
+        program.order,
+        by_id,
+        aliases,
+        _reads(program, by_id),
+        products,
+    )
     return tuple(regions), order, computes
+
+
+def _multiplies(step: Instruction | None) -> bool:
+    if step is None:
+        return False
+    library = step.target.startswith(("__cublas", "__cudnn"))
+    return library or not {"dot", "convolution"}.isdisjoint({step.opcode, *step.body})
+
+
+def _reads(program: ReadProgram, leaves: dict[int, Thunk]) -> dict[int, set[int]]:
+    """For each step those whose results it needs, directly or not; what a gate waits for is no need."""
+    numbers: dict[str, set[int]] = {}
+    for number, leaf in leaves.items():
+        numbers.setdefault(leaf.name, set()).add(number)
+    known: dict[str, set[int]] = {}
+
+    def of(name: str) -> set[int]:
+        if name not in known:
+            known[name] = set()
+            step = program.instructions.get(name)
+            if step is not None and not step.is_gate:
+                for operand in step.operands:
+                    known[name] |= numbers.get(operand, set()) | of(operand)
+        return known[name]
+
+    # XLA lists what is computed before what reads it: nothing is deep that is asked for in this order.
+    for name in program.instructions:
+        of(name)
+    return {number: of(leaf.name) for number, leaf in leaves.items()}
 
 
 def _is_fill(found: Instruction, program: ReadProgram) -> bool:
@@ -351,12 +404,21 @@ def _streams(program: ReadProgram) -> dict[int, str]:
     return found
 
 
-def _order_notes(order: Order, program: Program, options: dict[str, str]) -> list[str]:
-    """Sentences on where the program's order is not the plan's."""
+def _order_notes(
+    order: Order, program: Program, options: dict[str, str], network: set[str]
+) -> list[str]:
+    """Sentences on where the program's order is not the plan's; ``network``: regions that communicate."""
     said = []
-    if (order.extra or order.partly) and program.command_buffers:
+    ordered = [*order.extra, *order.partly]
+    beside = [pair for pair in ordered if not network.isdisjoint(pair)]
+    if beside:
         said.append(
-            f"{len(order.extra) + len(order.partly)} pairs that the plan runs in parallel are put in an "
+            f"{len(beside)} free pairs of a collective and a region are in order in part: XLA waits for a "
+            "collective once what it has put beside it takes long enough"
+        )
+    if len(ordered) > len(beside) and program.command_buffers:
+        said.append(
+            f"{len(ordered) - len(beside)} pairs that the plan runs in parallel are put in an "
             f"order by the command buffers (mode {options.get(_MODE, 'of XLA')}): a serial mode, or "
             "temporaries that share memory"
         )

@@ -71,7 +71,7 @@ def _plan_lines(regions: tuple[RegionCode, ...], order: Order) -> list[str]:
     lines.append(
         f"free pairs of the plan: {len(order.parallel)} parallel, {len(order.partly)} partly ordered, "
         f"{len(order.extra)} serialised, {len(order.merged)} with a common kernel, "
-        f"{len(order.donated)} ordered by donation"
+        f"{len(order.donated)} ordered by donation, {len(order.common)} that share a kernel's result"
     )
     lines += [f"  serialised: {a} before {b}" for a, b in order.extra]
     return lines + [

@@ -5,11 +5,12 @@ of a region that no data edge puts behind a predecessor gets one of its inputs t
 reads what the predecessor makes last. A gate takes its value in place, so the best value is one that
 nobody else reads at that time. An argument of the program, or a value that another lane may be
 reading, cannot be taken in place; it passes beside the gate: its readers wait for a scalar that does
-(``order_gate``).
+(``order_gate``). Of a matrix product it is the result that passes beside.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -43,6 +44,10 @@ ELEMENTWISE = _ABSORBED.union(
 # their own for the result.
 _IN_PLACE = frozenset("psum psum_invariant pmax pmin".split())
 
+# XLA cuts the summed axis of products whose results have few elements for its length. Read back on
+# 0.10.2 and 0.12.0: none of (elements >= 1024 * length) is cut for an H200.
+_UNCUT = 1024
+
 _BOUNDED = ("float16", "float32", "float64", "bfloat16", "int", "uint", "bool")
 
 
@@ -59,6 +64,9 @@ class Gate:
         starts: Operators of the region that read a value of ``beside`` from the gate; the others
             come after these anyway, and read the plain value where a maximum would cost a kernel.
         paths: Operators between those values and these operators.
+        products: Products of the region that no value of ``xs`` keeps waiting: their results pass
+            beside the gate. XLA computes the maximum at the end of the product's kernel, which
+            therefore waits for the scalar as a whole.
     """
 
     region: int
@@ -68,6 +76,7 @@ class Gate:
     copied: tuple[int, ...]
     starts: frozenset[int]
     paths: frozenset[int]
+    products: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -204,6 +213,7 @@ class _Placer:
             # Collectives need no gate: XLA keeps them on one stream of their own, in program order.
             gated = launch.lane >= 0 and region.resource != "network"
             gate = self._gate(region, view) if gated else None
+            products: dict[int, int] = {}
             if gate is not None:
                 deps = sum(1 << d for d in gate.deps)
                 for dep in gate.deps:
@@ -212,7 +222,8 @@ class _Placer:
                     view[x] |= deps
                     self.gained.append((region.id, x, deps))
                 yield gate
-            self._compute(region, view)
+                products.update(dict.fromkeys(gate.products, deps))
+            self._compute(region, view, products)
 
     def _view(self, region: Region) -> dict[int, int]:
         view = {v: self.known.get(v, 0) | 1 << v for v in region.inputs}
@@ -221,9 +232,9 @@ class _Placer:
                 view[value] |= bits
         return view
 
-    def _compute(self, region: Region, view: dict[int, int]) -> None:
+    def _compute(self, region: Region, view: dict[int, int], products: dict[int, int]) -> None:
         for op in self._ops(region):
-            bits = 0
+            bits = products.get(op.index, 0)
             for value in op.inputs:
                 bits |= view[value]
             for value in op.outputs:
@@ -273,6 +284,11 @@ class _Placer:
         starts = [s for s in found if s.missing]
         if not starts:
             return None
+        missing = 0
+        for start in starts:
+            missing |= start.missing
+        products = frozenset(s.op for s in starts if self._passes_as_result(s, region))
+        starts = [s for s in starts if s.op not in products]
         later = [s for s in found if not s.missing and not s.whole]
         whole = {v for s in starts if s.whole for v in s.through} | self._unbounded(region)
         xs: list[int] = []
@@ -287,9 +303,6 @@ class _Placer:
             best = min({v for s in uncovered for v in s.through}, key=cost)
             xs.append(best)
             uncovered = [s for s in uncovered if best not in s.through]
-        missing = 0
-        for start in starts:
-            missing |= start.missing
         for x in xs:  # who read x before is over when the gate takes it
             for reader in self.readers[x]:
                 if self.order.before(reader, region.id):
@@ -309,7 +322,31 @@ class _Placer:
             tuple(x for x in outside if x in whole),
             frozenset(s.op for s in reading),
             frozenset[int]().union(*(s.path for s in reading)),
+            products,
         )
+
+    def _passes_as_result(self, start: _Start, region: Region) -> bool:
+        """Whether a start is a product in whose kernel XLA takes the maximum of its result.
+
+        Only one of arguments: what the program computes XLA may make in the kernels that read it, and
+        the product would be tied to another one of these. Not where another product of the region reads the
+        same (XLA makes one of the two), nor where XLA would cut the summed axis to fill the GPU.
+        """
+        if start.op < 0 or start.path:
+            return False
+        op = self.pg.graph.ops[start.op]
+        values = self.pg.graph.values
+        if op.kind != "dot_general" or not values[op.outputs[0]].dtype.startswith(_BOUNDED):
+            return False
+        if not self.arguments.issuperset(start.through):
+            return False
+        products = [r for r in self._ops(region) if r.kind == "dot_general" and r is not op]
+        if any(not set(op.inputs).isdisjoint(r.inputs) for r in products):
+            return False
+        (summed, _), (batch, _) = op.payload.params["dimension_numbers"]
+        shape = values[op.inputs[0]].shape
+        width = math.prod(shape[axis] for axis in summed)
+        return not batch and math.prod(values[op.outputs[0]].shape) >= _UNCUT * width
 
     def _unbounded(self, region: Region) -> set[int]:
         """Inputs whose type has no maximum with a smallest number."""

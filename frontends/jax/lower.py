@@ -22,7 +22,7 @@ from jax.extend import core as jcore
 from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.ffi.lane_program import LaneProgram
-from dynaflow_xla.frontends.jax import _compat, lapack_guard
+from dynaflow_xla.frontends.jax import _compat, lapack_guard, order_gate
 from dynaflow_xla.frontends.jax.capture import Captured
 from dynaflow_xla.frontends.jax.lane_emitter import LaneEmitter
 from dynaflow_xla.frontends.jax.physical import (
@@ -38,18 +38,22 @@ from dynaflow_xla.plan import Launch, Merge, Plan, Record, Slice
 
 @dataclass(frozen=True)
 class Second:
-    """Inputs of a region that are given a second time, behind all others.
+    """What else a region is given for its gate (``gate_placement.Gate``), behind its inputs.
 
     Attributes:
-        values: Those inputs.
+        values: Inputs that are given a second time.
         readers: Operators that read the second one.
         between: Operators between a second input and those; the others read what they make of the
             first input.
+        products: Operators whose results pass beside a gate of their own.
+        deps: What those gates read, given behind the second inputs; as abstract values.
     """
 
-    values: tuple[int, ...]
-    readers: frozenset[int]
-    between: frozenset[int]
+    values: tuple[int, ...] = ()
+    readers: frozenset[int] = frozenset()
+    between: frozenset[int] = frozenset()
+    products: frozenset[int] = frozenset()
+    deps: tuple[Any, ...] = ()
 
 
 def region_function(
@@ -57,9 +61,10 @@ def region_function(
 ) -> Callable[..., list[Any]]:
     """The region as a traceable function from ``region.inputs`` to ``region.outputs``."""
     variables = captured.variables
-    second = second or Second((), frozenset(), frozenset())
+    second = second or Second()
     other = {variables[v]: _compat.new_var(variables[v].aval) for v in second.values}
-    inputs = [*(variables[v] for v in region.inputs), *other.values()]
+    deps = [_compat.new_var(aval) for aval in second.deps]
+    inputs = [*(variables[v] for v in region.inputs), *other.values(), *deps]
     equations = []
     for index in region.ops:
         eqn = captured.equation(index)
@@ -70,7 +75,10 @@ def region_function(
             fresh = [_compat.new_var(v.aval) for v in eqn.outvars]
             equations.append(eqn.replace(invars=reads, outvars=fresh))
             other.update(zip(eqn.outvars, fresh, strict=True))
-        equations.append(eqn)
+        if index in second.products:
+            equations.extend(order_gate.behind(eqn, deps))
+        else:
+            equations.append(eqn)
     outputs = [variables[v] for v in region.outputs]
     closed = _compat.make_jaxpr_of(equations, inputs, outputs, captured.jaxpr)
     return lapack_guard.ordered(closed)

@@ -45,6 +45,19 @@ def order(xs: Sequence[Any], deps: Sequence[Any], beside: Sequence[bool] = ()) -
     )
 
 
+def behind(equation: Any, deps: Sequence[Any]) -> list[Any]:
+    """An equation with one result, which then passes beside a gate that waits for variables.
+
+    Their types are not looked at: what stands for a value may be given instead of it.
+    """
+    (out,) = equation.outvars
+    made = _compat.new_var(out.aval)
+    gate = equation.replace(
+        primitive=dfx_xla_gate_p, invars=[made, *deps], outvars=[out], params={"beside": (True,)}
+    )
+    return [equation.replace(outvars=[made]), gate]
+
+
 def witness(x: Any) -> tuple[Any, Any]:
     """The same array, and a scalar that is there once the array is.
 

@@ -350,6 +350,8 @@ def _with_second(
             tuple(local.inputs[n] for n in twice),
             frozenset(op_of[i] for i in second.readers),
             frozenset(op_of[i] for i in second.between),
+            frozenset(op_of[i] for i in second.products),
+            second.deps,
         ),
     )
     reads = origin.reads[0]
@@ -357,10 +359,12 @@ def _with_second(
 
     def run(*args: Any) -> list[Any]:
         env = dict(zip(made.inputs, args[: len(made.inputs)], strict=True))
-        other = dict(zip(second.values, args[len(made.inputs) :], strict=True))
+        twice_from, deps_from = len(made.inputs), len(made.inputs) + len(second.values)
+        other = dict(zip(second.values, args[twice_from:deps_from], strict=True))
         outs = inner(
             *[_cut(env[v], cut) for v, cut in reads],
             *[_cut(other[reads[n][0]], reads[n][1]) for n in twice],
+            *args[deps_from:],
         )
         return [outs[n] for n in kept]
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+from jax.extend import core as jcore
 
 from dynaflow_xla.errors import RuleError
 from dynaflow_xla.frontends.jax import capture, lapack_guard, order_gate, placement
@@ -24,7 +25,7 @@ from dynaflow_xla.frontends.jax.lower import Second, cut_view, region_function
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.frontends.jax.split import Split
-from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.ir import Graph, PartitionedGraph
 from dynaflow_xla.nano import MergeSpec
 from dynaflow_xla.recording import Decision
 
@@ -185,11 +186,9 @@ class _Evaluation:
         def array(value: int) -> Any:
             return to_physical(self._read(value, gate.region), avals[value])
 
-        passed = order_gate.order(
-            [array(x) for x in gate.xs],
-            [self.stands_for[d] if d in self.stands_for else array(d) for d in gate.deps],
-            [x in gate.beside for x in gate.xs],
-        )
+        deps = [self.stands_for[d] if d in self.stands_for else array(d) for d in gate.deps]
+        xs = [array(x) for x in gate.xs]
+        passed = order_gate.order(xs, deps, [x in gate.beside for x in gate.xs]) if xs else []
         beside = []
         for value, x in zip(gate.xs, passed, strict=True):
             if value in gate.beside:
@@ -197,7 +196,7 @@ class _Evaluation:
             else:
                 x = from_physical(x, avals[value])
                 self.gated.setdefault(value, []).append((gate.region, x))
-        return beside
+        return [*beside, *deps] if gate.products else beside
 
 
 def build(**made: Any) -> XlaEntry:
@@ -207,10 +206,12 @@ def build(**made: Any) -> XlaEntry:
     opaque = frozenset[int]() if split is None else split.joint_regions()
     gates = {gate.region: gate for gate in place_gates(pg, order, opaque)}
     for gate in gates.values():
-        if gate.beside:
-            second = Second(gate.beside, gate.starts, gate.paths)
+        if gate.beside or gate.products:
+            captured = made["captured"]
+            deps = tuple(captured.avals[d] for d in gate.deps) if gate.products else ()
+            second = Second(gate.beside, gate.starts, gate.paths, gate.products, deps)
             functions[gate.region] = (
-                region_function(made["captured"], pg.regions[gate.region], second)
+                region_function(captured, pg.regions[gate.region], second)
                 if split is None
                 else split.function(gate.region, Decision(gate.region, 0), second)
             )
@@ -294,18 +295,40 @@ class Program:
 
 
 def shared_matmul_operand(made: XlaEntry) -> bool:
-    """Whether regions that may overlap multiply by the same value: XLA would merge their products."""
+    """Whether regions that may overlap multiply by the same value: XLA would merge their products.
+
+    The same are also values that two regions compute alike: XLA computes them once.
+    """
     readers: dict[int, list[int]] = {}
+    same = _representatives(made.pg.graph)
     for launch in made.order.launches:
         for index in made.pg.regions[launch.region].ops:
             op = made.pg.graph.ops[index]
             if op.kind == "dot_general":
                 for value in op.inputs:
-                    readers.setdefault(value, []).append(launch.region)
+                    readers.setdefault(same.get(value, value), []).append(launch.region)
     before = made.order.before
+    # A product whose result waits has operands that do not.
+    early = {gate.region for gate in made.gates.values() if gate.products}
     return any(
-        a != b and not before(a, b) and not before(b, a)
+        a != b and (a in early or (not before(a, b) and not before(b, a)))
         for regions in readers.values()
         for a in regions
         for b in regions
     )
+
+
+def _representatives(graph: Graph) -> dict[int, int]:
+    """Values that the same operators compute from the same values -> the first of them."""
+    same: dict[int, int] = {}
+    first: dict[Any, Sequence[int]] = {}
+    for op in graph.ops:
+        params = getattr(op.payload, "params", None)
+        if params is None or op.outer or any(jcore.jaxprs_in_params(params)):
+            continue
+        inputs = tuple(same.get(v, v) for v in op.inputs)
+        atoms = tuple(str(x) for x in op.payload.invars if isinstance(x, jcore.Literal))
+        key = (op.kind, inputs, atoms, str(sorted(params.items(), key=lambda item: item[0])))
+        for mine, known in zip(op.outputs, first.setdefault(key, op.outputs), strict=True):
+            same[mine] = known
+    return same

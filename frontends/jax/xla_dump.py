@@ -233,6 +233,7 @@ class Instruction:
         region: The plan's region it comes from (outside of plans: "").
         held: Regions of what it computes inside itself, if it is a fusion.
         made: Regions of its results.
+        ends: Regions whose values it puts together outside of all regions.
         operands: Names of what it reads.
         mark: The user's mark (``dfx.mark``) that it comes from, "" without.
         inside: It is part of a fusion or of what a reduction applies.
@@ -249,6 +250,7 @@ class Instruction:
     operands: tuple[str, ...] = ()
     mark: str = ""
     inside: bool = False
+    ends: frozenset[str] = frozenset()
 
     @property
     def is_gate(self) -> bool:
@@ -288,17 +290,24 @@ _PLAN = re.compile(rf"{PLAN_SCOPE}(?:_(\d+))?")
 def region_of(op_name: str) -> str:
     """The region in an operation's name, or "".
 
+    The last component of a name is the operator: what a plan does outside of its regions has none.
     In the body of a loop that the operator n of region "layers" is: ``layers/n:region``.
     """
     for name in op_name.split(";"):
         found = [
             region if plan[1] is None else f"{plan[1]}:{region}"
-            for scope, region in itertools.pairwise(marks.split_scope(name))
+            for scope, region in itertools.pairwise(marks.split_scope(name)[:-1])
             if (plan := _PLAN.fullmatch(scope))
         ]
         if found:
             return "/".join(found)
     return ""
+
+
+def _is_between(op_name: str) -> bool:
+    """Whether a plan does something outside of its regions: puts results together, say."""
+    scopes = marks.split_scope(op_name.split(";")[0])
+    return len(scopes) > 1 and _PLAN.fullmatch(scopes[-2]) is not None
 
 
 def read_instructions(text: str) -> dict[str, Instruction]:
@@ -318,12 +327,13 @@ def read_instructions(text: str) -> dict[str, Instruction]:
             called = re.search(r"calls=%?([\w.\-]+)", rest)
             body = bodies.get(called[1], []) if called and found[4] == "fusion" else []
             region = region_of(_op_name(rest))
+            between = _is_between(_op_name(rest))
             target = re.search(r'custom_call_target="([^"]*)"', rest)
             made[found[2]] = Instruction(
                 name=found[2],
                 opcode=found[4],
                 shape=found[3],
-                region=region or _root_region(body),
+                region=region if between else region or _root_region(body),
                 held=frozenset(filter(None, (region_of(_op_name(line[5])) for line in body))),
                 made=frozenset(filter(None, (region, *_roots(body)))),
                 body=frozenset(line[4] for line in body),
@@ -333,6 +343,7 @@ def read_instructions(text: str) -> dict[str, Instruction]:
                 mark=next(
                     filter(None, map(_mark_of, [rest, *(line[5] for line in body[::-1])])), ""
                 ),
+                ends=_ends(body) if between else frozenset(),
             )
     return made
 
@@ -356,6 +367,25 @@ def _roots(body: list[re.Match[str]]) -> list[str]:
         return [region_of(_op_name(root[5]))]
     results = set(re.findall(r"%?([\w.\-]+)", root[5].split(")")[0]))
     return [region_of(_op_name(line[5])) for line in body if line[2] in results]
+
+
+def _ends(body: list[re.Match[str]]) -> frozenset[str]:
+    """The regions that come last on the ways to a fusion's result."""
+    lines = {line[2]: line for line in body}
+    found = set()
+    seen = set()
+    todo = [line[2] for line in body if line[1]]
+    while todo:
+        name = todo.pop()
+        if name in seen or name not in lines:
+            continue
+        seen.add(name)
+        op_name = _op_name(lines[name][5])
+        if (region := region_of(op_name)) and not _is_between(op_name):
+            found.add(region)
+        else:
+            todo += _OPERAND.findall(lines[name][5].split(")", 1)[0])
+    return frozenset(found)
 
 
 def _root_region(body: list[re.Match[str]]) -> str:

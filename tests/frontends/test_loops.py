@@ -143,6 +143,21 @@ def test_nano_batches(schedule: Any, assert_same: Any) -> None:
     assert bodies(fast, WS, X)
 
 
+@pytest.mark.parametrize("strategy", [dfx.NanoBatch(2), dfx.DualBatch()], ids=str)
+def test_nano_batches_meet_in_each_turn(strategy: Any, schedule: Any, assert_same: Any) -> None:
+    """A layer that is split inside of the loop: values, gradients, and a scheduled loop around it."""
+    fast = schedule(layer, strategy, backend="xla", in_axes=(0, None))
+
+    def loss(f: Any, ws: Any, x: Any) -> Any:
+        return lax.scan(lambda h, w: (f(h, w), None), x, ws)[0].sum()
+
+    for transform in (lambda f: f, jax.grad, lambda f: jax.grad(jax.checkpoint(f))):
+        want = transform(lambda ws: loss(layer, ws, X))
+        assert_same(jax.jit(want)(WS), jax.jit(transform(lambda ws: loss(fast, ws, X)))(WS))
+    around = schedule(lambda ws, x: loss(fast, ws, x), dfx.Branches(), backend="xla")
+    assert_same(loss(layer, WS, X), around(WS, X))
+
+
 def test_rules_may_speak_of_the_body_alone(schedule: Any, assert_same: Any) -> None:
     def f(ws: Any, x: Any) -> Any:
         return lax.scan(lambda h, w: (jnp.sort(h @ w) + jnp.tanh(h), None), x, ws)[0]

@@ -107,6 +107,48 @@ def test_gates_are_in_the_gpu_program(schedule: Any) -> None:
     assert "dfx_order" in text
 
 
+@pytest.mark.parametrize("split", [None, 2])
+def test_products_of_arguments_pass_as_results(
+    split: int | None, schedule: Any, assert_same: Any
+) -> None:
+    """Nothing of an argument passes a gate where the result of its product can."""
+
+    def f(v: Any, w: Any, x: Any) -> Any:
+        with dfx.mark("left"):
+            a = jnp.tanh(x @ v).sum(1)
+        with dfx.mark("right"):
+            b = jnp.sin(x @ w).sum(1)
+        return a * b
+
+    class OneLane(dfx.Strategy):
+        def split(self, ctx: Any) -> Any:
+            return dfx.Split.even(split) if split else dfx.Split()
+
+        def schedule(self, s: Any) -> None:
+            while ready := s.ready():
+                s.execute(ready[0], lane=0)
+
+    v, w, x = (
+        jnp.asarray(RNG.standard_normal(s), jnp.float32) for s in [(4, 64), (4, 64), (128, 4)]
+    )
+    axes = {"in_axes": (None, None, 0)} if split else {}
+    fast = schedule(f, OneLane(), backend="xla", **axes)
+    gates = fast._entry((v, w, x), {})[2].gates.values()
+    assert any(gate.products for gate in gates) and not any(gate.copied for gate in gates)
+    assert_same(jax.jit(f)(v, w, x), fast(v, w, x))
+    for transform in (
+        lambda g: jax.grad(lambda *a: g(*a).sum(), argnums=(0, 1, 2))(v, w, x),
+        lambda g: jax.jvp(g, (v, w, x), (v, w, x)),
+        lambda g: jax.vmap(g, in_axes=(0, None, None))(jnp.stack([v, w]), w, x),
+    ):
+        assert_same(transform(jax.jit(f)), transform(fast))
+    disabled = [jax.export.DisabledSafetyCheck.custom_call("dfx_order")]
+    text = jax.export.export(fast._jit, platforms=["cuda"], disabled_checks=disabled)(
+        v, w, x
+    ).mlir_module()
+    assert "dfx_order" in text
+
+
 def test_replacement(schedule: Any, assert_same: Any) -> None:
     class Swap(dfx.Strategy):
         def rules(self, graph: Any) -> Any:

@@ -76,6 +76,72 @@ def test_an_argument_is_not_copied_for_its_gate() -> None:
     assert len(report.scheduled.command_buffers) == 1 and not report.scheduled.uncaptured
 
 
+def expert(x: Any, up: Any, down: Any) -> Any:
+    return jax.nn.gelu(x @ up) @ down
+
+
+TOKENS = jax.ShapeDtypeStruct((2048, 512), jnp.bfloat16)
+UP = jax.ShapeDtypeStruct((512, 2048), jnp.bfloat16)
+DOWN = jax.ShapeDtypeStruct((2048, 512), jnp.bfloat16)
+
+
+def test_nothing_is_copied_for_a_product_of_arguments() -> None:
+    """Its result takes a maximum with what passed the gate, at the end of the product's own kernel."""
+
+    def f(x: Any, w: Any, up: Any, down: Any) -> Any:
+        with dfx.mark("router"):
+            gates = jax.nn.softmax(x @ w)
+        outs = []
+        for n in range(2):
+            with dfx.mark(f"expert_{n}"):
+                outs.append(expert(x, up[n], down[n]) * gates[:, n, None])
+        with dfx.mark("combine"):
+            return x + sum(outs)
+
+    router = jax.ShapeDtypeStruct((512, 2), jnp.bfloat16)
+    for strategy in (dfx.Branches(), OneLane()):
+        fast = dfx.schedule(f, strategy, target="nvidia-h200")
+        report = dfx.compile(fast, TOKENS, router, [UP] * 2, [DOWN] * 2)
+        assert ("router", "expert_0") in report.order.held, report
+        assert not report.order.broken and not report.order.merged, report
+        assert not report.order.extra and not report.order.partly, report
+        assert report.copied_bytes_added < 64, report
+        assert len(report.scheduled.command_buffers) == 1 and not report.scheduled.uncaptured
+    assert ("expert_0", "expert_1") in report.order.held, report
+
+
+def test_what_two_regions_compute_alike_does_not_order_them() -> None:
+    """XLA normalises once for both; it must not also join the products of that."""
+
+    def f(x: Any, w: Any, up: Any, down: Any) -> Any:
+        with dfx.mark("left"):
+            a = jax.nn.softmax(jax.nn.standardize(x, axis=-1) @ w)
+        with dfx.mark("right"):
+            b = expert(jax.nn.standardize(x, axis=-1), up, down)
+        return a, b
+
+    report = dfx.compile(dfx.schedule(f, dfx.Branches(), target="nvidia-h200"), TOKENS, S, UP, DOWN)
+    assert [set(pair) for pair in report.order.common] == [{"left", "right"}], report
+    assert not report.order.conflicts and not report.order.merged, report
+    joined = {"xla_gpu_dot_merger_threshold_mb": "1024"}
+    fast = dfx.schedule(f, dfx.Branches(), target="nvidia-h200", compiler_options=joined)
+    assert dfx.compile(fast, TOKENS, S, UP, DOWN).order.merged
+
+
+def test_nano_batches_have_the_kernels_of_the_original() -> None:
+    """Each nano-batch of a mark has as many as the unscheduled function; the last ones may be one."""
+
+    def f(x: Any, up: Any, down: Any) -> Any:
+        with dfx.mark("mlp"):
+            return x + expert(jax.nn.standardize(x, axis=-1), up, down)
+
+    fast = dfx.schedule(f, dfx.NanoBatch(2), in_axes=(0, None, None), target="nvidia-h200")
+    report = dfx.compile(fast, TOKENS, UP, DOWN)
+    (mark,) = report.marks
+    assert mark.nano_batches == 2 and mark.scheduled == 2 * mark.original > 0, report
+    assert not report.copies_added and not report.order.broken, report
+
+
 def test_without_gates_the_chain_is_lost() -> None:
     """The readback tells: in CONCURRENT mode a plan without its gates is not kept."""
     fast = dfx.schedule(two_branches, OneLane(), target="nvidia-h200")
