@@ -132,7 +132,7 @@ def test_products_of_arguments_pass_as_results(
         jnp.asarray(RNG.standard_normal(s), jnp.float32) for s in [(4, 64), (4, 64), (128, 4)]
     )
     axes = {"in_axes": (None, None, 0)} if split else {}
-    fast = schedule(f, OneLane(), backend="xla", **axes)
+    fast = schedule(jax.jit(f), OneLane(), backend="xla", **axes)
     gates = fast._entry((v, w, x), {})[2].gates.values()
     assert any(gate.products for gate in gates) and not any(gate.copied for gate in gates)
     assert_same(jax.jit(f)(v, w, x), fast(v, w, x))
