@@ -1,7 +1,7 @@
 """Every transformation of JAX, under every strategy, on functions of many kinds: equal to the original.
 
 The full product has about twenty thousand members and is marked ``slow``, but for a quick part in which every
-function meets four strategies and transformations (two of them as one XLA program), and every pair of
+function meets three strategies and transformations (half of them as one XLA program), and every pair of
 these two several functions.
 """
 
@@ -26,6 +26,7 @@ import dynaflow_xla as dfx
 # A split adds in another order, and a derivative adds more; narrow types round each time.
 TOLERANCES = {"bfloat16": 0.06, "float16": 0.01}
 BACKENDS = ("ffi", "xla")
+MEETS = 3  # pairs of transformation and strategy for each function in the quick part
 # Once wrong, and not in the quick part by themselves.
 AGAIN: dict[str, set[tuple[str, str, str]]] = {
     "ffi": {("vmap_of_grad", "nano_rows", "special_functions")},
@@ -40,7 +41,7 @@ SECOND = 5.0  # times the tolerance of second derivatives
 def covering() -> list[tuple[str, str, str]]:
     """Transformation, strategy and function of the quick part.
 
-    Each function meets four strategies under four transformations, those that met least often so far.
+    Each function meets three strategies under three transformations, those that met least often so far.
     """
     met: Counter[tuple[str, str]] = Counter()
     picked = []
@@ -50,7 +51,7 @@ def covering() -> list[tuple[str, str, str]]:
             for t, s in itertools.product(TRANSFORMATIONS, STRATEGIES)
             if TRANSFORMATIONS[t].applies(case) and not (case.refused and s in SPLITS)
         ]
-        for _ in range(4):
+        for _ in range(MEETS):
             if not left:
                 break
             pair = min(left, key=met.__getitem__)
@@ -165,9 +166,9 @@ def test_mixing_is_refused(strategy: str, name: str, lanes: int) -> None:
 
 
 def test_the_quick_part_covers() -> None:
-    """Every pair of a transformation and a strategy meets a function, every function four of them."""
+    """Every pair of a transformation and a strategy meets a function, every function some of them."""
     quick = covering()
     assert len(CASES) >= 40
     assert {(t, s) for t, s, _ in quick} == set(itertools.product(TRANSFORMATIONS, STRATEGIES))
     often = Counter(name for _, _, name in quick)
-    assert all(often[name] == 4 or case.refused for name, case in CASES.items())
+    assert all(often[name] == MEETS or case.refused for name, case in CASES.items())

@@ -151,7 +151,7 @@ def assert_close(want: Any, got: Any) -> None:
 
 @functools.cache
 def examples() -> int:
-    return int(os.environ.get("DYNAFLOW_XLA_EXAMPLES", "25"))
+    return int(os.environ.get("DYNAFLOW_XLA_EXAMPLES", "16"))
 
 
 COMMON = settings(

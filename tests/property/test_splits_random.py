@@ -18,7 +18,7 @@ from dynaflow_xla.frontends.jax import separability  # noqa: E402
 from dynaflow_xla.separability import Mean, mergers  # noqa: E402
 
 SIZES = ((2, 3), (3, 2), (1, 4), (2, 1, 2), (1, 1, 1, 1, 1))
-EXAMPLES = int(os.environ.get("DFX_SPLIT_EXAMPLES", "24"))
+EXAMPLES = int(os.environ.get("DFX_SPLIT_EXAMPLES", "14"))
 
 
 class Scattered(dfx.Strategy):

@@ -57,7 +57,7 @@ def structures(fast: Any) -> int:
     return len({id(fn) for fn in entry.implementations.values()})
 
 
-@pytest.mark.parametrize("compiler", ["inductor", "aoti"])
+@pytest.mark.parametrize("compiler", ["inductor", pytest.param("aoti", marks=pytest.mark.slow)])
 @pytest.mark.timeout(400)
 def test_equal_structures_compile_once(compiler: str, counted: list[str]) -> None:
     model = Layers().eval()
