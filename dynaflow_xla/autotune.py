@@ -153,7 +153,7 @@ def measure(
     budget_s: float,
     rounds: int = 11,
     rest_s: float = 0.0,
-    sample_s: float = 5e-4,
+    sample_s: float = 2e-3,
     tick: Callable[[str], None] | None = None,
 ) -> dict[str, float]:
     """Interleaved timing: each round samples every candidate once, in an order drawn anew.
@@ -183,7 +183,7 @@ def measure(
         t0 = time.perf_counter()
         run()
         once[name] = time.perf_counter() - t0
-    calls = max(1, min(50, math.ceil(sample_s / max(min(once.values()), 1e-9))))
+    calls = max(1, min(100, math.ceil(sample_s / max(min(once.values()), 1e-9))))
     need = MIN_ROUNDS * sum(rest_s + (1 + calls) * seconds for seconds in once.values())
     if need > budget_s:
         raise BudgetTooSmall(
