@@ -86,12 +86,12 @@ class Planned:
         for view in self.pg.graph.views:
             if view.value in region.inputs and view.value not in env:
                 env[view.value] = lower.cut_view(view, env[self.pg.graph.inputs[view.input]])
-        read = (*region.inputs, *self._twice(launch.region))
+        read = (*region.inputs, *self._beside(launch.region))
         outs = self.functions[launch.region](*[env[v] for v in read])
         env.update(zip(region.outputs, outs, strict=True))
 
-    def _twice(self, _region: int) -> tuple[int, ...]:
-        """Inputs that a region's function takes a second time, behind the others."""
+    def _beside(self, _region: int) -> tuple[int, ...]:
+        """Values that a region's function takes behind its inputs."""
         return ()
 
     def region_notes(self) -> list[str]:

@@ -79,8 +79,11 @@ class XlaEntry(Planned):
             log.append(self)
         return self.evaluate(inputs)
 
-    def _twice(self, region: int) -> tuple[int, ...]:
-        return self.gates[region].beside if region in self.gates else ()
+    def _beside(self, region: int) -> tuple[int, ...]:
+        gate = self.gates.get(region)
+        if gate is None:
+            return ()
+        return (*gate.beside, *gate.deps) if gate.products else gate.beside
 
     def evaluate(self, inputs: Sequence[Any], number: int | None = None) -> list[Any]:
         """The same for the body of a loop, which is the operator ``number`` of what is around it."""

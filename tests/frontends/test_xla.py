@@ -107,6 +107,20 @@ def test_gates_are_in_the_gpu_program(schedule: Any) -> None:
     assert "dfx_order" in text
 
 
+class OneLane(dfx.Strategy):
+    """All on one lane, whose order then takes gates."""
+
+    def __init__(self, parts: int | None) -> None:
+        self.parts = parts
+
+    def split(self, ctx: Any) -> Any:
+        return dfx.Split.even(self.parts) if self.parts else dfx.Split()
+
+    def schedule(self, s: Any) -> None:
+        while ready := s.ready():
+            s.execute(ready[0], lane=0)
+
+
 @pytest.mark.parametrize("split", [None, 2])
 def test_products_of_arguments_pass_as_results(
     split: int | None, schedule: Any, assert_same: Any
@@ -120,19 +134,11 @@ def test_products_of_arguments_pass_as_results(
             b = jnp.sin(x @ w).sum(1)
         return a * b
 
-    class OneLane(dfx.Strategy):
-        def split(self, ctx: Any) -> Any:
-            return dfx.Split.even(split) if split else dfx.Split()
-
-        def schedule(self, s: Any) -> None:
-            while ready := s.ready():
-                s.execute(ready[0], lane=0)
-
     v, w, x = (
         jnp.asarray(RNG.standard_normal(s), jnp.float32) for s in [(4, 64), (4, 64), (128, 4)]
     )
     axes = {"in_axes": (None, None, 0)} if split else {}
-    fast = schedule(jax.jit(f), OneLane(), backend="xla", **axes)
+    fast = schedule(jax.jit(f), OneLane(split), backend="xla", **axes)
     gates = fast._entry((v, w, x), {})[2].gates.values()
     assert any(gate.products for gate in gates) and not any(gate.copied for gate in gates)
     assert_same(jax.jit(f)(v, w, x), fast(v, w, x))
@@ -147,6 +153,37 @@ def test_products_of_arguments_pass_as_results(
         v, w, x
     ).mlir_module()
     assert "dfx_order" in text
+
+
+@jax.custom_vjp
+def _doubled(x: Any) -> Any:
+    return jnp.tanh(x)
+
+
+_doubled.defvjp(lambda x: (jnp.tanh(x), x), lambda x, ct: (ct * 2,))
+
+
+def test_products_that_wait_under_vmap_of_a_gradient(schedule: Any, assert_same: Any) -> None:
+    """A split function with a rule of its own is made again from its plan's regions."""
+
+    def f(v: Any, w: Any, x: Any) -> Any:
+        with dfx.mark("left"):
+            a = _doubled(x @ v).sum(1)
+        with dfx.mark("right"):
+            b = jnp.sin(x @ w).sum(1)
+        return a * b
+
+    v, w, x = (
+        jnp.asarray(RNG.standard_normal(s), jnp.float32) for s in [(4, 64), (4, 64), (128, 4)]
+    )
+    fast = schedule(jax.jit(f), OneLane(2), backend="xla", in_axes=(None, None, 0))
+    assert any(gate.products for gate in fast._entry((v, w, x), {})[2].gates.values())
+
+    def gradients(g: Any) -> Any:
+        of_one = jax.grad(lambda *a: g(*a).sum(), argnums=(0, 1, 2))
+        return jax.vmap(of_one, in_axes=(None, None, 0))(v, w, jnp.stack([x, x + 1]))
+
+    assert_same(gradients(jax.jit(f)), gradients(fast))
 
 
 def test_replacement(schedule: Any, assert_same: Any) -> None:
