@@ -29,6 +29,9 @@ MIN_ROUNDS = 3
 CLOSE = 1.2
 """Candidates within this factor of the fastest are measured on, the others no more."""
 
+SAMPLE_S = 2e-3
+"""Seconds of calls in a sample: a switch from another candidate then weighs little."""
+
 
 class BudgetTooSmall(PlanError):
     """The budget does not suffice to sample every candidate ``MIN_ROUNDS`` times."""
@@ -153,7 +156,7 @@ def measure(
     budget_s: float,
     rounds: int = 11,
     rest_s: float = 0.0,
-    sample_s: float = 2e-3,
+    sample_s: float = SAMPLE_S,
     tick: Callable[[str], None] | None = None,
 ) -> dict[str, float]:
     """Interleaved timing: each round samples every candidate once, in an order drawn anew.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -88,13 +88,6 @@ def make_jaxpr_of(
         debug_info=like.debug_info.with_unknown_names(),
     )
     return jcore.ClosedJaxpr(jaxpr, ())
-
-
-def all_equations(jaxpr: Any) -> Iterator[Any]:
-    """The equations of a jaxpr and of all jaxprs inside."""
-    yield from jaxpr.eqns
-    for inner in core.subjaxprs(jaxpr):
-        yield from all_equations(inner)
 
 
 def new_var(aval: Any) -> Any:

@@ -118,7 +118,7 @@ def choose(fast: Any, args: Any, kwargs: Any, *, budget_s: float | None = None) 
             runs,
             budget_s=strategy.budget_s if budget_s is None else budget_s,
             rest_s=_BLAS_SPIN_S if lapack else 0.0,
-            sample_s=_BLAS_SAMPLE_S if lapack else 2e-3,
+            sample_s=_BLAS_SAMPLE_S if lapack else autotune.SAMPLE_S,
             tick=tick,
         )
     choice, reason = autotune.pick(medians, baseline="original", margin=strategy.margin)

@@ -8,7 +8,7 @@ come from the original function, so inlining custom rules loses nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -135,14 +135,22 @@ def holds_custom_rules(jaxpr: Any, *, in_loops: bool = False) -> bool:
     return any(map(holds, jaxpr.eqns))
 
 
+def _all_equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr and of all jaxprs inside."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jcore.jaxprs_in_params(eqn.params):
+            yield from _all_equations(inner)
+
+
 def has_reverse_rules(jaxpr: Any) -> bool:
     """Whether a jaxpr holds a ``custom_vjp``, at any depth: it has no derivative in forward mode."""
-    return any(eqn.primitive.name in _REVERSE_ONLY for eqn in _compat.all_equations(jaxpr))
+    return any(eqn.primitive.name in _REVERSE_ONLY for eqn in _all_equations(jaxpr))
 
 
 def uses_axis(jaxpr: Any, name: Any) -> bool:
     """Whether a jaxpr communicates over, or asks for the position on, a named axis."""
-    for eqn in _compat.all_equations(jaxpr):
+    for eqn in _all_equations(jaxpr):
         for key in ("axes", "axis_name"):
             used = eqn.params.get(key, ())
             if name in (used if isinstance(used, (tuple, list)) else (used,)):

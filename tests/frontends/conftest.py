@@ -13,6 +13,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 import numpy as np  # noqa: E402
+from round_robin import RoundRobin  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 
@@ -24,26 +25,6 @@ LANES = min(2, len(os.sched_getaffinity(0)))
 # (relative, absolute) to the largest element: a cut changes fusion, hence rounding.
 TOLERANCES = {"bfloat16": 4e-2, "float16": 4e-3, "float64": 1e-12, "complex128": 1e-12}
 DEFAULT_TOLERANCE = 4e-5
-
-
-class RoundRobin(dfx.Strategy):
-    """One region an operator, spread over the lanes in turn: as many cross-lane edges as can be."""
-
-    def rules(self, graph: Any) -> Any:
-        return [dfx.Op("*")] if graph.ops else None
-
-    def schedule(self, s: Any) -> None:
-        count = 0
-        while ready := s.ready():
-            for op in ready:
-                if "outer" in op.tags:
-                    s.execute(op)
-                else:
-                    s.execute(op, lane=count % LANES)
-                    count += 1
-
-    def __repr__(self) -> str:
-        return "RoundRobin()"
 
 
 STRATEGIES = {

@@ -15,6 +15,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jaxlib import xla_client  # noqa: E402
+from round_robin import RoundRobin  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.errors import EngineError, UnsupportedError  # noqa: E402
@@ -49,18 +50,6 @@ def lanes(request: pytest.FixtureRequest) -> Iterator[device_lanes.DeviceLanes]:
     made = _make_lanes(request.param)
     with device_stage.use_lanes(made):
         yield made
-
-
-class RoundRobin(dfx.Strategy):
-    def rules(self, graph: Any) -> list[Any]:
-        return [dfx.Op("*")]
-
-    def schedule(self, s: Any) -> None:
-        lane = 0
-        while ready := s.ready():
-            for op in ready:
-                s.execute(op, lane=lane % s.lanes)
-                lane += 1
 
 
 def branches(x: Any, y: Any) -> Any:

@@ -17,5 +17,11 @@ class RoundRobin(dfx.Strategy):
         count = 0
         while ready := s.ready():
             for op in ready:
-                s.execute(op, lane=count % s.lanes)
-                count += 1
+                if "outer" in op.tags:
+                    s.execute(op)
+                else:
+                    s.execute(op, lane=count % s.lanes)
+                    count += 1
+
+    def __repr__(self) -> str:
+        return "RoundRobin()"
