@@ -102,10 +102,10 @@ def _alone(case: Any, options: dict[str, str]) -> dict[str, int]:
 
     with traced_entries() as entries, tracing_afresh():
         case.scheduled(target=TARGET).trace(*case.on(ABSTRACT_MESH))
-    for entry in list(entries):
-        entries += [body for _, body in entry.bodies() if body not in entries]
-    found: dict[str, dict[str, int]] = {}
-    for entry in entries:
+    for entry in entries:  # grows: bodies have bodies
+        entries += [body for _, body in entry.bodies()]
+    found: dict[str, int] = {}
+    for entry in {id(entry): entry for entry in entries}.values():
         for region in entry.pg.regions:
             marks = {op.mark.name for i in region.ops if (op := entry.pg.graph.ops[i]).mark}
             if len(marks) != 1 or region.nano > 0:
@@ -120,9 +120,9 @@ def _alone(case: Any, options: dict[str, str]) -> dict[str, int]:
                 function, dfx.Sequential(), backend="xla", target=TARGET, compiler_options=options
             )
             original = dfx.compile(fast, *specs).original
-            named = found.setdefault(marks.pop(), {})
-            named[region.name] = original.kernels + original.library_calls
-    return {name: sum(counts.values()) for name, counts in found.items()}
+            mark = marks.pop()
+            found[mark] = found.get(mark, 0) + original.kernels + original.library_calls
+    return found
 
 
 def _called(function: Any, *args: Any) -> Any:
