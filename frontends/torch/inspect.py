@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.entry import Entry
 from dynaflow_xla.plan_text import region_table
 from dynaflow_xla.strategies.auto import Auto
+from dynaflow_xla.verification import Report
 
 
 def explain(fast: Core, args: Any, kwargs: Any) -> str:
@@ -58,30 +58,6 @@ def _explain_entry(entry: Entry) -> list[str]:
             lines.append(f"outer: {op.kind} runs on the caller's thread: it {op.outer_reason}")
     notes = (*entry.pg.notes, *entry.plan.notes)
     return lines + [f"note: {note}" for note in notes]
-
-
-@dataclass(frozen=True)
-class Report:
-    """Result of ``verify``: per output its path, type and largest differences."""
-
-    rows: tuple[tuple[str, str, float, float, bool], ...]
-
-    @property
-    def max_abs(self) -> float:
-        """Largest absolute difference over all outputs."""
-        return max((row[2] for row in self.rows), default=0.0)
-
-    @property
-    def bit_equal(self) -> bool:
-        """Whether every output has the same bits."""
-        return all(row[4] for row in self.rows)
-
-    def __str__(self) -> str:
-        return "\n".join(
-            f"{path}: {kind} max |difference| {diff:.3g} (allowed {bound:.3g})"
-            + (" bit-equal" if equal else "")
-            for path, kind, diff, bound, equal in self.rows
-        )
 
 
 def verify(fast: Core, args: Any, kwargs: Any) -> Report:
