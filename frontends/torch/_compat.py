@@ -33,6 +33,24 @@ def aot_backend(
     )
 
 
+_REMOVED = ("cholesky", "qr")
+"""Operators of ``torch.ops.aten`` that newer versions lack and torchax 0.0.13 names as it is loaded."""
+
+
+@contextlib.contextmanager
+def removed_operators() -> Iterator[frozenset[object]]:
+    """While open, names of removed operators are there and stand for nothing; gives what they stand for."""
+    aten = torch.ops.aten
+    stand_ins = {name: object() for name in _REMOVED if not hasattr(aten, name)}
+    for name, nothing in stand_ins.items():
+        setattr(aten, name, nothing)
+    try:
+        yield frozenset(stand_ins.values())
+    finally:
+        for name in stand_ins:
+            delattr(aten, name)
+
+
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether hooks are registered on a module or its parameters; there is no public way to ask."""
     of_module = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import linecache
 import os
 import sys
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
@@ -428,7 +430,8 @@ def _root_function(original: Callable[..., Any]) -> types.FunctionType:
     """A function of its own code that calls the original.
 
     Dynamo keeps what it compiled, and counts recompilations, by code object, and remembers by file
-    and line which sizes changed; two schedules must not count against each other.
+    and line which sizes changed; two schedules must not count against each other. The text is where
+    ``inspect`` finds it: functions without a source get one code object for all before torch 2.13.
     """
     scope: dict[str, Any] = {}
     text = (
@@ -437,8 +440,11 @@ def _root_function(original: Callable[..., Any]) -> types.FunctionType:
         f"        return {ROOT_NAME}(*args, **kwargs)\n"
         f"    return scheduled\n"
     )
-    exec(compile(text, f"{ROOT_FILE} {next(_schedules)}>", "exec"), scope)
+    file = f"{ROOT_FILE} {next(_schedules)}>"
+    exec(compile(text, file, "exec"), scope)
     made: types.FunctionType = scope["make"](original)
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    weakref.finalize(made, linecache.cache.pop, file, None)
     return made
 
 
