@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,6 +130,34 @@ def writes_inputs() -> bool:
     return any(info.mutates_data for info in context.fw_metadata.input_info)
 
 
+def mend_shared_inputs(gm: Any) -> None:
+    """Called while a forward is compiled: a written view that is returned comes back as that view.
+
+    Where arguments share memory and one is written, the graph gets their common base, and AOTAutograd
+    before torch 2.13 gives back the base for the argument, if the two stand at the same place.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return
+    from torch._functorch._aot_autograd.schemas import OutputType
+
+    bases = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    (output,) = gm.graph.find_nodes(op="output")
+    told = zip(output_descriptions(gm), output.args[0], strict=False)
+    plain = {d.idx: node.meta.get("val") for d, node in told if type(d).__name__ == "PlainAOTOutput"}
+    infos = context.fw_metadata.output_info
+    for number, info in enumerate(infos):
+        if info.output_type is not OutputType.is_input or number not in plain:
+            continue
+        got, base = plain[number], bases[info.base_idx]
+        if _place(got) != _place(base):
+            infos[number] = dataclasses.replace(info, output_type=OutputType.alias_of_input)
+
+
+def _place(x: Any) -> Any:
+    return x.shape, x.stride(), x.storage_offset()
+
+
 def break_reason(gm: Any) -> tuple[str, Any] | None:
     """(reason, innermost frame) if a graph ended because Dynamo could not go on, else None."""
     reason = getattr(gm, "compile_subgraph_reason", None)
@@ -229,7 +258,7 @@ class CompilationSettings:
             patch.close()
 
 
-_SHORTCUT_TESTED = frozenset({"2.13"})
+_SHORTCUT_TESTED = frozenset({"2.11", "2.12", "2.13", "2.14", "2.15"})
 
 
 class Shortcut:

@@ -353,6 +353,7 @@ class Core:
                 _compat.allow_second_backward()
                 state["forward"].backward = entry
             else:
+                _compat.mend_shared_inputs(gm)
                 self._writes |= _compat.writes_inputs()
                 state["forward"] = entry
             return _compat.boxed(_Runner(entry))
