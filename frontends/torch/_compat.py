@@ -342,6 +342,17 @@ def reversed_lstm(
     return y, h.reshape(hx[0].shape), c.reshape(hx[1].shape)
 
 
+_LAYERS_OF_ANY_SIZE = torch.ops.aten._transformer_encoder_layer_fwd.default.has_kernel_for_dispatch_key(
+    torch._C.DispatchKey.Meta
+)
+"""Whether Dynamo can follow a whole transformer layer with an open batch; not before torch 2.13."""
+
+
+def layers_of_any_size() -> contextlib.AbstractContextManager[None]:
+    """Context in which modules can be captured with an open batch."""
+    return contextlib.nullcontext() if _LAYERS_OF_ANY_SIZE else unfused_layers()
+
+
 @contextlib.contextmanager
 def unfused_layers() -> Iterator[None]:
     """Context: no operators that are a whole transformer layer; they have no decomposition."""

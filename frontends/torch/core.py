@@ -188,7 +188,8 @@ class Core:
     def _offered(self, args: Any, kwargs: Any) -> Any:
         if not self.splits:
             return self._compiled(*args, **kwargs)
-        with batch.offered(self.options.name, self.options.in_axes, args, kwargs):
+        offered = batch.offered(self.options.name, self.options.in_axes, args, kwargs)
+        with offered, _compat.layers_of_any_size():
             return self._compiled(*args, **kwargs)
 
     def _with_arrays(self, args: Any, kwargs: Any) -> Any:
