@@ -384,7 +384,11 @@ class mark(contextlib.ContextDecorator):  # noqa: N801 - used as a statement, li
         self, name: str, *, resource: Resource | None = None, tags: Iterable[str] = ()
     ) -> None:
         # No regular expression: Dynamo traces this, and some versions break the graph in `re`.
-        if not isinstance(name, str) or not name or not all(c.isalnum() or c in "_.- " for c in name):
+        if (
+            not isinstance(name, str)
+            or not name
+            or not all(c.isalnum() or c in "_.- " for c in name)
+        ):
             raise RuleError(
                 f"a mark's name must be letters, digits, '_', '.', '-' or spaces; got {name!r}"
             )

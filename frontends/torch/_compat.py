@@ -144,7 +144,9 @@ def mend_shared_inputs(gm: Any) -> None:
     bases = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
     (output,) = gm.graph.find_nodes(op="output")
     told = zip(output_descriptions(gm), output.args[0], strict=False)
-    plain = {d.idx: node.meta.get("val") for d, node in told if type(d).__name__ == "PlainAOTOutput"}
+    plain = {
+        d.idx: node.meta.get("val") for d, node in told if type(d).__name__ == "PlainAOTOutput"
+    }
     infos = context.fw_metadata.output_info
     for number, info in enumerate(infos):
         if info.output_type is not OutputType.is_input or number not in plain:
@@ -342,8 +344,10 @@ def reversed_lstm(
     return y, h.reshape(hx[0].shape), c.reshape(hx[1].shape)
 
 
-_LAYERS_OF_ANY_SIZE = torch.ops.aten._transformer_encoder_layer_fwd.default.has_kernel_for_dispatch_key(
-    torch._C.DispatchKey.Meta
+_LAYERS_OF_ANY_SIZE = (
+    torch.ops.aten._transformer_encoder_layer_fwd.default.has_kernel_for_dispatch_key(
+        torch._C.DispatchKey.Meta
+    )
 )
 """Whether Dynamo can follow a whole transformer layer with an open batch; not before torch 2.13."""
 

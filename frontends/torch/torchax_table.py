@@ -74,7 +74,10 @@ def table() -> Mapping[Any, Callable[..., Any]]:
         return {
             op: entry.func
             for op, entry in registry.all_aten_ops.items()
-            if op not in nothing and entry.is_jax_function and not entry.needs_env and not entry.is_view_op
+            if op not in nothing
+            and entry.is_jax_function
+            and not entry.needs_env
+            and not entry.is_view_op
         }
 
 
