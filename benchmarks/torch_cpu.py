@@ -126,8 +126,16 @@ def cases() -> dict[str, Case]:
         "svd 16x128^2, nano": Case(svd, (matrices,), 0.75, halves),
         "eigvalsh 16x192^2, nano": Case(torch.linalg.eigvalsh, (symmetric(16, 192),), 0.75, halves),
         "eigh 16x192^2, nano": Case(eigh, (symmetric(16, 192),), 0.75, halves),
+        "eigh 64x64^2, nano": Case(eigh, (symmetric(64, 64),), 0.75, halves),
+        "eigh 128x32^2, nano": Case(eigh, (symmetric(128, 32),), 0.75, halves),
         "svdvals 16x128^2 in 4": Case(micro_batched(torch.linalg.svdvals, 4), (matrices,), 0.75),
         "eigh 16x192^2 in 4": Case(micro_batched(eigenvectors, 4), (symmetric(16, 192),), 0.75),
+        "bi-LSTM T128 B8 d64": Case(
+            nn.LSTM(64, 64, bidirectional=True).eval(), (torch.randn(128, 8, 64),), 0.95
+        ),
+        "bi-LSTM T128 B8 d64, 2 layers": Case(
+            nn.LSTM(64, 64, 2, bidirectional=True).eval(), (torch.randn(128, 8, 64),), 0.95
+        ),
         "bi-LSTM T64 B64 d256": Case(
             nn.LSTM(256, 256, bidirectional=True).eval(), (torch.randn(64, 64, 256),), 0.95
         ),

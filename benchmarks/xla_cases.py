@@ -103,15 +103,16 @@ def two_branches(x: Any, y: Any, v: Any, w: Any) -> Any:
 
 # -- transformer block -----------------------------------------------------------------------------
 
-ROWS, TOKENS, WIDTH, HEADS = 8, 256, 512, 8
+ROWS, TOKENS, WIDTH, HEAD = 8, 256, 512, 64
+LARGE = 4096  # a width for 8 devices
 
 
 def attended(x: Any, w: Any) -> Any:
     """What attention adds; with some of the heads in the weights, their share of it."""
-    rows, tokens, width = x.shape
+    rows, tokens, _ = x.shape
     h = jax.nn.standardize(x, axis=-1)
-    q, k, v = (jnp.reshape(h @ w[n], (rows, tokens, -1, width // HEADS)) for n in "qkv")
-    scores = jnp.einsum("bthd,bshd->bhts", q, k) / (width // HEADS) ** 0.5
+    q, k, v = (jnp.reshape(h @ w[n], (rows, tokens, -1, HEAD)) for n in "qkv")
+    scores = jnp.einsum("bthd,bshd->bhts", q, k) / HEAD**0.5
     mixed = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), v)
     return jnp.reshape(mixed, (rows, tokens, -1)) @ w["o"]
 
@@ -153,9 +154,9 @@ COLUMNS, LINES = PartitionSpec(None, AXIS), PartitionSpec(AXIS, None)
 WEIGHTS_SPREAD = dict.fromkeys(("q", "k", "v", "up"), COLUMNS) | dict.fromkeys(("o", "down"), LINES)
 
 
-def block_weights(*lead: int, dtype: Any = jnp.bfloat16) -> Any:
-    shapes = {n: (WIDTH, WIDTH) for n in "qkvo"}
-    shapes |= {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
+def block_weights(*lead: int, width: int = WIDTH, dtype: Any = jnp.bfloat16) -> Any:
+    shapes = {n: (width, width) for n in "qkvo"}
+    shapes |= {"up": (width, 4 * width), "down": (4 * width, width)}
     return {n: spec(*lead, *shape, dtype=dtype) for n, shape in shapes.items()}
 
 
@@ -251,6 +252,15 @@ CASES = (
     ),
     Case(
         "tensor-parallel block, 8 devices, DualBatch",
+        parallel_over_devices,
+        (block_weights(width=LARGE), spec(2 * ROWS, 4 * TOKENS, LARGE)),
+        dfx.DualBatch(),
+        options={"in_axes": (None, 0)},
+        specs=(WEIGHTS_SPREAD, PartitionSpec()),
+        out_spec=PartitionSpec(),
+    ),
+    Case(
+        "tensor-parallel block, 8 devices, DualBatch, small",
         parallel_over_devices,
         (block_weights(), TOKENS_IN),
         dfx.DualBatch(),

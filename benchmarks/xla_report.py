@@ -7,6 +7,7 @@ OUT.md IN.json ...`` makes the page. `make report-xla` does both under several j
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import time
@@ -79,9 +80,53 @@ def _case(case: Any) -> dict[str, Any]:
     row["trace_and_plan_s"] = round(min(planned[1:]), 3)
     row["first_trace_and_plan_s"] = round(planned[0], 3)
     row["plain_trace_s"] = round(min(plain[1:]), 3)
+    alone = _alone(case, report.options)
+    for mark in row["marks"]:
+        mark["alone"] = alone.get(mark["name"])
     row["cpu_compile_s"] = _cpu_seconds(case)
     row["load"] = round(os.getloadavg()[0], 1)
     return row
+
+
+def _alone(case: Any, options: dict[str, str]) -> dict[str, int]:
+    """Kernels and library calls of each mark's regions, each region a program of its own.
+
+    Of nano-batches the first one's regions, in their shapes. A gate counts where it is part of a product.
+    """
+    import jax
+    from xla_cases import ABSTRACT_MESH, TARGET
+
+    import dynaflow_xla as dfx
+    from dynaflow_xla.frontends.jax.entry import tracing_afresh
+    from dynaflow_xla.frontends.jax.xla_backend import traced_entries
+
+    with traced_entries() as entries, tracing_afresh():
+        case.scheduled(target=TARGET).trace(*case.on(ABSTRACT_MESH))
+    for entry in entries:  # grows: bodies have bodies
+        entries += [body for _, body in entry.bodies()]
+    found: dict[str, int] = {}
+    for entry in {id(entry): entry for entry in entries}.values():
+        for region in entry.pg.regions:
+            marks = {op.mark.name for i in region.ops if (op := entry.pg.graph.ops[i]).mark}
+            if len(marks) != 1 or region.nano > 0:
+                continue
+            read = (*region.inputs, *entry._beside(region.id))
+            specs = [
+                jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+                for aval in (entry.captured.avals[value] for value in read)
+            ]
+            function = jax.jit(functools.partial(_called, entry.functions[region.id]))
+            fast = dfx.schedule(
+                function, dfx.Sequential(), backend="xla", target=TARGET, compiler_options=options
+            )
+            original = dfx.compile(fast, *specs).original
+            mark = marks.pop()
+            found[mark] = found.get(mark, 0) + original.kernels + original.library_calls
+    return found
+
+
+def _called(function: Any, *args: Any) -> Any:
+    return function(*args)
 
 
 def _seconds(run: Any) -> float:
@@ -285,21 +330,22 @@ def _fusion(by_name: list[dict[str, Any]], names: list[str]) -> list[str]:
     lines = [
         "## Fusion inside regions",
         "",
-        "Kernels and library calls of each marked part (all its nano-batches), and those of the unscheduled "
-        "function. A kernel that puts the results of several regions together counts for each of them. A "
-        "nano-batch's product is smaller: where XLA cuts its summed axis to fill the GPU, and not the "
-        "original's, the sum of the parts is one kernel more (tensor-parallel block). A result that a gate "
-        "waits for is stored at the region's end; the original may compute it again in each reader (the "
-        "router).",
+        "Kernels and library calls of each marked part (all its nano-batches), those of the unscheduled "
+        "function, and those of its regions compiled *alone*, each as a program of its own, for one "
+        "nano-batch: what fusion inside regions gives. A kernel that puts the results of several regions "
+        "together counts for each of them. Where scheduled and original differ, the original's fusion goes "
+        "across regions (a router's result is computed again in the kernel of each reader; one that a gate "
+        "waits for is stored), or XLA cuts the summed axis of a nano-batch's smaller product to fill the "
+        "GPU, and the sum of the parts is one kernel more.",
         "",
-        "| case | mark | nano-batches | scheduled | original |",
-        "|---|---|---|---|---|",
+        "| case | mark | nano-batches | scheduled | original | alone |",
+        "|---|---|---|---|---|---|",
     ]
     for name in names:
         for number, mark in enumerate(by_name[0][name]["marks"]):
             rows = [rows[name]["marks"][number] for rows in by_name]
             cells = []
-            for field in ("nano_batches", "scheduled", "original"):
+            for field in ("nano_batches", "scheduled", "original", "alone"):
                 found = [str(row[field]) for row in rows]
                 cells.append(found[0] if len(set(found)) == 1 else ", ".join(found))
             lines.append(f"| {name} | {mark['name']} | " + " | ".join(cells) + " |")

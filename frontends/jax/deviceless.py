@@ -223,7 +223,7 @@ def _export(jitted: Any, args: Any, kwargs: Any) -> Any:
         )
     except (NotImplementedError, ValueError) as error:
         raise UnsupportedError(
-            f"this program cannot be handed to another process: {error}"
+            f"this program cannot be lowered for a GPU and handed to the compiling process: {error}"
         ) from error
     # Leaves alone: containers (an optimizer's state) need not be known to the other process.
     ins = jax.tree_util.tree_structure(((0,) * made.in_tree.num_leaves, {}))

@@ -67,7 +67,9 @@ def _lowered(
         return exported.call(*args, **kwargs)
 
     donated = tuple(program["donated"])
-    return jax.jit(flat, donate_argnums=donated, keep_unused=True).lower(*specs)
+    # Without arguments it is the results that say where the program runs.
+    where = {} if specs else {"out_shardings": everywhere}
+    return jax.jit(flat, donate_argnums=donated, keep_unused=True, **where).lower(*specs)
 
 
 def _seconds(

@@ -65,6 +65,65 @@ def signature(original: Any, args: Any, kwargs: Any) -> Any:
     return tree, parts, training, torch.is_grad_enabled(), torch.get_num_threads()
 
 
+_MAX_ONCE = 4096
+
+
+class Decisions:
+    """Auto's decisions of one callable, by signature.
+
+    Sizes that come for the first time take what was decided for others, and are decided for when they
+    come again: a cache of keys and values that grows has new sizes at every call, each of which would
+    pay for a decision and none gain by it. For the same reason they take no nano-batches, which are
+    planned for each size.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Choice] = {}
+        self._kinds: dict[Any, Choice] = {}  # signature without sizes -> the last decision
+        self._once: dict[Any, Choice] = {}
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def get(self, signature: Any) -> Choice | None:
+        """What was decided, or what the one call so far took; None before the first call."""
+        return self._made.get(signature) or self._once.get(signature)
+
+    def decided(self, signature: Any) -> Choice | None:
+        """What was decided, or None."""
+        return self._made.get(signature)
+
+    def of_other_sizes(self, signature: Any) -> Choice | None:
+        """For sizes that come for the first time: the decision for others, if there is one."""
+        kind = _kind(signature)
+        if signature in self._once or kind not in self._kinds:
+            return None
+        found = self._kinds[kind]
+        split = found.child is not None and found.child.splits
+        what = "the original runs" if split or found.child is None else f"{found.name} runs"
+        reason = f"these sizes came once: {what}, after {found.name} for other sizes"
+        if len(self._once) == _MAX_ONCE:
+            del self._once[next(iter(self._once))]
+        self._once[signature] = Choice(None if split else found.child, reason)
+        return self._once[signature]
+
+    def put(self, signature: Any, choice: Choice) -> Choice:
+        """Keeps a decision."""
+        self._once.pop(signature, None)
+        self._made[signature] = self._kinds[_kind(signature)] = choice
+        return choice
+
+
+def _kind(signature: Any) -> Any:
+    """A signature without its sizes."""
+    tree, parts, *modes = signature
+    return (
+        tree,
+        tuple((len(p[0]), *p[1:]) if isinstance(p[0], tuple) else p for p in parts),
+        *modes,
+    )
+
+
 def copies(tree: Any) -> Any:
     """The same with every tensor cloned."""
 

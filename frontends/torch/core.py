@@ -111,7 +111,7 @@ class Core:
         self.parent = parent
         self.breaks: list[str] = []
         self.notes: list[str] = []
-        self.choices: dict[Any, auto.Choice] = {}
+        self.decisions = auto.Decisions()
         self.children: dict[str, Core] = {}
         self._warned = False
         self._writes = False
@@ -206,18 +206,18 @@ class Core:
 
     def _call_auto(self, args: Any, kwargs: Any) -> Any:
         signature = auto.signature(self.original, args, kwargs)
-        choice = self.choices.get(signature)
+        choice = self.decisions.decided(signature) or self.decisions.of_other_sizes(signature)
         if choice is None:
             if native.in_lane() or _compat.modes_active() or _compat.watched_by_autograd():
                 return self.original(*args, **kwargs)
-            choice = self.choices[signature] = auto.choose(self, args, kwargs)
+            choice = self.decisions.put(signature, auto.choose(self, args, kwargs))
         if choice.child is not None:
             try:
                 return choice.child.call(args, kwargs)
             except SeparabilityError as error:
                 # Something changed that is no argument, say a module in it is in training mode now.
                 reason = f"{choice.name} is left: {str(error).splitlines()[0]}"
-                self.choices[signature] = auto.Choice(None, reason)
+                self.decisions.put(signature, auto.Choice(None, reason))
         with marks.ignore():
             return self.original(*args, **kwargs)
 
@@ -234,14 +234,14 @@ class Core:
         strategy = self.options.strategy
         if not isinstance(strategy, Auto):
             return self
-        choice = self.choices.get(auto.signature(self.original, args, kwargs))
+        choice = self.decision(args, kwargs)
         if choice is not None and choice.child is not None:
             return choice.child  # type: ignore[no-any-return]
         return self.with_strategy(strategy.candidates(self.options.lanes)[0])
 
     def decision(self, args: Any, kwargs: Any) -> auto.Choice | None:
-        """What Auto decided for these arguments, or None."""
-        return self.choices.get(auto.signature(self.original, args, kwargs))
+        """What Auto decided for these arguments, or took for sizes that came once; or None."""
+        return self.decisions.get(auto.signature(self.original, args, kwargs))
 
     # -- planning ---------------------------------------------------------------------------------
 

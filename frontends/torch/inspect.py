@@ -134,5 +134,4 @@ def tune(fast: Core, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
         choice = auto.choose(fast, args, kwargs)
     finally:
         strategy.budget_s = before
-    fast.choices[auto.signature(fast.original, args, kwargs)] = choice
-    return choice
+    return fast.decisions.put(auto.signature(fast.original, args, kwargs), choice)

@@ -33,7 +33,8 @@ def compile_report(fast: Core, args: Any, kwargs: Any, target: object = None) ->
     made, closed = program.call.made, program.call.closed
     inputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in closed] + program.function.specs()
     planned = jax.jit(lambda *xs: made(*xs))
-    original = jax.jit(lambda *xs: program.function(*xs[len(closed) :]))
+    # Inline: its operators keep the marks, by which the report counts what became of them.
+    original = jax.jit(lambda *xs: program.function(*xs[len(closed) :], inline=True))
     with jax.enable_x64(True), xla_backend.matmul_precision():
         return deviceless.report_of(
             made, {"scheduled": planned, "original": original}, (tuple(inputs), {}), target

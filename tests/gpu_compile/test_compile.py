@@ -142,6 +142,20 @@ def test_nano_batches_have_the_kernels_of_the_original() -> None:
     assert not report.copies_added and not report.order.broken, report
 
 
+def test_a_function_without_arguments() -> None:
+    def f() -> Any:
+        x = jnp.arange(64 * 64, dtype=jnp.float32).reshape(64, 64)
+        with dfx.mark("left"):
+            a = jnp.sin(x) @ x
+        with dfx.mark("right"):
+            b = jnp.cos(x) @ x
+        return a, b
+
+    report = dfx.compile(dfx.schedule(f, dfx.Branches(), target="nvidia-h200"))
+    assert report.original.kernels and report.scheduled.kernels, report
+    assert not report.order.broken, report
+
+
 def test_without_gates_the_chain_is_lost() -> None:
     """The readback tells: in CONCURRENT mode a plan without its gates is not kept."""
     fast = dfx.schedule(two_branches, OneLane(), target="nvidia-h200")

@@ -63,3 +63,18 @@ def test_readme_shows_models_in_both_frameworks(plot: Any) -> None:
     shown = re.search(r"\| model \|.*?(?=\n\n)", readme, re.DOTALL)
     assert shown, "README.md has no table of models"
     assert shown.group(0) == plot.pairs_markdown(record), "plot.py FILE --markdown prints it"
+
+
+def test_page_on_torch_shows_the_committed_result(plot: Any) -> None:
+    files = sorted(RESULTS.glob("torch-cpu-*.json"))
+    assert len(files) == 1, "one result is kept: delete what a newer one supersedes"
+    record = json.loads(files[0].read_text())
+    page = (ROOT / "docs" / "torch.md").read_text()
+    assert files[0].name in page
+    shown = re.search(r"\| case \| strategy \|.*?(?=\n\n)", page, re.DOTALL)
+    assert shown, "docs/torch.md has no table of results"
+    assert shown.group(0) == plot.torch_markdown(record), "plot.py FILE --markdown prints it"
+    for entry in record["calls"]:
+        for how, added in entry["added_us"].items():
+            if how == "module" or entry["compiler"] == "aoti":
+                assert f"{added:.0f} us" in page

@@ -215,7 +215,7 @@ def test_nothing_is_measured_where_autograd_watches() -> None:
     f = scheduled(lambda x: torch.sin(x).sum(-1))
     rows = torch.randn(4, 3)
     torch.testing.assert_close(torch.func.jacrev(f)(rows), torch.func.jacrev(f.original)(rows))
-    assert not fast._dfx_core.choices and not f._dfx_core.choices
+    assert not fast._dfx_core.decisions and not f._dfx_core.decisions
 
 
 def test_exported_programs_are_measured_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,3 +234,33 @@ def test_exported_programs_are_measured_whole(monkeypatch: pytest.MonkeyPatch) -
     assert seen == [{"original", "Branches(lanes=2)", "Sequential()"}]
     with pytest.raises(UnsupportedError, match="schedule the module"):
         dfx.schedule(program, dfx.NanoBatch(2), in_axes=0)
+
+
+@pytest.mark.parametrize("wanted", ["original", "Branches(lanes=2)", "NanoBatch(2)"])
+def test_sizes_that_come_once_are_not_measured(
+    monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    """As with a cache that grows: a decision for each length would cost more than it can gain."""
+
+    def f(x: Any) -> Any:
+        with dfx.mark("left"):
+            a = torch.sort(x).values
+        with dfx.mark("right"):
+            b = torch.sort(-x).values
+        return a + b
+
+    seen = always(monkeypatch, wanted)
+    fast = scheduled(f)
+    with torch.no_grad():
+        for length in (16, 17, 18, 19):
+            x = torch.randn(8, length)
+            assert torch.equal(fast(x), f(x))
+        assert len(seen) == 1
+        runs = "the original" if wanted != "Branches(lanes=2)" else wanted
+        assert f"sizes came once: {runs} runs, after " in dfx.explain(fast, x)
+        for file in Path(autotune.cache_dir()).glob("*.json"):
+            file.unlink()
+        for _ in range(2):
+            assert torch.equal(fast(x), f(x))
+        assert len(seen) == 2 and "sizes came once" not in dfx.explain(fast, x)
+        assert torch.equal(fast(x.double()), f(x.double())) and len(seen) == 3
