@@ -37,7 +37,7 @@ SHELL := /bin/bash
 .PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt bench-gpu test test-gpu gpu-wheel gpu-all \
         test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 versions-wheel \
         gpu-envs test-gpu-compile report-xla \
-        test-torch-xla cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
+        test-torch-versions test-torch-xla cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -157,6 +157,28 @@ test-versions: versions-wheel  ## Run one wheel under each JAX of JAX_VERSIONS (
 	  $$py -m pip install -q --force-reinstall --no-deps $(VERSIONS)/dist/*.whl; \
 	  $$py -P -c 'import jax, jaxlib; print("jax", jax.__version__, "jaxlib", jaxlib.__version__)'; \
 	  $$py -P -m pytest -q $(if $(VERSION_TESTS),$(VERSION_TESTS),tests/frontends tests/property); \
+	done
+
+# PyPI's builds of PyTorch bring CUDA (5 GB a version; they run without a GPU), so the environments are
+# kept outside of the tree, like the one below. With an index of CPU builds (see TORCH) they are small.
+TORCH_VERSIONS ?= 2.11 2.15
+TORCH_ENVS     ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynaflow_xla/torch
+
+test-torch-versions: setup  ## Run one wheel under each torch of TORCH_VERSIONS (5 GB a version)
+	@rm -rf build/torch-wheel
+	@"$(PY)" -P -m pip wheel -q --no-build-isolation --no-deps -w build/torch-wheel .
+	@tag="py$$("$(PY)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"; \
+	for v in $(TORCH_VERSIONS); do \
+	  env="$(TORCH_ENVS)-$$v-$$tag"; py="$$env/bin/python"; \
+	  if ! "$$py" -c 'import torch, jax, pytest, transformers' >/dev/null 2>&1; then \
+	    echo "making $$env (5 GB with CUDA)"; \
+	    "$(PY)" -P -m venv --clear "$$env"; \
+	    "$$py" -P -m pip install -qq "torch==$$v.*" $(foreach spec,$(JAX),'$(spec)') \
+	      "$$(echo $(CURDIR)/build/torch-wheel/*.whl)[jax,torch,test,test-torch]"; \
+	  fi; \
+	  "$$py" -P -m pip install -q --no-deps --force-reinstall build/torch-wheel/*.whl; \
+	  "$$py" -P -c 'import torch; print("torch", torch.__version__)'; \
+	  "$$py" -P -m pytest -q $(or $(VERSION_TESTS),tests/frontends/torch) $(PYTEST_ARGS); \
 	done
 
 # torch-xla works with torch 2.9.0 alone, so its tests have an environment of their own. It is large

@@ -383,7 +383,12 @@ class mark(contextlib.ContextDecorator):  # noqa: N801 - used as a statement, li
     def __init__(
         self, name: str, *, resource: Resource | None = None, tags: Iterable[str] = ()
     ) -> None:
-        if not isinstance(name, str) or not re.fullmatch(r"[\w.\- ]+", name):
+        # No regular expression: Dynamo traces this, and some versions break the graph in `re`.
+        if (
+            not isinstance(name, str)
+            or not name
+            or not all(c.isalnum() or c in "_.- " for c in name)
+        ):
             raise RuleError(
                 f"a mark's name must be letters, digits, '_', '.', '-' or spaces; got {name!r}"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,24 @@ def aot_backend(
         partition_fn=default_partition,
         decompositions={},
     )
+
+
+_REMOVED = ("cholesky", "qr")
+"""Operators of ``torch.ops.aten`` that newer versions lack and torchax 0.0.13 names as it is loaded."""
+
+
+@contextlib.contextmanager
+def removed_operators() -> Iterator[frozenset[object]]:
+    """While open, names of removed operators are there and stand for nothing; gives what they stand for."""
+    aten = torch.ops.aten
+    stand_ins = {name: object() for name in _REMOVED if not hasattr(aten, name)}
+    for name, nothing in stand_ins.items():
+        setattr(aten, name, nothing)
+    try:
+        yield frozenset(stand_ins.values())
+    finally:
+        for name in stand_ins:
+            delattr(aten, name)
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
@@ -109,6 +128,36 @@ def writes_inputs() -> bool:
     if context is None or context.fw_metadata is None:
         return True  # not known
     return any(info.mutates_data for info in context.fw_metadata.input_info)
+
+
+def mend_shared_inputs(gm: Any) -> None:
+    """Called while a forward is compiled: a written view that is returned comes back as that view.
+
+    Where arguments share memory and one is written, the graph gets their common base, and AOTAutograd
+    before torch 2.13 gives back the base for the argument, if the two stand at the same place.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return
+    from torch._functorch._aot_autograd.schemas import OutputType
+
+    bases = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    (output,) = gm.graph.find_nodes(op="output")
+    told = zip(output_descriptions(gm), output.args[0], strict=False)
+    plain = {
+        d.idx: node.meta.get("val") for d, node in told if type(d).__name__ == "PlainAOTOutput"
+    }
+    infos = context.fw_metadata.output_info
+    for number, info in enumerate(infos):
+        if info.output_type is not OutputType.is_input or number not in plain:
+            continue
+        got, base = plain[number], bases[info.base_idx]
+        if _place(got) != _place(base):
+            infos[number] = dataclasses.replace(info, output_type=OutputType.alias_of_input)
+
+
+def _place(x: Any) -> Any:
+    return x.shape, x.stride(), x.storage_offset()
 
 
 def break_reason(gm: Any) -> tuple[str, Any] | None:
@@ -211,7 +260,7 @@ class CompilationSettings:
             patch.close()
 
 
-_SHORTCUT_TESTED = frozenset({"2.13"})
+_SHORTCUT_TESTED = frozenset({"2.11", "2.12", "2.13", "2.14", "2.15"})
 
 
 class Shortcut:
@@ -293,6 +342,19 @@ def reversed_lstm(
         True, False, train,
     )  # fmt: skip
     return y, h.reshape(hx[0].shape), c.reshape(hx[1].shape)
+
+
+_LAYERS_OF_ANY_SIZE = (
+    torch.ops.aten._transformer_encoder_layer_fwd.default.has_kernel_for_dispatch_key(
+        torch._C.DispatchKey.Meta
+    )
+)
+"""Whether Dynamo can follow a whole transformer layer with an open batch; not before torch 2.13."""
+
+
+def layers_of_any_size() -> contextlib.AbstractContextManager[None]:
+    """Context in which modules can be captured with an open batch."""
+    return contextlib.nullcontext() if _LAYERS_OF_ANY_SIZE else unfused_layers()
 
 
 @contextlib.contextmanager

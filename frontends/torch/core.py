@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import linecache
 import os
 import sys
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
@@ -186,7 +188,8 @@ class Core:
     def _offered(self, args: Any, kwargs: Any) -> Any:
         if not self.splits:
             return self._compiled(*args, **kwargs)
-        with batch.offered(self.options.name, self.options.in_axes, args, kwargs):
+        offered = batch.offered(self.options.name, self.options.in_axes, args, kwargs)
+        with offered, _compat.layers_of_any_size():
             return self._compiled(*args, **kwargs)
 
     def _with_arrays(self, args: Any, kwargs: Any) -> Any:
@@ -351,6 +354,7 @@ class Core:
                 _compat.allow_second_backward()
                 state["forward"].backward = entry
             else:
+                _compat.mend_shared_inputs(gm)
                 self._writes |= _compat.writes_inputs()
                 state["forward"] = entry
             return _compat.boxed(_Runner(entry))
@@ -428,7 +432,8 @@ def _root_function(original: Callable[..., Any]) -> types.FunctionType:
     """A function of its own code that calls the original.
 
     Dynamo keeps what it compiled, and counts recompilations, by code object, and remembers by file
-    and line which sizes changed; two schedules must not count against each other.
+    and line which sizes changed; two schedules must not count against each other. The text is where
+    ``inspect`` finds it: functions without a source get one code object for all before torch 2.13.
     """
     scope: dict[str, Any] = {}
     text = (
@@ -437,8 +442,11 @@ def _root_function(original: Callable[..., Any]) -> types.FunctionType:
         f"        return {ROOT_NAME}(*args, **kwargs)\n"
         f"    return scheduled\n"
     )
-    exec(compile(text, f"{ROOT_FILE} {next(_schedules)}>", "exec"), scope)
+    file = f"{ROOT_FILE} {next(_schedules)}>"
+    exec(compile(text, file, "exec"), scope)
     made: types.FunctionType = scope["make"](original)
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    weakref.finalize(made, linecache.cache.pop, file, None)
     return made
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch import _compat
 
 _lock = threading.Lock()
 _NAME = "torchax"
@@ -59,7 +60,8 @@ def table() -> Mapping[Any, Callable[..., Any]]:
             _stand_in(f"{_NAME}.tensor").Tensor = type("Tensor", (), {})  # type: ignore[attr-defined]
             logger.setLevel(logging.ERROR)  # it notes each operator that it registers twice
             registry = importlib.import_module(f"{_NAME}.ops.ops_registry")
-            importlib.import_module(f"{_NAME}.ops.jaten")
+            with _compat.removed_operators() as nothing:
+                importlib.import_module(f"{_NAME}.ops.jaten")
         except (ImportError, AttributeError) as error:
             raise UnsupportedError(
                 f"the installed torchax does not fit this PyTorch ({error}); install torchax==0.0.13"
@@ -72,7 +74,10 @@ def table() -> Mapping[Any, Callable[..., Any]]:
         return {
             op: entry.func
             for op, entry in registry.all_aten_ops.items()
-            if entry.is_jax_function and not entry.needs_env and not entry.is_view_op
+            if op not in nothing
+            and entry.is_jax_function
+            and not entry.needs_env
+            and not entry.is_view_op
         }
 
 

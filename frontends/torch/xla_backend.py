@@ -224,6 +224,16 @@ def _hint(n: Any) -> int:
     return int(n.node.hint) if isinstance(n, torch.SymInt) else int(n)
 
 
+class _Numbers(FakeTensorProp):
+    """Notes numbers beside tensors, which ``FakeTensorProp`` leaves out before torch 2.13."""
+
+    def run_node(self, n: Any) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, int | float):
+            n.meta.setdefault("val", result)
+        return result
+
+
 def specialised(gm: Any, inputs: Sequence[Any]) -> Any:
     """The graph for the sizes of ``inputs``: tensors, or numbers where the graph takes sizes."""
     made = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
@@ -238,7 +248,7 @@ def specialised(gm: Any, inputs: Sequence[Any]) -> Any:
                 return torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
         return _hint(x) if isinstance(x, int | torch.SymInt) else x
 
-    FakeTensorProp(made, mode).propagate_dont_convert_inputs(*[fake(x) for x in inputs])
+    _Numbers(made, mode).propagate_dont_convert_inputs(*[fake(x) for x in inputs])
     return made
 
 

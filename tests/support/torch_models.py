@@ -33,6 +33,27 @@ class Towers(nn.Module):
         return torch.softmax(self.left(x) * self.right(x), -1)
 
 
+def as_captured(model: Any) -> Any:
+    """What to compare bits with: the model, or where Dynamo would take other code of it, that code.
+
+    transformers asks ``is_exporting()``, which older versions of Dynamo take for true, and then makes
+    a causal mask that the attention would not need.
+    """
+
+    def asks(x: Any) -> Any:
+        return x + int(torch.compiler.is_exporting())
+
+    zero = torch.zeros(1)
+    if torch.equal(torch.compile(asks, backend="eager")(zero), asks(zero)):
+        return model
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace()  # Dynamo compiles each code object a few times only
+    return torch.compile(call, backend="eager", fullgraph=True)
+
+
 SMALL = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,

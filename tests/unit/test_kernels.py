@@ -106,6 +106,7 @@ def test_a_kernel_of_nvcc(tmp_path: Path) -> None:
     assert len(kernel.bound(1, 1, "r")) == ptx_parameters(text, "scale") == 4
 
 
+@pytest.mark.filterwarnings("default:TRITON_DEFAULT_FP_FUSION:UserWarning")
 def test_a_real_kernel_of_triton() -> None:
     """Compiled for an H200 without one."""
     pytest.importorskip("triton")

@@ -84,7 +84,7 @@ def test_options() -> None:
 
 
 def test_torchscript() -> None:
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns((DeprecationWarning, FutureWarning)):
         made = torch.jit.script(nn.Linear(2, 2))
     with pytest.raises(dfx.UnsupportedError, match="TorchScript"):
         dfx.schedule(made)
