@@ -15,7 +15,8 @@ Row = tuple[str, str, float, float, bool]
 
 TOLERANCES = {
     "bfloat16": (2e-2, 2e-2), "float16": (2e-3, 2e-3), "float32": (2e-5, 2e-5),
-    "float64": (1e-12, 1e-12), "complex32": (2e-3, 2e-3), "complex64": (2e-5, 2e-5), "complex128": (1e-12, 1e-12),
+    "float64": (1e-12, 1e-12), "complex32": (2e-3, 2e-3), "complex64": (2e-5, 2e-5),
+    "complex128": (1e-12, 1e-12),
 }  # fmt: skip
 """dtype -> (relative to the element, relative to the root mean square of the output).
 
