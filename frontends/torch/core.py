@@ -337,6 +337,14 @@ class Core:
         """What AOTAutograd calls with a functional graph."""
 
         def compile_graph(gm: Any, example_inputs: Any) -> Callable[[list[Any]], Any]:
+            own_memory = self.options.backend != "torch" or self.splits
+            if kind != "backward" and own_memory and _compat.needs_places(gm):
+                raise UnsupportedError(
+                    f"{self.options.name!r} writes into one of several arguments that share memory, and "
+                    "returns a view of one; under XLA and under nano-batches results have memory of their "
+                    "own. Pass tensors with memory of their own, or use backend='torch' with a strategy "
+                    "that keeps the batch whole"
+                )
             with self._lock:
                 if kind == "inference" and self.options.backend == "torch":
                     spectra.without_vectors(gm)
@@ -354,7 +362,7 @@ class Core:
                 _compat.allow_second_backward()
                 state["forward"].backward = entry
             else:
-                _compat.mend_shared_inputs(gm)
+                _compat.mend_views_of_merged(gm)
                 self._writes |= _compat.writes_inputs()
                 state["forward"] = entry
             return _compat.boxed(_Runner(entry))
