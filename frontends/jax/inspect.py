@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
+from dynaflow_xla import verification
 from dynaflow_xla.errors import PlanError, VerificationError
 from dynaflow_xla.frontends.jax import auto, entry, lower
 from dynaflow_xla.plan_text import region_table
 from dynaflow_xla.simulate import simulate
 from dynaflow_xla.strategies.auto import Auto
-
-TOLERANCES = {
-    "bfloat16": (2e-2, 2e-2), "float16": (2e-3, 2e-3), "float32": (2e-5, 2e-5),
-    "float64": (1e-12, 1e-12), "complex64": (2e-5, 2e-5), "complex128": (1e-12, 1e-12),
-}  # fmt: skip
-"""dtype -> (relative to the element, relative to the root mean square of the output).
-
-Cutting changes fusion, hence rounding, and where terms cancel the rounding of their size remains."""
+from dynaflow_xla.verification import Report
 
 
 def explain(fast: Any, args: Any, kwargs: Any) -> str:
@@ -74,30 +66,6 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Report:
-    """Result of ``verify``: per output its path, type and difference where it is worst."""
-
-    rows: tuple[tuple[str, str, float, float, bool], ...]
-
-    @property
-    def max_abs(self) -> float:
-        """Largest absolute difference over all outputs."""
-        return max((row[2] for row in self.rows), default=0.0)
-
-    @property
-    def bit_equal(self) -> bool:
-        """Whether every output has the same bits."""
-        return all(row[4] for row in self.rows)
-
-    def __str__(self) -> str:
-        return "\n".join(
-            f"{path}: {kind} largest difference {diff:.3g} (allowed there {bound:.3g})"
-            + (" bit-equal" if equal else "")
-            for path, kind, diff, bound, equal in self.rows
-        )
-
-
 def first_difference(want: Any, got: Any) -> str:
     """What differs first, or ""."""
     try:
@@ -141,7 +109,7 @@ def compare_trees(want: Any, got: Any) -> Report:
     return Report(tuple(rows))
 
 
-def compare(name: str, want: Any, got: Any) -> tuple[str, str, float, float, bool]:
+def compare(name: str, want: Any, got: Any) -> verification.Row:
     """One row of a report; VerificationError if the values differ too much."""
     kind = f"{want.dtype}{list(want.shape)}"
     if (want.dtype, want.shape, want.weak_type) != (got.dtype, got.shape, got.weak_type):
@@ -151,36 +119,7 @@ def compare(name: str, want: Any, got: Any) -> tuple[str, str, float, float, boo
     if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
         want, got = jax.random.key_data(want), jax.random.key_data(got)
     w, g = np.asarray(want), np.asarray(got)
-    equal = w.tobytes() == g.tobytes()
-    if str(w.dtype) not in TOLERANCES:
-        if not equal:
-            where = np.unravel_index(int(np.argmax(w != g)), w.shape) if w.shape else ()
-            raise VerificationError(
-                f"{name} ({kind}) must be equal; first difference at {tuple(map(int, where))}: "
-                f"{w[where]} != {g[where]}"
-            )
-        return name, kind, 0.0, 0.0, equal
-    wide = np.complex128 if np.iscomplexobj(w) else np.float64
-    w, g = w.astype(wide), g.astype(wide)
-    rtol, atol = TOLERANCES[str(want.dtype)]
-    finite = np.isfinite(w)
-    if not np.array_equal(finite, np.isfinite(g)) or not np.array_equal(
-        w[~finite], g[~finite], equal_nan=True
-    ):
-        raise VerificationError(f"{name} ({kind}) differs in its NaN or infinite elements")
-    size = np.where(finite, np.abs(w), 0.0)
-    difference = np.abs(np.where(finite, w, 0.0) - np.where(finite, g, 0.0))
-    rms = math.sqrt(float(np.mean(size**2))) if size.size else 0.0
-    allowed = rtol * size + max(atol * rms, 1e-30)
-    worst = np.unravel_index(int(np.argmax(difference / allowed)), w.shape) if w.size else None
-    if worst is None:
-        return name, kind, 0.0, 0.0, equal
-    if difference[worst] > allowed[worst]:
-        raise VerificationError(
-            f"{name} ({kind}) at {tuple(map(int, worst))}: {g[worst]} differs from {w[worst]} by "
-            f"{difference[worst]:.3g}; {allowed[worst]:.3g} is allowed"
-        )
-    return name, kind, float(difference[worst]), float(allowed[worst]), equal
+    return verification.compare(name, kind, str(w.dtype), w, g)
 
 
 def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,6 +129,29 @@ def writes_inputs() -> bool:
     if context is None or context.fw_metadata is None:
         return True  # not known
     return any(info.mutates_data for info in context.fw_metadata.input_info)
+
+
+def changed_objects() -> frozenset[str]:
+    """Names of Python objects that the function being captured changes, its arguments left out.
+
+    Attributes of modules, lists, globals and so on; not parameters and buffers written in place. There is
+    no public way to ask.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        effects = InstructionTranslator.current_tx().output.side_effects
+    except AttributeError:  # nothing is being captured by Dynamo
+        return frozenset()
+    found = set()
+    for variable in effects.id_to_variable.values():
+        kept = type(variable.mutation_type).__name__.endswith("Existing")
+        if kept and variable.source is not None and effects.is_modified(variable):
+            name = variable.source.name
+            name = name() if callable(name) else name  # a method before torch 2.13
+            if not name.startswith(("L['args']", "L['kwargs']")):
+                found.add(re.findall(r"\w+", name.replace("cell_contents", "itself"))[-1])
+    return frozenset(found)
 
 
 def _views_of_merged(gm: Any) -> Iterator[tuple[list[Any], int, Any]]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla import autotune
 from dynaflow_xla._version import __version__
-from dynaflow_xla.errors import DynaflowError, SeparabilityError
-from dynaflow_xla.frontends.torch import _compat, axes, marks
+from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
+from dynaflow_xla.frontends.torch import _compat, axes, keeping, marks
 from dynaflow_xla.plan import Launch
 from dynaflow_xla.simulate import simulate
 from dynaflow_xla.strategies.base import Strategy
@@ -53,12 +52,12 @@ class Choice:
 
 
 def signature(original: Any, args: Any, kwargs: Any) -> Any:
-    """What a decision is made for: structure, shapes, dtypes, other values, modes."""
+    """What a decision is made for: structure, shapes, dtypes, plain values, types of objects, modes."""
     leaves, tree = pytree.tree_flatten((args, kwargs))
     parts = tuple(
         (tuple(leaf.shape), leaf.dtype, leaf.requires_grad)
         if isinstance(leaf, torch.Tensor)
-        else (type(leaf), repr(leaf))
+        else (type(leaf), repr(leaf) if isinstance(leaf, keeping.PLAIN) else None)
         for leaf in leaves
     )
     training = getattr(original, "training", None)
@@ -124,49 +123,6 @@ def _kind(signature: Any) -> Any:
     )
 
 
-def copies(tree: Any) -> Any:
-    """The same with every tensor cloned."""
-
-    def copy(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
-
-    return pytree.tree_map(copy, tree)
-
-
-@contextmanager
-def random_kept(args: Any, kwargs: Any) -> Iterator[None]:
-    """Puts the states of the default generators and of those among the arguments back at the end."""
-    on_gpu = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    leaves = (torch.default_generator, *on_gpu, *pytree.tree_leaves((args, kwargs)))
-    found = {id(x): x for x in leaves if isinstance(x, torch.Generator)}
-    states = [(x, x.get_state()) for x in found.values()]
-    try:
-        yield
-    finally:
-        for generator, state in states:
-            generator.set_state(state)
-
-
-@contextmanager
-def preserved(original: Any, args: Any, kwargs: Any) -> Iterator[None]:
-    """Puts a module's parameters and buffers and the states of random generators back at the end."""
-    tensors: list[torch.Tensor] = []
-    if isinstance(original, torch.nn.Module):
-        tensors = [*original.parameters(), *original.buffers()]
-    with torch.no_grad():
-        saved = [t.detach().clone() for t in tensors]
-    try:
-        with random_kept(args, kwargs):
-            yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, saved, strict=True):
-                if not torch.equal(tensor, value):  # autograd counts writes, so none without need
-                    tensor.copy_(value)
-
-
 def splits(strategy: Strategy) -> bool:
     """Whether a strategy can ask for nano-batches."""
     return type(strategy).split is not Strategy.split
@@ -204,6 +160,12 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
     entries = core.with_strategy(candidates[0]).all_planned(args, kwargs)
     if not entries:
         return Choice(None, "no graph could be captured")
+    if changed := core.with_strategy(candidates[0]).changed:
+        named = sorted(core.options.name if name == "itself" else name for name in changed)
+        return Choice(
+            None,
+            f"a call changes objects that are no arguments ({', '.join(named)}): it is not measured",
+        )
     outer = sorted({op.kind for e in entries for op in e.captured.graph.ops if op.outer})
     if outer:
         return Choice(None, f"the graph communicates ({', '.join(outer)}): it is not measured")
@@ -214,7 +176,10 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
             f"estimated work {total_ns / 1e3:.0f} us is under {strategy.min_cost_ns / 1e3:.0f} us: "
             "hand-offs would cost more than overlap gains",
         )
-    run = _Run(core, args, kwargs)
+    try:
+        run = _Run(core, args, kwargs)
+    except UnsupportedError as error:
+        return Choice(None, f"not measured: {error}")
     key = autotune.cache_key(
         [e.pg.to_json() for e in entries], core.options.name, __version__, torch.__version__,
         core.options.lanes, torch.get_num_threads(), core.options.compiler, core.options.backend,
@@ -226,7 +191,7 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
         cached.pop("costs")
         choice, reason = cached.pop("choice"), cached.pop("reason")
         return Choice(_child(core, candidates, choice), f"cached: {reason}", **cached)
-    with preserved(core.original, args, kwargs):
+    with keeping.preserved(core.original, args, kwargs):
         kept, predicted, left_out = _planned(core, candidates, entries, run, args, kwargs)
         if not kept:
             seconds = time.perf_counter() - start
@@ -239,10 +204,15 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
 
         runs = {"original": run.of(original)}
         runs |= {repr(c): run.of(_caller(core.with_strategy(c))) for c in kept}
-        try:
-            medians = autotune.measure(runs, budget_s=strategy.budget_s)
-        except autotune.BudgetTooSmall as error:
-            return Choice(None, str(error))
+        while True:
+            try:
+                medians = autotune.measure(_named(runs), budget_s=strategy.budget_s)
+                break
+            except autotune.BudgetTooSmall as error:
+                return Choice(None, str(error))
+            except _CandidateError as failed:  # Dynamo may capture anew at a later call
+                left_out[failed.name] = _short(failed.error)
+                del runs[failed.name]
     choice, reason = autotune.pick(medians, baseline="original", margin=strategy.margin)
     reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
     seconds = time.perf_counter() - start
@@ -252,6 +222,27 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
     })  # fmt: skip
     child = _child(core, candidates, choice)
     return Choice(child, reason, medians, predicted, left_out, seconds)
+
+
+class _CandidateError(Exception):
+    def __init__(self, name: str, error: DynaflowError) -> None:
+        super().__init__(name)
+        self.name, self.error = name, error
+
+
+def _named(runs: dict[str, Callable[[], None]]) -> dict[str, Callable[[], None]]:
+    """The same; an error of a candidate tells which it is. The original's pass through."""
+
+    def named(name: str, run: Callable[[], None]) -> Callable[[], None]:
+        def candidate() -> None:
+            try:
+                run()
+            except DynaflowError as error:
+                raise _CandidateError(name, error) from error
+
+        return run if name == "original" else candidate
+
+    return {name: named(name, run) for name, run in runs.items()}
 
 
 def _planned(
@@ -302,19 +293,28 @@ def _caller(child: Any) -> Callable[..., Any]:
 class _Run:
     """A call on copies of the arguments, with the backward pass where gradients are wanted.
 
+    Objects among the arguments are copied for each call, which counts: a cache that a call lets grow
+    would be another one for the next.
+
     Attributes:
+        objects: Whether there are such objects.
         wanted: Tensors to differentiate for: parameters, and copies of arguments.
     """
 
     def __init__(self, core: Any, args: Any, kwargs: Any) -> None:
-        self.args, self.kwargs = copies((args, kwargs))
+        self.args, self.kwargs = keeping.copies((args, kwargs))
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        self.objects = any(map(keeping.is_object, leaves))
         self.wanted: list[torch.Tensor] = []
         if torch.is_grad_enabled() and not core.captured_ahead:
-            leaves = pytree.tree_leaves((self.args, self.kwargs))
             if isinstance(core.original, torch.nn.Module):
                 leaves += list(core.original.parameters())
             found = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
             self.wanted = list({id(x): x for x in found}.values())
+
+    def _given(self) -> Any:
+        given = self.args, self.kwargs
+        return keeping.objects_copied(given) if self.objects else given
 
     def tried(self, child: Any) -> None:
         """Runs a candidate once, which plans its backward too.
@@ -323,7 +323,7 @@ class _Run:
             SeparabilityError: it cannot be split, or the backward cannot be planned here.
         """
         if torch.is_grad_enabled() and not self.wanted:
-            results = pytree.tree_leaves(child.call(self.args, self.kwargs))
+            results = pytree.tree_leaves(child.call(*self._given()))
             if any(isinstance(x, torch.Tensor) and x.requires_grad for x in results):
                 raise SeparabilityError("its gradients go to tensors that are no arguments of it")
         self.of(_caller(child))()
@@ -332,11 +332,12 @@ class _Run:
         """The call and its backward, as a function that leaves nothing behind."""
 
         def run() -> None:
+            args, kwargs = self._given()
             if not self.wanted:
                 with torch.no_grad():
-                    call(*self.args, **self.kwargs)
+                    call(*args, **kwargs)
                 return
-            results = pytree.tree_leaves(call(*self.args, **self.kwargs))
+            results = pytree.tree_leaves(call(*args, **kwargs))
             made = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad]
             if made:  # ``backward`` would add to ``grad``
                 ones = [torch.ones_like(x) for x in made]

@@ -23,6 +23,7 @@ from dynaflow_xla.frontends.torch import (
     auto,
     batch,
     draws,
+    keeping,
     marks,
     native,
     overlap,
@@ -111,6 +112,7 @@ class Core:
         self.parent = parent
         self.breaks: list[str] = []
         self.notes: list[str] = []
+        self.changed: frozenset[str] = frozenset()
         self.decisions = auto.Decisions()
         self.children: dict[str, Core] = {}
         self._warned = False
@@ -253,13 +255,13 @@ class Core:
         """
         target = self.target(args, kwargs)
         try:
-            with auto.random_kept(args, kwargs), _Running(stop=True):
+            with keeping.random_kept(args, kwargs), _Running(stop=True):
                 target._invoke(args, kwargs)
         except Planned as planned:
-            if not target.breaks:
+            if not target.breaks or target.changed:
                 return [planned.entry]
-        with auto.preserved(target.original, args, kwargs), _Running() as ran:
-            target._invoke(*auto.copies((args, kwargs)))
+        with keeping.preserved(target.original, args, kwargs), _Running() as ran:
+            target._invoke(*keeping.copies((args, kwargs)))
         return list(ran)
 
     def planned(self, args: Any, kwargs: Any) -> Entry:
@@ -403,6 +405,7 @@ class _Backend:
         recurrent.keep_whole(gm, grad, cells=native_eager)
         unused = draws.keep(gm)
         gm.recompile()
+        core.changed |= _compat.changed_objects()
         broken = _compat.break_reason(gm)
         if broken is not None:
             core.note_break(*broken)

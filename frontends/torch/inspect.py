@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import PlanError, VerificationError
-from dynaflow_xla.frontends.torch import auto, marks
+from dynaflow_xla.frontends.torch import auto, keeping, marks
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.entry import Entry
 from dynaflow_xla.plan_text import region_table
 from dynaflow_xla.strategies.auto import Auto
+from dynaflow_xla.verification import Report, Row
 
 
 def explain(fast: Core, args: Any, kwargs: Any) -> str:
@@ -60,30 +60,6 @@ def _explain_entry(entry: Entry) -> list[str]:
     return lines + [f"note: {note}" for note in notes]
 
 
-@dataclass(frozen=True)
-class Report:
-    """Result of ``verify``: per output its path, type and largest differences."""
-
-    rows: tuple[tuple[str, str, float, float, bool], ...]
-
-    @property
-    def max_abs(self) -> float:
-        """Largest absolute difference over all outputs."""
-        return max((row[2] for row in self.rows), default=0.0)
-
-    @property
-    def bit_equal(self) -> bool:
-        """Whether every output has the same bits."""
-        return all(row[4] for row in self.rows)
-
-    def __str__(self) -> str:
-        return "\n".join(
-            f"{path}: {kind} max |difference| {diff:.3g} (allowed {bound:.3g})"
-            + (" bit-equal" if equal else "")
-            for path, kind, diff, bound, equal in self.rows
-        )
-
-
 def verify(fast: Core, args: Any, kwargs: Any) -> Report:
     """See ``dynaflow_xla.verify``. Buffers and random state are as before afterwards.
 
@@ -92,8 +68,8 @@ def verify(fast: Core, args: Any, kwargs: Any) -> Report:
     target = fast.target(args, kwargs)
 
     def run(call: Any) -> tuple[Any, Any, Any]:
-        given = auto.copies((args, kwargs))
-        with auto.preserved(fast.original, args, kwargs):
+        given = keeping.copies((args, kwargs))
+        with keeping.preserved(fast.original, args, kwargs):
             result = call(*given[0], **given[1])
             module = fast.original
             buffers = module.named_buffers() if isinstance(module, torch.nn.Module) else ()
@@ -106,19 +82,32 @@ def verify(fast: Core, args: Any, kwargs: Any) -> Report:
 
     wants = run(original)
     gots = run(lambda *a, **k: target.call(a, k))
-    rows = []
+    rows: list[Row] = []
     for what, want, got in zip(("result", "argument", "buffer"), wants, gots, strict=True):
-        want_leaves, want_tree = pytree.tree_flatten_with_path(want)
-        got_leaves, got_tree = pytree.tree_flatten_with_path(got)
-        if want_tree != got_tree:
-            raise VerificationError(f"the {what}'s structure must be {want_tree}; got {got_tree}")
-        for (path, w), (_, g) in zip(want_leaves, got_leaves, strict=True):
-            name = what + pytree.keystr(path)
-            if isinstance(w, torch.Tensor):
-                rows.append(compare(name, w.detach(), g.detach()))
-            elif type(w) is not type(g) or repr(w) != repr(g):
-                raise VerificationError(f"{name} must be {w!r}; got {g!r}")
+        rows += _compared(what, want, got, set())
     return Report(tuple(rows))
+
+
+def _compared(name: str, want: Any, got: Any, seen: set[int]) -> list[Row]:
+    """Rows for all tensors in a tree, those in attributes of objects included."""
+    want_leaves, want_tree = pytree.tree_flatten_with_path(want)
+    got_leaves, got_tree = pytree.tree_flatten_with_path(got)
+    if want_tree != got_tree:
+        raise VerificationError(f"the structure of {name} must be {want_tree}; got {got_tree}")
+    rows: list[Row] = []
+    for (path, w), (_, g) in zip(want_leaves, got_leaves, strict=True):
+        which = name + pytree.keystr(path)
+        if isinstance(w, torch.Tensor):
+            rows.append(compare(which, w.detach(), g.detach()))
+        elif type(w) is not type(g):
+            raise VerificationError(f"{which} must be a {type(w).__name__}; got {type(g).__name__}")
+        elif not keeping.is_object(w):
+            if repr(w) != repr(g):
+                raise VerificationError(f"{which} must be {w!r}; got {g!r}")
+        elif hasattr(w, "__dict__") and id(w) not in seen:
+            seen.add(id(w))
+            rows += _compared(which + ".", vars(w), vars(g), seen)
+    return rows
 
 
 def tune(fast: Core, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:

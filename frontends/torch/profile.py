@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch import auto
+from dynaflow_xla.frontends.torch import keeping
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.measured import Measured
 from dynaflow_xla.timeline import Timeline
@@ -32,12 +32,12 @@ def profile(fast: Core, args: Any, kwargs: Any) -> Timeline:
         timelines.append(measured.timeline(target.options.name))
         return outputs
 
-    with auto.preserved(target.original, args, kwargs), target.observing(entry, run):
-        target.call(*auto.copies((args, kwargs)))  # the first run warms up
+    with keeping.preserved(target.original, args, kwargs), target.observing(entry, run):
+        target.call(*keeping.copies((args, kwargs)))  # the first run warms up
         if not timelines:
             raise UnsupportedError(f"{target.options.name!r} did not run a captured graph")
         timelines.clear()
         until = time.monotonic() + _MAX_SECONDS
         while not timelines or (len(timelines) < _RUNS and time.monotonic() < until):
-            target.call(*auto.copies((args, kwargs)))
+            target.call(*keeping.copies((args, kwargs)))
     return min(timelines, key=lambda timeline: timeline.total_ns)

@@ -11,7 +11,7 @@ import pytest
 
 import dynaflow_xla as dfx
 from dynaflow_xla import autotune
-from dynaflow_xla.errors import PlanError, UnsupportedError
+from dynaflow_xla.errors import PlanError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch import auto
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -264,3 +264,119 @@ def test_sizes_that_come_once_are_not_measured(
             assert torch.equal(fast(x), f(x))
         assert len(seen) == 2 and "sizes came once" not in dfx.explain(fast, x)
         assert torch.equal(fast(x.double()), f(x.double())) and len(seen) == 3
+
+
+class Cache:
+    """Keys of earlier calls, as a model of transformers keeps them."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    def add(self, x: Any) -> Any:
+        self.rows.append(x)
+        return torch.cat(self.rows, -1)
+
+
+def sorts_with(cache: Any, x: Any) -> Any:
+    with dfx.mark("left"):
+        a = torch.sort(x).values
+    with dfx.mark("right"):
+        b = torch.sort(-x).values
+    return cache.add(a + b)
+
+
+@pytest.mark.parametrize("wanted", ["original", "Branches(lanes=2)"])
+def test_objects_among_the_arguments_are_changed_by_the_call_alone(
+    monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    seen = always(monkeypatch, wanted)
+    fast, cache, other = scheduled(sorts_with), Cache(), Cache()
+    with torch.no_grad():
+        for turn in range(3):
+            x = torch.randn(8, 16)
+            assert torch.equal(fast(cache, x), sorts_with(other, x))
+            assert len(cache.rows) == turn + 1
+        for look in (dfx.explain, dfx.verify, dfx.profile):
+            look(fast, cache, x)
+            assert len(cache.rows) == 3
+        assert "argument[0][0].['rows'][3]: float32[8, 16]" in str(dfx.verify(fast, cache, x))
+        assert torch.equal(fast(Cache(), x), sorts_with(Cache(), x))
+    assert len(seen) == 1  # whatever is in the object, and for another object of its type
+
+
+def test_an_object_that_cannot_be_copied_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fixed(Cache):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("one of a kind")
+
+    seen = always(monkeypatch, "Branches(lanes=2)")
+    fast, cache, x = scheduled(sorts_with), Fixed(), torch.randn(8, 16)
+    with torch.no_grad():
+        assert torch.equal(fast(cache, x), sorts_with(Fixed(), x))
+        text = dfx.explain(fast, cache, x)
+        assert "Fixed cannot be copied (one of a kind)" in text and len(cache.rows) == 1
+        with pytest.raises(UnsupportedError, match="Fixed cannot be copied"):
+            dfx.verify(fast, cache, x)
+    assert not seen
+
+
+_heard: list[int] = []
+
+
+class Counting(nn.Module):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.count, self.calls = what, 0, []
+
+    def forward(self, x: Any) -> Any:
+        if self.what == "attribute":
+            self.count += 1
+        elif self.what == "list":
+            self.calls.append(1)
+        else:
+            _heard.append(1)
+        with dfx.mark("left"):
+            a = torch.sort(x).values
+        with dfx.mark("right"):
+            b = torch.sort(-x).values
+        return a + b
+
+
+@pytest.mark.parametrize("what", ["attribute", "list", "global"])
+def test_a_function_that_changes_objects_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    seen = always(monkeypatch, "Branches(lanes=2)")
+    model, x = Counting(what), torch.randn(8, 16)
+    fast = scheduled(model)
+    _heard.clear()
+    with torch.no_grad():
+        for turn in range(1, 3):
+            assert torch.equal(fast(x), torch.sort(x).values + torch.sort(-x).values)
+            assert turn == model.count + len(model.calls) + len(_heard)
+        assert "changes objects that are no arguments" in dfx.explain(fast, x)
+        assert model.count + len(model.calls) + len(_heard) == 2
+    assert not seen
+
+
+def test_a_candidate_that_fails_while_it_is_measured_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = always(monkeypatch, "Sequential()")
+    call = auto._caller
+
+    def failing(child: Any) -> Any:
+        if "Branches" not in repr(child.options.strategy):
+            return call(child)
+
+        def run(*a: Any, **k: Any) -> Any:
+            raise SeparabilityError("captured anew, and refused")
+
+        return run
+
+    monkeypatch.setattr(auto, "_caller", failing)
+    fast, x = scheduled(lambda x: sorts_with(Cache(), x)), torch.randn(8, 16)
+    with torch.no_grad():
+        assert torch.equal(fast(x), sorts_with(Cache(), x))
+        assert "not measured: captured anew" in dfx.explain(fast, x)
+    assert len(seen) == 2 and "Branches(lanes=2)" in seen[0] - seen[1]

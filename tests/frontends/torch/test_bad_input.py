@@ -11,6 +11,7 @@ import pytest
 import dynaflow_xla as dfx
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+compare = pytest.importorskip("dynaflow_xla.frontends.torch.compare").compare
 nn = torch.nn
 
 X = torch.randn(4, 6)
@@ -110,6 +111,24 @@ def test_replacements() -> None:
     for bad in (lambda x: x[:1], lambda x: x.double(), lambda x: (x, x), lambda x: 3):
         with pytest.raises(dfx.PlanError, match=r"replacement of region 'sin'.*must return"):
             scheduled(lambda x: x.sin() + 1, Replacing(bad))(X)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", "bfloat16", "float16", "float64", "complex64", "int32", "bool"],
+)
+def test_what_verify_compares(dtype: str) -> None:
+    """Of every type, conjugated views included; small elements beside large ones too."""
+    want = (torch.rand(50) + 1).to(getattr(torch, dtype))
+    want[0] = 100
+    assert compare("result", want, want.clone())[4]
+    for x in (want.conj(), want[::2], want.requires_grad_() if dtype == "float32" else want):
+        assert compare("result", x, x.clone())[2] == 0.0
+    with torch.no_grad():
+        got = want.clone()
+        got[5] = 0
+    with pytest.raises(dfx.VerificationError, match="result"):
+        compare("result", want, got)
 
 
 def test_an_unsupported_version(monkeypatch: pytest.MonkeyPatch) -> None:
