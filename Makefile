@@ -40,7 +40,7 @@ SHELL := /bin/bash
         test-torch-versions test-torch-xla cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
-	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
 
 # ---- environment ---------------------------------------------------------------------------------
 

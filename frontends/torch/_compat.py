@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,113 +130,54 @@ def writes_inputs() -> bool:
     return any(info.mutates_data for info in context.fw_metadata.input_info)
 
 
-def changed_objects() -> frozenset[str]:
-    """Names of Python objects that the function being captured changes, its arguments left out.
+def _views_of_merged(gm: Any) -> Iterator[tuple[list[Any], int, Any]]:
+    """Called while a forward is compiled: results that are views of arguments which share memory.
 
-    Attributes of modules, lists, globals and so on; not parameters and buffers written in place. There is
-    no public way to ask.
-    """
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    try:
-        effects = InstructionTranslator.current_tx().output.side_effects
-    except AttributeError:  # nothing is being captured by Dynamo
-        return frozenset()
-    found = set()
-    for variable in effects.id_to_variable.values():
-        kept = type(variable.mutation_type).__name__.endswith("Existing")
-        if kept and variable.source is not None and effects.is_modified(variable):
-            name = _source_name(variable.source)
-            if not name.startswith(_ARGUMENTS):
-                found.add(_last_name(name))
-    return frozenset(found)
-
-
-_ARGUMENTS = ("L['args']", "L['kwargs']")
-_STATE = re.compile(
-    r"L\['_dfx_root'\](\._modules\['[^']*'\])*\._(parameters|buffers)\['[^']*'\]"
-)  # as capture.ROOT_NAME
-
-
-def _source_name(source: Any) -> str:
-    name = source.name
-    return str(name() if callable(name) else name)  # a method before torch 2.13
-
-
-def _last_name(source: str) -> str:
-    return re.findall(r"\w+", source.replace("_dfx_root", "itself"))[-1]  # type: ignore[no-any-return]
-
-
-def captured_frame() -> types.CodeType | None:
-    """The code that Dynamo captures now; None elsewhere."""
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    try:
-        return InstructionTranslator.current_tx().f_code
-    except AttributeError:
-        return None
-
-
-def sources_of(gm: Any) -> list[str]:
-    """Where Dynamo found each input of a graph."""
-    found = []
-    for node in gm.graph.find_nodes(op="placeholder"):
-        known = node.meta.get("grapharg")
-        found.append("" if known is None else _source_name(known.source))
-    return found
-
-
-def written_outside(sources: Sequence[str]) -> frozenset[str]:
-    """Called while a forward is compiled: names of tensors that it writes and that nobody puts back.
-
-    That is neither arguments, which can be copied, nor parameters and buffers of the scheduled module.
-
-    Args:
-        sources: Of ``sources_of``.
-    """
-    context = torch._guards.TracingContext.try_get()
-    if context is None or context.fw_metadata is None:
-        return frozenset()
-    infos = context.fw_metadata.input_info
-    if len(infos) != len(sources):  # inputs that share memory became one
-        outside = [name for name in sources if not name.startswith(_ARGUMENTS)]
-        return frozenset({"tensors"} if writes_inputs() and outside else ())
-    written = [name for name, info in zip(sources, infos, strict=True) if info.mutates_data]
-    return frozenset(
-        _last_name(name)
-        for name in written
-        if not name.startswith(_ARGUMENTS) and _STATE.fullmatch(name) is None
-    )
-
-
-def mend_shared_inputs(gm: Any) -> None:
-    """Called while a forward is compiled: a written view that is returned comes back as that view.
-
-    Where arguments share memory and one is written, the graph gets their common base, and AOTAutograd
-    before torch 2.13 gives back the base for the argument, if the two stand at the same place.
+    Where one of such arguments is written, the graph gets their common base in their place. Gives what
+    AOTAutograd knows of all results, which of them it is, and its example.
     """
     context = torch._guards.TracingContext.try_get()
     if context is None or context.fw_metadata is None:
         return
-    from torch._functorch._aot_autograd.schemas import OutputType
-
-    bases = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    inputs = list(gm.graph.find_nodes(op="placeholder"))
     (output,) = gm.graph.find_nodes(op="output")
     told = zip(output_descriptions(gm), output.args[0], strict=False)
-    plain = {
+    results = {
         d.idx: node.meta.get("val") for d, node in told if type(d).__name__ == "PlainAOTOutput"
     }
     infos = context.fw_metadata.output_info
     for number, info in enumerate(infos):
-        if info.output_type is not OutputType.is_input or number not in plain:
+        base = None if info.base_idx is None or number not in results else inputs[info.base_idx]
+        if base is None or type(base.meta.get("desc")).__name__ not in _MERGED:
             continue
-        got, base = plain[number], bases[info.base_idx]
-        if _place(got) != _place(base):
-            infos[number] = dataclasses.replace(info, output_type=OutputType.alias_of_input)
+        if _place(results[number]) != _place(base.meta["val"]):
+            yield infos, number, results[number]
+
+
+_MERGED = ("ViewBaseAOTInput", "SyntheticBaseAOTInput")
 
 
 def _place(x: Any) -> Any:
     return x.shape, x.stride(), x.storage_offset()
+
+
+def mend_views_of_merged(gm: Any) -> None:
+    """A written argument that is returned comes back as the view it is.
+
+    AOTAutograd before torch 2.13 gives back the base, if it has the argument's number among inputs.
+    """
+    from torch._functorch._aot_autograd.schemas import OutputType
+
+    for infos, number, _ in _views_of_merged(gm):
+        if infos[number].output_type is OutputType.is_input:
+            infos[number] = dataclasses.replace(
+                infos[number], output_type=OutputType.alias_of_input
+            )
+
+
+def needs_places(gm: Any) -> bool:
+    """Whether a result must lie as in the original: AOTAutograd makes a view of an argument like it."""
+    return any(x.storage_offset() or not x.is_contiguous() for _, _, x in _views_of_merged(gm))
 
 
 def break_reason(gm: Any) -> tuple[str, Any] | None:

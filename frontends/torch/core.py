@@ -24,6 +24,7 @@ from dynaflow_xla.frontends.torch import (
     auto,
     batch,
     draws,
+    effects,
     keeping,
     marks,
     native,
@@ -348,6 +349,14 @@ class Core:
         """What AOTAutograd calls with a functional graph."""
 
         def compile_graph(gm: Any, example_inputs: Any) -> Callable[[list[Any]], Any]:
+            own_memory = self.options.backend != "torch" or self.splits
+            if kind != "backward" and own_memory and _compat.needs_places(gm):
+                raise UnsupportedError(
+                    f"{self.options.name!r} writes into one of several arguments that share memory, and "
+                    "returns a view of one; under XLA and under nano-batches results have memory of their "
+                    "own. Pass tensors with memory of their own, or use backend='torch' with a strategy "
+                    "that keeps the batch whole"
+                )
             with self._lock:
                 if kind == "inference" and self.options.backend == "torch":
                     spectra.without_vectors(gm)
@@ -365,9 +374,9 @@ class Core:
                 _compat.allow_second_backward()
                 state["forward"].backward = entry
             else:
-                _compat.mend_shared_inputs(gm)
+                _compat.mend_views_of_merged(gm)
                 self._writes |= _compat.writes_inputs()
-                self.changed |= _compat.written_outside(state["sources"])
+                self.changed |= effects.written_outside(state["sources"])
                 state["forward"] = entry
             return _compat.boxed(_Runner(entry))
 
@@ -407,14 +416,14 @@ class _Backend:
         recurrent.keep_whole(gm, grad, cells=native_eager)
         unused = draws.keep(gm)
         gm.recompile()
-        sources = _compat.sources_of(gm)
-        frame = _compat.captured_frame()
+        sources = effects.sources_of(gm)
+        frame = effects.captured_frame()
         if frame is not None and not frame.co_filename.startswith(ROOT_FILE) and not core.breaks:
             # A break in front of the first graph is not told.
             core.changed |= {
                 f"whatever the code before its first graph does, see {frame.co_filename}"
             }
-        core.changed |= _compat.changed_objects()
+        core.changed |= effects.changed_objects()
         broken = _compat.break_reason(gm)
         if broken is not None:
             core.note_break(*broken)

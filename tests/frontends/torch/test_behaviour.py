@@ -107,6 +107,29 @@ def test_arguments_that_share_what_is_written(first: str) -> None:
         assert torch.equal(got, want) and torch.equal(given, other), name
 
 
+@pytest.mark.parametrize("backend", ["torch", "ffi"])
+@pytest.mark.parametrize("first", ["shifted", "view", "other rows"])
+def test_results_that_are_views_of_shared_arguments(first: str, backend: str) -> None:
+    if backend == "ffi":
+        pytest.importorskip("jax", reason="JAX is not installed")
+
+    def f(x: Any, y: Any) -> Any:
+        return x.add_(1), y.mul_(2), x * y.reshape(4, 10)
+
+    fast = dfx.schedule(f, dfx.Branches(), lanes=2, backend=backend)
+    given = torch.randn(8, 10)
+    other = given.clone()
+    if backend == "ffi" and first == "shifted":
+        with pytest.raises(UnsupportedError, match="share memory, and returns a view"):
+            fast(*SHARING[first](given))
+        return
+    got, want = fast(*SHARING[first](given)), f(*SHARING[first](other))
+    for results in (got, want):
+        results[0].mul_(3)  # whoever shares memory in the original shares it here
+    for g, w in zip((*got, given), (*want, other), strict=True):
+        assert torch.equal(g, w) and g.stride() == w.stride()
+
+
 def test_transforms_of_several_arguments() -> None:
     fast = dfx.schedule(lambda x, y: x * y.sin(), dfx.Branches(), lanes=2, backend="torch")
     x, y = torch.randn(4, 3), torch.randn(4, 3)
