@@ -417,14 +417,10 @@ class _Backend:
         unused = draws.keep(gm)
         gm.recompile()
         sources = effects.sources_of(gm)
-        frame = effects.captured_frame()
-        if frame is not None and not frame.co_filename.startswith(ROOT_FILE) and not core.breaks:
-            # A break in front of the first graph is not told.
-            core.changed |= {
-                f"whatever the code before its first graph does, see {frame.co_filename}"
-            }
         core.changed |= effects.changed_objects()
         broken = _compat.break_reason(gm)
+        if not core.breaks and effects.broke_before(ROOT_FILE, known=broken is not None):
+            core.changed |= {"whatever the code before its first graph does"}
         if broken is not None:
             core.note_break(*broken)
         state = {"number": core._graphs, "batch": (), "whole": None, "sources": sources}

@@ -48,14 +48,22 @@ def _last_name(source: str) -> str:
     return re.findall(r"\w+", source.replace("_dfx_root", "itself"))[-1]  # type: ignore[no-any-return]
 
 
-def captured_frame() -> types.CodeType | None:
-    """The code that Dynamo captures now; None elsewhere."""
+def broke_before(root_file: str, known: bool) -> bool:
+    """Whether a graph is not the first thing that the function does: a break in front of it is not told.
+
+    Args:
+        root_file: Where the code of scheduled functions' wrappers starts to be.
+        known: Whether this graph ends in a break, for which the wrapper alone cannot be captured.
+    """
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:
-        return InstructionTranslator.current_tx().f_code
-    except AttributeError:
-        return None
+        code: types.CodeType = InstructionTranslator.current_tx().f_code
+    except AttributeError:  # nothing is being captured by Dynamo
+        return False
+    if known:
+        return code.co_name.startswith("torch_dynamo_resume_in")
+    return not code.co_filename.startswith(root_file)
 
 
 def sources_of(gm: Any) -> list[str]:
