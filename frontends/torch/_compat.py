@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,29 +128,6 @@ def writes_inputs() -> bool:
     if context is None or context.fw_metadata is None:
         return True  # not known
     return any(info.mutates_data for info in context.fw_metadata.input_info)
-
-
-def changed_objects() -> frozenset[str]:
-    """Names of Python objects that the function being captured changes, its arguments left out.
-
-    Attributes of modules, lists, globals and so on; not parameters and buffers written in place. There is
-    no public way to ask.
-    """
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    try:
-        effects = InstructionTranslator.current_tx().output.side_effects
-    except AttributeError:  # nothing is being captured by Dynamo
-        return frozenset()
-    found = set()
-    for variable in effects.id_to_variable.values():
-        kept = type(variable.mutation_type).__name__.endswith("Existing")
-        if kept and variable.source is not None and effects.is_modified(variable):
-            name = variable.source.name
-            name = name() if callable(name) else name  # a method before torch 2.13
-            if not name.startswith(("L['args']", "L['kwargs']")):
-                found.add(re.findall(r"\w+", name.replace("cell_contents", "itself"))[-1])
-    return frozenset(found)
 
 
 def _views_of_merged(gm: Any) -> Iterator[tuple[list[Any], int, Any]]:
@@ -282,13 +258,17 @@ class CompilationSettings:
     ) -> None:
         self._ours, self._around = ours, around
         self._here = threading.local()
+        # A backward is compiled inside of the captured function if that calls ``backward``. Dynamo would
+        # then compile the hooks too, and wait for the lock under which it calls them.
+        self._hooks = torch.compiler.disable(self._start), torch.compiler.disable(self._end)
 
     def ensure(self) -> None:
         """Registers the hooks; ``torch._dynamo.reset`` may have removed them."""
         handler = torch._dynamo.callback.callback_handler
-        if self._start not in handler.start_callbacks:
-            handler.register_start_callback(self._start)
-            handler.register_end_callback(self._end)
+        start, end = self._hooks
+        if start not in handler.start_callbacks:
+            handler.register_start_callback(start)
+            handler.register_end_callback(end)
 
     def _start(self, _: Any) -> None:
         self._here.patch = None

@@ -164,7 +164,7 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
         named = sorted(core.options.name if name == "itself" else name for name in changed)
         return Choice(
             None,
-            f"a call changes objects that are no arguments ({', '.join(named)}): it is not measured",
+            f"a call changes what is no argument ({', '.join(named)}): it is not measured",
         )
     outer = sorted({op.kind for e in entries for op in e.captured.graph.ops if op.outer})
     if outer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import os
+import re
 import sys
 import threading
 import types
@@ -23,6 +24,7 @@ from dynaflow_xla.frontends.torch import (
     auto,
     batch,
     draws,
+    effects,
     keeping,
     marks,
     native,
@@ -35,6 +37,11 @@ from dynaflow_xla.frontends.torch.capture import ROOT_FILE, ROOT_NAME
 from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS, Entry, Options, build_entry
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
+
+_WITHOUT_EFFECT = re.compile(
+    r"depends on a tensor's value|[Dd]ata.dependent|Tensor\.item|[Dd]ynamic (output )?shape|graph_break\(\)"
+)
+"""Reasons of graph breaks that are no calls of what may have effects (a print, an optimizer's step)."""
 
 
 class _State(threading.local):
@@ -251,7 +258,8 @@ class Core:
         """Entries of every graph that these arguments run, in order.
 
         One graph is planned without running it. If the graph breaks, the rest can only be found by
-        running: on copies, with the module's and the random state put back.
+        running: on copies, with the module's and the random state put back. If a call changes anything
+        else, the first graph is all.
         """
         target = self.target(args, kwargs)
         try:
@@ -329,6 +337,8 @@ class Core:
         elif text.startswith("step_unsupported"):
             text = "an instruction that Dynamo cannot follow"
         self.breaks.append(f"graph break at {where}: {text}")
+        if _WITHOUT_EFFECT.search(text) is None:
+            self.changed |= {f"whatever the code between its graphs does, see {where}"}
         if len(self.breaks) == 1:
             self._warn(
                 f"{self.options.name!r} is captured in several graphs, each scheduled on its own: "
@@ -366,6 +376,7 @@ class Core:
             else:
                 _compat.mend_views_of_merged(gm)
                 self._writes |= _compat.writes_inputs()
+                self.changed |= effects.written_outside(state["sources"])
                 state["forward"] = entry
             return _compat.boxed(_Runner(entry))
 
@@ -405,11 +416,18 @@ class _Backend:
         recurrent.keep_whole(gm, grad, cells=native_eager)
         unused = draws.keep(gm)
         gm.recompile()
-        core.changed |= _compat.changed_objects()
+        sources = effects.sources_of(gm)
+        frame = effects.captured_frame()
+        if frame is not None and not frame.co_filename.startswith(ROOT_FILE) and not core.breaks:
+            # A break in front of the first graph is not told.
+            core.changed |= {
+                f"whatever the code before its first graph does, see {frame.co_filename}"
+            }
+        core.changed |= effects.changed_objects()
         broken = _compat.break_reason(gm)
         if broken is not None:
             core.note_break(*broken)
-        state = {"number": core._graphs, "batch": (), "whole": None}
+        state = {"number": core._graphs, "batch": (), "whole": None, "sources": sources}
         if core.splits:
             state["batch"], state["whole"] = batch.sizes_in(gm), 1
             if not state["batch"]:
