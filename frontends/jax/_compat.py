@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -161,6 +162,12 @@ def key_impl(dtype: Any) -> Any:
 def const_args(lowered: Any) -> list[Any]:
     """Arrays that lowering hoisted out of a program; its executable takes them first."""
     return list(getattr(lowered._lowering, "const_args", ()))
+
+
+def expanded(eqn: Any) -> Any:
+    """The closed jaxpr that a call of a high-level primitive stands for (``jax._src.hijax``)."""
+    call = functools.partial(eqn.primitive.to_lojax, **eqn.params)
+    return jax.make_jaxpr(call)(*[v.aval for v in eqn.invars])
 
 
 def registered_primitives() -> frozenset[str]:

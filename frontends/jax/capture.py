@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Calls, and the parameter that holds the function called.
 INLINE = {
     "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr", "remat": "jaxpr", "remat2": "jaxpr",
     "checkpoint": "jaxpr", "custom_lin": "call_jaxpr",

@@ -48,6 +48,16 @@ def _call(site: Site) -> list[State]:
     return _inner(site, [e.params[key] for e in site.eqns], site.ins)
 
 
+@rule("call_hi_primitive")
+def _hi_call(site: Site) -> list[State]:
+    """Since JAX 0.11, ``custom_root`` and others: a program that is known by what it expands to."""
+    try:
+        inner = [_compat.expanded(eqn) for eqn in site.eqns]
+    except (NotImplementedError, TypeError) as error:
+        raise NoRule(f"has no program to look into ({error})") from error
+    return _inner(site, inner, site.ins)
+
+
 @rule("custom_linear_solve")
 def _linear_solve(site: Site) -> list[State]:
     site.same_params("jaxprs")

@@ -42,6 +42,7 @@ _SEES_FAILURES = {"select_n", "scan", "while", "cond"}
 _RULE_FIRST = {
     "broadcast_in_dim", "reshape", "squeeze", "convert_element_type", "copy", "stop_gradient",
     "select_n", "scan", "while", "cond", "custom_vmap_call", "custom_linear_solve", "composite",
+    "call_hi_primitive",
     *capture.INLINE,
 }  # fmt: skip
 # Results that equal operands do not determine.
