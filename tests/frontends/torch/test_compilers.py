@@ -138,6 +138,7 @@ print(seen["fxgraph_cache_hit"], seen["fxgraph_cache_miss"] + seen["fxgraph_cach
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_second_process_finds_inductor_code(
     run_script: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
