@@ -7,7 +7,6 @@ OUT.md IN.json ...`` makes the page. `make report-xla` does both under several j
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import time
@@ -115,7 +114,7 @@ def _alone(case: Any, options: dict[str, str]) -> dict[str, int]:
                 jax.ShapeDtypeStruct(aval.shape, aval.dtype)
                 for aval in (entry.captured.avals[value] for value in read)
             ]
-            function = jax.jit(functools.partial(_called, entry.functions[region.id]))
+            function = jax.jit(entry.functions[region.id])
             fast = dfx.schedule(
                 function, dfx.Sequential(), backend="xla", target=TARGET, compiler_options=options
             )
@@ -123,10 +122,6 @@ def _alone(case: Any, options: dict[str, str]) -> dict[str, int]:
             mark = marks.pop()
             found[mark] = found.get(mark, 0) + original.kernels + original.library_calls
     return found
-
-
-def _called(function: Any, *args: Any) -> Any:
-    return function(*args)
 
 
 def _seconds(run: Any) -> float:

@@ -419,7 +419,7 @@ class _Backend:
         sources = effects.sources_of(gm)
         core.changed |= effects.changed_objects()
         broken = _compat.break_reason(gm)
-        if not core.breaks and effects.broke_before(ROOT_FILE, known=broken is not None):
+        if not core.breaks and effects.broke_before(known=broken is not None):
             core.changed |= {"whatever the code before its first graph does"}
         if broken is not None:
             core.note_break(*broken)

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import re
-import types
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dynaflow_xla.frontends.torch._compat import writes_inputs
+from dynaflow_xla.frontends.torch.capture import ROOT_FILE, ROOT_NAME
 
 _ARGUMENTS = ("L['args']", "L['kwargs']")
 _STATE = re.compile(
-    r"L\['_dfx_root'\](\._modules\['[^']*'\])*\._(parameters|buffers)\['[^']*'\]"
-)  # as capture.ROOT_NAME
+    rf"L\['{ROOT_NAME}'\](\._modules\['[^']*'\])*\._(parameters|buffers)\['[^']*'\]"
+)
+
+
+def _capturing() -> Any:
+    """Dynamo's translator of the frame that is captured now; None where Dynamo captures nothing."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        return InstructionTranslator.current_tx()
+    except AttributeError:  # of the thread's state: there is none
+        return None
 
 
 def changed_objects() -> frozenset[str]:
@@ -23,12 +33,10 @@ def changed_objects() -> frozenset[str]:
     Attributes of modules, lists, globals and so on; not parameters and buffers written in place. There is
     no public way to ask.
     """
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    try:
-        effects = InstructionTranslator.current_tx().output.side_effects
-    except AttributeError:  # nothing is being captured by Dynamo
+    translator = _capturing()
+    if translator is None:
         return frozenset()
+    effects = translator.output.side_effects
     found = set()
     for variable in effects.id_to_variable.values():
         kept = type(variable.mutation_type).__name__.endswith("Existing")
@@ -45,25 +53,22 @@ def _source_name(source: Any) -> str:
 
 
 def _last_name(source: str) -> str:
-    return re.findall(r"\w+", source.replace("_dfx_root", "itself"))[-1]  # type: ignore[no-any-return]
+    return re.findall(r"\w+", source.replace(ROOT_NAME, "itself"))[-1]  # type: ignore[no-any-return]
 
 
-def broke_before(root_file: str, known: bool) -> bool:
+def broke_before(known: bool) -> bool:
     """Whether a graph is not the first thing that the function does: a break in front of it is not told.
 
     Args:
-        root_file: Where the code of scheduled functions' wrappers starts to be.
         known: Whether this graph ends in a break, for which the wrapper alone cannot be captured.
     """
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    try:
-        code: types.CodeType = InstructionTranslator.current_tx().f_code
-    except AttributeError:  # nothing is being captured by Dynamo
+    translator = _capturing()
+    if translator is None:
         return False
+    code = translator.f_code
     if known:
-        return code.co_name.startswith("torch_dynamo_resume_in")
-    return not code.co_filename.startswith(root_file)
+        return bool(code.co_name.startswith("torch_dynamo_resume_in"))
+    return not code.co_filename.startswith(ROOT_FILE)
 
 
 def sources_of(gm: Any) -> list[str]:

@@ -110,3 +110,22 @@ def test_a_static_cache_is_planned_once(split: bool, monkeypatch: pytest.MonkeyP
             torch.testing.assert_close(x, y)
             torch.testing.assert_close(caches[:2], caches[2:])
     assert len(fast._dfx_core.entries) == 1
+
+
+@pytest.mark.parametrize("strategy", ["auto", "branches"])
+def test_generate(strategy: str) -> None:
+    """A model of transformers, scheduled inside: its cache of keys and values is an argument that grows."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.randint(0, 64, (2, 5))
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    want = model.generate(ids, **options)
+    chosen = dfx.Auto(budget_s=1.0, min_cost_ns=0.0) if strategy == "auto" else strategy
+    model.model = dfx.schedule(model.model, chosen, lanes=2)
+    for _ in range(2):
+        assert torch.equal(model.generate(ids, **options), want)
