@@ -240,3 +240,27 @@ def test_numbers_that_change(backend: str) -> None:
     x = torch.randn(4, 3)
     for args in ((2,), (3,), (2, 0.5), (2, 0.7), (2, 0.9), (True,)):
         torch.testing.assert_close(fast(x, *args), f(x, *args))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_checkpointed_attention(dropout: float) -> None:
+    """AOTAutograd saves the generator's state for it, also where nothing is drawn."""
+    from torch.utils.checkpoint import checkpoint
+
+    def attend(x: Any) -> Any:
+        h = torch.tanh(x)[:, None]
+        return nn.functional.scaled_dot_product_attention(h, h, h, dropout_p=dropout)[:, 0]
+
+    def f(x: Any) -> Any:
+        return checkpoint(attend, checkpoint(attend, x, use_reentrant=False), use_reentrant=False)
+
+    fast = dfx.schedule(f, dfx.Branches(), lanes=2, backend="torch")
+    x = torch.randn(2, 5, 8, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    if dropout:
+        with pytest.raises(UnsupportedError, match=r"under torch\.utils\.checkpoint"):
+            fast(x)
+        return
+    fast(x).square().sum().backward()
+    f(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
