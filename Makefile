@@ -13,6 +13,8 @@ JAX    ?= jax>=0.10,<0.11 jaxlib>=0.10,<0.11
 TORCH  ?= torch==2.13.0
 PINS   := $(JAX) $(if $(findstring torch,$(EXTRAS)),$(TORCH))
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+# Test processes of `make test`. Their programs have lanes on all cores: more than a few are no faster.
+TEST_JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 CTEST_ARGS  ?=
@@ -129,7 +131,7 @@ bench-pjrt: setup $(STAMPS)/deps-dev  ## Measure an XLA executable as an engine 
 
 # -P keeps the repository root off sys.path; with it, `import dynaflow_xla` would find the sources.
 test: setup  ## Run the Python tests against the installed wheel (PYTEST_ARGS=...)
-	@"$(PY)" -P -m pytest --durations=10 $(PYTEST_ARGS)
+	@"$(PY)" -P -m pytest --durations=10 $(if $(filter-out 0 1,$(TEST_JOBS)),-n $(TEST_JOBS) --dist loadscope) $(PYTEST_ARGS)
 
 # One wheel, built on the oldest headers, runs under every JAX. 3.12 is the Python that all of them have.
 PYTHON312    ?= $(shell for v in "" $$(pyenv versions --bare 2>/dev/null | grep '^3[.]12[.]'); do \
