@@ -42,7 +42,8 @@ def source_of(node: Any) -> Source | None:
 def _is_random(node: Any, modules: dict[str, Any]) -> bool:
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         # Attention is tagged, and draws only for its dropout.
-        names = [argument.name for argument in node.target._schema.arguments]
+        schema = getattr(node.target, "_schema", None)
+        names = [argument.name for argument in schema.arguments] if schema is not None else []
         if "dropout_p" not in names:
             return True
         given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)

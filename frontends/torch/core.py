@@ -357,7 +357,7 @@ class Core:
                     "own. Pass tensors with memory of their own, or use backend='torch' with a strategy "
                     "that keeps the batch whole"
                 )
-            draws.without_saved_states(gm)
+            draws.lower_checkpoints(gm, native=self.options.backend == "torch" and not self.splits)
             with self._lock:
                 if kind == "inference" and self.options.backend == "torch":
                     spectra.without_vectors(gm)

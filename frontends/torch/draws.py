@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
 
@@ -53,47 +54,93 @@ def without_last(fn: Callable[..., Sequence[Any]], count: int) -> Callable[..., 
     return call
 
 
-def without_saved_states(gm: Any) -> None:
-    """Takes checkpointed operators that could draw, but do not, as plain ones: attention without dropout.
+class _SaveState:
+    """The state of the CPU's generator, as a value: what a checkpoint keeps for its backward."""
 
-    For ``torch.utils.checkpoint`` AOTAutograd saves the generator's state before such an operator and
-    puts it back where the backward runs it again.
+    __name__ = "save_rng_state"
+    tags = (torch.Tag.nondeterministic_seeded,)
+
+    def __call__(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+
+class _WithState:
+    """Runs an operator from a saved state; the generator stays as it was."""
+
+    __name__ = "with_rng_state"
+    tags = (torch.Tag.nondeterministic_seeded,)
+
+    def __call__(
+        self, state: torch.Tensor, op: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        current = torch.get_rng_state()
+        torch.set_rng_state(state)
+        try:
+            return op(*args, **kwargs)
+        finally:
+            torch.set_rng_state(current)
+
+
+_save_state, _with_state = _SaveState(), _WithState()
+# The last one is what AOTAutograd writes on a GPU: the state is a generator among the arguments.
+_SAVED = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
+
+
+def lower_checkpoints(gm: Any, native: bool) -> None:
+    """Replaces what AOTAutograd writes for random operators under ``torch.utils.checkpoint``.
+
+    It saves the generator's state before such an operator and puts it back where the backward runs it
+    again. Saving becomes an operator of its own, which draws in its turn; attention without dropout,
+    which is taken for random there, becomes plain attention.
+
+    Args:
+        gm: A functional graph.
+        native: Whether PyTorch runs the graph, the batch in one piece.
 
     Raises:
-        UnsupportedError: an operator that does draw.
+        UnsupportedError: an operator that draws, where PyTorch does not run the graph; or one on a GPU.
     """
     graph = gm.graph
     for node in list(graph.nodes):
         name = getattr(node.target, "__name__", "")
         if node.op != "call_function" or name not in _SAVED:
             continue
-        state, op, *args = node.args if name == "run_with_rng_state" else (None, *node.args)
-        given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | node.kwargs
-        if "scaled_dot_product" not in str(op) or given.get("dropout_p"):
+        saves = name == "run_and_save_rng_state"
+        state, op, *args = (None, *node.args) if name != "run_with_rng_state" else node.args
+        kwargs = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
+        given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
+        draws = "scaled_dot_product" not in str(op) or given.get("dropout_p")
+        examples = torch.fx.node.map_arg((tuple(args), kwargs), lambda n: n.meta["val"])
+        tensors = [x for x in pytree.tree_leaves(examples) if isinstance(x, torch.Tensor)]
+        device = tensors[0].device if tensors else torch.device("cpu")
+        if draws and (not native or device.type != "cpu"):
             raise UnsupportedError(
-                f"{op} draws random numbers under torch.utils.checkpoint, and its state cannot be put back "
-                "inside a schedule; schedule the module inside of the checkpoint, or set its dropout to 0"
+                f"{op} draws random numbers under torch.utils.checkpoint, and the generator's state can be "
+                "put back only in a schedule that PyTorch runs on the CPU with the batch in one piece "
+                "(backend='torch', no nano-batches); schedule so, or schedule the module inside of the "
+                "checkpoint, or set its dropout to 0"
             )
         with graph.inserting_before(node):
-            plain = graph.call_function(op, tuple(args), dict(node.kwargs))
-            examples = torch.fx.node.map_arg((plain.args, plain.kwargs), lambda n: n.meta["val"])
-            plain.meta = dict(node.meta, val=op(*examples[0], **examples[1]))
-            if state is not None:
-                node.replace_all_uses_with(plain)
-            else:
-                for user in list(node.users):
-                    kept = plain
-                    if user.args[1] == 0:  # an empty state: nobody reads it
-                        kept = graph.call_function(
-                            torch.ops.aten.new_empty.default, (node.all_input_nodes[0], [0])
-                        )
-                        kept.meta = dict(
-                            plain.meta, val=node.all_input_nodes[0].meta["val"].new_empty([0])
-                        )
-                    user.replace_all_uses_with(kept)
-                    graph.erase_node(user)
+            if saves and draws:
+                saved = graph.call_function(_save_state)
+            elif saves:
+                options = {"dtype": torch.uint8, "device": device}
+                saved = graph.call_function(torch.ops.aten.empty.memory_format, ([0],), options)
+            target, before = (_with_state, (state, op)) if draws and not saves else (op, ())
+            plain = graph.call_function(target, (*before, *args), kwargs)
+        plain.meta = dict(node.meta, val=op(*examples[0], **examples[1]))
+        if saves:
+            for user in list(node.users):
+                if user.args[1] == 0:
+                    state_like = user.meta["val"]
+                    saved.meta = dict(user.meta, val=state_like if draws else state_like[:0])
+                else:
+                    plain.meta = dict(user.meta)
+                user.replace_all_uses_with((saved, plain)[user.args[1]])
+                graph.erase_node(user)
+            if not saved.users:
+                graph.erase_node(saved)
+        else:
+            node.replace_all_uses_with(plain)
         graph.erase_node(node)
     gm.recompile()
-
-
-_SAVED = ("run_and_save_rng_state", "run_with_rng_state")

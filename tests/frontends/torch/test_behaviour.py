@@ -242,25 +242,42 @@ def test_numbers_that_change(backend: str) -> None:
         torch.testing.assert_close(fast(x, *args), f(x, *args))
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_checkpointed_attention(dropout: float) -> None:
-    """AOTAutograd saves the generator's state for it, also where nothing is drawn."""
+def _checkpointed(dropout: float) -> Any:
     from torch.utils.checkpoint import checkpoint
 
     def attend(x: Any) -> Any:
         h = torch.tanh(x)[:, None]
-        return nn.functional.scaled_dot_product_attention(h, h, h, dropout_p=dropout)[:, 0]
+        h = nn.functional.scaled_dot_product_attention(h, h, h, dropout_p=dropout)[:, 0]
+        return nn.functional.dropout(h, dropout)
 
     def f(x: Any) -> Any:
-        return checkpoint(attend, checkpoint(attend, x, use_reentrant=False), use_reentrant=False)
+        y = checkpoint(attend, checkpoint(attend, x, use_reentrant=False), use_reentrant=False)
+        return nn.functional.dropout(y, dropout)
 
+    return f
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_checkpointed_attention(dropout: float) -> None:
+    """AOTAutograd saves the generator's state for it; the backward draws the same numbers again."""
+    f = _checkpointed(dropout)
     fast = dfx.schedule(f, dfx.Branches(), lanes=2, backend="torch")
     x = torch.randn(2, 5, 8, requires_grad=True)
-    y = x.detach().clone().requires_grad_()
-    if dropout:
-        with pytest.raises(UnsupportedError, match=r"under torch\.utils\.checkpoint"):
-            fast(x)
-        return
-    fast(x).square().sum().backward()
-    f(y).square().sum().backward()
-    torch.testing.assert_close(x.grad, y.grad)
+    results = []
+    for seed in (1, 1, 2):
+        for run in (fast, f):
+            x.grad = None
+            torch.manual_seed(seed)
+            run(x).square().sum().backward()
+            results.append((x.grad, torch.rand(3)))
+    for mine, theirs in zip(results[::2], results[1::2], strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert torch.equal(results[0][0], results[2][0])
+    assert not dropout or not torch.equal(results[0][0], results[4][0])
+
+
+@pytest.mark.parametrize("options", [{"backend": "ffi"}, {"in_axes": 0, "strategy": "nano_batch"}])
+def test_checkpointed_dropout_elsewhere(options: dict[str, Any]) -> None:
+    fast = dfx.schedule(_checkpointed(0.5), **({"backend": "torch"} | options))
+    with pytest.raises(UnsupportedError, match=r"under torch\.utils\.checkpoint.*backend='torch'"):
+        fast(torch.randn(2, 5, 8, requires_grad=True))
