@@ -1,13 +1,11 @@
-"""Communication between devices in one XLA program: what keeps it apart, and what runs beside it."""
+"""Communication between devices in one XLA program: what keeps it apart, and in order in a CUDA graph."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from dynaflow_xla.frontends.jax.xla_dump import Instruction, Thunk
+from dynaflow_xla.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from dynaflow_xla.frontends.jax.xla_backend import XlaEntry
@@ -19,22 +17,10 @@ _FAMILIES = {
     "collective_permute": "ppermute",
 }
 _FAMILY = {kind: family for family, kinds in _FAMILIES.items() for kind in kinds.split()}
+_KINDS = frozenset((*_FAMILY, "all_to_all"))
 
-
-class Overlap(msgspec.Struct, frozen=True):
-    """A collective of the compiled program and what computes while it is under way.
-
-    Attributes:
-        region: Region of the plan that it belongs to, "" if none.
-        name: Name of the instruction that starts it.
-        asynchronous: Whether it has a start and a done; if not, nothing runs beside it.
-        beside: Regions with kernels between its start and its done -> how many kernels.
-    """
-
-    region: str
-    name: str
-    asynchronous: bool
-    beside: dict[str, int]
+GRAPH_OPTION = "xla_gpu_enable_command_buffer"
+"""What XLA puts into CUDA graphs, a list of names."""
 
 
 def split_options(made: XlaEntry) -> dict[str, str]:
@@ -61,50 +47,34 @@ def split_options(made: XlaEntry) -> dict[str, str]:
     return options
 
 
-_STEPS = frozenset(
-    "kAllReduce kAllGather kReduceScatter kAllToAll kRaggedAllToAll kCollectivePermute "
-    "kCollectiveBroadcast".split()
-)
+def in_graph(options: Mapping[str, Any] | None) -> bool:
+    """Whether the user's compiler options put collectives into the CUDA graph.
 
-
-def overlaps(
-    thunks: list[Thunk],
-    instructions: dict[str, Instruction],
-    computes: dict[int, str],
-    names: dict[str, str],
-) -> tuple[Overlap, ...]:
-    """The collectives of a program, in the order in which they start.
-
-    Args:
-        thunks: Its steps, in order.
-        instructions: Its instructions, by name.
-        computes: By ``id`` of a step that computes, the region it belongs to.
-        names: By name scope, the region.
+    XLA's default leaves them out, and so does a plan: NCCL under several devices' graphs has not been
+    run with it.
     """
-    found: list[Overlap] = []
-    under_way: dict[str, Overlap] = {}
-    for thunk in _steps(thunks):
-        if thunk.kind == "kAsyncDone":
-            under_way.pop(thunk.async_id, None)
-        for leaf in thunk.leaves():
-            if leaf.kind in _STEPS:
-                asynchronous = thunk.kind == "kAsyncStart"
-                made = instructions.get(leaf.name)
-                region = "" if made is None else names.get(made.region, "")
-                found.append(Overlap(region, leaf.name, asynchronous, {}))
-                if asynchronous:
-                    under_way[thunk.async_id] = found[-1]
-            elif region := computes.get(id(leaf), ""):
-                for other in under_way.values():
-                    if region != other.region:
-                        other.beside[region] = other.beside.get(region, 0) + 1
-    return tuple(found)
+    return "COLLECTIVES" in str((options or {}).get(GRAPH_OPTION, "")).upper().split(",")
 
 
-def _steps(thunks: list[Thunk]) -> Iterator[Thunk]:
-    """The steps of a program and of its loops and branches, in order."""
-    for thunk in thunks:
-        if thunk.children and thunk.kind not in ("kAsyncStart", "kCommandBuffer"):
-            yield from _steps(thunk.children)
-        else:
-            yield thunk
+def require_chain(made: XlaEntry) -> None:
+    """Refuses a plan whose collectives gates could not put into one order.
+
+    In a CUDA graph nothing but its edges orders them, and a communicator that two of them use at once
+    corrupts data or hangs. The body of a scan has a plan of its own, and gates.
+
+    Raises:
+        UnsupportedError: a region holds several collectives, or one in a branch or another loop.
+    """
+    for region in made.pg.regions:
+        if region.resource != "network" or made.loops_in(region.id):
+            continue
+        ops = [made.pg.graph.ops[i] for i in region.ops]
+        if [op.kind in _KINDS and len(op.outputs) == 1 for op in ops] == [True]:
+            continue
+        kinds = ", ".join(f"{op.kind} of {len(op.outputs)} arrays" for op in ops)
+        raise UnsupportedError(
+            f"{GRAPH_OPTION} has COLLECTIVES, and region {region.name!r} at {ops[0].source} holds {kinds}. "
+            "In a CUDA graph gates have to put all collectives into one order, and between those of one "
+            "region there is none. Call one collective for each array, outside of branches and of loops but "
+            "scans, or leave COLLECTIVES out of the option"
+        )

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from dynaflow_xla.frontends.jax import compiled_text, xla_dump
-from dynaflow_xla.frontends.jax.collectives import Overlap, overlaps
+from dynaflow_xla.frontends.jax.collectives_read import Overlap, overlaps
 from dynaflow_xla.frontends.jax.compiled_order import Order, compare
 from dynaflow_xla.frontends.jax.xla_backend import XlaEntry, scope_of
 from dynaflow_xla.frontends.jax.xla_dump import Instruction, Thunk
@@ -231,6 +231,7 @@ def make(
             scheduled.instructions,
             computes,
             {scope_of(region.name): region.name for region in made.pg.regions},
+            scheduled.order.before,
         ),
     )
 

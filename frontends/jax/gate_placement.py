@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dynaflow_xla.frontends.jax import costs
+from dynaflow_xla.frontends.jax.region_order import RegionOrder
 from dynaflow_xla.ir import Op, PartitionedGraph, Region
-from dynaflow_xla.plan import Launch, Plan, Record, Wait
 
 # Operators that XLA computes inside the kernel of their reader: it is the reader that is ordered.
 _ABSORBED = frozenset(
@@ -47,6 +47,10 @@ _IN_PLACE = frozenset("psum psum_invariant pmax pmin".split())
 # XLA cuts the summed axis of products whose results have few elements for its length. Read back on
 # 0.10.2 and 0.12.0: none of (elements >= 1024 * length) is cut for an H200.
 _UNCUT = 1024
+
+# A reduction over fewer elements than a warp has is computed where it is read, as element-wise
+# operators are: read back on 0.10.2 and 0.12.0, a softmax over 16 is no kernel, one over 32 is.
+_WARP = 32
 
 _BOUNDED = ("float16", "float32", "float64", "bfloat16", "int", "uint", "bool")
 
@@ -98,57 +102,12 @@ class _Start:
     whole: bool
 
 
-class RegionOrder:
-    """The order of regions that a plan asks of one XLA program.
-
-    Lane order, Record before Wait, data. An outer region has no lane and is no barrier here: data
-    and effects alone order it, so that communication can run beside what does not need it.
-
-    Attributes:
-        direct: Region id -> regions that must be over before it starts, by the plan's own edges.
-        data: Region id -> regions whose values it reads (effects included).
-    """
-
-    def __init__(self, pg: PartitionedGraph, plan: Plan):
-        self.direct: dict[int, tuple[int, ...]] = {}
-        self.data = [sorted(p) for p in pg.predecessors()]
-        self._before: dict[int, int] = {}
-        self.launches: list[Launch] = []
-        last: dict[int, int] = {}
-        recorded: dict[int, int] = {}
-        waited: dict[int, list[int]] = {}
-        for instruction in plan.instructions:
-            if isinstance(instruction, Record):
-                if instruction.lane in last:
-                    recorded[instruction.event] = last[instruction.lane]
-            elif isinstance(instruction, Wait):
-                if instruction.event in recorded:
-                    waited.setdefault(instruction.lane, []).append(recorded[instruction.event])
-            elif isinstance(instruction, Launch):
-                preds: list[int] = []
-                if instruction.lane >= 0:
-                    preds = waited.pop(instruction.lane, [])
-                    if instruction.lane in last:
-                        preds = [last[instruction.lane], *preds]
-                    last[instruction.lane] = instruction.region
-                self._add(instruction, preds)
-
-    def _add(self, launch: Launch, preds: list[int]) -> None:
-        region = launch.region
-        self.launches.append(launch)
-        self.direct[region] = tuple(dict.fromkeys(p for p in preds if p != region))
-        bits = 0
-        for pred in (*self.direct[region], *self.data[region]):
-            bits |= self._before.get(pred, 0) | 1 << pred
-        self._before[region] = bits
-
-    def before(self, first: int, second: int) -> bool:
-        """Whether region ``first`` is over before region ``second`` starts."""
-        return bool(self._before[second] >> first & 1)
-
-
 def place_gates(
-    pg: PartitionedGraph, order: RegionOrder, opaque: frozenset[int] = frozenset()
+    pg: PartitionedGraph,
+    order: RegionOrder,
+    opaque: frozenset[int] = frozenset(),
+    *,
+    inside: bool = False,
 ) -> list[Gate]:
     """The gates of a plan, in the order of its launches.
 
@@ -156,8 +115,9 @@ def place_gates(
         pg: The regions.
         order: The order that they need.
         opaque: Regions that compute something else than their operators.
+        inside: Whether gates may wait for values that regions do not give to others.
     """
-    return list(_Placer(pg, order, opaque).run())
+    return list(_Placer(pg, order, opaque, inside=inside).run())
 
 
 def overwritten(pg: PartitionedGraph, order: RegionOrder, gates: Iterable[Gate]) -> frozenset[int]:
@@ -192,9 +152,12 @@ def overwritten(pg: PartitionedGraph, order: RegionOrder, gates: Iterable[Gate])
 
 
 class _Placer:
-    def __init__(self, pg: PartitionedGraph, order: RegionOrder, opaque: frozenset[int]):
+    def __init__(
+        self, pg: PartitionedGraph, order: RegionOrder, opaque: frozenset[int], *, inside: bool
+    ):
         self.pg = pg
         self.order = order
+        self.inside = inside
         self.arguments = frozenset((*pg.graph.inputs, *(view.value for view in pg.graph.views)))
         self.replaced = opaque.union(x.region for x in order.launches if x.replace)
         self.readers: dict[int, list[int]] = {}
@@ -210,8 +173,10 @@ class _Placer:
         for launch in self.order.launches:
             region = self.pg.regions[launch.region]
             view = self._view(region)
-            # Collectives need no gate: XLA keeps them on one stream of their own, in program order.
-            gated = launch.lane >= 0 and region.resource != "network"
+            # Collectives outside of CUDA graphs need no gate: XLA keeps them on one stream of their own,
+            # in program order.
+            communicates = region.resource == "network"
+            gated = self.order.chained if communicates else launch.lane >= 0
             gate = self._gate(region, view) if gated else None
             products: dict[int, int] = {}
             if gate is not None:
@@ -272,8 +237,56 @@ class _Placer:
                 if op.kind in ELEMENTWISE and bits and not bits & ~told:
                     continue
                 told |= bits
-                last.append(min(mine, key=lambda v: self.pg.graph.values[v].bytes))
+                last += self._made_by_readers(region, op) or [self._smallest(mine)]
         return last
+
+    def _smallest(self, values: Iterable[int]) -> int:
+        return min(values, key=lambda v: self.pg.graph.values[v].bytes)
+
+    def _made_by_readers(self, region: Region, last: Op) -> list[int]:
+        """What a region makes last before small reductions whose result XLA computes where it is read.
+
+        A gate that waited for that result would have it stored: a kernel that the original has not.
+        Empty where the result is stored anyway, or nothing is reduced.
+        """
+        if not self.inside or not self._is_read_by_elementwise(last.outputs, region):
+            return []
+        producers = {v: op for op in self._ops(region) for v in op.outputs}
+        kernels: dict[int, int] = {}
+        reduces = False
+        seen, waiting = {last.index}, [last]
+        while waiting:
+            op = waiting.pop()
+            small = self._is_small_reduction(op)
+            reduces |= small
+            if not small and op.kind not in ELEMENTWISE:
+                kernels[op.index] = self._smallest(op.outputs)
+                continue
+            for value in op.inputs:
+                producer = producers.get(value)
+                if producer is not None and producer.index not in seen:
+                    seen.add(producer.index)
+                    waiting.append(producer)
+        return list(kernels.values()) if reduces else []
+
+    def _is_small_reduction(self, op: Op) -> bool:
+        if not op.kind.startswith("reduce_") or "axes" not in op.payload.params:
+            return False
+        shape = self.pg.graph.values[op.inputs[0]].shape
+        return math.prod(shape[axis] for axis in op.payload.params["axes"]) < _WARP
+
+    def _is_read_by_elementwise(self, values: Iterable[int], region: Region) -> bool:
+        """Whether only element-wise operators of other regions read these values."""
+        kept = set(self.pg.graph.outputs).union(v for j in self.pg.graph.joins for v in j.parts)
+        for value in values:
+            readers = [self.pg.regions[r] for r in self.readers.get(value, ())]
+            if value in kept or any(r.id in self.replaced for r in readers):
+                return False
+            for reader in readers:
+                for op in self._ops(reader):
+                    if value in op.inputs and op.kind not in ELEMENTWISE:
+                        return False
+        return True
 
     def _gate(self, region: Region, view: dict[int, int]) -> Gate | None:
         need = 0

@@ -18,12 +18,13 @@ import jax
 from jax.extend import core as jcore
 
 from dynaflow_xla.errors import RuleError
-from dynaflow_xla.frontends.jax import capture, lapack_guard, order_gate, placement
-from dynaflow_xla.frontends.jax.gate_placement import Gate, RegionOrder, overwritten, place_gates
+from dynaflow_xla.frontends.jax import capture, collectives, lapack_guard, order_gate, placement
+from dynaflow_xla.frontends.jax.gate_placement import Gate, overwritten, place_gates
 from dynaflow_xla.frontends.jax.loops import Loop
 from dynaflow_xla.frontends.jax.lower import Second, cut_view, region_function
 from dynaflow_xla.frontends.jax.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.planned import Planned
+from dynaflow_xla.frontends.jax.region_order import RegionOrder
 from dynaflow_xla.frontends.jax.split import Split
 from dynaflow_xla.ir import Graph, PartitionedGraph
 from dynaflow_xla.nano import MergeSpec
@@ -32,8 +33,9 @@ from dynaflow_xla.recording import Decision
 PLAN_SCOPE = "dfx_plan"
 """The name scope around a plan; the component behind it is the region (``scope_of``)."""
 
-DEFAULT_LANES = 4
-"""Lanes are a matter of a strategy's taste here: a GPU runs whatever nodes of a graph are ready."""
+DEFAULT_LANES = 8
+"""A GPU runs whatever nodes of a graph are ready. With few lanes regions would wait for each other for
+the lane's sake, and each such wait is a gate."""
 
 MAX_LANES = 64
 
@@ -64,12 +66,14 @@ class XlaEntry(Planned):
     Attributes:
         order: The order of regions that the program keeps.
         gates: Region id -> the gate in front of it.
+        inside: Region id -> values that it gives to gates alone.
         witnessed: Values for which gates wait by a scalar, see ``gate_placement.overwritten``.
         places: Values that are written into a whole one when they are made.
     """
 
     order: RegionOrder
     gates: dict[int, Gate]
+    inside: dict[int, tuple[int, ...]] = field(default_factory=dict)
     witnessed: frozenset[int] = frozenset()
     places: dict[int, placement.Place] = field(default_factory=dict)
 
@@ -147,7 +151,8 @@ class _Evaluation:
                     beside = self._gate(entry.gates[region.id])
                 inputs = [self._read(v, region.id) for v in region.inputs]
                 outs = entry.functions[region.id](*inputs, *beside)
-                self.env.update(zip(region.outputs, outs, strict=True))
+                given = (*region.outputs, *entry.inside.get(region.id, ()))
+                self.env.update(zip(given, outs, strict=True))
                 for value in region.outputs:
                     self._written(value)
         graph = entry.captured.graph
@@ -205,18 +210,25 @@ class _Evaluation:
 def build(**made: Any) -> XlaEntry:
     """Makes the entry of a validated plan, from the fields of ``Planned``."""
     pg, split, functions = made["pg"], made["split"], made["functions"]
-    order = RegionOrder(pg, made["plan"])
+    chained = collectives.in_graph(made["options"].compiler_options)
+    order = RegionOrder(pg, made["plan"], chained=chained)
     opaque = frozenset[int]() if split is None else split.joint_regions()
-    gates = {gate.region: gate for gate in place_gates(pg, order, opaque)}
-    for gate in gates.values():
-        if gate.beside or gate.products:
-            captured = made["captured"]
+    placed = place_gates(pg, order, opaque, inside=split is None)
+    gates = {gate.region: gate for gate in placed}
+    inside = _given_to_gates(pg, placed)
+    captured = made["captured"]
+    for region in pg.regions:
+        gate = gates.get(region.id)
+        second = None
+        if gate is not None and (gate.beside or gate.products):
             deps = tuple(captured.avals[d] for d in gate.deps) if gate.products else ()
             second = Second(gate.beside, gate.starts, gate.paths, gate.products, deps)
-            functions[gate.region] = (
-                region_function(captured, pg.regions[gate.region], second)
-                if split is None
-                else split.function(gate.region, Decision(gate.region, 0), second)
+        if second is not None and split is not None:
+            functions[region.id] = split.function(region.id, Decision(region.id, 0), second)
+        elif second is not None or region.id in inside:
+            outputs = (*region.outputs, *inside.get(region.id, ()))
+            functions[region.id] = region_function(
+                captured, replace(region, outputs=outputs), second
             )
     waiting: dict[int, list[int]] = {}
     for gate in gates.values():
@@ -224,8 +236,25 @@ def build(**made: Any) -> XlaEntry:
             waiting.setdefault(dep, []).append(gate.region)
     witnessed = overwritten(pg, order, gates.values())
     whole = (m for m in _merges(pg, split) if witnessed.isdisjoint(m[1]))
-    placed = placement.places(pg, whole, order.before, waiting)
-    return XlaEntry(order=order, gates=gates, witnessed=witnessed, places=placed, **made)
+    places = placement.places(pg, whole, order.before, waiting)
+    entry = XlaEntry(
+        order=order, gates=gates, inside=inside, witnessed=witnessed, places=places, **made
+    )
+    if chained:
+        collectives.require_chain(entry)
+    return entry
+
+
+def _given_to_gates(pg: PartitionedGraph, gates: Sequence[Gate]) -> dict[int, tuple[int, ...]]:
+    """Values inside of regions that gates wait for, by region."""
+    given: dict[int, tuple[int, ...]] = {}
+    owner = {index: region for region in pg.regions for index in region.ops}
+    for value in dict.fromkeys(d for gate in gates for d in gate.deps):
+        producer = pg.graph.values[value].producer
+        region = owner.get(producer)
+        if region is not None and value not in region.outputs:
+            given[region.id] = (*given.get(region.id, ()), value)
+    return given
 
 
 def _merges(pg: PartitionedGraph, split: Split | None) -> Iterator[tuple[int, list[int], int]]:

@@ -155,6 +155,41 @@ def test_products_of_arguments_pass_as_results(
     assert "dfx_order" in text
 
 
+@pytest.mark.parametrize(("choices", "inside"), [(4, True), (31, True), (32, False)])
+def test_gates_wait_for_what_is_stored_anyway(
+    choices: int, inside: bool, schedule: Any, assert_same: Any
+) -> None:
+    """XLA computes small reductions where they are read; a gate waits for what they reduce."""
+
+    def f(v: Any, w: Any, x: Any) -> Any:
+        with dfx.mark("router"):
+            share = jax.nn.softmax(x @ v)
+        with dfx.mark("expert"):
+            y = jnp.tanh(x @ w)
+        with dfx.mark("join"):
+            return y * share[:, :1]
+
+    v, w, x = (
+        jnp.asarray(RNG.standard_normal(s), jnp.float32) for s in [(8, choices), (8, 16), (16, 8)]
+    )
+    fast = schedule(jax.jit(f), OneLane(None), backend="xla")
+    entry = fast._entry((v, w, x), {})[2]
+    assert entry.gates and bool(entry.inside) == inside
+    for region, values in entry.inside.items():
+        made = [entry.pg.graph.ops[entry.pg.graph.values[value].producer] for value in values]
+        assert entry.pg.regions[region].name == "router"
+        assert [op.kind for op in made] == ["dot_general"]
+    assert_same(jax.jit(f)(v, w, x), fast(v, w, x))
+    for transform in (
+        lambda g: jax.grad(lambda *a: g(*a).sum(), argnums=(0, 1, 2))(v, w, x),
+        lambda g: jax.vmap(g, in_axes=(0, None, None))(jnp.stack([v, -v]), w, x),
+    ):
+        assert_same(transform(jax.jit(f)), transform(fast))
+    disabled = [jax.export.DisabledSafetyCheck.custom_call("dfx_order")]
+    exported = jax.export.export(fast._jit, platforms=["cuda"], disabled_checks=disabled)
+    assert "dfx_order" in exported(v, w, x).mlir_module()
+
+
 @jax.custom_vjp
 def _doubled(x: Any) -> Any:
     return jnp.tanh(x)

@@ -14,6 +14,7 @@ import jax.numpy as jnp  # noqa: E402
 from parallel_layers import AXIS, DEVICES, Layer, layers  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
+from dynaflow_xla.errors import UnsupportedError  # noqa: E402
 
 # Nobody has 8 devices here: the mesh is abstract.
 MESH = jax.sharding.AbstractMesh((DEVICES,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
@@ -93,10 +94,64 @@ def test_products_of_both_nano_batches_are_seen() -> None:
     assert joined.order.merged or joined.scheduled.kernels < apart.scheduled.kernels, joined
 
 
-def test_layers_in_a_loop() -> None:
+IN_GRAPH = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,"
+    "COLLECTIVES"
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_collectives_in_the_graph(name: str) -> None:
+    """As the user's option asks: one CUDA graph, in which gates put the collectives into one order."""
+    layer = LAYERS[name]
+    report = compiled(layer, dfx.DualBatch(), compiler_options=IN_GRAPH)
+    assert len(report.scheduled.command_buffers) == 1 and not report.scheduled.uncaptured, report
+    assert len(report.collectives) == 2 * layer.collectives, report
+    order = report.order
+    assert not order.broken and not order.merged and not order.extra, report
+    talking = [one.region for one in report.collectives]
+    kept = {*order.held, *order.fused}
+    assert all(pair in kept for pair in zip(talking, talking[1:], strict=False)), report
+    for one in report.collectives:
+        assert any(nano(region) != nano(one.region) for region in one.beside), report
+    assert report.copied_bytes_added < 64, report
+
+
+def test_collectives_in_the_graph_without_gates_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA does not order the collectives of a CUDA graph: the reason for the gates."""
+    from dynaflow_xla.frontends.jax import xla_backend
+
+    monkeypatch.setattr(xla_backend.collectives, "in_graph", lambda options: False)
+    report = compiled(LAYERS["transformer_block"], dfx.DualBatch(), compiler_options=IN_GRAPH)
+    assert len(report.order.broken) == 3, report
+
+
+def test_collectives_that_cannot_be_put_into_one_order() -> None:
+    def halved(x: Any) -> Any:
+        summed = jax.lax.psum(x, AXIS)
+        return jax.lax.while_loop(
+            lambda y: y.sum() > 1, lambda y: jax.lax.pmean(y, AXIS) / 2, summed
+        )
+
+    fast = dfx.schedule(halved, "branches", target="nvidia-h200", compiler_options=IN_GRAPH)
+    spec = jax.sharding.PartitionSpec()
+    mapped = jax.shard_map(fast, mesh=MESH, in_specs=spec, out_specs=spec, check_vma=False)
+    x = jax.ShapeDtypeStruct((8, 8), "float32", sharding=jax.sharding.NamedSharding(MESH, spec))
+    with pytest.raises(UnsupportedError, match=r"test_collectives\.py.*holds while of.*leave COLL"):
+        dfx.compile(jax.jit(mapped), x)
+
+
+@pytest.mark.parametrize("options", [{}, IN_GRAPH], ids=["outside", "in the graph"])
+def test_layers_in_a_loop(options: dict[str, str]) -> None:
     """A scheduled layer as the body of a scan: nano-batches meet in each turn of it."""
     layer = LAYERS["transformer_block"]
-    block = dfx.schedule(layer.fn, dfx.DualBatch(), in_axes=layer.in_axes, target="nvidia-h200")
+    block = dfx.schedule(
+        layer.fn,
+        dfx.DualBatch(),
+        in_axes=layer.in_axes,
+        target="nvidia-h200",
+        compiler_options=options,
+    )
 
     def model(x: Any, *weights: Any) -> Any:
         return jax.lax.scan(lambda c, w: (block(c, *w), None), x, weights)[0]
