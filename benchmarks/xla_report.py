@@ -329,9 +329,8 @@ def _fusion(by_name: list[dict[str, Any]], names: list[str]) -> list[str]:
         "function, and those of its regions compiled *alone*, each as a program of its own, for one "
         "nano-batch: what fusion inside regions gives. A kernel that puts the results of several regions "
         "together counts for each of them. Where scheduled and original differ, the original's fusion goes "
-        "across regions (a router's result is computed again in the kernel of each reader; one that a gate "
-        "waits for is stored), or XLA cuts the summed axis of a nano-batch's smaller product to fill the "
-        "GPU, and the sum of the parts is one kernel more.",
+        "across regions, or XLA cuts the summed axis of a nano-batch's smaller product to fill the GPU, "
+        "and the sum of the parts is one kernel more.",
         "",
         "| case | mark | nano-batches | scheduled | original | alone |",
         "|---|---|---|---|---|---|",
