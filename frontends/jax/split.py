@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -13,9 +12,9 @@ import jax.numpy as jnp
 from dynaflow_xla import nano
 from dynaflow_xla.batch_states import Partial, Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError, SeparabilityError
-from dynaflow_xla.frontends.jax import lower, separability
+from dynaflow_xla.frontends.jax import lower, separability, split_functions
 from dynaflow_xla.frontends.jax.capture import Captured
-from dynaflow_xla.ir import PartitionedGraph, Region
+from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.kernels import CudaKernel
 from dynaflow_xla.partition import partition
 from dynaflow_xla.recording import Decision, Recording
@@ -264,14 +263,14 @@ class Split:
         origin = self.expanded.origins[region]
         if isinstance(origin, nano.MergeSpec):
             reads = self.expanded.merge_reads[region]
-            return _merge_function(origin, self.pg.regions[region].inputs, reads)
+            return split_functions.merged(origin, self.pg.regions[region].inputs, reads)
         captured, cut = self.part(origin.nanos[0]), self.cuts[origin.nanos[0]]
         if len(origin.nanos) > 1:
             captured, cut = self._joint(origin.nanos)
         local = cut.regions[origin.region]
         made = self.pg.regions[region]
         if second is not None:
-            return _with_second(self, made, local, origin, second)
+            return split_functions.with_second(self, made, local, origin, second)
         if decision.replace is None:
             inner = lower.region_function(captured, local)
         elif isinstance(decision.replace, CudaKernel):
@@ -282,12 +281,12 @@ class Split:
         wanted = [self.expanded.sources[v] for v in made.outputs]
         if len(origin.nanos) == 1:
             kept = [local.outputs.index(v) for _, v in wanted]
-            return _with_cuts(inner, made.inputs, origin.reads[0], kept)
+            return split_functions.with_cuts(inner, made.inputs, origin.reads[0], kept)
         axes_in = [self._joined(v, made.name) for v in local.inputs]
         places = [
             (local.outputs.index(v), *self._share(v, n, origin.nanos, made.name)) for n, v in wanted
         ]
-        return _batched(inner, made.inputs, origin.reads, axes_in, places)
+        return split_functions.batched(inner, made.inputs, origin.reads, axes_in, places)
 
     def _state(self, value: int) -> State | None:
         """What is proved of a value: the operators, hence the value ids, are the same at every size."""
@@ -321,103 +320,6 @@ class Split:
         each = state.inner if isinstance(state, Rows) else 1
         start = sum(self.sizes[n] for n in nanos[: nanos.index(nano_batch)])
         return nano.Cut(axis, start * each, (start + self.sizes[nano_batch]) * each), False
-
-
-def _with_cuts(
-    fn: Callable[..., list[Any]],
-    inputs: Sequence[int],
-    reads: Sequence[tuple[int, Any]],
-    kept: Sequence[int],
-) -> Callable[..., list[Any]]:
-    def run(*args: Any) -> list[Any]:
-        env = dict(zip(inputs, args, strict=True))
-        outs = fn(*[_cut(env[v], cut) for v, cut in reads])
-        return [outs[n] for n in kept]
-
-    return run
-
-
-def _with_second(
-    split: Split, made: Region, local: Region, origin: nano.Origin, second: lower.Second
-) -> Callable[..., list[Any]]:
-    """As ``_with_cuts``, for a region that gets some inputs twice."""
-    op_of = dict(zip(made.ops, local.ops, strict=True))
-    twice = [n for n, (value, _) in enumerate(origin.reads[0]) if value in second.values]
-    inner = lower.region_function(
-        split.part(origin.nanos[0]),
-        local,
-        lower.Second(
-            tuple(local.inputs[n] for n in twice),
-            frozenset(op_of[i] for i in second.readers),
-            frozenset(op_of[i] for i in second.between),
-            frozenset(op_of[i] for i in second.products),
-            second.deps,
-        ),
-    )
-    reads = origin.reads[0]
-    kept = [local.outputs.index(split.expanded.sources[v][1]) for v in made.outputs]
-
-    def run(*args: Any) -> list[Any]:
-        env = dict(zip(made.inputs, args[: len(made.inputs)], strict=True))
-        twice_from, deps_from = len(made.inputs), len(made.inputs) + len(second.values)
-        other = dict(zip(second.values, args[twice_from:deps_from], strict=True))
-        outs = inner(
-            *[_cut(env[v], cut) for v, cut in reads],
-            *[_cut(other[reads[n][0]], reads[n][1]) for n in twice],
-            *args[deps_from:],
-        )
-        return [outs[n] for n in kept]
-
-    return run
-
-
-def _cut(x: Any, cut: nano.Cut | None) -> Any:
-    return x if cut is None else jax.lax.slice_in_dim(x, cut.start, cut.stop, axis=cut.axis)
-
-
-def _batched(
-    fn: Callable[..., list[Any]],
-    inputs: Sequence[int],
-    reads: Sequence[Sequence[tuple[int, Any]]],
-    axes_in: Sequence[int | None],
-    places: Sequence[tuple[int, nano.Cut | None, bool]],
-) -> Callable[..., list[Any]]:
-    """Runs several nano-batches as one: their inputs joined, the outputs cut.
-
-    ``places``: for each result the output it comes from, its rows there, and whether it is zero.
-    """
-
-    def run(*args: Any) -> list[Any]:
-        env = dict(zip(inputs, args, strict=True))
-        joined = []
-        for number, axis in enumerate(axes_in):
-            parts = [_cut(env[v], cut) for v, cut in (read[number] for read in reads)]
-            joined.append(parts[0] if axis is None else jnp.concatenate(parts, axis))
-        outs = fn(*joined)
-        return [jnp.zeros_like(outs[n]) if zero else _cut(outs[n], cut) for n, cut, zero in places]
-
-    return run
-
-
-def _merge_function(
-    spec: nano.MergeSpec, inputs: Sequence[int], reads: nano.Reads
-) -> Callable[..., list[Any]]:
-    def run(*args: Any) -> list[Any]:
-        env = dict(zip(inputs, args, strict=True))
-        parts = [_cut(env[v], cut) for v, cut in reads]
-        if spec.how == "concat":
-            return [jnp.concatenate(parts, spec.axis)]
-        dtype = parts[0].dtype
-        # Narrow floats are summed as float32: n roundings of a partial sum would add up.
-        wide = (
-            jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else dtype
-        )
-        terms = [x.astype(wide) for x in parts]
-        if spec.how == "mean":
-            terms = [x * jnp.asarray(w, wide) for x, w in zip(terms, spec.weights, strict=True)]
-        return [functools.reduce(jnp.add, terms).astype(dtype)]
-
-    return run
 
 
 def _check_merges(
