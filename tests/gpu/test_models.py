@@ -10,6 +10,7 @@ import pytest
 from round_robin import RoundRobin
 
 import dynaflow_xla as dfx
+from dynaflow_xla.errors import UnsupportedError
 
 # Libraries may choose another algorithm on another stream; what races leaves is far from that.
 CLOSE = {"rtol": 2e-3, "atol": 2e-3}
@@ -143,6 +144,30 @@ def _takes_x_first(plain: Any, x: Any, w: Any) -> bool:
     graph = plain.captured.graph
     first = next(op for op in graph.ops if "mm" in op.kind)
     return bool(first.inputs[0] == graph.inputs[0])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_torch_checkpointed_attention(torch: Any, dropout: float) -> None:
+    """AOTAutograd gives the graph a generator; attention without dropout has no use for it."""
+    from torch.utils.checkpoint import checkpoint
+
+    def attend(x: Any) -> Any:
+        h = torch.tanh(x)[:, None]
+        return torch.nn.functional.scaled_dot_product_attention(h, h, h, dropout_p=dropout)[:, 0]
+
+    def f(x: Any) -> Any:
+        return checkpoint(attend, checkpoint(attend, x, use_reentrant=False), use_reentrant=False)
+
+    fast = dfx.schedule(f, dfx.Branches(), lanes=2, backend="torch")
+    x = torch.randn(2, 64, 32, device="cuda", requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    if dropout:
+        with pytest.raises(UnsupportedError, match="torch.utils.checkpoint"):
+            fast(x)
+        return
+    fast(x).square().sum().backward()
+    f(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["branches", "experts"])

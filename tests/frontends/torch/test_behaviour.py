@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import operator
 from typing import Any
 
 import pytest
@@ -281,3 +282,33 @@ def test_checkpointed_dropout_elsewhere(options: dict[str, Any]) -> None:
     fast = dfx.schedule(_checkpointed(0.5), **({"backend": "torch"} | options))
     with pytest.raises(UnsupportedError, match=r"under torch\.utils\.checkpoint.*backend='torch'"):
         fast(torch.randn(2, 5, 8, requires_grad=True))
+
+
+def test_a_generator_that_a_checkpoint_does_not_need() -> None:
+    """What AOTAutograd writes on a GPU: the state is an argument."""
+    from torch._prims.rng_prims import graphsafe_run_with_rng_state as run
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from dynaflow_xla.frontends.torch import draws
+
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    for dropout in (0.0, 0.5):
+        graph = torch.fx.Graph()
+        q, state = graph.placeholder("q"), graph.placeholder("rng_state")
+        with FakeTensorMode() as mode:
+            q.meta["val"] = torch.empty(1, 1, 4, 8)
+        state.meta["val"] = torch.Generator()
+        both = graph.call_function(run, (attention, q, q, q, dropout), {"rng_state": state})
+        graph.output((graph.call_function(operator.getitem, (both, 0)),))
+        gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+        with mode:
+            if dropout:
+                with pytest.raises(UnsupportedError, match="draws random numbers under"):
+                    draws.lower_checkpoints(gm, native=False)
+                continue
+            draws.lower_checkpoints(gm, native=True)
+        assert run not in {node.target for node in gm.graph.nodes}
+        x = torch.randn(1, 1, 4, 8)
+        torch.testing.assert_close(
+            gm(x, None)[0], nn.functional.scaled_dot_product_attention(x, x, x)
+        )
