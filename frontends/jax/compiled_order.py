@@ -88,7 +88,7 @@ def compare(
             elif all(a == b or a in before[b] for a in ones for b in others):
                 sets["held"].append(pair)
             elif first in made.order.data[second] and all(
-                first in sharing[b] or a in before[b] for a in ones for b in others
+                _made_again(first, b, others, sharing, before) or ones <= before[b] for b in others
             ):
                 sets["fused"].append(pair)
             else:
@@ -132,6 +132,17 @@ def compare(
                 conflicts.append((leaves[other].name, name[a], leaves[leaf].name, name[b]))
     found = {field: tuple(pairs) for field, pairs in sets.items()}
     return Order(**found, conflicts=tuple(conflicts))
+
+
+def _made_again(
+    first: int,
+    kernel: int,
+    kernels: set[int],
+    sharing: dict[int, set[int]],
+    before: dict[int, set[int]],
+) -> bool:
+    """Whether a region's kernel, or one of its kernels before that, computes what ``first`` computes."""
+    return any(first in sharing[k] for k in kernels if k == kernel or k in before[kernel])
 
 
 def _free_pairs(made: XlaEntry, aliases: dict[int, int]) -> Callable[[int, int], bool]:

@@ -247,13 +247,15 @@ class _Placer:
         """What a region makes last before small reductions whose result XLA computes where it is read.
 
         A gate that waited for that result would have it stored: a kernel that the original has not.
-        Empty where the result is stored anyway, or nothing is reduced.
+        Empty where the result is stored anyway: nothing is reduced, or there is more of the result than
+        of what it is made of (read back: XLA then stores what is reduced, too).
         """
         if not self.inside or not self._is_read_by_elementwise(last.outputs, region):
             return []
         producers = {v: op for op in self._ops(region) for v in op.outputs}
         kernels: dict[int, int] = {}
         reduces = False
+        elements = 0
         seen, waiting = {last.index}, [last]
         while waiting:
             op = waiting.pop()
@@ -262,12 +264,17 @@ class _Placer:
             if not small and op.kind not in ELEMENTWISE:
                 kernels[op.index] = self._smallest(op.outputs)
                 continue
+            elements = max(elements, *(self._elements(v) for v in op.outputs))
             for value in op.inputs:
                 producer = producers.get(value)
                 if producer is not None and producer.index not in seen:
                     seen.add(producer.index)
                     waiting.append(producer)
-        return list(kernels.values()) if reduces else []
+        stored = sum(self._elements(v) for v in kernels.values())
+        return list(kernels.values()) if reduces and elements <= stored else []
+
+    def _elements(self, value: int) -> int:
+        return math.prod(self.pg.graph.values[value].shape)
 
     def _is_small_reduction(self, op: Op) -> bool:
         if not op.kind.startswith("reduce_") or "axes" not in op.payload.params:
@@ -384,8 +391,8 @@ class _Placer:
                 bits |= view[value]
             through = frozenset[int]().union(*(outside.get(v, frozenset()) for v in op.inputs))
             path = frozenset[int]().union(*(paths.get(v, frozenset()) for v in op.inputs))
-            missing = 0 if op.index in joining else need & ~bits
-            if op.generator or op.kind in _ABSORBED:
+            missing = need & ~bits
+            if op.generator or op.kind in _ABSORBED or op.index in joining:
                 outside.update(dict.fromkeys(op.outputs, through))
                 paths.update(dict.fromkeys(op.outputs, path | {op.index}))
             elif through:
