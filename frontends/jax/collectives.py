@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynaflow_xla.errors import UnsupportedError
@@ -78,3 +78,16 @@ def require_chain(made: XlaEntry) -> None:
             "region there is none. Call one collective for each array, outside of branches and of loops but "
             "scans, or leave COLLECTIVES out of the option"
         )
+
+
+def refuse_derivative(name: str, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """Refuses to differentiate a program whose collectives are in a CUDA graph.
+
+    Raises:
+        UnsupportedError: always: the derivative's collectives would have no gates.
+    """
+    raise UnsupportedError(
+        f"{GRAPH_OPTION} has COLLECTIVES, and scheduled function {name!r} is differentiated: the collectives "
+        "of its derivative would have no order in the CUDA graph. Schedule the function that takes the "
+        "derivative, dfx.schedule(jax.value_and_grad(f)), or leave COLLECTIVES out of the option"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -78,6 +79,27 @@ def overlaps(
                     if region != other.region:
                         other.beside[region] = other.beside.get(region, 0) + 1
     return tuple(found)
+
+
+def unordered(thunks: list[Thunk], before: Mapping[int, set[int]]) -> list[str]:
+    """A sentence if collectives of one CUDA graph could run at once, which NCCL does not allow.
+
+    Gates order those of the plan; others, outside of the scheduled function, they cannot.
+    """
+    pairs = [
+        (a.name, b.name)
+        for thunk in _steps(thunks)
+        if thunk.kind == "kCommandBuffer"
+        for a, b in itertools.combinations([x for x in thunk.leaves() if x.kind in _STEPS], 2)
+        if id(a) not in before[id(b)] and id(b) not in before[id(a)]
+    ]
+    if not pairs:
+        return []
+    return [
+        f"DANGER: {len(pairs)} pairs of collectives in a CUDA graph have no order, such as {pairs[0]}: "
+        "on one communicator they corrupt data or hang. Leave COLLECTIVES out of "
+        "xla_gpu_enable_command_buffer, or schedule the function that holds all of them"
+    ]
 
 
 def _steps(thunks: list[Thunk]) -> Iterator[Thunk]:

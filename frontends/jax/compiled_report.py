@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from dynaflow_xla.frontends.jax import compiled_text, xla_dump
-from dynaflow_xla.frontends.jax.collectives_read import Overlap, overlaps
+from dynaflow_xla.frontends.jax.collectives_read import Overlap, overlaps, unordered
 from dynaflow_xla.frontends.jax.compiled_order import Order, compare
 from dynaflow_xla.frontends.jax.xla_backend import XlaEntry, scope_of
 from dynaflow_xla.frontends.jax.xla_dump import Instruction, Thunk
@@ -209,6 +209,7 @@ def make(
     network = {r.name for r in made.pg.regions if r.resource == "network"}
     for each in (order, *(body.order for body in bodies)):
         notes = notes + _order_notes(each, _program(scheduled), options, network)
+    notes = notes + unordered(scheduled.thunks, scheduled.order.before)
     plain = programs.get("plain")
     return CompiledReport(
         REPORT_VERSION,

@@ -286,6 +286,12 @@ class Program:
         self.entry, self.split = made, made.split
         closed = traced.jaxpr
         self._call: Callable[..., Any] = made
+        if made.order.chained and any(r.resource == "network" for r in made.pg.regions):
+            self._call = jax.custom_jvp(lambda *flat: made(*flat))
+            self._call.defjvp(  # type: ignore[attr-defined]
+                functools.partial(collectives.refuse_derivative, made.options.name)
+            )
+            return
         # The loop bodies of a split keep the operators with such rules whole anyway.
         in_loops = made.split is None
         if not capture.holds_custom_rules(closed.jaxpr, in_loops=in_loops):

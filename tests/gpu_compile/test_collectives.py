@@ -112,6 +112,7 @@ def test_collectives_in_the_graph(name: str) -> None:
     talking = [one.region for one in report.collectives]
     kept = {*order.held, *order.fused}
     assert all(pair in kept for pair in zip(talking, talking[1:], strict=False)), report
+    assert not any("DANGER" in note for note in report.notes), report.notes
     for one in report.collectives:
         assert any(nano(region) != nano(one.region) for region in one.beside), report
     assert report.copied_bytes_added < 64, report
@@ -124,6 +125,40 @@ def test_collectives_in_the_graph_without_gates_are_seen(monkeypatch: pytest.Mon
     monkeypatch.setattr(xla_backend.collectives, "in_graph", lambda options: False)
     report = compiled(LAYERS["transformer_block"], dfx.DualBatch(), compiler_options=IN_GRAPH)
     assert len(report.order.broken) == 3, report
+    assert any("DANGER: 3 pairs of collectives" in note for note in report.notes), report.notes
+
+
+def test_a_step_with_its_collectives_in_the_graph() -> None:
+    """Those of the backward pass are regions of the step's plan, and have gates too."""
+    layer = LAYERS["transformer_block"]
+
+    def step(*args: Any) -> Any:
+        return jax.value_and_grad(
+            lambda *a: layer.fn(*a).astype(jnp.float32).sum(), argnums=(1, 2)
+        )(*args)
+
+    specs = [
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=jax.sharding.NamedSharding(MESH, spec))
+        for shape, spec in zip(layer.shapes, layer.specs, strict=True)
+    ]
+    out = (jax.sharding.PartitionSpec(), layer.specs[1:3])
+
+    def mapped(fn: Any) -> Any:
+        return jax.jit(
+            jax.shard_map(
+                fn, mesh=MESH, in_specs=tuple(layer.specs), out_specs=out, check_vma=False
+            )
+        )
+
+    options = {"target": "nvidia-h200", "compiler_options": IN_GRAPH}
+    report = dfx.compile(mapped(dfx.schedule(step, dfx.Branches(), **options)), *specs)
+    assert len(report.scheduled.command_buffers) == 1 and len(report.collectives) > 2, report
+    assert not report.order.broken, report
+    assert not any("DANGER" in note for note in report.notes), report.notes
+    fast = dfx.schedule(layer.fn, dfx.Branches(), **options)
+    gradient = jax.value_and_grad(lambda *a: fast(*a).astype(jnp.float32).sum(), argnums=(1, 2))
+    with pytest.raises(UnsupportedError, match=r"is differentiated.*value_and_grad"):
+        dfx.compile(mapped(gradient), *specs)
 
 
 def test_collectives_that_cannot_be_put_into_one_order() -> None:
