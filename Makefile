@@ -15,6 +15,7 @@ PINS   := $(JAX) $(if $(findstring torch,$(EXTRAS)),$(TORCH))
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 # Test processes of `make test`. Their programs have lanes on all cores: more than a few are no faster.
 TEST_JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
+IN_PARALLEL  = $(if $(filter-out 0 1,$(TEST_JOBS)),-n $(TEST_JOBS) --dist loadscope)
 PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 CTEST_ARGS  ?=
@@ -131,7 +132,7 @@ bench-pjrt: setup $(STAMPS)/deps-dev  ## Measure an XLA executable as an engine 
 
 # -P keeps the repository root off sys.path; with it, `import dynaflow_xla` would find the sources.
 test: setup  ## Run the Python tests against the installed wheel (PYTEST_ARGS=...)
-	@"$(PY)" -P -m pytest --durations=10 $(if $(filter-out 0 1,$(TEST_JOBS)),-n $(TEST_JOBS) --dist loadscope) $(PYTEST_ARGS)
+	@"$(PY)" -P -m pytest --durations=10 $(IN_PARALLEL) $(PYTEST_ARGS)
 
 # One wheel, built on the oldest headers, runs under every JAX. 3.12 is the Python that all of them have.
 PYTHON312    ?= $(shell for v in "" $$(pyenv versions --bare 2>/dev/null | grep '^3[.]12[.]'); do \
@@ -155,10 +156,10 @@ test-versions: versions-wheel  ## Run one wheel under each JAX of JAX_VERSIONS (
 	  py=$(VERSIONS)/jax-$$v/bin/python; \
 	  [ -x $$py ] || "$(PYTHON312)" -m venv $(VERSIONS)/jax-$$v; \
 	  $$py -m pip install -q "jax==$$v.*" "jaxlib==$$v.*" $(VERSIONS)/dist/*.whl hypothesis psutil pytest \
-	    pytest-timeout matplotlib; \
+	    pytest-timeout pytest-xdist matplotlib; \
 	  $$py -m pip install -q --force-reinstall --no-deps $(VERSIONS)/dist/*.whl; \
 	  $$py -P -c 'import jax, jaxlib; print("jax", jax.__version__, "jaxlib", jaxlib.__version__)'; \
-	  $$py -P -m pytest -q $(if $(VERSION_TESTS),$(VERSION_TESTS),tests/frontends tests/property); \
+	  $$py -P -m pytest -q $(IN_PARALLEL) $(or $(VERSION_TESTS),tests/frontends tests/property) $(PYTEST_ARGS); \
 	done
 
 # PyPI's builds of PyTorch bring CUDA (5 GB a version; they run without a GPU), so the environments are
@@ -172,7 +173,7 @@ test-torch-versions: setup  ## Run one wheel under each torch of TORCH_VERSIONS 
 	@tag="py$$("$(PY)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"; \
 	for v in $(TORCH_VERSIONS); do \
 	  env="$(TORCH_ENVS)-$$v-$$tag"; py="$$env/bin/python"; \
-	  if ! "$$py" -c 'import torch, jax, pytest, transformers' >/dev/null 2>&1; then \
+	  if ! "$$py" -c 'import torch, jax, pytest, xdist, transformers' >/dev/null 2>&1; then \
 	    echo "making $$env (5 GB with CUDA)"; \
 	    "$(PY)" -P -m venv --clear "$$env"; \
 	    "$$py" -P -m pip install -qq "torch==$$v.*" $(foreach spec,$(JAX),'$(spec)') \
@@ -180,7 +181,7 @@ test-torch-versions: setup  ## Run one wheel under each torch of TORCH_VERSIONS 
 	  fi; \
 	  "$$py" -P -m pip install -q --no-deps --force-reinstall build/torch-wheel/*.whl; \
 	  "$$py" -P -c 'import torch; print("torch", torch.__version__)'; \
-	  "$$py" -P -m pytest -q $(or $(VERSION_TESTS),tests/frontends/torch) $(PYTEST_ARGS); \
+	  "$$py" -P -m pytest -q $(IN_PARALLEL) $(or $(VERSION_TESTS),tests/frontends/torch) $(PYTEST_ARGS); \
 	done
 
 # torch-xla works with torch 2.9.0 alone, so its tests have an environment of their own. It is large
