@@ -19,16 +19,21 @@ ALIGNMENT = 64
 """Bytes: XLA:CPU takes memory in place only at this alignment."""
 
 _CACHE_ENTRIES = 32
+_CACHE_ADDRESSES = 64
 
 _Views = tuple[list[Any], list[tuple[Any, Any]]]
 """Views for an executable, and (target, source) of what is copied before it runs."""
+
+_View = tuple[Any, tuple[Any, Any] | None]
+"""One view, and (target, source) if its memory is copied."""
 
 
 class LaneProgram:
     """Callable for the engine: ``program(addresses)`` runs the executable on views of them.
 
     Called by one lane, hence by one thread at a time. A view says where memory is, not what is in
-    it, so views are kept by address and used again: callers' loops reuse the same buffers.
+    it, so views are kept by address and used again: callers' loops reuse the same buffers. They are kept
+    for each input too, because a training step's parameters come from few addresses in many combinations.
 
     Memory that is not aligned is copied here, before each call, into memory that is. XLA would copy
     it, too, but a large copy in the background, and a program on a synchronous client does not wait
@@ -65,6 +70,7 @@ class LaneProgram:
         self._consts = jax.block_until_ready(made)
         self._aligned: dict[int, Any] = {}  # input -> where it is copied to if it is not aligned
         self._views: OrderedDict[tuple[int, ...], _Views] = OrderedDict()
+        self._of_input: list[OrderedDict[int, _View]] = [OrderedDict() for _ in specs]
 
     def __call__(self, addresses: tuple[int, ...]) -> None:
         """Runs to the end.
@@ -89,36 +95,45 @@ class LaneProgram:
             raise EngineError(
                 f"lane program {self.name!r} takes {len(self._specs)} buffers, got {len(addresses)}"
             )
-        # Lane threads have JAX's default settings; without x64, 64-bit memory would be narrowed.
-        with jax.enable_x64(True):
-            made = self._make_views_x64(addresses)
-        self._views[addresses] = made
+        views, copies = list(self._consts), []
+        for index, (address, known) in enumerate(zip(addresses, self._of_input, strict=True)):
+            found = known.get(address)
+            if found is None:
+                found = known[address] = self._make_view(index, address)
+                if len(known) > _CACHE_ADDRESSES:
+                    known.popitem(last=False)
+            view, copy = found
+            views.append(view)
+            if copy is not None:
+                copies.append(copy)
+        self._views[addresses] = made = views, copies
         if len(self._views) > _CACHE_ENTRIES:
             self._views.popitem(last=False)
         return made
 
-    def _make_views_x64(self, addresses: tuple[int, ...]) -> _Views:
-        views, copies = list(self._consts), []
-        for index, (address, spec) in enumerate(zip(addresses, self._specs, strict=True)):
-            size = int(np.prod(spec.shape)) * spec.dtype.itemsize
-            if size == 0:
-                memory = np.zeros(0, np.uint8)
-            else:
-                memory = np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
-                if address % ALIGNMENT:
-                    if index not in self._aligned:
-                        self._aligned[index] = _aligned_bytes(size)
-                    copies.append((self._aligned[index], memory))
-                    memory = self._aligned[index]
-            array = memory.view(spec.dtype).reshape(spec.shape)
+    def _make_view(self, index: int, address: int) -> _View:
+        spec = self._specs[index]
+        size = int(np.prod(spec.shape)) * spec.dtype.itemsize
+        copy = None
+        if size == 0:
+            memory = np.zeros(0, np.uint8)
+        else:
+            memory = np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
+            if address % ALIGNMENT:
+                if index not in self._aligned:
+                    self._aligned[index] = _aligned_bytes(size)
+                copy = self._aligned[index], memory
+                memory = self._aligned[index]
+        array = memory.view(spec.dtype).reshape(spec.shape)
+        # Lane threads have JAX's default settings; without x64, 64-bit memory would be narrowed.
+        with jax.enable_x64(True):
             view = _compat.put_view(self._avals[index], self._sharding, array, self._device)
-            if size and view.unsafe_buffer_pointer() != memory.ctypes.data:
-                raise EngineError(
-                    f"{self.name}: XLA must take input {index} ({spec.dtype}{list(spec.shape)}) in "
-                    "place and copied it; this version of jaxlib is not supported"
-                )
-            views.append(view)
-        return views, copies
+        if size and view.unsafe_buffer_pointer() != memory.ctypes.data:
+            raise EngineError(
+                f"{self.name}: XLA must take input {index} ({spec.dtype}{list(spec.shape)}) in "
+                "place and copied it; this version of jaxlib is not supported"
+            )
+        return view, copy
 
 
 def _aligned_bytes(size: int) -> Any:
