@@ -12,6 +12,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 import dynaflow_xla as dfx
+from dynaflow_xla.frontends.jax import collectives
 
 TARGET = "nvidia-h200"
 AXIS, DEVICES = "devices", 8
@@ -240,11 +241,6 @@ def scanned_gradient(ws: Any, x: Any) -> Any:
 
 
 SQUARE = spec(512, 512)
-# XLA's default list, and collectives; gates then put them into one order.
-COLLECTIVES_IN_GRAPH = {
-    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,"
-    "COLLECTIVES"
-}
 TOKENS_IN = spec(ROWS, TOKENS, WIDTH)
 CASES = (
     Case("two branches", two_branches, (SQUARE,) * 4, dfx.Branches()),
@@ -269,7 +265,7 @@ CASES = (
         parallel_over_devices,
         (block_weights(width=LARGE), spec(2 * ROWS, 4 * TOKENS, LARGE)),
         dfx.DualBatch(),
-        options={"in_axes": (None, 0), "compiler_options": COLLECTIVES_IN_GRAPH},
+        options={"in_axes": (None, 0), "compiler_options": collectives.IN_GRAPH},
         specs=(WEIGHTS_SPREAD, PartitionSpec()),
         out_spec=PartitionSpec(),
     ),

@@ -22,6 +22,11 @@ _KINDS = frozenset((*_FAMILY, "all_to_all"))
 GRAPH_OPTION = "xla_gpu_enable_command_buffer"
 """What XLA puts into CUDA graphs, a list of names."""
 
+IN_GRAPH = {
+    GRAPH_OPTION: "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,COLLECTIVES"
+}
+"""XLA's default list, and collectives."""
+
 
 def split_options(made: XlaEntry) -> dict[str, str]:
     """Options that keep XLA from making one collective of those of two regions.

@@ -19,6 +19,7 @@ import torch
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch import costs, marks
 from dynaflow_xla.frontends.torch.captured import Captured, Payload, Ref
+from dynaflow_xla.frontends.torch.draws import draws_numbers
 from dynaflow_xla.ir import Graph, Op, OpMark, Source, Value
 
 ROOT_FILE = "<dynaflow_xla schedule"
@@ -41,13 +42,7 @@ def source_of(node: Any) -> Source | None:
 
 def _is_random(node: Any, modules: dict[str, Any]) -> bool:
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-        # Attention is tagged, and draws only for its dropout.
-        schema = getattr(node.target, "_schema", None)
-        names = [argument.name for argument in schema.arguments] if schema is not None else []
-        if "dropout_p" not in names:
-            return True
-        given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-        return bool(given.get("dropout_p", 0.0) != 0.0)
+        return draws_numbers(node.target, node.args, node.kwargs)
     return any(
         _is_random(inner, dict(gm.named_modules()))
         for gm in _graphs((node.args, node.kwargs), modules)

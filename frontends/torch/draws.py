@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,16 @@ def without_last(fn: Callable[..., Sequence[Any]], count: int) -> Callable[..., 
     return call
 
 
+def draws_numbers(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator that PyTorch tags as random draws: attention does so only for its dropout."""
+    schema = getattr(op, "_schema", None)
+    names = [argument.name for argument in schema.arguments] if schema is not None else []
+    if "dropout_p" not in names:
+        return True
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return bool(given.get("dropout_p", 0.0) != 0.0)
+
+
 class _SaveState:
     """The state of the CPU's generator, as a value: what a checkpoint keeps for its backward."""
 
@@ -101,15 +111,13 @@ def lower_checkpoints(gm: Any, native: bool) -> None:
         UnsupportedError: an operator that draws, where PyTorch does not run the graph; or one on a GPU.
     """
     graph = gm.graph
-    for node in list(graph.nodes):
-        name = getattr(node.target, "__name__", "")
-        if node.op != "call_function" or name not in _SAVED:
-            continue
+    found = [node for node in graph.nodes if getattr(node.target, "__name__", "") in _SAVED]
+    for node in found:
+        name = node.target.__name__
         saves = name == "run_and_save_rng_state"
         state, op, *args = (None, *node.args) if name != "run_with_rng_state" else node.args
         kwargs = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
-        given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
-        draws = "scaled_dot_product" not in str(op) or given.get("dropout_p")
+        draws = draws_numbers(op, args, kwargs)
         examples = torch.fx.node.map_arg((tuple(args), kwargs), lambda n: n.meta["val"])
         tensors = [x for x in pytree.tree_leaves(examples) if isinstance(x, torch.Tensor)]
         device = tensors[0].device if tensors else torch.device("cpu")
@@ -143,4 +151,5 @@ def lower_checkpoints(gm: Any, native: bool) -> None:
         else:
             node.replace_all_uses_with(plain)
         graph.erase_node(node)
-    gm.recompile()
+    if found:
+        gm.recompile()

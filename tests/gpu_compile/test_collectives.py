@@ -15,6 +15,7 @@ from parallel_layers import AXIS, DEVICES, Layer, layers  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.errors import UnsupportedError  # noqa: E402
+from dynaflow_xla.frontends.jax.collectives import IN_GRAPH  # noqa: E402
 
 # Nobody has 8 devices here: the mesh is abstract.
 MESH = jax.sharding.AbstractMesh((DEVICES,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
@@ -92,12 +93,6 @@ def test_products_of_both_nano_batches_are_seen() -> None:
     joined = compiled(layer, dfx.NanoBatch(2), compiler_options=options)
     assert not apart.order.merged, apart
     assert joined.order.merged or joined.scheduled.kernels < apart.scheduled.kernels, joined
-
-
-IN_GRAPH = {
-    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,"
-    "COLLECTIVES"
-}
 
 
 @pytest.mark.parametrize("name", LAYERS)
