@@ -16,7 +16,8 @@ class Order(msgspec.Struct, frozen=True):
 
     Attributes:
         held: The plan's edges that every kernel of the two keeps. What communication waits for is
-            the data that it reads, not the whole region that makes it.
+            the data that it reads, not the whole region that makes it. A kernel that only lays a
+            region's result out for the kernels of others counts to none of them.
         fused: Edges between regions that share all kernels of one, or of which the second computes again
             in its own kernels what it reads of the first: there is nothing left to order.
         broken: Edges that some kernel does not keep.
@@ -132,6 +133,26 @@ def compare(
                 conflicts.append((leaves[other].name, name[a], leaves[leaf].name, name[b]))
     found = {field: tuple(pairs) for field, pairs in sets.items()}
     return Order(**found, conflicts=tuple(conflicts))
+
+
+def that_compute(steps: set[int], layouts: set[int], reads: dict[int, set[int]]) -> set[int]:
+    """A region's steps without those that only lay its results out for other regions.
+
+    XLA makes a transposed residual, say, shortly before the kernel that reads it, long after the
+    region whose operator that was; gates leave such an operator to its readers, too.
+
+    Args:
+        steps: The region's steps.
+        layouts: Steps that put a value into another form and compute nothing.
+        reads: Step -> steps whose results it needs.
+    """
+    handed_on = {
+        step
+        for step in steps & layouts
+        if any(step in needed for needed in reads.values())
+        and not any(step in reads[other] for other in steps)
+    }
+    return steps - handed_on or steps
 
 
 def _made_again(

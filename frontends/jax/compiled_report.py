@@ -12,7 +12,7 @@ import msgspec
 
 from dynaflow_xla.frontends.jax import compiled_text, xla_dump
 from dynaflow_xla.frontends.jax.collectives_read import Overlap, overlaps, unordered
-from dynaflow_xla.frontends.jax.compiled_order import Order, compare
+from dynaflow_xla.frontends.jax.compiled_order import Order, compare, that_compute
 from dynaflow_xla.frontends.jax.xla_backend import XlaEntry, scope_of
 from dynaflow_xla.frontends.jax.xla_dump import Instruction, Thunk
 
@@ -334,24 +334,16 @@ def _compare(
         # Of communication the collectives count, not what moves their data to and fro.
         if region.resource == "network" and (steps := owned.get(region.id)):
             owned[region.id] = {n for n in steps if _is_library(by_id[n])} or steps
-    products = {n for n, leaf in by_id.items() if _multiplies(program.instructions.get(leaf.name))}
-    order = compare(
-        made,
-        owned,
-        sharing,
-        results,
-        program.order,
-        by_id,
-        aliases,
-        _reads(program, by_id),
-        products,
-    )
+    known = {n: found for n, x in by_id.items() if (found := program.instructions.get(x.name))}
+    products = {n for n, step in known.items() if _multiplies(step)}
+    layouts = {n for n, step in known.items() if step.is_layout}
+    reads = _reads(program, by_id)
+    owned = {region: that_compute(mine, layouts, reads) for region, mine in owned.items()}
+    order = compare(made, owned, sharing, results, program.order, by_id, aliases, reads, products)
     return tuple(regions), order, computes
 
 
-def _multiplies(step: Instruction | None) -> bool:
-    if step is None:
-        return False
+def _multiplies(step: Instruction) -> bool:
     library = step.target.startswith(("__cublas", "__cudnn"))
     return library or not {"dot", "convolution"}.isdisjoint({step.opcode, *step.body})
 

@@ -225,6 +225,9 @@ def _buffers(thunks: list[Thunk]) -> Iterator[Thunk]:
 # -- compiled text ---------------------------------------------------------------------------------
 
 
+_LAYOUT = frozenset("bitcast convert copy parameter reshape slice transpose tuple".split())
+
+
 @dataclass(frozen=True)
 class Instruction:
     """An instruction of the compiled program.
@@ -263,6 +266,11 @@ class Instruction:
         return self.opcode in ("copy", "copy-start") or (
             self.opcode == "fusion" and self.body <= {"copy", "parameter", "bitcast", "tuple"}
         )
+
+    @property
+    def is_layout(self) -> bool:
+        """Whether it is a kernel that puts a value into another form and computes nothing."""
+        return self.opcode == "fusion" and self.body <= _LAYOUT
 
     @property
     def bytes(self) -> int:
