@@ -79,7 +79,7 @@ def measure_case(case: Any, rounds: int) -> dict[str, Any]:
     return {
         "name": case.name, "kind": case.kind, "note": case.note, "measured": environment.now(),
         "plain": plain, "predicted_ms": predicted, "same_plan": same, "refused": refused,
-        "choice": "original" if choice is None or choice.child is None else choice.name,
+        "choice": "original" if choice is None else choice.name,
         "reason": "" if choice is None else choice.reason,
         "left_out": {} if choice is None else choice.left_out,
         "auto_medians_ms": {} if choice is None else choice.medians_ms,
@@ -162,7 +162,7 @@ def draw(record: dict[str, Any], target: Path) -> None:
     left, right = figure.subplots(1, 2)
     names = [case["name"] for case in cases]
     values = [summary["judged"][name]["against_plain"] for name in names]
-    colors = ["#9d9d9d" if case["choice"] == "original" else "#f58518" for case in cases]
+    colors = ["#9d9d9d" if case["choice"].startswith("original") else "#f58518" for case in cases]
     left.barh(names, values, color=colors)
     for row, value in enumerate(values):
         left.text(value + 0.01, row, f"{value:.2f}", va="center", fontsize=8)

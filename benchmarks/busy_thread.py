@@ -88,7 +88,7 @@ def main() -> int:
             for run in runs.values():
                 run()
             choice = auto.decision(args, {})
-            decided = "original" if choice is None or choice.child is None else repr(choice.child)
+            decided = "original" if choice is None else choice.name
             console.print(f"measuring {case.name}")
             for label, active, interval in situations:
                 sys.setswitchinterval(interval)

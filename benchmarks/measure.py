@@ -8,6 +8,7 @@ order, and one untimed call before each sample.
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import os
@@ -29,11 +30,30 @@ def one_thread(fn: Callable[..., Any], args: tuple[Any, ...]) -> Run:
     This is the second baseline: for small work, one thread is often faster than XLA's pool, and a
     schedule that only beats the pool has gained nothing.
     """
-    from jax.sharding import SingleDeviceSharding
-
     from dynaflow_xla.ffi import xla
 
-    device = xla.lane_device(0)
+    return _on_device(fn, args, xla.lane_device(0))
+
+
+def in_caller(fn: Callable[..., Any], args: tuple[Any, ...]) -> Run:
+    """Returns a run of ``fn``, jitted for a client that runs programs on the thread that calls them.
+
+    That is ``jax_cpu_enable_async_dispatch=False``, which a process has to choose before its first
+    array: a hand-over less for who waits for the results anyway.
+    """
+    return _on_device(fn, args, _caller_device())
+
+
+@functools.cache
+def _caller_device() -> Any:
+    from jaxlib import xla_client
+
+    return xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
+
+
+def _on_device(fn: Callable[..., Any], args: tuple[Any, ...], device: Any) -> Run:
+    from jax.sharding import SingleDeviceSharding
+
     placed = SingleDeviceSharding(device)
     jitted = jax.jit(fn, in_shardings=placed, out_shardings=placed)
     moved = jax.device_put(args, device)

@@ -185,13 +185,19 @@ def draw(source: Path, target: Path) -> Path:
             )
     left.axvline(1.0, color="black", lw=1)
     left.set_xlim(0, max(1.3, 1.15 * max(r["high"] for c in done for r in c["ratios"].values())))
-    left.set_xlabel("time / better of the two plain runs (below 1 is a gain)")
+    left.set_xlabel("time / best plain run (below 1 is a gain)")
     left.set_yticks(range(len(done)), [f"{case['name']} ({case['kind']})" for case in done])
     left.invert_yaxis()
     left.legend(fontsize=8, loc="lower right")
 
     variants = [*record["baselines"], *scheduled]
-    shades = {"jit": "#9d9d9d", "jit_one_thread": "#c4c4c4", "jit_one_blas": "#dedede", **COLORS}
+    shades = {
+        "jit": "#9d9d9d",
+        "jit_one_thread": "#c4c4c4",
+        "jit_in_caller": "#d1d1d1",
+        "jit_one_blas": "#dedede",
+        **COLORS,
+    }
     height = 0.8 / len(variants)
     for number, name in enumerate(variants):
         rows = [row for row, case in enumerate(done) if name in case["statistics_ms"]]

@@ -22,7 +22,7 @@ from dynaflow_xla.errors import FallbackWarning, PlanError
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.timeline import Timeline
 
-CACHE_VERSION = 3
+CACHE_VERSION = 4
 
 MIN_ROUNDS = 3
 

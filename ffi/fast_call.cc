@@ -2,9 +2,10 @@
 // line of Python in between, which would cost more than a small program.
 //
 //   call(*args) ->  target(*args)        the usual way
-//                   fallback(*args)      for some calls after one that waited long for the GIL
-//                   self._call(*args)    nothing is settled yet, or inside a capture or a fork
-//                   self._recover(e, args, kwargs)   the target raised e
+//                   self._call(*args)    `alone` says no: the target would become a part of
+//                   something fallback(*args)      for some calls after one that waited long for
+//                   the GIL self._call(*args)    nothing is settled yet, or inside a capture or a
+//                   fork self._recover(e, args, kwargs)   the target raised e
 //
 // All state belongs to the object and is touched with the GIL held.
 #include "fast_call.h"
@@ -28,6 +29,7 @@ std::atomic<bool> forked{false};
 struct FastCall {
   PyObject_HEAD PyObject* target;
   PyObject* fallback;
+  PyObject* alone;
   int step_back;
 };
 
@@ -66,6 +68,15 @@ PyObject* Call(PyObject* object, PyObject* args, PyObject* kwargs) {
   if (self->target == nullptr || capture_depth > 0 || forked.load(std::memory_order_relaxed)) {
     return CallMethod(object, "_call", args, kwargs);
   }
+  if (self->alone != nullptr) {
+    PyObject* alone = Py_NewRef(self->alone);
+    PyObject* answer = PyObject_CallNoArgs(alone);
+    Py_DECREF(alone);
+    const int yes = answer == nullptr ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    if (yes < 0) return nullptr;
+    if (yes == 0 || self->target == nullptr) return CallMethod(object, "_call", args, kwargs);
+  }
   const bool watch = self->fallback != nullptr;
   const bool back = watch && self->step_back > 0;
   if (back) --self->step_back;
@@ -80,17 +91,19 @@ PyObject* Call(PyObject* object, PyObject* args, PyObject* kwargs) {
 }
 
 PyObject* Settle(PyObject* object, PyObject* const* args, Py_ssize_t n) {
-  if (n != 2) {
-    PyErr_SetString(PyExc_TypeError, "_settle takes a target and a fallback");
+  if (n < 2 || n > 3) {
+    PyErr_SetString(PyExc_TypeError, "_settle takes a target and a fallback, and perhaps `alone`");
     return nullptr;
   }
   FastCall* self = Self(object);
-  PyObject* old_target = self->target;
-  PyObject* old_fallback = self->fallback;
-  self->target = args[0] == Py_None ? nullptr : Py_NewRef(args[0]);
-  self->fallback = args[1] == Py_None ? nullptr : Py_NewRef(args[1]);
-  Py_XDECREF(old_target);
-  Py_XDECREF(old_fallback);
+  PyObject* old[] = {self->target, self->fallback, self->alone};
+  auto given = [&](Py_ssize_t i) {
+    return i >= n || args[i] == Py_None ? nullptr : Py_NewRef(args[i]);
+  };
+  self->target = given(0);
+  self->fallback = given(1);
+  self->alone = given(2);
+  for (PyObject* each : old) Py_XDECREF(each);
   Py_RETURN_NONE;
 }
 
@@ -107,12 +120,14 @@ int Traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(Self(object)->target);
   Py_VISIT(Self(object)->fallback);
+  Py_VISIT(Self(object)->alone);
   return 0;
 }
 
 int Clear(PyObject* object) {
   Py_CLEAR(Self(object)->target);
   Py_CLEAR(Self(object)->fallback);
+  Py_CLEAR(Self(object)->alone);
   return 0;
 }
 
@@ -126,8 +141,9 @@ void Dealloc(PyObject* object) {
 
 PyMethodDef methods[] = {
     {"_settle", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&Settle)), METH_FASTCALL,
-     "_settle(target, fallback): calls go to target; None: to self._call. With a fallback, calls "
-     "step back to it while another thread is busy with Python."},
+     "_settle(target, fallback, alone=None): calls go to target; None: to self._call. With a "
+     "fallback, calls step back to it while another thread is busy with Python. Where alone() is "
+     "false, they go to self._call."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef properties[] = {

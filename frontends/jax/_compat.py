@@ -151,7 +151,11 @@ def operator_by_operator() -> bool:
 
 def tracing() -> bool:
     """Whether this thread is inside somebody's trace: then even calls on arrays give tracers."""
-    return not core.trace_state_clean()
+    return not at_top_level()
+
+
+at_top_level: Callable[[], bool] = core.trace_state_clean
+"""Whether this thread is inside nobody's trace."""
 
 
 def key_impl(dtype: Any) -> Any:
@@ -207,3 +211,14 @@ def parse_stablehlo(code: bytes, context: Any) -> Any:
     if code.startswith(b"ML\xefR") and b"StableHLO_v" in code[:64]:
         return stablehlo_dialect().deserialize_portable_artifact(context, code)
     return mlir_ir().Module.parse(code, context)
+
+
+def add_host_callback(lowering_context: Any, callback: Callable[..., Any]) -> None:
+    """Adds a host callback to the program that is being lowered (``ModuleContext`` is private)."""
+    lowering_context.module_context.add_host_callback(callback)
+
+
+def dispatches_asynchronously() -> bool:
+    """Whether the CPU client runs programs on a thread of its own, and a host callback changes that."""
+    flag = jax.config.values.get("jax_cpu_enable_async_dispatch", True)
+    return bool(flag) and hasattr(mlir.ModuleContext, "add_host_callback")

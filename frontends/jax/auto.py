@@ -12,7 +12,7 @@ import jax
 from dynaflow_xla import autotune, progress
 from dynaflow_xla._version import __version__
 from dynaflow_xla.errors import SeparabilityError
-from dynaflow_xla.frontends.jax import profile
+from dynaflow_xla.frontends.jax import on_caller, profile
 from dynaflow_xla.plan import Launch
 from dynaflow_xla.simulate import simulate
 
@@ -27,6 +27,9 @@ _FAR_BEHIND_MS = 0.1
 compiled. What small programs cost beside their operators is known to some tens of microseconds only."""
 
 _ONE_LANE = "one lane"
+
+ON_CALLER = "original on the caller's thread"
+"""The original's program, see ``on_caller``."""
 
 _MEASURED = 4
 """At most so many candidates are measured beside the original."""
@@ -44,6 +47,7 @@ class Choice:
         left_out: Candidate -> why it was not measured.
         seconds: What the decision took.
         costs: Measured costs of regions, if ``dfx.tune`` decided.
+        on_caller: The original runs on the thread that calls it.
     """
 
     child: Any
@@ -53,16 +57,19 @@ class Choice:
     left_out: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     costs: autotune.RegionCosts | None = None
+    on_caller: bool = False
 
     @property
     def name(self) -> str:
         """What runs: "original" or the candidate."""
-        return "original" if self.child is None else repr(self.child._options.strategy)
+        if self.child is None:
+            return ON_CALLER if self.on_caller else "original"
+        return repr(self.child._options.strategy)
 
     def lines(self) -> list[str]:
         """For ``explain``."""
         return autotune.decision_lines(
-            "the original" if self.child is None else self.name,
+            f"the {self.name}" if self.child is None else self.name,
             self.reason, self.medians_ms, self.predicted_ms, self.left_out, self.seconds,
             "measured" if self.costs is not None else "estimated",
         )  # fmt: skip
@@ -93,8 +100,12 @@ def choose(fast: Any, args: Any, kwargs: Any, *, budget_s: float | None = None) 
         return Choice(None, "more than one process: no measurement, the original runs")
     candidates = candidates_of(fast)
     first = fast.with_strategy(candidates[0]).planned(args, kwargs)
-    if reason := _not_measured(first, strategy):
+    if reason := _not_measured(first):
         return Choice(None, reason)
+    here = on_caller.may_help(first.pg.regions, args, kwargs)
+    small = _too_small(first, strategy)
+    if small and not here:
+        return Choice(None, small)
     key = autotune.cache_key(
         first.pg.to_json(), fast._options.name, __version__, jax.__version__, fast._options.lanes,
         [repr(c) for c in candidates], fast._options.in_axes, fast._options.out_axes,
@@ -103,15 +114,22 @@ def choose(fast: Any, args: Any, kwargs: Any, *, budget_s: float | None = None) 
     cached = autotune.load(key) if budget_s is None else None
     if cached is not None:
         choice, reason = cached.pop("choice"), cached.pop("reason")
-        return Choice(_child(fast, candidates, choice), f"cached: {reason}", **cached)
+        child = _child(fast, candidates, choice)
+        return Choice(child, f"cached: {reason}", **cached, on_caller=choice == ON_CALLER)
     costs = None
     if budget_s is not None:
         timeline = profile.profile(fast.with_strategy(candidates[0]), args, kwargs)
         costs = autotune.RegionCosts.of(timeline, first.pg)
-    kept, predicted, left_out = _predicted(fast, candidates, args, kwargs, costs)
     runs: dict[str, Callable[[], None]] = {"original": _runner(fast.original, fast, args, kwargs)}
+    kept: list[Any] = []
+    predicted: dict[str, float] = {}
+    left_out = {repr(candidate): small for candidate in candidates}
+    if not small:
+        kept, predicted, left_out = _predicted(fast, candidates, args, kwargs, costs)
     for candidate in kept:
         runs[repr(candidate)] = _runner(fast.with_strategy(candidate), fast, args, kwargs)
+    if here:
+        runs[ON_CALLER] = _runner(fast.on_caller(fast.original), fast, args, kwargs)
     lapack = any(stage is not None and stage.program.limit_blas for stage, _ in first.stages)
     with progress.report(f"measuring {len(runs)} ways to run {fast._options.name!r}") as tick:
         medians = autotune.measure(
@@ -129,14 +147,19 @@ def choose(fast: Any, args: Any, kwargs: Any, *, budget_s: float | None = None) 
     }  # fmt: skip
     autotune.store(key, decision)
     child = _child(fast, candidates, choice)
-    return Choice(child, reason, medians, predicted, left_out, seconds, costs)
+    return Choice(child, reason, medians, predicted, left_out, seconds, costs, choice == ON_CALLER)
 
 
-def _not_measured(made: Any, strategy: Any) -> str:
+def _not_measured(made: Any) -> str:
     """Why a function is not even measured, or ""."""
     outer = sorted({op.kind for op in made.captured.graph.ops if op.outer})
     if outer:
         return f"the function has effects or callbacks ({', '.join(outer)}): it is not measured"
+    return ""
+
+
+def _too_small(made: Any, strategy: Any) -> str:
+    """Why no plan of a function is measured, or ""."""
     total_ns = sum(region.cost_ns for region in made.pg.regions)
     if total_ns < strategy.min_cost_ns:
         return (

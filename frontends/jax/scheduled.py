@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from dynaflow_xla import autotune
-from dynaflow_xla.errors import EngineError, FallbackWarning, PlanError, SeparabilityError
+from dynaflow_xla.errors import EngineError, FallbackWarning, SeparabilityError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import (
     _compat,
     auto,
     axes,
     capture,
+    donation,
     entry,
     inspect,
+    on_caller,
     split as splitting,
     xla_backend,
     xla_options,
 )
 from dynaflow_xla.frontends.jax.program import Program
 from dynaflow_xla.strategies.auto import Auto
-from dynaflow_xla.strategies.base import user_line
 
 _MAX_ENTRIES = 128
 _MAX_CHOICES = 1024
@@ -64,7 +65,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._fallback: str = ""
         self._choices: dict[Any, auto.Choice] = {}
         self._children: dict[str, ScheduledFunction] = {}
-        self._chosen: Any = None
+        self._chosen: dict[bool, Any] = {}  # by Choice.on_caller
         self._tracing = threading.local()
         functools.update_wrapper(self, _compat.wrapped_function(jitted), updated=())
         self._jit = self._jitted(self._traced)
@@ -91,7 +92,9 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         if entry.capturing() or _compat.under_disable_jit() or self._unsupported_platform():
             return self.original(*args, **kwargs)
         xla.check_process()
-        if self._donates and (error := self._donated_twice(args, kwargs)):
+        if self._donates and (
+            error := donation.given_twice(self._options.name, self._jit_options, args, kwargs)
+        ):
             raise error
         if isinstance(self._options.strategy, Auto):
             return self._call_auto(args, kwargs)
@@ -119,7 +122,9 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         if "EngineError: " in str(error):
             made = EngineError(str(error).rsplit("EngineError: ", 1)[1])
         elif self._donates and "donate" in str(error):
-            made = self._donated_twice(args, kwargs) or error
+            made = (
+                donation.given_twice(self._options.name, self._jit_options, args, kwargs) or error
+            )
         if made is not error:
             made.__cause__ = error
         return made
@@ -175,28 +180,6 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             return dict(self._options.compiler_options or {})
         return xla_options.for_entry(made)
 
-    def _donated_twice(self, args: Any, kwargs: Any) -> PlanError | None:
-        """The error for an array that is donated and given a second time, if there is one."""
-        nums = {n % len(args) if n < 0 else n for n in self._jit_options["donate_argnums"] if args}
-        names = set(self._jit_options["donate_argnames"])
-        donated, first = set[int](), dict[int, str]()
-        for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
-            if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
-                continue
-            where = path[1].idx if path[0].idx == 0 else path[1].key
-            name = f"argument {where!r}{jax.tree_util.keystr(path[2:])}"
-            gives = where in nums or where in names
-            if id(leaf) in first and (gives or id(leaf) in donated):
-                return PlanError(
-                    f"{self._options.name}: a donated array may be given once; {first[id(leaf)]} and "
-                    f"{name} are the same {leaf.aval.str_short()} array ({user_line()}). Pass a copy "
-                    "(x.copy()), or do not donate it."
-                )
-            first[id(leaf)] = name
-            if gives:
-                donated.add(id(leaf))
-        return None
-
     def _guarded(self, jitted: Any, args: Any, kwargs: Any) -> Any:
         try:
             return jitted(*args, **kwargs)
@@ -210,14 +193,15 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
     def clear_cache(self) -> None:
         """Forgets plans, compiled programs and decisions, as ``jax.jit(f).clear_cache`` does."""
         self._settle(None, None)
-        for made in (self.original, self._jit, self._chosen, *self._with_options.values()):
-            if made is not None:
-                made.clear_cache()
+        kept = (*self._chosen.values(), *self._with_options.values())
+        for made in (self.original, self._jit, *kept):
+            made.clear_cache()
         for child in self._children.values():
             child.clear_cache()
-        for kept in (self._entries, self._choices, self._children, self._with_options):
-            kept.clear()  # type: ignore[attr-defined]
-        self._chosen = None
+        for cache in (
+            self._entries, self._choices, self._children, self._with_options, self._chosen
+        ):  # fmt: skip
+            cache.clear()  # type: ignore[attr-defined]
 
     def __copy__(self) -> ScheduledFunction:
         return self
@@ -397,7 +381,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             return (choice.child or self.original)(*args, **kwargs)
         self._tracing.choice = choice
         try:
-            return self._guarded(self._chosen, args, kwargs)
+            return self._guarded(self._chosen[choice.on_caller], args, kwargs)
         finally:
             self._tracing.choice = None
 
@@ -407,13 +391,23 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._choices[signature] = choice
         if len(self._choices) > _MAX_CHOICES:
             self._choices.pop(next(iter(self._choices)))
-        if self._chosen is None or again:
-            # A new function each time: JAX keeps what it traced by function.
-            self._chosen = self._jitted(lambda *a, **k: self._traced_choice(a, k))
-        # While another thread is busy with Python, lanes wait for the interpreter up to a switch
-        # interval each. The original waits less often.
-        lanes = any(made.child is not None for made in self._choices.values())
-        self._settle(self._chosen, self.original if lanes else None)
+        if not self._chosen or again:
+            # New functions each time: JAX keeps what it traced by function.
+            self._chosen = {
+                False: self._jitted(lambda *a, **k: self._traced_choice(a, k)),
+                True: self.on_caller(lambda *a, **k: self._traced_choice(a, k)),
+            }
+        decided = self._choices.values()
+        here = {made.on_caller for made in decided}
+        if here == {True}:  # its compiler options are for whole programs
+            self._settle(self._chosen[True], None, _compat.at_top_level)
+        elif here == {False}:
+            # While another thread is busy with Python, lanes wait for the interpreter up to a switch
+            # interval each. The original waits less often.
+            lanes = any(made.child is not None for made in decided)
+            self._settle(self._chosen[False], self.original if lanes else None)
+        else:
+            self._settle(None, None)
 
     def _traced_choice(self, args: Any, kwargs: Any) -> Any:
         if _compat.operator_by_operator():
@@ -424,6 +418,13 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         if choice.child is None:
             return self.original(*args, **kwargs)
         return choice.child._traced(*args, **kwargs)
+
+    def on_caller(self, call: Callable[..., Any]) -> Any:
+        """Jits what the original would do, to run on the thread that calls it, at top level only."""
+        return self._jitted(
+            lambda *a, **k: on_caller.marked(call(*a, **k), (a, k)),
+            compiler_options=on_caller.OPTIONS,
+        )
 
     def decision(self, args: Any, kwargs: Any) -> Any:
         """What Auto decided for these arguments, or None (also for a fixed strategy)."""

@@ -70,6 +70,20 @@ def test_calls_step_back_to_the_fallback() -> None:
         fast._step_back = "many"
 
 
+def test_a_target_that_must_stand_alone() -> None:
+    fast = Fast()
+    answers = [True, False, True]
+    fast._settle(target, None, lambda: answers.pop(0))
+    assert [fast(1)[0] for _ in range(3)] == ["target", "call", "target"]
+    with pytest.raises(IndexError):
+        fast(1)
+    assert not fast.log  # the target did not raise it
+    fast._settle(target, None, lambda: fast._settle(None, None) is None)
+    assert fast(1)[0] == "call"
+    fast._settle(target, None)
+    assert fast(1)[0] == "target"
+
+
 def test_inside_a_capture_nothing_is_settled() -> None:
     fast = Fast()
     fast._settle(target, None)

@@ -1,0 +1,84 @@
+"""Programs that XLA's CPU client runs on the thread that calls them, and on no other.
+
+The client hands every program of 1000 floating point operations or more to a thread of its own, and
+inside the program loops to a pool. For small programs both cost more than they save: 30 us and more, where
+the program itself may take 20. What runs a program where it is called:
+
+- The client was made for that (``jax_cpu_enable_async_dispatch=False``, for the whole process).
+- The program has host callbacks, which could otherwise wait for each other (XLA,
+  ``pjrt_ifrt/pjrt_executable.cc``: "When using host callbacks on CPU, we need to use synchronous
+  dispatch"). ``marked`` adds one that nothing calls; the program itself stays as it is.
+
+And loops stay on that thread without XLA's ``cpu-parallel-task-assigner``: ``OPTIONS``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from dynaflow_xla.frontends.jax import _compat
+
+MAX_NS = 300_000.0
+"""Longer programs stay on XLA's threads: they gain a few percent, and Python could go on meanwhile."""
+
+OPTIONS = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}
+"""What to compile with. JAX takes such options for whole programs only."""
+
+_MIN_FLOPS = 1000.0
+"""XLA runs programs with less than this on the caller's thread anyway."""
+
+_on_caller_p = Primitive("dfx_on_caller")
+_on_caller_p.def_impl(lambda x: x)
+_on_caller_p.def_abstract_eval(lambda aval: aval)
+
+
+def _lower(ctx: Any, x: Any) -> Any:
+    _compat.add_host_callback(ctx, _never_called)
+    return [x]
+
+
+def _never_called(*_: Any) -> Any:
+    raise RuntimeError("nothing calls this")
+
+
+mlir.register_lowering(_on_caller_p, _lower)
+
+
+def marked(results: Any, given: Any) -> Any:
+    """Makes the program that is being traced one that runs on the thread that calls it.
+
+    Args:
+        results: The program's results.
+        given: Its arguments. A result that is one of these stays what it is.
+    """
+    arguments = {id(leaf) for leaf in jax.tree_util.tree_leaves(given)}
+    leaves, tree = jax.tree_util.tree_flatten(results)
+    for place, leaf in enumerate(leaves):
+        if id(leaf) not in arguments:
+            leaves[place] = _on_caller_p.bind(leaf)
+            break
+    return jax.tree_util.tree_unflatten(tree, leaves)
+
+
+def may_help(regions: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a program is short enough, and XLA would hand it to other threads.
+
+    Args:
+        regions: What it computes.
+        args: What it is called with.
+        kwargs: What it is called with.
+    """
+    if jax.default_backend() != "cpu" or not _compat.dispatches_asynchronously():
+        return False
+    if next(iter(OPTIONS)) in os.environ.get("XLA_FLAGS", ""):
+        return False  # our option would take the place of the user's
+    arrays = [x for x in jax.tree_util.tree_leaves((args, kwargs)) if isinstance(x, jax.Array)]
+    if any(len(x.sharding.device_set) > 1 for x in arrays):
+        return False
+    flops = sum(region.flops for region in regions)
+    return flops >= _MIN_FLOPS and sum(region.cost_ns for region in regions) <= MAX_NS

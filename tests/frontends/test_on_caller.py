@@ -1,0 +1,217 @@
+"""Small programs on the thread that calls them: when Auto offers that, what runs, what stays as it is."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import dynaflow_xla as dfx
+from dynaflow_xla import autotune
+from dynaflow_xla.frontends.jax import _compat, auto, on_caller
+
+
+def small(x: Any, w: Any) -> Any:
+    for _ in range(3):
+        x = jnp.tanh(x @ w) + 0.1 * x
+    return {"x": x, "sum": x.sum(), "w": w}
+
+
+def arguments(size: int = 48) -> tuple[Any, Any]:
+    kx, kw = jax.random.split(jax.random.key(size))
+    return jax.random.normal(kx, (size, 48)), jax.random.normal(kw, (48, 48)) / 7
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The programs that got a host callback."""
+    seen: list[Any] = []
+    real = _compat.add_host_callback
+
+    def add(context: Any, callback: Any) -> None:
+        seen.append(context)
+        real(context, callback)
+
+    monkeypatch.setattr(_compat, "add_host_callback", add)
+    return seen
+
+
+@pytest.fixture
+def fastest(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> dict[str, Any]:
+    """What shall be measured as the fastest; and what was measured."""
+    monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path))
+    told: dict[str, Any] = {"fastest": auto.ON_CALLER, "measured": []}
+
+    def measure(runs: dict[str, Any], *_: Any, **__: Any) -> dict[str, float]:
+        for run in runs.values():
+            run()
+        told["measured"].append(list(runs))
+        return {name: 1.0 if name == told["fastest"] else 2.0 for name in runs}
+
+    monkeypatch.setattr(autotune, "measure", measure)
+    return told
+
+
+def test_a_marked_program_is_over_when_the_call_returns() -> None:
+    """JAX's own returns at once: its result is not there yet."""
+
+    def long(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 60, lambda _, y: jnp.sort(-y), x)
+
+    x = jax.random.normal(jax.random.key(0), (1 << 16,))
+    here = dfx.schedule(long).on_caller(long)
+    want = jax.block_until_ready(jax.jit(long)(x))
+    jax.block_until_ready(here(x))
+    for _ in range(3):  # the second call goes straight through JAX's C++
+        result = here(x)
+        assert result.is_ready()
+        assert (result == want).all()
+        apart = jax.jit(long)(x)
+        assert not apart.is_ready()
+        jax.block_until_ready(apart)
+
+
+def test_auto_offers_and_runs_it(fastest: Any, added: list[Any], assert_same: Any) -> None:
+    fast = dfx.schedule(small, dfx.Auto(min_cost_ns=0.0))
+    args = arguments()
+    assert_same(small(*args), fast(*args))
+    candidates = [repr(auto.candidates_of(fast)[0]), auto.ON_CALLER]
+    assert fastest["measured"] == [["original", *candidates]]
+    choice = fast.decision(args, {})
+    assert choice.on_caller and choice.child is None and choice.name == auto.ON_CALLER
+    assert f"auto: the {auto.ON_CALLER} runs" in dfx.explain(fast, *args)
+    assert len(added) == 2  # once for the measurement
+    for _ in range(3):
+        assert_same(small(*args), fast(*args))
+    assert len(added) == 2
+    assert dfx.verify(fast, *args).rows
+    again = dfx.schedule(small, dfx.Auto(min_cost_ns=0.0))
+    assert_same(small(*args), again(*args))
+    assert again.decision(args, {}).on_caller and len(fastest["measured"]) == 1, "kept on disk"
+    fast.clear_cache()
+    assert_same(small(*args), fast(*args))
+    fastest["fastest"] = "original"
+    assert dfx.tune(fast, *args, budget_s=5.0).on_caller is False
+    before = len(added)
+    assert_same(small(*args), fast(*args))
+    assert len(added) == before
+
+
+def test_inside_other_programs_it_leaves_no_trace(
+    fastest: Any, added: list[Any], assert_same: Any
+) -> None:
+    """Compiler options and callbacks would be the whole program's."""
+    fast = dfx.schedule(small, dfx.Auto(min_cost_ns=0.0))
+    x, w = arguments()
+    fast(x, w)
+    del added[:]
+    loss = lambda f, x: f(x, w)["sum"]  # noqa: E731
+    assert_same(jax.jit(small)(x, w), jax.jit(lambda *a: fast(*a))(x, w))
+    assert_same(
+        jax.grad(functools.partial(loss, small))(x), jax.grad(functools.partial(loss, fast))(x)
+    )
+    many = jnp.stack([x, 2 * x])
+    assert_same(
+        jax.vmap(small, in_axes=(0, None))(many, w), jax.vmap(fast, in_axes=(0, None))(many, w)
+    )
+    assert_same(
+        jax.jvp(lambda x: small(x, w), (x,), (x,)), jax.jvp(lambda x: fast(x, w), (x,), (x,))
+    )
+    stepped = lambda f: jax.lax.scan(lambda c, _: (f(c, w)["x"], None), x, length=3)[0]  # noqa: E731
+    assert_same(stepped(small), stepped(fast))
+    assert not added
+    assert_same(small(x, w), fast(x, w))
+
+
+def test_signatures_that_differ(fastest: Any, assert_same: Any) -> None:
+    fast = dfx.schedule(small, dfx.Auto(min_cost_ns=0.0))
+    names = {}
+    branches = repr(auto.candidates_of(fast)[0])
+    for size, name in ((48, auto.ON_CALLER), (32, "original"), (16, branches)):
+        fastest["fastest"] = name
+        fast(*arguments(size))
+        names[size] = fast.decision(arguments(size), {}).name
+    assert names == {48: auto.ON_CALLER, 32: "original", 16: branches}
+    for size in (48, 32, 16, 48, 16, 32):
+        args = arguments(size)
+        assert_same(small(*args), fast(*args))
+        assert fast.decision(args, {}).name == names[size]
+
+
+@pytest.mark.parametrize("forwarded", [True, False])
+def test_arguments_that_come_back(fastest: Any, assert_same: Any, forwarded: bool) -> None:
+    """Donated, static and keyword arguments, keys, and results that are arguments."""
+
+    @functools.partial(jax.jit, static_argnames="power", donate_argnums=0)
+    def f(x: Any, key: Any, *, power: int) -> Any:
+        noise = jax.random.normal(key, x.shape)
+        first = key if forwarded else jax.random.fold_in(key, 1)
+        return first, (x + noise) ** power @ x.T
+
+    fast = dfx.schedule(f, dfx.Auto(min_cost_ns=0.0))
+    key = jax.random.key(3)
+    for _ in range(3):
+        x = jnp.cos(jnp.arange(256.0)).reshape(16, 16)
+        assert_same(f(x.copy(), key, power=2), fast(x, key, power=2))
+        assert x.is_deleted()
+    assert fast.decision((jnp.ones((16, 16)), key), {"power": 2}).on_caller
+
+
+def test_errors_and_checks_are_the_originals(fastest: Any) -> None:
+    fast = dfx.schedule(small, dfx.Auto(min_cost_ns=0.0))
+    x, w = arguments()
+    fast(x, w)
+    with pytest.raises(TypeError, match="dot_general"):
+        fast(x, w[:5])
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        fast(x * jnp.nan, w)
+    with jax.disable_jit():
+        assert fast(x, w)["x"].shape == x.shape
+
+
+def test_where_it_is_not_offered(fastest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offered(f: Any = small, args: Any = None, **options: Any) -> bool:
+        del fastest["measured"][:]
+        monkeypatch.setattr(autotune, "load", lambda _: None)
+        dfx.schedule(f, dfx.Auto(**options))(*(args or arguments()))
+        return any(auto.ON_CALLER in runs for runs in fastest["measured"])
+
+    assert offered(min_cost_ns=0.0)
+    assert offered(min_cost_ns=1e12), "too small for lanes, not for this"
+    assert fastest["measured"] == [["original", auto.ON_CALLER]]
+    big = jax.random.normal(jax.random.key(0), (1024, 1024))
+    assert not offered(args=(big, big), min_cost_ns=0.0)
+    assert not offered(lambda x: {"x": x + 1.0}, (jnp.ones(3),), min_cost_ns=0.0)
+    with monkeypatch.context() as patch:
+        patch.setenv("XLA_FLAGS", "--xla_disable_hlo_passes=dce")
+        assert not offered(min_cost_ns=0.0)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    try:
+        assert not offered(min_cost_ns=0.0)
+    finally:
+        jax.config.update("jax_cpu_enable_async_dispatch", True)
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        assert not on_caller.may_help((), arguments(), {})
+
+
+def test_arrays_on_several_devices(run_program: Any) -> None:
+    out = run_program(
+        """
+from jax.sharding import NamedSharding, PartitionSpec as P
+from dynaflow_xla.frontends.jax import on_caller
+mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+x = jnp.asarray(np.random.default_rng(0).standard_normal((16, 8)), jnp.float32)
+xs = jax.device_put(x, NamedSharding(mesh, P("d")))
+f = lambda x: jnp.tanh(x @ x.T)
+fast = dfx.schedule(f, "auto")
+regions = dfx.graph(fast, x).regions
+print(on_caller.may_help(regions, (x,), {}), on_caller.may_help(regions, (xs,), {}))
+np.testing.assert_allclose(dfx.schedule(f).on_caller(f)(xs), f(x), rtol=1e-5, atol=1e-5)
+""",
+        devices=8,
+    )
+    assert out.split() == ["True", "False"]
