@@ -31,6 +31,7 @@ struct FastCall {
   PyObject* fallback;
   PyObject* alone;
   int step_back;
+  bool waited;  // the last call of the target waited long; one such call may be chance
 };
 
 FastCall* Self(PyObject* object) { return reinterpret_cast<FastCall*>(object); }
@@ -86,7 +87,11 @@ PyObject* Call(PyObject* object, PyObject* args, PyObject* kwargs) {
   PyObject* result = PyObject_Call(target, args, kwargs);
   Py_DECREF(target);
   if (result == nullptr) return Recover(object, args, kwargs);
-  if (watch && !back && TakeGilWait().max_ns > kGilBusyNs) self->step_back = kStepBackCalls;
+  if (watch && !back) {
+    const bool waited = TakeGilWait().max_ns > kGilBusyNs;
+    if (waited && self->waited) self->step_back = kStepBackCalls;
+    self->waited = waited && !self->waited;
+  }
   return result;
 }
 

@@ -17,7 +17,8 @@ Launcher MakePythonLauncher(PyObject* callable);
 // Drops references that were given up by threads without the GIL. The GIL must be held.
 void ReleasePending();
 
-// Nanoseconds that Python steps waited for the GIL: last wait and largest since the last reset.
+// Nanoseconds that Python steps waited for the GIL: last wait, and the largest since the last reset
+// that other Python threads caused.
 struct GilWait {
   int64_t last_ns;
   int64_t max_ns;

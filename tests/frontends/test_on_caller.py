@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+import threading
 from typing import Any
 
 import jax
@@ -215,3 +217,40 @@ np.testing.assert_allclose(dfx.schedule(f).on_caller(f)(xs), f(x), rtol=1e-5, at
         devices=8,
     )
     assert out.split() == ["True", "False"]
+
+
+def test_auto_steps_back_while_another_thread_is_busy(fastest: Any) -> None:
+    """Its lanes would wait for the interpreter, a switch interval each; nothing else makes it step back."""
+
+    def f(x: Any) -> Any:
+        return jnp.sort(x) + jnp.sort(-x)
+
+    x = jax.random.normal(jax.random.key(0), (1 << 15,))
+    fast = dfx.schedule(f, dfx.Auto(min_cost_ns=0.0))
+    fastest["fastest"] = repr(auto.candidates_of(fast)[0])
+    jax.block_until_ready(fast(x))
+    assert fast.decision((x,), {}).child is not None
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            pass
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(0.02)
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        for _ in range(20):
+            jax.block_until_ready(fast(x))
+            if fast._step_back:
+                break
+        assert fast._step_back
+        assert "another Python thread is busy" in dfx.explain(fast, x)
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    while fast._step_back:
+        fast(x)
+    assert (fast(x) == f(x)).all()
