@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,10 @@ _FAR_BEHIND_MS = 0.1
 compiled. What small programs cost beside their operators is known to some tens of microseconds only."""
 
 _ONE_LANE = "one lane"
+
+_SHORT_MARGIN = 0.1
+"""By so much a plan has to beat the original on the caller's thread. Such programs are short, and what
+lanes take to meet differs by some microseconds from one process to the next."""
 
 ON_CALLER = "original on the caller's thread"
 """The original's program, see ``on_caller``."""
@@ -139,7 +144,10 @@ def choose(fast: Any, args: Any, kwargs: Any, *, budget_s: float | None = None) 
             sample_s=_BLAS_SAMPLE_S if lapack else autotune.SAMPLE_S,
             tick=tick,
         )
-    choice, reason = autotune.pick(medians, baseline="original", margin=strategy.margin)
+    baseline, margin = "original", strategy.margin
+    if medians.get(ON_CALLER, math.inf) < medians[baseline] * (1 - margin):
+        baseline, margin = ON_CALLER, max(margin, _SHORT_MARGIN)
+    choice, reason = autotune.pick(medians, baseline, margin)
     seconds = time.perf_counter() - start
     decision = {
         "choice": choice, "reason": reason, "medians_ms": medians, "predicted_ms": predicted,

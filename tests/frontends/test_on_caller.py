@@ -51,7 +51,7 @@ def fastest(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> dict[str, Any]:
         for run in runs.values():
             run()
         told["measured"].append(list(runs))
-        return {name: 1.0 if name == told["fastest"] else 2.0 for name in runs}
+        return {name: told.get(name, 1.0 if name == told["fastest"] else 2.0) for name in runs}
 
     monkeypatch.setattr(autotune, "measure", measure)
     return told
@@ -126,6 +126,27 @@ def test_inside_other_programs_it_leaves_no_trace(
     assert_same(stepped(small), stepped(fast))
     assert not added
     assert_same(small(x, w), fast(x, w))
+
+
+@pytest.mark.parametrize(
+    ("here", "plan", "runs"),
+    [
+        (1.0, 0.95, "here"),
+        (1.0, 0.85, "plan"),
+        (1.99, 1.9, "plan"),
+        (2.1, 1.9, "plan"),
+        (2.1, 1.99, "original"),
+    ],
+)
+def test_a_plan_has_to_be_clearly_faster(fastest: Any, here: float, plan: float, runs: str) -> None:
+    fast = dfx.schedule(jax.jit(small), dfx.Auto(min_cost_ns=0.0))
+    branches = repr(auto.candidates_of(fast)[0])
+    fastest |= {"original": 2.0, auto.ON_CALLER: here, branches: plan}
+    fast(*arguments())
+    names = {"here": auto.ON_CALLER, "plan": branches, "original": "original"}
+    choice = fast.decision(arguments(), {})
+    assert choice.name == names[runs]
+    assert f"the {auto.ON_CALLER if here == 1.0 else 'original'} " in choice.reason
 
 
 def test_signatures_that_differ(fastest: Any, assert_same: Any) -> None:
