@@ -114,7 +114,7 @@ def choose(fast: Any, args: Any, kwargs: Any, *, budget_s: float | None = None) 
     key = autotune.cache_key(
         first.pg.to_json(), fast._options.name, __version__, jax.__version__, fast._options.lanes,
         [repr(c) for c in candidates], fast._options.in_axes, fast._options.out_axes,
-        *_place(fast._options.backend),
+        here, bool(small), *_place(fast._options.backend),
     )  # fmt: skip
     cached = autotune.load(key) if budget_s is None else None
     if cached is not None:
