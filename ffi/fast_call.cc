@@ -1,11 +1,13 @@
 // The base class of scheduled functions: a call goes straight to a compiled JAX function, without a
 // line of Python in between, which would cost more than a small program.
 //
+// clang-format off
 //   call(*args) ->  target(*args)        the usual way
-//                   self._call(*args)    `alone` says no: the target would become a part of
-//                   something fallback(*args)      for some calls after one that waited long for
-//                   the GIL self._call(*args)    nothing is settled yet, or inside a capture or a
-//                   fork self._recover(e, args, kwargs)   the target raised e
+//                   self._call(*args)    `alone` says no: the target would be a part of something
+//                   fallback(*args)      for some calls after two that waited long for the GIL
+//                   self._call(*args)    nothing is settled yet, or inside a capture or a fork
+//                   self._recover(e, args, kwargs)   the target raised e
+// clang-format on
 //
 // All state belongs to the object and is touched with the GIL held.
 #include "fast_call.h"
@@ -108,6 +110,8 @@ PyObject* Settle(PyObject* object, PyObject* const* args, Py_ssize_t n) {
   self->target = given(0);
   self->fallback = given(1);
   self->alone = given(2);
+  self->waited = false;
+  if (self->fallback == nullptr) self->step_back = 0;
   for (PyObject* each : old) Py_XDECREF(each);
   Py_RETURN_NONE;
 }

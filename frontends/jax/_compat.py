@@ -222,3 +222,13 @@ def dispatches_asynchronously() -> bool:
     """Whether the CPU client runs programs on a thread of its own, and a host callback changes that."""
     flag = jax.config.values.get("jax_cpu_enable_async_dispatch", True)
     return bool(flag) and hasattr(mlir.ModuleContext, "add_host_callback")
+
+
+def leaves_out_passes() -> bool:
+    """Whether JAX itself asks XLA to leave out passes (``jax_compiler_enable_remat_pass``)."""
+    return not jax.config.values.get("jax_compiler_enable_remat_pass", True)
+
+
+def compiler_options(jitted: Any) -> dict[str, Any]:
+    """The compiler options that a jitted function was made with."""
+    return dict(getattr(jitted._jit_info, "compiler_options_kvs", ()))

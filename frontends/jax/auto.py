@@ -107,7 +107,7 @@ def choose(fast: Any, args: Any, kwargs: Any, *, budget_s: float | None = None) 
     first = fast.with_strategy(candidates[0]).planned(args, kwargs)
     if reason := _not_measured(first):
         return Choice(None, reason)
-    here = on_caller.may_help(first.pg.regions, args, kwargs)
+    here = on_caller.may_help(first.pg.regions, args, kwargs, fast.jit_compiler_options)
     small = _too_small(first, strategy)
     if small and not here:
         return Choice(None, small)
@@ -134,7 +134,7 @@ def choose(fast: Any, args: Any, kwargs: Any, *, budget_s: float | None = None) 
     for candidate in kept:
         runs[repr(candidate)] = _runner(fast.with_strategy(candidate), fast, args, kwargs)
     if here:
-        runs[ON_CALLER] = _runner(fast.on_caller(fast.original), fast, args, kwargs)
+        runs[ON_CALLER] = _runner(fast.on_caller(fast.inner), fast, args, kwargs)
     lapack = any(stage is not None and stage.program.limit_blas for stage, _ in first.stages)
     with progress.report(f"measuring {len(runs)} ways to run {fast._options.name!r}") as tick:
         medians = autotune.measure(

@@ -150,7 +150,7 @@ def that_compute(steps: set[int], layouts: set[int], reads: dict[int, set[int]])
         step
         for step in steps & layouts
         if any(step in needed for needed in reads.values())
-        and not any(step in reads[other] for other in steps)
+        and not any(step in reads[other] for other in steps - layouts)
     }
     return steps - handed_on or steps
 

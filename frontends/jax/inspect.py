@@ -57,10 +57,8 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
             lines.append("auto: nothing decided yet for these arguments (a top-level call decides)")
         else:
             lines += choice.lines()
-        if fast._step_back:
-            lines.append(
-                f"auto: another Python thread is busy; the original runs for {fast._step_back} calls"
-            )
+        if back := fast.stepped_back():
+            lines.append(f"auto: another Python thread is busy; the original runs for {back} calls")
     if fast._fallback:
         lines.append(f"fallback: {fast._fallback}")
     return "\n".join(lines)

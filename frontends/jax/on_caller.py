@@ -9,12 +9,15 @@ the program itself may take 20. What runs a program where it is called:
   ``pjrt_ifrt/pjrt_executable.cc``: "When using host callbacks on CPU, we need to use synchronous
   dispatch"). ``marked`` adds one that nothing calls; the program itself stays as it is.
 
-And loops stay on that thread without XLA's ``cpu-parallel-task-assigner``: ``OPTIONS``.
+Even then it waits on a thread of XLA's for arguments that are still being computed. And loops stay on the
+caller's thread without XLA's ``cpu-parallel-task-assigner``: ``OPTIONS``. JAX keeps no program with host
+callbacks in its persistent compilation cache: each process compiles these anew.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -26,7 +29,9 @@ from dynaflow_xla.frontends.jax import _compat
 MAX_NS = 300_000.0
 """Longer programs stay on XLA's threads: they gain a few percent, and Python could go on meanwhile."""
 
-OPTIONS = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}
+_OPTION = "xla_disable_hlo_passes"
+
+OPTIONS = {_OPTION: "cpu-parallel-task-assigner"}
 """What to compile with. JAX takes such options for whole programs only."""
 
 _MIN_FLOPS = 1000.0
@@ -65,18 +70,23 @@ def marked(results: Any, given: Any) -> Any:
     return jax.tree_util.tree_unflatten(tree, leaves)
 
 
-def may_help(regions: Any, args: Any, kwargs: Any) -> bool:
+def may_help(regions: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
     """Whether a program is short enough, and XLA would hand it to other threads.
 
     Args:
         regions: What it computes.
         args: What it is called with.
         kwargs: What it is called with.
+        options: The user's compiler options.
     """
     if jax.default_backend() != "cpu" or not _compat.dispatches_asynchronously():
         return False
-    if next(iter(OPTIONS)) in os.environ.get("XLA_FLAGS", ""):
-        return False  # our option would take the place of the user's
+    if (
+        _OPTION in options
+        or _OPTION in os.environ.get("XLA_FLAGS", "")
+        or _compat.leaves_out_passes()
+    ):
+        return False  # our option would take the place of that one
     arrays = [x for x in jax.tree_util.tree_leaves((args, kwargs)) if isinstance(x, jax.Array)]
     if any(len(x.sharding.device_set) > 1 for x in arrays):
         return False

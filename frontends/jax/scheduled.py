@@ -20,6 +20,7 @@ from dynaflow_xla.frontends.jax import (
     auto,
     axes,
     capture,
+    decided,
     donation,
     entry,
     inspect,
@@ -52,6 +53,10 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
     def __init__(self, fn: Callable[..., Any], options: entry.Options, *, check: bool = True):
         jitted: Any = fn if _compat.is_jitted(fn) else jax.jit(fn)
         self.original = jitted
+        given = self.jit_compiler_options = _compat.compiler_options(jitted)
+        if given:
+            given = {**given, **(options.compiler_options or {})}
+            options = replace(options, compiler_options=given)
         self._options = options
         self._check = check
         self._jit_options = _compat.jit_options(jitted)
@@ -69,6 +74,9 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._tracing = threading.local()
         functools.update_wrapper(self, _compat.wrapped_function(jitted), updated=())
         self._jit = self._jitted(self._traced)
+        # JAX takes compiler options for whole programs only.
+        self.inner = self._jitted(self.__wrapped__) if given else jitted
+        self._watched: decided.Watched | None = None
         self._with_options: dict[Any, Any] = {}
 
     # -- calling ------------------------------------------------------------------------------
@@ -193,6 +201,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
     def clear_cache(self) -> None:
         """Forgets plans, compiled programs and decisions, as ``jax.jit(f).clear_cache`` does."""
         self._settle(None, None)
+        self._watched = None
         kept = (*self._chosen.values(), *self._with_options.values())
         for made in (self.original, self._jit, *kept):
             made.clear_cache()
@@ -211,7 +220,8 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
     def __reduce__(self) -> Any:
         # A jitted function cannot be pickled, what it was made of can.
-        return _made_again, (self.__wrapped__, self._jit_options, self._options, self._check)
+        given = self._jit_options | {"compiler_options": self.jit_compiler_options or None}
+        return _made_again, (self.__wrapped__, given, self._options, self._check)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time lowering, as ``jax.jit(f).lower``."""
@@ -381,7 +391,10 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             return (choice.child or self.original)(*args, **kwargs)
         self._tracing.choice = choice
         try:
-            return self._guarded(self._chosen[choice.on_caller], args, kwargs)
+            program = self._chosen[choice.on_caller]
+            if self._watched is not None and choice.child is not None:
+                program = self._watched
+            return self._guarded(program, args, kwargs)
         finally:
             self._tracing.choice = None
 
@@ -393,21 +406,18 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             self._choices.pop(next(iter(self._choices)))
         if not self._chosen or again:
             # New functions each time: JAX keeps what it traced by function.
+            options = self.jit_compiler_options or None
             self._chosen = {
-                False: self._jitted(lambda *a, **k: self._traced_choice(a, k)),
+                False: self._jitted(
+                    lambda *a, **k: self._traced_choice(a, k), compiler_options=options
+                ),
                 True: self.on_caller(lambda *a, **k: self._traced_choice(a, k)),
             }
-        decided = self._choices.values()
-        here = {made.on_caller for made in decided}
-        if here == {True}:  # its compiler options are for whole programs
-            self._settle(self._chosen[True], None, _compat.at_top_level)
-        elif here == {False}:
-            # While another thread is busy with Python, lanes wait for the interpreter up to a switch
-            # interval each. The original waits less often.
-            lanes = any(made.child is not None for made in decided)
-            self._settle(self._chosen[False], self.original if lanes else None)
-        else:
-            self._settle(None, None)
+        self._watched = decided.settle(self, self._choices.values(), self._chosen)
+
+    def stepped_back(self) -> int:
+        """For how many calls the original still runs because another Python thread is busy."""
+        return self._step_back or (self._watched._step_back if self._watched is not None else 0)
 
     def _traced_choice(self, args: Any, kwargs: Any) -> Any:
         if _compat.operator_by_operator():
@@ -416,14 +426,14 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         if choice is None:
             raise _NotDecided
         if choice.child is None:
-            return self.original(*args, **kwargs)
+            return self.inner(*args, **kwargs)
         return choice.child._traced(*args, **kwargs)
 
     def on_caller(self, call: Callable[..., Any]) -> Any:
         """Jits what the original would do, to run on the thread that calls it, at top level only."""
         return self._jitted(
             lambda *a, **k: on_caller.marked(call(*a, **k), (a, k)),
-            compiler_options=on_caller.OPTIONS,
+            compiler_options={**self.jit_compiler_options, **on_caller.OPTIONS},
         )
 
     def decision(self, args: Any, kwargs: Any) -> Any:
@@ -475,15 +485,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         if self._has_static:
             static, args, kwargs = self._split_static(args, kwargs)
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-        return tree, static, tuple([_abstract(leaf) for leaf in leaves])
-
-
-def _abstract(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array):
-        return leaf.aval
-    if hasattr(leaf, "dtype"):
-        return leaf.shape, str(leaf.dtype)
-    return type(leaf)
+        return tree, static, tuple([decided.abstract(leaf) for leaf in leaves])
 
 
 def _const_order(traced: Any, consts: list[Any]) -> list[Any]:

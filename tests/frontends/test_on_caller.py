@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import sys
 import threading
 from typing import Any
@@ -67,6 +68,9 @@ def test_a_marked_program_is_over_when_the_call_returns() -> None:
     here = dfx.schedule(jax.jit(long)).on_caller(long)
     want = jax.block_until_ready(jax.jit(long)(x))
     jax.block_until_ready(here(x))
+    late = here(jax.jit(long)(x))
+    assert not late.is_ready(), "XLA runs it when its argument is there, on a thread of its own"
+    jax.block_until_ready(late)
     for _ in range(3):  # the second call goes straight through JAX's C++
         result = here(x)
         assert result.is_ready()
@@ -149,13 +153,16 @@ def test_a_plan_has_to_be_clearly_faster(fastest: Any, here: float, plan: float,
     assert f"the {auto.ON_CALLER if here == 1.0 else 'original'} " in choice.reason
 
 
-def test_signatures_that_differ(fastest: Any, assert_same: Any) -> None:
+def test_signatures_that_differ(fastest: Any, added: list[Any], assert_same: Any) -> None:
     fast = dfx.schedule(jax.jit(small), dfx.Auto(min_cost_ns=0.0))
     names = {}
     branches = repr(auto.candidates_of(fast)[0])
     for size, name in ((48, auto.ON_CALLER), (32, "original"), (16, branches)):
         fastest["fastest"] = name
+        before = len(added)
         fast(*arguments(size))
+        made = 1 + (name == auto.ON_CALLER)  # one for the measurement
+        assert len(added) - before == made
         names[size] = fast.decision(arguments(size), {}).name
     assert names == {48: auto.ON_CALLER, 32: "original", 16: branches}
     for size in (48, 32, 16, 48, 16, 32):
@@ -216,9 +223,17 @@ def test_where_it_is_not_offered(fastest: Any, monkeypatch: pytest.MonkeyPatch) 
         assert not offered(min_cost_ns=0.0)
     finally:
         jax.config.update("jax_cpu_enable_async_dispatch", True)
+    jax.config.update("jax_compiler_enable_remat_pass", False)
+    try:
+        assert not offered(min_cost_ns=0.0)
+    finally:
+        jax.config.update("jax_compiler_enable_remat_pass", True)
+    regions = dfx.graph(dfx.schedule(jax.jit(small), dfx.Branches()), *arguments()).regions
+    assert on_caller.may_help(regions, arguments(), {}, {})
+    assert not on_caller.may_help(regions, arguments(), {}, on_caller.OPTIONS)
     with monkeypatch.context() as patch:
         patch.setattr(jax, "default_backend", lambda: "gpu")
-        assert not on_caller.may_help((), arguments(), {})
+        assert not on_caller.may_help(regions, arguments(), {}, {})
 
 
 def test_arrays_on_several_devices(run_program: Any) -> None:
@@ -232,7 +247,7 @@ xs = jax.device_put(x, NamedSharding(mesh, P("d")))
 f = lambda x: jnp.tanh(x @ x.T)
 fast = dfx.schedule(f, "auto")
 regions = dfx.graph(fast, x).regions
-print(on_caller.may_help(regions, (x,), {}), on_caller.may_help(regions, (xs,), {}))
+print(on_caller.may_help(regions, (x,), {}, {}), on_caller.may_help(regions, (xs,), {}, {}))
 np.testing.assert_allclose(dfx.schedule(f).on_caller(f)(xs), f(x), rtol=1e-5, atol=1e-5)
 """,
         devices=8,
@@ -240,7 +255,29 @@ np.testing.assert_allclose(dfx.schedule(f).on_caller(f)(xs), f(x), rtol=1e-5, at
     assert out.split() == ["True", "False"]
 
 
-def test_auto_steps_back_while_another_thread_is_busy(fastest: Any) -> None:
+@pytest.mark.parametrize("runs", [auto.ON_CALLER, "original", "branches"])
+def test_a_function_with_compiler_options(fastest: Any, assert_same: Any, runs: str) -> None:
+    """JAX takes them for whole programs only; lanes are compiled with them, too."""
+    options = {"xla_cpu_enable_fast_math": True}
+    f = jax.jit(small, compiler_options=options)
+    fast = dfx.schedule(f, dfx.Auto(min_cost_ns=0.0))
+    fastest["fastest"] = repr(auto.candidates_of(fast)[0]) if runs == "branches" else runs
+    args = arguments()
+    for _ in range(3):
+        assert_same(f(*args), fast(*args))
+    assert fast.decision(args, {}).name == fastest["fastest"]
+    assert fast.with_strategy(dfx.Branches())._options.compiler_options == options
+    if runs == "branches":
+        assert_same(f(*args), jax.jit(lambda *a: fast(*a))(*args))
+    else:
+        with pytest.raises(ValueError, match="can only be passed to top-level"):
+            jax.jit(lambda *a: fast(*a))(*args)
+    again = pickle.loads(pickle.dumps(fast))  # noqa: S301
+    assert again.jit_compiler_options == options
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_auto_steps_back_while_another_thread_is_busy(fastest: Any, mixed: bool) -> None:
     """Its lanes would wait for the interpreter, a switch interval each; nothing else makes it step back."""
 
     def f(x: Any) -> Any:
@@ -251,6 +288,10 @@ def test_auto_steps_back_while_another_thread_is_busy(fastest: Any) -> None:
     fastest["fastest"] = repr(auto.candidates_of(fast)[0])
     jax.block_until_ready(fast(x))
     assert fast.decision((x,), {}).child is not None
+    if mixed:
+        fastest["fastest"] = auto.ON_CALLER
+        fast(x[:256])
+        assert fast.decision((x[:256],), {}).on_caller
     stop = threading.Event()
 
     def spin() -> None:
@@ -264,14 +305,15 @@ def test_auto_steps_back_while_another_thread_is_busy(fastest: Any) -> None:
     try:
         for _ in range(300):
             jax.block_until_ready(fast(x))
-            if fast._step_back:
+            if fast.stepped_back():
                 break
-        assert fast._step_back
+        assert fast.stepped_back()
         assert "another Python thread is busy" in dfx.explain(fast, x)
     finally:
         stop.set()
         thread.join()
         sys.setswitchinterval(interval)
-    while fast._step_back:
+    for left in range(fast.stepped_back(), 0, -1):
+        assert fast.stepped_back() == left
         fast(x)
     assert (fast(x) == f(x)).all()
