@@ -203,7 +203,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._settle(None, None)
         self._watched = None
         kept = (*self._chosen.values(), *self._with_options.values())
-        for made in (self.original, self._jit, *kept):
+        for made in (self.original, self.inner, self._jit, *kept):
             made.clear_cache()
         for child in self._children.values():
             child.clear_cache()
