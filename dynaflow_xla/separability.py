@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from dynaflow_xla.batch_states import (
+from dynaflow_xla.batch.states import (
     Finding,
     Mixed,
     Partial,

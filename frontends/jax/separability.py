@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.extend import core as jcore
 
-from dynaflow_xla.batch_states import Finding, Mixed, Refuse, Rows, Same, State, Unknown
+from dynaflow_xla.batch.states import Finding, Mixed, Refuse, Rows, Same, State, Unknown
 from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.frontends.jax.batch_axis import (
     control_flow,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from dynaflow_xla import nano
-from dynaflow_xla.batch_states import Partial, Rows, Same, State, is_plain_same
+from dynaflow_xla.batch.states import Partial, Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError, SeparabilityError
 from dynaflow_xla.frontends.jax import lower, separability, split_functions
 from dynaflow_xla.frontends.jax.capture import Captured

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla import nano
-from dynaflow_xla.batch_states import Rows, State
+from dynaflow_xla.batch.states import Rows, State
 from dynaflow_xla.errors import PlanError, SeparabilityError, VerificationError
 from dynaflow_xla.frontends.torch import drawn, proof as proving, split as splitting
 from dynaflow_xla.frontends.torch.captured import Captured

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla import nano
-from dynaflow_xla.batch_states import Rows, State
+from dynaflow_xla.batch.states import Rows, State
 from dynaflow_xla.frontends.torch.batch_axis.walk import arguments
 from dynaflow_xla.frontends.torch.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.sizes import Sized

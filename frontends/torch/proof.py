@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla import nano
-from dynaflow_xla.batch_states import (
+from dynaflow_xla.batch.states import (
     Finding,
     Mixed,
     Partial,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla import nano
-from dynaflow_xla.batch_states import Partial, Rows, Same, State, is_plain_same
+from dynaflow_xla.batch.states import Partial, Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch import regions
 from dynaflow_xla.frontends.torch.captured import (

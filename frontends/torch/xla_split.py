@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dynaflow_xla import nano
-from dynaflow_xla.batch_states import Rows, State
+from dynaflow_xla.batch.states import Rows, State
 from dynaflow_xla.errors import SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.jax.split import Resolved
 from dynaflow_xla.frontends.torch import to_jax

@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 
 import dynaflow_xla as dfx
-from dynaflow_xla.batch_states import Partial, Rows, Same
+from dynaflow_xla.batch.states import Partial, Rows, Same
 from dynaflow_xla.frontends.jax import _compat, capture, separability
 from dynaflow_xla.frontends.jax.batch_axis import coverage
 from dynaflow_xla.separability import Proof

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dynaflow_xla.batch_states import (
+from dynaflow_xla.batch.algebra import join, nonlinear
+from dynaflow_xla.batch.states import (
     Mixed,
     NoRule,
     Partial,
@@ -17,8 +18,6 @@ from dynaflow_xla.batch_states import (
     State,
     Unknown,
     first_failure,
-    join,
-    nonlinear,
 )
 from dynaflow_xla.frontends.jax import _compat, capture
 from dynaflow_xla.frontends.jax.batch_axis import equality

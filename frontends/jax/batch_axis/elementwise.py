@@ -10,20 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from dynaflow_xla.batch_states import (
-    Partial,
-    Position,
-    Refuse,
-    Rows,
-    Same,
-    State,
-    first_failure,
-    homogeneous,
-    linear,
-    nonlinear,
-    product,
-    quotient,
-)
+from dynaflow_xla.batch.algebra import homogeneous, linear, nonlinear, product, quotient
+from dynaflow_xla.batch.states import Partial, Position, Refuse, Rows, Same, State, first_failure
 from dynaflow_xla.frontends.jax.batch_axis.walk import Site, rule
 
 NONLINEAR = """

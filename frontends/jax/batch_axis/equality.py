@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.extend import core as jcore
 
-from dynaflow_xla.batch_states import NoRule, Position, Refuse, Rows, Same, State
+from dynaflow_xla.batch.states import NoRule, Position, Refuse, Rows, Same, State
 
 
 def to_numpy(value: Any) -> np.ndarray:

@@ -8,18 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from dynaflow_xla.batch_states import (
-    NoRule,
-    Partial,
-    Position,
-    Refuse,
-    Rows,
-    Same,
-    State,
-    homogeneous,
-    linear,
-    nonlinear,
-)
+from dynaflow_xla.batch.algebra import homogeneous, linear, nonlinear
+from dynaflow_xla.batch.states import NoRule, Partial, Position, Refuse, Rows, Same, State
 from dynaflow_xla.frontends.jax.batch_axis.shapes import batch_axis, moved
 from dynaflow_xla.frontends.jax.batch_axis.walk import Site, rule
 

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaflow_xla.batch_states import (
-    NoRule,
-    Refuse,
-    Rows,
-    Same,
-    State,
-    linear,
-    nonlinear,
-)
+from dynaflow_xla.batch.algebra import linear, nonlinear
+from dynaflow_xla.batch.states import NoRule, Refuse, Rows, Same, State
 from dynaflow_xla.frontends.jax.batch_axis.shapes import batch_axis
 from dynaflow_xla.frontends.jax.batch_axis.walk import Site, rule
 

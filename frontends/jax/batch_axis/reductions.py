@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaflow_xla.batch_states import (
-    NoRule,
-    Partial,
-    Refuse,
-    Rows,
-    Same,
-    State,
-    common_power,
-    homogeneous,
-    linear,
-    nonlinear,
-    product,
-    reduced_over_batch,
-)
+from dynaflow_xla.batch.algebra import common_power, homogeneous, linear, nonlinear, product
+from dynaflow_xla.batch.axes import summed_rows
+from dynaflow_xla.batch.states import NoRule, Partial, Refuse, Rows, Same, State
 from dynaflow_xla.frontends.jax.batch_axis.shapes import batch_axis, drop_axes, moved
 from dynaflow_xla.frontends.jax.batch_axis.walk import Site, rule
 
@@ -28,7 +17,7 @@ def _reduce_sum(site: Site) -> State:
     (state,) = site.ins
     axes = [int(a) for a in site.params["axes"]]
     if isinstance(state, Rows) and state.axis in axes:
-        return reduced_over_batch(state, site.origin)
+        return summed_rows(state, site.origin)
     return drop_axes(linear([state]), axes)
 
 

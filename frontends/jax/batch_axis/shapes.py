@@ -6,18 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dynaflow_xla.batch_states import (
-    NoRule,
-    Partial,
-    Position,
-    Refuse,
-    Rows,
-    Same,
-    State,
-    linear,
-    nonlinear,
-    reshaped,
-)
+from dynaflow_xla.batch.algebra import linear, nonlinear
+from dynaflow_xla.batch.axes import reshaped
+from dynaflow_xla.batch.states import NoRule, Partial, Position, Refuse, Rows, Same, State
 from dynaflow_xla.frontends.jax.batch_axis.elementwise import counts_to
 from dynaflow_xla.frontends.jax.batch_axis.walk import Site, rule
 

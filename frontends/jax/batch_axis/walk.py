@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.extend import core as jcore
 
-from dynaflow_xla.batch_states import (
+from dynaflow_xla.batch.states import (
     SAME,
     Finding,
     Mixed,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dynaflow_xla.batch_states import (
+from dynaflow_xla.batch.algebra import linear, nonlinear, product
+from dynaflow_xla.batch.states import (
     NoRule,
     Partial,
     Position,
@@ -14,9 +15,6 @@ from dynaflow_xla.batch_states import (
     Same,
     State,
     is_plain_same,
-    linear,
-    nonlinear,
-    product,
 )
 from dynaflow_xla.frontends.torch.batch_axis.reductions import parameter_gradient
 from dynaflow_xla.frontends.torch.batch_axis.walk import Site, at_axis, rule, varying

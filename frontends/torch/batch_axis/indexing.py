@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dynaflow_xla.batch_states import (
+from dynaflow_xla.batch.algebra import nonlinear, product, rows_of
+from dynaflow_xla.batch.states import (
     NoRule,
     Partial,
     Position,
@@ -15,9 +16,6 @@ from dynaflow_xla.batch_states import (
     State,
     is_plain_same,
     is_zero,
-    nonlinear,
-    product,
-    rows_of,
 )
 from dynaflow_xla.frontends.torch.batch_axis.walk import Site, at_axis, rule
 

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynaflow_xla.batch_states import (
-    NoRule,
-    Rows,
-    Same,
-    State,
-    homogeneous,
-    is_plain_same,
-    linear,
-    nonlinear,
-    product,
-    quotient,
-)
+from dynaflow_xla.batch.algebra import homogeneous, linear, nonlinear, product, quotient
+from dynaflow_xla.batch.states import NoRule, Rows, Same, State, is_plain_same
 from dynaflow_xla.frontends.torch.batch_axis.walk import Site, rule
 
 

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynaflow_xla.batch_states import (
-    NoRule,
-    Partial,
-    Position,
-    Refuse,
-    Rows,
-    Same,
-    State,
-    linear,
-    nonlinear,
-    product,
-    reduced_over_batch,
-)
+from dynaflow_xla.batch.algebra import linear, nonlinear, product
+from dynaflow_xla.batch.axes import summed_rows
+from dynaflow_xla.batch.states import NoRule, Partial, Position, Refuse, Rows, Same, State
 from dynaflow_xla.frontends.torch.batch_axis.walk import Site, at_axis, axis_in, rule
 
 _WHAT = {
@@ -61,7 +51,7 @@ def _sum(site: Site) -> State:
     assert isinstance(state, Rows)
     if site.op.kind == "nansum":
         state = Rows(state.axis, state.outer, state.inner, state.power)
-    total = reduced_over_batch(state, site.origin)
+    total = summed_rows(state, site.origin)
     if isinstance(total, Same):
         return Same(total.power - (site.op.kind == "mean"))
     assert isinstance(total, Partial)

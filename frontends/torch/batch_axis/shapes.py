@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dynaflow_xla.batch_states import (
-    NoRule,
-    Partial,
-    Position,
-    Refuse,
-    Rows,
-    Same,
-    State,
-    linear,
-    reshaped,
-)
+from dynaflow_xla.batch.algebra import linear
+from dynaflow_xla.batch.axes import reshaped
+from dynaflow_xla.batch.states import NoRule, Partial, Position, Refuse, Rows, Same, State
 from dynaflow_xla.frontends.torch.batch_axis.walk import (
     PROBES,
     Site,

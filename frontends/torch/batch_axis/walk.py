@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.batch_states import (
+from dynaflow_xla.batch.states import (
     SAME,
     Finding,
     Mixed,

@@ -1,0 +1,1 @@
+"""What a split over the batch does to values: states of values, and how operators change them."""

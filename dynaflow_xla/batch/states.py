@@ -1,0 +1,226 @@
+"""How a value of the whole batch follows from the same value of the nano-batches.
+
+A *trace* is the program at one batch size. For a value that is ``V`` in the trace of the whole batch
+(size ``B``) and ``v_i`` in the trace of nano-batch ``i`` (size ``b_i``, the ``b_i`` sum to ``B``), a
+state is a proved statement about ``V`` and the ``v_i``. ``algebra``, ``axes`` and ``indexing`` give
+the state of a result from the states of its operands; they raise :class:`Refuse` where no statement
+would be true. They know no framework: what an operator means is its frontend's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+from dynaflow_xla.errors import DynaflowError
+from dynaflow_xla.ir import Source
+
+Verdict = Literal["mixed", "unproven"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Why something is not proved separable.
+
+    Attributes:
+        verdict: "mixed": the operator combines rows of different nano-batches, or depends on the batch
+            size; "unproven": no rule says what the operator does to the batch.
+        op: Kind of the operator.
+        reason: A plain sentence.
+        source: Its line in the user's program.
+        scope: Its name scope, outermost first.
+    """
+
+    verdict: Verdict
+    op: str
+    reason: str
+    source: Source | None = None
+    scope: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = f" at {self.source}" if self.source else ""
+        scope = f" in {'/'.join(self.scope)}" if self.scope else ""
+        return f"{self.op}{where}{scope}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The operator that summed over the batch, for messages."""
+
+    op: str
+    source: Source | None
+    scope: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.op} at {self.source}" if self.source else self.op
+
+
+class Refuse(Exception):
+    """No statement holds: the operator mixes rows, or depends on the batch size.
+
+    Attributes:
+        origin: The earlier operator that is to blame, if it is not this one.
+    """
+
+    def __init__(self, reason: str, origin: Origin | None = None) -> None:
+        super().__init__(reason)
+        self.origin = origin
+
+
+class NoRule(Exception):
+    """The rules do not cover this operator, or this use of it."""
+
+
+class BrokenRule(DynaflowError):
+    """A rule failed with an error of its own: a fault in dynaflow_xla, never a verdict."""
+
+    def __init__(self, op: str, source: Source | None, error: Exception) -> None:
+        where = f" at {source}" if source else ""
+        super().__init__(
+            f"internal error: the rule that says what {op}{where} does to the rows of a batch failed "
+            f"({type(error).__name__}: {error}). This is a fault in dynaflow_xla, not in your program: "
+            "please report it with this message. Until it is mended, assume_separable=True skips the proof "
+            "where you know that rows are independent, and a strategy without a split needs none."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """``V == (B / b_i)**power * v_i`` for each i. Power 0: equal in every trace.
+
+    ``fill`` is the value of every element, if known (not for NaN).
+    """
+
+    power: int = 0
+    fill: Any = None
+
+    def __str__(self) -> str:
+        return "same" if not self.power else f"same * batch**{self.power}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One group of ``inner`` elements along ``axis`` for each row of the batch.
+
+    The axis has ``outer * B * inner`` elements, seen as ``[outer, B, inner]``; part i of that B axis,
+    ``b_i`` long, equals ``(B / b_i)**power * v_i``. With ``outer == 1``, ``V`` is the ``v_i``
+    concatenated along ``axis``. With a ``fill``, any outer and inner of the same product hold.
+    """
+
+    axis: int
+    outer: int = 1
+    inner: int = 1
+    power: int = 0
+    fill: Any = None
+
+    def __str__(self) -> str:
+        parts = [f"axis={self.axis}"]
+        parts += [f"{k}={v}" for k in ("outer", "inner") if (v := getattr(self, k)) != 1]
+        return f"rows({', '.join(parts)})" + (f" * batch**{self.power}" if self.power else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """``V`` is the sum over i of ``(b_i / B)**(-power) * v_i``: 0 is a sum, -1 a mean by rows."""
+
+    power: int = 0
+    origin: Origin | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return {0: "additive", -1: "average"}.get(self.power, f"additive * batch**{self.power}")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The row's own number in its trace, along ``axis`` (an iota over the batch).
+
+    With ``dim``, only the elements whose index along ``dim`` is in ``coordinates`` are row numbers; the
+    others are rows. Good for one thing: addressing the row itself.
+    """
+
+    axis: int
+    dim: int | None = None
+    coordinates: frozenset[int] = frozenset()
+
+    def __str__(self) -> str:
+        return f"position(axis={self.axis})"
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Depends on the whole batch, or on its size; ``finding`` is the first operator to blame."""
+
+    finding: Finding
+
+    def __str__(self) -> str:
+        return f"mixed by {self.finding.op}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Nothing is proved."""
+
+    finding: Finding
+
+    def __str__(self) -> str:
+        return f"unproven since {self.finding.op}"
+
+
+State: TypeAlias = Same | Rows | Partial | Position | Mixed | Unknown
+SAME = Same()
+
+
+def is_zero(state: State) -> bool:
+    """Whether every element is known to be 0 (such a value fits any power)."""
+    return isinstance(state, Same | Rows) and state.fill is not None and bool(state.fill == 0)
+
+
+def is_plain_same(state: State) -> bool:
+    """Equal in every trace."""
+    return isinstance(state, Same) and (state.power == 0 or is_zero(state))
+
+
+def first_failure(states: Iterable[State]) -> Mixed | Unknown | None:
+    """The state that all results take over: of the first mixed operand, else the first unknown one."""
+    unknown = None
+    for state in states:
+        if isinstance(state, Mixed):
+            return state
+        if isinstance(state, Unknown) and unknown is None:
+            unknown = state
+    return unknown
+
+
+def power_of(state: State) -> int:
+    """The power of the batch size that a state carries; 0 for those that carry none."""
+    return state.power if isinstance(state, Same | Rows | Partial) else 0
+
+
+def batch_axis(state: State) -> int | None:
+    """The axis along which a state has rows."""
+    return state.axis if isinstance(state, Rows | Position) else None
+
+
+def moved(state: State, axis: int) -> State:
+    """The state with its rows along another axis.
+
+    Raises:
+        Refuse: they are coordinates of elements, which belong where they are.
+    """
+    if isinstance(state, Position) and state.dim is not None:
+        raise Refuse(POSITION)
+    return replace(state, axis=axis) if isinstance(state, Rows | Position) else state
+
+
+def unfilled(state: State) -> State:
+    """The state without a known value of all elements."""
+    return replace(state, fill=None) if isinstance(state, Same | Rows) else state
+
+
+def scaled(state: State, power: int) -> State:
+    """The state with another power of the batch size, and without a known value."""
+    return replace(state, power=power, fill=None) if isinstance(state, Same | Rows) else state
+
+
+POSITION = "computes with the position of a row in the batch"
