@@ -6,10 +6,17 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from dynaflow_xla import _optional
-from dynaflow_xla.errors import PlanError, UnsupportedError
+from dynaflow_xla.errors import (
+    PlanError,
+    PlanTypeError,
+    UnsupportedError,
+    UnsupportedTypeError,
+    bad_argument,
+)
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.plan import Plan
@@ -114,12 +121,12 @@ def schedule(
     _check_batch(in_axes, out_axes, batch_size)
     given: Any = context
     if given is not None and not isinstance(given, Mapping):
-        raise PlanError(f"context must be a mapping for the strategy; got {given!r}")
+        raise PlanTypeError(f"context must be a mapping for the strategy; got {given!r}")
     framework = _framework(fn, backend)
     if framework == "either" and compiler != "eager":
         framework = "torch"
     if not callable(fn) and framework != "torch":
-        raise UnsupportedError(
+        raise UnsupportedTypeError(
             f"schedule takes a function, a jax.jit function or a model; got {type(fn).__name__}"
         )
     options = {
@@ -235,10 +242,12 @@ def resolve_strategy(strategy: str | Strategy) -> Strategy:
     if isinstance(given, str) and given in _BY_NAME:
         return _BY_NAME[given]()
     if isinstance(given, type) and issubclass(given, Strategy):
-        raise PlanError(f"pass an instance: strategy={given.__name__}(), not the class")
-    raise PlanError(
+        raise PlanTypeError(f"pass an instance: strategy={given.__name__}(), not the class")
+    raise bad_argument(
+        given,
+        str,
         f"strategy must be one of {', '.join(sorted(_BY_NAME))} or a dynaflow_xla.Strategy; "
-        f"got {strategy!r}"
+        f"got {strategy!r}",
     )
 
 
@@ -253,13 +262,17 @@ def resolve_lanes(lanes: int | None, backend: str = "ffi") -> int:
             or not isinstance(lanes, int)
             or not 0 < lanes <= limits.MAX_LANES
         ):
-            raise PlanError(f"lanes must be an integer from 1 to {limits.MAX_LANES}; got {lanes!r}")
+            raise bad_argument(
+                lanes,
+                Integral,
+                f"lanes must be an integer from 1 to {limits.MAX_LANES}; got {lanes!r}",
+            )
         return lanes
     cores = max(1, len(os.sched_getaffinity(0)))
     if lanes is None:
         return min(cores, 8)
     if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1:
-        raise PlanError(f"lanes must be an integer >= 1; got {lanes!r}")
+        raise bad_argument(lanes, Integral, f"lanes must be an integer >= 1; got {lanes!r}")
     if lanes > cores:
         raise PlanError(
             f"lanes must not exceed the cores this process may use, {cores}; got {lanes}. More lanes "
@@ -272,7 +285,9 @@ def _check_batch(in_axes: Any, out_axes: Any, batch_size: Any) -> None:
     if batch_size is not None and (
         isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1
     ):
-        raise PlanError(f"batch_size must be a positive integer; got {batch_size!r}")
+        raise bad_argument(
+            batch_size, Integral, f"batch_size must be a positive integer; got {batch_size!r}"
+        )
     if in_axes is None and (batch_size is not None or out_axes != 0):
         given = "batch_size" if batch_size is not None else "out_axes"
         raise PlanError(
@@ -282,13 +297,17 @@ def _check_batch(in_axes: Any, out_axes: Any, batch_size: Any) -> None:
 
 def _refuse_unbuilt(backend: str, target: Any, select: Any, compiler: str) -> None:
     if backend not in ("auto", "ffi", "xla", "torch"):
-        raise PlanError(f"backend must be auto, ffi, xla or torch; got {backend!r}")
+        raise bad_argument(
+            backend, str, f"backend must be auto, ffi, xla or torch; got {backend!r}"
+        )
     if target is not None and backend not in ("auto", "xla"):
         raise PlanError(
             f"target={target!r} is for backend='xla'; backend={backend!r} runs on this machine"
         )
     if compiler not in ("eager", "inductor", "aoti"):
-        raise PlanError(f"compiler must be eager, inductor or aoti; got {compiler!r}")
+        raise bad_argument(
+            compiler, str, f"compiler must be eager, inductor or aoti; got {compiler!r}"
+        )
     for name, value, default in (("select", select, None),):
         if value != default:
             raise UnsupportedError(f"{name}={value!r} is not in this version; leave {name} out")
@@ -319,7 +338,7 @@ def bucketed(
         UnsupportedError: ``fast`` is no scheduled PyTorch function or module.
     """
     if not hasattr(fast, "_dfx_core"):
-        raise UnsupportedError(
+        raise UnsupportedTypeError(
             f"bucketed takes what schedule returned for PyTorch; got {type(fast).__name__}"
         )
     buckets = importlib.import_module("dynaflow_xla.frontends.torch.buckets")
@@ -332,7 +351,7 @@ def _scheduled(fast: Any, caller: str, args: Any = (), kwargs: Any = {}) -> Any:
         fast = resolve(args, kwargs)
     fast = getattr(fast, "_dfx_core", fast)  # a module keeps its own attribute names
     if not (hasattr(fast, "planned") and hasattr(fast, "original")):
-        raise UnsupportedError(
+        raise UnsupportedTypeError(
             f"{caller} takes what dynaflow_xla.schedule returned; got {type(fast).__name__}"
         )
     return fast

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dynaflow_xla.errors import PlanError, UnsupportedError
+from dynaflow_xla.errors import PlanError, PlanTypeError, UnsupportedError, bad_argument
 
 Parameter = tuple[str, int] | bytes | np.generic
 
@@ -44,7 +44,9 @@ class CudaKernel:
     def __post_init__(self) -> None:
         image: Any = self.image
         if not isinstance(image, str | bytes) or not image:
-            raise PlanError(f"a kernel's image must be PTX text or bytes; got {image!r}")
+            raise bad_argument(
+                image, (str, bytes), f"a kernel's image must be PTX text or bytes; got {image!r}"
+            )
         for what in ("grid", "block"):
             size: Any = getattr(self, what)
             if (
@@ -196,7 +198,9 @@ class Lanes:
             if not isinstance(given, tuple) or any(
                 isinstance(n, bool) or not isinstance(n, int) for n in given
             ):
-                raise PlanError(f"{what} must be a tuple of integers, one a lane; got {given!r}")
+                raise PlanTypeError(
+                    f"{what} must be a tuple of integers, one a lane; got {given!r}"
+                )
             if given and given[0] != 0:
                 raise PlanError(f"{what}[0] must be 0: lane 0 is the caller's stream; got {given}")
             count: Any = self.count

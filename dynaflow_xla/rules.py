@@ -11,18 +11,18 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynaflow_xla.errors import RuleError
+from dynaflow_xla.errors import RuleError, RuleTypeError, bad_rule
 from dynaflow_xla.ir import RESOURCES, Graph, Op as GraphOp, Resource
 
 
 def _check_labels(what: str, name: Any, resource: Any, tags: Any) -> frozenset[str]:
     if name is not None and (not isinstance(name, str) or not name):
-        raise RuleError(f"{what}: name must be a non-empty string; got {name!r}")
+        raise bad_rule(name, str, f"{what}: name must be a non-empty string; got {name!r}")
     if resource is not None and resource not in RESOURCES:
         raise RuleError(f"{what}: resource must be one of {', '.join(RESOURCES)}; got {resource!r}")
     labels = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else (None,)
     if not all(isinstance(tag, str) for tag in labels):
-        raise RuleError(f"{what}: tags must be a collection of strings; got {tags!r}")
+        raise RuleTypeError(f"{what}: tags must be a collection of strings; got {tags!r}")
     return frozenset(labels)
 
 
@@ -61,7 +61,7 @@ class Rule:
 
 def _pattern(rule: str, pattern: Any) -> str:
     if not isinstance(pattern, str) or not pattern:
-        raise RuleError(f"{rule} takes a non-empty pattern string; got {pattern!r}")
+        raise bad_rule(pattern, str, f"{rule} takes a non-empty pattern string; got {pattern!r}")
     return pattern
 
 
@@ -189,7 +189,7 @@ class Module(Rule):
     def __init__(self, module: Any, **labels: Any) -> None:
         super().__init__(**labels)
         if not isinstance(module, str | type):
-            raise RuleError(f"Module takes a class or a path glob; got {module!r}")
+            raise RuleTypeError(f"Module takes a class or a path glob; got {module!r}")
         self.module = module
 
     def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
@@ -230,7 +230,7 @@ class Where(Rule):
     def __init__(self, predicate: Callable[[GraphOp], bool], **labels: Any) -> None:
         super().__init__(**labels)
         if not callable(predicate):
-            raise RuleError(f"Where takes a function of an operator; got {predicate!r}")
+            raise RuleTypeError(f"Where takes a function of an operator; got {predicate!r}")
         self.predicate = predicate
 
     def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
@@ -259,8 +259,11 @@ class Seq(Rule):
     def __init__(self, *rules: Op | Where, **labels: Any) -> None:
         super().__init__(**labels)
         if len(rules) < 2 or not all(isinstance(rule, Op | Where) for rule in rules):
-            raise RuleError(
-                "Seq takes two or more Op or Where rules, one for each operator of a chain"
+            wrong = next((rule for rule in rules if not isinstance(rule, Op | Where)), None)
+            raise bad_rule(
+                rules[0] if wrong is None and rules else wrong,
+                (Op, Where),
+                f"Seq takes two or more Op or Where rules, one for each operator of a chain; got {rules!r}",
             )
         self.rules = rules
 
@@ -310,7 +313,7 @@ def as_rules(given: Any) -> tuple[Rule, ...]:
     rules = (given,) if isinstance(given, Rule) or not isinstance(given, Iterable) else tuple(given)
     for rule in rules:
         if not isinstance(rule, Rule):
-            raise RuleError(
+            raise RuleTypeError(
                 f"rules must be dfx.Scope, Op, Call, Module, Seq or Where objects; got {rule!r}"
             )
     return rules
@@ -389,9 +392,8 @@ class mark(contextlib.ContextDecorator):  # noqa: N801 - used as a statement, li
             or not name
             or not all(c.isalnum() or c in "_.- " for c in name)
         ):
-            raise RuleError(
-                f"a mark's name must be letters, digits, '_', '.', '-' or spaces; got {name!r}"
-            )
+            text = f"a mark's name must be letters, digits, '_', '.', '-' or spaces; got {name!r}"
+            raise bad_rule(name, str, text)
         self._info = MarkInfo(name, resource, _check_labels("mark", name, resource, tags))
         self._stacks: list[contextlib.AbstractContextManager[Any]] = []
 

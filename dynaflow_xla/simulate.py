@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, bad_argument
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.plan import Instruction, Launch, Merge, Plan, Record, Slice, Wait
 from dynaflow_xla.timeline import Bound, Span, SpanKind, Timeline, complete
@@ -136,7 +137,9 @@ def _checked(pg: PartitionedGraph, costs: Costs | None) -> list[int]:
 
 def _time(what: str, value: float) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise PlanError(f"{what} must be a number of nanoseconds >= 0; got {value!r}")
+        raise bad_argument(
+            value, Real, f"{what} must be a number of nanoseconds >= 0; got {value!r}"
+        )
     return round(value)
 
 

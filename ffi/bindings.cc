@@ -17,6 +17,7 @@
 #include "dfx/lane.h"
 #include "dfx/program.h"
 #include "dfx/version.h"
+#include "engine_error.h"
 #include "fast_call.h"
 #include "order_gate.h"
 #include "program_handle.h"
@@ -46,7 +47,7 @@ nb::object RunProgram(const ProgramHandle& handle, const std::vector<uintptr_t>&
     result = Engine::Get().Run(handle.program, arg_data.data(), result_data.data(), profile, true);
   }
   ReleasePending();
-  if (!result.ok) throw std::runtime_error(result.error);
+  if (!result.ok) ThrowEngineError(result.error);
   nb::list trace;
   for (const TraceRecord& r : result.trace) {
     trace.append(nb::make_tuple(r.id, r.lane, r.t0_ns, r.t1_ns));
@@ -69,6 +70,7 @@ NB_MODULE(_engine, m) {
 
   m.doc() = "C++ engine of dynaflow_xla: programs over lanes, and the XLA custom calls.";
   m.attr("PLAN_ABI_VERSION") = static_cast<int>(kPlanAbiVersion);
+  m.attr("ENGINE_ERROR_MARK") = kEngineErrorMark;
 
   nb::class_<ProgramHandle>(m, "Program", "An executable form of one stage of a plan.")
       .def(

@@ -20,6 +20,7 @@
 #include "dfx/cuda_streams.h"
 #include "dfx/kernel.h"
 #include "dfx/pjrt.h"
+#include "engine_error.h"
 #include "program_handle.h"
 
 namespace nb = nanobind;
@@ -80,7 +81,7 @@ void RunOnDevice(CudaEngine& engine, const ProgramHandle& handle,
     result = engine.Run(handle.program, arg_data.data(), result_data.data(),
                         Pointer<CUstream_st>(stream), Pointer<void>(scratch), device);
   }
-  if (!result.ok) throw std::runtime_error(result.error);
+  if (!result.ok) ThrowEngineError(result.error);
 }
 
 KernelParameter MakeParameter(nb::handle parameter) {

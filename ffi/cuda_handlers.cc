@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "dfx/cuda_engine.h"
+#include "engine_error.h"
 #include "registry.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -40,7 +41,7 @@ xf::ErrorOr<std::unique_ptr<CudaRunState>> Instantiate(std::string_view plan) {
   if (registered.program == nullptr || registered.cuda == nullptr) {
     return xf::Unexpected(xf::Error(
         xf::ErrorCode::kFailedPrecondition,
-        "EngineError: no plan " + std::string(plan) +
+        std::string(kEngineErrorMark) + "no plan " + std::string(plan) +
             " for CUDA is known to this process. A compiled program that holds a schedule cannot "
             "be loaded from a cache or another process: schedule the function again."));
   }
@@ -61,8 +62,7 @@ xf::Error Execute(void* stream, int32_t device, CudaRunState* state, xf::Remaini
   Engine::Result result = registered.cuda->Run(registered.program, arg_data.data(), ret_data.data(),
                                                static_cast<CUstream_st*>(stream), scratch, device);
   if (result.ok) return xf::Error::Success();
-  const bool named = result.error.rfind("EngineError: ", 0) == 0;
-  return xf::Error(xf::ErrorCode::kInternal, (named ? "" : "EngineError: ") + result.error);
+  return xf::Error(xf::ErrorCode::kInternal, kEngineErrorMark + result.error);
 }
 
 std::atomic<uintptr_t> lane_stream{0};

@@ -11,6 +11,7 @@
 
 #include "dfx/call.h"
 #include "dfx/lane.h"
+#include "engine_error.h"
 
 namespace dfx::ffi {
 namespace {
@@ -75,7 +76,8 @@ struct PythonStep {
   ~PythonStep() { DropLater(callable); }
 };
 
-// Text of the current Python exception, which is cleared.
+// Text of the current Python exception, which is cleared; with its type's name unless that says no
+// more than that the engine failed.
 std::string TakeErrorText() {
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
   PyErr_Fetch(&type, &value, &trace);
@@ -86,7 +88,10 @@ std::string TakeErrorText() {
     if (repr != nullptr) {
       const char* utf8 = PyUnicode_AsUTF8(repr);
       if (utf8 != nullptr) {
-        text = std::string(Py_TYPE(value)->tp_name) + ": " + utf8;
+        PyObject* known = EngineErrorType();
+        const bool ours = known != nullptr && PyErr_GivenExceptionMatches(value, known) != 0;
+        Py_XDECREF(known);
+        text = ours ? utf8 : std::string(Py_TYPE(value)->tp_name) + ": " + utf8;
       }
       Py_DECREF(repr);
     }

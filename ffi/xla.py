@@ -92,6 +92,20 @@ def check_process() -> None:
         )
 
 
+def engine_error(error: BaseException) -> EngineError | None:
+    """The engine's error inside one of XLA's; None if it is another error.
+
+    XLA carries an error of a custom call as text: no type, no object, and several types of its own. So
+    the engine's handlers put a mark in front, and it is looked for here and nowhere else.
+    """
+    _, mark, text = str(error).rpartition(_engine.ENGINE_ERROR_MARK)
+    if not mark:
+        return None
+    made = EngineError(text)
+    made.__cause__ = error
+    return made
+
+
 def lane_device(lane: int) -> Any:
     """The device of a lane's own CPU client (made on first use)."""
     if lane < 0:

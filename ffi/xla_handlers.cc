@@ -21,6 +21,7 @@
 #include "dfx/call.h"
 #include "dfx/engine.h"
 #include "dfx/lane.h"
+#include "engine_error.h"
 #include "registry.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -43,7 +44,7 @@ xf::ErrorOr<std::unique_ptr<RunState>> RunInstantiate(std::string_view plan) {
   if (registered.program == nullptr) {
     return xf::Unexpected(
         xf::Error(xf::ErrorCode::kFailedPrecondition,
-                  "EngineError: no plan " + std::string(plan) +
+                  std::string(kEngineErrorMark) + "no plan " + std::string(plan) +
                       " is known to this process. A compiled program that holds a schedule cannot "
                       "be loaded from a cache or another process: schedule the function again."));
   }
@@ -63,9 +64,7 @@ xf::Error RunExecute(RunState* state, xf::RemainingArgs args, xf::RemainingRets 
   BlasLimit limit(state->registered.limit_blas && program->used_lanes().size() > 1);
   Engine::Result result = Engine::Get().Run(program, arg_data.data(), ret_data.data());
   if (!result.ok) {
-    // An error of a Python step brings its type's name along.
-    const bool named = result.error.rfind("EngineError: ", 0) == 0;
-    return xf::Error(xf::ErrorCode::kInternal, (named ? "" : "EngineError: ") + result.error);
+    return xf::Error(xf::ErrorCode::kInternal, kEngineErrorMark + result.error);
   }
   return xf::Error::Success();
 }

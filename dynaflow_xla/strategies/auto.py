@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import bad_argument
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.nano_batch import NanoBatch
@@ -36,7 +37,8 @@ class Auto(Strategy):
             ("min_cost_ns", min_cost_ns),
         ):
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-                raise PlanError(f"Auto({name}=...) must be a number >= 0; got {value!r}")
+                text = f"Auto({name}=...) must be a number >= 0; got {value!r}"
+                raise bad_argument(value, Real, text)
         self.budget_s = budget_s
         self.margin = margin
         self.min_cost_ns = min_cost_ns

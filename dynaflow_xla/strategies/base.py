@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from numbers import Integral
 from typing import Any, NoReturn
 
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument
 from dynaflow_xla.ir import Graph, PartitionedGraph, Region, Source
 from dynaflow_xla.nano import even_sizes
 from dynaflow_xla.recording import Decision, Recording
@@ -68,7 +69,7 @@ class Split:
         try:
             rows = [float(w) for w in weights]
         except (TypeError, ValueError) as error:
-            raise PlanError(
+            raise PlanTypeError(
                 f"weights must be numbers, one for each row; got {weights!r}"
             ) from error
         _check_count("Split.balanced", count)
@@ -92,13 +93,17 @@ class Split:
 
 def _check_count(who: str, count: Any) -> None:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise PlanError(f"{who} takes a count of nano-batches >= 1; got {count!r}")
+        raise bad_argument(
+            count, Integral, f"{who} takes a count of nano-batches >= 1; got {count!r}"
+        )
 
 
 def _row_counts(sizes: Any) -> tuple[int, ...]:
     given = tuple(sizes) if isinstance(sizes, Iterable) else ()
     if not given or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in given):
-        raise PlanError(f"sizes must be positive integers; got {sizes!r}")
+        integers = all(isinstance(n, Integral) for n in given)
+        kind = PlanError if isinstance(sizes, Iterable) and integers else PlanTypeError
+        raise kind(f"sizes must be positive integers; got {sizes!r}")
     return given
 
 
@@ -297,10 +302,13 @@ class Recorder:
         ):
             self._fail(
                 f"region {first.name!r}: lane must be an integer from 0 to {self.lanes - 1}; "
-                f"got {lane!r}"
+                f"got {lane!r}",
+                type(bad_argument(lane, Integral, "")),
             )
         if replace is not None and not callable(replace):
-            self._fail(f"region {first.name!r}: replace must be a function; got {replace!r}")
+            self._fail(
+                f"region {first.name!r}: replace must be a function; got {replace!r}", PlanTypeError
+            )
         place = -1 if first.outer else lane
         if self._joint and len(handles) > 1:
             group = tuple(h.region.id for h in handles)
@@ -330,7 +338,7 @@ class Recorder:
     def _check(self, handle: Any) -> None:
         """That a handle may be executed now."""
         if not isinstance(handle, Handle):
-            self._fail(f"execute takes a handle from s.ready(); got {handle!r}")
+            self._fail(f"execute takes a handle from s.ready(); got {handle!r}", PlanTypeError)
         if handle.owner is not self:
             self._fail(f"region {handle.name!r} is a handle of another recording")
         region = handle.region
@@ -358,8 +366,8 @@ class Recorder:
         if len(handles) > 1 and handles[0].outer:
             self._fail(f"{names} stay in the outer program and cannot run as one batch")
 
-    def _fail(self, what: str) -> NoReturn:
-        raise PlanError(f"strategy {self._strategy!r}: {what} (at {user_line()})")
+    def _fail(self, what: str, kind: type[PlanError] = PlanError) -> NoReturn:
+        raise kind(f"strategy {self._strategy!r}: {what} (at {user_line()})")
 
 
 def sizes_of(strategy: Strategy, context: Context) -> tuple[tuple[int, ...], Split]:
@@ -370,7 +378,7 @@ def sizes_of(strategy: Strategy, context: Context) -> tuple[tuple[int, ...], Spl
     """
     split = strategy.split(context)
     if not isinstance(split, Split):
-        raise PlanError(f"strategy {strategy!r}: split must return a dfx.Split; got {split!r}")
+        raise PlanTypeError(f"strategy {strategy!r}: split must return a dfx.Split; got {split!r}")
     if split.count == 1 and not split.sizes:
         return (), split
     batch = context.batch_size
@@ -408,7 +416,7 @@ def record(
         UnsupportedError, or whatever the strategy's own code raises.
     """
     if not isinstance(strategy, Strategy):
-        raise PlanError(f"a strategy must be a dynaflow_xla.Strategy; got {strategy!r}")
+        raise PlanTypeError(f"a strategy must be a dynaflow_xla.Strategy; got {strategy!r}")
     recorder = Recorder(pg, context, strategy, joint=joint)
     strategy.schedule(recorder)
     recorder._run_merges(0)  # those of inputs alone, if nothing else was there to execute

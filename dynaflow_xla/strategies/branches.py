@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dynaflow_xla.errors import PlanError
+from numbers import Integral
+
+from dynaflow_xla.errors import PlanError, bad_argument
 from dynaflow_xla.strategies.base import Handle, Recorder, Strategy
 
 HANDOFF_NS = 5_000.0
@@ -26,7 +28,8 @@ class Branches(Strategy):
         if lanes is not None and (
             isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1
         ):
-            raise PlanError(f"Branches(lanes=...) must be an integer >= 1; got {lanes!r}")
+            text = f"Branches(lanes=...) must be an integer >= 1; got {lanes!r}"
+            raise bad_argument(lanes, Integral, text)
         self.lanes = lanes
 
     def schedule(self, s: Recorder) -> None:

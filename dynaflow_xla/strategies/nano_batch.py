@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, PlanTypeError
 from dynaflow_xla.strategies.base import Context, Recorder, Split, Strategy
 
 
@@ -54,7 +54,7 @@ class NanoBatch(Strategy):
             )
         weights = ctx.user[self.weights]
         if not isinstance(weights, Iterable):
-            raise PlanError(
+            raise PlanTypeError(
                 f"context[{self.weights!r}] must be numbers, one for each row; got {weights!r}"
             )
         weights = list(weights)

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dynaflow_xla.errors import EngineError, PlanError, UnsupportedError
+from dynaflow_xla.errors import DynaflowError, EngineError, PlanError, UnsupportedError
 from dynaflow_xla.ffi import _compat as ffi_compat, _engine
 from dynaflow_xla.ffi.device_lanes import HOST_ALIGNMENT, DeviceLanes, cuda_lanes
 from dynaflow_xla.ffi.device_steps import add_step
@@ -201,6 +201,8 @@ class DeviceStageBuilder(StageBuilder):
                 kernel.shared_bytes, made.parameters, [places[v] for v in region.inputs],
                 [places[v] for v in region.outputs],
             )  # fmt: skip
+        except DynaflowError:
+            raise  # a built-in error, too, but not one of those meant here
         except (RuntimeError, ValueError) as error:
             raise EngineError(
                 f"kernel {kernel.name!r} cannot replace region {region.name!r}: {error}"

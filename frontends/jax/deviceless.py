@@ -17,7 +17,7 @@ import jax
 import jaxlib
 
 from dynaflow_xla import _optional
-from dynaflow_xla.errors import EngineError, UnsupportedError
+from dynaflow_xla.errors import DynaflowError, EngineError, UnsupportedError
 from dynaflow_xla.ffi import xla
 from dynaflow_xla.frontends.jax import (
     compiled_report,
@@ -221,6 +221,8 @@ def _export(jitted: Any, args: Any, kwargs: Any) -> Any:
         made = jax.export.export(jitted, platforms=_PLATFORM, disabled_checks=checks)(
             *args, **kwargs
         )
+    except DynaflowError:
+        raise  # a built-in error, too, but not one of those meant here
     except (NotImplementedError, ValueError) as error:
         raise UnsupportedError(
             f"this program cannot be lowered for a GPU and handed to the compiling process: {error}"

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.extend import core as jcore
 
-from dynaflow_xla.errors import PlanError, UnsupportedError
+from dynaflow_xla.errors import DynaflowError, PlanError, UnsupportedError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.ffi.lane_program import LaneProgram
 from dynaflow_xla.frontends.jax import _compat, lapack_guard, order_gate
@@ -100,6 +100,8 @@ def replaced_function(
 
     try:
         got = jax.eval_shape(flat, *specs)
+    except DynaflowError:
+        raise  # a built-in error, too, but not one of those meant here
     except TypeError as error:
         raise PlanError(
             f"the replacement for region {region.name!r} ({where}) must take its {len(specs)} inputs "

@@ -16,7 +16,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.errors import DynaflowError, UnsupportedError
 from dynaflow_xla.frontends.jax import _compat, capture, entry
 from dynaflow_xla.frontends.jax.differentiate import (
     Flat,
@@ -168,6 +168,8 @@ class Program:
             one = jax.vmap(lambda *xs: self.plain(*xs)[number], dims, None, **axis)
             try:
                 jax.eval_shape(one, *args)
+            except DynaflowError:
+                raise  # a built-in error, too, but not one of those meant here
             except ValueError:  # it is mapped
                 return 0
             return None

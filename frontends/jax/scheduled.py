@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from dynaflow_xla import autotune
-from dynaflow_xla.errors import EngineError, FallbackWarning, SeparabilityError
+from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import (
     _compat,
@@ -124,18 +124,18 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
     def _explained(self, error: BaseException, args: Any, kwargs: Any) -> BaseException:
         """What a call raises when its program raised ``error``."""
         # jaxlib has two types for a failed custom call, by where it notices it.
-        if not isinstance(error, jax.errors.JaxRuntimeError | ValueError):
+        if isinstance(error, DynaflowError) or not isinstance(
+            error, jax.errors.JaxRuntimeError | ValueError
+        ):
             return error
-        made: BaseException = error
-        if "EngineError: " in str(error):
-            made = EngineError(str(error).rsplit("EngineError: ", 1)[1])
-        elif self._donates and "donate" in str(error):
-            made = (
-                donation.given_twice(self._options.name, self._jit_options, args, kwargs) or error
-            )
-        if made is not error:
-            made.__cause__ = error
-        return made
+        if (made := xla.engine_error(error)) is not None:
+            return made
+        if self._donates and "donate" in str(error):
+            twice = donation.given_twice(self._options.name, self._jit_options, args, kwargs)
+            if twice is not None:
+                twice.__cause__ = error
+                return twice
+        return error
 
     def _compare(self, made: Any, args: Any, kwargs: Any) -> Any:
         """First call of a split that is not proved: the original's values decide."""
@@ -342,6 +342,8 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             new_kwargs = {**kwargs, **jax.tree_util.tree_map(resize, dynamic)}
             try:
                 _, part, values = self._captured(new_args, new_kwargs)
+            except DynaflowError:
+                raise  # a built-in error, too, but not one of those meant here
             except (TypeError, ValueError) as error:  # what JAX raises for shapes that do not fit
                 raise SeparabilityError(
                     f"{options.name!r} cannot be traced with {size} instead of {batch} rows "

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.errors import DynaflowError, UnsupportedError
 from dynaflow_xla.frontends.torch import _compat, aten_table, torchax_table
 
 DTYPES = {
@@ -99,6 +99,8 @@ def lower(
     if fn is not None:
         try:
             result = fn(*args, **kwargs)
+        except DynaflowError:
+            raise  # a built-in error, too, but not one of those meant here
         except (TypeError, NotImplementedError, AssertionError, KeyError, IndexError) as error:
             if not _has_decomposition(target):
                 raise UnsupportedError(
@@ -155,6 +157,8 @@ def _decomposed(
     try:
         with torch.no_grad(), mode:
             gm = make_fx(torch.func.functionalize(flat))(*tensors)
+    except DynaflowError:
+        raise  # a built-in error, too, but not one of those meant here
     except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:
         raise UnsupportedError(
             f"{target} has no lowering to XLA, and its decomposition fails ({error}); use "

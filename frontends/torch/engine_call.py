@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import torch
 
-from dynaflow_xla.errors import EngineError
+from dynaflow_xla.ffi import xla
 from dynaflow_xla.frontends.jax import xla_options
 
 
@@ -66,14 +66,11 @@ class EngineCall:
                 outs.append(_typed(memory[out], shape, dtype).clone())
             else:
                 outs.append(fresh.setdefault(out, torch.empty(shape, dtype=dtype)))
-        try:
-            made = stage.program.run(
-                [memory[v].data_ptr() for v in stage.inputs],
-                [fresh[v].data_ptr() for v in stage.outputs],
-                profile=records is not None,
-            )
-        except RuntimeError as error:
-            raise EngineError(str(error).rsplit("EngineError: ", 1)[-1]) from error
+        made = stage.program.run(
+            [memory[v].data_ptr() for v in stage.inputs],
+            [fresh[v].data_ptr() for v in stage.outputs],
+            profile=records is not None,
+        )
         if records is not None:
             records.append([tuple(r) for r in made])
         return _apart(outs, ())
@@ -87,7 +84,10 @@ class EngineCall:
             self._jitted = jax.jit(lambda *xs: self.made(*xs), compiler_options=options)
         with jax.enable_x64(True):
             arrays = [*self.closed, *(jax.dlpack.from_dlpack(x) for x in given)]
-            made = jax.block_until_ready(self._jitted(*arrays))
+            try:
+                made = jax.block_until_ready(self._jitted(*arrays))
+            except (jax.errors.JaxRuntimeError, ValueError) as error:  # XLA has both
+                raise xla.engine_error(error) or error  # noqa: B904  (its cause is this error)
         return _apart([torch.from_dlpack(x) for x in made], given)
 
 

@@ -19,6 +19,7 @@ from dynaflow_xla.batch.states import (
     Unknown,
     first_failure,
 )
+from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.frontends.jax import _compat, capture
 from dynaflow_xla.frontends.jax.batch_axis import equality
 from dynaflow_xla.frontends.jax.batch_axis.shapes import batch_axis, moved
@@ -52,6 +53,8 @@ def _hi_call(site: Site) -> list[State]:
     """Since JAX 0.11, ``custom_root`` and others: a program that is known by what it expands to."""
     try:
         inner = [_compat.expanded(eqn) for eqn in site.eqns]
+    except DynaflowError:
+        raise  # a built-in error, too, but not one of those meant here
     except (NotImplementedError, TypeError) as error:
         raise NoRule(f"has no program to look into ({error})") from error
     return _inner(site, inner, site.ins)

@@ -1,0 +1,22 @@
+// How an error of the engine is known outside of it.
+#pragma once
+
+#include <Python.h>
+
+#include <string>
+
+namespace dfx::ffi {
+
+// XLA carries an error of a custom call as text only, so the text begins with this. Python asks for
+// it in one place (ffi/xla.py). An error that a user's code raises has no reason to hold these
+// words.
+inline constexpr char kEngineErrorMark[] = "dynaflow_xla.EngineError: ";
+
+// Python's dynaflow_xla.errors.EngineError, a new reference; nullptr if it cannot be imported.
+// Needs the GIL, and leaves no exception behind.
+PyObject* EngineErrorType();
+
+// Raises it in Python; called with the GIL held.
+[[noreturn]] void ThrowEngineError(const std::string& text);
+
+}  // namespace dfx::ffi
