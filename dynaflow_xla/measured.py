@@ -11,7 +11,7 @@ from dynaflow_xla.plan import Instruction, Launch, Plan, Record
 from dynaflow_xla.simulate import lower_bound
 from dynaflow_xla.timeline import Span, Timeline, complete
 
-# Trace ids (csrc/include/dfx/observer.h and ffi/xla_handlers.cc): a lane's whole program is negative,
+# Trace ids (csrc/include/dfx/observer.h and ffi/module/xla_handlers.cc): a lane's whole program is negative,
 # a region is its number, a wait and a copy are these plus a number.
 TRACE_WAIT = 1 << 24
 TRACE_COPY = 1 << 25

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "spin.h"
+#include "host/spin.h"
 
 namespace dfx {
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda_driver.h"
+#include "cuda/cuda_driver.h"
 
 namespace dfx::fake {
 

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "pjrt_api.h"
+#include "pjrt/pjrt_api.h"
 #include "pjrt_client.h"
 
 namespace {

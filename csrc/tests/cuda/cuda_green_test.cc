@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_support.h"
+#include "cuda/cuda_support.h"
 #include "dfx/cuda_streams.h"
 
 namespace {

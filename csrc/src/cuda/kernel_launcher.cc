@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_driver.h"
+#include "cuda/cuda_driver.h"
 #include "dfx/call.h"
 #include "dfx/cuda_engine.h"
 #include "dfx/kernel.h"

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_support.h"
+#include "cuda/cuda_support.h"
 
 namespace {
 

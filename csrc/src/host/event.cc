@@ -3,7 +3,7 @@
 #include <chrono>
 
 #include "dfx/observer.h"
-#include "spin.h"
+#include "host/spin.h"
 
 namespace dfx {
 

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_driver.h"
+#include "cuda/cuda_driver.h"
 #include "dfx/call.h"
-#include "lane_streams.h"
+#include "cuda/lane_streams.h"
 #include "run_step.h"
 
 namespace dfx {

@@ -1,4 +1,4 @@
-#include "pjrt_api.h"
+#include "pjrt/pjrt_api.h"
 
 namespace dfx::pjrt {
 

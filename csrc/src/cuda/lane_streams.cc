@@ -1,4 +1,4 @@
-#include "lane_streams.h"
+#include "cuda/lane_streams.h"
 
 #include <memory>
 #include <string>

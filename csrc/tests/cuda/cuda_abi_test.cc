@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "cuda_driver.h"
+#include "cuda/cuda_driver.h"
 
 namespace {
 

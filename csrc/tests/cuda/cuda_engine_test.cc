@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "cuda_support.h"
+#include "cuda/cuda_support.h"
 
 namespace {
 

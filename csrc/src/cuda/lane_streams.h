@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "cuda_driver.h"
+#include "cuda/cuda_driver.h"
 
 namespace dfx {
 

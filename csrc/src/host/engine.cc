@@ -13,11 +13,11 @@
 #include <thread>
 #include <utility>
 
-#include "affinity.h"
+#include "host/affinity.h"
 #include "dfx/call.h"
 #include "dfx/lane.h"
 #include "run_step.h"
-#include "spin.h"
+#include "host/spin.h"
 
 namespace dfx {
 namespace {

@@ -3,10 +3,10 @@
 #include <string>
 #include <utility>
 
-#include "cuda_driver.h"
+#include "cuda/cuda_driver.h"
 #include "dfx/cuda_engine.h"
 #include "dfx/pjrt.h"
-#include "pjrt_api.h"
+#include "pjrt/pjrt_api.h"
 
 namespace dfx {
 namespace {
