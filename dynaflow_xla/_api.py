@@ -486,7 +486,8 @@ def tune(fast: Any, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:
     stay with the decision for ``simulate`` and ``explain``.
 
     Raises:
-        PlanError: the function has a fixed strategy.
+        PlanError: the function has a fixed strategy, or the budget does not suffice.
+        RuntimeError: other threads of this process ran meanwhile: such times are not trusted.
     """
     made = _scheduled(fast, "tune", args, kwargs)
     return _inspect(made).tune(made, args, kwargs, budget_s)

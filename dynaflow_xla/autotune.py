@@ -13,11 +13,12 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dynaflow_xla import quiet
 from dynaflow_xla.errors import FallbackWarning, PlanError
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.timeline import Timeline
@@ -151,13 +152,31 @@ def store(key: str, decision: dict[str, Any]) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Fresh:
+    """A candidate that uses up what it is called with.
+
+    Attributes:
+        given: Makes what one call takes; not timed.
+        run: Runs it to completion.
+    """
+
+    given: Callable[[], Any]
+    run: Callable[[Any], None]
+
+    def __call__(self) -> None:
+        """One call."""
+        self.run(self.given())
+
+
 def measure(
-    runs: dict[str, Callable[[], None]],
+    runs: Mapping[str, Callable[[], None]],
     budget_s: float,
     rounds: int = 11,
-    rest_s: float = 0.0,
+    rest: bool = False,
     sample_s: float = SAMPLE_S,
     tick: Callable[[str], None] | None = None,
+    watch: quiet.Watch | None = None,
 ) -> dict[str, float]:
     """Interleaved timing: each round samples every candidate once, in an order drawn anew.
 
@@ -165,27 +184,34 @@ def measure(
     sampled as often again: where two are close the most samples are spent.
 
     Args:
-        runs: Name -> a function that runs the candidate to completion.
+        runs: Name -> a function that runs the candidate to completion; :class:`Fresh` for one that
+            needs other arguments in each call.
         budget_s: Stop after this long; compiling and first calls do not count.
         rounds: Rounds before the slow ones drop out.
-        rest_s: Rest before each sample, for programs whose library threads spin on after a call.
+        rest: Before each sample wait until the process is idle, for programs whose library threads
+            spin on after a call.
         sample_s: A sample is one untimed call, then calls for about this long.
         tick: Told how far it is.
+        watch: Tells whether something else of this process runs.
 
     Returns:
         Name -> median milliseconds.
 
     Raises:
         BudgetTooSmall: it does not suffice for ``MIN_ROUNDS`` rounds.
+        quiet.Disturbed: something else ran.
     """
     tell = tick or (lambda _: None)
+    watch = watch or quiet.Watch()
     once: dict[str, float] = {}
     for name, run in runs.items():
         tell(f"first call of {name}")
         run()  # compiles
         once[name] = _seconds(run, sample_s)
+    watch.settle()
+    watch.begin()
     calls = max(1, min(100, math.ceil(sample_s / max(min(once.values()), 1e-9))))
-    need = MIN_ROUNDS * sum(rest_s + (1 + calls) * seconds for seconds in once.values())
+    need = MIN_ROUNDS * sum((1 + calls) * seconds for seconds in once.values())
     if need > budget_s:
         raise BudgetTooSmall(
             f"{budget_s:g} s do not suffice to measure {len(runs)} candidates {MIN_ROUNDS} times, which "
@@ -205,25 +231,38 @@ def measure(
                 break
         tell(f"round {turn + 1} of at most {2 * rounds}")
         for name in drawn.sample(names, len(names)):
-            if rest_s > 0.0:
-                time.sleep(rest_s)
+            if rest:
+                watch.settle()
             runs[name]()
-            t0 = time.perf_counter()
-            for _ in range(calls):
-                runs[name]()
-            samples[name].append((time.perf_counter() - t0) * 1e3 / calls)
+            samples[name].append(_timed(runs[name], calls) * 1e3 / calls)
+        watch.check()
+    watch.settle()
     return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def _timed(run: Callable[[], None], calls: int) -> float:
+    """Seconds of so many calls, without what makes their arguments."""
+    if not isinstance(run, Fresh):
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return time.perf_counter() - start
+    seconds = 0.0
+    for _ in range(calls):
+        given = run.given()
+        start = time.perf_counter()
+        run.run(given)
+        seconds += time.perf_counter() - start
+    return seconds
 
 
 def _seconds(run: Callable[[], None], sample_s: float) -> float:
     """Seconds of a call; of several if they are short, because the first ones wake threads."""
     start = time.perf_counter()
-    fastest, before = math.inf, start
+    fastest = math.inf
     for _ in range(10):
-        run()
-        now = time.perf_counter()
-        fastest, before = min(fastest, now - before), now
-        if now - start > sample_s:
+        fastest = min(fastest, _timed(run, 1))
+        if time.perf_counter() - start > sample_s:
             break
     return fastest
 

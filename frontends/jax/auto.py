@@ -10,17 +10,16 @@ from typing import Any
 
 import jax
 
-from dynaflow_xla import autotune, progress
+from dynaflow_xla import autotune, progress, quiet
 from dynaflow_xla._version import __version__
 from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.frontends.jax import on_caller, profile
 from dynaflow_xla.plan import Launch
 from dynaflow_xla.simulate import simulate
 
-_BLAS_SPIN_S = 0.12
-"""OpenBLAS threads spin for 2^28 clock ticks after a call and would slow down whoever is timed next."""
-
 _BLAS_SAMPLE_S = 0.02
+"""OpenBLAS threads spin for 2^28 clock ticks after a call and would slow down whoever is timed next: each
+sample waits for that."""
 
 _FAR_BEHIND = 1.3
 _FAR_BEHIND_MS = 0.1
@@ -86,18 +85,22 @@ def candidates_of(fast: Any) -> list[Any]:
     return options.strategy.candidates(options.lanes, batched=options.in_axes is not None)  # type: ignore[no-any-return]
 
 
-def choose(fast: Any, args: Any, kwargs: Any, *, budget_s: float | None = None) -> Choice:
+def choose(
+    fast: Any, args: Any, kwargs: Any, watch: quiet.Watch, *, budget_s: float | None = None
+) -> Choice:
     """Decides for one signature, from the disk cache or by measuring.
 
     Args:
         fast: The scheduled function, whose strategy is ``Auto``.
         args: Of the call.
         kwargs: Of the call.
+        watch: Of this thread's turn to measure.
         budget_s: Measure for so long, even if the disk cache knows, and profile the regions first;
             None: the strategy's budget, and estimated costs.
 
     Raises:
         autotune.BudgetTooSmall: nothing is decided then.
+        quiet.Disturbed: something else ran; nothing is decided.
     """
     start = time.perf_counter()
     strategy = fast._options.strategy
@@ -123,7 +126,10 @@ def choose(fast: Any, args: Any, kwargs: Any, *, budget_s: float | None = None) 
         return Choice(child, f"cached: {reason}", **cached, on_caller=choice == ON_CALLER)
     costs = None
     if budget_s is not None:
+        watch.settle()
+        watch.begin()
         timeline = profile.profile(fast.with_strategy(candidates[0]), args, kwargs)
+        watch.check()
         costs = autotune.RegionCosts.of(timeline, first.pg)
     runs: dict[str, Callable[[], None]] = {"original": _runner(fast.original, fast, args, kwargs)}
     kept: list[Any] = []
@@ -140,9 +146,10 @@ def choose(fast: Any, args: Any, kwargs: Any, *, budget_s: float | None = None) 
         medians = autotune.measure(
             runs,
             budget_s=strategy.budget_s if budget_s is None else budget_s,
-            rest_s=_BLAS_SPIN_S if lapack else 0.0,
+            rest=lapack,
             sample_s=_BLAS_SAMPLE_S if lapack else autotune.SAMPLE_S,
             tick=tick,
+            watch=watch,
         )
     baseline, margin = "original", strategy.margin
     if medians.get(ON_CALLER, math.inf) < medians[baseline] * (1 - margin):
@@ -250,11 +257,19 @@ def _child(fast: Any, candidates: list[Any], choice: str) -> Any:
 
 
 def _runner(fn: Any, fast: Any, args: Any, kwargs: Any) -> Callable[[], None]:
-    def copy(leaf: Any) -> Any:
-        return leaf.copy() if isinstance(leaf, jax.Array) else leaf
-
-    def run() -> None:
-        a, k = jax.tree_util.tree_map(copy, (args, kwargs)) if fast._donates else (args, kwargs)
+    def run(given: Any) -> None:
+        a, k = given
         jax.block_until_ready(fn(*a, **k))
 
-    return run
+    if not fast._donates:
+        return lambda: run((args, kwargs))
+    leaves = fast.dynamic_leaves(args, kwargs)
+    away = {id(leaves[i]) for i in fast.donated_leaves(args, kwargs)}
+
+    def copy(leaf: Any) -> Any:
+        return leaf.copy() if isinstance(leaf, jax.Array) and id(leaf) in away else leaf
+
+    def given() -> Any:
+        return jax.block_until_ready(jax.tree_util.tree_map(copy, (args, kwargs)))
+
+    return autotune.Fresh(given, run)

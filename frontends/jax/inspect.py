@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dynaflow_xla import verification
+from dynaflow_xla import quiet, verification
 from dynaflow_xla.errors import PlanError, VerificationError
 from dynaflow_xla.frontends.jax import auto, entry, lower
 from dynaflow_xla.plan_text import region_table
@@ -54,7 +54,10 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
     if isinstance(fast._options.strategy, Auto):
         choice = fast.decision(args, kwargs)
         if choice is None:
-            lines.append("auto: nothing decided yet for these arguments (a top-level call decides)")
+            why = fast.put_off.reason(fast._signature(args, kwargs))
+            lines.append(
+                f"auto: nothing decided yet for these arguments ({why or 'a top-level call decides'})"
+            )
         else:
             lines += choice.lines()
         if back := fast.stepped_back():
@@ -127,6 +130,7 @@ def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
         raise PlanError(f"tune measures Auto's candidates; this function has {strategy!r}")
     if not budget_s > 0:
         raise PlanError(f"budget_s must be a positive number of seconds; got {budget_s!r}")
-    choice = auto.choose(fast, args, kwargs, budget_s=budget_s)
-    fast.decide(fast._signature(args, kwargs), choice)
+    with quiet.turn(wait_s=budget_s) as watch:
+        choice = auto.choose(fast, args, kwargs, watch, budget_s=budget_s)
+        fast.decide(fast._signature(args, kwargs), choice)
     return choice

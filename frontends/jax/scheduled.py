@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from dynaflow_xla import autotune
+from dynaflow_xla import autotune, quiet
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import (
@@ -71,6 +71,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._choices: dict[Any, auto.Choice] = {}
         self._children: dict[str, ScheduledFunction] = {}
         self._chosen: dict[bool, Any] = {}  # by Choice.on_caller
+        self.put_off = quiet.PutOff()
         self._tracing = threading.local()
         functools.update_wrapper(self, _compat.wrapped_function(jitted), updated=())
         self._jit = self._jitted(self._traced)
@@ -208,7 +209,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         for child in self._children.values():
             child.clear_cache()
         for cache in (
-            self._entries, self._choices, self._children, self._with_options, self._chosen
+            self._entries, self._choices, self._children, self._with_options, self._chosen, self.put_off
         ):  # fmt: skip
             cache.clear()  # type: ignore[attr-defined]
 
@@ -260,7 +261,8 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         dynamic = tuple(a for i, a in enumerate(args) if i not in nums)
         return static, dynamic, {k: v for k, v in kwargs.items() if k not in names}
 
-    def _dynamic_leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    def dynamic_leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The flat arguments without static ones."""
         _, dynamic, keyword = self._split_static(args, kwargs)
         return jax.tree_util.tree_leaves((dynamic, keyword))
 
@@ -273,7 +275,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         traced, consts, program = self._program(args, kwargs)
         if program.entry.unproven and check:
             raise splitting.NotCompared(program.entry)
-        outs = program(*consts, *self._dynamic_leaves(args, kwargs))
+        outs = program(*consts, *self.dynamic_leaves(args, kwargs))
         return jax.tree_util.tree_unflatten(traced.out_tree, outs)
 
     def _entry(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
@@ -384,11 +386,9 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         if choice is None:
             if not outside:
                 return self.original(*args, **kwargs)  # never measures inside somebody's trace
-            try:
-                choice = auto.choose(self, args, kwargs)
-            except autotune.BudgetTooSmall as error:
-                choice = auto.Choice(None, str(error))
-            self.decide(signature, choice)
+            choice = self._decided_now(signature, args, kwargs)
+            if choice is None:
+                return self.original(*args, **kwargs)
         if not outside:
             return (choice.child or self.original)(*args, **kwargs)
         self._tracing.choice = choice
@@ -400,8 +400,29 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         finally:
             self._tracing.choice = None
 
+    def _decided_now(self, signature: Any, args: Any, kwargs: Any) -> auto.Choice | None:
+        """Decides, unless something else of this process runs."""
+        if not self.put_off.due(signature):
+            return None
+        try:
+            with quiet.turn() as watch:
+                if signature not in self._choices:  # another thread may have been here
+                    try:
+                        choice = auto.choose(self, args, kwargs, watch)
+                    except autotune.BudgetTooSmall as error:
+                        choice = auto.Choice(None, str(error))
+                    self.decide(signature, choice)
+                return self._choices[signature]
+        except quiet.NotMyTurn:
+            return None
+        except quiet.Disturbed as error:
+            if reason := self.put_off.again(signature, error):
+                self.decide(signature, auto.Choice(None, reason))
+            return None
+
     def decide(self, signature: Any, choice: auto.Choice) -> None:
         """Keeps a decision."""
+        self.put_off.done(signature)
         again = signature in self._choices
         self._choices[signature] = choice
         if len(self._choices) > _MAX_CHOICES:
@@ -415,7 +436,11 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
                 ),
                 True: self.on_caller(lambda *a, **k: self._traced_choice(a, k)),
             }
-        self._watched = decided.settle(self, self._choices.values(), self._chosen)
+        self._watched = None
+        if len(self.put_off):  # what is put off comes again only if calls come here
+            self._settle(None, None)
+        else:
+            self._watched = decided.settle(self, self._choices.values(), self._chosen)
 
     def stepped_back(self) -> int:
         """For how many calls the original still runs because another Python thread is busy."""
@@ -474,7 +499,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
     def flat_inputs(self, args: Any, kwargs: Any) -> list[Any]:
         """Values of the graph's inputs, in order."""
         _, consts, _ = self._entry(args, kwargs)
-        return [*consts, *self._dynamic_leaves(args, kwargs)]
+        return [*consts, *self.dynamic_leaves(args, kwargs)]
 
     def donated_leaves(self, args: Any, kwargs: Any) -> list[int]:
         """Which of the flat arguments are donated."""
