@@ -180,6 +180,14 @@ def needs_places(gm: Any) -> bool:
     return any(x.storage_offset() or not x.is_contiguous() for _, _, x in _views_of_merged(gm))
 
 
+def guard_names() -> dict[str, Any]:
+    """What Dynamo's names of objects may refer to beside ``L`` and ``G``."""
+    from torch._dynamo import guards
+
+    made = getattr(guards, "_get_closure_vars", None)
+    return dict(made()) if made is not None else dict(getattr(guards, "CLOSURE_VARS", {}))
+
+
 def break_reason(gm: Any) -> tuple[str, Any] | None:
     """(reason, innermost frame) if a graph ended because Dynamo could not go on, else None."""
     reason = getattr(gm, "compile_subgraph_reason", None)

@@ -160,11 +160,12 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
     entries = core.with_strategy(candidates[0]).all_planned(args, kwargs)
     if not entries:
         return Choice(None, "no graph could be captured")
-    if changed := core.with_strategy(candidates[0]).changed:
-        named = sorted(core.options.name if name == "itself" else name for name in changed)
+    if changed := core.changes.lasting(core.original):
+        named = [core.options.name if name == "itself" else name for name in changed]
         return Choice(
             None,
-            f"a call changes what is no argument ({', '.join(named)}): it is not measured",
+            f"a call changes what can neither be copied nor put back ({', '.join(named)}): it is not "
+            "measured",
         )
     outer = sorted({op.kind for e in entries for op in e.captured.graph.ops if op.outer})
     if outer:
@@ -191,7 +192,7 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
         cached.pop("costs")
         choice, reason = cached.pop("choice"), cached.pop("reason")
         return Choice(_child(core, candidates, choice), f"cached: {reason}", **cached)
-    with keeping.preserved(core.original, args, kwargs):
+    with keeping.preserved(core.original, core.changes, args, kwargs) as run.put_back:
         kept, predicted, left_out = _planned(core, candidates, entries, run, args, kwargs)
         if not kept:
             seconds = time.perf_counter() - start
@@ -299,7 +300,10 @@ class _Run:
     Attributes:
         objects: Whether there are such objects.
         wanted: Tensors to differentiate for: parameters, and copies of arguments.
+        put_back: Called after each call, so that the next one starts where it did.
     """
+
+    put_back: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, core: Any, args: Any, kwargs: Any) -> None:
         self.args, self.kwargs = keeping.copies((args, kwargs))
@@ -324,6 +328,7 @@ class _Run:
         """
         if torch.is_grad_enabled() and not self.wanted:
             results = pytree.tree_leaves(child.call(*self._given()))
+            self.put_back()
             if any(isinstance(x, torch.Tensor) and x.requires_grad for x in results):
                 raise SeparabilityError("its gradients go to tensors that are no arguments of it")
         self.of(_caller(child))()
@@ -336,8 +341,10 @@ class _Run:
             if not self.wanted:
                 with torch.no_grad():
                     call(*args, **kwargs)
+                self.put_back()
                 return
             results = pytree.tree_leaves(call(*args, **kwargs))
+            self.put_back()
             made = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad]
             if made:  # ``backward`` would add to ``grad``
                 ones = [torch.ones_like(x) for x in made]

@@ -119,7 +119,7 @@ class Core:
         self.parent = parent
         self.breaks: list[str] = []
         self.notes: list[str] = []
-        self.changed: frozenset[str] = frozenset()
+        self.changes: effects.Changes = effects.Changes() if parent is None else parent.changes
         self.decisions = auto.Decisions()
         self.children: dict[str, Core] = {}
         self._warned = False
@@ -258,17 +258,18 @@ class Core:
         """Entries of every graph that these arguments run, in order.
 
         One graph is planned without running it. If the graph breaks, the rest can only be found by
-        running: on copies, with the module's and the random state put back. If a call changes anything
-        else, the first graph is all.
+        running: on copies, with whatever else it changes put back. Where that cannot be, the first graph
+        is all.
         """
         target = self.target(args, kwargs)
         try:
             with keeping.random_kept(args, kwargs), _Running(stop=True):
                 target._invoke(args, kwargs)
         except Planned as planned:
-            if not target.breaks or target.changed:
+            if not target.breaks or target.changes.lasting(target.original):
                 return [planned.entry]
-        with keeping.preserved(target.original, args, kwargs), _Running() as ran:
+        kept = keeping.preserved(target.original, target.changes, args, kwargs)
+        with kept, _Running() as ran:
             target._invoke(*keeping.copies((args, kwargs)))
         return list(ran)
 
@@ -338,7 +339,7 @@ class Core:
             text = "an instruction that Dynamo cannot follow"
         self.breaks.append(f"graph break at {where}: {text}")
         if _WITHOUT_EFFECT.search(text) is None:
-            self.changed |= {f"whatever the code between its graphs does, see {where}"}
+            self.changes.others |= {f"whatever the code between its graphs does, see {where}"}
         if len(self.breaks) == 1:
             self._warn(
                 f"{self.options.name!r} is captured in several graphs, each scheduled on its own: "
@@ -377,7 +378,7 @@ class Core:
             else:
                 _compat.mend_views_of_merged(gm)
                 self._writes |= _compat.writes_inputs()
-                self.changed |= effects.written_outside(state["sources"])
+                self.changes.places |= effects.written_outside(state["sources"])
                 state["forward"] = entry
             return _compat.boxed(_Runner(entry))
 
@@ -418,10 +419,10 @@ class _Backend:
         unused = draws.keep(gm)
         gm.recompile()
         sources = effects.sources_of(gm)
-        core.changed |= effects.changed_objects()
+        core.changes.places |= effects.changed_objects()
         broken = _compat.break_reason(gm)
         if not core.breaks and effects.broke_before(known=broken is not None):
-            core.changed |= {"whatever the code before its first graph does"}
+            core.changes.others |= {"whatever the code before its first graph does"}
         if broken is not None:
             core.note_break(*broken)
         state = {"number": core._graphs, "batch": (), "whole": None, "sources": sources}

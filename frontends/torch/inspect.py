@@ -69,7 +69,7 @@ def verify(fast: Core, args: Any, kwargs: Any) -> Report:
 
     def run(call: Any) -> tuple[Any, Any, Any]:
         given = keeping.copies((args, kwargs))
-        with keeping.preserved(fast.original, args, kwargs):
+        with keeping.preserved(fast.original, fast.changes, args, kwargs):
             result = call(*given[0], **given[1])
             module = fast.original
             buffers = module.named_buffers() if isinstance(module, torch.nn.Module) else ()

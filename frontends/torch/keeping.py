@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 import enum
+import random
+import sys
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch import effects
+from dynaflow_xla.put_back import Saved
 
 PLAIN = (
     type(None), bool, int, float, complex, str, bytes, slice, range, enum.Enum,
@@ -73,30 +77,66 @@ def copies(tree: Any) -> Any:
 
 @contextmanager
 def random_kept(args: Any, kwargs: Any) -> Iterator[None]:
-    """Puts the states of the default generators and of those among the arguments back at the end."""
+    """Puts random states back: of the default generators, of Python and of those among the arguments."""
     on_gpu = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     leaves = (torch.default_generator, *on_gpu, *pytree.tree_leaves((args, kwargs)))
     found = {id(x): x for x in leaves if isinstance(x, torch.Generator)}
     states = [(x, x.get_state()) for x in found.values()]
+    python = random.getstate()
+    numpy = sys.modules.get("numpy")
+    of_numpy = None if numpy is None else numpy.random.get_state()
     try:
         yield
     finally:
         for generator, state in states:
             generator.set_state(state)
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+
+
+def _modules(original: Any, args: Any, kwargs: Any) -> list[torch.nn.Module]:
+    """The scheduled module and those among the arguments, with all inside of them."""
+    leaves = (original, *pytree.tree_leaves((args, kwargs)))
+    tops = [x for x in leaves if isinstance(x, torch.nn.Module)]
+    return list({id(m): m for top in tops for m in top.modules()}.values())
 
 
 @contextmanager
-def preserved(original: Any, args: Any, kwargs: Any) -> Iterator[None]:
-    """Puts a module's parameters and buffers and the states of random generators back at the end."""
+def preserved(
+    original: Any, changes: effects.Changes, args: Any, kwargs: Any
+) -> Iterator[Callable[[], None]]:
+    """Puts back at the end what calls change: states of modules, of random generators, and other places.
+
+    Modules are the original and those among the arguments, with parameters, buffers and attributes.
+
+    Args:
+        original: The scheduled function or module.
+        changes: What else its calls change.
+        args: Of the call.
+        kwargs: Of the call.
+
+    Yields:
+        What puts the other places back in between, tensors left out, so that a call starts as the first did.
+    """
+    places, whole = Saved(), Saved()
     tensors: list[torch.Tensor] = []
-    if isinstance(original, torch.nn.Module):
-        tensors = [*original.parameters(), *original.buffers()]
+    for place in changes.places:
+        with suppress(LookupError):
+            tensors += effects.save([place], original, places)
+    for module in _modules(original, args, kwargs):
+        tensors += module.parameters(recurse=False)
+        tensors += module.buffers(recurse=False)
+        whole.whole(module)
+    tensors = list({id(t): t for t in tensors}.values())
     with torch.no_grad():
         saved = [t.detach().clone() for t in tensors]
     try:
         with random_kept(args, kwargs):
-            yield
+            yield places.put_back
     finally:
+        places.put_back()
+        whole.put_back()
         with torch.no_grad():
             for tensor, value in zip(tensors, saved, strict=True):
                 if not torch.equal(tensor, value):  # autograd counts writes, so none without need

@@ -32,12 +32,14 @@ def profile(fast: Core, args: Any, kwargs: Any) -> Timeline:
         timelines.append(measured.timeline(target.options.name))
         return outputs
 
-    with keeping.preserved(target.original, args, kwargs), target.observing(entry, run):
+    kept = keeping.preserved(target.original, target.changes, args, kwargs)
+    with kept as put_back, target.observing(entry, run):
         target.call(*keeping.copies((args, kwargs)))  # the first run warms up
         if not timelines:
             raise UnsupportedError(f"{target.options.name!r} did not run a captured graph")
         timelines.clear()
         until = time.monotonic() + _MAX_SECONDS
         while not timelines or (len(timelines) < _RUNS and time.monotonic() < until):
+            put_back()
             target.call(*keeping.copies((args, kwargs)))
     return min(timelines, key=lambda timeline: timeline.total_ns)
