@@ -48,7 +48,8 @@ class Watch:
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         self._reason = ""
-        self.begin()
+        self._since = time.perf_counter()
+        self._before: dict[int, tuple[float, float]] = {}
 
     def begin(self) -> None:
         """From now on other threads have to rest."""
@@ -95,7 +96,7 @@ class Watch:
                 self.check()
 
 
-_turn = threading.Lock()
+_changes = threading.Condition()
 _current: Watch | None = None
 
 
@@ -111,17 +112,23 @@ def turn(wait_s: float = 0.0) -> Iterator[Watch]:
         NotMyTurn: another thread measures.
     """
     global _current
-    if not (_turn.acquire(timeout=wait_s) if wait_s > 0 else _turn.acquire(blocking=False)):
-        watch = _current
-        if watch is not None and watch.thread != threading.get_ident():
-            watch.disturb(f"the thread {threading.current_thread().name!r} called beside it")
-        raise NotMyTurn("not measured: another thread of this process measures")
+    watch = Watch()
+    with _changes:
+        if wait_s > 0:
+            _changes.wait_for(lambda: _current is None, wait_s)
+        if _current is not None:
+            if wait_s <= 0 and _current.thread != watch.thread:
+                name = threading.current_thread().name
+                _current.disturb(f"the thread {name!r} called beside it")
+            raise NotMyTurn("not measured: another thread of this process measures")
+        _current = watch
     try:
-        _current = Watch()
-        yield _current
+        watch.begin()
+        yield watch
     finally:
-        _current = None
-        _turn.release()
+        with _changes:
+            _current = None
+            _changes.notify()
 
 
 class PutOff:

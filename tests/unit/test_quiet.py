@@ -87,12 +87,14 @@ def test_an_error_gives_the_turn_back() -> None:
 
 def test_a_busy_thread_is_named() -> None:
     watch = quiet.Watch()
+    watch.begin()
     with beside(lambda: None):
         with pytest.raises(quiet.Disturbed, match="not measured: .*busy|'somebody'"):
             watch.settle()
         with pytest.raises(DynaflowError):
             watch.check()
     watch = quiet.Watch()
+    watch.begin()
     watch.settle()
     watch.check()
 
@@ -101,6 +103,7 @@ def test_a_thread_that_waits_disturbs_nobody() -> None:
     pause = threading.Event()
     with beside(lambda: pause.wait(0.01) and None):
         watch = quiet.Watch()
+        watch.begin()
         watch.settle()
         pause.wait(0.1)
         watch.check()
