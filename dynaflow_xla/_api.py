@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from dynaflow_xla import _optional
+from dynaflow_xla import _optional, checks
 from dynaflow_xla.errors import (
     PlanError,
     PlanTypeError,
@@ -18,7 +18,7 @@ from dynaflow_xla.errors import (
     bad_argument,
 )
 from dynaflow_xla.ir import PartitionedGraph
-from dynaflow_xla.kernels import Lanes
+from dynaflow_xla.kernels import Lanes, thread_lanes
 from dynaflow_xla.plan import Plan
 from dynaflow_xla.rules import as_rules
 from dynaflow_xla.simulate import simulate as _simulate
@@ -112,13 +112,13 @@ def schedule(
     if target is not None:
         backend, target = "xla", _jax("targets").resolve(target)
     made_lanes = lanes if isinstance(lanes, Lanes) else None
-    count = resolve_lanes(lanes.count if isinstance(lanes, Lanes) else lanes, backend)
+    count = resolve_lanes(lanes, backend)
     if made_lanes is not None and made_lanes.special and backend == "xla":
         raise UnsupportedError(
             "one XLA program has no lanes to give priorities or multiprocessors to: use backend='ffi' or "
             "'torch', or give lanes a number"
         )
-    _check_batch(in_axes, out_axes, batch_size)
+    rows = _check_batch(in_axes, out_axes, batch_size)
     given: Any = context
     if given is not None and not isinstance(given, Mapping):
         raise PlanTypeError(f"context must be a mapping for the strategy; got {given!r}")
@@ -136,9 +136,9 @@ def schedule(
         "lanes": count,
         "user": dict(context or {}),
         "compiler_options": dict(compiler_options) if compiler_options else None,
-        "gpu": made_lanes if made_lanes is not None and made_lanes.special else None,
+        "gpu": made_lanes,
     }
-    batch = {"in_axes": in_axes, "out_axes": out_axes, "batch_size": batch_size}
+    batch = {"in_axes": in_axes, "out_axes": out_axes, "batch_size": rows}
     place = {"backend": "xla", "target": target} if backend == "xla" else {}
     makers: dict[str, Callable[[], Any]] = {
         "jax": lambda: _schedule_jax(
@@ -251,40 +251,40 @@ def resolve_strategy(strategy: str | Strategy) -> Strategy:
     )
 
 
-def resolve_lanes(lanes: int | None, backend: str = "ffi") -> int:
-    """Checked lane count; PlanError if it is no count or more than the cores (one program: 64)."""
+def resolve_lanes(lanes: int | Lanes | None, backend: str = "ffi") -> int:
+    """Checked lane count; PlanError if it is no count, or too many.
+
+    One program: 64. Threads: one a core. ``Lanes`` are streams where there is a GPU; where there is
+    none it is told when that is known.
+    """
     if backend == "xla":
         limits = _jax("xla_backend")
         if lanes is None:
             return limits.DEFAULT_LANES  # type: ignore[no-any-return]
-        if (
-            isinstance(lanes, bool)
-            or not isinstance(lanes, int)
-            or not 0 < lanes <= limits.MAX_LANES
-        ):
+        count = lanes.count if isinstance(lanes, Lanes) else checks.integer(lanes)
+        if count is None or not 0 < count <= limits.MAX_LANES:
             raise bad_argument(
                 lanes,
                 Integral,
                 f"lanes must be an integer from 1 to {limits.MAX_LANES}; got {lanes!r}",
             )
-        return lanes
-    cores = max(1, len(os.sched_getaffinity(0)))
+        return count
     if lanes is None:
-        return min(cores, 8)
-    if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1:
-        raise bad_argument(lanes, Integral, f"lanes must be an integer >= 1; got {lanes!r}")
-    if lanes > cores:
-        raise PlanError(
-            f"lanes must not exceed the cores this process may use, {cores}; got {lanes}. More lanes "
-            "than cores would wait for each other on one core; leave lanes=None for the default."
+        return min(max(1, len(os.sched_getaffinity(0))), 8)
+    if isinstance(lanes, Lanes):
+        return lanes.count
+    count = checks.integer(lanes)
+    if count is None or count < 1:
+        raise bad_argument(
+            lanes, Integral, f"lanes must be an integer >= 1 or dfx.Lanes(...); got {lanes!r}"
         )
-    return lanes
+    return thread_lanes(count)
 
 
-def _check_batch(in_axes: Any, out_axes: Any, batch_size: Any) -> None:
-    if batch_size is not None and (
-        isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1
-    ):
+def _check_batch(in_axes: Any, out_axes: Any, batch_size: Any) -> int | None:
+    """The checked ``batch_size``."""
+    rows = None if batch_size is None else checks.integer(batch_size)
+    if batch_size is not None and (rows is None or rows < 1):
         raise bad_argument(
             batch_size, Integral, f"batch_size must be a positive integer; got {batch_size!r}"
         )
@@ -293,6 +293,7 @@ def _check_batch(in_axes: Any, out_axes: Any, batch_size: Any) -> None:
         raise PlanError(
             f"{given} is given without in_axes, so there is no batch: pass in_axes, too"
         )
+    return rows
 
 
 def _refuse_unbuilt(backend: str, target: Any, select: Any, compiler: str) -> None:

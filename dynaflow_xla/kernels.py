@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import operator
+import os
 import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
+from dynaflow_xla import checks
 from dynaflow_xla.errors import PlanError, PlanTypeError, UnsupportedError, bad_argument
 
 Parameter = tuple[str, int] | bytes | np.generic
+
+
+def _integers(given: Any) -> tuple[int, ...] | None:
+    """A tuple of integers, whichever library they are of; None if it is something else."""
+    found = tuple(map(checks.integer, given)) if isinstance(given, tuple) else (None,)
+    made = tuple(n for n in found if n is not None)
+    return made if len(made) == len(found) else None
 
 
 @dataclass(frozen=True)
@@ -49,15 +60,13 @@ class CudaKernel:
             )
         for what in ("grid", "block"):
             size: Any = getattr(self, what)
-            if (
-                not isinstance(size, tuple)
-                or not 1 <= len(size) <= 3
-                or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in size)
-            ):
+            made = _integers(size)
+            if made is None or not 1 <= len(made) <= 3 or min(made) < 1:
                 raise PlanError(
                     f"the {what} of kernel {self.name!r} must be one to three positive integers; "
                     f"got {size!r}"
                 )
+            object.__setattr__(self, what, made)
         for parameter in self.parameters or ():
             given: Any = parameter
             if isinstance(given, bytes | np.generic):
@@ -66,7 +75,7 @@ class CudaKernel:
                 isinstance(given, tuple)
                 and len(given) == 2
                 and given[0] in ("in", "out")
-                and isinstance(given[1], int)
+                and checks.integer(given[1]) is not None
             ):
                 raise PlanError(
                     f"a parameter of kernel {self.name!r} must be ('in', i), ('out', i), a numpy scalar "
@@ -109,7 +118,7 @@ class CudaKernel:
                         f"kernel {self.name!r} takes {parameter}; region {region!r} has {inputs} inputs "
                         f"and {outputs} outputs"
                     )
-                made.append(parameter)
+                made.append((parameter[0], operator.index(parameter[1])))
             else:
                 made.append(parameter if isinstance(parameter, bytes) else parameter.tobytes())
         unwritten = set(range(outputs)) - {p[1] for p in made if p[0] == "out"}
@@ -193,19 +202,24 @@ class Lanes:
     sms: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        count = checks.integer(self.count)
+        if count is None or count < 1:
+            raise bad_argument(
+                self.count, Integral, f"lanes must be an integer >= 1; got {self.count!r}"
+            )
+        object.__setattr__(self, "count", count)
         for what in ("priorities", "sms"):
             given: Any = getattr(self, what)
-            if not isinstance(given, tuple) or any(
-                isinstance(n, bool) or not isinstance(n, int) for n in given
-            ):
+            made = _integers(given)
+            if made is None:
                 raise PlanTypeError(
                     f"{what} must be a tuple of integers, one a lane; got {given!r}"
                 )
-            if given and given[0] != 0:
-                raise PlanError(f"{what}[0] must be 0: lane 0 is the caller's stream; got {given}")
-            count: Any = self.count
-            if isinstance(count, int) and len(given) > count:
-                raise PlanError(f"{what} has {len(given)} entries for {count} lanes")
+            if made and made[0] != 0:
+                raise PlanError(f"{what}[0] must be 0: lane 0 is the caller's stream; got {made}")
+            if len(made) > count:
+                raise PlanError(f"{what} has {len(made)} entries for {count} lanes")
+            object.__setattr__(self, what, made)
         if any(n < 0 for n in self.sms):
             raise PlanError(f"sms must not be negative; got {self.sms}")
 
@@ -213,3 +227,29 @@ class Lanes:
     def special(self) -> bool:
         """Whether the lanes differ from plain ones."""
         return any(self.priorities) or any(self.sms)
+
+    def refuse_on_cpu(self, whose: str = "lanes of a CPU") -> None:
+        """Raises where lanes turn out to be threads: what a stream has they have not.
+
+        Raises:
+            UnsupportedError: priorities or multiprocessors are asked for.
+            PlanError: there are more lanes than cores.
+        """
+        if self.special:
+            raise UnsupportedError(
+                f"{self} asks for priorities or multiprocessors, which {whose} have not; give lanes= a "
+                "number (on a GPU ask JAX for its lanes by backend='ffi')"
+            )
+        thread_lanes(self.count)
+
+
+def thread_lanes(count: int) -> int:
+    """``count``, for lanes that are threads; PlanError if they are more than the cores."""
+    cores = max(1, len(os.sched_getaffinity(0)))
+    if count > cores:
+        raise PlanError(
+            f"lanes must not exceed the cores this process may use, {cores}; got {count}. More lanes "
+            "than cores would wait for each other on one core; leave lanes=None for the default. Lanes "
+            f"that are streams of a GPU: lanes=dfx.Lanes({count})"
+        )
+    return count

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
+from dynaflow_xla import checks
 from dynaflow_xla.errors import PlanError, bad_argument
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.plan import Instruction, Launch, Merge, Plan, Record, Slice, Wait
@@ -136,11 +137,12 @@ def _checked(pg: PartitionedGraph, costs: Costs | None) -> list[int]:
 
 
 def _time(what: str, value: float) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    number = checks.real(value)
+    if number is None or not 0 <= number < math.inf:
         raise bad_argument(
             value, Real, f"{what} must be a number of nanoseconds >= 0; got {value!r}"
         )
-    return round(value)
+    return round(number)
 
 
 class _Run:

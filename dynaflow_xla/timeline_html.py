@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from dynaflow_xla import checks
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.timeline import Span, Timeline, us as _show
 
@@ -44,12 +45,12 @@ def _original(given: float | Timeline | None) -> float | Timeline | None:
     """Nanoseconds, a timeline or None."""
     if given is None or isinstance(given, Timeline):
         return given
-    number = isinstance(given, int | float) and not isinstance(given, bool)
-    if not number or not 0 < given < math.inf:
+    number = checks.real(given)
+    if number is None or not 0 < number < math.inf:
         raise PlanError(
             f"original_ms must be a time in milliseconds > 0 or a Timeline; got {given!r}"
         )
-    return given * 1e6
+    return number * 1e6
 
 
 def _time(ns: float) -> str:

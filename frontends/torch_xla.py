@@ -62,6 +62,7 @@ from dynaflow_xla.frontends.torch.engine_call import EngineCall  # noqa: E402
 from dynaflow_xla.frontends.torch.entry import Options  # noqa: E402
 from dynaflow_xla.frontends.torch.flat import Flat, state_of, strip  # noqa: E402
 from dynaflow_xla.ir import Source  # noqa: E402
+from dynaflow_xla.strategies.identity import identity  # noqa: E402
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
@@ -303,7 +304,7 @@ class _XlaCore(Core):
 
     def with_strategy(self, strategy: Any) -> Core:
         """See ``Core``."""
-        key = repr(strategy)
+        key = identity(strategy)
         if key not in self.children:
             original = self._program if self._program is not None else self.original
             self.children[key] = _XlaCore(original, replace(self.options, strategy=strategy))
@@ -372,4 +373,6 @@ class ScheduledThroughXla:
 
 def schedule(fn: Any, options: Options) -> ScheduledThroughXla:
     """The scheduled form of a module, function or exported program."""
+    if options.gpu is not None:
+        options.gpu.refuse_on_cpu("lanes of XLA executables")
     return ScheduledThroughXla(fn, replace(options, backend="ffi"))

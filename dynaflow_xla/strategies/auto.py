@@ -5,6 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
+from dynaflow_xla import checks
 from dynaflow_xla.errors import bad_argument
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.branches import Branches
@@ -31,17 +32,9 @@ class Auto(Strategy):
     def __init__(
         self, budget_s: float = 2.0, margin: float = 0.03, min_cost_ns: float = 20_000.0
     ) -> None:
-        for name, value in (
-            ("budget_s", budget_s),
-            ("margin", margin),
-            ("min_cost_ns", min_cost_ns),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-                text = f"Auto({name}=...) must be a number >= 0; got {value!r}"
-                raise bad_argument(value, Real, text)
-        self.budget_s = budget_s
-        self.margin = margin
-        self.min_cost_ns = min_cost_ns
+        self.budget_s = _number("budget_s", budget_s)
+        self.margin = _number("margin", margin)
+        self.min_cost_ns = _number("min_cost_ns", min_cost_ns)
 
     def candidates(self, lanes: int, *, batched: bool = False) -> list[Strategy]:
         """Strategies to measure beside the original.
@@ -60,4 +53,11 @@ class Auto(Strategy):
         Branches().schedule(s)
 
     def __repr__(self) -> str:
-        return "Auto()"
+        return f"{type(self).__name__}()"
+
+
+def _number(name: str, value: Any) -> float:
+    made = checks.real(value)
+    if made is None or made < 0:
+        raise bad_argument(value, Real, f"Auto({name}=...) must be a number >= 0; got {value!r}")
+    return made

@@ -10,6 +10,7 @@ from itertools import accumulate
 from numbers import Integral
 from typing import Any, NoReturn
 
+from dynaflow_xla import checks
 from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument
 from dynaflow_xla.ir import Graph, PartitionedGraph, Region, Source
 from dynaflow_xla.nano import even_sizes
@@ -34,11 +35,12 @@ class Split:
     assume_separable: bool = False
 
     def __post_init__(self) -> None:
-        _check_count("dfx.Split", self.count)
-        if self.sizes and len(_row_counts(self.sizes)) != self.count:
-            raise PlanError(
-                f"dfx.Split: {self.count} nano-batches need as many sizes; got {self.sizes}"
-            )
+        object.__setattr__(self, "count", _checked_count("dfx.Split", self.count))
+        given = checks.items(self.sizes)
+        sizes = () if given == () else _row_counts(self.sizes if given is None else given)
+        object.__setattr__(self, "sizes", sizes)
+        if sizes and len(sizes) != self.count:
+            raise PlanError(f"dfx.Split: {self.count} nano-batches need as many sizes; got {sizes}")
 
     @staticmethod
     def none() -> Split:
@@ -48,11 +50,10 @@ class Split:
     @staticmethod
     def even(count: int, *, assume_separable: bool = False) -> Split:
         """``count`` nano-batches of (nearly) the same size."""
-        _check_count("Split.even", count)
-        return Split(count, (), assume_separable)
+        return Split(_checked_count("Split.even", count), (), assume_separable)
 
     @staticmethod
-    def of_sizes(sizes: Sequence[int], *, assume_separable: bool = False) -> Split:
+    def of_sizes(sizes: Iterable[int], *, assume_separable: bool = False) -> Split:
         """Nano-batches of the given numbers of rows."""
         checked = _row_counts(sizes)
         return Split(len(checked), checked, assume_separable)
@@ -72,7 +73,7 @@ class Split:
             raise PlanTypeError(
                 f"weights must be numbers, one for each row; got {weights!r}"
             ) from error
-        _check_count("Split.balanced", count)
+        count = _checked_count("Split.balanced", count)
         if count > len(rows):
             raise PlanError(
                 f"Split.balanced takes a count from 1 to the number of rows, {len(rows)}; got {count}"
@@ -91,20 +92,23 @@ class Split:
         return Split(count, (*sizes, len(rows) - start), assume_separable)
 
 
-def _check_count(who: str, count: Any) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+def _checked_count(who: str, count: Any) -> int:
+    made = checks.integer(count)
+    if made is None or made < 1:
         raise bad_argument(
             count, Integral, f"{who} takes a count of nano-batches >= 1; got {count!r}"
         )
+    return made
 
 
 def _row_counts(sizes: Any) -> tuple[int, ...]:
-    given = tuple(sizes) if isinstance(sizes, Iterable) else ()
-    if not given or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in given):
-        integers = all(isinstance(n, Integral) for n in given)
-        kind = PlanError if isinstance(sizes, Iterable) and integers else PlanTypeError
+    given = checks.items(sizes)
+    made = tuple(n for n in map(checks.integer, given or ()) if n is not None and n > 0)
+    if not given or len(made) != len(given):
+        integers = bool(given) and None not in map(checks.integer, given)
+        kind = PlanError if integers or given == () else PlanTypeError
         raise kind(f"sizes must be positive integers; got {sizes!r}")
-    return given
+    return made
 
 
 @dataclass(frozen=True)
@@ -291,15 +295,15 @@ class Recorder:
         Raises:
             PlanError: executed twice, before its inputs, on a lane out of range, ...
         """
-        several = tuple(handle) if isinstance(handle, tuple | list) else (handle,)
+        given = None if isinstance(handle, Handle) else checks.items(handle)
+        several: tuple[Any, ...] = (handle,) if given is None else given
         for one in several:
             self._check(one)
         handles: tuple[Handle, ...] = several
         self._check_group(handles)
         first = handles[0]
-        if not first.outer and (
-            isinstance(lane, bool) or not isinstance(lane, int) or not 0 <= lane < self.lanes
-        ):
+        number = checks.integer(lane)
+        if not first.outer and (number is None or not 0 <= number < self.lanes):
             self._fail(
                 f"region {first.name!r}: lane must be an integer from 0 to {self.lanes - 1}; "
                 f"got {lane!r}",
@@ -309,7 +313,7 @@ class Recorder:
             self._fail(
                 f"region {first.name!r}: replace must be a function; got {replace!r}", PlanTypeError
             )
-        place = -1 if first.outer else lane
+        place = -1 if first.outer or number is None else number
         if self._joint and len(handles) > 1:
             group = tuple(h.region.id for h in handles)
             self._decide(handles, Decision(first.region.id, place, group, replace, user_line()))

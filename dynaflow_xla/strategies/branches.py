@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from numbers import Integral
 
+from dynaflow_xla import checks
 from dynaflow_xla.errors import PlanError, bad_argument
 from dynaflow_xla.strategies.base import Handle, Recorder, Strategy
 
@@ -14,6 +16,7 @@ BYTES_PER_NS = 8.0
 """Estimated speed of the two copies a cross-lane tensor makes."""
 
 
+@dataclass(frozen=True, repr=False)
 class Branches(Strategy):
     """Critical-path list scheduling (HEFT without insertion; Topcuoglu et al. 2002).
 
@@ -24,13 +27,19 @@ class Branches(Strategy):
         lanes: Lanes to use; default all.
     """
 
-    def __init__(self, lanes: int | None = None) -> None:
-        if lanes is not None and (
-            isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1
-        ):
-            text = f"Branches(lanes=...) must be an integer >= 1; got {lanes!r}"
-            raise bad_argument(lanes, Integral, text)
-        self.lanes = lanes
+    lanes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.lanes is None:
+            return
+        lanes = checks.integer(self.lanes)
+        if lanes is None or lanes < 1:
+            raise bad_argument(
+                self.lanes,
+                Integral,
+                f"Branches(lanes=...) must be an integer >= 1; got {self.lanes!r}",
+            )
+        object.__setattr__(self, "lanes", lanes)
 
     def schedule(self, s: Recorder) -> None:
         """See :class:`Strategy`."""

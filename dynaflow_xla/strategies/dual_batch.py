@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from dynaflow_xla.strategies.base import Context, Handle, Recorder, Split, Strategy
 
 
+@dataclass(frozen=True, repr=False)
 class DualBatch(Strategy):
     """Two nano-batches whose communication runs beside the other's compute.
 
@@ -14,8 +17,7 @@ class DualBatch(Strategy):
         assume_separable: Skip the proof that rows are independent; the caller vouches for it.
     """
 
-    def __init__(self, *, assume_separable: bool = False) -> None:
-        self.assume_separable = assume_separable
+    assume_separable: bool = field(default=False, kw_only=True)
 
     def split(self, ctx: Context) -> Split:
         """See :class:`Strategy`."""

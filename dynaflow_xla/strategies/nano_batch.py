@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
+from dynaflow_xla import checks
 from dynaflow_xla.errors import PlanError, PlanTypeError
 from dynaflow_xla.strategies.base import Context, Recorder, Split, Strategy
 
 
+@dataclass(frozen=True, repr=False)
 class NanoBatch(Strategy):
     """Splits the batch into nano-batches and deals these out to the lanes, one after the other.
 
@@ -21,28 +24,24 @@ class NanoBatch(Strategy):
         assume_separable: Skip the proof that rows are independent; the caller vouches for it.
     """
 
-    def __init__(
-        self,
-        n: int | Sequence[int] = 2,
-        *,
-        weights: str | None = None,
-        assume_separable: bool = False,
-    ) -> None:
-        self.n: int | tuple[int, ...]
-        if isinstance(n, int):
-            self.n = n
-            Split.even(n)
-        else:
-            self.n = Split.of_sizes(n).sizes
-            if weights is not None:
-                raise PlanError("NanoBatch takes sizes or weights, not both")
-        self.weights = weights
-        self.assume_separable = assume_separable
+    n: int | Sequence[int] = 2
+    weights: str | None = field(default=None, kw_only=True)
+    assume_separable: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        count = checks.integer(self.n)
+        sizes = None if count is not None else checks.items(self.n)
+        if sizes is None:
+            object.__setattr__(self, "n", Split.even(self.n if count is None else count).count)  # type: ignore[arg-type]
+            return
+        object.__setattr__(self, "n", Split.of_sizes(sizes).sizes)
+        if self.weights is not None:
+            raise PlanError("NanoBatch takes sizes or weights, not both")
 
     def split(self, ctx: Context) -> Split:
         """See :class:`Strategy`."""
         assume = self.assume_separable
-        if isinstance(self.n, tuple):
+        if not isinstance(self.n, int):
             return Split.of_sizes(self.n, assume_separable=assume)
         count = self.n if ctx.batch_size is None else max(1, min(self.n, ctx.batch_size))
         if self.weights is None:
@@ -72,7 +71,7 @@ class NanoBatch(Strategy):
             s.execute(op, lane=op.nano % s.lanes)
 
     def __repr__(self) -> str:
-        parts = [repr(list(self.n) if isinstance(self.n, tuple) else self.n)]
+        parts = [repr(self.n if isinstance(self.n, int) else list(self.n))]
         if self.weights is not None:
             parts.append(f"weights={self.weights!r}")
         if self.assume_separable:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dynaflow_xla.strategies.base import Recorder, Strategy
 
 
+@dataclass(frozen=True, repr=False)
 class Sequential(Strategy):
     """All regions on lane 0 in topological order: what the other strategies are compared with."""
 

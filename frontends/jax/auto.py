@@ -16,6 +16,7 @@ from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.frontends.jax import on_caller, profile
 from dynaflow_xla.plan import Launch
 from dynaflow_xla.simulate import simulate
+from dynaflow_xla.strategies import identity
 
 _BLAS_SAMPLE_S = 0.02
 """OpenBLAS threads spin for 2^28 clock ticks after a call and would slow down whoever is timed next: each
@@ -52,6 +53,7 @@ class Choice:
         seconds: What the decision took.
         costs: Measured costs of regions, if ``dfx.tune`` decided.
         on_caller: The original runs on the thread that calls it.
+        candidate: Name of the child's strategy among the candidates.
     """
 
     child: Any
@@ -62,13 +64,14 @@ class Choice:
     seconds: float = 0.0
     costs: autotune.RegionCosts | None = None
     on_caller: bool = False
+    candidate: str = ""
 
     @property
     def name(self) -> str:
         """What runs: "original" or the candidate."""
         if self.child is None:
             return ON_CALLER if self.on_caller else "original"
-        return repr(self.child._options.strategy)
+        return self.candidate or repr(self.child._options.strategy)
 
     def lines(self) -> list[str]:
         """For ``explain``."""
@@ -79,10 +82,14 @@ class Choice:
         )  # fmt: skip
 
 
+def named(candidates: Any) -> dict[str, Any]:
+    """Candidates by the names they have in decisions."""
+    return identity.candidates(candidates, ("original", ON_CALLER))
+
+
 def candidates_of(fast: Any) -> list[Any]:
     """Auto's candidates for a scheduled function."""
-    options = fast._options
-    return options.strategy.candidates(options.lanes, batched=options.in_axes is not None)  # type: ignore[no-any-return]
+    return list(fast.candidates().values())
 
 
 def choose(
@@ -106,39 +113,43 @@ def choose(
     strategy = fast._options.strategy
     if jax.process_count() > 1:
         return Choice(None, "more than one process: no measurement, the original runs")
-    candidates = candidates_of(fast)
-    first = fast.with_strategy(candidates[0]).planned(args, kwargs)
+    candidates = fast.candidates()
+    firstly = fast.with_strategy(next(iter(candidates.values())))
+    first = firstly.planned(args, kwargs)
     if reason := _not_measured(first):
         return Choice(None, reason)
     here = on_caller.may_help(first.pg.regions, args, kwargs, fast.jit_compiler_options)
     small = _too_small(first, strategy)
     if small and not here:
         return Choice(None, small)
-    key = autotune.cache_key(
+    lasting = identity.on_disk(candidates.values(), fast._options.user)
+    key = lasting and autotune.cache_key(
         first.pg.to_json(), fast._options.name, __version__, jax.__version__, fast._options.lanes,
-        [repr(c) for c in candidates], fast._options.in_axes, fast._options.out_axes,
+        lasting, strategy.margin, fast._options.in_axes, fast._options.out_axes,
         here, bool(small), *_place(fast._options.backend),
     )  # fmt: skip
-    cached = autotune.load(key) if budget_s is None else None
+    cached = autotune.load(key) if key and budget_s is None else None
     if cached is not None:
         choice, reason = cached.pop("choice"), cached.pop("reason")
-        child = _child(fast, candidates, choice)
-        return Choice(child, f"cached: {reason}", **cached, on_caller=choice == ON_CALLER)
+        child = _child(fast, choice)
+        return Choice(
+            child, f"cached: {reason}", **cached, on_caller=choice == ON_CALLER, candidate=choice
+        )
     costs = None
     if budget_s is not None:
         watch.settle()
         watch.begin()
-        timeline = profile.profile(fast.with_strategy(candidates[0]), args, kwargs)
+        timeline = profile.profile(firstly, args, kwargs)
         watch.check()
         costs = autotune.RegionCosts.of(timeline, first.pg)
     runs: dict[str, Callable[[], None]] = {"original": _runner(fast.original, fast, args, kwargs)}
-    kept: list[Any] = []
+    kept: list[str] = []
     predicted: dict[str, float] = {}
-    left_out = {repr(candidate): small for candidate in candidates}
+    left_out = dict.fromkeys(candidates, small)
     if not small:
-        kept, predicted, left_out = _predicted(fast, candidates, args, kwargs, costs)
-    for candidate in kept:
-        runs[repr(candidate)] = _runner(fast.with_strategy(candidate), fast, args, kwargs)
+        kept, predicted, left_out = _predicted(fast, args, kwargs, costs)
+    for name in kept:
+        runs[name] = _runner(fast.with_strategy(candidates[name]), fast, args, kwargs)
     if here:
         runs[ON_CALLER] = _runner(fast.on_caller(fast.inner), fast, args, kwargs)
     lapack = any(stage is not None and stage.program.limit_blas for stage, _ in first.stages)
@@ -160,9 +171,12 @@ def choose(
         "choice": choice, "reason": reason, "medians_ms": medians, "predicted_ms": predicted,
         "left_out": left_out, "seconds": seconds, "costs": costs,
     }  # fmt: skip
-    autotune.store(key, decision)
-    child = _child(fast, candidates, choice)
-    return Choice(child, reason, medians, predicted, left_out, seconds, costs, choice == ON_CALLER)
+    if key:
+        autotune.store(key, decision)
+    return Choice(
+        _child(fast, choice), reason, medians, predicted, left_out, seconds, costs,
+        choice == ON_CALLER, choice,
+    )  # fmt: skip
 
 
 def _not_measured(made: Any) -> str:
@@ -192,17 +206,16 @@ def known_costs(costs: autotune.RegionCosts | None, made: Any) -> dict[int, floa
 
 
 def _predicted(
-    fast: Any, candidates: list[Any], args: Any, kwargs: Any, costs: autotune.RegionCosts | None
-) -> tuple[list[Any], dict[str, float], dict[str, str]]:
+    fast: Any, args: Any, kwargs: Any, costs: autotune.RegionCosts | None
+) -> tuple[list[str], dict[str, float], dict[str, str]]:
     """Candidates worth measuring, what is predicted of each, and why others are left out."""
     predicted: dict[str, float] = {}
     left_out: dict[str, str] = {}
-    useful: list[Any] = []
+    useful: list[str] = []
     # How much faster a pool of one thread runs the whole is not in the model: always measured.
-    kept: list[Any] = []
+    kept: list[str] = []
     plans: dict[Any, str] = {}
-    for candidate in candidates:
-        name = repr(candidate)
+    for name, candidate in fast.candidates().items():
         try:
             made = fast.with_strategy(candidate).planned(args, kwargs)
         except SeparabilityError as error:
@@ -216,14 +229,13 @@ def _predicted(
         elif same != name:
             left_out[name] = f"the same programs as {same}"
         else:
-            useful.append(candidate)
+            useful.append(name)
             if program == _ONE_LANE:
-                kept.append(candidate)
-    useful.sort(key=lambda c: predicted[repr(c)])
-    best = predicted[repr(useful[0])] if useful else 0.0
-    for candidate in useful:
-        name = repr(candidate)
-        if candidate in kept:
+                kept.append(name)
+    useful.sort(key=lambda name: predicted[name])
+    best = predicted[useful[0]] if useful else 0.0
+    for name in useful:
+        if name in kept:
             continue
         if len(kept) >= _MEASURED:
             left_out[name] = f"{_MEASURED} others are predicted to be faster"
@@ -232,7 +244,7 @@ def _predicted(
                 f"predicted to take {predicted[name] / best:.2f} times the best one's time"
             )
         else:
-            kept.append(candidate)
+            kept.append(name)
     return kept, predicted, left_out
 
 
@@ -249,11 +261,9 @@ def _place(backend: str) -> tuple[str, ...]:
     return () if backend == "ffi" else (backend, jax.devices()[0].device_kind)
 
 
-def _child(fast: Any, candidates: list[Any], choice: str) -> Any:
-    for candidate in candidates:
-        if repr(candidate) == choice:
-            return fast.with_strategy(candidate)
-    return None
+def _child(fast: Any, choice: str) -> Any:
+    candidate = fast.candidates().get(choice)
+    return None if candidate is None else fast.with_strategy(candidate)
 
 
 def _runner(fn: Any, fast: Any, args: Any, kwargs: Any) -> Callable[[], None]:

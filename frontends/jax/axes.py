@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dynaflow_xla import checks
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.separability import Mean, OutSpec, Sum, batch_of
 
@@ -44,7 +45,9 @@ def input_axes(
     Raises:
         PlanError: axes that do not fit the arguments, or arguments with different numbers of rows.
     """
-    if not isinstance(in_axes, int | tuple | list) or isinstance(in_axes, bool):
+    if (one := checks.integer(in_axes)) is not None:
+        in_axes = one
+    elif not isinstance(in_axes, tuple | list):
         raise PlanError(
             f"{name!r}: in_axes must be an integer or a tuple with an entry for each positional "
             f"argument, as for jax.vmap; got {in_axes!r}"
@@ -93,10 +96,11 @@ def _spread(axes: Any, value: Any, what: str) -> list[int | None]:
     holes = jax.tree_util.tree_leaves(value, is_leaf=_is_none)
     if len(flat) == len(holes):
         flat = [axis for axis, leaf in zip(flat, holes, strict=True) if leaf is not None]
-    for axis in flat:
-        if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
+    made = [axis if axis is None else checks.integer(axis) for axis in flat]
+    for axis, number in zip(flat, made, strict=True):
+        if axis is not None and number is None:
             raise PlanError(f"{what} must hold integers and None; got {axis!r}")
-    return flat
+    return made
 
 
 def _normal(
@@ -151,10 +155,11 @@ def output_specs(name: str, out_axes: Any, outputs: Any) -> tuple[OutSpec, ...]:
             made.append(spec)
             continue
         rank = len(np.shape(leaf))
-        if isinstance(spec, bool) or not isinstance(spec, int) or not -rank <= spec < rank:
+        number = checks.integer(spec)
+        if number is None or not -rank <= number < rank:
             raise PlanError(
                 f"{name!r}: out_axes of {where} must be an axis of its shape {list(np.shape(leaf))}, "
                 f"dfx.Sum(), dfx.Mean() or None; got {spec!r}"
             )
-        made.append(spec % rank)
+        made.append(number % rank)
     return tuple(made)

@@ -361,15 +361,13 @@ def builder(on_gpu: bool, *args: Any, gpu: Lanes | None = None) -> Callable[...,
 
     Raises:
         EngineError: CUDA lanes are asked for and cannot be had, with the reason.
-        UnsupportedError: lanes of a CPU are to have what only a GPU's can.
+        UnsupportedError, PlanError: lanes of a CPU are to have what only a GPU's can, or are too many.
     """
     lanes = lanes_in_force()
     if lanes is None and platform(on_gpu) == "cuda":
         lanes = cuda_lanes(jax.config.jax_default_device or jax.devices()[0])
     if gpu is not None and (lanes is None or lanes.platform != "cuda"):
-        raise UnsupportedError(
-            f"{gpu} asks for priorities or multiprocessors, which lanes of a CPU have not; give lanes= a "
-            "number (on a GPU ask for its lanes by backend='ffi')"
-        )
-    made = StageBuilder(*args) if lanes is None else DeviceStageBuilder(lanes, gpu, *args)
+        gpu.refuse_on_cpu()
+    own = gpu if gpu is not None and gpu.special else None
+    made = StageBuilder(*args) if lanes is None else DeviceStageBuilder(lanes, own, *args)
     return made.build

@@ -6,7 +6,7 @@ import functools
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from dynaflow_xla.frontends.jax import (
 )
 from dynaflow_xla.frontends.jax.program import Program
 from dynaflow_xla.strategies.auto import Auto
+from dynaflow_xla.strategies.identity import identity
 
 _MAX_ENTRIES = 128
 _MAX_CHOICES = 1024
@@ -69,7 +70,8 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._entries: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
         self._fallback: str = ""
         self._choices: dict[Any, auto.Choice] = {}
-        self._children: dict[str, ScheduledFunction] = {}
+        self._children: dict[Hashable, ScheduledFunction] = {}
+        self._candidates: dict[str, Any] | None = None
         self._chosen: dict[bool, Any] = {}  # by Choice.on_caller
         self.put_off = quiet.PutOff()
         self._tracing = threading.local()
@@ -202,7 +204,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
     def clear_cache(self) -> None:
         """Forgets plans, compiled programs and decisions, as ``jax.jit(f).clear_cache`` does."""
         self._settle(None, None)
-        self._watched = None
+        self._watched = self._candidates = None
         kept = (*self._chosen.values(), *self._with_options.values())
         for made in (self.original, self.inner, self._jit, *kept):
             made.clear_cache()
@@ -469,12 +471,20 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
     def with_strategy(self, strategy: Any) -> ScheduledFunction:
         """The same function and options under another strategy; made once a strategy."""
-        key = repr(strategy)
+        key = identity(strategy)
         if key not in self._children:
             self._children[key] = ScheduledFunction(
                 self.original, replace(self._options, strategy=strategy), check=self._check
             )
         return self._children[key]
+
+    def candidates(self) -> dict[str, Any]:
+        """Auto's candidates by name; asked for once, since a strategy may be known by its object only."""
+        if self._candidates is None:
+            options = self._options
+            made = options.strategy.candidates(options.lanes, batched=options.in_axes is not None)  # type: ignore[attr-defined]
+            self._candidates = auto.named(made)
+        return self._candidates
 
     def planning(self, args: Any, kwargs: Any) -> ScheduledFunction:
         """Whose plan these arguments get: its own; under Auto the chosen or first candidate's."""
@@ -482,7 +492,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             return self
         made = self.decision(args, kwargs)
         child = made.child if made is not None else None
-        return child or self.with_strategy(auto.candidates_of(self)[0])
+        return child or self.with_strategy(next(iter(self.candidates().values())))
 
     def planned(self, args: Any, kwargs: Any) -> Any:
         """The planned entry for these arguments, see ``planning``."""

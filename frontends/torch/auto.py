@@ -16,6 +16,7 @@ from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedErr
 from dynaflow_xla.frontends.torch import _compat, axes, keeping, marks
 from dynaflow_xla.plan import Launch
 from dynaflow_xla.simulate import simulate
+from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.base import Strategy
 
 
@@ -30,6 +31,7 @@ class Choice:
         predicted_ms: Candidate -> milliseconds that the simulator expects of a forward.
         left_out: Candidate -> why it was not measured.
         seconds: What the decision took.
+        candidate: Name of the child's strategy among the candidates.
     """
 
     child: Any
@@ -38,11 +40,14 @@ class Choice:
     predicted_ms: dict[str, float] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    candidate: str = ""
 
     @property
     def name(self) -> str:
         """What runs: "the original" or the candidate."""
-        return "the original" if self.child is None else repr(self.child.options.strategy)
+        if self.child is None:
+            return "the original"
+        return self.candidate or repr(self.child.options.strategy)
 
     def lines(self) -> list[str]:
         """For ``explain``."""
@@ -103,7 +108,8 @@ class Decisions:
         reason = f"these sizes came once: {what}, after {found.name} for other sizes"
         if len(self._once) == _MAX_ONCE:
             del self._once[next(iter(self._once))]
-        self._once[signature] = Choice(None if split else found.child, reason)
+        child = None if split else found.child
+        self._once[signature] = Choice(child, reason, candidate=found.candidate)
         return self._once[signature]
 
     def put(self, signature: Any, choice: Choice) -> Choice:
@@ -128,8 +134,8 @@ def splits(strategy: Strategy) -> bool:
     return type(strategy).split is not Strategy.split
 
 
-def candidates_of(core: Any, args: Any, kwargs: Any) -> list[Strategy]:
-    """Auto's candidates for these arguments.
+def candidates_of(core: Any, args: Any, kwargs: Any) -> dict[str, Strategy]:
+    """Auto's candidates for these arguments, by name.
 
     Nano-batches are among them where the arguments have a batch of several rows: one that ``in_axes``
     names, or the first dimension of the first tensor, which then has to be proved.
@@ -139,11 +145,17 @@ def candidates_of(core: Any, args: Any, kwargs: Any) -> list[Strategy]:
     """
     options = core.options
     if core.captured_ahead:
-        return options.strategy.candidates(options.lanes)  # type: ignore[no-any-return]
+        return core.candidates()  # type: ignore[no-any-return]
     dims = axes.batch_dims(options.name, options.in_axes, args, kwargs)
     rows = dims[0][0].shape[dims[0][1]] if dims else 0
-    made = options.strategy.candidates(options.lanes, batched=rows > 1)
-    return [c for c in made if not splits(c) or c.n <= rows]
+    made = core.candidates(batched=rows > 1)
+    return {name: c for name, c in made.items() if not splits(c) or _nano_batches(c) <= rows}
+
+
+def _nano_batches(candidate: Strategy) -> int:
+    """How many a candidate asks for, as far as is known before it is planned."""
+    count = getattr(candidate, "n", 1)
+    return count if isinstance(count, int) else 1
 
 
 def choose(core: Any, args: Any, kwargs: Any) -> Choice:
@@ -157,7 +169,8 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
     if not core.captured_ahead and (hooked := _hooked(core.original)) is not None:
         return Choice(None, f"{hooked} has hooks, which measuring would call: it is not measured")
     candidates = candidates_of(core, args, kwargs)
-    entries = core.with_strategy(candidates[0]).all_planned(args, kwargs)
+    first = core.with_strategy(next(iter(candidates.values())))
+    entries = first.all_planned(args, kwargs)
     if not entries:
         return Choice(None, "no graph could be captured")
     if changed := core.changes.lasting(core.original):
@@ -181,17 +194,20 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
         run = _Run(core, args, kwargs)
     except UnsupportedError as error:
         return Choice(None, f"not measured: {error}")
-    key = autotune.cache_key(
+    lasting = identity.on_disk(candidates.values(), core.options.user)
+    key = lasting and autotune.cache_key(
         [e.pg.to_json() for e in entries], core.options.name, __version__, torch.__version__,
         core.options.lanes, torch.get_num_threads(), core.options.compiler, core.options.backend,
-        [repr(c) for c in candidates], repr(core.options.in_axes), repr(core.options.out_axes),
+        lasting, strategy.margin, repr(core.options.in_axes), repr(core.options.out_axes),
         len(run.wanted), *([repr(core.options.gpu)] if core.options.gpu else []),
     )  # fmt: skip
-    cached = autotune.load(key)
+    cached = autotune.load(key) if key else None
     if cached is not None:
         cached.pop("costs")
         choice, reason = cached.pop("choice"), cached.pop("reason")
-        return Choice(_child(core, candidates, choice), f"cached: {reason}", **cached)
+        return Choice(
+            _child(core, candidates, choice), f"cached: {reason}", **cached, candidate=choice
+        )
     with keeping.preserved(core.original, core.changes, args, kwargs) as run.put_back:
         kept, predicted, left_out = _planned(core, candidates, entries, run, args, kwargs)
         if not kept:
@@ -204,7 +220,7 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
                 return core.original(*a, **k)
 
         runs = {"original": run.of(original)}
-        runs |= {repr(c): run.of(_caller(core.with_strategy(c))) for c in kept}
+        runs |= {n: run.of(_caller(core.with_strategy(candidates[n]))) for n in kept}
         while True:
             try:
                 medians = autotune.measure(_named(runs), budget_s=strategy.budget_s)
@@ -217,12 +233,13 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
     choice, reason = autotune.pick(medians, baseline="original", margin=strategy.margin)
     reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
     seconds = time.perf_counter() - start
-    autotune.store(key, {
-        "choice": choice, "reason": reason, "medians_ms": medians, "predicted_ms": predicted,
-        "left_out": left_out, "seconds": seconds,
-    })  # fmt: skip
+    if key:
+        autotune.store(key, {
+            "choice": choice, "reason": reason, "medians_ms": medians, "predicted_ms": predicted,
+            "left_out": left_out, "seconds": seconds,
+        })  # fmt: skip
     child = _child(core, candidates, choice)
-    return Choice(child, reason, medians, predicted, left_out, seconds)
+    return Choice(child, reason, medians, predicted, left_out, seconds, choice)
 
 
 class _CandidateError(Exception):
@@ -247,21 +264,26 @@ def _named(runs: dict[str, Callable[[], None]]) -> dict[str, Callable[[], None]]
 
 
 def _planned(
-    core: Any, candidates: list[Strategy], entries: list[Any], run: _Run, args: Any, kwargs: Any
-) -> tuple[list[Strategy], dict[str, float], dict[str, str]]:
+    core: Any,
+    candidates: dict[str, Strategy],
+    entries: list[Any],
+    run: _Run,
+    args: Any,
+    kwargs: Any,
+) -> tuple[list[str], dict[str, float], dict[str, str]]:
     """Candidates worth measuring, what is predicted of each, and why others are left out."""
-    kept: list[Strategy] = []
+    kept: list[str] = []
+    first = next(iter(candidates))
     predicted: dict[str, float] = {}
     left_out: dict[str, str] = {}
     overlaps = any(_lanes(e.plan) > 1 for e in entries)
-    for candidate in candidates:
-        name = repr(candidate)
+    for name, candidate in candidates.items():
         child = core.with_strategy(candidate)
         if not splits(candidate):
             if not overlaps:
                 left_out[name] = "the plan has one lane: nothing would overlap"
                 continue
-            made = entries if candidate is candidates[0] else child.all_planned(args, kwargs)
+            made = entries if name == first else child.all_planned(args, kwargs)
         elif len(entries) > 1:
             left_out[name] = "the function runs as several graphs, which are not split together"
             continue
@@ -273,7 +295,7 @@ def _planned(
                 left_out[name] = _short(error)
                 continue
         predicted[name] = sum(simulate(e.plan, e.pg).total_ns for e in made) / 1e6
-        kept.append(candidate)
+        kept.append(name)
     return kept, predicted, left_out
 
 
@@ -362,8 +384,6 @@ def _hooked(original: Any) -> str | None:
     return None
 
 
-def _child(core: Any, candidates: list[Strategy], choice: str) -> Any:
-    for candidate in candidates:
-        if repr(candidate) == choice:
-            return core.with_strategy(candidate)
-    return None
+def _child(core: Any, candidates: dict[str, Strategy], choice: str) -> Any:
+    candidate = candidates.get(choice)
+    return None if candidate is None else core.with_strategy(candidate)

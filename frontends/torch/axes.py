@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dynaflow_xla import checks
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.separability import batch_of
 
@@ -50,8 +51,8 @@ def batch_dims(
 
 
 def _entries(name: str, in_axes: Any, args: Sequence[Any]) -> Sequence[Any]:
-    if isinstance(in_axes, int) and not isinstance(in_axes, bool):
-        return [in_axes] * len(args)
+    if (one := checks.integer(in_axes)) is not None:
+        return [one] * len(args)
     if not isinstance(in_axes, (tuple, list)):
         raise PlanError(
             f"{name!r}: in_axes must be an integer, a tuple with an entry for each positional argument, or "
@@ -78,9 +79,10 @@ def _spread(name: str, what: str, axes: Any, value: Any) -> list[tuple[str, Any,
         return [f for k, a in axes.items() for f in _spread(name, f"{what}[{k!r}]", a, value[k])]
     if axes is None:
         return []
-    if isinstance(axes, bool) or not isinstance(axes, int):
+    axis = checks.integer(axes)
+    if axis is None:
         raise PlanError(f"{name!r}: in_axes of {what} must be an integer or None; got {axes!r}")
-    return [(what, leaf, axes) for leaf in pytree.tree_leaves(value) if _is_tensor(leaf)]
+    return [(what, leaf, axis) for leaf in pytree.tree_leaves(value) if _is_tensor(leaf)]
 
 
 def _is_tensor(leaf: Any) -> bool:

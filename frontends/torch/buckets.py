@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dynaflow_xla import checks
 from dynaflow_xla.errors import PlanError, SeparabilityError
 
 
@@ -31,8 +32,9 @@ class Bucketed:
         out_axes: Any,
         check: bool,
     ) -> None:
-        given = list(sizes)
-        if not given or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in given):
+        asked = checks.items(sizes) or ()
+        given = [n for n in map(checks.integer, asked) if n is not None and n > 0]
+        if not given or len(given) != len(asked):
             raise PlanError(f"sizes must be positive integers; got {sizes!r}")
         self.scheduled = scheduled
         self.original = getattr(scheduled, "original", scheduled)
@@ -124,15 +126,17 @@ def _pad(x: torch.Tensor, axis: int, size: int) -> torch.Tensor:
 
 def _axes(given: Any, values: Any, what: str) -> list[int | None]:
     """An axis for each leaf of ``values``, a tuple; ``given`` is one for all, or one an element."""
-    if isinstance(given, bool) or not (given is None or isinstance(given, int | tuple | list)):
+    several = isinstance(given, tuple | list)
+    asked = list(given) if several else [given] * len(values)
+    each = [axis if axis is None else checks.integer(axis) for axis in asked]
+    if any(a is not None and e is None for a, e in zip(asked, each, strict=True)):
         raise PlanError(f"{what} must be an axis, None or a tuple of them; got {given!r}")
-    each = list(given) if isinstance(given, tuple | list) else [given] * len(values)
     if len(each) != len(values):
         raise PlanError(f"{what} has {len(each)} entries for {len(values)} values")
     axes: list[int | None] = []
     for axis, value in zip(each, values, strict=True):
         leaves = pytree.tree_leaves(value)
-        if isinstance(given, tuple | list):
+        if several:
             axes += [axis] * len(leaves)
         else:  # one for all: for all tensors
             axes += [axis if isinstance(leaf, torch.Tensor) else None for leaf in leaves]

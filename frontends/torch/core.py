@@ -11,7 +11,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -37,6 +37,7 @@ from dynaflow_xla.frontends.torch.capture import ROOT_FILE, ROOT_NAME
 from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS, Entry, Options, build_entry
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
+from dynaflow_xla.strategies.identity import candidates as named_candidates, identity
 
 _WITHOUT_EFFECT = re.compile(
     r"depends on a tensor's value|[Dd]ata.dependent|Tensor\.item|[Dd]ynamic (output )?shape|graph_break\(\)"
@@ -121,7 +122,8 @@ class Core:
         self.notes: list[str] = []
         self.changes: effects.Changes = effects.Changes() if parent is None else parent.changes
         self.decisions = auto.Decisions()
-        self.children: dict[str, Core] = {}
+        self.children: dict[Hashable, Core] = {}
+        self._candidates: dict[bool, dict[str, Strategy]] = {}
         self._warned = False
         self._writes = False
         self._shared: tuple[tuple[int, ...], ...] | None = None
@@ -232,11 +234,18 @@ class Core:
 
     def with_strategy(self, strategy: Strategy) -> Core:
         """The same under another strategy; made once a strategy."""
-        key = repr(strategy)
+        key = identity(strategy)
         if key not in self.children:
             options = replace(self.options, strategy=strategy, check=False)
             self.children[key] = Core(self.original, options, parent=self)
         return self.children[key]
+
+    def candidates(self, *, batched: bool = False) -> dict[str, Strategy]:
+        """Auto's candidates by name; asked for once, since a strategy may be known by its object only."""
+        if batched not in self._candidates:
+            made = self.options.strategy.candidates(self.options.lanes, batched=batched)  # type: ignore[attr-defined]
+            self._candidates[batched] = named_candidates(made, ("original",))
+        return self._candidates[batched]
 
     def target(self, args: Any, kwargs: Any) -> Core:
         """Under ``Auto`` what was chosen for these arguments, or the first candidate; else this."""
@@ -246,7 +255,7 @@ class Core:
         choice = self.decision(args, kwargs)
         if choice is not None and choice.child is not None:
             return choice.child  # type: ignore[no-any-return]
-        return self.with_strategy(strategy.candidates(self.options.lanes)[0])
+        return self.with_strategy(next(iter(self.candidates().values())))
 
     def decision(self, args: Any, kwargs: Any) -> auto.Choice | None:
         """What Auto decided for these arguments, or took for sizes that came once; or None."""

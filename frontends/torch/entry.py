@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dynaflow_xla.errors import PlanError, UnsupportedError
+from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch import compilers, cuda, native, regions
 from dynaflow_xla.frontends.torch.capture import capture
 from dynaflow_xla.frontends.torch.captured import Captured
@@ -119,11 +119,8 @@ def build_entry(gm: Any, options: Options, kind: str, number: int, batch: int | 
     """
     name = graph_name(options, kind, number)
     if options.backend != "torch":
-        if options.gpu is not None:
-            raise UnsupportedError(
-                f"{options.gpu} asks for priorities or multiprocessors, which lanes of XLA executables "
-                "have not; give lanes= a number, or use backend='torch'"
-            )
+        if options.gpu is not None and options.backend == "ffi":
+            options.gpu.refuse_on_cpu("lanes of XLA executables")
         # JAX is optional, and only these backends need it.
         from dynaflow_xla.frontends.torch import xla_backend
 
@@ -224,15 +221,17 @@ def planned_entry(
     runner: Any = None
     if captured.device.type == "cuda":
         runner = cuda.on_cuda(
-            runnable, captured.device, graph=kind == "inference", lanes=options.gpu
+            runnable, captured.device, graph=kind == "inference", lanes=_own(options.gpu)
         )
     elif options.gpu is not None:
-        raise UnsupportedError(
-            f"{options.gpu} asks for priorities or multiprocessors, which lanes of a CPU have not; give "
-            "lanes= a number"
-        )
+        options.gpu.refuse_on_cpu()
     seconds = {"partition": partition_s, "plan": t2 - t1, "compile": time.perf_counter() - t2}
     return Entry(options, kind, captured, pg, plan, made, runnable, seconds, runner=runner)
+
+
+def _own(lanes: Lanes | None) -> Lanes | None:
+    """Lanes whose streams cannot be PyTorch's."""
+    return lanes if lanes is not None and lanes.special else None
 
 
 def _replacements(

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.entry import Entry, Options, build_entry
+from dynaflow_xla.strategies.identity import identity
 
 
 class ScheduledExport:
@@ -83,7 +84,7 @@ class _ExportCore(Core):
 
     def with_strategy(self, strategy: Any) -> Core:
         """See ``Core``."""
-        key = repr(strategy)
+        key = identity(strategy)
         if key not in self.children:
             self.children[key] = _ExportCore(self.program, replace(self.options, strategy=strategy))
         return self.children[key]

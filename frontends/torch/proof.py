@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla import nano
+from dynaflow_xla import checks, nano
 from dynaflow_xla.batch.states import (
     Finding,
     Mixed,
@@ -185,7 +185,8 @@ def _declared(out_axes: Any) -> list[Any]:
         return [leaf for part in out_axes.values() for leaf in _declared(part)]
     if isinstance(out_axes, (tuple, list)):
         return [leaf for part in out_axes for leaf in _declared(part)]
-    return [out_axes]
+    number = checks.integer(out_axes)
+    return [out_axes if number is None else number]
 
 
 def _outputs(
