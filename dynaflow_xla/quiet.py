@@ -12,9 +12,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from dynaflow_xla.errors import DynaflowError
+
+Choice = TypeVar("Choice")
 
 _PROBE_S = 0.005
 _IDLE = 0.2
@@ -145,6 +147,33 @@ class PutOff:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def decide(
+        self,
+        signature: Any,
+        choose: Callable[[Watch], Choice],
+        give_up: Callable[[str], Choice],
+    ) -> Choice | None:
+        """A decision by measuring, unless something else of this process runs.
+
+        Args:
+            signature: What is decided for.
+            choose: Measures and keeps the decision; another thread may have made it in between.
+            give_up: Keeps a decision of which nothing was measured, for this reason.
+
+        Returns:
+            The decision; None if it has to wait.
+        """
+        if not self.due(signature):
+            return None
+        try:
+            with turn() as watch:
+                return choose(watch)
+        except NotMyTurn:
+            return None
+        except Disturbed as error:
+            reason = self.again(signature, error)
+            return give_up(reason) if reason else None
 
     def due(self, signature: Any) -> bool:
         """Whether to try now."""

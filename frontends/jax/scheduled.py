@@ -404,23 +404,21 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
     def _decided_now(self, signature: Any, args: Any, kwargs: Any) -> auto.Choice | None:
         """Decides, unless something else of this process runs."""
-        if not self.put_off.due(signature):
-            return None
-        try:
-            with quiet.turn() as watch:
-                if signature not in self._choices:  # another thread may have been here
-                    try:
-                        choice = auto.choose(self, args, kwargs, watch)
-                    except autotune.BudgetTooSmall as error:
-                        choice = auto.Choice(None, str(error))
-                    self.decide(signature, choice)
-                return self._choices[signature]
-        except quiet.NotMyTurn:
-            return None
-        except quiet.Disturbed as error:
-            if reason := self.put_off.again(signature, error):
-                self.decide(signature, auto.Choice(None, reason))
-            return None
+
+        def choose(watch: quiet.Watch) -> auto.Choice:
+            if signature not in self._choices:  # another thread may have been here
+                try:
+                    choice = auto.choose(self, args, kwargs, watch)
+                except autotune.BudgetTooSmall as error:
+                    choice = auto.Choice(None, str(error))
+                self.decide(signature, choice)
+            return self._choices[signature]
+
+        def give_up(reason: str) -> auto.Choice:
+            self.decide(signature, auto.Choice(None, reason))
+            return self._choices[signature]
+
+        return self.put_off.decide(signature, choose, give_up)
 
     def decide(self, signature: Any, choice: auto.Choice) -> None:
         """Keeps a decision."""

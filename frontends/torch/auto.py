@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaflow_xla import autotune
+from dynaflow_xla import autotune, quiet
 from dynaflow_xla._version import __version__
 from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch import _compat, axes, keeping, marks
@@ -158,11 +158,22 @@ def _nano_batches(candidate: Strategy) -> int:
     return count if isinstance(count, int) else 1
 
 
-def choose(core: Any, args: Any, kwargs: Any) -> Choice:
+def choose(
+    core: Any, args: Any, kwargs: Any, watch: quiet.Watch, *, budget_s: float | None = None
+) -> Choice:
     """Decides for one signature, from the disk cache or by measuring.
+
+    Args:
+        core: What is scheduled, with ``Auto`` as its strategy.
+        args: Of the call.
+        kwargs: Of the call.
+        watch: Of this thread's turn to measure.
+        budget_s: Measure for so long, even if the disk cache knows; None: the strategy's budget.
 
     Raises:
         PlanError: ``in_axes`` does not fit the arguments.
+        autotune.BudgetTooSmall: nothing is decided then.
+        quiet.Disturbed: something else ran; nothing is decided.
     """
     start = time.perf_counter()
     strategy = core.options.strategy
@@ -201,7 +212,7 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
         lasting, strategy.margin, repr(core.options.in_axes), repr(core.options.out_axes),
         len(run.wanted), *([repr(core.options.gpu)] if core.options.gpu else []),
     )  # fmt: skip
-    cached = autotune.load(key) if key else None
+    cached = autotune.load(key) if key and budget_s is None else None
     if cached is not None:
         cached.pop("costs")
         choice, reason = cached.pop("choice"), cached.pop("reason")
@@ -223,10 +234,12 @@ def choose(core: Any, args: Any, kwargs: Any) -> Choice:
         runs |= {n: run.of(_caller(core.with_strategy(candidates[n]))) for n in kept}
         while True:
             try:
-                medians = autotune.measure(_named(runs), budget_s=strategy.budget_s)
+                medians = autotune.measure(
+                    _named(runs),
+                    budget_s=strategy.budget_s if budget_s is None else budget_s,
+                    watch=watch,
+                )
                 break
-            except autotune.BudgetTooSmall as error:
-                return Choice(None, str(error))
             except _CandidateError as failed:  # Dynamo may capture anew at a later call
                 left_out[failed.name] = _short(failed.error)
                 del runs[failed.name]
@@ -248,19 +261,19 @@ class _CandidateError(Exception):
         self.name, self.error = name, error
 
 
-def _named(runs: dict[str, Callable[[], None]]) -> dict[str, Callable[[], None]]:
+def _named(runs: dict[str, autotune.Fresh]) -> dict[str, autotune.Fresh]:
     """The same; an error of a candidate tells which it is. The original's pass through."""
 
-    def named(name: str, run: Callable[[], None]) -> Callable[[], None]:
-        def candidate() -> None:
+    def named(name: str, run: Callable[[Any], None]) -> Callable[[Any], None]:
+        def candidate(given: Any) -> None:
             try:
-                run()
+                run(given)
             except DynaflowError as error:
                 raise _CandidateError(name, error) from error
 
         return run if name == "original" else candidate
 
-    return {name: named(name, run) for name, run in runs.items()}
+    return {name: replace(run, run=named(name, run.run)) for name, run in runs.items()}
 
 
 def _planned(
@@ -279,6 +292,7 @@ def _planned(
     overlaps = any(_lanes(e.plan) > 1 for e in entries)
     for name, candidate in candidates.items():
         child = core.with_strategy(candidate)
+        run.put_back()
         if not splits(candidate):
             if not overlaps:
                 left_out[name] = "the plan has one lane: nothing would overlap"
@@ -316,13 +330,13 @@ def _caller(child: Any) -> Callable[..., Any]:
 class _Run:
     """A call on copies of the arguments, with the backward pass where gradients are wanted.
 
-    Objects among the arguments are copied for each call, which counts: a cache that a call lets grow
-    would be another one for the next.
+    Objects among the arguments are copied for each call: a cache that a call lets grow would be another
+    one for the next.
 
     Attributes:
         objects: Whether there are such objects.
         wanted: Tensors to differentiate for: parameters, and copies of arguments.
-        put_back: Called after each call, so that the next one starts where it did.
+        put_back: Called before each call, so that it starts where the first did.
     """
 
     put_back: Callable[[], None] = staticmethod(lambda: None)
@@ -339,6 +353,8 @@ class _Run:
             self.wanted = list({id(x): x for x in found}.values())
 
     def _given(self) -> Any:
+        """Arguments of a call, which finds everything as the first one did."""
+        self.put_back()
         given = self.args, self.kwargs
         return keeping.objects_copied(given) if self.objects else given
 
@@ -350,29 +366,26 @@ class _Run:
         """
         if torch.is_grad_enabled() and not self.wanted:
             results = pytree.tree_leaves(child.call(*self._given()))
-            self.put_back()
             if any(isinstance(x, torch.Tensor) and x.requires_grad for x in results):
                 raise SeparabilityError("its gradients go to tensors that are no arguments of it")
         self.of(_caller(child))()
 
-    def of(self, call: Callable[..., Any]) -> Callable[[], None]:
-        """The call and its backward, as a function that leaves nothing behind."""
+    def of(self, call: Callable[..., Any]) -> autotune.Fresh:
+        """The call and its backward; what it leaves behind the next call's arguments put back."""
 
-        def run() -> None:
-            args, kwargs = self._given()
+        def run(given: Any) -> None:
+            args, kwargs = given
             if not self.wanted:
                 with torch.no_grad():
                     call(*args, **kwargs)
-                self.put_back()
                 return
             results = pytree.tree_leaves(call(*args, **kwargs))
-            self.put_back()
             made = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad]
             if made:  # ``backward`` would add to ``grad``
                 ones = [torch.ones_like(x) for x in made]
                 torch.autograd.grad(made, self.wanted, ones, allow_unused=True)
 
-        return run
+        return autotune.Fresh(self._given, run)
 
 
 def _hooked(original: Any) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from dynaflow_xla import autotune, quiet
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch import (
     _compat,
@@ -122,6 +123,7 @@ class Core:
         self.notes: list[str] = []
         self.changes: effects.Changes = effects.Changes() if parent is None else parent.changes
         self.decisions = auto.Decisions()
+        self.put_off = quiet.PutOff()
         self.children: dict[Hashable, Core] = {}
         self._candidates: dict[bool, dict[str, Strategy]] = {}
         self._warned = False
@@ -221,16 +223,38 @@ class Core:
         if choice is None:
             if native.in_lane() or _compat.modes_active() or _compat.watched_by_autograd():
                 return self.original(*args, **kwargs)
-            choice = self.decisions.put(signature, auto.choose(self, args, kwargs))
-        if choice.child is not None:
+            choice = self._decided_now(signature, args, kwargs)
+        if choice is not None and choice.child is not None:
             try:
                 return choice.child.call(args, kwargs)
             except SeparabilityError as error:
                 # Something changed that is no argument, say a module in it is in training mode now.
                 reason = f"{choice.name} is left: {str(error).splitlines()[0]}"
-                self.decisions.put(signature, auto.Choice(None, reason))
+                self.decide(signature, auto.Choice(None, reason))
         with marks.ignore():
             return self.original(*args, **kwargs)
+
+    def _decided_now(self, signature: Any, args: Any, kwargs: Any) -> auto.Choice | None:
+        """Decides, unless something else of this process runs."""
+
+        def choose(watch: quiet.Watch) -> auto.Choice:
+            if (made := self.decisions.decided(signature)) is not None:
+                return made
+            try:
+                made = auto.choose(self, args, kwargs, watch)
+            except autotune.BudgetTooSmall as error:
+                made = auto.Choice(None, str(error))
+            return self.decide(signature, made)
+
+        def give_up(reason: str) -> auto.Choice:
+            return self.decide(signature, auto.Choice(None, reason))
+
+        return self.put_off.decide(signature, choose, give_up)
+
+    def decide(self, signature: Any, choice: auto.Choice) -> auto.Choice:
+        """Keeps a decision."""
+        self.put_off.done(signature)
+        return self.decisions.put(signature, choice)
 
     def with_strategy(self, strategy: Strategy) -> Core:
         """The same under another strategy; made once a strategy."""

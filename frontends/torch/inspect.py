@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dynaflow_xla import quiet
 from dynaflow_xla.errors import PlanError, VerificationError
 from dynaflow_xla.frontends.torch import auto, keeping, marks
 from dynaflow_xla.frontends.torch.compare import compare
@@ -34,7 +35,10 @@ def explain(fast: Core, args: Any, kwargs: Any) -> str:
     if isinstance(fast.options.strategy, Auto):
         choice = fast.decision(args, kwargs)
         if choice is None:
-            lines.append("auto: nothing decided yet for these arguments (a call decides)")
+            why = fast.put_off.reason(auto.signature(fast.original, args, kwargs))
+            lines.append(
+                f"auto: nothing decided yet for these arguments ({why or 'a call decides'})"
+            )
         else:
             lines += choice.lines()
     return "\n".join(lines)
@@ -117,10 +121,7 @@ def tune(fast: Core, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
         raise PlanError(f"tune measures Auto's candidates; this function has {strategy!r}")
     if not budget_s > 0:
         raise PlanError(f"budget_s must be a positive number of seconds; got {budget_s!r}")
-    before = strategy.budget_s
-    strategy.budget_s = budget_s
-    try:
-        choice = auto.choose(fast, args, kwargs)
-    finally:
-        strategy.budget_s = before
-    return fast.decisions.put(auto.signature(fast.original, args, kwargs), choice)
+    signature = auto.signature(fast.original, args, kwargs)
+    with quiet.turn(wait_s=budget_s) as watch:
+        choice = auto.choose(fast, args, kwargs, watch, budget_s=budget_s)
+        return fast.decide(signature, choice)

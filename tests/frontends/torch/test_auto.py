@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla import autotune
+from dynaflow_xla import autotune, quiet
 from dynaflow_xla.errors import PlanError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch import auto
 
@@ -182,7 +182,8 @@ def test_real_measurement_keeps_values() -> None:
     model, x = net(), torch.randn(32, 16)
     fast = dfx.schedule(model, dfx.Auto(budget_s=20.0, min_cost_ns=0.0), lanes=2)
     torch.testing.assert_close(fast(x), model(x))
-    choice = auto.choose(fast._dfx_core, (x,), {})
+    with quiet.turn() as watch:
+        choice = auto.choose(fast._dfx_core, (x,), {}, watch)
     assert choice.reason.startswith("cached") and "original" in choice.medians_ms
 
 

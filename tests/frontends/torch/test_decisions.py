@@ -1,0 +1,172 @@
+"""``Auto``'s decisions for PyTorch: who measures and beside what, ``dfx.tune``, and what ``explain`` says."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+from dynaflow_xla import autotune, quiet
+from dynaflow_xla.errors import PlanError
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+class Lanes(dfx.Auto):
+    """With one candidate."""
+
+    def candidates(self, lanes: int, *, batched: bool = False) -> list[dfx.Strategy]:
+        return [dfx.Branches(lanes=lanes)]
+
+
+def sorts(x: Any) -> Any:
+    with dfx.mark("left"):
+        a = torch.sort(x).values
+    with dfx.mark("right"):
+        b = torch.sort(-x).values
+    return a + b
+
+
+def scheduled(**options: Any) -> Any:
+    return dfx.schedule(sorts, Lanes(min_cost_ns=0.0, **options), lanes=2, backend="torch")
+
+
+@pytest.fixture
+def x() -> Any:
+    return torch.randn(8, 256)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Options of each measurement, in which every candidate runs once and lanes win."""
+    found: list[dict[str, Any]] = []
+
+    def measure(runs: Any, **options: Any) -> dict[str, float]:
+        found.append(options)
+        for run in runs.values():
+            run()
+        return {name: 2.0 if name == "original" else 1.0 for name in runs}
+
+    monkeypatch.setattr(autotune, "measure", measure)
+    return found
+
+
+def test_threads_that_make_the_first_call_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: Any
+) -> None:
+    """One thread measures; that the others called meanwhile is noticed, and nothing is kept."""
+    fast, want = scheduled(budget_s=60.0), sorts(x)
+    measuring: list[str] = []
+    most = 0
+    others_called = threading.Event()
+    real = autotune.measure
+
+    def measure(runs: Any, **options: Any) -> Any:
+        nonlocal most
+        measuring.append(threading.current_thread().name)
+        most = max(most, len(measuring))
+        assert others_called.wait(60)
+        try:
+            return real(runs, **options)
+        finally:
+            measuring.pop()
+
+    monkeypatch.setattr(autotune, "measure", measure)
+    start = threading.Barrier(4)
+    results: list[Any] = []
+
+    def first_call() -> None:
+        start.wait()
+        with torch.no_grad():
+            results.append(fast(x))
+        if len(results) >= 3 or len(measuring) > 1:
+            others_called.set()
+
+    threads = [threading.Thread(target=first_call, name=f"caller {i}") for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert most == 1 and len(results) == 4 and all(torch.equal(want, r) for r in results)
+    assert not list(tmp_path.glob("*.json")), "a decision that was disturbed is not kept"
+    core = fast._dfx_core
+    others_called.set()
+    with torch.no_grad():
+        assert core.decision((x,), {}) is None
+        assert "beside it; a later call tries again" in dfx.explain(fast, x)
+        until = time.monotonic() + 60
+        while core.decision((x,), {}) is None and time.monotonic() < until:
+            assert torch.equal(want, fast(x))  # alone now
+        assert core.decision((x,), {}) is not None
+    assert len(list(tmp_path.glob("*.json"))) == 1
+
+
+def test_what_is_never_undisturbed_is_the_original_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, x: Any
+) -> None:
+    fast, now = scheduled(), 0.0
+    fast._dfx_core.put_off = quiet.PutOff(clock=lambda: now)
+
+    def measure(*_: Any, **__: Any) -> Any:
+        raise quiet.Disturbed("not measured: the thread 'x' ran beside it")
+
+    monkeypatch.setattr(autotune, "measure", measure)
+    with torch.no_grad():
+        for _ in range(100):
+            assert torch.equal(fast(x), sorts(x))
+            if fast._dfx_core.decision((x,), {}) is not None:
+                break
+            now += 1000.0
+        choice = fast._dfx_core.decision((x,), {})
+        assert choice is not None and choice.child is None
+        assert "dfx.tune measures" in dfx.explain(fast, x)
+
+
+def test_tune_measures_whatever_is_known(
+    tmp_path: Path, measured: list[dict[str, Any]], x: Any
+) -> None:
+    fast = scheduled(budget_s=3.0)
+    strategy = fast._dfx_core.options.strategy
+    with torch.no_grad():
+        fast(x)
+        (file,) = tmp_path.glob("*.json")
+        before = file.read_text()
+        file.write_text(json.dumps({**json.loads(before), "reason": "of another day"}))
+        assert not dfx.tune(fast, x, budget_s=7.0).reason.startswith("cached")
+        assert "of another day" not in file.read_text()
+        again = scheduled(budget_s=3.0)
+        assert dfx.tune(again, x, budget_s=8.0).reason == json.loads(before)["reason"]
+    assert [options["budget_s"] for options in measured] == [3.0, 7.0, 8.0]
+    assert strategy.budget_s == 3.0
+
+
+def test_tune_says_that_a_budget_is_too_small(tmp_path: Path, x: Any) -> None:
+    fast = scheduled()
+    strategy = fast._dfx_core.options.strategy
+    before = dict(vars(strategy))
+    with torch.no_grad(), pytest.raises(PlanError, match="do not suffice to measure"):
+        dfx.tune(fast, x, budget_s=1e-9)
+    assert vars(strategy) == before and fast._dfx_core.decision((x,), {}) is None
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_tune_leaves_the_strategy_alone_while_it_measures(
+    monkeypatch: pytest.MonkeyPatch, x: Any
+) -> None:
+    """Another function may share it."""
+    strategy = Lanes(min_cost_ns=0.0, budget_s=3.0)
+    fast, seen = dfx.schedule(sorts, strategy, lanes=2, backend="torch"), []
+
+    def measure(runs: Any, **_: Any) -> dict[str, float]:
+        seen.append(strategy.budget_s)
+        return dict.fromkeys(runs, 1.0)
+
+    monkeypatch.setattr(autotune, "measure", measure)
+    with torch.no_grad():
+        dfx.tune(fast, x, budget_s=9.0)
+    assert seen == [3.0]
