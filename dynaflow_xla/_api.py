@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from dynaflow_xla import _optional, checks
 from dynaflow_xla.errors import (
     PlanError,
@@ -364,8 +366,29 @@ def graph(fast: Any, *args: Any, **kwargs: Any) -> PartitionedGraph:
 
 
 def plan(fast: Any, *args: Any, **kwargs: Any) -> Plan:
-    """The validated plan for these arguments."""
-    return _scheduled(fast, "plan", args, kwargs).planned(args, kwargs).plan  # type: ignore[no-any-return]
+    """The validated plan for these arguments.
+
+    Where ``Auto`` runs the original it is the plan of a candidate; a note of the plan says so.
+    """
+    made = _scheduled(fast, "plan", args, kwargs)
+    found: Plan = made.planned(args, kwargs).plan
+    if aside := _aside(made, args, kwargs):
+        return msgspec.structs.replace(found, notes=(*found.notes, aside))
+    return found
+
+
+def _aside(made: Any, args: Any, kwargs: Any) -> str:
+    """What to know of the plan of these arguments if it is not what a call runs, else ""."""
+    found = getattr(made, "beside_the_plan", None)
+    return "" if found is None else found(args, kwargs)
+
+
+def _said(timeline: Timeline, made: Any, args: Any, kwargs: Any) -> Timeline:
+    """The timeline; with a note if the plan behind it is not what a call runs."""
+    if aside := _aside(made, args, kwargs):
+        notes = [*timeline.meta.get("notes", ()), aside]
+        return msgspec.structs.replace(timeline, meta={**timeline.meta, "notes": notes})
+    return timeline
 
 
 def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timeline:
@@ -385,7 +408,7 @@ def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timelin
     entry = made.planned(args, kwargs)
     if costs is None and hasattr(made, "known_costs"):
         costs = made.known_costs(args, kwargs)
-    return _simulate(entry.plan, entry.pg, costs)
+    return _said(_simulate(entry.plan, entry.pg, costs), made, args, kwargs)
 
 
 def explain(fast: Any, *args: Any, deep: bool = False, **kwargs: Any) -> str:
@@ -473,11 +496,12 @@ def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
     The stamped program is compiled for this purpose; stamps keep regions apart, so that sums can
     be a little longer than an ordinary call. Lane programs run a few times and the fastest run
     counts; outer regions, which may have effects, run once. Time between the two is left out.
+    Where ``Auto`` runs the original, a candidate's plan is what is measured, and a note says so.
     """
     made = _scheduled(fast, "profile", args, kwargs)
     framework = getattr(made, "framework", "jax")
     module = importlib.import_module(f"dynaflow_xla.frontends.{framework}.profile")
-    return module.profile(made, args, kwargs)  # type: ignore[no-any-return]
+    return _said(module.profile(made, args, kwargs), made, args, kwargs)
 
 
 def tune(fast: Any, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:

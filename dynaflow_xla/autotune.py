@@ -282,6 +282,22 @@ def pick(medians: dict[str, float], baseline: str, margin: float) -> tuple[str, 
     return best, f"{best} took {medians[best]:.3g} ms, the {baseline} {base:.3g} ms"
 
 
+def the(name: str) -> str:
+    """A candidate's name in a sentence: "the original", "Branches(lanes=2)"."""
+    return f"the {name}" if name.startswith("original") else name
+
+
+def plan_not_run(strategy: str, runs: str | None) -> str:
+    """A sentence for a plan that is shown though a call runs something else.
+
+    Args:
+        strategy: The plan's.
+        runs: What runs; None: nothing is decided yet.
+    """
+    what = "nothing is decided yet" if runs is None else f"{the(runs)} runs"
+    return f"{what}: this is the plan of {strategy}, a candidate of Auto's, which does not run"
+
+
 def decision_lines(
     name: str,
     reason: str,

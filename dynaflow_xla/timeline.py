@@ -198,7 +198,7 @@ class Timeline(msgspec.Struct, frozen=True):
             line += (
                 f"; two or more lanes busy {self.concurrent_ns() / self.total_ns:.0%} of the time"
             )
-        return line
+        return "; ".join([line, *self.meta.get("notes", ())])
 
     def to_text(self) -> str:
         """One line a span, each lane's share of busy time, the critical path, the bound."""
@@ -225,6 +225,7 @@ class Timeline(msgspec.Struct, frozen=True):
             lines.append(f"* critical path, {us(took)}: {names}")
         if self.bound is not None:
             lines.append(f"  {self.bound.to_text(self.total_ns)}")
+        lines += [f"  note: {note}" for note in self.meta.get("notes", ())]
         return "\n".join(lines)
 
     def __str__(self) -> str:

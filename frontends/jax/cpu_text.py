@@ -18,7 +18,7 @@ _FREE = frozenset("parameter constant bitcast tuple get-tuple-element iota broad
 def text(fast: Any, args: Any, kwargs: Any) -> str:
     """The account of ``explain(deep=True)`` without a GPU and without a target."""
     programs = {
-        "scheduled": fast.lower(*args, **kwargs).compile(),
+        "scheduled": fast.planning(args, kwargs).lower(*args, **kwargs).compile(),
         "original": fast.original.lower(*args, **kwargs).compile(),
     }
     lines = ["compiled for this CPU, which is not what the plan is for:"]

@@ -56,9 +56,10 @@ def settle(fast: Any, choices: Iterable[Any], programs: Mapping[bool, Any]) -> W
 
 
 def abstract(leaf: Any) -> Any:
-    """What a decision depends on of an argument's leaf."""
+    """What a decision depends on of an argument's leaf: the same for an array and for its shape."""
     if isinstance(leaf, jax.Array):
         return leaf.aval
-    if hasattr(leaf, "dtype"):
-        return leaf.shape, str(leaf.dtype)
-    return type(leaf)
+    try:
+        return jax.typeof(leaf)
+    except TypeError:  # nothing that JAX takes: its own error comes with the call
+        return type(leaf)

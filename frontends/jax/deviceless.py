@@ -47,7 +47,7 @@ def compile_report(
         made = fast.planned(args, kwargs)
         return report_of(
             made,
-            {"scheduled": fast._jit, "original": fast.original},
+            {"scheduled": fast.planning(args, kwargs)._jit, "original": fast.original},
             specs,
             target,
             donated=fast.donated_leaves(args, kwargs),

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dynaflow_xla import quiet, verification
+from dynaflow_xla import autotune, quiet, verification
 from dynaflow_xla.errors import PlanError, VerificationError
 from dynaflow_xla.frontends.jax import auto, entry, lower
 from dynaflow_xla.plan_text import region_table
@@ -20,7 +20,10 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
     """See ``dynaflow_xla.explain``."""
     made = fast.planned(args, kwargs)
     where = "ffi (cpu)" if isinstance(made, entry.Entry) else f"xla ({jax.default_backend()})"
-    lines = [f"{fast._options.name}: strategy {made.plan.strategy}, backend {where}"]
+    lines = _what_runs(fast, args, kwargs)
+    if aside := fast.beside_the_plan(args, kwargs):
+        lines.append(f"{aside}:")
+    lines.append(f"{fast._options.name}: strategy {made.plan.strategy}, backend {where}")
     lines += region_table(made.plan, made.pg)
     if not isinstance(made, entry.Entry):
         for name, body in made.bodies():
@@ -51,20 +54,27 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
         if op.outer and op.index not in inner:
             lines.append(f"outer: {op.kind} stays in the outer program: it {op.outer_reason}")
     lines += [f"note: {note}" for note in made.region_notes()]
-    if isinstance(fast._options.strategy, Auto):
-        choice = fast.decision(args, kwargs)
-        if choice is None:
-            why = fast.put_off.reason(fast._signature(args, kwargs))
-            lines.append(
-                f"auto: nothing decided yet for these arguments ({why or 'a top-level call decides'})"
-            )
-        else:
-            lines += choice.lines()
-        if back := fast.stepped_back():
-            lines.append(f"auto: another Python thread is busy; the original runs for {back} calls")
-    if fast._fallback:
-        lines.append(f"fallback: {fast._fallback}")
     return "\n".join(lines)
+
+
+def _what_runs(fast: Any, args: Any, kwargs: Any) -> list[str]:
+    """What a call runs, and why, if that is not the plan of a fixed strategy."""
+    name = fast._options.name
+    if fast._fallback:
+        return [f"{name}: the original runs", f"fallback: {fast._fallback}"]
+    if not isinstance(fast._options.strategy, Auto):
+        return []
+    choice = fast.decision(args, kwargs)
+    if choice is None:
+        why = fast.put_off.reason(fast._signature(args, kwargs))
+        return [
+            f"{name}: the original runs until something is decided",
+            f"auto: nothing decided yet for these arguments ({why or 'a top-level call decides'})",
+        ]
+    lines = [f"{name}: {autotune.the(choice.name)} runs", *choice.lines()]
+    if back := fast.stepped_back():
+        lines.append(f"auto: another Python thread is busy; the original runs for {back} calls")
+    return lines
 
 
 def first_difference(want: Any, got: Any) -> str:

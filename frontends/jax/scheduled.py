@@ -227,12 +227,30 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         return _made_again, (self.__wrapped__, given, self._options, self._check)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """Ahead-of-time lowering, as ``jax.jit(f).lower``."""
-        return self._proved(self._jit.lower, args, kwargs)
+        """Ahead-of-time lowering, as ``jax.jit(f).lower``: of what a call would run.
+
+        Under ``Auto`` that is what was decided for these arguments, or the original.
+        """
+        return self._ahead("lower", args, kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """Ahead-of-time tracing, as ``jax.jit(f).trace``."""
-        return self._proved(self._jit.trace, args, kwargs)
+        """Ahead-of-time tracing, as ``jax.jit(f).trace``, of the same as ``lower``."""
+        return self._ahead("trace", args, kwargs)
+
+    def _ahead(self, how: str, args: Any, kwargs: Any) -> Any:
+        if not isinstance(self._options.strategy, Auto):
+            return self._proved(getattr(self._jit, how), args, kwargs)
+        try:
+            choice = self.decision(args, kwargs)
+        except TypeError:  # JAX's own error: a static value has no hash
+            choice = None
+        if choice is None or (choice.child is None and not choice.on_caller):
+            return getattr(self.original, how)(*args, **kwargs)
+        self._tracing.choice = choice
+        try:
+            return self._proved(getattr(self._chosen[choice.on_caller], how), args, kwargs)
+        finally:
+            self._tracing.choice = None
 
     @staticmethod
     def _proved(ahead: Any, args: Any, kwargs: Any) -> Any:
@@ -491,6 +509,16 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         made = self.decision(args, kwargs)
         child = made.child if made is not None else None
         return child or self.with_strategy(next(iter(self.candidates().values())))
+
+    def beside_the_plan(self, args: Any, kwargs: Any) -> str:
+        """What to know of the plan of these arguments if it is not what a call runs, else ""."""
+        if not isinstance(self._options.strategy, Auto):
+            return ""
+        made = self.decision(args, kwargs)
+        if made is not None and made.child is not None:
+            return ""
+        strategy = repr(self.planning(args, kwargs)._options.strategy)
+        return autotune.plan_not_run(strategy, None if made is None else made.name)
 
     def planned(self, args: Any, kwargs: Any) -> Any:
         """The planned entry for these arguments, see ``planning``."""

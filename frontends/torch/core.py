@@ -285,6 +285,16 @@ class Core:
         """What Auto decided for these arguments, or took for sizes that came once; or None."""
         return self.decisions.get(auto.signature(self.original, args, kwargs))
 
+    def beside_the_plan(self, args: Any, kwargs: Any) -> str:
+        """What to know of the plan of these arguments if it is not what a call runs, else ""."""
+        if not isinstance(self.options.strategy, Auto):
+            return ""
+        choice = self.decision(args, kwargs)
+        if choice is not None and choice.child is not None:
+            return ""
+        strategy = repr(self.target(args, kwargs).options.strategy)
+        return autotune.plan_not_run(strategy, None if choice is None else choice.name)
+
     # -- planning ---------------------------------------------------------------------------------
 
     def all_planned(self, args: Any, kwargs: Any) -> list[Entry]:

@@ -22,7 +22,7 @@ def explain(fast: Core, args: Any, kwargs: Any) -> str:
     """See ``dynaflow_xla.explain``."""
     entries = fast.all_planned(args, kwargs)
     target = fast.target(args, kwargs)
-    lines: list[str] = []
+    lines = _what_runs(fast, args, kwargs)
     for entry in entries:
         lines += _explain_entry(entry)
         later = getattr(entry, "later", None)
@@ -32,16 +32,26 @@ def explain(fast: Core, args: Any, kwargs: Any) -> str:
     if not entries:
         lines.append(f"{fast.options.name}: no graph could be captured; the original runs")
     lines += [f"note: {text}" for text in target.breaks]
-    if isinstance(fast.options.strategy, Auto):
-        choice = fast.decision(args, kwargs)
-        if choice is None:
-            why = fast.put_off.reason(auto.signature(fast.original, args, kwargs))
-            lines.append(
-                f"auto: nothing decided yet for these arguments ({why or 'a call decides'})"
-            )
-        else:
-            lines += choice.lines()
     return "\n".join(lines)
+
+
+def _what_runs(fast: Core, args: Any, kwargs: Any) -> list[str]:
+    """Under ``Auto`` what a call runs, and why; nothing for a fixed strategy, whose plan runs."""
+    if not isinstance(fast.options.strategy, Auto):
+        return []
+    name = fast.options.name
+    choice = fast.decision(args, kwargs)
+    if choice is None:
+        why = fast.put_off.reason(auto.signature(fast.original, args, kwargs))
+        lines = [
+            f"{name}: the original runs until something is decided",
+            f"auto: nothing decided yet for these arguments ({why or 'a call decides'})",
+        ]
+    else:
+        lines = [f"{name}: {choice.name} runs", *choice.lines()]
+    if aside := fast.beside_the_plan(args, kwargs):
+        lines.append(f"{aside}:")
+    return lines
 
 
 def _explain_entry(entry: Entry) -> list[str]:

@@ -9,10 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
 from dynaflow_xla import autotune, quiet
+from dynaflow_xla.frontends.jax import auto
 
 
 @pytest.fixture(autouse=True)
@@ -166,3 +168,131 @@ def test_donated_arguments_are_measured_with_donation_on_fresh_copies(
     assert_same(f({"a": x.copy()}, y), fast(state, y))
     assert state["a"].is_deleted() and not y.is_deleted(), "the call itself donates"
     assert len(checked) >= 2
+
+
+# -- ahead of time, and what is told -----------------------------------------------------------------
+
+
+CALL = "dfx_run"
+
+
+def decided(f: Any, times: dict[str, Any], which: str, **options: Any) -> tuple[Any, Any]:
+    """An Auto function for which this was decided, and arguments."""
+    fast, args = auto_of(f, **options), arguments()
+    first = repr(auto.candidates_of(fast)[0])
+    times[{"lanes": first, "original": "original"}[which]] = 1.0
+    fast(*args)
+    choice = fast.decision(args, {})
+    assert (choice.child is not None) == (which == "lanes")
+    return fast, args
+
+
+@pytest.mark.parametrize("which", ["lanes", "original", "undecided"])
+def test_ahead_of_time_is_what_a_call_runs(
+    times: dict[str, Any], assert_same: Any, which: str
+) -> None:
+    if which == "undecided":
+        fast, args = auto_of(jax.jit(sorts)), arguments()
+    else:
+        fast, args = decided(jax.jit(sorts), times, which)
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
+    for given in (args, shapes):
+        lowered = fast.lower(*given)
+        assert (CALL in lowered.as_text()) == (which == "lanes")
+        assert_same(sorts(*args), lowered.compile()(*args))
+        traced = fast.trace(*given)
+        assert (CALL in traced.lower().as_text()) == (which == "lanes")
+        assert fast.eval_shape(*given) == jax.eval_shape(sorts, *given)
+        inside = jax.jit(lambda *a: fast(*a)).lower(*given)
+        assert (CALL in inside.as_text()) == (which == "lanes")
+        made = str(jax.make_jaxpr(fast)(*args))
+        assert ("dfx_program" in made) == (which == "lanes")
+    times.clear()
+    times["measured"] = []
+    assert_same(sorts(*args), fast(*args))
+
+
+def test_ahead_of_time_follows_a_new_decision(times: dict[str, Any]) -> None:
+    fast, args = decided(jax.jit(sorts), times, "original")
+    assert CALL not in fast.lower(*args).as_text()
+    times |= {"original": 2.0, repr(auto.candidates_of(fast)[0]): 1.0}
+    dfx.tune(fast, *args)
+    assert CALL in fast.lower(*args).as_text()
+
+
+def test_ahead_of_time_on_the_callers_thread(times: dict[str, Any], assert_same: Any) -> None:
+    def small(x: Any) -> Any:
+        return jnp.tanh(x @ x)
+
+    fast, x = auto_of(jax.jit(small)), jax.random.normal(jax.random.key(0), (48, 48)) / 7
+    times[auto.ON_CALLER] = 1.0
+    fast(x)
+    assert fast.decision((x,), {}).on_caller
+    lowered = fast.lower(x)
+    assert CALL not in lowered.as_text()
+    assert_same(small(x), lowered.compile()(x))
+
+
+def test_static_and_donated_arguments_ahead_of_time(times: dict[str, Any]) -> None:
+    f = jax.jit(lambda x, y, power: sorts(x, y) ** power, static_argnums=2, donate_argnames="x")
+    fast, (x, y) = auto_of(f), arguments()
+    times[repr(auto.candidates_of(fast)[0])] = 1.0
+    fast(x.copy(), y, 2)
+    assert CALL in fast.lower(x, y, 2).as_text()
+    assert CALL not in fast.lower(x, y, 3).as_text(), "nothing was decided for this one"
+    with pytest.raises(ValueError, match="hashable"):
+        fast.lower(x, y, [2])
+
+
+def test_an_array_of_numpy_shares_the_decision(times: dict[str, Any]) -> None:
+    fast, args = decided(jax.jit(sorts), times, "lanes")
+    fast(*[np.asarray(x) for x in args])
+    assert len(times["measured"]) == 1
+
+
+@pytest.mark.parametrize("which", ["lanes", "original", "undecided"])
+def test_what_is_shown_is_what_runs_or_says_so(times: dict[str, Any], which: str) -> None:
+    if which == "undecided":
+        fast, args = auto_of(jax.jit(sorts)), arguments()
+    else:
+        fast, args = decided(jax.jit(sorts), times, which)
+    candidate = repr(auto.candidates_of(fast)[0])
+    first, *rest = dfx.explain(fast, *args).splitlines()
+    runs = {"lanes": candidate, "original": "the original runs", "undecided": "the original runs"}
+    assert runs[which] in first
+    aside = f"this is the plan of {candidate}, a candidate of Auto's, which does not run"
+    shown = {
+        "explain": "\n".join(rest),
+        "plan": "\n".join(dfx.plan(fast, *args).notes),
+        "simulate": dfx.simulate(fast, *args).to_text(),
+        "summary": dfx.simulate(fast, *args).summary(),
+        "profile": dfx.profile(fast, *args).to_text(),
+        "page": dfx.profile(fast, *args).meta.get("notes", ()).__str__(),
+    }
+    for what, text in shown.items():
+        assert (aside in text) == (which != "lanes"), what
+    table = next(i for i, line in enumerate(rest) if "strategy Branches" in line)
+    assert any("auto:" in line for line in rest[:table]), "the reason stands before the plan"
+    timeline = dfx.profile(fast, *args)
+    assert type(timeline).from_json(timeline.to_json()) == timeline
+    plan = dfx.plan(fast, *args)
+    assert dfx.Plan.from_text(plan.to_text()) == plan
+    fixed = dfx.schedule(jax.jit(sorts), "branches")
+    assert "does not run" not in dfx.explain(fixed, *args) + str(dfx.plan(fixed, *args))
+
+
+def test_tune_leaves_the_strategy_as_it_is(times: dict[str, Any]) -> None:
+    strategy = dfx.Auto(budget_s=0.5, min_cost_ns=0.0)
+    before = dict(vars(strategy))
+    seen: list[dict[str, Any]] = []
+    fast, args = dfx.schedule(jax.jit(sorts), strategy), arguments()
+    real = autotune.measure
+
+    def measure(runs: Any, *given: Any, **options: Any) -> Any:
+        seen.append(dict(vars(strategy)))
+        return real(runs, *given, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(autotune, "measure", measure)
+        dfx.tune(fast, *args, budget_s=7.0)
+    assert [before, before] == [*seen, vars(strategy)]
