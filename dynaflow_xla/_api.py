@@ -161,9 +161,9 @@ def _schedule_jax(
     _optional.require("jax", "scheduling a JAX function", "jax")
     if compiler != "eager":
         raise UnsupportedError(f"compiler={compiler!r} is for PyTorch; leave compiler out")
-    frontend = importlib.import_module("dynaflow_xla.frontends.jax.scheduled")
+    given = importlib.import_module("dynaflow_xla.frontends.jax.given")
     entry = importlib.import_module("dynaflow_xla.frontends.jax.entry")
-    return frontend.ScheduledFunction(fn, entry.Options(**options, **batch), check=check)
+    return given.schedule(fn, entry.Options(**options, **batch), check)
 
 
 def _schedule_torch(

@@ -44,7 +44,8 @@ def jit_options(jitted: Any) -> dict[str, Any]:
     """
     info = jitted._jit_info
     if info.user_specified_in_shardings or any(
-        type(leaf).__name__ != "UnspecifiedValue" for leaf in info.out_shardings_leaves
+        leaf is not None and type(leaf).__name__ != "UnspecifiedValue"
+        for leaf in info.out_shardings_leaves
     ):
         raise UnsupportedError(
             "a jax.jit function with in_shardings/out_shardings spans devices that a schedule does "

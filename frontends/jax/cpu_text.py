@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from dynaflow_xla.frontends.jax import xla_dump
+from dynaflow_xla.frontends.jax.lifted import looks_inside
 
 _CANNOT = (
     "On a CPU the plan's order is not kept: gates are nothing there, and there are no streams and no command "
@@ -15,6 +16,7 @@ _CANNOT = (
 _FREE = frozenset("parameter constant bitcast tuple get-tuple-element iota broadcast".split())
 
 
+@looks_inside
 def text(fast: Any, args: Any, kwargs: Any) -> str:
     """The account of ``explain(deep=True)`` without a GPU and without a target."""
     programs = {

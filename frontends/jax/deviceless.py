@@ -27,6 +27,7 @@ from dynaflow_xla.frontends.jax import (
     targets,
     xla_options,
 )
+from dynaflow_xla.frontends.jax.lifted import looks_inside
 from dynaflow_xla.frontends.jax.xla_backend import XlaEntry, traced_entries
 
 TIMEOUT_S = 900.0
@@ -34,6 +35,7 @@ _PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 _PLATFORM = ("cuda",)
 
 
+@looks_inside
 def compile_report(
     fast: Any, args: Any, kwargs: Any, target: object = None, *, repeats: int = 0
 ) -> compiled_report.CompiledReport:

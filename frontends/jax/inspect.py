@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,12 +11,15 @@ import numpy as np
 from dynaflow_xla import autotune, quiet, verification
 from dynaflow_xla.errors import PlanError, VerificationError
 from dynaflow_xla.frontends.jax import auto, entry, lower
+from dynaflow_xla.frontends.jax.adapters.wrapper import array_copies, same
+from dynaflow_xla.frontends.jax.lifted import Lifted, looks_inside
 from dynaflow_xla.plan_text import region_table
 from dynaflow_xla.simulate import simulate
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.verification import Report
 
 
+@looks_inside
 def explain(fast: Any, args: Any, kwargs: Any) -> str:
     """See ``dynaflow_xla.explain``."""
     made = fast.planned(args, kwargs)
@@ -87,52 +91,104 @@ def first_difference(want: Any, got: Any) -> str:
 
 
 def verify(fast: Any, args: Any, kwargs: Any) -> Report:
-    """See ``dynaflow_xla.verify``."""
-
-    def copies() -> tuple[Any, Any]:
-        def copy(leaf: Any) -> Any:
-            return leaf.copy() if isinstance(leaf, jax.Array) else leaf
-
-        return jax.tree_util.tree_map(copy, (args, kwargs))  # type: ignore[no-any-return]
-
+    """See ``dynaflow_xla.verify``. What the calls did to their arguments is compared, too."""
+    copies: Callable[[Any], Any] = array_copies
+    values: Callable[[Any], Any] = same
     target = fast
-    if isinstance(fast._options.strategy, Auto):
+    if isinstance(fast, Lifted):
+        if not fast.wrapper.compares:
+            return fast.inside(verify, args, kwargs)
+        copies, values = fast.wrapper.copies, fast.wrapper.values
+    elif isinstance(fast._options.strategy, Auto):
         choice = fast.decision(args, kwargs)
         if choice is not None and choice.child is not None:
             target = choice.child
-    a, k = copies()
-    want = fast.original(*a, **k)
-    a, k = copies()
-    got = target(*a, **k)
-    return compare_trees(want, got)
+
+    def run(call: Any) -> tuple[Any, Any]:
+        a, k = copies((args, kwargs))
+        result = call(*a, **k)
+        return values(result), values((a, k))
+
+    want, given = run(fast.original)
+    got, taken = run(target)
+    rows = _rows("result", want, got)
+    before = {path: leaf for path, leaf in _leaves("argument", values((args, kwargs)))}
+    changed = {
+        path for path, leaf in _leaves("argument", given) if not _same_value(before.get(path), leaf)
+    }
+    rows += [row for row in _rows("argument", given, taken) if row[0] in changed]
+    return Report(tuple(rows))
+
+
+def _leaves(what: str, tree: Any) -> list[tuple[str, Any]]:
+    """Leaves by name; of arguments, positional ones by number and the others by name."""
+    skip = 1 if what == "argument" else 0
+    return [
+        (what + jax.tree_util.keystr(path[skip:]), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def _same_value(before: Any, after: Any) -> bool:
+    """Whether an argument is as it was."""
+    if not isinstance(before, jax.Array) or not isinstance(after, jax.Array):
+        return before is after
+    if after.is_deleted() or before.is_deleted():
+        return True
+    if before.shape != after.shape or before.dtype != after.dtype:
+        return False
+    return np.asarray(_plain(before)).tobytes() == np.asarray(_plain(after)).tobytes()
+
+
+def _plain(x: Any) -> Any:
+    """The words of a PRNG key, anything else as it is."""
+    return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
 def compare_trees(want: Any, got: Any) -> Report:
     """Compares results leaf by leaf; VerificationError at the first that differs too much."""
-    want_leaves, want_tree = jax.tree_util.tree_flatten_with_path(want)
-    got_leaves, got_tree = jax.tree_util.tree_flatten_with_path(got)
+    return Report(tuple(_rows("result", want, got)))
+
+
+def _rows(what: str, want: Any, got: Any) -> list[verification.Row]:
+    want_leaves, got_leaves = _leaves(what, want), _leaves(what, got)
+    want_tree, got_tree = map(jax.tree_util.tree_structure, (want, got))
     if want_tree != got_tree:
-        raise VerificationError(f"the result's structure must be {want_tree}; got {got_tree}")
+        raise VerificationError(f"the {what}'s structure must be {want_tree}; got {got_tree}")
     rows = []
-    for (path, w), (_, g) in zip(want_leaves, got_leaves, strict=True):
-        name = "result" + jax.tree_util.keystr(path)
-        rows.append(compare(name, w, g))
-    return Report(tuple(rows))
+    for (name, w), (_, g) in zip(want_leaves, got_leaves, strict=True):
+        if not isinstance(w, jax.Array) or not isinstance(g, jax.Array):
+            if not _equal_constants(w, g):
+                raise VerificationError(f"{name} must be {w!r}; got {g!r}")
+        elif not (w.is_deleted() or g.is_deleted()):  # it was donated
+            rows.append(compare(name, w, g))
+    return rows
+
+
+def _equal_constants(want: Any, got: Any) -> bool:
+    """Whether two leaves that are no JAX arrays are the same."""
+    if want is got:
+        return True
+    return type(want) is type(got) and bool(np.all(want == got))
+
+
+def _weak(x: Any) -> bool:
+    """Whether a value takes the type of what it meets; a PRNG key cannot."""
+    return bool(getattr(x.aval, "weak_type", False))
 
 
 def compare(name: str, want: Any, got: Any) -> verification.Row:
     """One row of a report; VerificationError if the values differ too much."""
     kind = f"{want.dtype}{list(want.shape)}"
-    if (want.dtype, want.shape, want.weak_type) != (got.dtype, got.shape, got.weak_type):
+    if (want.dtype, want.shape, _weak(want)) != (got.dtype, got.shape, _weak(got)):
         raise VerificationError(
             f"{name} must be {want.aval}; the scheduled function returned {got.aval}"
         )
-    if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
-        want, got = jax.random.key_data(want), jax.random.key_data(got)
-    w, g = np.asarray(want), np.asarray(got)
+    w, g = np.asarray(_plain(want)), np.asarray(_plain(got))
     return verification.compare(name, kind, str(w.dtype), w, g)
 
 
+@looks_inside
 def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
     """See ``dynaflow_xla.tune``."""
     strategy = fast._options.strategy

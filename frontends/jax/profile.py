@@ -11,6 +11,7 @@ import numpy as np
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import entry, lower, physical
+from dynaflow_xla.frontends.jax.lifted import looks_inside
 from dynaflow_xla.measured import Measured, Trace
 from dynaflow_xla.timeline import Timeline
 
@@ -20,6 +21,7 @@ _RUNS = 7
 _MAX_SECONDS = 1.0
 
 
+@looks_inside
 def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
     """See ``dynaflow_xla.profile``."""
     if fast._options.backend == "xla":

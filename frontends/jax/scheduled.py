@@ -22,6 +22,7 @@ from dynaflow_xla.frontends.jax import (
     capture,
     decided,
     donation,
+    effects,
     entry,
     inspect,
     on_caller,
@@ -29,6 +30,8 @@ from dynaflow_xla.frontends.jax import (
     xla_backend,
     xla_options,
 )
+from dynaflow_xla.frontends.jax.adapters import libraries
+from dynaflow_xla.frontends.jax.lifted import Lifted
 from dynaflow_xla.frontends.jax.program import Program
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.identity import identity
@@ -42,6 +45,10 @@ class _NotDecided(Exception):
     """A signature that Auto has not met yet."""
 
 
+class _NotLifted(Exception):
+    """A trace of a plain function met objects of another library among the arguments."""
+
+
 class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
     """A JAX function that runs under a schedule; it is called like the original.
 
@@ -52,7 +59,9 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
     """
 
     def __init__(self, fn: Callable[..., Any], options: entry.Options, *, check: bool = True):
-        jitted: Any = fn if _compat.is_jitted(fn) else jax.jit(fn)
+        # What jax.jit made loses what it does to its arguments anyway: that is the original's meaning.
+        self._plain = not _compat.is_jitted(fn)
+        jitted: Any = jax.jit(effects.watched(fn)) if self._plain else fn
         self.original = jitted
         given = self.jit_compiler_options = _compat.compiler_options(jitted)
         if given:
@@ -74,8 +83,10 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._candidates: dict[str, Any] | None = None
         self._chosen: dict[bool, Any] = {}  # by Choice.on_caller
         self.put_off = quiet.PutOff()
+        self._lifted: dict[str, Lifted] = {}  # by library
         self._tracing = threading.local()
-        functools.update_wrapper(self, _compat.wrapped_function(jitted), updated=())
+        function = fn if self._plain else _compat.wrapped_function(jitted)
+        functools.update_wrapper(self, function, updated=())
         self._jit = self._jitted(self._traced)
         # JAX takes compiler options for whole programs only.
         self.inner = self._jitted(self.__wrapped__) if given else jitted
@@ -98,6 +109,14 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         """A call for which no program is settled."""
+        try:
+            return self._unsettled(args, kwargs)
+        except TypeError as error:
+            raise self._with_way_out(error, args, kwargs)  # noqa: B904  (it is this error, or made from it)
+
+    def _unsettled(self, args: Any, kwargs: Any) -> Any:
+        if lifted := self._lift(args, kwargs):
+            return lifted(*args, **kwargs)
         if entry.afresh():
             return self.planning(args, kwargs)._traced(*args, **kwargs)
         if entry.capturing() or _compat.under_disable_jit() or self._unsupported_platform():
@@ -122,7 +141,37 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         """A call of the settled program raised ``error``."""
         if isinstance(error, _NotDecided | splitting.NotCompared):  # a signature it has not met yet
             return self._call(*args, **kwargs)
+        if self._lift(args, kwargs):
+            return self._call(*args, **kwargs)
+        if isinstance(error, TypeError):
+            raise self._with_way_out(error, args, kwargs)
         raise self._explained(error, args, kwargs)
+
+    def _with_way_out(self, error: TypeError, args: Any, kwargs: Any) -> TypeError:
+        """JAX's error about an argument that it cannot trace, with what can be done about it."""
+        _, *dynamic = self._split_static(args, kwargs)
+        way_out = effects.untraceable(self._options.name, *dynamic)
+        if not way_out or way_out in str(error):
+            return error
+        made = TypeError(f"{error}\n{way_out}")
+        made.__cause__ = error
+        return made
+
+    def _lift(self, args: Any, kwargs: Any) -> Lifted | None:
+        """What serves a plain function whose arguments hold another library's objects."""
+        if not self._plain or not (library := libraries.owner_of(self._options.name, args, kwargs)):
+            return None
+        if library.NAME not in self._lifted:
+            wrapper, whole = libraries.lifting(library, effects.watched(self.__wrapped__))
+            in_axes, out_axes = wrapper.axes(self._options.in_axes, self._options.out_axes)
+            options = replace(self._options, in_axes=in_axes, out_axes=out_axes)
+            made = ScheduledFunction(wrapper.inside, options, check=self._check)
+            self._lifted[library.NAME] = Lifted(wrapper, made, whole)
+        return self._lifted[library.NAME]
+
+    def _dfx_resolve(self, args: Any, kwargs: Any) -> Any:
+        """What to look at to see what these arguments get."""
+        return self._lift(args, kwargs) or self
 
     def _explained(self, error: BaseException, args: Any, kwargs: Any) -> BaseException:
         """What a call raises when its program raised ``error``."""
@@ -199,7 +248,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes and dtypes of the result, as ``jax.jit(f).eval_shape``; nothing is planned."""
-        return self.original.eval_shape(*args, **kwargs)
+        return (self._lift(args, kwargs) or self).original.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
         """Forgets plans, compiled programs and decisions, as ``jax.jit(f).clear_cache`` does."""
@@ -208,8 +257,9 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         kept = (*self._chosen.values(), *self._with_options.values())
         for made in (self.original, self.inner, self._jit, *kept):
             made.clear_cache()
-        for child in self._children.values():
-            child.clear_cache()
+        parts: list[Any] = [*self._children.values(), *self._lifted.values()]
+        for part in parts:
+            part.clear_cache()
         for cache in (
             self._entries, self._choices, self._children, self._with_options, self._chosen, self.put_off
         ):  # fmt: skip
@@ -223,6 +273,8 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
     def __reduce__(self) -> Any:
         # A jitted function cannot be pickled, what it was made of can.
+        if self._plain:
+            return _planned_again, (self.__wrapped__, self._options, self._check)
         given = self._jit_options | {"compiler_options": self.jit_compiler_options or None}
         return _made_again, (self.__wrapped__, given, self._options, self._check)
 
@@ -238,6 +290,8 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         return self._ahead("trace", args, kwargs)
 
     def _ahead(self, how: str, args: Any, kwargs: Any) -> Any:
+        if lifted := self._lift(args, kwargs):
+            return getattr(lifted, how)(*args, **kwargs)
         if not isinstance(self._options.strategy, Auto):
             return self._proved(getattr(self._jit, how), args, kwargs)
         try:
@@ -287,6 +341,8 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         return jax.tree_util.tree_leaves((dynamic, keyword))
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
+        if self._lift(args, kwargs):
+            raise _NotLifted
         if _compat.operator_by_operator():
             return self.original(*args, **kwargs)
         return self._run(args, kwargs, check=self._check)
@@ -465,6 +521,8 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         return self._step_back or (self._watched._step_back if self._watched is not None else 0)
 
     def _traced_choice(self, args: Any, kwargs: Any) -> Any:
+        if self._lift(args, kwargs):
+            raise _NotLifted
         if _compat.operator_by_operator():
             return self.original(*args, **kwargs)
         choice = getattr(self._tracing, "choice", None)
@@ -561,6 +619,11 @@ def _resized(leaf: Any, axis: int, size: int) -> jax.ShapeDtypeStruct:
     """Another number of rows."""
     aval = jax.typeof(leaf)
     return _compat.struct_like(aval, (*aval.shape[:axis], size, *aval.shape[axis + 1 :]))
+
+
+def _planned_again(fn: Any, options: entry.Options, check: bool) -> ScheduledFunction:
+    """What unpickling a plain function's schedule calls."""
+    return ScheduledFunction(fn, options, check=check)
 
 
 def _made_again(

@@ -96,6 +96,14 @@ def test_training_page(tmp_path: Path) -> None:
     assert "strategy NanoBatch(2)" in out and "result" in out
 
 
+def test_modules_page(tmp_path: Path) -> None:
+    pytest.importorskip("flax")
+    pytest.importorskip("optax")
+    page = (ROOT / "docs" / "modules.md").read_text()
+    out = _run("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), tmp_path)
+    assert "argument[0]['norm']['mean']" in out and "result" in out
+
+
 @pytest.mark.parametrize(
     "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
 )
