@@ -128,8 +128,8 @@ class Core:
         self._candidates: dict[bool, dict[str, Strategy]] = {}
         self._warned = False
         self._writes = False
-        self._shared: tuple[tuple[int, ...], ...] | None = None
-        self._apart: dict[tuple[tuple[int, ...], ...], Core] = {}
+        self._shared: overlap.Pattern | None = None
+        self._apart: dict[overlap.Pattern, Core] = {}
         self._graphs = 0
         self._lock = threading.RLock()
         self._jax_side: Any = None
@@ -184,7 +184,7 @@ class Core:
                 raise inner from None
             raise
 
-    def _for_shared(self, found: tuple[tuple[int, ...], ...]) -> Core:
+    def _for_shared(self, found: overlap.Pattern) -> Core:
         """The same for arguments that share memory in another way: a capture of its own."""
         with self._lock:
             if found not in self._apart:
@@ -421,6 +421,8 @@ class Core:
             else:
                 _compat.mend_views_of_merged(gm)
                 self._writes |= _compat.writes_inputs()
+                if self._writes and self._shared is not None:
+                    overlap.check(self._shared, self.options.name)
                 self.changes.places |= effects.written_outside(state["sources"])
                 state["forward"] = entry
             return _compat.boxed(_Runner(entry))

@@ -6,49 +6,73 @@ all: a view in the place of a tensor of its own would get results other than the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
+from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.shared_memory import View, overlapping
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Other subclasses need have no memory of their own."""
 
 
-def pattern(args: Any, kwargs: Any) -> tuple[tuple[int, ...], ...]:
-    """Which tensors of a call overlap: pairs of leaves, with their places in memory."""
+class Pattern(NamedTuple):
+    """Which tensors of a call overlap.
+
+    Attributes:
+        views: Numbers of two leaves that are views of one storage, with their places in it.
+        foreign: Numbers of two that are not, say arrays of NumPy; PyTorch takes them for apart.
+    """
+
+    views: tuple[tuple[int, int, int, int], ...] = ()
+    foreign: tuple[tuple[int, int], ...] = ()
+
+
+_APART = Pattern()
+
+
+def pattern(args: Any, kwargs: Any) -> Pattern:
+    """Which tensors of a call overlap."""
     leaves = [
         (number, x)
         for number, x in enumerate(pytree.tree_leaves((args, kwargs)))
         if type(x) in _PLAIN and x.layout is torch.strided and not x.is_meta
     ]
     if len(leaves) < 2 or _compat.in_transform():
-        return ()
-    at: dict[int, list[tuple[int, torch.Tensor]]] = {}
-    for number, x in leaves:
-        at.setdefault(x.untyped_storage().data_ptr(), []).append((number, x))
-    return tuple(
-        (i, j, int(x.storage_offset()), int(y.storage_offset()))
-        for memory, group in at.items()
-        if memory
-        for n, (i, x) in enumerate(group)
-        for j, y in group[n + 1 :]
-        if x is not y and _overlap(x, y)  # one object in two places is seen by the guards
-    )
+        return _APART
+    leaves = [(number, x) for number, x in leaves if x.numel() and x.data_ptr()]
+    pairs = overlapping([_view(x) for _, x in leaves])
+    if not pairs:
+        return _APART
+    views, foreign = [], []
+    for first, second in pairs:
+        (i, x), (j, y) = leaves[first], leaves[second]
+        if x is y:  # one object in two places is seen by the guards
+            continue
+        if x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr():
+            views.append((i, j, int(x.storage_offset()), int(y.storage_offset())))
+        else:
+            foreign.append((i, j))
+    return Pattern(tuple(views), tuple(foreign))
 
 
-def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether two tensors of one storage have a byte in common."""
-    if not x.numel() or not y.numel():
-        return False
-    marks = torch.zeros(x.untyped_storage().nbytes(), dtype=torch.bool)
-    _bytes(marks, x).fill_(True)
-    return bool(_bytes(marks, y).any())
-
-
-def _bytes(marks: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _view(x: torch.Tensor) -> View:
     size = x.element_size()
-    strides = [stride * size for stride in x.stride()]
-    return marks.as_strided([*x.shape, size], [*strides, 1], x.storage_offset() * size)
+    return View(x.data_ptr(), tuple(x.shape), tuple(n * size for n in x.stride()), size)
+
+
+def check(found: Pattern, name: str) -> None:
+    """Checks that a function which writes into its arguments can be captured for these.
+
+    Raises:
+        UnsupportedError: some share memory and PyTorch does not know.
+    """
+    if found.foreign:
+        raise UnsupportedError(
+            f"{name!r} writes into its arguments, and tensors among these share memory that PyTorch takes "
+            "for apart (arrays of NumPy, say): the capture would miss in one what is written to the other. "
+            "Pass views of one tensor, or tensors with memory of their own"
+        )

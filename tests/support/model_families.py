@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+import dynaflow_xla as dfx
+from dynaflow_xla import autotune
+
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 TEXT = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -239,13 +242,19 @@ def model(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     return made, arguments()
 
 
+class Few(dfx.Auto):
+    """With one candidate of each kind."""
+
+    def candidates(self, lanes: int, *, batched: bool = False) -> list[dfx.Strategy]:
+        """See ``Auto``."""
+        return [dfx.Branches(lanes=lanes), *([dfx.NanoBatch(2)] if batched else [])]
+
+
 def decided(name: str) -> Any:
     """What ``Auto`` decides for a family without gradients, where every candidate is called once.
 
     The scheduled model is checked against the original.
     """
-    import dynaflow_xla as dfx
-    from dynaflow_xla import autotune
 
     def once(runs: Mapping[str, Callable[[], None]], **_: Any) -> dict[str, float]:
         for run in runs.values():
@@ -253,7 +262,7 @@ def decided(name: str) -> Any:
         return {name: 1.0 if name == "original" else 0.5 for name in runs}
 
     made, arguments = model(name)
-    fast: Any = dfx.schedule(made, dfx.Auto(min_cost_ns=0.0), lanes=2)
+    fast: Any = dfx.schedule(made, Few(min_cost_ns=0.0), lanes=2)
     measure, autotune.measure = autotune.measure, once  # type: ignore[assignment]
     try:
         with torch.no_grad():

@@ -312,3 +312,41 @@ def test_a_generator_that_a_checkpoint_does_not_need() -> None:
         torch.testing.assert_close(
             gm(x, None)[0], nn.functional.scaled_dot_product_attention(x, x, x)
         )
+
+
+def test_looking_for_shared_memory_runs_no_operators() -> None:
+    """It is done at each call of a function that writes its arguments, whatever the size of these."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from dynaflow_xla.frontends.torch import overlap
+
+    class Count(TorchDispatchMode):
+        ran: list[str]
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.ran.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    base, count = torch.zeros(40, 24), Count()
+    views, count.ran = [base[:, n : n + 2] for n in range(23)], []
+    with count:
+        found = overlap.pattern(views, {})
+    assert not count.ran
+    assert [(i, j) for i, j, *_ in found.views] == [(n, n + 1) for n in range(22)]
+
+
+def test_memory_of_numpy_that_is_shared_and_written_is_refused() -> None:
+    import numpy as np
+
+    memory = np.zeros(12, np.float32)
+    x, y = torch.from_numpy(memory[:8]), torch.from_numpy(memory[4:])
+    reads = dfx.schedule(lambda x, y: x * 2 + y, dfx.Branches(), lanes=2, backend="torch")
+    assert torch.equal(reads(x, y), x * 2 + y)
+    writes = dfx.schedule(lambda x, y: x.add_(1) + y, dfx.Branches(), lanes=2, backend="torch")
+    with pytest.raises(UnsupportedError, match="takes for apart"):
+        writes(x, y)
+    assert not memory.any()
+    z = torch.from_numpy(np.zeros(8, np.float32))
+    assert torch.equal(writes(z, torch.ones(8)), torch.full((8,), 2.0))
