@@ -70,10 +70,14 @@ def schedule(
             frameworks are loaded, the first call's arguments tell what a plain function is.
         strategy: ``"auto"``, ``"branches"``, ``"sequential"``, ``"nano_batch"``, ``"dual_batch"`` or a
             :class:`Strategy`.
-        in_axes: The batch axis of each argument, as for ``jax.vmap``; needed by strategies that split
-            the batch.
+        in_axes: The batch axis of each argument; needed by strategies that split the batch. A mapping by
+            parameter name (``{"input_ids": 0, "attention_mask": 0}``), which holds however an argument
+            is passed, the others having no batch; or as for ``jax.vmap`` an axis, or a tuple with an entry
+            for each positional argument (arguments by keyword along axis 0); or a pair of such a tuple
+            and a mapping for arguments by keyword. An entry may be a tree that is the argument's prefix.
         out_axes: How each result of a split is put together: its batch axis, ``Sum()``, ``Mean()``
-            (weighted by the nano-batches' sizes), or None where it does not depend on the batch.
+            (weighted by the nano-batches' sizes), or None where it does not depend on the batch; for
+            a mapping or a dataclass also by name (``{"loss": dfx.Mean()}``, the others along axis 0).
         batch_size: Rows the batch must have, as a check.
         backend: ``"auto"``, ``"ffi"`` (XLA programs on lanes of this machine's cores), ``"xla"`` (one
             XLA program whose CUDA graph has the plan's order; on a CPU a plain program with the same

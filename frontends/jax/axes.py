@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from dynaflow_xla import checks
+from dynaflow_xla.batch.arguments import call_axes, named_results
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.separability import Mean, OutSpec, Sum, batch_of
 
@@ -24,6 +25,7 @@ def _path_names(tree: Any, prefix: str) -> list[str]:
 def input_axes(
     name: str,
     in_axes: Any,
+    function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     static_nums: set[int],
@@ -34,8 +36,8 @@ def input_axes(
 
     Args:
         name: Of the function, for messages.
-        in_axes: An integer, None, or a tuple with an entry for each positional argument, which may be
-            a tree prefix of it; keyword arguments are cut along axis 0, as in ``jax.vmap``.
+        in_axes: See ``call_axes``.
+        function: Whose parameters ``in_axes`` may name.
         args: Of the call; leaves have a shape.
         kwargs: As ``args``.
         static_nums: Arguments that are no arrays.
@@ -45,26 +47,12 @@ def input_axes(
     Raises:
         PlanError: axes that do not fit the arguments, or arguments with different numbers of rows.
     """
-    if (one := checks.integer(in_axes)) is not None:
-        in_axes = one
-    elif not isinstance(in_axes, tuple | list):
-        raise PlanError(
-            f"{name!r}: in_axes must be an integer or a tuple with an entry for each positional "
-            f"argument, as for jax.vmap; got {in_axes!r}"
-        )
-    if isinstance(in_axes, int):
-        entries: Sequence[Any] = [None if n in static_nums else in_axes for n in range(len(args))]
-    else:
-        entries = in_axes
-    if len(entries) != len(args):
-        raise PlanError(
-            f"{name!r}: in_axes must have an entry for each of {len(args)} positional arguments; got "
-            f"{in_axes!r}"
-        )
+    given = call_axes(name, in_axes, function, args, kwargs, static_nums)
+    named = isinstance(in_axes, Mapping)
     flat: list[int | None] = []
     names: list[str] = []
     leaves: list[Any] = []
-    for number, (axes, value) in enumerate(zip(entries, args, strict=True)):
+    for number, (axes, value) in enumerate(zip(given.positional, args, strict=True)):
         if number in static_nums:
             if axes is not None:
                 raise PlanError(
@@ -75,10 +63,17 @@ def input_axes(
         flat += _spread(axes, value, f"{name!r}: in_axes[{number}]")
         names += _path_names(value, f"argument {number}")
         leaves += jax.tree_util.tree_leaves(value)
-    dynamic = {k: v for k, v in kwargs.items() if k not in static_names}
-    flat += [0] * len(jax.tree_util.tree_leaves(dynamic))
-    names += _path_names(dynamic, "keyword argument ")
-    leaves += jax.tree_util.tree_leaves(dynamic)
+    for key in sorted(kwargs):  # the order in which JAX has them
+        axes, value = given.keyword[key], kwargs[key]
+        if key in static_names:
+            if named and axes is not None:
+                raise PlanError(
+                    f"{name!r}: in_axes[{key!r}] must be None, because it is static; got {axes!r}"
+                )
+            continue
+        flat += _spread(axes, value, f"{name!r}: in_axes of keyword argument {key!r}")
+        names += _path_names(value, f"keyword argument ['{key}']")
+        leaves += jax.tree_util.tree_leaves(value)
     return _normal(name, flat, names, leaves, batch_size)
 
 
@@ -130,24 +125,14 @@ def output_specs(name: str, out_axes: Any, outputs: Any) -> tuple[OutSpec, ...]:
     Args:
         name: Of the function.
         out_axes: An integer, None, ``Sum()``, ``Mean()`` or a tree of these that is a prefix of the
-            results.
+            results; for a mapping or a dataclass also a mapping by name, where what is left out has
+            axis 0.
         outputs: The results; leaves have a shape.
 
     Raises:
         PlanError: it is no such prefix, or an axis is out of range.
     """
-    try:
-        spread = jax.tree.broadcast(out_axes, outputs, is_leaf=_is_none)
-    except ValueError as error:
-        raise PlanError(
-            f"{name!r}: out_axes must be an integer, None, dfx.Sum(), dfx.Mean() or a tree of these "
-            f"that is a prefix of the results, {jax.tree_util.tree_structure(outputs)}; got "
-            f"{out_axes!r}"
-        ) from error
-    flat = jax.tree_util.tree_leaves(spread, is_leaf=_is_none)
-    holes = jax.tree_util.tree_leaves(outputs, is_leaf=_is_none)
-    if len(flat) == len(holes):
-        flat = [spec for spec, leaf in zip(flat, holes, strict=True) if leaf is not None]
+    flat = _out_leaves(name, out_axes, outputs)
     paths = _path_names(outputs, "result")
     made: list[OutSpec] = []
     for spec, where, leaf in zip(flat, paths, jax.tree_util.tree_leaves(outputs), strict=True):
@@ -163,3 +148,38 @@ def output_specs(name: str, out_axes: Any, outputs: Any) -> tuple[OutSpec, ...]:
             )
         made.append(number % rank)
     return tuple(made)
+
+
+def _out_leaves(name: str, out_axes: Any, outputs: Any) -> list[Any]:
+    """``out_axes`` spread over the leaves of the results."""
+    children = _named_children(outputs) if isinstance(out_axes, Mapping) else None
+    if children is not None:
+        specs = named_results(name, out_axes, children)
+        return [s for key, part in children.items() for s in _out_leaves(name, specs[key], part)]
+    try:
+        spread = jax.tree.broadcast(out_axes, outputs, is_leaf=_is_none)
+    except ValueError as error:
+        raise PlanError(
+            f"{name!r}: out_axes must be an integer, None, dfx.Sum(), dfx.Mean() or a tree of these "
+            f"that is a prefix of the results, {jax.tree_util.tree_structure(outputs)}; got "
+            f"{out_axes!r}"
+        ) from error
+    flat = jax.tree_util.tree_leaves(spread, is_leaf=_is_none)
+    holes = jax.tree_util.tree_leaves(outputs, is_leaf=_is_none)
+    if len(flat) == len(holes):
+        flat = [spec for spec, leaf in zip(flat, holes, strict=True) if leaf is not None]
+    return flat
+
+
+def _named_children(tree: Any) -> dict[Any, Any] | None:
+    """What a mapping or an object with named fields holds, in the order of its leaves; else None."""
+    made: dict[Any, Any] = {}
+    for path, _ in jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: x is not tree):
+        key = path[0] if path else None
+        if isinstance(key, jax.tree_util.DictKey):
+            made[key.key] = tree[key.key]
+        elif isinstance(key, jax.tree_util.GetAttrKey):
+            made[key.name] = getattr(tree, key.name)
+        else:
+            return None
+    return made or None

@@ -400,8 +400,9 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             return None
         nums, names = self._static(args)
         in_axes, batch = axes.input_axes(
-            options.name, options.in_axes, args, kwargs, nums, names, options.batch_size
-        )
+            options.name, options.in_axes, self.__wrapped__, args, kwargs, nums, names,
+            options.batch_size,
+        )  # fmt: skip
         results = jax.tree_util.tree_unflatten(traced.out_tree, list(traced.jaxpr.out_avals))
         out_axes = axes.output_specs(options.name, options.out_axes, results)
 

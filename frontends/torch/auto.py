@@ -146,7 +146,7 @@ def candidates_of(core: Any, args: Any, kwargs: Any) -> dict[str, Strategy]:
     options = core.options
     if core.captured_ahead:
         return core.candidates()  # type: ignore[no-any-return]
-    dims = axes.batch_dims(options.name, options.in_axes, args, kwargs)
+    dims = axes.batch_dims(options.name, options.in_axes, core.original, args, kwargs)
     rows = dims[0][0].shape[dims[0][1]] if dims else 0
     made = core.candidates(batched=rows > 1)
     return {name: c for name, c in made.items() if not splits(c) or _nano_batches(c) <= rows}

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla import checks
+from dynaflow_xla.batch.arguments import call_axes, named_results
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.separability import batch_of
 
 
 def batch_dims(
-    name: str, in_axes: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    name: str,
+    in_axes: Any,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> list[tuple[torch.Tensor, int]]:
     """The batched tensors of a call, each with its batch dimension.
 
     Args:
         name: Of the function, for messages.
-        in_axes: As in ``torch.vmap``: an integer, or a tuple with an entry (which may be a tree prefix)
-            for each positional argument; keyword arguments are cut along dimension 0. Or a mapping by
-            the name of keyword arguments; those it leaves out have no batch. None: the first
-            dimension of every tensor is offered, and the capture has to prove which hold the batch.
+        in_axes: See ``call_axes``. None: the first dimension of every tensor is offered, and the capture
+            has to prove which hold the batch.
+        function: The function or module, whose parameters ``in_axes`` may name.
         args: Positional arguments.
         kwargs: Keyword arguments.
 
@@ -32,38 +37,36 @@ def batch_dims(
     """
     if in_axes is None:
         return _offered(args, kwargs)
+    # A module's call takes what its forward takes.
+    named = function.forward if isinstance(function, torch.nn.Module) else function
+    given = call_axes(name, in_axes, named, args, kwargs)
     found: list[tuple[str, Any, int]] = []
-    if isinstance(in_axes, Mapping):
-        if unknown := set(in_axes) - set(kwargs):
-            raise PlanError(
-                f"{name!r}: in_axes names {sorted(unknown)}, and the call has the keyword arguments "
-                f"{sorted(kwargs)}; positional arguments need a tuple"
-            )
-        for key, axes in in_axes.items():
-            found += _spread(name, f"keyword argument {key}", axes, kwargs[key])
-    else:
-        entries = _entries(name, in_axes, args)
-        for number, (axes, value) in enumerate(zip(entries, args, strict=True)):
-            found += _spread(name, f"argument {number}", axes, value)
-        for key, value in kwargs.items():
-            found += _spread(name, f"keyword argument {key}", 0, value)
+    for number, (axes, value) in enumerate(zip(given.positional, args, strict=True)):
+        found += _spread(name, f"argument {number}", axes, value)
+    for key, value in kwargs.items():
+        found += _spread(name, f"keyword argument {key}", given.keyword[key], value)
     return _checked(name, found)
 
 
-def _entries(name: str, in_axes: Any, args: Sequence[Any]) -> Sequence[Any]:
-    if (one := checks.integer(in_axes)) is not None:
-        return [one] * len(args)
-    if not isinstance(in_axes, (tuple, list)):
+def check_results(name: str, out_axes: Any, result: Any) -> None:
+    """That ``out_axes`` by name names what the result of a call has.
+
+    Raises:
+        PlanError: it does not.
+    """
+    if not isinstance(out_axes, Mapping):
+        return
+    if isinstance(result, Mapping):
+        named_results(name, out_axes, list(result))
+    elif dataclasses.is_dataclass(result):
+        named_results(name, out_axes, [f.name for f in dataclasses.fields(result)])
+    elif isinstance(result, tuple) and hasattr(result, "_fields"):
+        named_results(name, out_axes, result._fields)
+    else:
         raise PlanError(
-            f"{name!r}: in_axes must be an integer, a tuple with an entry for each positional argument, or "
-            f"a mapping by keyword; got {in_axes!r}"
+            f"{name!r}: out_axes is a mapping by name; the result is a {type(result).__name__}, which has no "
+            "names"
         )
-    if len(in_axes) != len(args):
-        raise PlanError(
-            f"{name!r}: in_axes must have an entry for each of {len(args)} positional arguments; got "
-            f"{in_axes!r}"
-        )
-    return in_axes
 
 
 def _spread(name: str, what: str, axes: Any, value: Any) -> list[tuple[str, Any, int]]:

@@ -25,6 +25,7 @@ class _Offer:
 
     name: str
     in_axes: Any
+    function: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     dims: list[tuple[torch.Tensor, int]] = field(default_factory=list)
@@ -43,8 +44,8 @@ class offered:  # noqa: N801  (a context, used like a function)
 
     __slots__ = ("offer", "saved")
 
-    def __init__(self, name: str, in_axes: Any, args: Any, kwargs: Any) -> None:
-        self.offer = _Offer(name, in_axes, args, kwargs)
+    def __init__(self, name: str, in_axes: Any, function: Any, args: Any, kwargs: Any) -> None:
+        self.offer = _Offer(name, in_axes, function, args, kwargs)
 
     def __enter__(self) -> None:
         self.saved, _state.offer = _state.offer, self.offer
@@ -61,7 +62,9 @@ def around() -> Iterator[None]:
         yield
         return
     try:
-        offer.dims = axes.batch_dims(offer.name, offer.in_axes, offer.args, offer.kwargs)
+        offer.dims = axes.batch_dims(
+            offer.name, offer.in_axes, offer.function, offer.args, offer.kwargs
+        )
     except DynaflowError as error:
         offer.error = error  # told by the backend: nobody listens to an exception here
         offer.dims = []

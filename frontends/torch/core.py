@@ -23,6 +23,7 @@ from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityErro
 from dynaflow_xla.frontends.torch import (
     _compat,
     auto,
+    axes,
     batch,
     draws,
     effects,
@@ -201,9 +202,12 @@ class Core:
     def _offered(self, args: Any, kwargs: Any) -> Any:
         if not self.splits:
             return self._compiled(*args, **kwargs)
-        offered = batch.offered(self.options.name, self.options.in_axes, args, kwargs)
+        options = self.options
+        offered = batch.offered(options.name, options.in_axes, self.original, args, kwargs)
         with offered, _compat.layers_of_any_size():
-            return self._compiled(*args, **kwargs)
+            result = self._compiled(*args, **kwargs)
+        axes.check_results(options.name, options.out_axes, result)
+        return result
 
     def _with_arrays(self, args: Any, kwargs: Any) -> Any:
         if self.options.backend == "torch":
