@@ -6,12 +6,13 @@ against how the outputs are to be merged, and the outcome becomes a :class:`Proo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from dynaflow_xla.batch.states import (
     Finding,
+    Late,
     Mixed,
     Partial,
     Rows,
@@ -120,46 +121,80 @@ class Proof:
             raise SeparabilityError(self._message(bad, effects))
 
     def _message(self, bad: Sequence[OutputProof], effects: Sequence[Finding]) -> str:
-        proven_bad = any(o.status == "mixed" for o in bad)
-        verb = "cannot be split" if proven_bad else "is not proved to be splittable"
-        sizes = ", ".join(map(str, self.sizes))
-        lines = [f"{self.name!r} {verb} into nano-batches (batch of {self.batch} into {sizes}):"]
         # One line for each cause; a cause often spoils many outputs.
-        causes: dict[Finding, list[OutputProof]] = {}
+        causes: dict[Finding, list[int]] = {}
         for output in bad:
             if output.finding is not None:
-                causes.setdefault(output.finding, []).append(output)
-        for finding, outputs in causes.items():
-            numbers = ", ".join(str(o.index) for o in outputs[:8])
-            more = f" and {len(outputs) - 8} more" if len(outputs) > 8 else ""
-            plural = "s" if len(outputs) > 1 else ""
-            lines.append(f"  {finding} (output{plural} {numbers}{more})")
-        lines += [f"  {finding}" for finding in effects]
+                causes.setdefault(output.finding, []).append(output.index)
         hints = dict.fromkeys(f"for output {o.index}: {o.suggestion}" for o in bad if o.suggestion)
-        lines.append("Ways out:")
-        lines += [f"  - {hint}" for hint in list(hints)[:8]]
-        if not hints:
-            lines.append(
-                "  - an output that is a sum or a mean over the batch: "
-                "out_axes=dfx.Sum() or out_axes=dfx.Mean()"
-            )
-        if any(kind in str(finding) for finding in causes for kind in _COLLECTIVES):
-            lines.append(
-                "  - let the collective work along another axis than the batch's, or split another axis: "
-                "in_axes"
-            )
-        lines.append(
-            "  - exclude the region from the split: apply it outside the scheduled function"
-        )
-        lines.append(
-            "  - if you know that rows are independent all the same: assume_separable=True"
-        )
-        return "\n".join(lines)
+        proven_bad = any(o.status == "mixed" for o in bad)
+        return refusal(
+            self.name, self.batch, self.sizes, causes, proven=proven_bad, effects=effects,
+            hints=tuple(hints),
+        )  # fmt: skip
 
     def __str__(self) -> str:
         head = f"{self.name}: batch {self.batch} into {self.sizes}: {self.status}"
         rows = [f"  output {o.index}: {o.state} -> {o.wanted}: {o.status}" for o in self.outputs]
         return "\n".join([head, *rows, *(f"  {f}" for f in (*self.findings, *self.effects))])
+
+
+def refusal(
+    name: str,
+    batch: int,
+    sizes: Sequence[int],
+    causes: Mapping[Finding, Sequence[int]],
+    *,
+    proven: bool = True,
+    effects: Sequence[Finding] = (),
+    hints: Sequence[str] = (),
+) -> str:
+    """The message of a refused split: what is to blame, and the ways out that help there.
+
+    Args:
+        name: Of the function.
+        batch: Rows of the whole batch.
+        sizes: Of the nano-batches.
+        causes: What is to blame, each with the outputs that it spoils.
+        proven: Whether some of it is known to be wrong, or all is only not proved.
+        effects: What would happen once for each nano-batch.
+        hints: Merges that would do, in words.
+    """
+    verb = "cannot be split" if proven else "is not proved to be splittable"
+    lines = [f"{name!r} {verb} into nano-batches (batch of {batch} into {_list(sizes)}):"]
+    for finding, outputs in causes.items():
+        more = f" and {len(outputs) - 8} more" if len(outputs) > 8 else ""
+        plural = "s" if len(outputs) > 1 else ""
+        spoiled = f" (output{plural} {_list(outputs[:8])}{more})" if outputs else ""
+        lines.append(f"  {finding}{spoiled}")
+    lines += [f"  {finding}" for finding in effects]
+    lines.append("Ways out:")
+    lines += [f"  - {way}" for way in (*hints[:8], *_ways_out(causes, effects, bool(hints)))]
+    return "\n".join(lines)
+
+
+def _ways_out(causes: Iterable[Finding], effects: Sequence[Finding], hinted: bool) -> Iterable[str]:
+    """What helps against these causes, beside the merges that were found."""
+    if not hinted and any(finding.total for finding in causes):
+        yield (
+            "if the sum or the mean over the batch is what you want, return it: "
+            "out_axes=dfx.Sum() or out_axes=dfx.Mean() for that output"
+        )
+    if any(kind in str(finding) for finding in causes for kind in _COLLECTIVES):
+        yield (
+            "let the collective work along another axis than the batch's, or split another axis: "
+            "in_axes"
+        )
+    yield "exclude the region from the split: apply it outside the scheduled function"
+    if effects or not all(finding.final for finding in causes):
+        yield (
+            "if you know that rows are independent all the same, tell the strategy: "
+            "dfx.NanoBatch(2, assume_separable=True)"
+        )
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 _COLLECTIVES = ("all_gather", "all_to_all", "reduce_scatter", "psum_scatter", "ppermute")
@@ -180,6 +215,11 @@ def _allowed(state: State) -> dict[str, OutSpec]:
     elif isinstance(state, Partial) and state.power in (0, -1):
         spec: OutSpec = Mean() if state.power else Sum()
         allowed[f"out_axes={spec!r}"] = spec
+    elif isinstance(state, Late):
+        # Its value is the original's, whatever total of the batch it is called.
+        allowed["out_axes=dfx.Mean()"] = Mean()
+        allowed["out_axes=dfx.Sum()"] = Sum()
+        allowed["out_axes=None"] = None
     return allowed
 
 
@@ -206,6 +246,8 @@ def _mismatch(state: State) -> str:
         if state.power:
             return f"it scales with the batch size (batch**{state.power})"
         return "it does not depend on the batch"
+    if isinstance(state, Late):
+        return f"it is computed from a total over the batch ({state.origin})"
     return "it holds positions in the batch"
 
 
@@ -228,12 +270,13 @@ def prove_output(
         return OutputProof(index, state, wanted, "unproven", state.finding, "")
     axis = wanted + rank if isinstance(wanted, int) and wanted < 0 else wanted
     allowed = _allowed(state)
-    if not inexact:
+    if not inexact and not isinstance(state, Late):
         allowed = {k: v for k, v in allowed.items() if not isinstance(v, Mean)}
     if axis in allowed.values():
         return OutputProof(index, state, wanted, "separable")
     reason = f"{_mismatch(state)}, so it cannot be merged by out_axes={wanted!r}"
-    finding = Finding("mixed", made_by.op, reason, made_by.source, made_by.scope)
+    total = isinstance(state, Partial)
+    finding = Finding("mixed", made_by.op, reason, made_by.source, made_by.scope, total)
     return OutputProof(index, state, wanted, "mixed", finding, next(iter(allowed), ""))
 
 

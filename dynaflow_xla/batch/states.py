@@ -30,6 +30,8 @@ class Finding:
         reason: A plain sentence.
         source: Its line in the user's program.
         scope: Its name scope, outermost first.
+        total: It needs a total over the batch that only all nano-batches together have.
+        final: It cannot run on a nano-batch at all, whatever anybody vouches for.
     """
 
     verdict: Verdict
@@ -37,6 +39,8 @@ class Finding:
     reason: str
     source: Source | None = None
     scope: tuple[str, ...] = ()
+    total: bool = False
+    final: bool = False
 
     def __str__(self) -> str:
         where = f" at {self.source}" if self.source else ""
@@ -148,6 +152,31 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """Numbers that each trace counts for itself: ``step`` times the row's own, each ``inner`` times.
+
+    Good for one thing: being handed to the operators that a row's elements are counted for.
+    """
+
+    axis: int
+    step: int = 1
+    inner: int = 1
+
+    def __str__(self) -> str:
+        return f"counted(axis={self.axis})"
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Computed from totals over the batch (and what is the same in every trace), once these are complete."""
+
+    origin: Origin | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return "computed from totals"
+
+
+@dataclass(frozen=True, slots=True)
 class Mixed:
     """Depends on the whole batch, or on its size; ``finding`` is the first operator to blame."""
 
@@ -167,7 +196,7 @@ class Unknown:
         return f"unproven since {self.finding.op}"
 
 
-State: TypeAlias = Same | Rows | Partial | Position | Mixed | Unknown
+State: TypeAlias = Same | Rows | Partial | Position | Counted | Late | Mixed | Unknown
 SAME = Same()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -211,8 +212,21 @@ def where_fixed(size: Any) -> str:
     node: Any = getattr(size, "node", None)
     for guard in getattr(getattr(node, "shape_env", None), "guards", ()):
         if node._expr in guard.expr.free_symbols:
-            return f" (at {str(guard.sloc).rpartition('#')[2].strip()})"
+            return f" (at {_with_whole_path(str(guard.sloc).rpartition('#')[2].strip())})"
     return ""
+
+
+def _with_whole_path(place: str) -> str:
+    """A place in a program as PyTorch shortens it: without what its file's path shares with PyTorch's own.
+
+    Of a path that shares only the root it cuts a letter, too.
+    """
+    name, colon, rest = place.partition(":")
+    for folder in Path(torch.__file__).parents:
+        if (folder / name).is_file():
+            return f"{folder / name}{colon}{rest}"
+    found = [] if glob.has_magic(name) else glob.glob(f"/?{name}")
+    return f"{found[0]}{colon}{rest}" if len(found) == 1 else place
 
 
 def given_tensor(node: Any) -> Any:
@@ -398,6 +412,18 @@ def unfused_layers() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+def says_nothing() -> tuple[type[BaseException], ...]:
+    """What an operator raises on tensors without data where it needs the data, or has no kernel for them."""
+    from torch._subclasses import fake_tensor
+
+    return (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        fake_tensor.UnsupportedFakeTensorException,
+        fake_tensor.UnsupportedOperatorException,
+    )
 
 
 def inner_error(error: BaseException) -> BaseException:

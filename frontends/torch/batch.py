@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import DynaflowError, PlanError, SeparabilityError, UnsupportedError
-from dynaflow_xla.frontends.torch import _compat, axes
+from dynaflow_xla.frontends.torch import _compat, axes, mean_losses
 from dynaflow_xla.frontends.torch.batched import BatchedGraph
 from dynaflow_xla.frontends.torch.capture import capture
 from dynaflow_xla.frontends.torch.entry import Options, graph_name
@@ -113,6 +113,40 @@ def sizes_in(gm: Any) -> list[Size]:
     return found
 
 
+def _unnamed(in_axes: Any) -> Iterator[str]:
+    """Arguments that have as many rows as the batch and are not named: what would name them."""
+    offer = _state.offer
+    if offer is None or in_axes is None or not offer.dims:
+        return
+    rows = offer.dims[0][0].shape[offer.dims[0][1]]
+    named = {id(tensor) for tensor, _ in offer.dims}
+
+    def axis_of(given: Any) -> int | None:
+        if not isinstance(given, torch.Tensor) or id(given) in named or rows not in given.shape:
+            return None
+        return list(given.shape).index(rows)
+
+    places: dict[int | str, int] = {
+        key: axis
+        for key, given in (*enumerate(offer.args), *offer.kwargs.items())
+        if (axis := axis_of(given)) is not None
+    }
+    if not places:
+        return
+    shapes = [
+        f"argument {k} {list(offer.args[k].shape)}" if isinstance(k, int)
+        else f"{k} {list(offer.kwargs[k].shape)}"
+        for k in places
+    ]  # fmt: skip
+    wanted: Any = None
+    if isinstance(in_axes, Mapping):
+        wanted = {**in_axes, **{k: axis for k, axis in places.items() if isinstance(k, str)}}
+    elif isinstance(in_axes, (tuple, list)) and len(in_axes) == len(offer.args):
+        wanted = tuple(places.get(n, axis) for n, axis in enumerate(in_axes))
+    asked = f": in_axes={wanted!r}" if wanted not in (None, in_axes) else " in in_axes"
+    yield f"if {' and '.join(shapes)} have rows of the batch as well, name them, too{asked}"
+
+
 def _tensors(gm: Any) -> list[torch.Tensor]:
     found = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
     return [x for x in found if isinstance(x, torch.Tensor)]
@@ -150,12 +184,13 @@ def graph_of(
             )
         else:
             tied = f"ties it to other sizes ({expr})"
+        ways = [*_unnamed(options.in_axes), "name only arguments with a batch in in_axes"]
+        ways.append("compute what depends on the size outside the scheduled function")
         raise SeparabilityError(
             f"{options.name!r} cannot be split into nano-batches: the batch of the argument "
-            f"{size.what} must be a size of its own, and the function {tied}. Ways out: name only arguments "
-            "with a batch in in_axes; compute what depends on the size outside the scheduled function"
+            f"{size.what} must be a size of its own, and the function {tied}. Ways out: {'; '.join(ways)}"
         )
-    captured = capture(gm, graph_name(options, kind, number))
+    captured = mean_losses.as_quotients(capture(gm, graph_name(options, kind, number)))
     descriptions = _compat.output_descriptions(gm)
     if kind == "backward":
         roles = ["gradient"] * len(captured.outputs)

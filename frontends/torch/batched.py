@@ -6,16 +6,22 @@ import importlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from dynaflow_xla import nano
-from dynaflow_xla.batch.states import Rows, State
-from dynaflow_xla.errors import PlanError, SeparabilityError, VerificationError
-from dynaflow_xla.frontends.torch import drawn, proof as proving, split as splitting
+from dynaflow_xla.batch.states import Late, Partial, Rows, Same, State
+from dynaflow_xla.errors import EngineError, PlanError, SeparabilityError, VerificationError
+from dynaflow_xla.frontends.torch import (
+    drawn,
+    proof as proving,
+    shape_check,
+    split as splitting,
+    totals,
+)
 from dynaflow_xla.frontends.torch.captured import Captured
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.entry import (
@@ -28,7 +34,7 @@ from dynaflow_xla.frontends.torch.entry import (
     whole_entry,
 )
 from dynaflow_xla.frontends.torch.sizes import Binding, Sized, Symbol, at_sizes, bindings_of
-from dynaflow_xla.separability import Sum
+from dynaflow_xla.separability import Sum, refusal
 from dynaflow_xla.strategies.base import record, sizes_of
 from dynaflow_xla.strategies.sequential import Sequential
 
@@ -69,6 +75,9 @@ class BatchedGraph:
     backward: BatchedGraph | None = None
     bindings: tuple[Binding, ...] = ()
     _plans: OrderedDict[tuple[int, ...], _Made] = field(default_factory=OrderedDict)
+    _fit: set[int] = field(default_factory=lambda: {0})
+    """Sizes of nano-batches at which every operator is known to run."""
+
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
@@ -139,7 +148,7 @@ class BatchedGraph:
             assume = asked.assume_separable
         if not sizes:
             return _Made(self._whole(values, batch))
-        fit = proving.answer(self._question(values, batch), batch, sizes, assume=assume)
+        fit = self._proved(values, batch, sizes, assume)
         unproven = fit.proof.status == "unproven" and not assume
         if not assume:
             fit.proof.raise_if_refused(allow_unproven=options.check)
@@ -181,44 +190,81 @@ class BatchedGraph:
                 "first call"
             ) from None
 
-    def _question(self, values: dict[Symbol, int], batch: int) -> proving.Question:
+    def _proved(
+        self, values: dict[Symbol, int], batch: int, sizes: tuple[int, ...], assume: bool
+    ) -> proving.Fit:
+        question, late = self._question(values, batch)
+        fit = proving.answer(question, batch, sizes, assume=assume)
+        if late and fit.proof.status != "separable":
+            # The gradient of what was computed from means is handed out in shares, as of means.
+            shared = replace(question, totals=question.totals - late)
+            other = proving.answer(shared, batch, sizes, assume=assume)
+            if other.proof.status == "separable":
+                return other
+        return fit
+
+    def _question(
+        self, values: dict[Symbol, int], batch: int
+    ) -> tuple[proving.Question, frozenset[str]]:
+        """The question, and which gradients are of results that were computed from totals."""
         given: dict[str, State] = {}
-        totals: set[str] = set()
+        sums: set[str] = set()
+        cuts: dict[str, nano.OutSpec] = {}
+        late: set[str] = set()
         if self.forward is not None:
             of_forward = self.forward.made_for(batch).fit
             assert of_forward is not None
-            given, totals = self._handed_over(of_forward)
-        return proving.Question(
+            given, sums, late, cuts = self._handed_over(of_forward)
+        question = proving.Question(
             captured=self.captured,
             batch_symbols=self.batch_symbols,
             others={s: v for s, v in values.items() if s not in self.batch_symbols},
             kind=self.kind,
             roles=self.roles,
             given=given,
-            totals=frozenset(totals),
+            totals=frozenset(sums | late),
             out_axes=self.options.out_axes,
+            cuts=cuts,
         )
+        return question, frozenset(late)
 
-    def _handed_over(self, of_forward: proving.Fit) -> tuple[dict[str, State], set[str]]:
-        """What the forward's proof says of the backward's inputs, by name."""
+    def _handed_over(
+        self, of_forward: proving.Fit
+    ) -> tuple[dict[str, State], set[str], set[str], dict[str, nano.OutSpec]]:
+        """What the forward's proof says of the backward's inputs, by name.
+
+        The states of what it computed, which gradients are of sums over the batch and which of what was
+        computed from totals, and how what it made was put together.
+        """
         forward = self.forward
         assert forward is not None
         before = forward.captured
         names = {value: node.name for node, value in before.ids.items()}
         states = {names[v]: of_forward.states[v] for v in before.ids.values()}
         wanted = set(self.captured.graph.input_names)
-        given = {n: s for n, s in states.items() if n in wanted and not n.startswith("tangents")}
-        totals = set()
+        # Totals are complete by now.
+        given = {
+            n: Same() if isinstance(s, Partial | Late) else s
+            for n, s in states.items()
+            if n in wanted and not n.startswith("tangents")
+        }
+        specs = {v: spec for v, spec in of_forward.in_specs.items() if isinstance(spec, int)}
+        specs.update((v, s) for v, s in of_forward.out_specs.items() if isinstance(s, int))
+        cuts: dict[str, nano.OutSpec] = {names[v]: s for v, s in specs.items() if v in names}
+        sums: set[str] = set()
+        late: set[str] = set()
         results = [v for v, r in zip(before.outputs, forward.roles, strict=True) if r == "result"]
         for name, result in self.tangents.items():
             value = results[result] if result < len(results) else None
             if isinstance(value, int):
                 state = of_forward.states[value]
                 if isinstance(of_forward.out_specs.get(value), Sum):
-                    totals.add(name)
+                    sums.add(name)
+                if isinstance(state, Late):
+                    late.add(name)
                 if isinstance(state, Rows):
                     given[name] = Rows(state.axis, state.outer, state.inner)
-        return given, totals
+        return given, sums, late, cuts
 
     described: list[Any] = field(default_factory=list)
     """What each result is, as AOTAutograd says."""
@@ -235,8 +281,12 @@ class BatchedGraph:
         t0: float,
     ) -> Entry:
         options = self.options
-        captured, states, draws = drawn.before(self.captured, fit.states)
-        fit = replace(fit, states=states, in_specs=drawn.specs(fit.in_specs, captured, states))
+        slim, out_specs, tail = totals.behind(self.captured, fit.states, dict(fit.out_specs))
+        captured, states, draws = drawn.before(slim, fit.states)
+        fit = replace(
+            fit, states=states, in_specs=drawn.specs(fit.in_specs, captured, states),
+            out_specs=out_specs,
+        )  # fmt: skip
         held = frozenset(n for n, s in enumerate(fit.states) if isinstance(s, Rows))
         hint = values_hint(captured, self.batch_symbols) or batch
 
@@ -246,12 +296,13 @@ class BatchedGraph:
 
         at = {size: sized(size) for size in dict.fromkeys((*sizes, batch))}
         whole = at[batch]
+        self._refuse_unfit(at, whole, fit)
         kept = [n for n, v in enumerate(captured.graph.inputs) if v not in whole.numbers]
         if options.backend != "torch":
             made = _xla().split_entry(whole, at, sizes, fit, options, self.kind)
             draw = drawn.drawer(draws, whole, captured)
             made.prepare = lambda inputs: _chosen(draw(inputs), kept)
-            return made  # type: ignore[no-any-return]
+            return _finished(made, tail, whole)  # type: ignore[no-any-return]
         main = cut(at[max(sizes)].captured, options, self.kind)
         cuts = []
         for size in sizes:
@@ -278,7 +329,25 @@ class BatchedGraph:
             split.functions(recording),
         )  # fmt: skip
         entry.prepare = split.inputs
-        return entry
+        return _finished(entry, tail, whole)  # type: ignore[no-any-return]
+
+    def _refuse_unfit(self, at: Mapping[int, Sized], whole: Sized, fit: proving.Fit) -> None:
+        """Raises SeparabilityError if the graph cannot run at a nano-batch's sizes.
+
+        A graph of proved operators that runs at one size of several rows runs at all of them.
+        """
+        proved = fit.proof.status == "separable"
+        for size, sized in at.items():
+            if sized is whole or size in self._fit or (proved and size > 1 and max(self._fit) > 1):
+                continue
+            found = shape_check.first_failure(sized, whole)
+            if found is not None:
+                name = self.captured.graph.name
+                raise SeparabilityError(
+                    refusal(name, fit.proof.batch, fit.proof.sizes, {found: ()})
+                )
+            if proved:
+                self._fit.add(size)
 
     def _compare(self, made: _Made, inputs: Sequence[Any]) -> None:
         """Runs whole and split, and compares: for what could not be proved.
@@ -295,7 +364,10 @@ class BatchedGraph:
         written = [given[self.captured.graph.inputs.index(w)] for w, _ in self.captured.epilogue]
         given = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         torch.set_rng_state(state)
-        gots = made.entry(list(given))
+        try:
+            gots = made.entry(list(given))
+        except EngineError as error:
+            raise self._unequal(made, f"run in nano-batches, {error}") from error
         torch.set_rng_state(state)
         written_too = [
             given[self.captured.graph.inputs.index(w)] for w, _ in self.captured.epilogue
@@ -307,13 +379,7 @@ class BatchedGraph:
             try:
                 compare(f"result {number}", want, got)
             except VerificationError as error:
-                try:
-                    made.fit.proof.raise_if_refused()
-                except SeparabilityError as refused:
-                    raise SeparabilityError(
-                        f"{refused}\ncompared with the whole batch, {error}"
-                    ) from None
-                raise
+                raise self._unequal(made, f"compared with the whole batch, {error}") from None
         made.compared = True
         found = "; ".join(map(str, made.fit.proof.findings[:3]))
         self.warn(
@@ -321,10 +387,27 @@ class BatchedGraph:
             f"({found}); its results on the first call are those of the whole batch"
         )
 
+    def _unequal(self, made: _Made, seen: str) -> SeparabilityError:
+        """The error of a split that was not proved, and does not do what the whole batch does."""
+        assert made.fit is not None
+        try:
+            made.fit.proof.raise_if_refused()
+        except SeparabilityError as refused:
+            return SeparabilityError(f"{refused}\n{seen}")
+        return SeparabilityError(f"{self.captured.graph.name!r} cannot be split: {seen}")
+
 
 def _xla() -> Any:
     """What plans nano-batches on XLA: JAX is optional, and only the backends of XLA need it."""
     return importlib.import_module("dynaflow_xla.frontends.torch.xla_split")
+
+
+def _finished(entry: Any, tail: totals.Tail | None, whole: Sized) -> Any:
+    """The entry with what runs behind it."""
+    if tail is not None:
+        entry.finish = tail.finisher(whole)
+        entry.notes = (*entry.notes, tail.describe())
+    return entry
 
 
 def _chosen(given: Sequence[Any], positions: Sequence[int]) -> list[Any]:

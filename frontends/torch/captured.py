@@ -84,7 +84,9 @@ def rows_of(x: Any, axis: int, start: int, count: int, runs: int) -> Any:
     """A view of a nano-batch's rows; of several runs of the batch with a dimension for the runs."""
     if runs == 1:
         return x.narrow(axis, start, count)
-    return x.unflatten(axis, (runs, -1)).narrow(axis + 1, start // runs, count // runs)
+    return x.unflatten(axis, (runs, x.shape[axis] // runs)).narrow(
+        axis + 1, start // runs, count // runs
+    )
 
 
 @dataclass

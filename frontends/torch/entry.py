@@ -60,6 +60,8 @@ class Entry:
         runner: On CUDA what runs it on streams, or as CUDA graphs.
         later: Makes the plan of the backward when asked for.
         prepare: From the inputs of a call to those of the planned graph, if they are others.
+        finish: From the results of the planned graph to those of a call, if they are others.
+        notes: Lines for ``explain``.
         seconds: Time spent by step: "partition", "plan", "compile".
     """
 
@@ -75,12 +77,15 @@ class Entry:
     runner: Any = None
     later: Callable[[], Entry | None] | None = None
     prepare: Callable[[Sequence[Any]], list[Any]] | None = None
+    finish: Callable[[list[Any]], list[Any]] | None = None
+    notes: tuple[str, ...] = ()
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Flat inputs to flat outputs; a list of inputs is emptied."""
         if self.prepare is not None:
             inputs = self.prepare(inputs)
-        return (self.native if self.runner is None else self.runner)(inputs)  # type: ignore[no-any-return]
+        results = (self.native if self.runner is None else self.runner)(inputs)
+        return results if self.finish is None else self.finish(results)  # type: ignore[no-any-return]
 
     def describe(self) -> list[str]:
         """Lines of ``explain`` behind the table of regions."""
@@ -88,7 +93,7 @@ class Entry:
         return [
             f"lanes {self.plan.lanes}, events {self.plan.events}, Python steps a call {steps}; "
             "tensors cross lanes by reference, nothing is copied",
-            *(f"note: {note}" for note in self.captured.notes),
+            *(f"note: {note}" for note in (*self.captured.notes, *self.notes)),
         ]
 
     def stamped(self) -> Native:

@@ -30,7 +30,8 @@ def profile(fast: Core, args: Any, kwargs: Any) -> Timeline:
         measured = Measured(entry.plan, entry.pg)
         outputs = runnable.run(inputs, measured)
         timelines.append(measured.timeline(target.options.name))
-        return outputs
+        finish = getattr(entry, "finish", None)
+        return outputs if finish is None else finish(outputs)  # type: ignore[no-any-return]
 
     kept = keeping.preserved(target.original, target.changes, args, kwargs)
     with kept as put_back, target.observing(entry, run):

@@ -9,16 +9,19 @@ are sums over nano-batches whatever the result was.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from dynaflow_xla import checks, nano
 from dynaflow_xla.batch.states import (
+    Counted,
     Finding,
+    Late,
     Mixed,
     Partial,
+    Position,
     Rows,
     Same,
     State,
@@ -28,8 +31,11 @@ from dynaflow_xla.batch.states import (
 )
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.batch_axis import (
+    activations,
+    bags,
     contractions,
     indexing,
+    layers,
     pointwise,
     reductions,
     shapes,
@@ -47,7 +53,7 @@ from dynaflow_xla.frontends.torch.sizes import Evaluator, Symbol
 from dynaflow_xla.separability import Mean, OutputProof, Proof, Sum, mergers, prove_output
 
 # Importing them registers their rules.
-_FAMILIES = (pointwise, shapes, reductions, contractions, indexing)
+_FAMILIES = (pointwise, shapes, reductions, contractions, indexing, activations, bags, layers)
 
 
 def covered() -> frozenset[str]:
@@ -86,6 +92,8 @@ class Question:
         given: Backward only: states of inputs by name.
         totals: Backward only: names of gradients of results that are sums over the batch.
         out_axes: As the user gave it.
+        cuts: Backward only: how what the forward hands over was put together, by name. It is cut so
+            even where nothing is proved of it.
     """
 
     captured: Captured
@@ -96,6 +104,7 @@ class Question:
     given: Mapping[str, State]
     totals: frozenset[str]
     out_axes: Any
+    cuts: Mapping[str, nano.OutSpec] = field(default_factory=dict)
 
 
 def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool) -> Fit:
@@ -133,12 +142,13 @@ def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool
         if given in numbers:
             continue
         state = ins[given]
-        if isinstance(state, Rows):
+        if isinstance(state, Rows | Position | Counted):
             in_specs[given] = state.axis
         elif isinstance(state, Same) and state.power == 1 and name.startswith("tangents"):
             in_specs[given] = nano.PARTS
         else:
-            in_specs[given] = None
+            cut = question.cuts.get(name) if isinstance(state, Mixed | Unknown) else None
+            in_specs[given] = cut if isinstance(cut, int) else None
     proof = Proof(
         name=captured.graph.name,
         batch=batch,
@@ -225,8 +235,16 @@ def _one(
     )  # fmt: skip
     wanted = _wanted(question, role, state)
     if isinstance(state, Unknown):
-        spec = _by_shape(question, number, role, shapes_)
-        return OutputProof(number, state, None, "unproven", state.finding), spec
+        return _unproven(question, number, role, state, shapes_)
+    if role in ("saved", "written") and isinstance(state, Partial) and state.power in (0, -1):
+        spec: nano.OutSpec = Mean() if state.power else Sum()
+        return OutputProof(number, state, spec, "separable"), spec
+    if role == "saved":
+        # Numbers that a nano-batch counts for itself go back to that nano-batch, and nowhere else.
+        if isinstance(state, Counted) or (isinstance(state, Position) and state.dim is None):
+            return OutputProof(number, state, state.axis, "separable"), state.axis
+    if isinstance(state, Late) and role in ("saved", "gradient"):
+        return OutputProof(number, state, None, "separable"), None
     rank = len(shapes_[0])
     if isinstance(state, Rows) and (role == "saved" or state.power == 0) and wanted == state.axis:
         # Several runs of the batch one after the other are put together run by run.
@@ -241,6 +259,28 @@ def _one(
         )  # fmt: skip
         verdict = OutputProof(number, state, wanted, "mixed", finding)
     return verdict, wanted
+
+
+def _unproven(
+    question: Question, number: int, role: str, state: Unknown, shapes_: Any
+) -> tuple[OutputProof, nano.OutSpec]:
+    """An output that can be compared with the whole batch's, if its shape says how to put it together."""
+    try:
+        spec = _by_shape(question, number, role, shapes_)
+    except PlanError:
+        shape = ["?" if d in varying(shapes_) else n for d, n in enumerate(shapes_[0])]
+        made = f"a result of shape [{', '.join(map(str, shape))}]"
+        where = (
+            f"{state.finding.reason}, and {made} does not say where the rows of the batch are in it"
+        )
+        finding = replace(state.finding, verdict="mixed", reason=where)
+        ways = (
+            ""
+            if varying(shapes_)
+            else "out_axes=dfx.Sum(), dfx.Mean() or None, if it is that; it is then compared"
+        )
+        return OutputProof(number, state, None, "mixed", finding, ways), None
+    return OutputProof(number, state, None, "unproven", state.finding), spec
 
 
 def _wanted(question: Question, role: str, state: State) -> Any:
@@ -259,6 +299,8 @@ def _wanted(question: Question, role: str, state: State) -> Any:
     if isinstance(state, Partial) and role == "result":
         totals = [a for a in declared if isinstance(a, Sum | Mean)]
         return next((a for a in totals if a in mergers(state)), totals[0] if totals else 0)
+    if isinstance(state, Late) and role == "result":
+        return next((a for a in declared if a in mergers(state)), declared[0] if declared else 0)
     if isinstance(state, Same) and is_plain_same(state):
         return None
     return 0 if role == "result" else None

@@ -131,7 +131,8 @@ class _Writer:
             for slot, placed in self.slots.get(value, ()):
                 part = f"v{value}"
                 if placed.runs > 1:
-                    part += f".unflatten({placed.axis}, ({placed.runs}, -1))"
+                    axis, runs = placed.axis, placed.runs
+                    part += f".unflatten({axis}, ({runs}, {part}.shape[{axis}] // {runs}))"
                 write = self.constant(place)
                 shared = f", {placed.shared}" if placed.shared else ""
                 self.emit(f"env[{slot}] = {write}(env[{slot}], {part}{shared})", region)

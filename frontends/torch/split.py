@@ -139,7 +139,7 @@ class Split:
                 out, start = replace(layout, dtype=parts[0].dtype).empty(), 0
                 for part in parts:
                     rows = part.shape[spec.axis]
-                    split = part if runs == 1 else part.unflatten(spec.axis, (runs, -1))
+                    split = part if runs == 1 else part.unflatten(spec.axis, (runs, rows // runs))
                     place(rows_of(out, spec.axis, start, rows, runs), split, shared)
                     start += rows
                 return [out]
@@ -370,7 +370,8 @@ def _payloads(
 def _runs(states: Sequence[State], value: int) -> int:
     """How many runs of the batch a value holds one after the other."""
     state = states[value]
-    return state.outer if isinstance(state, Rows) and state.fill is None else 1
+    # None at all (a repetition of none): then there is nothing to put in order.
+    return max(1, state.outer) if isinstance(state, Rows) and state.fill is None else 1
 
 
 def _shared(example: torch.Tensor, axis: int, runs: int) -> tuple[int, ...]:

@@ -102,6 +102,8 @@ class XlaEntry:
         kind: "inference", "forward" or "backward".
         program: The program of the sizes at capture.
         prepare: From the inputs of a call to those of the program, if they are others.
+        finish: From the results of the program to those of a call, if they are others.
+        notes: Lines for ``explain``.
         later: Makes the plan of the backward when asked for.
         seconds: Time spent by step: "partition", "plan", "compile".
     """
@@ -117,6 +119,8 @@ class XlaEntry:
     programs: dict[Any, Program] = field(default_factory=dict)
     prepare: Callable[[Sequence[Any]], list[Any]] | None = None
     later: Callable[[], Any] | None = None
+    finish: Callable[[list[Any]], list[Any]] | None = None
+    notes: tuple[str, ...] = ()
     _lock: Any = field(default_factory=threading.Lock)
 
     @property
@@ -142,7 +146,8 @@ class XlaEntry:
         given = list(inputs)
         if isinstance(inputs, list):
             inputs.clear()
-        return self.program_for(given)(given)
+        results = self.program_for(given)(given)
+        return results if self.finish is None else self.finish(results)
 
     def program_for(self, inputs: Sequence[Any]) -> Program:
         """The program for these sizes: one, or where sizes may change one for each."""

@@ -6,7 +6,16 @@ from typing import Any
 
 from dynaflow_xla.batch.algebra import linear, nonlinear, product
 from dynaflow_xla.batch.axes import summed_rows
-from dynaflow_xla.batch.states import NoRule, Partial, Position, Refuse, Rows, Same, State
+from dynaflow_xla.batch.states import (
+    NoRule,
+    Partial,
+    Position,
+    Refuse,
+    Rows,
+    Same,
+    State,
+    is_plain_same,
+)
 from dynaflow_xla.frontends.torch.batch_axis.walk import Site, at_axis, axis_in, rule
 
 _WHAT = {
@@ -267,6 +276,7 @@ def _nll(site: Site) -> list[State]:
 def _nll_backward(site: Site) -> State:
     grad, state, target = site.states("grad_output", "self", "target")
     rows = nonlinear([state, target])
-    if isinstance(rows, Rows) and site.args["reduction"] == 1:
-        raise Refuse(_MEAN_LOSS)
+    divisor = site.state(site.args["total_weight"])
+    if isinstance(rows, Rows) and site.args["reduction"] == 1 and not is_plain_same(divisor):
+        raise Refuse(_MEAN_LOSS)  # else divided by the whole batch's
     return product(grad, rows)

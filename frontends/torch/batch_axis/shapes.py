@@ -7,7 +7,7 @@ from typing import Any
 
 from dynaflow_xla.batch.algebra import linear
 from dynaflow_xla.batch.axes import reshaped
-from dynaflow_xla.batch.states import NoRule, Partial, Position, Refuse, Rows, Same, State
+from dynaflow_xla.batch.states import Counted, NoRule, Partial, Position, Refuse, Rows, Same, State
 from dynaflow_xla.frontends.torch.batch_axis.walk import (
     PROBES,
     Site,
@@ -369,9 +369,11 @@ def _arange(site: Site) -> State:
         if any(a != b for a, b in first):
             raise Refuse("counts from a number that depends on the batch size")
         return Same()
-    start = site.fixed(site.args.get("start", 0))
-    if start == 0 and site.fixed(site.args.get("step", 1)) == 1 and shapes[0][0] == PROBES[0]:
-        return Position(0)
+    start, step = (
+        site.fixed(site.args.get(name, 0 if name == "start" else 1)) for name in ("start", "step")
+    )
+    if start == 0 and shapes[0][0] == PROBES[0]:
+        return Position(0) if step == 1 else Counted(0, step)
     raise Refuse("counts the rows of the batch")
 
 

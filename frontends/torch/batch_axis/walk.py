@@ -16,7 +16,9 @@ import torch
 
 from dynaflow_xla.batch.states import (
     SAME,
+    Counted,
     Finding,
+    Late,
     Mixed,
     NoRule,
     Origin,
@@ -218,15 +220,31 @@ class Walker:
             if op.kind not in _NOT_FUNCTIONS:
                 return [SAME] * len(wanted)
         try:
+            _counted_for(site, read)
+            _beside(site)
             made = self._rule(op)(site)
         except (Refuse, NoRule, KeyError) as error:
-            return [failed(site, error)] * len(wanted)
+            late = self._late(op, read, wanted) if fixed_shapes else None
+            return [late or failed(site, error)] * len(wanted)
         given = made if isinstance(made, list) else [made] * len(wanted)
         outputs = [v for v in payload.outputs if v not in self.numbers]
         if len(given) != len(wanted):
             # A rule speaks of all results; those that nobody has a name for are left out.
             given = [s for s, v in zip(given, outputs, strict=True) if v is not None]
         return [self._checked(site, state, v) for state, v in zip(given, wanted, strict=True)]
+
+    def _late(self, op: Op, read: Sequence[State], wanted: Sequence[int]) -> Late | None:
+        """What can wait until the totals over the batch are complete, and is computed from them then."""
+        if op.once or op.outer or any(v not in self.shapes for v in wanted):
+            return None
+        numbers = {v for v in op.payload.reads() if v in self.numbers}
+        origin = None
+        for value, state in zip(op.payload.reads(), read, strict=True):
+            if isinstance(state, Late) or (isinstance(state, Partial) and state.power in (0, -1)):
+                origin = origin or state.origin
+            elif value not in numbers and not is_plain_same(state):
+                return None
+        return None if origin is None else Late(origin)
 
     def _random(self, site: Site, wanted: Sequence[int]) -> list[State]:
         """Random numbers that depend on no data are drawn for the whole batch, and then cut."""
@@ -274,6 +292,39 @@ class Walker:
         return Unknown(Finding("unproven", site.op.kind, reason, site.op.source, site.op.scope))
 
 
+def _counted_for(site: Site, read: Sequence[State]) -> None:
+    """Refuses operands that no rule looks at, but those of operators that they are made for."""
+    for state in read:
+        if isinstance(state, Late):
+            raise Refuse("needs a total over the batch, before it is complete", state.origin)
+        if isinstance(state, Counted) and site.op.kind not in COUNTS:
+            raise Refuse("counts the rows of the batch")
+
+
+COUNTS: set[str] = set()
+"""Operators that take numbers which each nano-batch counts for itself."""
+
+# Operators that take rows of several operands side by side, and broadcast none.
+_BESIDE = {
+    "select_scatter": ("self", "src"), "slice_scatter": ("self", "src"),
+    "diagonal_scatter": ("self", "src"), "index_add": ("self", "source"),
+    "index_copy": ("self", "source"), "index_reduce": ("self", "source"),
+    "scatter": ("index", "src"), "scatter_add": ("index", "src"), "scatter_reduce": ("index", "src"),
+}  # fmt: skip
+
+
+def _beside(site: Site) -> None:
+    """Refuses a tensor that is the same for all nano-batches beside one that is cut.
+
+    Kernels without data let it pass where it is longer, and a nano-batch would get the first rows of it.
+    """
+    given = [site.args.get(name) for name in _BESIDE.get(site.op.kind, ())]
+    tensors = [a for a in given if isinstance(a, Ref) and site.shape(a)]
+    rows = [isinstance(site.state(a), Rows) for a in tensors]
+    if any(rows) and not all(rows):
+        raise Refuse("takes rows of the batch beside a tensor that is not cut with them")
+
+
 # Random operators of whose tensor only the shape matters.
 _SHAPE_ONLY = {
     "rand_like", "randn_like", "randint_like", "normal_functional", "uniform", "exponential",
@@ -300,7 +351,8 @@ def failed(site: Site, error: Exception) -> State:
     if isinstance(error, Refuse):
         origin = error.origin or site.origin
         reason = str(error) if error.origin is None else f"{op.kind} at {op.source} {error}"
-        return Mixed(Finding("mixed", origin.op, reason, origin.source, origin.scope))
+        total = error.origin is not None
+        return Mixed(Finding("mixed", origin.op, reason, origin.source, origin.scope, total))
     reason = "no rule says what this operator does to the batch"
     return Unknown(Finding("unproven", op.kind, reason, op.source, op.scope))
 
@@ -338,11 +390,12 @@ def fits(state: State, shapes: Sequence[Shape], sizes: Sequence[int]) -> bool:
     """Whether a value of these shapes at these batch sizes can have the state."""
     if any(len(shape) != len(shapes[0]) for shape in shapes):
         return False
-    if isinstance(state, Rows | Position):
+    if isinstance(state, Rows | Position | Counted):
         rank, axis = len(shapes[0]), state.axis
         if not 0 <= axis < rank:
             return False
-        each = state.outer * state.inner if isinstance(state, Rows) else 1
+        each = 1 if isinstance(state, Position) else state.inner
+        each *= state.outer if isinstance(state, Rows) else 1
         rest = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
         rows = all(s[axis] == each * n for s, n in zip(shapes, sizes, strict=True))
         return rows and len(rest) == 1

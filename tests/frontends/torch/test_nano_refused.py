@@ -1,0 +1,201 @@
+"""What cannot be split is refused when it is planned: the operator, its line, ways out that help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+from dynaflow_xla.errors import SeparabilityError
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+nn = torch.nn
+F = nn.functional
+
+B = 6
+IDS = torch.tensor([2, 0])
+EACH = torch.randn(B, 5, generator=torch.Generator().manual_seed(2))
+MASK = torch.arange(B) % 2 == 0
+
+
+def split(fn: Any, sizes: Any = 2, *, in_axes: Any = 0, **options: Any) -> Any:
+    made = sizes if isinstance(sizes, dfx.Strategy) else dfx.NanoBatch(sizes)
+    return dfx.schedule(fn, made, in_axes=in_axes, backend="torch", **options)
+
+
+def refused(fn: Any, *args: Any, sizes: Any = 2, in_axes: Any = 0, **kwargs: Any) -> str:
+    fast = split(fn, sizes, in_axes=in_axes)
+    with pytest.raises(SeparabilityError) as caught:
+        fast(*args, **kwargs)
+    return str(caught.value)
+
+
+# Each holds something of the whole batch that no nano-batch has; the operator that meets it.
+UNFIT = {
+    "index_add": (lambda x: x.index_add(1, IDS, EACH[:, :2]), "index_add"),
+    "select_scatter": (lambda x: x.select_scatter(EACH[:, 0], 1, 2), "select_scatter"),
+    "slice_scatter": (lambda x: x.slice_scatter(EACH[:, :2], 1, 0, 2), "slice_scatter"),
+    "diagonal_scatter": (lambda x: x.diagonal_scatter(EACH[:5, 0]), "diagonal_scatter"),
+    "index_put": (lambda x: x.index_put((MASK,), torch.zeros(3, 5)), "index_put"),
+    "put": (lambda x: x.put(torch.tensor([B * 5 - 1]), torch.ones(1)), "put"),
+    "index_reduce": (lambda x: x.index_reduce(1, IDS, EACH[:, :2], "mean"), "index_reduce"),
+    "index_copy": (lambda x: x.index_copy(1, IDS, EACH[:, :2]), "index_copy"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_an_operator_that_holds_the_whole_batch(name: str) -> None:
+    fn, op = UNFIT[name]
+    text = refused(fn, torch.randn(B, 5))
+    assert op in text and f"{__file__}:" in text, text
+
+
+@pytest.mark.parametrize("kind", ["scatter", "scatter_add"])
+def test_rows_beside_a_longer_tensor(kind: str) -> None:
+    """Each nano-batch would take the first rows of it."""
+    index = torch.randint(0, 5, (B, 3))
+    text = refused(
+        lambda x, i: getattr(x, kind)(1, i, EACH), torch.randn(B, 5), index, in_axes=(0, 0)
+    )
+    assert f"{kind} at {__file__}:" in text, text
+
+
+def test_operators_that_cannot_run_are_found_without_running() -> None:
+    """Also where the user vouches for the rows: no call ends in a kernel's error."""
+    fn = lambda x: x.view(2, 3, 5).transpose(0, 1).reshape(B, 5)  # noqa: E731
+    for given in (dfx.NanoBatch(2, assume_separable=True), dfx.NanoBatch([5, 1])):
+        with pytest.raises(SeparabilityError) as caught:
+            split(fn, given)(torch.randn(B, 5))
+        assert f"{__file__}:" in str(caught.value)
+    vouched = dfx.NanoBatch([3, 3], assume_separable=True)
+    text = refused(lambda x: _twice(x), torch.randn(B, 5), sizes=vouched)
+    assert "pairs_of_rows" in text and "cannot run on a nano-batch" in text, text
+    assert "assume_separable" not in text  # vouching is no way out here
+
+
+@torch.library.custom_op("dfx_tests::pairs_of_rows", mutates_args=())
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@_twice.register_fake
+def _(x: Any) -> Any:
+    torch._check(x.shape[0] % 2 == 0, lambda: "takes pairs of rows")
+    return torch.empty_like(x)
+
+
+def test_repeated_not_at_all() -> None:
+    x = torch.randn(B, 5)
+    assert split(lambda x: x.repeat(0, 1) + 1)(x).shape == (0, 5)
+
+
+def test_a_shape_that_says_nothing_names_the_operator() -> None:
+    text = refused(lambda x: torch.block_diag(x, x), torch.randn(B, 5))
+    assert f"block_diag at {__file__}:" in text, text
+
+
+# -- ways out --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fn", "total"),
+    [
+        (lambda x: x.sort(0).values, False),
+        (lambda x: F.batch_norm(x, None, None, training=True), False),
+        (lambda x: torch.softmax(x, 0), False),
+        (lambda x: x.flip(0), False),
+        (lambda x: x - x.mean(0), True),
+        (lambda x: x.mean(), True),
+    ],
+    ids=["sort", "batch norm", "softmax", "flip", "mean within", "mean"],
+)
+def test_a_total_is_suggested_where_there_is_one(fn: Any, total: bool) -> None:
+    text = refused(fn, torch.randn(B, 5))
+    assert ("dfx.Mean()" in text) == total, text
+    assert "dfx.NanoBatch(2, assume_separable=True)" in text  # as it has to be written
+
+
+def test_an_argument_with_the_batch_that_is_not_named() -> None:
+    """What has as many rows as the batch is named, with the in_axes that would do."""
+
+    def f(*, ids: Any, mask: Any, scale: Any) -> Any:
+        return ids * mask * scale
+
+    options = {"ids": torch.randn(B, 5), "mask": torch.rand(B, 1), "scale": torch.rand(5)}
+    text = refused(f, in_axes={"ids": 0}, **options)
+    assert "mask [6, 1]" in text and "'mask': 0" in text and "'scale'" not in text, text
+    text = refused(lambda x, y: x * y, torch.randn(B, 5), torch.randn(B, 5), in_axes=(0, None))
+    assert "argument 1" in text and "(0, 0)" in text, text
+
+
+# -- a split that the user vouches for, in training ------------------------------------------------
+
+
+class Bags(nn.Module):
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.users, self.items = (nn.EmbeddingBag(n, 8, mode=mode) for n in (50, 40))
+        self.left, self.right = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return (self.left(self.users(x)) * self.right(self.items(y))).sum(-1)
+
+
+@pytest.mark.parametrize("mode", ["mean", "sum", "max"])
+@pytest.mark.parametrize("vouched", [True, False])
+def test_two_towers_of_bags(mode: str, vouched: bool) -> None:
+    model = Bags(mode)
+    strategy = dfx.NanoBatch([4, 2], assume_separable=vouched)
+    trains_like_the_original(
+        model, strategy, torch.randint(0, 50, (B, 3)), torch.randint(0, 40, (B, 5))
+    )
+
+
+def test_what_is_only_compared_reaches_the_backward_cut() -> None:
+    """Nothing is proved of what the forward hands over, and it is still each nano-batch's own."""
+
+    class Unproved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 5)
+
+        def forward(self, x: Any) -> Any:
+            h = _Cube.apply(self.layer(x))
+            return h.sin()
+
+    with pytest.warns(dfx.FallbackWarning, match="not proved"):
+        trains_like_the_original(Unproved(), dfx.NanoBatch(2), torch.randn(B, 5))
+
+
+@torch.library.custom_op("dfx_tests::cube", mutates_args=())
+def _cube(x: torch.Tensor) -> torch.Tensor:
+    return x**3
+
+
+@_cube.register_fake
+def _(x: Any) -> Any:
+    return torch.empty_like(x)
+
+
+class _Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return _cube(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * 3 * ctx.saved_tensors[0] ** 2
+
+
+def trains_like_the_original(model: Any, strategy: Any, *args: Any, **options: Any) -> None:
+    fast = split(model, strategy, **options)
+    found = []
+    for m in (model, fast):
+        model.zero_grad()
+        out = m(*args)
+        out.square().mean().backward()
+        found.append([out.detach(), *(p.grad.clone() for p in model.parameters())])
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, want)
