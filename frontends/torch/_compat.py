@@ -246,7 +246,12 @@ def output_descriptions(gm: Any) -> list[Any]:
 
 def is_saved(description: Any) -> bool:
     """Whether an output of a forward is kept for the backward."""
-    return type(description).__name__ == "SavedForBackwardsAOTOutput"
+    return type(description).__name__.startswith("SavedForBackwards")
+
+
+def is_update(description: Any) -> bool:
+    """Whether an output is what an argument or a buffer is to hold after the call."""
+    return type(description).__name__ == "InputMutationAOTOutput"
 
 
 def tangent_of(node: Any) -> Any:

@@ -126,11 +126,9 @@ def _unnamed(in_axes: Any) -> Iterator[str]:
             return None
         return list(given.shape).index(rows)
 
-    places: dict[int | str, int] = {
-        key: axis
-        for key, given in (*enumerate(offer.args), *offer.kwargs.items())
-        if (axis := axis_of(given)) is not None
-    }
+    arguments: dict[Any, Any] = {**dict(enumerate(offer.args)), **offer.kwargs}
+    found = {key: axis_of(given) for key, given in arguments.items()}
+    places = {key: axis for key, axis in found.items() if axis is not None}
     if not places:
         return
     shapes = [
@@ -195,7 +193,10 @@ def graph_of(
     if kind == "backward":
         roles = ["gradient"] * len(captured.outputs)
     elif len(descriptions) == len(captured.outputs):
-        roles = ["saved" if _compat.is_saved(d) else "result" for d in descriptions]
+        roles = [
+            "saved" if _compat.is_saved(d) else "updated" if _compat.is_update(d) else "result"
+            for d in descriptions
+        ]
     elif kind == "inference":
         roles = ["result"] * len(captured.outputs)
     else:

@@ -243,7 +243,7 @@ class BatchedGraph:
         states = {names[v]: of_forward.states[v] for v in before.ids.values()}
         wanted = set(self.captured.graph.input_names)
         # Totals are complete by now.
-        given = {
+        given: dict[str, State] = {
             n: Same() if isinstance(s, Partial | Late) else s
             for n, s in states.items()
             if n in wanted and not n.startswith("tangents")
@@ -253,7 +253,7 @@ class BatchedGraph:
         cuts: dict[str, nano.OutSpec] = {names[v]: s for v, s in specs.items() if v in names}
         sums: set[str] = set()
         late: set[str] = set()
-        results = [v for v, r in zip(before.outputs, forward.roles, strict=True) if r == "result"]
+        results = [v for v, r in zip(before.outputs, forward.roles, strict=True) if r != "saved"]
         for name, result in self.tangents.items():
             value = results[result] if result < len(results) else None
             if isinstance(value, int):

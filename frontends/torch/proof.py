@@ -88,7 +88,8 @@ class Question:
         batch_symbols: Sizes that are the number of rows.
         others: Values of the other open sizes.
         kind: "inference", "forward" or "backward".
-        roles: For each entry of ``captured.outputs``: "result", "saved" or "gradient".
+        roles: For each entry of ``captured.outputs``: "result", "saved", "updated" (what an argument is to
+            hold) or "gradient".
         given: Backward only: states of inputs by name.
         totals: Backward only: names of gradients of results that are sums over the batch.
         out_axes: As the user gave it.
@@ -236,14 +237,15 @@ def _one(
     wanted = _wanted(question, role, state)
     if isinstance(state, Unknown):
         return _unproven(question, number, role, state, shapes_)
-    if role in ("saved", "written") and isinstance(state, Partial) and state.power in (0, -1):
-        spec: nano.OutSpec = Mean() if state.power else Sum()
-        return OutputProof(number, state, spec, "separable"), spec
+    kept = role in ("saved", "written", "updated")  # whole, and no matter of out_axes
+    if kept and isinstance(state, Partial) and state.power in (0, -1):
+        total = Mean() if state.power else Sum()
+        return OutputProof(number, state, total, "separable"), total
     if role == "saved":
         # Numbers that a nano-batch counts for itself go back to that nano-batch, and nowhere else.
         if isinstance(state, Counted) or (isinstance(state, Position) and state.dim is None):
             return OutputProof(number, state, state.axis, "separable"), state.axis
-    if isinstance(state, Late) and role in ("saved", "gradient"):
+    if isinstance(state, Late) and role in ("saved", "gradient", "updated"):
         return OutputProof(number, state, None, "separable"), None
     rank = len(shapes_[0])
     if isinstance(state, Rows) and (role == "saved" or state.power == 0) and wanted == state.axis:
@@ -317,7 +319,7 @@ def _by_shape(question: Question, number: int, role: str, shapes_: Any) -> nano.
         totals = [a for a in _declared(question.out_axes) if a is None or isinstance(a, Sum | Mean)]
         if role == "result" and totals:
             return totals[0]  # type: ignore[no-any-return]
-        if role in ("saved", "written"):
+        if role in ("saved", "written", "updated"):
             return None
     raise PlanError(
         f"{question.captured.graph.name!r}: result {number} of shape {list(shapes_[0])} (for a batch of "

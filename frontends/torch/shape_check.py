@@ -47,6 +47,9 @@ def _touched(op: Op, sized: Sized, whole: Sized) -> bool:
     return bool(payload.args != other.args or payload.kwargs != other.kwargs)
 
 
+_UNSAID: tuple[type[BaseException], ...] = (*_compat.says_nothing(), NotImplementedError)
+
+
 class _Check:
     """Operators of a graph on tensors without data."""
 
@@ -64,7 +67,7 @@ class _Check:
             args, kwargs = payload.mapped(self._value)
             with self.mode, torch.no_grad():
                 out = payload.target(*args, **kwargs)
-        except (*_compat.says_nothing(), NotImplementedError):
+        except _UNSAID:
             return ""
         except Exception as error:
             rows = ", ".join(self._shapes(op))

@@ -309,7 +309,5 @@ def failed(site: Site, error: Refuse | NoRule) -> State:
         origin = error.origin
         where = f" at {site.source}" if site.source else ""
         reason = f"combines all rows of the batch; {site.name}{where} {error}"
-        return Mixed(
-            Finding("mixed", origin.op, reason, origin.source, origin.scope, total=True)
-        )
+        return Mixed(Finding("mixed", origin.op, reason, origin.source, origin.scope, total=True))
     return Mixed(Finding("mixed", site.name, str(error), site.source, site.scope))

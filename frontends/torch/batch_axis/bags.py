@@ -80,7 +80,9 @@ def _bag_backward(site: Site) -> State:
         raise NoRule
     ids = _ids(site)
     bags = site.state(site.args["offset2bag"])
-    empty = site.shape(site.args["offset2bag"]) == (0,)  # then they are counted anew, by the offsets
+    empty = site.shape(site.args["offset2bag"]) == (
+        0,
+    )  # then they are counted anew, by the offsets
     if empty and "offsets" in site.args:
         bags = Counted(0, 1, ids.inner)
     if not isinstance(bags, Counted) or (bags.axis, bags.step, bags.inner) != (0, 1, ids.inner):

@@ -46,7 +46,7 @@ LOSSES = {
         h.flatten(0, 1), y.flatten(), WEIGHTS, label_smoothing=0.1
     ),
     "two": lambda h, y, w: (
-        F.cross_entropy(h[:, 0], y[:, 0]) + F.cross_entropy(h[:, 1], y[:, 1], ignore_index=2)
+        F.cross_entropy(h[:, 0], y[:, 0]) + F.cross_entropy(h[:, 1], y[:, 1].clamp(0), ignore_index=0)
     ) / 2,
     "with a penalty": lambda h, y, w: (
         F.cross_entropy(h.flatten(0, 1), y.flatten()) * 2 + 0.1 * w.square().sum()
@@ -120,7 +120,7 @@ def test_a_buffer_that_keeps_a_mean() -> None:
     torch.testing.assert_close(fast.kept, model.kept)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert tokens", "bert rows", "bert spans"])
+@pytest.mark.parametrize("name", ["llama", "bert tokens", "bert rows", "bert spans"])
 def test_labels_of_transformers(name: str) -> None:
     tf = pytest.importorskip("transformers", reason="transformers is not installed")
     small = {
@@ -132,9 +132,7 @@ def test_labels_of_transformers(name: str) -> None:
     wanted = ids.clone()
     wanted[0, :4], wanted[3] = -100, -100
     options: dict[str, Any] = {"input_ids": ids, "labels": wanted}
-    if name == "gpt2":
-        model = tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4))
-    elif name == "llama":
+    if name == "llama":
         model = tf.LlamaForCausalLM(tf.LlamaConfig(**small, num_key_value_heads=2))
     elif name == "bert tokens":
         model = tf.BertForMaskedLM(tf.BertConfig(**small))
@@ -168,4 +166,4 @@ def test_labels_of_transformers(name: str) -> None:
             assert got is None or not got.any(), key
         else:
             scale = max(1e-3, float(want.abs().max()))
-            assert float((got - want).abs().max()) <= 4e-6 * scale, key
+            assert float((got - want).abs().max()) <= 4e-6 * scale + 3e-8, key
