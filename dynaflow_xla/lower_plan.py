@@ -74,7 +74,18 @@ def build_plan(
         [Request(b.id, b.bytes, tuple(accesses[b.id])) for b in used], HappensBefore(instructions)
     )
     final = tuple(b if b.kind != "scratch" else _with_offset(b, offsets[b.id]) for b in buffers.all)
-    copied = sum(b.bytes for b in final if b.kind == "result" and b.id not in buffers.joined)
+    # What lanes hand over to the caller or to a later stage; outer regions write where they should.
+    results = {b.value for b in final if b.kind == "result"}
+    on_lanes = {v for region in pg.regions if not region.outer for v in region.outputs}
+    copied = sum(
+        b.bytes
+        for b in final
+        if b.value in on_lanes
+        and (
+            (b.kind == "result" and b.id not in buffers.joined)
+            or (b.kind == "stage" and b.value not in results)
+        )
+    )
     copied += sum(b.bytes * (1 + len(buffers.reader_lanes[b.value])) for b in used)
     notes = []
     made = pg.producer_region()

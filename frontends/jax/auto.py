@@ -13,7 +13,7 @@ import jax
 from dynaflow_xla import autotune, progress, quiet
 from dynaflow_xla._version import __version__
 from dynaflow_xla.errors import SeparabilityError
-from dynaflow_xla.frontends.jax import on_caller, profile
+from dynaflow_xla.frontends.jax import capture, on_caller, profile
 from dynaflow_xla.plan import Launch
 from dynaflow_xla.simulate import simulate
 from dynaflow_xla.strategies import identity
@@ -181,7 +181,9 @@ def choose(
 
 def _not_measured(made: Any) -> str:
     """Why a function is not even measured, or ""."""
-    outer = sorted({op.kind for op in made.captured.graph.ops if op.outer})
+    outer = sorted(
+        {op.kind for op in made.captured.graph.ops if op.outer and capture.acts(op.payload)}
+    )
     if outer:
         return f"the function has effects or callbacks ({', '.join(outer)}): it is not measured"
     return ""

@@ -98,6 +98,16 @@ def outer_reason(eqn: Any) -> str:
     return ""
 
 
+def acts(eqn: Any) -> bool:
+    """Whether an equation does something that nobody may repeat: effects, callbacks, communication."""
+    name = eqn.primitive.name
+    if ordering_effects(eqn.effects) or name in costs.CALLBACKS | costs.COLLECTIVES:
+        return True
+    if name in costs.OUTER_CALLS - {"device_put"}:
+        return True
+    return any(acts(e) for inner in jcore.jaxprs_in_params(eqn.params) for e in inner.eqns)
+
+
 def _dtype_name(aval: Any) -> str:
     return str(aval.dtype)
 

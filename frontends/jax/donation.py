@@ -2,13 +2,60 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import FallbackWarning, PlanError
+from dynaflow_xla.frontends.jax import in_place
+from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.strategies.base import user_line
+
+_WARN_BYTES = 1 << 20
+
+
+def copied(made: Planned, traced: Any, *, warn: bool) -> None:
+    """Notes which donated arrays do not become results: lanes make these, in memory of their own.
+
+    Args:
+        made: The plan.
+        traced: The original's trace.
+        warn: Say it at once, where it is much.
+    """
+    given = Counter(
+        (leaf.shape, leaf.dtype)
+        for leaf in jax.tree_util.tree_leaves(traced.args_info)
+        if leaf.donated
+    )
+    graph = made.captured.graph
+    on_lanes = {v for region in made.pg.regions if not region.outer for v in region.outputs}
+    on_lanes.update(join.value for join in graph.joins)
+    lanes, others = Counter[Any](), Counter[Any]()
+    for value in graph.outputs:
+        aval = made.captured.avals[value]
+        (lanes if value in on_lanes else others)[aval.shape, aval.dtype] += 1
+    parts, lost = [], 0
+    for (shape, dtype), count in given.items():
+        arrays = min(count - others[shape, dtype], lanes[shape, dtype])
+        size = getattr(dtype, "itemsize", 16)
+        for n in shape:
+            size *= n
+        if arrays > 0 and arrays * size >= in_place.MIN_BYTES:
+            parts.append(f"{arrays} x {dtype}{list(shape)}")
+            lost += arrays * size
+    if not parts:
+        return
+    text = (
+        f"{made.options.name}: lanes make what could lie in donated arguments ({', '.join(parts)}); "
+        f"{lost / 1e6:.1f} MB are copied into them in each call. Let the operator that makes the result be "
+        "an update in place (x.at[i].set, dynamic_update_slice), or call fast.original"
+    )
+    made.notes.append(text)
+    if warn and lost >= _WARN_BYTES:
+        warnings.warn(text, FallbackWarning, stacklevel=2)
 
 
 def given_twice(

@@ -19,6 +19,7 @@ from dynaflow_xla.frontends.jax import (
     capture,
     device_stage,
     gate_placement,
+    in_place,
     loops,
     lower,
     split as splitting,
@@ -213,7 +214,9 @@ def _build(
         )
         captured, pg = split.captured, split.pg
     else:
-        pg = partition(graph, rules, fused=fused)
+        if options.backend == "ffi":
+            captured = in_place.kept_outside(captured)
+        pg = partition(captured.graph, rules, fused=fused)
     if options.backend == "xla":
         pg = _with_network(pg)
         if split is not None:

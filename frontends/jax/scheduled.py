@@ -76,6 +76,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._donates = bool(
             self._jit_options["donate_argnums"] or self._jit_options["donate_argnames"]
         )
+        self._candidate = False  # of a function under Auto, which measures what its plans cost
         self._entries: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
         self._fallback: str = ""
         self._choices: dict[Any, auto.Choice] = {}
@@ -366,6 +367,8 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
                 _, captured, _ = self._captured(args, kwargs)
             batched = self._batched(traced, captured, consts, args, kwargs)
             made = entry.build_entry(captured, self._options, batched)
+            if self._donates and isinstance(made, entry.Entry):
+                donation.copied(made, traced, warn=not self._candidate)
             found = (traced, self._differentiable(made, captured, traced))
             self._entries[id(traced.jaxpr)] = found
             if len(self._entries) > _MAX_ENTRIES:
@@ -548,9 +551,11 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         """The same function and options under another strategy; made once a strategy."""
         key = identity(strategy)
         if key not in self._children:
-            self._children[key] = ScheduledFunction(
+            made = ScheduledFunction(
                 self.original, replace(self._options, strategy=strategy), check=self._check
             )
+            made._candidate = True
+            self._children[key] = made
         return self._children[key]
 
     def candidates(self) -> dict[str, Any]:
