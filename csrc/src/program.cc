@@ -159,6 +159,13 @@ std::string Program::CheckOrder() {
   return "";
 }
 
+std::string Program::CheckCounts(size_t args, size_t results) const {
+  if (args == static_cast<size_t>(n_args_) && results == static_cast<size_t>(n_results_)) return "";
+  return "program '" + name_ + "' takes " + std::to_string(n_args_) + " arguments and " +
+         std::to_string(n_results_) + " results; got " + std::to_string(args) + " and " +
+         std::to_string(results);
+}
+
 std::unique_ptr<Call> Program::TakeCall() const {
   {
     std::lock_guard<std::mutex> lock(pool_mutex_);

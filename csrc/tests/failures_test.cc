@@ -9,17 +9,18 @@
 #include <stdexcept>
 #include <thread>
 
+#include "allocations.h"
+#include "fake_cuda.h"
 #include "support.h"
 
 using namespace dfx_test;  // NOLINT
 
+thread_local int64_t dfx_test::allocations_left = -1;
+
 namespace {
 
-// How many more allocations of this thread succeed; below 0, all do.
-thread_local int64_t allocations_left = -1;
-
 bool MayAllocate() {
-  if (allocations_left < 0) return true;
+  if (allocations_left < 0 || dfx::fake::InsideDriver::depth > 0) return true;
   if (allocations_left == 0) return false;
   --allocations_left;
   return true;
@@ -30,12 +31,6 @@ void* Allocate(size_t bytes) {
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-
-class FailAllocationsAfter {
- public:
-  explicit FailAllocationsAfter(int64_t n) { allocations_left = n; }
-  ~FailAllocationsAfter() { allocations_left = -1; }
-};
 
 // Thread stacks so large that no thread can be created.
 class FailThreads {

@@ -34,6 +34,13 @@ bool FailureTaken();
 void IgnoreWaits(bool ignore);
 // Multiprocessors that the stream's work may use.
 unsigned SmsOf(CUstream_st* stream);
+// Whether this thread is in one of the driver's functions: what the engine's own memory is to lack,
+// the driver has.
+struct InsideDriver {
+  InsideDriver() { ++depth; }
+  ~InsideDriver() { --depth; }
+  static thread_local int depth;
+};
 // Calls of `symbol` since Reset.
 int64_t Calls(const std::string& symbol);
 // Calls since Reset that blocked the host.

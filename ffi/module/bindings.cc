@@ -1,6 +1,5 @@
 // Python bindings of the engine: module dynaflow_xla.ffi._engine.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -35,7 +34,7 @@ int NoOp(void*, const Buffer*, int, Buffer*, int, Lane*) { return 0; }
 
 nb::object RunProgram(const ProgramHandle& handle, const std::vector<uintptr_t>& args,
                       const std::vector<uintptr_t>& results, bool profile) {
-  if (!handle.finished) throw nb::value_error("call finish() before run()");
+  RequireRunnable(handle, args.size(), results.size());
   std::vector<void*> arg_data, result_data;
   for (uintptr_t p : args) arg_data.push_back(reinterpret_cast<void*>(p));
   for (uintptr_t p : results) result_data.push_back(reinterpret_cast<void*>(p));
@@ -150,13 +149,15 @@ NB_MODULE(_engine, m) {
           "Checks the program; raises ValueError saying what is wrong.")
       .def(
           "register",
-          [](ProgramHandle& self, const std::string& hash, std::shared_ptr<CudaEngine> cuda) {
+          [](ProgramHandle& self, const std::string& hash, const CudaEngineHandle* cuda) {
             if (!self.finished) throw nb::value_error("call finish() before register()");
-            RegisterProgram(hash, {self.program, self.limit_blas, std::move(cuda)});
+            RegisterProgram(
+                hash, {self.program, self.limit_blas, cuda == nullptr ? nullptr : cuda->engine});
           },
           nb::arg("hash"), nb::arg("cuda").none() = nb::none(),
           "Makes the program known to the custom call under `hash`, on host lanes or those of a "
-          "CudaEngine.")
+          "CudaEngine, for as long as somebody owns it. Programs of one hash do the same: any of "
+          "them may serve.")
       .def("run", &RunProgram, nb::arg("args"), nb::arg("results"), nb::arg("profile") = false,
            "Runs once over raw addresses; returns trace records (id, lane, start_ns, end_ns).");
 

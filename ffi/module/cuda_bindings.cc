@@ -5,7 +5,6 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
-#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <exception>
@@ -22,6 +21,7 @@
 #include "dfx/pjrt.h"
 #include "engine_error.h"
 #include "program_handle.h"
+#include "python_launcher.h"
 
 namespace nb = nanobind;
 
@@ -49,37 +49,28 @@ std::string CudaProblem() {
   }
 }
 
-std::unique_ptr<CudaEngine> MakeEngine(int device, std::vector<int> priorities,
-                                       const std::vector<uintptr_t>& streams, std::vector<int> sms,
-                                       bool check_steps) {
+CudaEngineHandle* MakeEngine(int device, std::vector<int> priorities,
+                             const std::vector<uintptr_t>& streams, std::vector<int> sms,
+                             bool check_steps) {
   CudaEngine::Options options;
   options.device = device;
   options.priorities = std::move(priorities);
   options.sms = std::move(sms);
   options.check_steps = check_steps;
   for (uintptr_t stream : streams) options.streams.push_back(Pointer<CUstream_st>(stream));
-  return std::make_unique<CudaEngine>(std::move(options));
+  return new CudaEngineHandle{std::make_shared<CudaEngine>(std::move(options))};
 }
 
-void RunOnDevice(CudaEngine& engine, const ProgramHandle& handle,
+void RunOnDevice(const CudaEngineHandle& engine, const ProgramHandle& handle,
                  const std::vector<uintptr_t>& args, const std::vector<uintptr_t>& results,
                  uintptr_t stream, uintptr_t scratch, int device) {
-  if (!handle.finished) throw nb::value_error("call finish() before run()");
-  const auto& program = *handle.program;
-  if (args.size() != static_cast<size_t>(program.n_args()) ||
-      results.size() != static_cast<size_t>(program.n_results())) {
-    throw nb::value_error(("program '" + program.name() + "' takes " +
-                           std::to_string(program.n_args()) + " arguments and " +
-                           std::to_string(program.n_results()) + " results; got " +
-                           std::to_string(args.size()) + " and " + std::to_string(results.size()))
-                              .c_str());
-  }
+  RequireRunnable(handle, args.size(), results.size());
   const std::vector<void*> arg_data = Pointers(args), result_data = Pointers(results);
   Engine::Result result;
   {
     nb::gil_scoped_release release;
-    result = engine.Run(handle.program, arg_data.data(), result_data.data(),
-                        Pointer<CUstream_st>(stream), Pointer<void>(scratch), device);
+    result = engine.engine->Run(handle.program, arg_data.data(), result_data.data(),
+                                Pointer<CUstream_st>(stream), Pointer<void>(scratch), device);
   }
   if (!result.ok) ThrowEngineError(result.error);
 }
@@ -94,17 +85,17 @@ KernelParameter MakeParameter(nb::handle parameter) {
     const auto tuple = nb::cast<nb::tuple>(parameter);
     named = {nb::cast<std::string>(tuple[0]), nb::cast<int>(tuple[1])};
   } catch (const std::exception&) {
-    named.first = "?";
+    named.first.clear();
   }
   if (named.first == "in") return {KernelParameter::kInput, named.second, {}};
   if (named.first == "out") return {KernelParameter::kOutput, named.second, {}};
   throw nb::value_error("a kernel parameter must be ('in', i), ('out', i) or the constant's bytes");
 }
 
-int AddKernel(CudaEngine& engine, ProgramHandle& handle, int lane, const std::string& name,
-              const nb::bytes& image, const std::string& kernel, Size3 grid, Size3 block,
-              unsigned shared_bytes, const nb::list& parameters, std::vector<int32_t> ins,
-              std::vector<int32_t> outs) {
+int AddKernel(const CudaEngineHandle& engine, ProgramHandle& handle, int lane,
+              const std::string& name, const nb::bytes& image, const std::string& kernel,
+              Size3 grid, Size3 block, unsigned shared_bytes, const nb::list& parameters,
+              std::vector<int32_t> ins, std::vector<int32_t> outs) {
   RequireOpen(handle);
   KernelStep step;
   step.image.assign(image.c_str(), image.size());
@@ -114,7 +105,7 @@ int AddKernel(CudaEngine& engine, ProgramHandle& handle, int lane, const std::st
   step.shared_bytes = shared_bytes;
   for (nb::handle parameter : parameters) step.parameters.push_back(MakeParameter(parameter));
   return handle.program->AddLaunch(
-      lane, LaunchDesc{name, MakeKernelLauncher(engine, std::move(step)), std::move(ins),
+      lane, LaunchDesc{name, MakeKernelLauncher(*engine.engine, std::move(step)), std::move(ins),
                        std::move(outs)});
 }
 
@@ -124,15 +115,6 @@ std::vector<PjrtTensor> MakeTensors(const Tensors& tensors) {
   std::vector<PjrtTensor> made;
   for (const auto& [type, dims] : tensors) made.push_back({type, dims});
   return made;
-}
-
-// Keeps a Python object alive for C++, and lets go of it with the GIL held.
-std::shared_ptr<void> KeepAlive(nb::object object) {
-  return {object.release().ptr(), [](void* kept) {
-            if (!Py_IsInitialized()) return;
-            nb::gil_scoped_acquire acquire;
-            Py_DECREF(static_cast<PyObject*>(kept));
-          }};
 }
 
 std::shared_ptr<PjrtCounters> AddPjrt(ProgramHandle& handle, int lane, const std::string& name,
@@ -147,7 +129,7 @@ std::shared_ptr<PjrtCounters> AddPjrt(ProgramHandle& handle, int lane, const std
   step.api = Pointer<void>(api);
   step.client = Pointer<void>(client);
   step.executable = Pointer<void>(executable);
-  step.owner = KeepAlive(std::move(owner));
+  step.owner = KeepAlive(owner.ptr());
   step.constants = MakeTensors(constants);
   step.constant_data = Pointers(constant_data);
   step.ins = MakeTensors(in_tensors);
@@ -177,8 +159,8 @@ void BindCuda(nb::module_& m) {
   m.def("cuda_available", []() { return CudaProblem().empty(); });
   m.def("cuda_device_count", &CudaDeviceCount, "Raises RuntimeError if there is no CUDA driver.");
 
-  nb::class_<CudaEngine>(m, "CudaEngine",
-                         "Lanes on a CUDA device: lane 0 is the caller's stream, or all are given.")
+  nb::class_<CudaEngineHandle>(
+      m, "CudaEngine", "Lanes on a CUDA device: lane 0 is the caller's stream, or all are given.")
       .def(nb::new_(&MakeEngine), nb::arg("device") = 0, nb::arg("priorities") = std::vector<int>(),
            nb::arg("streams") = std::vector<uintptr_t>(), nb::arg("sms") = std::vector<int>(),
            nb::arg("check_steps") = false,
@@ -197,17 +179,20 @@ void BindCuda(nb::module_& m) {
            "where the memory lies, is compared with the lanes'.")
       .def(
           "copy",
-          [](CudaEngine& engine, uintptr_t to, uintptr_t from, size_t bytes, uintptr_t stream) {
-            CopyOnStream(engine, Pointer<void>(to), Pointer<void>(from), bytes,
+          [](const CudaEngineHandle& handle, uintptr_t to, uintptr_t from, size_t bytes,
+             uintptr_t stream) {
+            CopyOnStream(*handle.engine, Pointer<void>(to), Pointer<void>(from), bytes,
                          Pointer<CUstream_st>(stream));
           },
           nb::arg("to"), nb::arg("from"), nb::arg("bytes"), nb::arg("stream"),
           "Enqueues a copy between device addresses.")
-      .def_prop_ro("device", &CudaEngine::device)
-      .def_prop_ro("sms", &CudaEngine::sms, "Multiprocessors of the lanes that have their own.")
-      .def_prop_ro("calls", &CudaEngine::calls)
-      .def_prop_ro("failures", &CudaEngine::failures)
-      .def_prop_ro("lane_sets", &CudaEngine::lane_sets);
+      .def_prop_ro("device", [](const CudaEngineHandle& h) { return h.engine->device(); })
+      .def_prop_ro(
+          "sms", [](const CudaEngineHandle& h) { return h.engine->sms(); },
+          "Multiprocessors of the lanes that have their own.")
+      .def_prop_ro("calls", [](const CudaEngineHandle& h) { return h.engine->calls(); })
+      .def_prop_ro("failures", [](const CudaEngineHandle& h) { return h.engine->failures(); })
+      .def_prop_ro("lane_sets", [](const CudaEngineHandle& h) { return h.engine->lane_sets(); });
 
   nb::class_<CudaStreams>(m, "CudaStreams",
                           "Streams of lanes 1 and up for somebody who enqueues on them himself.")

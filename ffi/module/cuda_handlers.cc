@@ -10,6 +10,7 @@
 #include "cuda_handlers.h"
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -51,6 +52,12 @@ xf::ErrorOr<std::unique_ptr<CudaRunState>> Instantiate(std::string_view plan) {
 xf::Error Execute(void* stream, int32_t device, CudaRunState* state, xf::RemainingArgs args,
                   xf::RemainingRets rets, std::string_view /*plan*/) {
   const Registered& registered = state->registered;
+  // The scratch comes last; without a result there is none.
+  const size_t n_results = rets.size() == 0 ? SIZE_MAX : rets.size() - 1;
+  if (std::string misfit = registered.program->CheckCounts(args.size(), n_results);
+      !misfit.empty()) {
+    return xf::Error(xf::ErrorCode::kInternal, kEngineErrorMark + misfit);
+  }
   std::vector<void*> arg_data(args.size()), ret_data(rets.size());
   for (size_t i = 0; i < args.size(); ++i) {
     arg_data[i] = args.get<xf::AnyBuffer>(i).value().untyped_data();
@@ -58,7 +65,7 @@ xf::Error Execute(void* stream, int32_t device, CudaRunState* state, xf::Remaini
   for (size_t i = 0; i < rets.size(); ++i) {
     ret_data[i] = rets.get<xf::AnyBuffer>(i).value()->untyped_data();
   }
-  void* scratch = ret_data.empty() ? nullptr : ret_data.back();
+  void* scratch = ret_data.back();
   Engine::Result result = registered.cuda->Run(registered.program, arg_data.data(), ret_data.data(),
                                                static_cast<CUstream_st*>(stream), scratch, device);
   if (result.ok) return xf::Error::Success();

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -58,23 +59,19 @@ int DropPending(void*) {
   return 0;
 }
 
-void DropLater(PyObject* object) {
+void DropLater(PyObject* object) noexcept {
   Pending& pending = GetPending();
   std::lock_guard<std::mutex> lock(pending.mutex);
-  pending.objects.push_back(object);
+  try {
+    pending.objects.push_back(object);
+  } catch (const std::bad_alloc&) {
+    return;  // it stays alive: nobody here may throw
+  }
   // Needs no GIL. It fails when the interpreter's short queue is full: the next object asks again.
   if (!pending.asked && !InterpreterGone()) {
     pending.asked = Py_AddPendingCall(&DropPending, nullptr) == 0;
   }
 }
-
-struct PythonStep {
-  PyObject* callable;
-  explicit PythonStep(PyObject* object) : callable(object) { Py_INCREF(callable); }
-  PythonStep(const PythonStep&) = delete;
-  PythonStep& operator=(const PythonStep&) = delete;
-  ~PythonStep() { DropLater(callable); }
-};
 
 // Text of the current Python exception, which is cleared; with its type's name unless that says no
 // more than that the engine failed.
@@ -120,7 +117,7 @@ int RunPythonStep(void* user, const Buffer* ins, int n_ins, Buffer* outs, int n_
   if (first && waited > gil_max_ns.load(std::memory_order_relaxed) && TimesBlocked() != blocked) {
     gil_max_ns.store(waited, std::memory_order_relaxed);
   }
-  auto* step = static_cast<PythonStep*>(user);
+  auto* callable = static_cast<PyObject*>(user);
   PyObject* pointers = PyTuple_New(n_ins + n_outs);
   bool ok = pointers != nullptr;
   for (int i = 0; ok && i < n_ins + n_outs; ++i) {
@@ -133,7 +130,7 @@ int RunPythonStep(void* user, const Buffer* ins, int n_ins, Buffer* outs, int n_
   bool interrupted = false;
   bool done = false;
   while (ok && !done) {
-    result = PyObject_CallOneArg(step->callable, pointers);
+    result = PyObject_CallOneArg(callable, pointers);
     if (result != nullptr || !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) break;
     // On the main thread Ctrl-C is noticed between bytecodes: before the lane program started or
     // after it ended, never inside. So run it if it has not run, and interrupt the caller later.
@@ -155,8 +152,12 @@ thread_local PyThreadState* lane_state = nullptr;
 
 }  // namespace
 
+std::shared_ptr<void> KeepAlive(PyObject* object) {
+  return {Py_NewRef(object), [](void* kept) { DropLater(static_cast<PyObject*>(kept)); }};
+}
+
 Launcher MakePythonLauncher(PyObject* callable) {
-  return Launcher{&RunPythonStep, std::make_shared<PythonStep>(callable)};
+  return Launcher{&RunPythonStep, KeepAlive(callable)};
 }
 
 void ReleasePending() {

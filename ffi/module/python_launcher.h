@@ -4,6 +4,7 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <memory>
 
 #include "dfx/launcher.h"
 
@@ -13,6 +14,11 @@ namespace dfx::ffi {
 // addresses of its input buffers followed by those of its output buffers. A Python exception fails
 // the call with its text. Takes a new reference. The GIL must be held.
 Launcher MakePythonLauncher(PyObject* callable);
+
+// Keeps a Python object alive for C++. Whoever lets go of it last needs no GIL and never waits for
+// it: the interpreter drops the object soon after (ReleasePending does it at once). Takes a new
+// reference. The GIL must be held.
+std::shared_ptr<void> KeepAlive(PyObject* object);
 
 // Drops references that were given up by threads without the GIL. The GIL must be held.
 void ReleasePending();

@@ -1,7 +1,11 @@
 #include "registry.h"
 
+#include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 namespace dfx::ffi {
 namespace {
@@ -14,7 +18,7 @@ struct Entry {
 
 struct Registry {
   std::mutex mutex;
-  std::unordered_map<std::string, Entry> programs;
+  std::unordered_map<std::string, std::vector<Entry>> programs;  // the latest last
 };
 
 // Leaked on purpose: executables may be destroyed after static destructors have run.
@@ -26,12 +30,29 @@ Registry& GetRegistry() {
 }  // namespace
 
 void RegisterProgram(const std::string& hash, const Registered& registered) {
+  // What is dropped may be the last owner of an engine, which waits for its device: not under the
+  // mutex.
+  std::vector<Entry> dropped;
   Registry& registry = GetRegistry();
   std::lock_guard<std::mutex> lock(registry.mutex);
   // Entries of dead programs are dropped here, so that the map does not grow for ever.
-  std::erase_if(registry.programs,
-                [](const auto& entry) { return entry.second.program.expired(); });
-  registry.programs[hash] = Entry{registered.program, registered.limit_blas, registered.cuda};
+  for (auto it = registry.programs.begin(); it != registry.programs.end();) {
+    auto dead = std::stable_partition(it->second.begin(), it->second.end(),
+                                      [](const Entry& e) { return !e.program.expired(); });
+    std::move(dead, it->second.end(), std::back_inserter(dropped));
+    it->second.erase(dead, it->second.end());
+    it = it->second.empty() ? registry.programs.erase(it) : std::next(it);
+  }
+  std::vector<Entry>& same = registry.programs[hash];
+  Entry made{registered.program, registered.limit_blas, registered.cuda};
+  for (Entry& entry : same) {
+    if (!entry.program.owner_before(made.program) && !made.program.owner_before(entry.program)) {
+      std::swap(entry, made);
+      dropped.push_back(std::move(made));
+      return;
+    }
+  }
+  same.push_back(std::move(made));
 }
 
 Registered FindProgram(const std::string& hash) {
@@ -39,7 +60,12 @@ Registered FindProgram(const std::string& hash) {
   std::lock_guard<std::mutex> lock(registry.mutex);
   auto it = registry.programs.find(hash);
   if (it == registry.programs.end()) return {};
-  return {it->second.program.lock(), it->second.limit_blas, it->second.cuda};
+  for (auto entry = it->second.rbegin(); entry != it->second.rend(); ++entry) {
+    if (auto program = entry->program.lock()) {
+      return {std::move(program), entry->limit_blas, entry->cuda};
+    }
+  }
+  return {};
 }
 
 }  // namespace dfx::ffi

@@ -13,8 +13,9 @@ class CudaEngine;
 
 namespace dfx::ffi {
 
-// Keeps only a weak reference: the owner is whoever holds the Python handle or an XLA executable
-// whose custom call was instantiated with it.
+// Programs of one hash do the same, so any of them may serve; a living one is never lost to another
+// that goes. Keeps only a weak reference: the owner is whoever holds the Python handle or an XLA
+// executable whose custom call was instantiated with it.
 struct Registered {
   std::shared_ptr<const Program> program;
   bool limit_blas = false;           // the program calls LAPACK

@@ -53,6 +53,10 @@ xf::ErrorOr<std::unique_ptr<RunState>> RunInstantiate(std::string_view plan) {
 
 xf::Error RunExecute(RunState* state, xf::RemainingArgs args, xf::RemainingRets rets,
                      std::string_view /*plan*/) {
+  if (std::string misfit = state->registered.program->CheckCounts(args.size(), rets.size());
+      !misfit.empty()) {
+    return xf::Error(xf::ErrorCode::kInternal, kEngineErrorMark + misfit);
+  }
   std::vector<void*> arg_data(args.size()), ret_data(rets.size());
   for (size_t i = 0; i < args.size(); ++i) {
     arg_data[i] = args.get<xf::AnyBuffer>(i).value().untyped_data();

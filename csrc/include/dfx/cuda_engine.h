@@ -109,6 +109,10 @@ class CudaEngine {
   int64_t lane_sets() const;
 
  private:
+  // Run, but for memory that its errors cannot have.
+  Engine::Result Checked(const std::shared_ptr<const Program>& program, void* const* args,
+                         void* const* results, CUstream_st* caller, void* scratch,
+                         int caller_device);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -4,6 +4,7 @@
 // (only the pool of calls changes, under its mutex). A program that was not finished, or that was
 // changed after that, does not run: Engine::Run says so.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -61,6 +62,9 @@ class Program {
   // names is allowed: steps signal and await it themselves (gates).
   std::string Finish();
   bool finished() const { return finished_; }
+
+  // "" or why lists of so many arguments and results do not fit.
+  std::string CheckCounts(size_t args, size_t results) const;
 
   const std::string& name() const { return name_; }
   int n_lanes() const { return n_lanes_; }

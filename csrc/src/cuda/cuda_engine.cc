@@ -8,14 +8,15 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cuda/cuda_driver.h"
-#include "dfx/call.h"
 #include "cuda/lane_streams.h"
+#include "dfx/call.h"
 #include "run_step.h"
 
 namespace dfx {
@@ -118,6 +119,31 @@ class LaneSet {
   std::vector<CUevent_st*> events_;
 };
 
+// Device memory that goes in the order of a stream, whatever happens on the way.
+class StreamMemory {
+ public:
+  StreamMemory(const CudaDriver& driver, CUstream_st* stream) : driver_(driver), stream_(stream) {}
+  ~StreamMemory() { Free(); }
+  StreamMemory(const StreamMemory&) = delete;
+  StreamMemory& operator=(const StreamMemory&) = delete;
+
+  // Throws CudaError.
+  void* Allocate(int64_t bytes) {
+    CheckCuda(driver_, driver_.MemAllocAsync(&address_, static_cast<size_t>(bytes), stream_),
+              "cuMemAllocAsync");
+    return reinterpret_cast<void*>(address_);
+  }
+  CudaStatus Free() {
+    const CudaAddress address = std::exchange(address_, 0);
+    return address == 0 ? kCudaSuccess : driver_.MemFreeAsync(address, stream_);
+  }
+
+ private:
+  const CudaDriver& driver_;
+  CUstream_st* const stream_;
+  CudaAddress address_ = 0;
+};
+
 }  // namespace
 
 struct CudaEngine::Impl {
@@ -174,10 +200,15 @@ struct CudaEngine::Impl {
     returned.notify_one();
   }
 
-  void NoteError(const CudaError& error) {
+  void NoteError(const CudaError& error) noexcept {
     if (!error.context_lost()) return;
     std::lock_guard<std::mutex> lock(mutex);
-    if (lost.empty()) lost = error.what();
+    if (!lost.empty()) return;
+    try {
+      lost = error.what();
+    } catch (const std::bad_alloc&) {
+      lost = "a CUDA error";  // short enough to need no memory
+    }
   }
 
   // Turns an exception of `action` into the call's error. False if there was one.
@@ -272,18 +303,14 @@ struct CudaEngine::Impl {
     const unsigned long long capture = CaptureOf(caller);
     std::unique_ptr<LaneSet> set = Take(capture);
     // From here on the set must be given back.
-    CudaAddress allocated = 0;
+    StreamMemory memory(driver, caller);
     std::unique_ptr<Call> call;
     try {
       set->Grow(program, caller);
-      call = std::make_unique<Call>(program, scratch);
       if (program.scratch_bytes() > 0 && scratch == nullptr) {
-        CheckCuda(
-            driver,
-            driver.MemAllocAsync(&allocated, static_cast<size_t>(program.scratch_bytes()), caller),
-            "cuMemAllocAsync");
-        call = std::make_unique<Call>(program, reinterpret_cast<void*>(allocated));
+        scratch = memory.Allocate(program.scratch_bytes());
       }
+      call = std::make_unique<Call>(program, scratch);
     } catch (...) {
       Give(std::move(set));
       throw;
@@ -292,10 +319,7 @@ struct CudaEngine::Impl {
     set->UsedIn(capture);
     ForkAndJoin(*call, *set, caller, capture != 0);
     // The caller's stream is past all lanes here, also after a failure.
-    if (allocated != 0) {
-      Try(*call,
-          [&] { CheckCuda(driver, driver.MemFreeAsync(allocated, caller), "cuMemFreeAsync"); });
-    }
+    Try(*call, [&] { CheckCuda(driver, memory.Free(), "cuMemFreeAsync"); });
     Give(std::move(set));
     if (call->failed()) {
       result.ok = false;
@@ -353,6 +377,19 @@ CudaEngine::~CudaEngine() {
 Engine::Result CudaEngine::Run(const std::shared_ptr<const Program>& program, void* const* args,
                                void* const* results, CUstream_st* caller, void* scratch,
                                int caller_device) {
+  try {
+    return Checked(program, args, results, caller, scratch, caller_device);
+  } catch (const std::bad_alloc&) {  // for the words of another error
+    Engine::Result result;
+    result.ok = false;
+    result.error = kOutOfMemory;
+    return result;
+  }
+}
+
+Engine::Result CudaEngine::Checked(const std::shared_ptr<const Program>& program, void* const* args,
+                                   void* const* results, CUstream_st* caller, void* scratch,
+                                   int caller_device) {
   Engine::Result result;
   auto refuse = [&result](std::string why) {
     result.ok = false;

@@ -13,11 +13,11 @@
 #include <thread>
 #include <utility>
 
-#include "host/affinity.h"
 #include "dfx/call.h"
 #include "dfx/lane.h"
-#include "run_step.h"
+#include "host/affinity.h"
 #include "host/spin.h"
+#include "run_step.h"
 
 namespace dfx {
 namespace {

@@ -23,7 +23,13 @@ void Api::Throw(PJRT_Error* error) const {
   auto args = Make<ErrorMessageArgs>();
   args.error = error;
   reinterpret_cast<void (*)(ErrorMessageArgs*)>(table_->functions[kErrorMessage])(&args);
-  std::string message(args.message, args.message_size);
+  std::string message;
+  try {
+    message.assign(args.message, args.message_size);
+  } catch (...) {
+    Drop(error);
+    throw;
+  }
   Drop(error);
   throw PjrtError(message);
 }

@@ -91,9 +91,9 @@ class Executable {
 
     std::vector<PJRT_Buffer*> raw(step_.outs.size(), nullptr);
     PJRT_Event* raw_done = nullptr;
-    Execute(arguments, raw, host ? &raw_done : nullptr);
     std::vector<Owned<PJRT_Buffer>> results;
-    results.reserve(raw.size());
+    results.reserve(raw.size());  // nothing may throw between the execution and its owners
+    Execute(arguments, raw, host ? &raw_done : nullptr);
     for (PJRT_Buffer* buffer : raw) results.emplace_back(api_, buffer);
     if (host) {
       Owned<PJRT_Event> done(api_, raw_done);

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "allocations.h"
 #include "cuda/cuda_support.h"
 
 namespace {
@@ -78,6 +79,43 @@ TEST_CASE("every driver call may fail: an error, nothing left running, and the n
       }
     }
     CHECK(failures > 0);
+  }
+}
+
+TEST_CASE(
+    "whichever allocation of a call fails, it is an error, and no device memory is left behind") {
+  for (const bool warm : {false, true}) {
+    CAPTURE(warm);
+    int errors = 0;
+    bool done = false;
+    for (int64_t n = 0; !done; ++n) {
+      CAPTURE(n);
+      REQUIRE(n < 1000);
+      CleanDriver clean;  // at its end it checks what was allocated and not freed
+      Device device;
+      auto program = Squares();
+      if (warm) REQUIRE(RunsRight(*device.engine, program));
+      Engine::Result result;
+      {
+        fake::Stream caller;
+        Memory memory(3);
+        {
+          dfx_test::FailAllocationsAfter fail(n);
+          result = device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(),
+                                      caller.get());
+          done = dfx_test::allocations_left > 0;
+        }
+        CHECK(caller.Synchronize() == 0);
+        if (result.ok) {
+          CHECK(IsRight(memory));
+        } else {
+          ++errors;
+          CHECK_FALSE(result.error.empty());
+        }
+      }
+      CHECK(RunsRight(*device.engine, program));
+    }
+    CHECK(errors >= 3);
   }
 }
 

@@ -12,6 +12,7 @@ State& S() {
 }
 
 thread_local std::vector<CUctx_st*> contexts;
+thread_local int InsideDriver::depth = 0;
 
 namespace {
 

@@ -159,7 +159,9 @@ void AddGreenContexts(CudaDriver& driver);
 
 }  // namespace dfx::fake
 
-#define LOCK std::lock_guard<std::mutex> lock(dfx::fake::S().mutex)
+#define LOCK                      \
+  dfx::fake::InsideDriver inside; \
+  std::lock_guard<std::mutex> lock(dfx::fake::S().mutex)
 #define ENTER(...) \
   LOCK;            \
   if (CudaStatus entered = dfx::fake::Enter(__VA_ARGS__); entered != 0) return entered
