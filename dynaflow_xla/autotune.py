@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import random
 import statistics
 import tempfile
@@ -18,12 +17,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dynaflow_xla import quiet
+from dynaflow_xla import machine, quiet
 from dynaflow_xla.errors import FallbackWarning, PlanError
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.timeline import Timeline
 
-CACHE_VERSION = 4
+CACHE_VERSION = 5
 
 MIN_ROUNDS = 3
 
@@ -83,10 +82,24 @@ def cache_dir() -> Path:
     return Path(root) if root else Path.home() / ".cache" / "dynaflow_xla"
 
 
+_VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS")
+"""Variables of the environment that change how long the same program takes."""
+
+
 def cache_key(*parts: Any) -> str:
-    """Hash over what a decision depends on, this machine included."""
-    machine = (platform.machine(), platform.processor(), len(os.sched_getaffinity(0)))
-    text = json.dumps([CACHE_VERSION, machine, [str(part) for part in parts]])
+    """Hash over what a decision depends on; the machine and the environment are always parts of it.
+
+    Args:
+        parts: Anything else. Dictionaries are taken in the order of their keys.
+    """
+    told = [
+        str(sorted(f"{k!r}: {v!r}" for k, v in part.items()))
+        if isinstance(part, Mapping)
+        else str(part)
+        for part in parts
+    ]
+    environment = [os.environ.get(name, "") for name in _VARIABLES]
+    text = json.dumps([CACHE_VERSION, machine.identity(), environment, told])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

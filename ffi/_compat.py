@@ -5,7 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jaxlib import _jax, xla_client
+
+_COMPILE_SETTINGS = (
+    "jax_compiler_enable_remat_pass",
+    "jax_disable_most_optimizations",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_memory_fitting_level",
+    "jax_optimization_level",
+    "jax_xla_profile_version",
+    "jax_xla_runtime_errors",
+)
+"""Settings of JAX that reach XLA as compiler options, and do not show in a lowered program."""
+
+
+def compile_settings() -> list[str]:
+    """What those settings are now; one that this version of JAX has not is left out."""
+    values = jax.config.values
+    return [f"{name}={values[name]}" for name in _COMPILE_SETTINGS if name in values]
 
 
 def put_view(aval: Any, sharding: Any, array: Any, device: Any) -> Any:

@@ -47,6 +47,7 @@ class DeviceLanes:
         make_client: Makes the client of one more lane.
         api: Address of the plugin's ``PJRT_Api``, or 0.
         alignment: Bytes at which XLA uses memory in place.
+        ordinal: The device's number.
         clients: Of the lanes made so far.
     """
 
@@ -54,7 +55,14 @@ class DeviceLanes:
     make_client: Callable[[], Any]
     api: int
     alignment: int
+    ordinal: int = 0
     clients: list[Any] = field(default_factory=list)
+    _making: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What programs on these lanes depend on: the same for lanes that run them alike."""
+        return self.platform, self.ordinal, self.alignment, bool(self.api), check_steps()
 
     def client(self, lane: int) -> Any:
         """The lane's client, made on first use.
@@ -62,18 +70,21 @@ class DeviceLanes:
         Raises:
             EngineError: it cannot be made (no memory, no device).
         """
-        while len(self.clients) <= lane:
-            number = len(self.clients)
-            try:
-                client = self.make_client()
-            except Exception as error:
-                raise EngineError(
-                    f"cannot make lane {number} on {self.platform}: {error}. A lane takes up to "
-                    f"{MEMORY_FRACTION:.0%} of the device's memory: use fewer lanes, or leave room with "
-                    "XLA_PYTHON_CLIENT_MEM_FRACTION."
-                ) from error
-            self.clients.append(client)
-        return self.clients[lane]
+        if lane < len(self.clients):
+            return self.clients[lane]
+        with self._making:  # one thread makes a lane's client, the others wait for it
+            while len(self.clients) <= lane:
+                number = len(self.clients)
+                try:
+                    client = self.make_client()
+                except Exception as error:
+                    raise EngineError(
+                        f"cannot make lane {number} on {self.platform}: {error}. A lane takes up to "
+                        f"{MEMORY_FRACTION:.0%} of the device's memory: use fewer lanes, or leave room "
+                        "with XLA_PYTHON_CLIENT_MEM_FRACTION."
+                    ) from error
+                self.clients.append(client)
+            return self.clients[lane]
 
     def device(self, lane: int) -> Any:
         """The lane's device."""
@@ -115,7 +126,7 @@ class CudaLanes(DeviceLanes):
         """
         if problem := _engine.cuda_problem():
             raise EngineError(f"no CUDA lanes: {problem}")
-        self.ordinal = device.local_hardware_id or 0
+        ordinal = device.local_hardware_id or 0
 
         def make_client() -> Any:
             options = {
@@ -123,11 +134,11 @@ class CudaLanes(DeviceLanes):
                 "allocator": "bfc",
                 "memory_fraction": MEMORY_FRACTION,
                 "preallocate": False,
-                "visible_devices": [self.ordinal],
+                "visible_devices": [ordinal],
             }
             return xla_client.make_c_api_client("cuda", options)
 
-        super().__init__("cuda", make_client, _cuda_api(), CUDA_ALIGNMENT)
+        super().__init__("cuda", make_client, _cuda_api(), CUDA_ALIGNMENT, ordinal)
         self._streams: list[int] = []
         self._engine: Any = None
         self._kernel_engines: dict[Lanes | None, Any] = {}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jaxlib
 
 from dynaflow_xla import autotune, progress, quiet
 from dynaflow_xla._version import __version__
 from dynaflow_xla.errors import SeparabilityError
-from dynaflow_xla.frontends.jax import capture, on_caller, profile
+from dynaflow_xla.ffi import _compat as ffi_compat
+from dynaflow_xla.frontends.jax import capture, device_stage, on_caller, profile
 from dynaflow_xla.plan import Launch
 from dynaflow_xla.simulate import simulate
 from dynaflow_xla.strategies import identity
@@ -122,12 +124,7 @@ def choose(
     small = _too_small(first, strategy)
     if small and not here:
         return Choice(None, small)
-    lasting = identity.on_disk(candidates.values(), fast._options.user)
-    key = lasting and autotune.cache_key(
-        first.pg.to_json(), fast._options.name, __version__, jax.__version__, fast._options.lanes,
-        lasting, strategy.margin, fast._options.in_axes, fast._options.out_axes,
-        here, bool(small), *_place(fast._options.backend),
-    )  # fmt: skip
+    key = _key(fast, first, candidates.values(), here, bool(small))
     cached = autotune.load(key) if key and budget_s is None else None
     if cached is not None:
         choice, reason = cached.pop("choice"), cached.pop("reason")
@@ -176,6 +173,21 @@ def choose(
     return Choice(
         _child(fast, choice), reason, medians, predicted, left_out, seconds, costs,
         choice == ON_CALLER, choice,
+    )  # fmt: skip
+
+
+def _key(fast: Any, first: Any, candidates: Iterable[Any], here: bool, small: bool) -> str | None:
+    """The name of a decision on disk: everything that it depends on; None if that cannot be told."""
+    options = fast._options
+    lasting = identity.on_disk(candidates, options.user)
+    if lasting is None:
+        return None
+    return autotune.cache_key(
+        first.pg.to_json(), options.name, lasting, options.strategy.margin,
+        __version__, jax.__version__, jaxlib.__version__, ffi_compat.compile_settings(),
+        options.lanes, options.gpu, options.in_axes, options.out_axes, options.batch_size,
+        options.compiler_options or {}, fast.jit_compiler_options, fast._jit_options,
+        here, small, *_place(options),
     )  # fmt: skip
 
 
@@ -258,9 +270,11 @@ def _program(made: Any) -> Any:
     return _ONE_LANE
 
 
-def _place(backend: str) -> tuple[str, ...]:
-    """What a decision depends on besides the machine; nothing for the CPU lanes of ``ffi``."""
-    return () if backend == "ffi" else (backend, jax.devices()[0].device_kind)
+def _place(options: Any) -> tuple[str, ...]:
+    """Where the program runs, and how."""
+    if options.backend == "ffi" and device_stage.platform(options.gpu_lanes) == "cpu":
+        return ("lanes of the cpu",)
+    return options.backend, jax.default_backend(), jax.devices()[0].device_kind
 
 
 def _child(fast: Any, choice: str) -> Any:

@@ -10,7 +10,6 @@ events, as the plan says.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import jax
 import numpy as np
 
 from dynaflow_xla.errors import DynaflowError, EngineError, PlanError, UnsupportedError
-from dynaflow_xla.ffi import _compat as ffi_compat, _engine
+from dynaflow_xla.ffi import _compat as ffi_compat, _engine, programs
 from dynaflow_xla.ffi.device_lanes import HOST_ALIGNMENT, DeviceLanes, cuda_lanes
 from dynaflow_xla.ffi.device_steps import add_step
 from dynaflow_xla.frontends.jax import _compat
@@ -63,6 +62,11 @@ class _Segment:
     inputs: list[int] = field(default_factory=list)
     writes: list[tuple[int, int]] = field(default_factory=list)  # value, buffer
     kernel: KernelRegion | None = None  # of its only launch
+    # Without a kernel:
+    lowered: Any = None
+    text: str = ""
+    consts: list[Any] = field(default_factory=list)
+    in_place: list[bool] = field(default_factory=list)
 
 
 class DeviceStageBuilder(StageBuilder):
@@ -102,52 +106,39 @@ class DeviceStageBuilder(StageBuilder):
         steps = [i for i in items if isinstance(i, _Segment)]
         capturable = all(s.kernel is not None for s in steps)
         engine = self._engine(capturable)
-        digest = hashlib.sha256(self.plan.to_json().encode())
-        digest.update(repr((lanes.platform, self.inputs, self.outputs)).encode())
-        compiled: dict[str, tuple[int, Any]] = {}
-        counters, texts = [], dict[int, str]()
-        for item in items:
-            if isinstance(item, Record):
-                program.add_record(item.lane, number[item.event])
-            elif isinstance(item, Wait):
-                program.add_wait(item.lane, number[item.event])
-            else:
-                item.writes = [w for v in self._made_by(item) for w in writes.get(v, ())]
-                if item.kernel is not None:
-                    digest.update(self._add_kernel(engine, program, item, item.kernel, places))
-                    continue
-                in_place = [aligned[buffer] for _, buffer in item.writes]
-                lowered = self._lower(item, in_place)
-                text = lowered.as_text()
-                consts = [np.asarray(c) for c in _compat.const_args(lowered)]
-                digest.update(text.encode())
-                for const in consts:
-                    digest.update(f"{const.dtype}{const.shape}".encode() + const.tobytes())
-                texts[item.lane] = texts.get(item.lane, "") + text
-                names = ", ".join(self.pg.regions[i.region].name for i in item.launches)
-                with jax.enable_x64(True):
-                    kept = [jax.device_put(c, lanes.device(item.lane)) for c in consts]
-                counters.append(
-                    add_step(
-                        program, lanes, item.lane, f"lane {item.lane} ({names})",
-                        self._compile(lowered, text, item.lane, compiled),
-                        jax.block_until_ready(kept),
-                        ([physical_spec(avals[v]) for v in item.inputs],
-                         [places[v] for v in item.inputs]),
-                        ([physical_spec(avals[v]) for v, _ in item.writes],
-                         [buffer for _, buffer in item.writes]),
-                        in_place,
-                    )
-                )  # fmt: skip
-        program.finish()
-        digest_text = digest.hexdigest()[:32]
-        program.register(digest_text, engine)
+        texts: dict[int, str] = {}
+        for step in steps:
+            step.writes = [w for v in self._made_by(step) for w in writes.get(v, ())]
+            if step.kernel is None:
+                step.in_place = [aligned[buffer] for _, buffer in step.writes]
+                step.lowered = self._lower(step, step.in_place)
+                step.text = step.lowered.as_text()
+                step.consts = [np.asarray(c) for c in _compat.const_args(step.lowered)]
+                texts[step.lane] = texts.get(step.lane, "") + step.text
+
+        def load() -> programs.Loaded:
+            compiled: dict[str, tuple[int, Any]] = {}
+            counters = []
+            for item in items:
+                if isinstance(item, Record):
+                    program.add_record(item.lane, number[item.event])
+                elif isinstance(item, Wait):
+                    program.add_wait(item.lane, number[item.event])
+                elif item.kernel is not None:
+                    self._add_kernel(engine, program, item, item.kernel, places)
+                else:
+                    counters.append(self._add_executable(program, item, places, compiled))
+            program.finish()
+            note = self._note(len(counters), len(compiled), len(steps) - len(counters))
+            return programs.Loaded(program, counters=counters, note=note)
+
+        name = self._identity(items, places, aligned)
         return Stage(
             inputs=self.inputs,
             outputs=self.outputs,
-            hash=digest_text,
+            hash=name,
             lanes=self.lanes,
-            program=program,
+            loaded=programs.shared(name, load, engine),
             reference=self.reference,
             output_avals=tuple(physical_aval(avals[v]) for v in self.outputs),
             lane_texts=texts,
@@ -156,9 +147,46 @@ class DeviceStageBuilder(StageBuilder):
             platform=lanes.platform,
             scratch_bytes=scratch_bytes,
             capturable=capturable,
-            counters=counters,
-            note=self._note(len(counters), len(compiled), len(steps) - len(counters)),
         )
+
+    def _identity(self, items: list[Any], places: dict[int, int], aligned: dict[int, bool]) -> str:
+        """The content hash of the stage's program."""
+        identity = programs.Identity(self._lanes.platform, self.compiler_options)
+        identity.add(self._lanes.settings, self._gpu, self.plan.to_json(), self.instructions)
+        identity.add(self.inputs, self.outputs, sorted(places.items()), sorted(aligned.items()))
+        for step in items:
+            if not isinstance(step, _Segment):
+                continue
+            identity.add(step.lane, [self.pg.regions[i.region].name for i in step.launches])
+            if step.kernel is None:
+                identity.add_code(step.text, step.consts)
+            else:
+                kernel = step.kernel.kernel
+                identity.add_image(kernel.image_bytes())
+                identity.add(kernel.name, kernel.size, kernel.shared_bytes, step.kernel.parameters)
+        return identity.text()
+
+    def _add_executable(
+        self,
+        program: Any,
+        step: _Segment,
+        places: dict[int, int],
+        compiled: dict[str, tuple[int, Any]],
+    ) -> Any:
+        """Adds a segment's executable to its lane; counters of what it does."""
+        avals, lanes = self.captured.avals, self._lanes
+        names = ", ".join(self.pg.regions[i.region].name for i in step.launches)
+        with jax.enable_x64(True):
+            kept = [jax.device_put(c, lanes.device(step.lane)) for c in step.consts]
+        return add_step(
+            program, lanes, step.lane, f"lane {step.lane} ({names})",
+            self._compile(step.lowered, step.text, step.lane, compiled),
+            jax.block_until_ready(kept),
+            ([physical_spec(avals[v]) for v in step.inputs], [places[v] for v in step.inputs]),
+            ([physical_spec(avals[v]) for v, _ in step.writes],
+             [buffer for _, buffer in step.writes]),
+            step.in_place,
+        )  # fmt: skip
 
     def _note(self, steps: int, compiled: int, kernels: int) -> str:
         if not steps:
@@ -186,18 +214,17 @@ class DeviceStageBuilder(StageBuilder):
 
     def _add_kernel(
         self, engine: Any, program: Any, step: _Segment, made: KernelRegion, places: dict[int, int]
-    ) -> bytes:
-        """Adds a region's kernel to its lane; what identifies it.
+    ) -> None:
+        """Adds a region's kernel to its lane.
 
         Raises:
             EngineError: the driver does not take the image.
         """
         region, kernel = self.pg.regions[step.launches[0].region], made.kernel
         grid, block = kernel.size
-        image = kernel.image_bytes()
         try:
             engine.add_kernel_launch(
-                program, step.lane, region.name, image, kernel.name, grid, block,
+                program, step.lane, region.name, kernel.image_bytes(), kernel.name, grid, block,
                 kernel.shared_bytes, made.parameters, [places[v] for v in region.inputs],
                 [places[v] for v in region.outputs],
             )  # fmt: skip
@@ -207,9 +234,6 @@ class DeviceStageBuilder(StageBuilder):
             raise EngineError(
                 f"kernel {kernel.name!r} cannot replace region {region.name!r}: {error}"
             ) from error
-        return (
-            image + repr((kernel.name, grid, block, kernel.shared_bytes, made.parameters)).encode()
-        )
 
     # -- the cut ------------------------------------------------------------------------------
 

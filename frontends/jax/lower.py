@@ -9,7 +9,6 @@ chained in lane order, so the plan's happens-before order is the order of every 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import numpy as np
 from jax.extend import core as jcore
 
 from dynaflow_xla.errors import DynaflowError, PlanError, UnsupportedError
-from dynaflow_xla.ffi import _engine, xla
+from dynaflow_xla.ffi import _engine, programs, xla
 from dynaflow_xla.ffi.lane_program import LaneProgram
 from dynaflow_xla.frontends.jax import _compat, lapack_guard, order_gate
 from dynaflow_xla.frontends.jax.capture import Captured
@@ -180,34 +179,50 @@ class Stage:
         inputs, outputs: Value ids, in the order of the custom call's operands and results.
         hash: Content hash, the custom call's attribute.
         lanes: Lanes that run something here.
-        program: Engine program; it holds the lane executables. Kept while anything may still
-            lower or instantiate the custom call.
+        loaded: Engine program with the lane executables, shared with equal stages. Kept while
+            anything may still lower or instantiate the custom call.
         reference: The same stage as a plain traceable function (other platforms, batching).
         output_avals: Abstract values of ``outputs``.
         depends: For each output, the positions in ``inputs`` that it depends on.
         platform: Where the custom call runs; elsewhere the reference does.
         scratch_bytes: On CUDA, memory that the custom call asks XLA for.
         capturable: On CUDA, whether the custom call may be recorded into a CUDA graph: kernels only.
-        counters, note: Of device lanes: what their steps did, a sentence for explain.
     """
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     hash: str
     lanes: tuple[int, ...]
-    program: Any
+    loaded: programs.Loaded
     reference: Callable[..., list[Any]]
     output_avals: tuple[Any, ...]
-    lane_programs: list[LaneProgram] = field(default_factory=list)
     lane_texts: dict[int, str] = field(default_factory=dict)
     replan: Any = None
     program_name: str = ""
     platform: str = "cpu"
     scratch_bytes: int = 0
     capturable: bool = False
-    counters: list[Any] = field(default_factory=list)
-    note: str = ""
     depends: tuple[frozenset[int], ...] = ()
+
+    @property
+    def program(self) -> Any:
+        """The engine's program."""
+        return self.loaded.program
+
+    @property
+    def lane_programs(self) -> list[LaneProgram]:
+        """What runs on the lanes of a CPU."""
+        return self.loaded.lane_programs
+
+    @property
+    def counters(self) -> list[Any]:
+        """Of device lanes: what their steps did."""
+        return self.loaded.counters
+
+    @property
+    def note(self) -> str:
+        """Of device lanes: a sentence for explain."""
+        return self.loaded.note
 
 
 def split_stages(plan: Plan) -> list[tuple[list[Any], Launch | None]]:
@@ -326,68 +341,57 @@ class StageBuilder:
             lane_inputs[lane] = [v for v in self.arguments if v in used]
             lowered[lane] = self._lower_lane(lane, renumbered, lane_inputs[lane], profile)
         texts = {lane: low.as_text() for lane, low in lowered.items()}
-        digest = hashlib.sha256(self.plan.to_json().encode())
-        lane_consts = {lane: _compat.const_args(low) for lane, low in lowered.items()}
+        consts = {lane: _compat.const_args(low) for lane, low in lowered.items()}
+        named = {
+            lane: ", ".join(self.pg.regions[i.region].name for i in self.launches if i.lane == lane)
+            for lane in self.lanes
+        }
+        identity = programs.Identity("cpu", self.compiler_options)
+        identity.add(self.plan.to_json(), self.inputs, self.outputs, profile, named)
         for lane in self.lanes:
-            digest.update(texts[lane].encode())
-            for const in lane_consts[lane]:
-                array = np.asarray(const)
-                digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
-        digest.update(repr((self.inputs, self.outputs, profile)).encode())
-        with ThreadPoolExecutor(max_workers=max(1, len(self.lanes))) as pool:
-            options = self.compiler_options
-            compiled = dict(
-                zip(
-                    self.lanes,
-                    pool.map(
-                        lambda low: (
-                            low.compile(compiler_options=options) if options else low.compile()
-                        ),
-                        [lowered[lane] for lane in self.lanes],
-                    ),
-                    strict=True,
-                )
-            )
-        lane_programs = []
-        for lane in self.lanes:
-            specs = [physical_spec(avals[v]) for v in lane_inputs[lane]]
-            names = ", ".join(
-                self.pg.regions[i.region].name for i in self.launches if i.lane == lane
-            )
-            lane_program = LaneProgram(
-                f"lane {lane} ({names})",
-                compiled[lane],
-                specs,
-                xla.lane_device(lane),
-                lane_consts[lane],
-            )
-            lane_programs.append(lane_program)
-            program.add_python_launch(
-                lane,
-                lane_program.name,
-                lane_program,
-                [arg_buffer[v] for v in lane_inputs[lane]],
-                [],
-            )
-        # Events are recorded and waited for by gates inside the lane programs, so the engine's own
-        # lists hold one launch a lane and no event.
-        program.limit_blas = any("@lapack_" in text for text in texts.values())
-        program.finish()
-        digest_text = digest.hexdigest()[:32]
-        program.register(digest_text)
+            identity.add_code(texts[lane], consts[lane])
+
+        def load() -> programs.Loaded:
+            compiled = self._compile_lanes(lowered)
+            lane_programs = []
+            for lane in self.lanes:
+                specs = [physical_spec(avals[v]) for v in lane_inputs[lane]]
+                name = f"lane {lane} ({named[lane]})"
+                device = xla.lane_device(lane)
+                made = LaneProgram(name, compiled[lane], specs, device, consts[lane])
+                lane_programs.append(made)
+                reads = [arg_buffer[v] for v in lane_inputs[lane]]
+                program.add_python_launch(lane, made.name, made, reads, [])
+            # Events are recorded and waited for by gates inside the lane programs, so the engine's
+            # own lists hold one launch a lane and no event.
+            program.limit_blas = any("@lapack_" in text for text in texts.values())
+            program.finish()
+            return programs.Loaded(program, lane_programs)
+
+        loaded = programs.shared(identity.text(), load)
         return Stage(
             inputs=self.inputs,
             outputs=self.outputs,
-            hash=digest_text,
+            hash=identity.text(),
             lanes=self.lanes,
-            program=program,
+            loaded=loaded,
             reference=self.reference,
             output_avals=tuple(physical_aval(avals[v]) for v in self.outputs),
-            lane_programs=lane_programs,
             lane_texts=texts,
             program_name=self.plan.graph,
             depends=self._dependence(),
         )
+
+    def _compile_lanes(self, lowered: dict[int, Any]) -> dict[int, Any]:
+        """Compiles the lanes' programs side by side."""
+        options = self.compiler_options
+
+        def compile_lane(lane: int) -> Any:
+            low = lowered[lane]
+            return low.compile(compiler_options=options) if options else low.compile()
+
+        with ThreadPoolExecutor(max_workers=max(1, len(self.lanes))) as pool:
+            return dict(zip(self.lanes, pool.map(compile_lane, self.lanes), strict=True))
 
     def reference(self, *args: Any) -> list[Any]:
         """The stage as plain traceable code, over arrays (keys as their words)."""

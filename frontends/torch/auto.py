@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -205,13 +206,7 @@ def choose(
         run = _Run(core, args, kwargs)
     except UnsupportedError as error:
         return Choice(None, f"not measured: {error}")
-    lasting = identity.on_disk(candidates.values(), core.options.user)
-    key = lasting and autotune.cache_key(
-        [e.pg.to_json() for e in entries], core.options.name, __version__, torch.__version__,
-        core.options.lanes, torch.get_num_threads(), core.options.compiler, core.options.backend,
-        lasting, strategy.margin, repr(core.options.in_axes), repr(core.options.out_axes),
-        len(run.wanted), *([repr(core.options.gpu)] if core.options.gpu else []),
-    )  # fmt: skip
+    key = _key(core, entries, candidates.values(), len(run.wanted))
     cached = autotune.load(key) if key and budget_s is None else None
     if cached is not None:
         cached.pop("costs")
@@ -253,6 +248,32 @@ def choose(
         })  # fmt: skip
     child = _child(core, candidates, choice)
     return Choice(child, reason, medians, predicted, left_out, seconds, choice)
+
+
+def _key(core: Any, entries: list[Any], candidates: Iterable[Strategy], wanted: int) -> str | None:
+    """The name of a decision on disk: everything that it depends on; None if that cannot be told."""
+    options = core.options
+    lasting = identity.on_disk(candidates, options.user)
+    if lasting is None:
+        return None
+    return autotune.cache_key(
+        [e.pg.to_json() for e in entries], options.name, lasting,
+        options.strategy.margin, __version__, torch.__version__, torch.get_num_threads(),
+        options.lanes, options.gpu, options.in_axes, options.out_axes, options.batch_size,
+        options.backend, options.compiler, options.compiler_options or {}, wanted,
+        *sorted({_place(e.captured.device) for e in entries}), *_xla_versions(options.backend),
+    )  # fmt: skip
+
+
+def _place(device: torch.device) -> str:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return f"{device} {name}"
+
+
+def _xla_versions(backend: str) -> tuple[str, ...]:
+    if backend == "torch":
+        return ()
+    return importlib.metadata.version("jax"), importlib.metadata.version("jaxlib")
 
 
 class _CandidateError(Exception):

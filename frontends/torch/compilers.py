@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla import autotune
+from dynaflow_xla import autotune, machine
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch import _compat, compile_worker
@@ -198,4 +198,6 @@ def _machine(device: torch.device) -> tuple[Any, ...]:
     """What compiled code depends on beside the region."""
     if device.type == "cuda":
         return torch.__version__, str(device), torch.cuda.get_device_capability(device)
-    return torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
+    # Inductor compiles for the very processor; a folder of libraries may be seen by several machines.
+    capability = torch.backends.cpu.get_cpu_capability()
+    return torch.__version__, capability, machine.cpu_model(), torch.get_num_threads()

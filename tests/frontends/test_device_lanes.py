@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,69 @@ def test_lanes_on_a_gpu_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -
     if not _engine.cuda_available():
         with pytest.raises(EngineError, match="no CUDA lanes"):
             asked(x, x)
+
+
+def test_threads_that_come_together_make_one_client_a_lane() -> None:
+    made: list[int] = []
+    start = threading.Barrier(4)
+
+    def make_client() -> Any:
+        number = len(made)
+        time.sleep(0.02)  # the others are let in here
+        made.append(number)
+        return f"client {number}"
+
+    lanes = device_lanes.DeviceLanes("cpu", make_client, 0, 64)
+    got: list[list[Any]] = []
+
+    def ask() -> None:
+        start.wait()
+        got.append([lanes.client(lane) for lane in range(3)])
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [0, 1, 2]
+    assert got == [["client 0", "client 1", "client 2"]] * 4
+
+
+class _Owner:
+    """Says which thread let go of it."""
+
+    def __init__(self, where: list[int]) -> None:
+        self.where = where
+
+    def __del__(self) -> None:
+        self.where.append(threading.get_ident())
+
+
+def test_what_a_program_owns_is_dropped_by_the_main_thread_whoever_drops_the_program() -> None:
+    """The thread that drops it may be XLA's, and one that has the interpreter lock may wait for that."""
+    from dynaflow_xla.ffi import _compat
+
+    lanes = _make_lanes("c-api")
+    if lanes.problem:
+        pytest.skip(lanes.problem)
+    client = lanes.client(0)
+    x = jax.ShapeDtypeStruct((4,), np.float32, sharding=jax.sharding.SingleDeviceSharding(
+        lanes.device(0)))  # fmt: skip
+    executable = jax.jit(jnp.sin).lower(x).compile().runtime_executable()
+    where: list[int] = []
+    kept = [_engine.Program(1, 0, 1, 1, 0, "p")]
+    buffers = [kept[0].add_buffer("arg", 0, 0, 16), kept[0].add_buffer("result", 0, 0, 16)]
+    _engine.add_pjrt_launch(
+        kept[0], 0, "s", lanes.api, _compat.client_pointer(client),
+        _compat.executable_pointer(executable), (_Owner(where), client, executable), [], [],
+        [(11, [4])], [(11, [4])], [False], buffers[:1], buffers[1:],
+    )  # fmt: skip
+
+    def drop() -> None:
+        kept.clear()
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    thread.join()
+    _engine.release_pending()  # at the latest
+    assert where == [threading.get_ident()]
