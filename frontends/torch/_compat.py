@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import glob
+import inspect
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -311,6 +312,38 @@ class CompilationSettings:
             patch.close()
 
 
+_TAKES_LIMIT = "recompile_limit" in inspect.signature(torch.compile).parameters
+
+
+def captures_kept(count: int) -> dict[str, Any]:
+    """Arguments of ``torch.compile`` by which so many captures are kept; it has none before torch 2.13."""
+    return {"recompile_limit": count} if _TAKES_LIMIT else {}
+
+
+def capture_limit(count: int) -> int:
+    """How many captures are kept if ``count`` are asked for."""
+    return count if _TAKES_LIMIT else int(torch._dynamo.config.recompile_limit)
+
+
+def captures_of(fn: types.FunctionType, given: Mapping[str, Any]) -> tuple[int, str]:
+    """How many captures of a function are kept, and why the last does not fit a call.
+
+    Args:
+        fn: The function.
+        given: The call's local names.
+    """
+    from torch._dynamo import eval_frame
+
+    entries = eval_frame._debug_get_cache_entry_list(fn.__code__)
+    if not entries:
+        return 0, ""
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+    scope = {**given, **{name: cell.cell_contents for name, cell in cells}}
+    told = entries[-1].guard_manager.check_verbose(scope).verbose_code_parts
+    reason = str(told[0]).partition("#")[0].strip() if told else "a guard of the last fails"
+    return len(entries), reason
+
+
 _SHORTCUT_TESTED = frozenset({"2.11", "2.12", "2.13", "2.14", "2.15"})
 
 
@@ -393,6 +426,30 @@ def reversed_lstm(
         True, False, train,
     )  # fmt: skip
     return y, h.reshape(hx[0].shape), c.reshape(hx[1].shape)
+
+
+def replace_steps(replacements: Mapping[str, Callable[[Sequence[Any]], Any]]) -> None:
+    """Asks before a recurrent operator is decomposed into one operator for each time step.
+
+    PyTorch keeps its decompositions in a table of each operator; there is no public way to another one for
+    some captures only. What is put there asks and goes on to PyTorch's own, so nobody else notices.
+
+    Args:
+        replacements: Name of an operator -> function of its arguments; it answers None to go on.
+    """
+
+    def asking(replacement: Callable[[Sequence[Any]], Any], steps: Callable[..., Any]) -> Any:
+        def call(*args: Any) -> Any:
+            made = replacement(args)
+            return steps(*args) if made is None else made
+
+        return call
+
+    for name, replacement in replacements.items():
+        operator = getattr(torch.ops.aten, name).input
+        for key, steps in operator.py_kernels.items():
+            operator.py_kernels[key] = asking(replacement, steps)
+        operator._dispatch_cache.clear()
 
 
 _LAYERS_OF_ANY_SIZE = (

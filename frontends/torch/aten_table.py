@@ -291,6 +291,7 @@ def recurrent_layer(
     w_in, w_state = params[0], params[1]
     zero = jnp.zeros((), x.dtype)
     b_in, b_state = (params[2], params[3]) if has_biases else (zero, zero)
+    rest = params[4 if has_biases else 2 :]  # of an LSTM what projects its state, if anything does
     given = jnp.einsum("tbi,gi->tbg", x, w_in) + b_in
 
     def lstm(state: Any, u: Any) -> Any:
@@ -298,6 +299,7 @@ def recurrent_layer(
         i, f, g, o = jnp.split(u + h @ w_state.T + b_state, 4, axis=-1)
         c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
         h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        h = h @ rest[0].T if rest else h
         return (h, c), h
 
     def gru(state: Any, u: Any) -> Any:

@@ -25,6 +25,8 @@ from dynaflow_xla.ir import Graph, Op, OpMark, Source, Value
 ROOT_FILE = "<dynaflow_xla schedule"
 """How the files of functions begin that call a scheduled callable; their numbers say nothing."""
 
+OPEN_SIZES = "sizes that may change are shown as they were at the first call"
+
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _ROOT = re.compile(r"^[LG]\['(\w+)'\]")
@@ -376,7 +378,7 @@ def capture(gm: Any, name: str) -> Captured:
     )
     if builder.symbolic:
         captured.symbolic = True
-        captured.notes.append("sizes that may change are shown as they were at the first call")
+        captured.notes.append(OPEN_SIZES)
     return captured
 
 

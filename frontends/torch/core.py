@@ -11,7 +11,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,6 +25,7 @@ from dynaflow_xla.frontends.torch import (
     auto,
     axes,
     batch,
+    by_size,
     draws,
     effects,
     keeping,
@@ -35,8 +36,16 @@ from dynaflow_xla.frontends.torch import (
     spectra,
 )
 from dynaflow_xla.frontends.torch.batched import BatchedGraph
-from dynaflow_xla.frontends.torch.capture import ROOT_FILE, ROOT_NAME
-from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS, Entry, Options, build_entry
+from dynaflow_xla.frontends.torch.by_size import BySize
+from dynaflow_xla.frontends.torch.capture import ROOT_FILE, ROOT_NAME, capture
+from dynaflow_xla.frontends.torch.entry import (
+    CAPTURE_OPTIONS,
+    Entry,
+    Options,
+    build_entry,
+    graph_name,
+    whole_entry,
+)
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.identity import candidates as named_candidates, identity
@@ -59,9 +68,21 @@ _INTERNAL = (
     os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep,
     "<dynaflow_xla",
 )
-_settings = _compat.CompilationSettings(marks.watched, batch.around)
+
+
+@contextmanager
+def _capture() -> Iterator[None]:
+    """What is open while Dynamo captures for us."""
+    with recurrent.lengths_open(), batch.around():
+        yield
+
+
+_settings = _compat.CompilationSettings(marks.watched, _capture)
 _schedules = itertools.count()
 
+
+MAX_CAPTURES = 64
+"""So many captures of one callable are kept. What comes after runs as the original, with a warning."""
 
 _MAX_SHARED = 8
 """So many captures differ by which arguments share memory only."""
@@ -117,7 +138,7 @@ class Core:
     ) -> None:
         self.original = original
         self.options = options
-        self.entries: list[Entry | BatchedGraph] = []
+        self.entries: list[Entry | BatchedGraph | BySize] = []
         self.splits = auto.splits(options.strategy)
         self.parent = parent
         self.breaks: list[str] = []
@@ -136,8 +157,12 @@ class Core:
         self._jax_side: Any = None
         root = _root_function(original)
         self._compiled: Callable[..., Any] = torch.compile(
-            root, backend=_Backend(self), **_compile_options(options)
+            root,
+            backend=_Backend(self),
+            **_compile_options(options),
+            **_compat.captures_kept(MAX_CAPTURES),
         )
+        self._root = root
         plain = options.backend == "torch" and not self.splits
         self._shortcut = _compat.Shortcut(root) if plain else None
 
@@ -156,11 +181,22 @@ class Core:
             result = self._invoke(args, kwargs)
         if not ran and not self._warned and self.observed(None) is None:
             self._warned = True
-            self._warn(
-                f"no graph of {self.options.name!r} could be captured, so the original runs "
-                "(TORCH_LOGS=graph_breaks says why)"
-            )
+            self._warn(self.why_original(args, kwargs))
         return result
+
+    def why_original(self, args: Any, kwargs: Any) -> str:
+        """Why a call with these arguments ran no graph."""
+        name = self.options.name
+        count, reason = _compat.captures_of(self._root, {"args": args, "kwargs": kwargs})
+        if count >= _compat.capture_limit(MAX_CAPTURES):
+            return (
+                f"{name!r} was captured {count} times, which is the most that is kept, and these arguments "
+                f"need another capture ({reason}), so the original runs for them. Sizes are captured twice, "
+                "whatever they are: look for what else changes from call to call (a Python value, a type, "
+                "a mode), and pass it as a tensor, or schedule the function once for each"
+            )
+        why = self.breaks[-1] if self.breaks else "TORCH_LOGS=graph_breaks says why"
+        return f"no graph of {name!r} could be captured, so the original runs ({why})"
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
         if self._shared is None:
@@ -409,15 +445,14 @@ class Core:
             with self._lock:
                 if kind == "inference" and self.options.backend == "torch":
                     spectra.without_vectors(gm)
-                entry: Entry | BatchedGraph | None = None
+                entry: Any = None
                 if state["batch"]:
                     entry = batch.graph_of(
                         gm, self.options, kind, state["number"], state["batch"],
                         state.get("forward"), self._warn,
                     )  # fmt: skip
                 if entry is None:
-                    whole = state["whole"]
-                    entry = build_entry(gm, self.options, kind, state["number"], whole)
+                    entry = self._whole_graph(gm, kind, state["number"], state["whole"])
                 self.entries.append(entry)
             if kind == "backward":
                 _compat.allow_second_backward()
@@ -433,16 +468,28 @@ class Core:
 
         return compile_graph
 
+    def _whole_graph(self, gm: Any, kind: str, number: int, batch: int | None) -> Any:
+        """A graph whose batch stays whole; ``batch`` as in ``build_entry``."""
+        options = self.options
+        if options.backend == "torch":
+            captured = capture(gm, graph_name(options, kind, number))
+            if (made := by_size.of_graph(captured, options, kind, batch, self._warn)) is not None:
+                return made
+            return whole_entry(captured, options, kind, batch)
+        entry = build_entry(gm, options, kind, number, batch)
+        entry.warn = self._warn
+        return entry
+
 
 class _Runner:
     """A compiled graph: counts itself among what a call ran, then runs."""
 
-    def __init__(self, graph: Entry | BatchedGraph) -> None:
+    def __init__(self, graph: Entry | BatchedGraph | BySize) -> None:
         self.graph = graph
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         graph = self.graph
-        entry = graph.resolve(inputs) if isinstance(graph, BatchedGraph) else graph
+        entry = graph.resolve(inputs) if isinstance(graph, BatchedGraph | BySize) else graph
         observed = Core.observed(entry)
         if observed is not None:
             return observed[1](inputs)  # type: ignore[no-any-return]
@@ -528,7 +575,7 @@ def _root_function(original: Callable[..., Any]) -> types.FunctionType:
 
 def _compile_options(options: Options) -> dict[str, Any]:
     if options.compiler != "eager":
-        return {"dynamic": False}
+        return {}  # sizes that change are captured open, and compiled one by one
     given = dict(options.compiler_options or {})
     if options.backend != "torch":
         return {k: v for k, v in given.items() if k in CAPTURE_OPTIONS}  # the others are XLA's

@@ -30,7 +30,7 @@ def explain(fast: Core, args: Any, kwargs: Any) -> str:
         if backward is not None:
             lines += _explain_entry(backward)
     if not entries:
-        lines.append(f"{fast.options.name}: no graph could be captured; the original runs")
+        lines.append(f"{fast.options.name}: {target.why_original(args, kwargs)}")
     lines += [f"note: {text}" for text in target.breaks]
     return "\n".join(lines)
 

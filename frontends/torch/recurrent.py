@@ -11,7 +11,11 @@ wait for each other. Where no gradients are wanted it stays the one call that it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import operator
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,7 +63,8 @@ def _layer(
     reverse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[T, B, I] -> [T, B, H], and the last state (for other kinds than LSTM the third is empty)."""
-    if reverse and kind == "lstm" and has_biases and _compat.lstm_is_onednn((x, *hx, *params)):
+    whole = kind == "lstm" and has_biases and len(params) == 4  # no projection
+    if reverse and whole and _compat.lstm_is_onednn((x, *hx, *params)):
         return _compat.reversed_lstm(x, hx, params, train)  # as the original: without two copies
     if reverse:
         x = x.flip(0)
@@ -190,7 +195,7 @@ def keep_whole(gm: Any, grad: bool, cells: bool) -> None:
         grad: Whether gradients are wanted.
         cells: Whether cells stay whole too; a compiler fuses more if they do not.
 
-    Calls on packed sequences, and those with projections, stay as they are.
+    Calls on packed sequences stay as they are.
     """
     if cells and not grad:
         _keep_cells(gm)
@@ -198,19 +203,9 @@ def keep_whole(gm: Any, grad: bool, cells: bool) -> None:
         name = getattr(node.target, "__name__", "")
         if node.op != "call_function" or name not in _KINDS:
             continue
-        if node.target is not getattr(torch, name) or len(node.args) != 9:
-            continue
-        x, hx, params, has_biases, layers, dropout, train, both, batch_first = node.args
-        if not isinstance(has_biases, bool) or not isinstance(params, (list, tuple)):
-            continue
-        directions = 2 if both else 1
-        each = 4 if has_biases else 2
-        if len(params) != layers * directions * each:
-            continue
-        states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
-        _Rewriter(gm.graph, node, name, grad).run(
-            x, states, list(params), has_biases, layers, dropout, train, directions, batch_first
-        )
+        args = [_number(arg) for arg in node.args]
+        if node.target is getattr(torch, name) and _fits(name, args):
+            _rewrite(gm, node, args, name, grad)
 
 
 def _keep_cells(gm: Any) -> None:
@@ -226,57 +221,126 @@ def _keep_cells(gm: Any) -> None:
             node.target = getattr(torch.ops.dynaflow_xla, name).default
 
 
-class _Rewriter:
-    def __init__(self, graph: Any, node: Any, kind: str, grad: bool) -> None:
-        self.graph, self.node, self.kind, self.grad = graph, node, kind, grad
+def stacked(
+    kind: str, grad: bool, x: Any, hx: Any, params: Sequence[Any], has_biases: bool, layers: int,
+    dropout: float, train: bool, both: bool, batch_first: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """``torch.lstm`` and its kin by our operators, on tensors or on nodes of a graph (``fx.Proxy``).
 
-    def call(self, target: Any, *args: Any) -> Any:
-        made = self.graph.call_function(target, args)
-        for key in ("nn_module_stack", "stack_trace", "custom", "source_fn_stack"):
-            if key in self.node.meta:
-                made.meta[key] = self.node.meta[key]
-        return made
+    Args:
+        kind: "lstm", "gru", "rnn_tanh" or "rnn_relu".
+        grad: Whether gradients are wanted.
+        x: [T, B, I], or with ``batch_first`` [B, T, I].
+        hx: The state, for an LSTM the two states.
+        params: Of each layer and direction the weights, then the biases, then what projects.
+        has_biases: Whether there are biases.
+        layers: How many layers.
+        dropout: Its probability between layers, in training.
+        train: Whether this is training.
+        both: Both directions.
+        batch_first: The input and the result are [B, T, I].
+    """
+    states = list(hx) if isinstance(hx, list | tuple) else [hx]
+    directions = 2 if both else 1
+    each = len(params) // (layers * directions)
+    finals: list[list[Any]] = [[] for _ in states]
+    if batch_first:
+        x = torch.transpose(x, 0, 1)
+    for layer in range(layers):
+        outs = []
+        for direction in range(directions):
+            unit = layer * directions + direction
+            made = torch.ops.dynaflow_xla.rnn_layer.default(
+                kind, x, [torch.narrow(s, 0, unit, 1) for s in states],
+                list(params[unit * each : (unit + 1) * each]), has_biases, train, direction == 1, grad,
+            )  # fmt: skip
+            outs.append(made[0])
+            for number, final in enumerate(finals):
+                final.append(made[1 + number])
+        x = outs[0] if directions == 1 else torch.cat(outs, -1)
+        if dropout and train and layer < layers - 1:
+            x = torch.dropout(x, dropout, True)
+    if batch_first:
+        x = torch.transpose(x, 0, 1)
+    return (x, *(final[0] if len(final) == 1 else torch.cat(final, 0) for final in finals))
 
-    def run(
-        self, x: Any, states: list[Any], params: list[Any], has_biases: bool, layers: int,
-        dropout: float, train: bool, directions: int, batch_first: bool,
-    ) -> None:  # fmt: skip
-        from operator import getitem
 
-        each = 4 if has_biases else 2
-        finals: list[list[Any]] = [[] for _ in states]
-        with self.graph.inserting_before(self.node):
-            if batch_first:
-                x = self.call(torch.transpose, x, 0, 1)
-            for layer in range(layers):
-                outs = []
-                for direction in range(directions):
-                    unit = layer * directions + direction
-                    hx = [self.call(torch.narrow, s, 0, unit, 1) for s in states]
-                    weights = params[unit * each : (unit + 1) * each]
-                    made = self.call(
-                        torch.ops.dynaflow_xla.rnn_layer.default,
-                        self.kind, x, hx, weights, has_biases, train, direction == 1,
-                        self.grad,
-                    )  # fmt: skip
-                    outs.append(self.call(getitem, made, 0))
-                    for number, final in enumerate(finals):
-                        final.append(self.call(getitem, made, 1 + number))
-                x = outs[0] if directions == 1 else self.call(torch.cat, outs, -1)
-                if dropout and train and layer < layers - 1:
-                    x = self.call(torch.dropout, x, dropout, True)
-            if batch_first:
-                x = self.call(torch.transpose, x, 0, 1)
-            results = [x] + [f[0] if len(f) == 1 else self.call(torch.cat, f, 0) for f in finals]
-        for user in list(self.node.users):
-            if user.target is getitem:
-                user.replace_all_uses_with(results[user.args[1]])
-                self.graph.erase_node(user)
-        if self.node.users:
-            with self.graph.inserting_before(self.node):
-                whole = self.call(_pack, *results)
-            self.node.replace_all_uses_with(whole)
-        self.graph.erase_node(self.node)
+def _number(arg: Any) -> Any:
+    """What is no tensor as a number: where all sizes are open, the number of layers is, too."""
+    value = arg.meta.get("example_value") if isinstance(arg, torch.fx.Node) else arg
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    return float(value) if isinstance(value, torch.SymFloat) else arg
+
+
+def _fits(kind: str, given: Sequence[Any]) -> bool:
+    """Whether a call is one of ``stacked``: not of a packed sequence, and with all its parameters."""
+    if len(given) != 9:
+        return False
+    _, hx, params, has_biases, layers, _, _, both, _ = given
+    if not isinstance(has_biases, bool) or not isinstance(params, list | tuple):
+        return False
+    if kind == "lstm" and not isinstance(hx, list | tuple):
+        return False
+    units = layers * (2 if both else 1)
+    each = 4 if has_biases else 2
+    return len(params) in (units * each, units * (each + 1) if kind == "lstm" else -1)
+
+
+class _Capturing(threading.local):
+    now = False
+
+
+_capturing = _Capturing()
+
+
+@contextlib.contextmanager
+def lengths_open() -> Iterator[None]:
+    """While a capture of ours lasts: recurrent calls do not fix the length of a sequence.
+
+    To learn the shapes of its results Dynamo runs a call's decomposition, one time step after the
+    other, which takes time for each step and makes the length a number.
+    """
+    before, _capturing.now = _capturing.now, True
+    try:
+        yield
+    finally:
+        _capturing.now = before
+
+
+def _in_place_of_steps(kind: str, given: Sequence[Any]) -> Any:
+    """What a recurrent call is while we capture; None where PyTorch's decomposition has to do."""
+    numbers = [_number(arg) for arg in given] if _capturing.now else ()
+    if not _fits(kind, numbers):
+        return None
+    return stacked(kind, torch.is_grad_enabled(), *numbers)
+
+
+_compat.replace_steps({kind: partial(_in_place_of_steps, kind) for kind in _KINDS})
+
+
+def _rewrite(gm: Any, node: Any, args: Sequence[Any], kind: str, grad: bool) -> None:
+    """Puts our operators in the place of a call."""
+    graph = gm.graph
+    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
+    before = set(graph.nodes)
+    given = torch.fx.node.map_arg(tuple(args), lambda n: torch.fx.Proxy(n, tracer))
+    with graph.inserting_before(node):
+        results = [made.node for made in stacked(kind, grad, *given)]
+    for made in graph.nodes:
+        if made not in before:
+            for key in ("nn_module_stack", "stack_trace", "custom", "source_fn_stack"):
+                if key in node.meta:
+                    made.meta[key] = node.meta[key]
+    for user in list(node.users):
+        if user.target is operator.getitem:
+            user.replace_all_uses_with(results[user.args[1]])
+            graph.erase_node(user)
+    if node.users:
+        with graph.inserting_before(node):
+            whole = graph.call_function(_pack, tuple(results))
+        node.replace_all_uses_with(whole)
+    graph.erase_node(node)
 
 
 def _pack(*values: Any) -> tuple[Any, ...]:

@@ -9,7 +9,6 @@ Everything is traced and compiled with 64-bit types enabled, so none is narrowed
 from __future__ import annotations
 
 import copy
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from dynaflow_xla.frontends.torch.capture import capture
 from dynaflow_xla.frontends.torch.captured import Captured
 from dynaflow_xla.frontends.torch.engine_call import EngineCall
 from dynaflow_xla.frontends.torch.entry import CAPTURE_OPTIONS
+from dynaflow_xla.frontends.torch.for_sizes import ForSizes, boxed
 from dynaflow_xla.frontends.torch.to_jax import JaxFunction, Layout
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.plan import Plan
@@ -116,12 +116,12 @@ class XlaEntry:
     seconds: dict[str, float]
     backward: Any = None
     symbolic: bool = False
-    programs: dict[Any, Program] = field(default_factory=dict)
+    programs: ForSizes[Program] = field(default_factory=ForSizes)
+    warn: Callable[[str], None] | None = None
     prepare: Callable[[Sequence[Any]], list[Any]] | None = None
     later: Callable[[], Any] | None = None
     finish: Callable[[list[Any]], list[Any]] | None = None
     notes: tuple[str, ...] = ()
-    _lock: Any = field(default_factory=threading.Lock)
 
     @property
     def captured(self) -> Any:
@@ -143,22 +143,31 @@ class XlaEntry:
         xla.check_process()
         if self.prepare is not None:
             inputs = self.prepare(inputs)
-        given = list(inputs)
-        if isinstance(inputs, list):
-            inputs.clear()
-        results = self.program_for(given)(given)
+        given = boxed(inputs)
+        results = (self.program_for(given) or self._as_captured)(given)
         return results if self.finish is None else self.finish(results)
 
-    def program_for(self, inputs: Sequence[Any]) -> Program:
-        """The program for these sizes: one, or where sizes may change one for each."""
+    def program_for(self, inputs: Sequence[Any]) -> Program | None:
+        """The program for these sizes: one, or where sizes may change one for each of some."""
         if not self.symbolic:
             return self.program
-        key = _sizes(inputs)
-        with self._lock:
-            if key not in self.programs:
-                gm = specialised(self.gm, inputs)
-                self.programs[key] = build_program(capture(gm, self.name), self.options, self.kind)
-            return self.programs[key]
+
+        def make() -> Program:
+            gm = specialised(self.gm, inputs)
+            return build_program(capture(gm, self.name), self.options, self.kind)
+
+        return self.programs.get(_sizes(inputs), make)
+
+    def _as_captured(self, inputs: Sequence[Any]) -> list[Any]:
+        """Runs the graph in PyTorch, for sizes that came once only."""
+        warn, self.warn = self.warn, None
+        if warn is not None:
+            warn(
+                f"{self.name!r} has come in many sizes, and XLA compiles for fixed ones: "
+                f"{self.programs.describe('programs are compiled')}"
+            )
+        with torch.no_grad():
+            return list(self.gm(*inputs))
 
     def describe(self) -> list[str]:
         """Lines of ``explain`` behind the table of regions."""
@@ -187,7 +196,7 @@ class XlaEntry:
                 "before the program runs"
             )
         if self.symbolic:
-            lines.append(f"note: sizes may change; {max(1, len(self.programs))} programs compiled")
+            lines.append(f"note: {self.programs.describe('programs are compiled')}")
         return lines
 
     def stamped(self) -> Stamped:
@@ -221,7 +230,12 @@ class Stamped:
 
 def _sizes(inputs: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(
-        (tuple(x.shape), tuple(x.stride())) if isinstance(x, torch.Tensor) else x for x in inputs
+        (tuple(map(_hint, x.shape)), tuple(map(_hint, x.stride())))
+        if isinstance(x, torch.Tensor)
+        else _hint(x)
+        if isinstance(x, torch.SymInt)
+        else x
+        for x in inputs
     )
 
 
@@ -275,7 +289,10 @@ def build_entry(gm: Any, options: Any, kind: str, name: str, batched: Any = None
         capture(specialised(gm, examples) if symbolic else gm, name), options, kind, batched
     )
     seconds = program.call.made.seconds
-    return XlaEntry(options, kind, gm, name, program, seconds, symbolic=symbolic)
+    entry = XlaEntry(options, kind, gm, name, program, seconds, symbolic=symbolic)
+    if symbolic:
+        entry.programs.get(_sizes(examples), lambda: program)
+    return entry
 
 
 def build_program(captured: Captured, options: Any, kind: str, batched: Any = None) -> Program:
