@@ -190,6 +190,7 @@ def measure(
     sample_s: float = SAMPLE_S,
     tick: Callable[[str], None] | None = None,
     watch: quiet.Watch | None = None,
+    regardless: bool = False,
 ) -> dict[str, float]:
     """Interleaved timing: each round samples every candidate once, in an order drawn anew.
 
@@ -206,6 +207,7 @@ def measure(
         sample_s: A sample is one untimed call, then calls for about this long.
         tick: Told how far it is.
         watch: Tells whether something else of this process runs.
+        regardless: Measure for ``MIN_ROUNDS`` rounds, whatever the budget.
 
     Returns:
         Name -> median milliseconds.
@@ -225,7 +227,7 @@ def measure(
     watch.begin()
     calls = max(1, min(100, math.ceil(sample_s / max(min(once.values()), 1e-9))))
     need = MIN_ROUNDS * sum((1 + calls) * seconds for seconds in once.values())
-    if need > budget_s:
+    if need > budget_s and not regardless:
         raise BudgetTooSmall(
             f"{budget_s:g} s do not suffice to measure {len(runs)} candidates {MIN_ROUNDS} times, which "
             f"takes about {need:.2g} s: give dfx.tune or Auto a larger budget_s"

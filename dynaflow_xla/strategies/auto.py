@@ -24,15 +24,22 @@ class Auto(Strategy):
     are kept on disk (``DYNAFLOW_XLA_CACHE_DIR``, default ``~/.cache/dynaflow_xla``).
 
     Args:
-        budget_s: Seconds to spend on one signature, compiling not counted.
+        budget_s: Seconds that a decision may take beside the original's own first call, compiling
+            included (PyTorch: seconds of measuring). Default: as long as that first call took, plus
+            a second that all signatures of the function share (PyTorch: two seconds of measuring).
+            Candidates that would take longer are left out, which ``explain`` tells; ``dfx.tune``
+            spends more.
         margin: A candidate must be faster than the original by this share to be chosen.
         min_cost_ns: Functions with less estimated work than this get no lanes.
     """
 
     def __init__(
-        self, budget_s: float = 2.0, margin: float = 0.03, min_cost_ns: float = 20_000.0
+        self,
+        budget_s: float | None = None,
+        margin: float = 0.03,
+        min_cost_ns: float = 20_000.0,
     ) -> None:
-        self.budget_s = _number("budget_s", budget_s)
+        self.budget_s = None if budget_s is None else _number("budget_s", budget_s)
         self.margin = _number("margin", margin)
         self.min_cost_ns = _number("min_cost_ns", min_cost_ns)
 

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jaxlib
 
-from dynaflow_xla import autotune, progress, quiet
+from dynaflow_xla import autotune, budget, quiet
 from dynaflow_xla._version import __version__
 from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.ffi import _compat as ffi_compat
-from dynaflow_xla.frontends.jax import capture, device_stage, on_caller, profile
+from dynaflow_xla.frontends.jax import (
+    capture,
+    device_stage,
+    entry,
+    on_caller,
+    profile,
+    ways as ways_to_run,
+)
 from dynaflow_xla.plan import Launch
 from dynaflow_xla.simulate import simulate
 from dynaflow_xla.strategies import identity
-
-_BLAS_SAMPLE_S = 0.02
-"""OpenBLAS threads spin for 2^28 clock ticks after a call and would slow down whoever is timed next: each
-sample waits for that."""
 
 _FAR_BEHIND = 1.3
 _FAR_BEHIND_MS = 0.1
 """A candidate predicted to take so many times as long as the best one, and so much longer, is not
 compiled. What small programs cost beside their operators is known to some tens of microseconds only."""
+
+_GAIN = 1.05
+"""What is predicted to take so many times as long as the best candidate is compiled after it."""
 
 _ONE_LANE = "one lane"
 
@@ -35,8 +41,7 @@ _SHORT_MARGIN = 0.1
 """By so much a plan has to beat the original on the caller's thread. Such programs are short, and what
 lanes take to meet differs by some microseconds from one process to the next."""
 
-ON_CALLER = "original on the caller's thread"
-"""The original's program, see ``on_caller``."""
+ON_CALLER = ways_to_run.ON_CALLER
 
 _MEASURED = 4
 """At most so many candidates are measured beside the original."""
@@ -67,6 +72,13 @@ class Choice:
     costs: autotune.RegionCosts | None = None
     on_caller: bool = False
     candidate: str = ""
+
+    @property
+    def kind(self) -> str:
+        """By which of the function's programs it runs: "lanes", "original" or "caller"."""
+        if self.child is not None:
+            return "lanes"
+        return "caller" if self.on_caller else "original"
 
     @property
     def name(self) -> str:
@@ -104,8 +116,8 @@ def choose(
         args: Of the call.
         kwargs: Of the call.
         watch: Of this thread's turn to measure.
-        budget_s: Measure for so long, even if the disk cache knows, and profile the regions first;
-            None: the strategy's budget, and estimated costs.
+        budget_s: Seconds that it may take, see ``Budget``. The disk cache is not asked then, and
+            regions are profiled first; None: the strategy's budget, and estimated costs.
 
     Raises:
         autotune.BudgetTooSmall: nothing is decided then.
@@ -115,9 +127,16 @@ def choose(
     strategy = fast._options.strategy
     if jax.process_count() > 1:
         return Choice(None, "more than one process: no measurement, the original runs")
+    spending = budget.Budget(fast.purse, strategy.budget_s if budget_s is None else budget_s)
+    with entry.capturing_inside():
+        began = budget.clock()
+        fast.original.trace(*args, **kwargs)  # a plain call would, too
+    spending.original(budget.clock() - began)
     candidates = fast.candidates()
     firstly = fast.with_strategy(next(iter(candidates.values())))
+    began = budget.clock()
     first = firstly.planned(args, kwargs)
+    planning_s = budget.clock() - began
     if reason := _not_measured(first):
         return Choice(None, reason)
     here = on_caller.may_help(first.pg.regions, args, kwargs, fast.jit_compiler_options)
@@ -132,33 +151,33 @@ def choose(
         return Choice(
             child, f"cached: {reason}", **cached, on_caller=choice == ON_CALLER, candidate=choice
         )
-    costs = None
-    if budget_s is not None:
-        watch.settle()
-        watch.begin()
-        timeline = profile.profile(firstly, args, kwargs)
-        watch.check()
-        costs = autotune.RegionCosts.of(timeline, first.pg)
-    runs: dict[str, Callable[[], None]] = {"original": _runner(fast.original, fast, args, kwargs)}
-    kept: list[str] = []
-    predicted: dict[str, float] = {}
-    left_out = dict.fromkeys(candidates, small)
-    if not small:
-        kept, predicted, left_out = _predicted(fast, args, kwargs, costs)
-    for name in kept:
-        runs[name] = _runner(fast.with_strategy(candidates[name]), fast, args, kwargs)
-    if here:
-        runs[ON_CALLER] = _runner(fast.on_caller(fast.inner), fast, args, kwargs)
-    lapack = any(stage is not None and stage.program.limit_blas for stage, _ in first.stages)
-    with progress.report(f"measuring {len(runs)} ways to run {fast._options.name!r}") as tick:
-        medians = autotune.measure(
-            runs,
-            budget_s=strategy.budget_s if budget_s is None else budget_s,
-            rest=lapack,
-            sample_s=_BLAS_SAMPLE_S if lapack else autotune.SAMPLE_S,
-            tick=tick,
-            watch=watch,
-        )
+    try:
+        ways = ways_to_run.Ways(fast, args, kwargs, spending, first)
+        costs = None
+        if budget_s is not None and not spending.refuses("a profile", ways.compile_s(first)):
+            watch.settle()
+            watch.begin()
+            timeline = profile.profile(firstly, args, kwargs)
+            watch.check()
+            costs = autotune.RegionCosts.of(timeline, first.pg)
+        predicted: dict[str, float] = {}
+        left_out = dict.fromkeys(candidates, small)
+        if not small:
+            kept, predicted, left_out = _predicted(fast, args, kwargs, costs, spending, planning_s)
+            left_out |= {name: why for name in kept if (why := ways.add(name))}
+        if here and (why := ways.add_on_caller()):
+            left_out[ON_CALLER] = why
+        if ways.refused and len(ways.runs) == 1:
+            if spending.asked:
+                raise autotune.BudgetTooSmall(ways.refused)
+            seconds = time.perf_counter() - start
+            return Choice(None, ways.refused, {}, predicted, left_out, seconds)
+        medians = ways.measure(watch)
+    except quiet.Disturbed:
+        spending.forget()  # what was compiled is there when it is tried again
+        raise
+    finally:
+        spending.close()
     baseline, margin = "original", strategy.margin
     if medians.get(ON_CALLER, math.inf) < medians[baseline] * (1 - margin):
         baseline, margin = ON_CALLER, max(margin, _SHORT_MARGIN)
@@ -168,7 +187,7 @@ def choose(
         "choice": choice, "reason": reason, "medians_ms": medians, "predicted_ms": predicted,
         "left_out": left_out, "seconds": seconds, "costs": costs,
     }  # fmt: skip
-    if key:
+    if key and not (ways.refused and choice == "original"):  # a later process may have more time
         autotune.store(key, decision)
     return Choice(
         _child(fast, choice), reason, medians, predicted, left_out, seconds, costs,
@@ -220,7 +239,12 @@ def known_costs(costs: autotune.RegionCosts | None, made: Any) -> dict[int, floa
 
 
 def _predicted(
-    fast: Any, args: Any, kwargs: Any, costs: autotune.RegionCosts | None
+    fast: Any,
+    args: Any,
+    kwargs: Any,
+    costs: autotune.RegionCosts | None,
+    spending: budget.Budget,
+    planning_s: float,
 ) -> tuple[list[str], dict[str, float], dict[str, str]]:
     """Candidates worth measuring, what is predicted of each, and why others are left out."""
     predicted: dict[str, float] = {}
@@ -229,7 +253,10 @@ def _predicted(
     # How much faster a pool of one thread runs the whole is not in the model: always measured.
     kept: list[str] = []
     plans: dict[Any, str] = {}
-    for name, candidate in fast.candidates().items():
+    for number, (name, candidate) in enumerate(fast.candidates().items()):
+        if number and (why := spending.refuses("planning it", planning_s)):
+            left_out[name] = why
+            continue
         try:
             made = fast.with_strategy(candidate).planned(args, kwargs)
         except SeparabilityError as error:
@@ -259,6 +286,8 @@ def _predicted(
             )
         else:
             kept.append(name)
+    # Perhaps there is time for one only: lanes first, if they are predicted to gain.
+    kept.sort(key=lambda name: predicted[name] > _GAIN * best)
     return kept, predicted, left_out
 
 
@@ -280,22 +309,3 @@ def _place(options: Any) -> tuple[str, ...]:
 def _child(fast: Any, choice: str) -> Any:
     candidate = fast.candidates().get(choice)
     return None if candidate is None else fast.with_strategy(candidate)
-
-
-def _runner(fn: Any, fast: Any, args: Any, kwargs: Any) -> Callable[[], None]:
-    def run(given: Any) -> None:
-        a, k = given
-        jax.block_until_ready(fn(*a, **k))
-
-    if not fast._donates:
-        return lambda: run((args, kwargs))
-    leaves = fast.dynamic_leaves(args, kwargs)
-    away = {id(leaves[i]) for i in fast.donated_leaves(args, kwargs)}
-
-    def copy(leaf: Any) -> Any:
-        return leaf.copy() if isinstance(leaf, jax.Array) and id(leaf) in away else leaf
-
-    def given() -> Any:
-        return jax.block_until_ready(jax.tree_util.tree_map(copy, (args, kwargs)))
-
-    return autotune.Fresh(given, run)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -30,29 +31,43 @@ class Watched(_engine.FastCall):  # type: ignore[misc]
         raise error
 
 
-def settle(fast: Any, choices: Iterable[Any], programs: Mapping[bool, Any]) -> Watched | None:
+@dataclass(frozen=True)
+class Trial:
+    """Stands for a decision while the original is measured.
+
+    Attributes:
+        child: None, as in a decision for the original.
+    """
+
+    child: None = None
+
+
+ORIGINAL = Trial()
+ON_CALLER = Trial()
+
+
+def settle(fast: Any, choices: Iterable[Any]) -> Watched | None:
     """Sends a function's calls straight to the program that serves all its decisions, if one does.
+
+    Each kind of decision has a program of its own: what was compiled to be measured then serves the
+    calls. Where decisions are of several kinds, calls find their program in Python.
 
     Args:
         fast: The scheduled function.
         choices: What was decided, by signature.
-        programs: What runs, by ``Choice.on_caller``.
 
     Returns:
-        If two serve: that of the lanes.
+        If there are several, that of the lanes.
     """
-    lanes = any(made.child is not None for made in choices)
-    here = {made.on_caller for made in choices}
+    kinds = {made.kind for made in choices}
     # What has compiler options cannot become a part of another program.
-    alone = _compat.at_top_level if fast.jit_compiler_options or here == {True} else None
-    if here == {True}:
-        fast._settle(programs[True], None, alone)
-    elif here == {False}:
-        fast._settle(programs[False], fast.original if lanes else None, alone)
-    else:
-        fast._settle(None, None)
-        return Watched(programs[False], fast.original) if lanes else None
-    return None
+    alone = _compat.at_top_level if fast.jit_compiler_options or kinds == {"caller"} else None
+    if len(kinds) == 1:
+        (kind,) = kinds
+        fast._settle(fast.program(kind), fast.original if kind == "lanes" else None, alone)
+        return None
+    fast._settle(None, None)
+    return Watched(fast.program("lanes"), fast.original) if "lanes" in kinds else None
 
 
 def abstract(leaf: Any) -> Any:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from dynaflow_xla import autotune, quiet
+from dynaflow_xla import autotune, budget, quiet
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import (
@@ -82,7 +83,8 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._choices: dict[Any, auto.Choice] = {}
         self._children: dict[Hashable, ScheduledFunction] = {}
         self._candidates: dict[str, Any] | None = None
-        self._chosen: dict[bool, Any] = {}  # by Choice.on_caller
+        self._programs: dict[str, Any] = {}  # by Choice.kind
+        self.purse = budget.Purse()
         self.put_off = quiet.PutOff()
         self._lifted: dict[str, Lifted] = {}  # by library
         self._tracing = threading.local()
@@ -255,14 +257,14 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         """Forgets plans, compiled programs and decisions, as ``jax.jit(f).clear_cache`` does."""
         self._settle(None, None)
         self._watched = self._candidates = None
-        kept = (*self._chosen.values(), *self._with_options.values())
+        kept = (*self._programs.values(), *self._with_options.values())
         for made in (self.original, self.inner, self._jit, *kept):
             made.clear_cache()
         parts: list[Any] = [*self._children.values(), *self._lifted.values()]
         for part in parts:
             part.clear_cache()
         for cache in (
-            self._entries, self._choices, self._children, self._with_options, self._chosen, self.put_off
+            self._entries, self._choices, self._children, self._with_options, self._programs, self.put_off
         ):  # fmt: skip
             cache.clear()  # type: ignore[attr-defined]
 
@@ -301,11 +303,8 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             choice = None
         if choice is None or (choice.child is None and not choice.on_caller):
             return getattr(self.original, how)(*args, **kwargs)
-        self._tracing.choice = choice
-        try:
-            return self._proved(getattr(self._chosen[choice.on_caller], how), args, kwargs)
-        finally:
-            self._tracing.choice = None
+        with self.as_decided(choice):
+            return self._proved(getattr(self.program(choice.kind), how), args, kwargs)
 
     @staticmethod
     def _proved(ahead: Any, args: Any, kwargs: Any) -> Any:
@@ -471,14 +470,35 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
                 return self.original(*args, **kwargs)
         if not outside:
             return (choice.child or self.original)(*args, **kwargs)
-        self._tracing.choice = choice
-        try:
-            program = self._chosen[choice.on_caller]
+        with self.as_decided(choice):
+            program = self.program(choice.kind)
             if self._watched is not None and choice.child is not None:
                 program = self._watched
             return self._guarded(program, args, kwargs)
+
+    @contextlib.contextmanager
+    def as_decided(self, choice: Any) -> Iterator[None]:
+        """A block in which this function's programs are traced as this decision says."""
+        self._tracing.choice = choice
+        try:
+            yield
         finally:
             self._tracing.choice = None
+
+    def program(self, kind: str) -> Any:
+        """The jitted program of all signatures with such a decision, see ``Choice.kind``."""
+        if kind not in self._programs:
+            # A new function each time: JAX keeps what it traced by function.
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return self._traced_choice(args, kwargs)
+
+            options = self.jit_compiler_options or None
+            self._programs[kind] = (
+                self.on_caller(call)
+                if kind == "caller"
+                else self._jitted(call, compiler_options=options)
+            )
+        return self._programs[kind]
 
     def _decided_now(self, signature: Any, args: Any, kwargs: Any) -> auto.Choice | None:
         """Decides, unless something else of this process runs."""
@@ -505,20 +525,13 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._choices[signature] = choice
         if len(self._choices) > _MAX_CHOICES:
             self._choices.pop(next(iter(self._choices)))
-        if not self._chosen or again:
-            # New functions each time: JAX keeps what it traced by function.
-            options = self.jit_compiler_options or None
-            self._chosen = {
-                False: self._jitted(
-                    lambda *a, **k: self._traced_choice(a, k), compiler_options=options
-                ),
-                True: self.on_caller(lambda *a, **k: self._traced_choice(a, k)),
-            }
+        if again:  # the decision may be for another child
+            self._programs.pop("lanes", None)
         self._watched = None
         if len(self.put_off):  # what is put off comes again only if calls come here
             self._settle(None, None)
         else:
-            self._watched = decided.settle(self, self._choices.values(), self._chosen)
+            self._watched = decided.settle(self, self._choices.values())
 
     def stepped_back(self) -> int:
         """For how many calls the original still runs because another Python thread is busy."""

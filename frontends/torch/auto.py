@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaflow_xla import autotune, quiet
+from dynaflow_xla import autotune, budget, quiet
 from dynaflow_xla._version import __version__
 from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch import _compat, axes, keeping, marks
@@ -231,7 +231,7 @@ def choose(
             try:
                 medians = autotune.measure(
                     _named(runs),
-                    budget_s=strategy.budget_s if budget_s is None else budget_s,
+                    budget_s=_measuring_s(strategy) if budget_s is None else budget_s,
                     watch=watch,
                 )
                 break
@@ -274,6 +274,10 @@ def _xla_versions(backend: str) -> tuple[str, ...]:
     if backend == "torch":
         return ()
     return importlib.metadata.version("jax"), importlib.metadata.version("jaxlib")
+
+
+def _measuring_s(strategy: Any) -> float:
+    return budget.MEASURE_S if strategy.budget_s is None else strategy.budget_s
 
 
 class _CandidateError(Exception):

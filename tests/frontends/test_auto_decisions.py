@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla import autotune, quiet
-from dynaflow_xla.frontends.jax import auto
+from dynaflow_xla import autotune, budget, quiet
+from dynaflow_xla.frontends.jax import auto, entry
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return {name: told.get(name, 2.0) for name in runs}
 
     monkeypatch.setattr(autotune, "measure", measure)
+    monkeypatch.setattr(budget, "clock", lambda: 0.0)  # a busy machine leaves nothing out
     return told
 
 
@@ -296,3 +297,143 @@ def test_tune_leaves_the_strategy_as_it_is(times: dict[str, Any]) -> None:
         patch.setattr(autotune, "measure", measure)
         dfx.tune(fast, *args, budget_s=7.0)
     assert [before, before] == [*seen, vars(strategy)]
+
+
+# -- what a decision may take ------------------------------------------------------------------------
+
+
+class Work:
+    """A clock on which nothing takes time but what is said to: tracing the original, compiling lanes."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now, self.compiled = 0.0, list[str]()
+        self.original_s, self.lanes_s, self.plan_s = 0.0, 0.0, 0.0
+        patch.setattr(budget, "clock", lambda: self.now)
+        stages, plan = entry.build_stages, entry.build_plan
+
+        def compiling(captured: Any, pg: Any, made: Any, *given: Any, **options: Any) -> Any:
+            self.now += self.lanes_s
+            self.compiled.append(made.strategy)
+            return stages(captured, pg, made, *given, **options)
+
+        def planning(*given: Any, **options: Any) -> Any:
+            self.now += self.plan_s
+            return plan(*given, **options)
+
+        patch.setattr(entry, "build_stages", compiling)
+        patch.setattr(entry, "build_plan", planning)
+
+    def sorts(self, x: Any, y: Any) -> Any:
+        self.now += self.original_s  # once a signature: while it is traced
+        return sorts(x, y)
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch, times: dict[str, Any]) -> Work:
+    return Work(monkeypatch)
+
+
+def test_a_first_call_takes_at_most_twice_the_originals_time_and_a_second(
+    work: Work, folder: Path, assert_same: Any
+) -> None:
+    work.original_s, work.plan_s = 4.0, 1.5
+    fast, args = auto_of(jax.jit(work.sorts)), arguments()
+    assert_same(sorts(*args), fast(*args))
+    assert len(work.compiled) == 0, "one lane program would take more than what is left"
+    assert work.now <= 2 * 4.0 + 1.0
+    text = dfx.explain(fast, *args)
+    for candidate in fast.candidates():
+        (line,) = [x for x in text.splitlines() if x.startswith(f"auto:   {candidate}:")]
+        assert "not measured: " in line and "are left of" in line and "dfx.tune" in line
+    assert not list(folder.glob("*.json")), "another process may have more time"
+    assert_same(sorts(*args), fast(*args))
+    assert dfx.tune(fast, *args, budget_s=60.0).medians_ms.keys() >= {"original", "Sequential()"}
+    assert "dfx.tune" not in dfx.explain(fast, *args)
+    assert len(list(folder.glob("*.json"))) == 1
+
+
+def test_what_fits_is_measured_and_the_rest_named(work: Work) -> None:
+    work.original_s, work.lanes_s = 4.0, 3.0
+    fast, args = auto_of(jax.jit(work.sorts)), arguments()
+    fast(*args)
+    assert len(work.compiled) == 1
+    assert work.now <= 2 * 4.0 + 1.0
+    choice = fast.decision(args, {})
+    assert len(choice.medians_ms) == 2
+    assert ["are left of" in why for why in choice.left_out.values()] == [True]
+
+
+def test_many_shapes_share_one_second(work: Work) -> None:
+    work.original_s, work.lanes_s = 0.05, 0.2
+    fast = auto_of(jax.jit(work.sorts))
+    shapes = [arguments(256 + 16 * i) for i in range(8)]
+    for args in shapes:
+        fast(*args)
+    assert work.now <= 2 * 8 * 0.05 + 1.0 + 0.2, "a prediction may be wrong once"
+    assert 1 <= len(work.compiled) < 16
+    reasons = [dfx.explain(fast, *args) for args in shapes]
+    assert any("are left of" in text for text in reasons)
+
+
+def test_planning_counts_too(work: Work) -> None:
+    work.original_s, work.plan_s = 1.0, 1.2
+    fast = auto_of(jax.jit(work.sorts))
+    fast(*arguments())
+    assert work.now <= 2 * 1.0 + 1.2
+    assert any("planning it" in why for why in fast.decision(arguments(), {}).left_out.values())
+
+
+def test_a_budget_of_the_users_own(work: Work) -> None:
+    work.original_s, work.lanes_s = 1.0, 30.0
+    fast, args = auto_of(jax.jit(work.sorts), budget_s=100.0), arguments()
+    fast(*args)
+    assert len(work.compiled) == 2
+    with pytest.raises(dfx.PlanError, match="are left of"):
+        dfx.tune(auto_of(jax.jit(lambda x: jnp.sort(x) @ x)), args[0], budget_s=1e-9)
+    tuned = auto_of(jax.jit(work.sorts))
+    with pytest.raises(dfx.PlanError, match="are left of"):
+        dfx.tune(tuned, *args, budget_s=1e-9)
+    assert tuned.decision(args, {}) is None
+
+
+def test_nothing_is_compiled_twice(monkeypatch: pytest.MonkeyPatch, times: dict[str, Any]) -> None:
+    """The program of the original that was measured is the one that runs."""
+    compiled: list[str] = []
+
+    def listen(event: str, _: float, **about: Any) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(str(about.get("fun_name", "")))
+
+    def unlike_any_other(x: Any, y: Any) -> Any:
+        return sorts(x, y)
+
+    fast, args = auto_of(jax.jit(unlike_any_other)), arguments()
+    times["original"] = 1.0
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for _ in range(3):
+            fast(*args)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert fast.decision(args, {}).name == "original"
+    (runs,) = times["measured"]
+    outer = [name for name in compiled if name in ("unlike_any_other", "jit(unlike_any_other)")]
+    assert len(outer) == len(runs) >= 2, compiled
+
+
+def test_decisions_of_several_kinds(times: dict[str, Any], assert_same: Any) -> None:
+    fast = auto_of(jax.jit(sorts))
+    first = repr(auto.candidates_of(fast)[0])
+    named = {}
+    for size, which in ((256, "original"), (512, first), (768, "original"), (1024, first)):
+        times.pop("original", None)
+        times.pop(first, None)
+        times[which] = 1.0
+        args = arguments(size)
+        assert_same(sorts(*args), fast(*args))
+        named[size] = which
+    for size in (1024, 256, 512, 768, 256, 1024):
+        args = arguments(size)
+        assert_same(sorts(*args), fast(*args))
+        assert fast.decision(args, {}).name == named[size]
+        assert_same(sorts(*args), jax.jit(lambda *a: fast(*a))(*args))

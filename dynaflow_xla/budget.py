@@ -1,0 +1,112 @@
+"""What a decision may take, compiling included: in proportion to the original's own first call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+EXTRA_S = 1.0
+"""Seconds beyond proportion for all decisions of one function together."""
+
+MEASURE_S = 2.0
+"""Seconds of measuring where compiling is not counted."""
+
+_MOST_OFF = 8.0
+"""One compilation that was oddly fast, from a cache say, or slow changes predictions by this at most."""
+
+clock: Callable[[], float] = time.perf_counter
+"""What budgets go by."""
+
+
+class Purse:
+    """What is left of the seconds that all decisions of one function share.
+
+    Attributes:
+        left_s: Seconds.
+        rate: Seconds that compiling a candidate took for a predicted second.
+    """
+
+    def __init__(self, left_s: float = EXTRA_S) -> None:
+        self.left_s = left_s
+        self.rate = 1.0
+
+
+class Budget:
+    """Seconds that one decision may take beside the original's own first call.
+
+    That first call is made in any case. By default a decision may take as long again, plus what is left
+    in the function's purse: so the whole is at most twice the original's time, plus a second.
+
+    Args:
+        purse: Of the function.
+        asked_s: Seconds that the user gives instead.
+    """
+
+    def __init__(self, purse: Purse, asked_s: float | None = None) -> None:
+        self._purse, self._asked_s = purse, asked_s
+        self._start = clock()
+        self._own_s = self._proportion_s = 0.0
+        self._forgotten = False
+
+    @property
+    def asked(self) -> bool:
+        """Whether the user gave it."""
+        return self._asked_s is not None
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds in all."""
+        if self._asked_s is not None:
+            return self._asked_s
+        return self._proportion_s + self._purse.left_s
+
+    @property
+    def rate(self) -> float:
+        """Seconds that compiling a candidate of this function took for a predicted second."""
+        return self._purse.rate
+
+    @property
+    def own_s(self) -> float:
+        """Seconds of the original's first call."""
+        return self._own_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return self.limit_s - (clock() - self._start - self._own_s)
+
+    def original(self, took_s: float, at_least_s: float = 0.0) -> None:
+        """Tells of the original's first call, or of a part of it.
+
+        Args:
+            took_s: Its seconds, which do not count.
+            at_least_s: What it would take to compile it anew, if it was compiled before.
+        """
+        self._own_s += took_s
+        self._proportion_s = max(self._own_s, at_least_s)
+
+    def compiled(self, predicted_s: float, took_s: float) -> None:
+        """Tells how long compiling took, for the next prediction."""
+        if predicted_s > 0.0:
+            rate = self._purse.rate * took_s / predicted_s
+            self._purse.rate = min(max(rate, 1 / _MOST_OFF), _MOST_OFF)
+
+    def refuses(self, what: str, seconds: float) -> str:
+        """Why something is not done that would take so many seconds, or ""."""
+        left = self.left_s
+        if seconds <= left:
+            return ""
+        return (
+            f"{what} would take about {seconds:.2g} s, and {max(left, 0.0):.2g} s are left of "
+            f"{self.limit_s:.2g} s: dfx.tune(..., budget_s=...) spends more"
+        )
+
+    def forget(self) -> None:
+        """Nothing was decided: the purse keeps what it has."""
+        self._forgotten = True
+
+    def close(self) -> None:
+        """Takes from the purse what was spent beyond proportion."""
+        if self._asked_s is None and not self._forgotten:
+            beyond = self._purse.left_s - self.left_s
+            self._purse.left_s = max(0.0, self._purse.left_s - max(0.0, beyond))
