@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dynaflow_xla import _optional, checks
+from dynaflow_xla import _optional, checks, selection as _selection
 from dynaflow_xla.errors import (
     PlanError,
     PlanTypeError,
@@ -30,6 +30,7 @@ from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.dual_batch import DualBatch
 from dynaflow_xla.strategies.nano_batch import NanoBatch
 from dynaflow_xla.strategies.sequential import Sequential
+from dynaflow_xla.verification import Report
 
 if TYPE_CHECKING:
     from dynaflow_xla.timeline import Timeline
@@ -45,7 +46,7 @@ _BY_NAME: dict[str, Callable[[], Strategy]] = {
 
 def schedule(
     fn: Any = None,
-    strategy: str | Strategy = "auto",
+    strategy: str | Strategy | Mapping[str, str | Strategy] = "auto",
     *,
     in_axes: Any = None,
     out_axes: Any = 0,
@@ -69,7 +70,7 @@ def schedule(
             ``torch.nn.Module``, a torch function or a ``torch.export.ExportedProgram``. Where both
             frameworks are loaded, the first call's arguments tell what a plain function is.
         strategy: ``"auto"``, ``"branches"``, ``"sequential"``, ``"nano_batch"``, ``"dual_batch"`` or a
-            :class:`Strategy`.
+            :class:`Strategy`; or a mapping of names to these, see ``select``.
         in_axes: The batch axis of each argument; needed by strategies that split the batch. A mapping by
             parameter name (``{"input_ids": 0, "attention_mask": 0}``), which holds however an argument
             is passed, the others having no batch; or as for ``jax.vmap`` an axis, or a tuple with an entry
@@ -87,7 +88,12 @@ def schedule(
             GPU a :class:`Lanes` gives them priorities and multiprocessors of their own.
         rules: Where to cut; default: the strategy's rules, else automatic.
         context: The user's own data for the strategy, as ``s.context.user``.
-        select: For backends of other frameworks and devices.
+        select: Chooses among several plans at each call, without compiling again: ``strategy`` is then a
+            mapping of names to strategies (``"original"`` stands for the original), and ``select`` a
+            function of the call (``call.args``, ``call.kwargs``, ``call.batch``: rows, if ``in_axes`` is
+            given, ``call.context``: the mapping given as ``context`` itself) that returns a name, an
+            index, or for two a truth value (False: the first). Inside a JAX program a traced index or
+            truth value decides when the program runs.
         target: The GPU that ``compile`` and ``explain(deep=True)`` compile for, without one at hand:
             a name such as ``"nvidia-h200"`` or the path of an XLA target text. Implies ``"xla"``.
         compiler: How PyTorch regions run: ``"eager"`` (operator by operator), ``"inductor"``, or
@@ -113,8 +119,10 @@ def schedule(
     }  # fmt: skip
     if fn is None:
         return lambda function: schedule(function, **settings)
-    made = resolve_strategy(strategy)
-    _refuse_unbuilt(backend, target, select, compiler)
+    selection = _selection.recipe(strategy, select, context, resolve_strategy)
+    given_strategy: Any = Sequential() if selection is not None else strategy
+    made = resolve_strategy(given_strategy)
+    _check_place(backend, target, compiler)
     if target is not None:
         backend, target = "xla", _jax("targets").resolve(target)
     made_lanes = lanes if isinstance(lanes, Lanes) else None
@@ -148,10 +156,19 @@ def schedule(
     place = {"backend": "xla", "target": target} if backend == "xla" else {}
     makers: dict[str, Callable[[], Any]] = {
         "jax": lambda: _schedule_jax(
-            fn, {**options, "gpu_lanes": backend == "ffi"}, {**batch, **place}, compiler, check
+            fn,
+            {**options, "gpu_lanes": backend == "ffi"},
+            {**batch, **place},
+            compiler,
+            check,
+            selection,
         ),
         "torch": lambda: _schedule_torch(
-            fn, {**options, "check": check}, {**batch, **place}, compiler, backend
+            fn,
+            {**options, "check": check, "selection": selection},
+            {**batch, **place},
+            compiler,
+            backend,
         ),
     }
     if framework in makers:
@@ -160,14 +177,30 @@ def schedule(
 
 
 def _schedule_jax(
-    fn: Any, options: Mapping[str, Any], batch: Mapping[str, Any], compiler: str, check: bool
+    fn: Any,
+    options: Mapping[str, Any],
+    batch: Mapping[str, Any],
+    compiler: str,
+    check: bool,
+    selection: _selection.Recipe | None,
 ) -> Any:
     _optional.require("jax", "scheduling a JAX function", "jax")
     if compiler != "eager":
         raise UnsupportedError(f"compiler={compiler!r} is for PyTorch; leave compiler out")
     given = importlib.import_module("dynaflow_xla.frontends.jax.given")
     entry = importlib.import_module("dynaflow_xla.frontends.jax.entry")
-    return given.schedule(fn, entry.Options(**options, **batch), check)
+
+    def made(strategy: Strategy) -> Any:
+        return given.schedule(
+            fn, entry.Options(**{**options, **batch, "strategy": strategy}), check
+        )
+
+    base = made(options["strategy"])
+    if selection is None:
+        return base
+    several = importlib.import_module("dynaflow_xla.frontends.jax.selected")
+    members = {n: None if s is None else made(s) for n, s in selection.strategies.items()}
+    return several.Selected(selection, members, base, batch["in_axes"])
 
 
 def _schedule_torch(
@@ -302,7 +335,7 @@ def _check_batch(in_axes: Any, out_axes: Any, batch_size: Any) -> int | None:
     return rows
 
 
-def _refuse_unbuilt(backend: str, target: Any, select: Any, compiler: str) -> None:
+def _check_place(backend: str, target: Any, compiler: str) -> None:
     if backend not in ("auto", "ffi", "xla", "torch"):
         raise bad_argument(
             backend, str, f"backend must be auto, ffi, xla or torch; got {backend!r}"
@@ -315,9 +348,6 @@ def _refuse_unbuilt(backend: str, target: Any, select: Any, compiler: str) -> No
         raise bad_argument(
             compiler, str, f"compiler must be eager, inductor or aoti; got {compiler!r}"
         )
-    for name, value, default in (("select", select, None),):
-        if value != default:
-            raise UnsupportedError(f"{name}={value!r} is not in this version; leave {name} out")
 
 
 def bucketed(
@@ -353,15 +383,36 @@ def bucketed(
 
 
 def _scheduled(fast: Any, caller: str, args: Any = (), kwargs: Any = {}) -> Any:  # noqa: B006
-    resolve = getattr(fast, "_dfx_resolve", None)
-    if resolve is not None:
-        fast = resolve(args, kwargs)
-    fast = getattr(fast, "_dfx_core", fast)  # a module keeps its own attribute names
+    if (several := _several(fast, args, kwargs)) is not None:
+        fast = several._dfx_resolve(args, kwargs)
+    fast = _inner(fast, args, kwargs)
     if not (hasattr(fast, "planned") and hasattr(fast, "original")):
         raise UnsupportedTypeError(
             f"{caller} takes what dynaflow_xla.schedule returned; got {type(fast).__name__}"
         )
     return fast
+
+
+def _inner(fast: Any, args: Any, kwargs: Any) -> Any:
+    """What serves these arguments inside of a callable, up to one that chooses among several."""
+    while not _chooses(fast):
+        resolve = getattr(fast, "_dfx_resolve", None)
+        found = fast if resolve is None else resolve(args, kwargs)
+        found = getattr(found, "_dfx_core", found)  # a module keeps its own attribute names
+        if found is fast:
+            break
+        fast = found
+    return fast
+
+
+def _chooses(fast: Any) -> bool:
+    return hasattr(type(fast), "_dfx_resolve") and hasattr(fast, "_dfx_selection")
+
+
+def _several(fast: Any, args: Any, kwargs: Any) -> Any:
+    """What chooses among several plans inside of a callable; None if there is one plan."""
+    found = _inner(fast, args, kwargs)
+    return found if _chooses(found) else None
 
 
 def graph(fast: Any, *args: Any, **kwargs: Any) -> PartitionedGraph:
@@ -419,8 +470,16 @@ def explain(fast: Any, *args: Any, deep: bool = False, **kwargs: Any) -> str:
     """A readable account: regions, lanes, costs, sources, copies, notes, decisions.
 
     With ``deep=True`` (backend ``"xla"``) it is followed by what ``compile`` reads back, or without a
-    GPU and a target by what is in the program for this CPU.
+    GPU and a target by what is in the program for this CPU. With ``select`` it begins with all plans and
+    how often each ran; what follows is of the one that is chosen for these arguments.
     """
+    several = _several(fast, args, kwargs)
+    if several is not None:
+        name = several.chosen(args, kwargs)
+        lines = "\n".join(several._dfx_selection.lines(name))
+        if several.members[name] is None:
+            return f"{lines}\nthe original runs: it has no plan"
+        return f"{lines}\n{explain(several.members[name], *args, deep=deep, **kwargs)}"
     made = _scheduled(fast, "explain", args, kwargs)
     text: str = _inspect(made).explain(made, args, kwargs)
     return f"{text}\n\n{_deep(made, args, kwargs)}" if deep else text
@@ -490,6 +549,9 @@ def verify(fast: Any, *args: Any, **kwargs: Any) -> Any:
     Raises:
         VerificationError: naming the first output that differs beyond its dtype's tolerance.
     """
+    several = _several(fast, args, kwargs)
+    if several is not None and several.members[several.chosen(args, kwargs)] is None:
+        return Report(())  # the original is chosen: nothing can differ
     made = _scheduled(fast, "verify", args, kwargs)
     return _inspect(made).verify(made, args, kwargs)
 

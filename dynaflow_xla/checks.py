@@ -40,3 +40,12 @@ def items(value: Any) -> tuple[Any, ...] | None:
     except TypeError:
         return None
     return tuple(each)
+
+
+def truth(value: Any) -> bool | None:
+    """The value as ``bool`` if it is a truth value of any library (an array without axes, too), else None."""
+    if isinstance(value, bool):
+        return value
+    if "bool" not in str(getattr(value, "dtype", "")) or tuple(getattr(value, "shape", ())) != ():
+        return None
+    return bool(value)

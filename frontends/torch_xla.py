@@ -373,6 +373,8 @@ class ScheduledThroughXla:
 
 def schedule(fn: Any, options: Options) -> ScheduledThroughXla:
     """The scheduled form of a module, function or exported program."""
+    if options.selection is not None:
+        raise UnsupportedError("select needs torch >= 2.11; give one strategy")
     if options.gpu is not None:
         options.gpu.refuse_on_cpu("lanes of XLA executables")
     return ScheduledThroughXla(fn, replace(options, backend="ffi"))

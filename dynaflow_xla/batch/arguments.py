@@ -64,8 +64,8 @@ def call_axes(
         return CallAxes(places, dict.fromkeys(kwargs, 0))
     if not isinstance(in_axes, tuple | list):
         raise PlanTypeError(
-            f"{name!r}: in_axes must be an integer, a tuple with an entry for each positional argument, a "
-            f"mapping by parameter name, or a pair of a tuple and a mapping; got {in_axes!r}"
+            f"{name!r}: in_axes must be an integer or a tuple with an entry for each positional argument, "
+            f"a mapping by parameter name, or a pair of a tuple and a mapping; got {in_axes!r}"
         )
     if _may_be_pair(in_axes) and _is_pair(name, in_axes, function, args, kwargs):
         places = tuple(in_axes[0])

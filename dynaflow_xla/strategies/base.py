@@ -105,7 +105,7 @@ def _row_counts(sizes: Any) -> tuple[int, ...]:
     given = checks.items(sizes)
     made = tuple(n for n in map(checks.integer, given or ()) if n is not None and n > 0)
     if not given or len(made) != len(given):
-        integers = bool(given) and None not in map(checks.integer, given)
+        integers = bool(given) and None not in map(checks.integer, given or ())
         kind = PlanError if integers or given == () else PlanTypeError
         raise kind(f"sizes must be positive integers; got {sizes!r}")
     return made

@@ -221,6 +221,10 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         functools.update_wrapper(named, self.__wrapped__, updated=())
         return jax.jit(named, **options, **self._jit_options)
 
+    def jitted(self, call: Callable[..., Any]) -> Any:
+        """Jits a function of the same arguments with what was given to the original's ``jax.jit``."""
+        return self._jitted(call, compiler_options=self.jit_compiler_options or None)
+
     def _jit_for(self, args: Any, kwargs: Any) -> Any:
         """The jitted program; on CUDA and at top level one with the options that its plan needs."""
         if self._options.backend != "xla" or jax.default_backend() not in ("gpu", "cuda"):

@@ -19,6 +19,7 @@ from dynaflow_xla.partition import partition
 from dynaflow_xla.plan import Plan
 from dynaflow_xla.recording import Recording
 from dynaflow_xla.rules import Rule
+from dynaflow_xla.selection import Recipe
 from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
 from dynaflow_xla.validate import validate
 
@@ -44,6 +45,12 @@ class Options:
     out_axes: Any = 0
     batch_size: int | None = None
     check: bool = True
+    selection: Recipe | None = None
+
+    @property
+    def how(self) -> Any:
+        """What decides: a strategy, or what chooses among several."""
+        return self.strategy if self.selection is None else self.selection
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.entry import Options
+from dynaflow_xla.frontends.torch.selected import core_of
 
 
 class ScheduledFunction:
@@ -24,7 +24,7 @@ class ScheduledFunction:
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         self.original = fn
         self.options = options
-        self._dfx_core = Core(fn, options)
+        self._dfx_core = core_of(fn, options)
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -43,7 +43,7 @@ class ScheduledFunction:
         return ScheduledFunction, (self.original, self.options)
 
     def __repr__(self) -> str:
-        return f"<scheduled {self.options.name} with {self.options.strategy!r}>"
+        return f"<scheduled {self.options.name} with {self.options.how!r}>"
 
 
 class _ModuleView:
@@ -55,7 +55,7 @@ class _ModuleView:
 
     __slots__ = ("_dfx_core", "original")
 
-    _dfx_core: Core
+    _dfx_core: Any
     original: torch.nn.Module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ class _ModuleView:
 
     def __repr__(self) -> str:
         return (
-            f"<scheduled {self._dfx_core.options.name} with {self._dfx_core.options.strategy!r}>\n"
+            f"<scheduled {self._dfx_core.options.name} with {self._dfx_core.options.how!r}>\n"
             + repr(self.original)
         )
 
@@ -99,7 +99,7 @@ def schedule_module(original: torch.nn.Module, options: Options) -> Any:
     view: Any = object.__new__(_class_for(type(original)))  # type: ignore[arg-type]
     object.__setattr__(view, "__dict__", original.__dict__)
     object.__setattr__(view, "original", original)
-    object.__setattr__(view, "_dfx_core", Core(original, options))
+    object.__setattr__(view, "_dfx_core", core_of(original, options))
     return view
 
 
@@ -108,6 +108,10 @@ def schedule(fn: Any, options: Options) -> Any:
     if isinstance(fn, torch.export.ExportedProgram):
         from dynaflow_xla.frontends.torch.export import ScheduledExport
 
+        if options.selection is not None:
+            raise UnsupportedError(
+                "select takes a module or a function; an exported program is one plan: schedule the module"
+            )
         return ScheduledExport(fn, options)
     if isinstance(fn, torch._dynamo.eval_frame.OptimizedModule):
         fn = fn._orig_mod

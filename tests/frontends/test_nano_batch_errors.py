@@ -60,7 +60,7 @@ def test_batch_options_without_axes(options: dict[str, Any]) -> None:
         ((1.0, None), "integers and None; got 1.0"),
         ("rows", "must be an integer or a tuple"),
         (True, "must be an integer or a tuple"),
-        ({"x": 0}, "must be an integer or a tuple"),
+        ({"nowhere": 0}, "names 'nowhere'; the function has"),
         (((0, 0), None), "prefix of the argument"),
     ],
 )

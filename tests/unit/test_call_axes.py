@@ -87,7 +87,7 @@ def test_a_tuple_is_for_positional_arguments() -> None:
     with pytest.raises(dfx.PlanError, match="entry for each of 2 positional arguments"):
         axes((0,), 1, 2)
     for wrong in (True, "x", 1.0, None):
-        with pytest.raises(dfx.PlanError, match="in_axes must be an integer, a tuple"):
+        with pytest.raises(dfx.PlanError, match="in_axes must be an integer or a tuple"):
             axes(wrong, 1)
 
 

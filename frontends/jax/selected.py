@@ -1,0 +1,171 @@
+"""A JAX function with several plans, of which one runs: chosen in Python, or by a value when it runs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.frontends.jax import _compat, axes, entry
+from dynaflow_xla.selection import Recipe, Selection
+
+
+class Selected:
+    """What ``schedule(..., select=...)`` returns for a JAX function; it is called like the original.
+
+    A call asks ``select`` once and calls the scheduled function that it names. Where a trace is under way
+    and ``select`` returns a traced index or truth value, every plan is in the program, and the value
+    decides when it runs.
+
+    Args:
+        recipe: What to choose among.
+        members: Scheduled functions by name, None for the original.
+        base: A scheduled form of the same function, for what all have in common.
+        in_axes: As given to ``schedule``.
+    """
+
+    framework = "jax"
+
+    def __init__(self, recipe: Recipe, members: dict[str, Any], base: Any, in_axes: Any) -> None:
+        self._given = recipe, members, base, in_axes
+        self.members = members
+        self._base = base
+        self._in_axes = in_axes
+        name = str(getattr(base, "__name__", type(base).__name__))
+        self._dfx_selection = Selection(name, recipe, self._rows)
+        functools.update_wrapper(self, base, updated=())
+
+    @property
+    def original(self) -> Any:
+        """The function as given to ``schedule`` (jitted, if it was not)."""
+        return self._base.original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Same values as the original.
+
+        Raises:
+            PlanError: ``select`` raised, or named nothing that there is.
+        """
+        if entry.capturing():
+            return self._base(*args, **kwargs)  # a part of somebody's plan: the original
+        selection = self._dfx_selection
+        answer = selection.answer(args, kwargs)
+        if isinstance(answer, jax.core.Tracer):
+            return self._by_value(answer, args, kwargs)
+        name = selection.named(answer)
+        result = self._run(name, args, kwargs)
+        selection.ran(name, traced=bool(_compat.tracing()))
+        return result
+
+    def _run(self, name: str, args: Any, kwargs: Any) -> Any:
+        member = self.members[name]
+        if member is not None:
+            return member(*args, **kwargs)
+        resolve = getattr(self._base, "_dfx_resolve", None)
+        whose = self._base if resolve is None else resolve(args, kwargs)
+        return whose.original(*args, **kwargs)
+
+    def _by_value(self, answer: Any, args: Any, kwargs: Any) -> Any:
+        names = self._dfx_selection.names
+        branches = [functools.partial(self._run, name, args, kwargs) for name in names]
+        truth = answer.dtype == bool
+        if answer.shape or not (truth or jax.numpy.issubdtype(answer.dtype, jax.numpy.integer)):
+            raise PlanError(
+                f"{self._dfx_selection.name!r}: a traced choice must be an integer or a truth value without "
+                f"axes; got {answer.aval}"
+            )
+        if truth and len(names) != 2:
+            raise PlanError(
+                f"{self._dfx_selection.name!r}: a truth value chooses between two, and there are "
+                f"{len(names)}: {', '.join(names)}. Return an index"
+            )
+        self._dfx_selection.lowered()
+        if truth:
+            return jax.lax.cond(answer, branches[1], branches[0])
+        return jax.lax.switch(answer, branches)
+
+    def _rows(self, args: Any, kwargs: Any) -> int | None:
+        """Rows of the batch, if it is known where it is."""
+        if self._in_axes is None:
+            return None
+        nums, names = self._static_of(args)
+        return axes.input_axes(
+            self._dfx_selection.name,
+            self._in_axes,
+            self._base.__wrapped__,
+            args,
+            kwargs,
+            nums,
+            names,
+            None,
+        )[1]
+
+    def _static_of(self, args: Any) -> tuple[set[int], set[str]]:
+        static = getattr(self._base, "_static", None)
+        return (set(), set()) if static is None else static(args)
+
+    # -- what is chosen -----------------------------------------------------------------------
+
+    def chosen(self, args: Any, kwargs: Any) -> str:
+        """Name of what a call with these arguments would run."""
+        selection = self._dfx_selection
+        return selection.named(selection.answer(args, kwargs))
+
+    def _dfx_resolve(self, args: Any, kwargs: Any) -> Any:
+        """The scheduled function that a call with these arguments would run."""
+        name = self.chosen(args, kwargs)
+        if self.members[name] is None:
+            raise PlanError(
+                f"{self._dfx_selection.name!r}: select chooses {name!r} for these arguments, which is the "
+                "original: it has no plan"
+            )
+        return self.members[name]
+
+    def planned(self, args: Any, kwargs: Any) -> Any:
+        """See ``ScheduledFunction.planned``."""
+        return self._dfx_resolve(args, kwargs).planned(args, kwargs)
+
+    # -- as other scheduled functions ---------------------------------------------------------
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """Ahead-of-time lowering of what ``select`` chooses while this is traced."""
+        return self._ahead("lower", args, kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """Ahead-of-time tracing of the same as ``lower``."""
+        return self._ahead("trace", args, kwargs)
+
+    def _ahead(self, how: str, args: Any, kwargs: Any) -> Any:
+        if (jitted := getattr(self._base, "jitted", None)) is None:
+            return getattr(self._dfx_resolve(args, kwargs), how)(*args, **kwargs)
+        # A function that JAX has nothing of: what was chosen once must not serve another time.
+        return getattr(jitted(lambda *a, **k: self(*a, **k)), how)(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and dtypes of the result."""
+        return self._base.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets plans, compiled programs, decisions and counts."""
+        for member in (self._base, *self.members.values()):
+            if member is not None:
+                member.clear_cache()
+        self._dfx_selection.forget()
+
+    def __copy__(self) -> Selected:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Selected:
+        return self  # as every function
+
+    def __reduce__(self) -> Any:
+        return Selected, self._given
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Binds like a function, so that methods can be scheduled."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<scheduled {self._dfx_selection.name} with {self._dfx_selection.recipe!r}>"
