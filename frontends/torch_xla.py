@@ -62,8 +62,10 @@ from dynaflow_xla.frontends.torch.engine_call import EngineCall  # noqa: E402
 from dynaflow_xla.frontends.torch.entry import Options  # noqa: E402
 from dynaflow_xla.frontends.torch.flat import Flat, state_of, strip  # noqa: E402
 from dynaflow_xla.ir import Source  # noqa: E402
+from dynaflow_xla.recent import Recent  # noqa: E402
 from dynaflow_xla.strategies.identity import identity  # noqa: E402
 
+_MAX_PROGRAMS = 128
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
 
@@ -251,7 +253,7 @@ class _XlaCore(Core):
         program = original if isinstance(original, torch.export.ExportedProgram) else None
         super().__init__(original if program is None else program.module(), options)
         self._program = program
-        self._made: dict[Any, Entry] = {}
+        self._made: Recent[Any, Entry] = Recent(_MAX_PROGRAMS)
         self._once = threading.Lock()
 
     def _signature(self, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
@@ -267,10 +269,13 @@ class _XlaCore(Core):
         """The program of these arguments; made at the first call."""
         key, leaves = self._signature(args, kwargs)
         with self._once:
-            if key not in self._made:
-                self._made[key] = build_entry(self._export(args, kwargs, leaves), self.options)
-                self.entries.append(self._made[key])  # type: ignore[arg-type]
-            return self._made[key]
+            made = self._made.get(key)
+            if made is None:
+                made = self._made[key] = build_entry(
+                    self._export(args, kwargs, leaves), self.options
+                )
+                self.entries.append(made)  # type: ignore[arg-type]
+            return made
 
     def _export(self, args: Any, kwargs: Any, leaves: list[Any]) -> Any:
         if self._program is not None:

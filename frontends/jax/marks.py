@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import functools
 import itertools
+import json
 import re
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +17,8 @@ from dynaflow_xla.ir import OpMark
 
 _PREFIX = "dfx:"
 _counter = itertools.count()
-_lock = threading.Lock()
-_infos: dict[str, Any] = {}
+_KEY = re.compile(rf"{_PREFIX}(.*)#\d+(?:\.([\w\-]+))?", re.DOTALL)
+"""The name of a mark, which use of it this is, and what else it says; see ``new_key``."""
 
 # jvp(x), transpose(jvp(x)), vmap(x), rematted_computation(x) ... wrap a scope's name.
 _WRAPPED = re.compile(r"^[\w\-]+\((.*)\)$")
@@ -30,11 +32,30 @@ def enter_mark(info: Any) -> Iterator[None]:
 
 
 def new_key(info: Any) -> str:
-    """A scope component that stands for one use of a mark (name, resource, tags)."""
+    """A scope component that stands for one use of a mark, and says all of it (name, resource, tags).
+
+    There is no table behind it: nobody could tell when a program that holds the scope is gone.
+    """
     key = f"{_PREFIX}{info.name}#{next(_counter)}"
-    with _lock:
-        _infos[key] = info
-    return key
+    if info.resource is None and not info.tags:
+        return key
+    text = json.dumps([info.resource, sorted(info.tags)])
+    return f"{key}.{base64.urlsafe_b64encode(text.encode()).decode().rstrip('=')}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(component: str) -> tuple[str, Any, frozenset[str]] | None:
+    """Name, resource and tags of the mark that a scope component is, or None."""
+    found = _KEY.fullmatch(component)
+    if found is None:
+        return None
+    if (text := found[2]) is None:
+        return found[1], None, frozenset()
+    try:
+        resource, tags = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except ValueError:  # somebody else's scope
+        return None
+    return found[1], resource, frozenset(tags)
 
 
 def unwrap(component: str) -> str:
@@ -58,7 +79,7 @@ def split_scope(stack: str) -> list[str]:
 
 def is_mark(component: str) -> bool:
     """Whether a scope component is a mark."""
-    return component.startswith(_PREFIX) and component in _infos
+    return component.startswith(_PREFIX) and _read(component) is not None
 
 
 def names_mark(component: str) -> bool:
@@ -75,10 +96,10 @@ def find_mark(
     which a mark was entered: a nested call inside a mark belongs to the same use of it.
     """
     for component in reversed(scope):
-        if is_mark(component):
-            info = _infos[component]
+        if component.startswith(_PREFIX) and (read := _read(component)) is not None:
+            name, resource, tags = read
             instance = numbers.setdefault((component, entered.get(component, ())), len(numbers))
-            return OpMark(info.name, instance, info.resource, frozenset(info.tags))
+            return OpMark(name, instance, resource, tags)
     return None
 
 

@@ -28,7 +28,11 @@ from dynaflow_xla.frontends.jax.differentiate import (
 from dynaflow_xla.frontends.jax.physical import spec
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.frontends.jax.split import Split
+from dynaflow_xla.recent import Recent
 from dynaflow_xla.strategies.branches import Branches
+
+_MAX_BATCHED = 64
+"""Sizes and axes of ``jax.vmap`` for which a program is kept."""
 
 program_p = Primitive("dfx_program")
 program_p.multiple_results = True
@@ -71,7 +75,7 @@ class Program:
         self.out_avals = out_avals(self._outer)
         self.plain: Flat = self._reference if expanded else flat_function(whole)
         self._pairs: dict[tuple[int, ...], Pair] = {}
-        self._batched: dict[Any, tuple[Program, list[int | None]]] = {}
+        self._batched: Recent[Any, tuple[Program, list[int | None]]] = Recent(_MAX_BATCHED)
 
     def _reference(self, *flat: Any) -> list[Any]:
         return self.entry.reference(*self._plan_inputs(flat))
@@ -118,7 +122,8 @@ class Program:
             axis: Name and size of the mapped axis if the function communicates over it, else empty.
         """
         key = dims, tuple(jax.typeof(x) for x in args), *axis.items()
-        if key not in self._batched:
+        found = self._batched.get(key)
+        if found is None:
             if axis:
                 out_dims = self._mapped_outputs(dims, args, axis)
             else:
@@ -135,8 +140,8 @@ class Program:
             specs = [spec(jax.typeof(x)) for x in args]
             captured = entry.capture_function(many, specs, 0, options.name)
             made = entry.build_entry(captured, options)
-            self._batched[key] = Program(made, captured), out_dims
-        return self._batched[key]
+            found = self._batched[key] = Program(made, captured), out_dims
+        return found
 
     def _depends(self) -> list[frozenset[int]]:
         """For each flat output the positions of the inputs that it depends on."""

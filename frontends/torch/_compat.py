@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from dynaflow_xla.recent import Recent
+
 
 def aot_backend(
     forward: Callable[..., Any], backward: Callable[..., Any], inference: Callable[..., Any]
@@ -372,7 +374,7 @@ class Shortcut:
         names = (self._entries, self._callback, getattr(eval_frame, "_stance", None), self._valid)
         tested = ".".join(torch.__version__.split(".")[:2]) in _SHORTCUT_TESTED
         self.usable = tested and None not in names
-        self._made: dict[int, tuple[types.CodeType, types.FunctionType | None]] = {}
+        self._made: Recent[int, tuple[types.CodeType, types.FunctionType | None]] = Recent(64)
 
     def find(self, args: Any, kwargs: Any) -> Callable[..., Any] | None:
         """What was compiled for such arguments, or None: the wrapper has to be asked."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib.metadata
 import time
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from dynaflow_xla._version import __version__
 from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch import _compat, axes, keeping, marks
 from dynaflow_xla.plan import Launch
+from dynaflow_xla.recent import Recent
 from dynaflow_xla.simulate import simulate
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.base import Strategy
@@ -58,18 +60,27 @@ class Choice:
 
 
 def signature(original: Any, args: Any, kwargs: Any) -> Any:
-    """What a decision is made for: structure, shapes, dtypes, plain values, types of objects, modes."""
+    """What a decision is made for: structure, shapes, dtypes, plain values, types of objects, modes.
+
+    Floats are data, as for Dynamo: a step's rate or scale decides nothing. Integers are sizes.
+    """
     leaves, tree = pytree.tree_flatten((args, kwargs))
-    parts = tuple(
-        (tuple(leaf.shape), leaf.dtype, leaf.requires_grad)
-        if isinstance(leaf, torch.Tensor)
-        else (type(leaf), repr(leaf) if isinstance(leaf, keeping.PLAIN) else None)
-        for leaf in leaves
-    )
+    parts = tuple(map(_part, leaves))
     training = getattr(original, "training", None)
     return tree, parts, training, torch.is_grad_enabled(), torch.get_num_threads()
 
 
+def _part(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), leaf.dtype, leaf.requires_grad
+    if isinstance(leaf, float | complex) or not isinstance(leaf, keeping.PLAIN):
+        return type(leaf), None
+    if isinstance(leaf, int) and not isinstance(leaf, bool | enum.Enum):
+        return (leaf,), type(leaf), False  # as of a tensor's sizes
+    return type(leaf), repr(leaf)
+
+
+_MAX_DECISIONS = 1024
 _MAX_ONCE = 4096
 
 
@@ -83,9 +94,11 @@ class Decisions:
     """
 
     def __init__(self) -> None:
-        self._made: dict[Any, Choice] = {}
-        self._kinds: dict[Any, Choice] = {}  # signature without sizes -> the last decision
-        self._once: dict[Any, Choice] = {}
+        self._made: Recent[Any, Choice] = Recent(_MAX_DECISIONS)
+        self._kinds: Recent[Any, Choice] = Recent(
+            _MAX_DECISIONS
+        )  # without sizes: the last decision
+        self._once: Recent[Any, Choice] = Recent(_MAX_ONCE)
 
     def __len__(self) -> int:
         return len(self._made)
@@ -100,22 +113,19 @@ class Decisions:
 
     def of_other_sizes(self, signature: Any) -> Choice | None:
         """For sizes that come for the first time: the decision for others, if there is one."""
-        kind = _kind(signature)
-        if signature in self._once or kind not in self._kinds:
+        found = self._kinds.get(_kind(signature))
+        if signature in self._once or found is None:
             return None
-        found = self._kinds[kind]
         split = found.child is not None and found.child.splits
         what = "the original runs" if split or found.child is None else f"{found.name} runs"
         reason = f"these sizes came once: {what}, after {found.name} for other sizes"
-        if len(self._once) == _MAX_ONCE:
-            del self._once[next(iter(self._once))]
         child = None if split else found.child
-        self._once[signature] = Choice(child, reason, candidate=found.candidate)
-        return self._once[signature]
+        self._once[signature] = made = Choice(child, reason, candidate=found.candidate)
+        return made
 
     def put(self, signature: Any, choice: Choice) -> Choice:
         """Keeps a decision."""
-        self._once.pop(signature, None)
+        self._once.pop(signature)
         self._made[signature] = self._kinds[_kind(signature)] = choice
         return choice
 

@@ -23,11 +23,13 @@ from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch import _compat, compile_worker
 from dynaflow_xla.frontends.torch.captured import Captured, Payload, Ref
 from dynaflow_xla.ir import PartitionedGraph, Region
+from dynaflow_xla.recent import Recent
 
 Implementation = Callable[..., Sequence[Any]]
 
 _lock = threading.Lock()
-_compiled: dict[str, Implementation] = {}
+_MAX_KEPT = 1024
+_compiled: Recent[str, Implementation] = Recent(_MAX_KEPT)
 
 
 @dataclass
@@ -90,10 +92,12 @@ def compile_regions(
         if len(missing) > 1 and captured.device.type == "cpu":
             requests = [(s.module, s.examples, _target(compiler, s.key)) for s in missing]
             compile_worker.compile_all(compiler, settings, requests)
+        loaded = {key: _compiled[key] for key in {s.key for s in wanted.values()} - set(new)}
         for structure in new.values():
-            _compiled[structure.key] = _load(compiler, structure, settings)
+            loaded[structure.key] = _load(compiler, structure, settings)
+            _compiled[structure.key] = loaded[structure.key]
     for number, structure in wanted.items():
-        made[number] = _compiled[structure.key]
+        made[number] = loaded[structure.key]
 
 
 def _target(compiler: str, key: str) -> str:

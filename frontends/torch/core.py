@@ -11,6 +11,7 @@ import threading
 import types
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,6 +47,7 @@ from dynaflow_xla.frontends.torch.entry import (
     graph_name,
     whole_entry,
 )
+from dynaflow_xla.recent import Recent
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.identity import candidates as named_candidates, identity
@@ -86,6 +88,10 @@ MAX_CAPTURES = 64
 
 _MAX_SHARED = 8
 """So many captures differ by which arguments share memory only."""
+_MAX_ENTRIES = 2 * MAX_CAPTURES
+"""Of so many graphs, the last ones, it is known what they are: forwards and backwards."""
+_MAX_CHILDREN = 64
+_MAX_NOTES = 64
 
 
 class Planned(BaseException):
@@ -138,15 +144,15 @@ class Core:
     ) -> None:
         self.original = original
         self.options = options
-        self.entries: list[Entry | BatchedGraph | BySize] = []
+        self.entries: deque[Entry | BatchedGraph | BySize] = deque(maxlen=_MAX_ENTRIES)
         self.splits = auto.splits(options.strategy)
         self.parent = parent
         self.breaks: list[str] = []
-        self.notes: list[str] = []
+        self.notes: deque[str] = deque(maxlen=_MAX_NOTES)
         self.changes: effects.Changes = effects.Changes() if parent is None else parent.changes
         self.decisions = auto.Decisions()
         self.put_off = quiet.PutOff()
-        self.children: dict[Hashable, Core] = {}
+        self.children: Recent[Hashable, Core] = Recent(_MAX_CHILDREN)
         self._candidates: dict[bool, dict[str, Strategy]] = {}
         self._warned = False
         self._writes = False
@@ -299,10 +305,11 @@ class Core:
     def with_strategy(self, strategy: Strategy) -> Core:
         """The same under another strategy; made once a strategy."""
         key = identity(strategy)
-        if key not in self.children:
+        found = self.children.get(key)
+        if found is None:
             options = replace(self.options, strategy=strategy, check=False)
-            self.children[key] = Core(self.original, options, parent=self)
-        return self.children[key]
+            found = self.children.setdefault(key, Core(self.original, options, parent=self))
+        return found
 
     def candidates(self, *, batched: bool = False) -> dict[str, Strategy]:
         """Auto's candidates by name; asked for once, since a strategy may be known by its object only."""
@@ -420,10 +427,13 @@ class Core:
             text = "control flow depends on a tensor's value"
         elif text.startswith("step_unsupported"):
             text = "an instruction that Dynamo cannot follow"
-        self.breaks.append(f"graph break at {where}: {text}")
+        told = f"graph break at {where}: {text}"
+        known = told in self.breaks or len(self.breaks) == _MAX_NOTES
+        if not known:
+            self.breaks.append(told)
         if _WITHOUT_EFFECT.search(text) is None:
             self.changes.others |= {f"whatever the code between its graphs does, see {where}"}
-        if len(self.breaks) == 1:
+        if len(self.breaks) == 1 and not known:
             self._warn(
                 f"{self.options.name!r} is captured in several graphs, each scheduled on its own: "
                 f"{self.breaks[0]}"

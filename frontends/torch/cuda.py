@@ -30,6 +30,7 @@ from dynaflow_xla.frontends.torch.regions import Stretch
 from dynaflow_xla.ir import PartitionedGraph
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.plan import Plan, Record, Wait
+from dynaflow_xla.recent import Recent
 
 
 class Streams(Protocol):
@@ -289,7 +290,7 @@ class GraphedPlan:
         self._graphs = graphs
         self._made: OrderedDict[Any, _Graphed] = OrderedDict()
         self._seen: OrderedDict[Any, list[int]] = OrderedDict()
-        self._movers: dict[Any, set[int]] = {}
+        self._movers: Recent[Any, set[int]] = Recent(4 * keep)
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:

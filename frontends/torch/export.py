@@ -85,9 +85,11 @@ class _ExportCore(Core):
     def with_strategy(self, strategy: Any) -> Core:
         """See ``Core``."""
         key = identity(strategy)
-        if key not in self.children:
-            self.children[key] = _ExportCore(self.program, replace(self.options, strategy=strategy))
-        return self.children[key]
+        found = self.children.get(key)
+        if found is None:
+            made = _ExportCore(self.program, replace(self.options, strategy=strategy))
+            found = self.children.setdefault(key, made)
+        return found
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
         entry = self.entry()

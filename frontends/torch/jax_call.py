@@ -26,12 +26,14 @@ from dynaflow_xla.frontends.torch.aten_lowering import DTYPES
 from dynaflow_xla.frontends.torch.capture import capture
 from dynaflow_xla.frontends.torch.flat import Flat, state_of
 from dynaflow_xla.frontends.torch.xla_backend import jax_options
+from dynaflow_xla.recent import Recent
 from dynaflow_xla.strategies.base import Strategy
 
 # An operator's line is that of the user's call.
 _compat.hide_frames(os.path.dirname(errors.__file__))
 _compat.hide_frames(torchax_table.folder())
 
+_MAX_EXPORTED = 128
 _TORCH_TYPES = {jax.numpy.dtype(v): k for k, v in DTYPES.items()}
 
 
@@ -138,7 +140,7 @@ class JaxSide:
 
     def __init__(self, original: Any, options: Any) -> None:
         self.original, self.options = original, options
-        self._made: dict[Any, _Exported] = {}
+        self._made: Recent[Any, _Exported] = Recent(_MAX_EXPORTED)
         self._lock = threading.RLock()
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
@@ -165,7 +167,7 @@ class JaxSide:
         )
         key = (str(tree), parts, getattr(self.original, "training", False))
         with self._lock:
-            if key not in self._made:
-                self._made[key] = _Exported(self.original, args, kwargs, self.options)
-            made = self._made[key]
+            made = self._made.get(key)
+            if made is None:
+                made = self._made[key] = _Exported(self.original, args, kwargs, self.options)
         return made(self.original, [x for x in leaves if isinstance(x, jax.Array)])

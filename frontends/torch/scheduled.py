@@ -82,7 +82,7 @@ class _ModuleView:
         )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _class_for(cls: type) -> type:
     try:
         return type(f"Scheduled{cls.__name__}", (_ModuleView, cls), {"__module__": __name__})

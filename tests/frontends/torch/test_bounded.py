@@ -1,0 +1,99 @@
+"""Many signatures: no decision or capture for each number, and no more is kept than a bound says."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+from dynaflow_xla import autotune
+from dynaflow_xla.frontends.torch import auto, core
+from dynaflow_xla.recent import Recent
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+class Lanes(dfx.Auto):
+    """With one candidate."""
+
+    def candidates(self, lanes: int, *, batched: bool = False) -> list[dfx.Strategy]:
+        return [dfx.Branches(lanes=lanes)]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    found: list[Any] = []
+
+    def measure(runs: Any, **_: Any) -> dict[str, float]:
+        found.append(list(runs))
+        for run in runs.values():
+            run()
+        return {name: 2.0 if name == "original" else 1.0 for name in runs}
+
+    monkeypatch.setattr(autotune, "measure", measure)
+    return found
+
+
+def scaled(x: Any, scale: Any) -> Any:
+    with dfx.mark("left"):
+        a = torch.sort(x).values * scale
+    with dfx.mark("right"):
+        b = torch.sort(-x).values + scale
+    return a + b
+
+
+@pytest.mark.parametrize("numbers", [[0.1 + n for n in range(12)], list(range(2, 14))])
+def test_numbers_that_change_decide_and_capture_nothing_new(
+    numbers: list[Any], measured: list[Any]
+) -> None:
+    fast, x = (
+        dfx.schedule(scaled, Lanes(min_cost_ns=0.0), lanes=2, backend="torch"),
+        torch.randn(8, 64),
+    )
+    kept = fast._dfx_core
+    with torch.no_grad():
+        for number in numbers:
+            torch.testing.assert_close(fast(x, number), scaled(x, number))
+        child = kept.decision((x, numbers[0]), {}).child
+        assert len(measured) == 1 and len(kept.decisions) == 1
+        assert len(child.entries) == 2  # of the first number, and of any
+        assert kept.decision((x, numbers[-1]), {}).child is child
+
+
+class Kind(enum.IntEnum):
+    A = 1
+    B = 2
+
+
+def test_what_a_decision_is_made_for() -> None:
+    x = torch.randn(2)
+
+    def of(value: Any) -> Any:
+        return auto.signature(None, (x, value), {})
+
+    assert of(0.5) == of(0.7) and of(1j) == of(2j)
+    different = [0.5, 1, 2, True, False, "a", "b", None, Kind.A, Kind.B, torch.float32, x]
+    assert len({of(value) for value in different}) == len(different)
+
+
+def test_decisions_are_bounded() -> None:
+    made = auto.Decisions()
+    made._made, made._once, made._kinds = Recent(5), Recent(5), Recent(5)
+    for n in range(40):
+        signature = auto.signature(None, (torch.zeros(n), str(n % 20)), {})
+        if made.of_other_sizes(signature) is None:
+            made.put(signature, auto.Choice(None, "why"))
+    assert len(made) <= 5 and len(made._once) <= 5 and len(made._kinds) <= 5
+
+
+def test_captures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that forgets its compiled code, as ``torch.compiler.reset`` makes it do."""
+    monkeypatch.setattr(core, "_MAX_ENTRIES", 2)
+    fast, x = dfx.schedule(scaled, dfx.Branches(), lanes=2, backend="torch"), torch.randn(4, 8)
+    with torch.no_grad():
+        for turn in range(4):
+            torch.testing.assert_close(fast(x, 0.5), scaled(x, 0.5))
+            assert len(fast._dfx_core.entries) == min(turn + 1, 2)
+            torch.compiler.reset()
