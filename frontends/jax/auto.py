@@ -11,12 +11,13 @@ from typing import Any
 import jax
 import jaxlib
 
-from dynaflow_xla import autotune, budget, quiet
+from dynaflow_xla import autotune, budget, machine, quiet
 from dynaflow_xla._version import __version__
 from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.ffi import _compat as ffi_compat
 from dynaflow_xla.frontends.jax import (
     capture,
+    costs as costs_of,
     device_stage,
     entry,
     on_caller,
@@ -34,6 +35,11 @@ compiled. What small programs cost beside their operators is known to some tens 
 
 _GAIN = 1.05
 """What is predicted to take so many times as long as the best candidate is compiled after it."""
+
+_ALONE = (
+    "auto: measured alone, as a call at top level; inside a loop, vmap or a larger program the same runs, "
+    "and another may be faster there: schedule that program, or call fast.original in it"
+)
 
 _ONE_LANE = "one lane"
 
@@ -89,11 +95,12 @@ class Choice:
 
     def lines(self) -> list[str]:
         """For ``explain``."""
-        return autotune.decision_lines(
+        lines = autotune.decision_lines(
             f"the {self.name}" if self.child is None else self.name,
             self.reason, self.medians_ms, self.predicted_ms, self.left_out, self.seconds,
             "measured" if self.costs is not None else "estimated",
         )  # fmt: skip
+        return [*lines, _ALONE] if self.medians_ms else lines
 
 
 def named(candidates: Any) -> dict[str, Any]:
@@ -130,7 +137,7 @@ def choose(
     spending = budget.Budget(fast.purse, strategy.budget_s if budget_s is None else budget_s)
     with entry.capturing_inside():
         began = budget.clock()
-        fast.original.trace(*args, **kwargs)  # a plain call would, too
+        traced = fast.original.trace(*args, **kwargs)  # a plain call would, too
     spending.original(budget.clock() - began)
     candidates = fast.candidates()
     firstly = fast.with_strategy(next(iter(candidates.values())))
@@ -172,6 +179,7 @@ def choose(
                 raise autotune.BudgetTooSmall(ways.refused)
             seconds = time.perf_counter() - start
             return Choice(None, ways.refused, {}, predicted, left_out, seconds)
+        predicted = _of_the_original(fast, traced) | predicted
         medians = ways.measure(watch)
     except quiet.Disturbed:
         spending.forget()  # what was compiled is there when it is tried again
@@ -208,6 +216,13 @@ def _key(fast: Any, first: Any, candidates: Iterable[Any], here: bool, small: bo
         options.compiler_options or {}, fast.jit_compiler_options, fast._jit_options,
         here, small, *_place(options),
     )  # fmt: skip
+
+
+def _of_the_original(fast: Any, traced: Any) -> dict[str, float]:
+    """What the model expects of the original, in milliseconds; nothing where it has no model of it."""
+    if fast._options.backend != "ffi" or jax.default_backend() != "cpu":
+        return {}
+    return {"original": costs_of.original_ns(traced.jaxpr, machine.cores()) / 1e6}
 
 
 def _not_measured(made: Any) -> str:

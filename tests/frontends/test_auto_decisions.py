@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 import dynaflow_xla as dfx
 from dynaflow_xla import autotune, budget, quiet
-from dynaflow_xla.frontends.jax import auto, entry
+from dynaflow_xla.frontends.jax import auto, costs, entry
 
 
 @pytest.fixture(autouse=True)
@@ -437,3 +438,78 @@ def test_decisions_of_several_kinds(times: dict[str, Any], assert_same: Any) -> 
         assert_same(sorts(*args), fast(*args))
         assert fast.decision(args, {}).name == named[size]
         assert_same(sorts(*args), jax.jit(lambda *a: fast(*a))(*args))
+
+
+# -- what the model knows ----------------------------------------------------------------------------
+
+
+def conv(x: Any, k: Any, groups: int = 1) -> Any:
+    n = x.ndim - 2
+    dims = ("NDHWC"[:1] + "DHW"[-n:] + "C", "DHW"[-n:] + "IO", "N" + "DHW"[-n:] + "C")
+    return jax.lax.conv_general_dilated(
+        x, k, (1,) * n, "SAME", dimension_numbers=dims, feature_group_count=groups
+    )
+
+
+def cost_ns(f: Any, *shapes: Any) -> float:
+    specs = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    return sum(costs.estimate(eqn)[2] for eqn in jax.make_jaxpr(f)(*specs).jaxpr.eqns)
+
+
+def test_a_grouped_convolution_costs_what_a_dense_one_costs() -> None:
+    dense = cost_ns(conv, (4, 32, 32, 64), (3, 3, 64, 64))
+    for groups in (2, 8, 64):
+        f = functools.partial(conv, groups=groups)
+        grouped = cost_ns(f, (4, 32, 32, 64), (3, 3, 64 // groups, 64))
+        assert dense / 2 < grouped < 2 * dense, groups
+    line = functools.partial(conv, groups=64)
+    assert cost_ns(line, (4, 1024, 64), (4, 1, 64)) > 3 * cost_ns(
+        conv, (4, 1024, 64), (4, 64, 64)
+    ), "with one spatial dimension XLA:CPU has no library's convolution for groups"
+
+
+def test_volumes_and_gradients_for_kernels_are_slower_by_the_operation() -> None:
+    image, volume = ((1, 64, 64, 32), (3, 3, 32, 32)), ((1, 16, 16, 16, 32), (3, 3, 3, 32, 32))
+    assert cost_ns(conv, *volume) / 3 > 2 * cost_ns(conv, *image)
+    shapes = (4, 32, 32, 64), (3, 3, 64, 64)
+
+    def for_kernel(x: Any, k: Any) -> Any:
+        return jax.linear_transpose(lambda k: conv(x, k), k)(jnp.ones(shapes[0]))
+
+    def for_image(x: Any, k: Any) -> Any:
+        return jax.linear_transpose(lambda x: conv(x, k), x)(jnp.ones(shapes[0]))
+
+    assert cost_ns(for_kernel, *shapes) > 1.5 * cost_ns(for_image, *shapes)
+
+
+def test_what_xla_spreads_over_cores_gains_nothing_by_lanes(times: dict[str, Any]) -> None:
+    def guided(x: Any, k: Any) -> Any:
+        return 3.0 * conv(x, k) - 2.0 * conv(-x, k)
+
+    x, k = jnp.ones((4, 32, 32, 64)), jnp.ones((3, 3, 64, 64)) / 576
+    for f, gains in (
+        (guided, False),
+        (lambda x, k: jax.lax.fori_loop(0, 3, lambda _, y: guided(y, k), x), False),
+        (lambda x, k: jnp.sort(x.ravel()) + jnp.sort(-x.ravel()), True),
+    ):
+        jaxpr = jax.make_jaxpr(f)(x, k)
+        one, two = costs.original_ns(jaxpr, 1), costs.original_ns(jaxpr, 2)
+        assert (two > 0.9 * one) == gains
+    fast = auto_of(jax.jit(guided), budget_s=60.0)
+    fast(x, k)
+    expected = fast.decision((x, k), {}).predicted_ms
+    assert expected["original"] < 1.2 * min(
+        ms for name, ms in expected.items() if name != "original"
+    )
+    assert "auto:   original: predicted" in dfx.explain(fast, x, k)
+
+
+def test_a_decision_says_that_it_was_measured_alone(times: dict[str, Any]) -> None:
+    for which, f in (("lanes", sorts), ("original", lambda x, y: 2 * sorts(x, y))):
+        times.clear()
+        times["measured"] = []
+        fast, args = decided(jax.jit(f), times, which)
+        text = dfx.explain(fast, *args)
+        assert "measured alone, as a call at top level" in text and "inside a loop" in text
+    undecided = auto_of(jax.jit(sorts))
+    assert "measured alone" not in dfx.explain(undecided, *arguments())
