@@ -61,6 +61,7 @@ KNOWN = {
     "machine.py": {"cpu_model": "no arguments"},
     "rules.py": {"_backends": "one for each frontend", "_load": "by name of a frontend"},
     "ffi/device_lanes.py": {"_cuda": "one for each device"},
+    "ffi/programs.py": {"_living": "weak: programs that somebody owns"},
     "ffi/xla.py": {"_clients": "one for each lane"},
     "frontends/jax/batch_axis/walk.py": {"RULES": "by name of a primitive"},
     "frontends/jax/stablehlo.py": {"_primitive": "by name of an operator"},

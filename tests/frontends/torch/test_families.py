@@ -1,0 +1,37 @@
+"""``Auto`` measures models of transformers, whatever these change while they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
+from model_families import FAMILIES, decided  # noqa: E402
+
+BRIEF = {"BERT", "ViT"}
+NOT_MEASURED = {"Swin"}  # one lane, and no proof that it can be split
+
+
+@pytest.mark.filterwarnings("default::UserWarning")  # of Dynamo, about caches of functions
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in BRIEF else pytest.mark.slow) for n in FAMILIES]
+)
+def test_measured_with_the_same_results(name: str) -> None:
+    choice = decided(name)
+    if name in NOT_MEASURED:
+        assert not choice.medians_ms and set(choice.left_out) == {
+            "Branches(lanes=2)",
+            "NanoBatch(2)",
+        }
+    else:
+        assert "original" in choice.medians_ms and len(choice.medians_ms) > 1, choice.reason
+
+
+def test_the_documents_list_all_families() -> None:
+    page = Path(__file__).parents[3] / "docs" / "torch.md"
+    rows = [line.split("|") for line in page.read_text().splitlines() if line.startswith("| ")]
+    told = {row[1].strip(): row[3].strip() for row in rows if len(row) == 6}
+    assert set(FAMILIES) <= set(told)
+    assert {name for name in FAMILIES if told[name] == "no"} == NOT_MEASURED
