@@ -89,9 +89,13 @@ def build_plan(
     copied += sum(b.bytes * (1 + len(buffers.reader_lanes[b.value])) for b in used)
     notes = []
     made = pg.producer_region()
-    passed = [i for i, v in enumerate(graph.outputs) if v in graph.inputs and v not in made]
+    names = dict(zip(graph.inputs, graph.input_names, strict=False))
+    passed = [names.get(v, str(v)) for v in graph.outputs if v in graph.inputs and v not in made]
     if passed:
-        notes.append(f"outputs {passed} are inputs returned as they are; no lane touches them")
+        notes.append(
+            f"returned as they are, or kept for a backward: inputs {', '.join(dict.fromkeys(passed))}; no "
+            "lane touches them"
+        )
     return Plan(
         version=PLAN_VERSION,
         graph=graph.name,

@@ -241,6 +241,31 @@ def given_tensor(node: Any) -> Any:
         return None
 
 
+def sources_of_inputs(gm: Any) -> list[str]:
+    """Where the inputs of a Dynamo graph come from, as Dynamo writes it."""
+    found = []
+    for node in gm.graph.find_nodes(op="placeholder"):
+        name: Any = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", "")
+        found.append(str(name() if callable(name) else name))  # a method before torch 2.12
+    return found
+
+
+LABELS = "dynaflow_xla_labels"
+"""Key of a graph's ``meta``: what the user calls each input of the Dynamo graph it was made of."""
+
+
+def input_labels(gm: Any) -> dict[str, str]:
+    """Name of an input of AOTAutograd's graph -> what the user calls it, as far as is known."""
+    labels = gm.meta.get(LABELS, ())
+    found = {}
+    for node in gm.graph.find_nodes(op="placeholder"):
+        number = getattr(node.meta.get("desc"), "idx", None)
+        if isinstance(number, int) and number < len(labels) and labels[number]:
+            if type(node.meta["desc"]).__name__ == "PlainAOTInput":
+                found[node.name] = labels[number]
+    return found
+
+
 def output_descriptions(gm: Any) -> list[Any]:
     """What each output of AOTAutograd's graph is, as it says itself."""
     (output,) = [node for node in gm.graph.nodes if node.op == "output"]
@@ -500,6 +525,32 @@ def backend_failed() -> type[BaseException]:
     from torch._dynamo.exc import BackendCompilerFailed
 
     return BackendCompilerFailed
+
+
+def capture_failed() -> tuple[type[BaseException], ...]:
+    """Classes of Dynamo's errors where an operator fails on the shapes of a call, or Dynamo itself does."""
+    from torch._dynamo.exc import InternalTorchDynamoError, TorchRuntimeError
+
+    return TorchRuntimeError, InternalTorchDynamoError
+
+
+_TRANSFORMS = {
+    "Vmap": "torch.func.vmap",
+    "Grad": "torch.func.grad (or vjp, jacrev)",
+    "Jvp": "torch.func.jvp (or jacfwd)",
+    "Functionalize": "torch.func.functionalize",
+}
+
+
+def tracer_around() -> str | None:
+    """The functorch transform or the trace that a call is in, by its public name."""
+    if torch._C._is_tracing():
+        return "torch.jit.trace"
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    if interpreter is None:
+        return None
+    kind = interpreter.key().name
+    return _TRANSFORMS.get(kind, f"a transform of torch.func ({kind})")
 
 
 def modes_active() -> bool:

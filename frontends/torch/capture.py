@@ -7,6 +7,7 @@ operators keep their order whatever lanes they run on.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import os
 import re
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch import costs, marks
+from dynaflow_xla.frontends.torch import _compat, costs, marks
 from dynaflow_xla.frontends.torch.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.draws import draws_numbers
 from dynaflow_xla.ir import Graph, Op, OpMark, Source, Value
@@ -316,6 +317,31 @@ def _path_parts(path: str) -> list[str]:
     return parts + [part for part in path.split(".") if part]
 
 
+_ARGUMENT = re.compile(r"^L\['(args|kwargs)'\]\[(.+?)\](.*)$")
+
+
+def user_name(original: Any, source: str) -> str:
+    """What the user calls an input that Dynamo writes as ``source``; "" if that is not known.
+
+    An argument has the name that the function gives it, a parameter its path in the module.
+    """
+    match = _ARGUMENT.match(source)
+    if match is None:
+        parts = [p for p in _path_parts(source) if p not in ("_parameters", "_buffers")]
+        return ".".join(parts) if _ROOT.match(source) else ""
+    where, key, rest = match.groups()
+    if where == "kwargs":
+        return key.strip("'") + rest
+    called = original.forward if isinstance(original, torch.nn.Module) else original
+    try:
+        parameters = list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    number = int(key)
+    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return (plain[number] if number < len(plain) else f"argument {number}") + rest
+
+
 ROOT_NAME = "_dfx_root"
 """Name under which the scheduled module is seen by Dynamo; not part of a scope."""
 
@@ -376,6 +402,7 @@ def capture(gm: Any, name: str) -> Captured:
     captured = Captured(
         graph, builder.ids, builder.examples, outputs, builder.epilogue, gm, device=device
     )
+    captured.labels = _compat.input_labels(gm)
     if builder.symbolic:
         captured.symbolic = True
         captured.notes.append(OPEN_SIZES)

@@ -100,6 +100,7 @@ class Captured:
         outputs: For each result a value id, or ("const", object).
         epilogue: (input value, value) pairs: the input takes the value's data at the end.
         module: The fx module captured from.
+        labels: Name of an input -> what the user calls it.
         symbolic: Some size was not fixed when the graph was captured.
         device: Where its tensors are (numbers in tensors of one element may be on the CPU).
         placed: Of a graph of nano-batches the results that are put together in place.
@@ -114,6 +115,7 @@ class Captured:
     epilogue: list[tuple[int, int]]
     module: Any
     symbolic: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     device: torch.device = torch.device("cpu")
     placed: tuple[Placed, ...] = ()

@@ -35,10 +35,11 @@ from dynaflow_xla.frontends.torch import (
     overlap,
     recurrent,
     spectra,
+    twice,
 )
 from dynaflow_xla.frontends.torch.batched import BatchedGraph
 from dynaflow_xla.frontends.torch.by_size import BySize
-from dynaflow_xla.frontends.torch.capture import ROOT_FILE, ROOT_NAME, capture
+from dynaflow_xla.frontends.torch.capture import ROOT_FILE, ROOT_NAME, capture, user_name
 from dynaflow_xla.frontends.torch.entry import (
     CAPTURE_OPTIONS,
     Entry,
@@ -155,6 +156,7 @@ class Core:
         self.children: Recent[Hashable, Core] = Recent(_MAX_CHILDREN)
         self._candidates: dict[bool, dict[str, Strategy]] = {}
         self._warned = False
+        self._told: set[str] = set()
         self._writes = False
         self._shared: overlap.Pattern | None = None
         self._apart: dict[overlap.Pattern, Core] = {}
@@ -181,6 +183,8 @@ class Core:
         if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
             return self._with_arrays(args, kwargs)
         native.check_process()
+        if (around := _compat.tracer_around()) is not None:
+            return self._under(around, args, kwargs)
         if isinstance(self.options.strategy, Auto):
             return self._call_auto(args, kwargs)
         with _Running() as ran:
@@ -189,6 +193,17 @@ class Core:
             self._warned = True
             self._warn(self.why_original(args, kwargs))
         return result
+
+    def _under(self, around: str, args: Any, kwargs: Any) -> Any:
+        """A call inside of somebody's transform or trace, which looks into every operator."""
+        if around not in self._told:
+            self._told.add(around)
+            self._warn(
+                f"{self.options.name!r} is called under {around}, which has to see every operator, so the "
+                "original runs"
+            )
+        with marks.ignore():
+            return self.original(*args, **kwargs)
 
     def why_original(self, args: Any, kwargs: Any) -> str:
         """Why a call with these arguments ran no graph."""
@@ -226,6 +241,19 @@ class Core:
             if isinstance(inner, DynaflowError):
                 raise inner from None
             raise
+        except _compat.capture_failed() as error:
+            if self.breaks:
+                raise  # a part of it may have run: not again
+            failed = error
+        return self._uncaptured(failed, args, kwargs)
+
+    def _uncaptured(self, error: BaseException, args: Any, kwargs: Any) -> Any:
+        """A call that cannot be captured: most often the original fails, too, and tells it better."""
+        with marks.ignore():
+            result = self.original(*args, **kwargs)
+        text = str(error).splitlines()[0]
+        self._warn(f"{self.options.name!r} cannot be captured ({text}), so the original runs")
+        return result
 
     def _for_shared(self, found: overlap.Pattern) -> Core:
         """The same for arguments that share memory in another way: a capture of its own."""
@@ -443,6 +471,7 @@ class Core:
         """What AOTAutograd calls with a functional graph."""
 
         def compile_graph(gm: Any, example_inputs: Any) -> Callable[[list[Any]], Any]:
+            gm.meta[_compat.LABELS] = state["names"]
             own_memory = self.options.backend != "torch" or self.splits
             if kind != "backward" and own_memory and _compat.needs_places(gm):
                 raise UnsupportedError(
@@ -531,7 +560,14 @@ class _Backend:
             core.changes.others |= {"whatever the code before its first graph does"}
         if broken is not None:
             core.note_break(*broken)
-        state = {"number": core._graphs, "batch": (), "whole": None, "sources": sources}
+        names = [user_name(core.original, source) for source in _compat.sources_of_inputs(gm)]
+        state = {
+            "names": names,
+            "number": core._graphs,
+            "batch": (),
+            "whole": None,
+            "sources": sources,
+        }
         if core.splits:
             state["batch"], state["whole"] = batch.sizes_in(gm), 1
             if not state["batch"]:
@@ -546,6 +582,8 @@ class _Backend:
             core.compiler("inference", state),
         )
         run: Callable[..., Any] = aot(gm, example_inputs)
+        if grad:
+            run = twice.refused(run, core.options.name)
         return draws.without_last(run, unused) if unused else run
 
 

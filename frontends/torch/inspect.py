@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 import torch
@@ -70,7 +72,11 @@ def _explain_entry(entry: Entry) -> list[str]:
         op = entry.pg.graph.ops[region.ops[0]]
         if region.outer:
             lines.append(f"outer: {op.kind} runs on the caller's thread: it {op.outer_reason}")
-    notes = (*entry.pg.notes, *entry.plan.notes)
+    labels = getattr(entry.captured, "labels", {})
+    notes = [
+        re.sub(r"\w+", lambda m: labels.get(m.group(), m.group()), note)
+        for note in (*entry.pg.notes, *entry.plan.notes)
+    ]
     return lines + [f"note: {note}" for note in notes]
 
 
@@ -97,9 +103,30 @@ def verify(fast: Core, args: Any, kwargs: Any) -> Report:
     wants = run(original)
     gots = run(lambda *a, **k: target.call(a, k))
     rows: list[Row] = []
-    for what, want, got in zip(("result", "argument", "buffer"), wants, gots, strict=True):
-        rows += _compared(what, want, got, set())
+    rows += _compared("result", wants[0], gots[0], set())
+    named = (_by_name(fast.original, *given[1]) for given in (wants, gots))
+    for (name, want), (_, got) in zip(*named, strict=True):
+        rows += _compared(name, want, got, set())
+    rows += _compared("buffer", wants[2], gots[2], set())
     return Report(tuple(rows))
+
+
+def _by_name(fn: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
+    """Arguments with the names that the function gives them."""
+    called = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    try:
+        bound = inspect.signature(called).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # no signature to be had, or one that does not tell
+        named: list[tuple[str, Any]] = [(f"argument[{n}]", x) for n, x in enumerate(args)]
+        return named + [(f"argument {name!r}", x) for name, x in kwargs.items()]
+    found = []
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            found += [(f"argument {key!r}", x) for key, x in value.items()]
+        else:
+            found.append((f"argument {name!r}", value))
+    return found
 
 
 def _compared(name: str, want: Any, got: Any, seen: set[int]) -> list[Row]:

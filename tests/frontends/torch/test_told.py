@@ -1,0 +1,91 @@
+"""What a user is told: by the names and in the words of the program that was scheduled."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dynaflow_xla as dfx
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> Any:
+        hidden = torch.tanh(self.first(tokens))
+        return {"logits": self.second(hidden if mask is None else hidden * mask)}
+
+
+def test_double_backward_names_the_way_out() -> None:
+    model, x = Net(), torch.randn(3, 4, requires_grad=True)
+    fast = dfx.schedule(model, "branches")
+    (g,) = torch.autograd.grad(fast(x)["logits"].square().sum(), x, create_graph=True)
+    (want,) = torch.autograd.grad(model(x)["logits"].square().sum(), x)
+    torch.testing.assert_close(g, want)
+    with pytest.raises(dfx.UnsupportedError, match=r"double backward.*'Net'.*fast\.original"):
+        g.square().sum().backward()
+    fast(x)["logits"].sum().backward()  # first derivatives as before
+
+
+@pytest.mark.parametrize("given", [{}, {"backend": "ffi"}, {"strategy": dfx.NanoBatch(2)}])
+def test_a_wrong_shape_is_the_originals_error(given: dict[str, Any]) -> None:
+    if "backend" in given:
+        pytest.importorskip("jax")
+    model, x = Net(), torch.randn(4, 5)
+    with pytest.raises(RuntimeError) as wanted:
+        model(x)
+    fast = dfx.schedule(model, **{"strategy": "branches", **given})
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as caught:
+            fast(x)
+        assert str(caught.value) == str(wanted.value)
+        fast(torch.randn(4, 4))  # and what fits runs
+
+
+TRANSFORMS: dict[str, Any] = {
+    "vmap": lambda f, x: torch.func.vmap(f)(x),
+    "grad": lambda f, x: torch.func.grad(lambda y: f(y).sum())(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,))[1],
+    "functionalize": lambda f, x: torch.func.functionalize(f)(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_transform_is_named(name: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * x.sum()
+
+    fast, x = dfx.schedule(f, "branches"), torch.randn(3, 4)
+    with pytest.warns(dfx.FallbackWarning, match=rf"under torch\.func\.{name}.*the original runs"):
+        got = TRANSFORMS[name](fast, x)
+    torch.testing.assert_close(got, TRANSFORMS[name](f, x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dfx.FallbackWarning)
+        torch.testing.assert_close(fast(x), f(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trace_is_of_the_original() -> None:
+    model, x = Net(), torch.randn(3, 4)
+    fast = dfx.schedule(model, "branches")
+    with pytest.warns(dfx.FallbackWarning, match=r"under torch\.jit\.trace.*the original runs"):
+        traced = torch.jit.trace(fast, (x,), strict=False)
+    other = torch.randn(3, 4)
+    torch.testing.assert_close(traced(other), model(other))
+
+
+def test_names_are_the_users() -> None:
+    model, x = Net(), torch.randn(3, 4, requires_grad=True)
+    fast = dfx.schedule(model, "branches")
+    said = str(dfx.verify(fast, x, mask=torch.ones(8)))
+    assert "argument 'tokens': float32[3, 4]" in said
+    assert "argument 'mask': float32[8]" in said
+    told = dfx.explain(fast, x)
+    assert "returned as they are, or kept for a backward: inputs tokens" in told
+    assert "primals" not in told
