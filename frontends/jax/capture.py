@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax.extend import core as jcore
 
-from dynaflow_xla.frontends.jax import _compat, costs, marks
+from dynaflow_xla.frontends.jax import _compat, costs, marks, sharding
 from dynaflow_xla.ir import Graph, Op, Source, Value
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def outer_reason(eqn: Any) -> str:
     if name in costs.OUTER_CALLS:
         scheduled = dict.fromkeys(("dfx_call", "dfx_program"), "is scheduled already")
         return {**scheduled, "device_put": "places data"}.get(name, "runs on several devices")
+    if name not in INLINE and sharding.names_devices(eqn):
+        return sharding.REASON
     for inner in jcore.jaxprs_in_params(eqn.params):
         for inner_eqn in inner.eqns:
             if reason := outer_reason(inner_eqn):
@@ -219,7 +221,7 @@ class _Builder:
         def read(atom: Any) -> Any:
             return atom if isinstance(atom, jcore.Literal) else env[atom]
 
-        for eqn in jaxpr.eqns:
+        for eqn in map(sharding.without_default, jaxpr.eqns):
             name = eqn.primitive.name
             local = marks.split_scope(str(eqn.source_info.name_stack))
             inner_scope = scope + local
@@ -249,6 +251,9 @@ class _Builder:
                     env[var] = atom if isinstance(atom, jcore.Literal) else inner_env[atom]
                 continue
             atoms = [read(atom) for atom in eqn.invars]
+            if sharding.changes_nothing(eqn):
+                env.update(zip(eqn.outvars, atoms, strict=True))
+                continue
             index = len(self.ops)
             outputs = tuple(self.value(var.aval, index) for var in eqn.outvars)
             for var, number in zip(eqn.outvars, outputs, strict=True):

@@ -443,10 +443,12 @@ class StageBuilder:
         jitted = jax.jit(
             lane_function, in_shardings=sharding, out_shardings=sharding, keep_unused=True
         )
-        traced = jitted.trace(*specs)
+        with _compat.without_mesh():  # it is of other devices
+            traced = jitted.trace(*specs)
         if any(isinstance(const, jax.core.Tracer) for const in _compat.traced_consts(traced)):
             raise PlanError(
                 f"a replacement on lane {lane} of {self.plan.graph!r} closes over a traced value; "
                 "make it an argument of the scheduled function instead"
             )
-        return traced.lower()
+        with _compat.without_mesh():
+            return traced.lower()

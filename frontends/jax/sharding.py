@@ -1,0 +1,78 @@
+"""Operators that name devices: a lane has a device of its own, so it cannot run them as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+REASON = "names devices"
+"""Why such an operator stays in the outer program."""
+
+
+def named(eqn: Any) -> Iterator[Any]:
+    """The shardings and devices among the parameters of an equation.
+
+    Args:
+        eqn: Of a jaxpr.
+    """
+    for value in eqn.params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(part, jax.sharding.Sharding | jax.Device):
+                yield part
+
+
+def names_devices(eqn: Any) -> bool:
+    """Whether an equation can run on the devices that it names only.
+
+    Inside ``shard_map`` results have types with a mesh of no devices, which fit any.
+    """
+    if eqn.primitive.name == "sharding_constraint":
+        return True
+    return any(
+        not isinstance(getattr(place, "mesh", None), jax.sharding.AbstractMesh)
+        for place in named(eqn)
+    )
+
+
+def changes_nothing(eqn: Any) -> bool:
+    """Whether an equation only says that values lie where everything lies: on the one default device."""
+    if eqn.primitive.name not in ("sharding_constraint", "device_put"):
+        return False
+    places = list(named(eqn))
+    if eqn.params.get("layout") is not None:
+        return False
+    return len(places) == len(_given(eqn)) and all(map(_is_default, places))
+
+
+def without_default(eqn: Any) -> Any:
+    """The equation, its results on the one default device anyway, without saying so."""
+    given = [key for key in ("sharding", "out_sharding") if eqn.params.get(key) is not None]
+    if not given or eqn.primitive.name == "sharding_constraint":
+        return eqn
+    if not all(_is_default(eqn.params[key]) for key in given):
+        return eqn
+    return eqn.replace(params={**eqn.params, **dict.fromkeys(given)})
+
+
+def _given(eqn: Any) -> Any:
+    """What says where to: the parameter, with an entry for each operand."""
+    devices = eqn.params.get("devices", (eqn.params.get("sharding"),))
+    return [place for place in devices if place is not None]
+
+
+def _is_default(place: Any) -> bool:
+    default = jax.devices()[0]
+    if isinstance(place, jax.Device):
+        return place == default
+    if not isinstance(place, jax.sharding.Sharding):
+        return False
+    if place.num_devices != 1:
+        return False
+    if place.memory_kind not in (None, default.default_memory().kind):
+        return False
+    mesh = getattr(place, "mesh", None)
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return True
+    return place.device_set == {default}

@@ -1,0 +1,86 @@
+"""Functions that say where their values lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding  # noqa: E402
+
+import dynaflow_xla as dfx  # noqa: E402
+
+DEVICE = jax.devices()[0]
+NAMED = NamedSharding(Mesh(np.array([DEVICE]), ("x",)), PartitionSpec("x"))
+
+
+def constrained(x: Any, where: Any) -> Any:
+    return jax.lax.with_sharding_constraint(x, where)
+
+
+def scanned(x: Any) -> Any:
+    def body(total: Any, row: Any) -> Any:
+        return total + constrained(
+            jax.device_put(row, DEVICE), NAMED.update(spec=PartitionSpec())
+        ), row
+
+    return jax.lax.scan(body, 0.0, x)[0]
+
+
+FUNCTIONS = {
+    "fftfreq": lambda x: x * jnp.fft.fftfreq(8, device=DEVICE),
+    "rfftfreq on a mesh": lambda x: (
+        x[:5] * jnp.fft.rfftfreq(8, device=NAMED.update(spec=PartitionSpec()))
+    ),
+    "zeros": lambda x: x + jnp.zeros(8, device=DEVICE),
+    "arange": lambda x: x + jnp.arange(8, device=NAMED),
+    "asarray": lambda x: jnp.asarray(x, device=DEVICE) * 2,
+    "astype": lambda x: jnp.astype(x, jnp.bfloat16, device=DEVICE),
+    "device_put": lambda x: jax.device_put((x * 2, x + 1), (DEVICE, None)),
+    "device_put a sharding": lambda x: jax.device_put(x * 2, NAMED),
+    "constraint": lambda x: constrained(x * 2, NAMED),
+    "constraint of one device": lambda x: constrained(x, SingleDeviceSharding(DEVICE)) + 1,
+    "jit": lambda x: jax.jit(jnp.sin, in_shardings=NAMED, out_shardings=NAMED)(x),
+    "scan": scanned,
+    "cond": lambda x: jax.lax.cond(x[0] > 0, lambda: constrained(x, NAMED), lambda: x * 2),
+}
+
+
+@pytest.mark.parametrize("backend", ["ffi", "xla"])
+@pytest.mark.parametrize("case", list(FUNCTIONS))
+def test_devices_named_inside(case: str, backend: str) -> None:
+    def fn(x: Any) -> Any:
+        return FUNCTIONS[case](x), jnp.sort(x)
+
+    x = jax.random.normal(jax.random.key(3), (8,))
+    fast = dfx.schedule(fn, "branches", backend=backend)
+
+    def same(got: Any, want: Any) -> None:
+        for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert g.dtype == w.dtype
+            np.testing.assert_allclose(
+                np.asarray(g, np.float32), np.asarray(w, np.float32), rtol=1e-5, atol=1e-6
+            )
+
+    same(fast(x), jax.jit(fn)(x))
+    if backend == "ffi" and case != "scan":
+        same(jax.jit(jax.grad(total(fast)))(x), jax.grad(total(fn))(x))
+    if case not in ("scan", "cond"):
+        assert not any(op.outer for op in dfx.graph(fast, x).graph.ops)
+
+
+def total(fn: Any) -> Any:
+    return lambda x: sum(leaf.sum() for leaf in jax.tree.leaves(fn(x))).astype(jnp.float32)
+
+
+def test_a_mesh_in_force() -> None:
+    def fn(x: Any) -> Any:
+        return constrained(x * 2, PartitionSpec("x")) + jnp.sort(x)
+
+    x = jnp.arange(8.0)[::-1]
+    with jax.set_mesh(jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))):
+        np.testing.assert_array_equal(dfx.schedule(fn, "branches")(x), fn(x))
