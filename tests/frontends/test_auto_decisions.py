@@ -367,11 +367,11 @@ def test_what_fits_is_measured_and_the_rest_named(work: Work) -> None:
 def test_many_shapes_share_one_second(work: Work) -> None:
     work.original_s, work.lanes_s = 0.05, 0.2
     fast = auto_of(jax.jit(work.sorts))
-    shapes = [arguments(256 + 16 * i) for i in range(8)]
+    shapes = [arguments(256 + 16 * i) for i in range(5)]
     for args in shapes:
         fast(*args)
-    assert work.now <= 2 * 8 * 0.05 + 1.0 + 0.2, "a prediction may be wrong once"
-    assert 1 <= len(work.compiled) < 16
+    assert work.now <= 2 * 5 * 0.05 + 1.0 + 0.2, "a prediction may be wrong once"
+    assert 1 <= len(work.compiled) < 10
     reasons = [dfx.explain(fast, *args) for args in shapes]
     assert any("are left of" in text for text in reasons)
 
