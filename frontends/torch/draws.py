@@ -55,13 +55,16 @@ def without_last(fn: Callable[..., Sequence[Any]], count: int) -> Callable[..., 
 
 
 def draws_numbers(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operator that PyTorch tags as random draws: attention does so only for its dropout."""
+    """Whether an operator that PyTorch tags as random draws.
+
+    Attention does so only for its dropout, RReLU only in training.
+    """
     schema = getattr(op, "_schema", None)
     names = [argument.name for argument in schema.arguments] if schema is not None else []
-    if "dropout_p" not in names:
-        return True
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    return bool(given.get("dropout_p", 0.0) != 0.0)
+    if "dropout_p" in names:
+        return bool(given.get("dropout_p", 0.0) != 0.0)
+    return not (schema is not None and "rrelu" in schema.name and given.get("training") is not True)
 
 
 class _SaveState:

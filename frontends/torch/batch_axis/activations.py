@@ -34,6 +34,13 @@ def _activation(site: Site) -> State:
     return nonlinear([site.aligned(tensor) for tensor in site.tensors()])
 
 
+@rule("rrelu_with_noise", "rrelu_with_noise_functional")
+def _leaky(site: Site) -> list[State]:
+    """Outside training: with the mean of the slopes, and the noise as it was."""
+    made = nonlinear([site.state(site.args["self"])])
+    return [made, site.state(site.args["noise"])][: len(site.op.payload.outputs)]
+
+
 @rule("log_sigmoid_forward")
 def _log_sigmoid(site: Site) -> list[State]:
     return _by_shape(site, nonlinear([site.state(site.args["self"])]))

@@ -15,6 +15,7 @@ from dynaflow_xla.batch.states import (
     Same,
     State,
     is_plain_same,
+    power_of,
 )
 from dynaflow_xla.frontends.torch.batch_axis.walk import Site, at_axis, axis_in, rule
 
@@ -196,19 +197,41 @@ def _batch_norm(site: Site) -> list[State]:
     state = site.state(site.args["input"])
     kind = site.op.kind
     training = site.args.get("training", site.args.get("train", "with_update" in kind))
+    if isinstance(state, Rows) and state.axis == 1:
+        return _own_channels(site, state, nonlinear([state]))
     if isinstance(state, Rows) and (training or site.args.get("running_mean", "") is None):
         raise Refuse(_TRAINING)
     state = nonlinear([state])
-    if isinstance(state, Rows) and state.axis == 1:
-        raise NoRule
     made: list[State] = [state]
     made += [Same()] * (len(site.op.payload.outputs) - 1)
     return made
 
 
+def _own_channels(site: Site, rows: Rows, made: State) -> list[State]:
+    """Channels that are rows themselves, as instance norm has them: each has its own statistics.
+
+    What there is for each channel must be of the same rows.
+    """
+    each = Rows(0, rows.outer, rows.inner)
+    for name in ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd"):
+        given = site.args.get(name)
+        state = site.state(given)
+        if given is None or site.shape(given) == (0,):
+            continue
+        if not isinstance(state, Rows) or (state.fill is None and state != each):
+            raise NoRule
+    lengths = [site.walker.shapes.get(-1 if v is None else v) for v in site.op.payload.outputs]
+    of_each = Rows(0, rows.outer, rows.inner, power_of(made))
+    per = [of_each if s is not None and s[0] != s[1] else Same() for s in lengths[1:]]
+    return [made, *per]
+
+
 @rule("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward")
 def _batch_norm_backward(site: Site) -> list[State]:
     grad = site.state(site.args.get("grad_out", site.args.get("grad_output")))
+    state = site.state(site.args["input"])
+    if isinstance(state, Rows) and state.axis == 1:
+        return _own_channels(site, state, _linear_in(grad, state))
     if site.args.get("train", True):
         raise Refuse(_TRAINING)
     made = _linear_in(grad, site.state(site.args["input"]))
