@@ -12,17 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynaflow_xla.errors import EngineError
 from dynaflow_xla.ffi.xla import ORDER_TARGET
-from dynaflow_xla.frontends.jax import marks
+from dynaflow_xla.frontends.jax import hlo_text, marks
+from dynaflow_xla.frontends.jax.hlo_text import DumpError, Line
 from dynaflow_xla.frontends.jax.xla_backend import PLAN_SCOPE
 
 LOG_MODULES = "command_executor=3"
 """TF_CPP_VMODULE under which XLA writes the edges of every CUDA graph it plans."""
-
-
-class DumpError(EngineError):
-    """XLA's dump or log does not look as this version of dynaflow_xla expects."""
 
 
 # -- thunks ----------------------------------------------------------------------------------------
@@ -275,21 +271,7 @@ class Instruction:
     @property
     def bytes(self) -> int:
         """Size of the result."""
-        return sum(map(_bytes, re.findall(r"([a-z]+\d*\w*)\[([\d,]*)\]", self.shape)))
-
-
-_WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s64": 8, "u64": 8,
-           "f64": 8, "c64": 8, "c128": 16}  # fmt: skip
-_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\([^=]*?\)|\S+) ([\w\-]+)\((.*)$")
-_OPERAND = re.compile(r"%([\w.\-]+)")
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?-> .*\{$")
-
-
-def _bytes(found: tuple[str, str]) -> int:
-    size = 1 if found[0].startswith("f8") else _WIDTHS.get(found[0], 4)
-    for dimension in filter(None, found[1].split(",")):
-        size *= int(dimension)
-    return size
+        return hlo_text.shape_bytes(self.shape)
 
 
 _PLAN = re.compile(rf"{PLAN_SCOPE}(?:_(\d+))?")
@@ -318,99 +300,93 @@ def _is_between(op_name: str) -> bool:
     return len(scopes) > 1 and _PLAN.fullmatch(scopes[-2]) is not None
 
 
+_PARTS = ("calls", "to_apply", "called_computations", "select", "scatter")
+"""Attributes that name computations which are parts of the instruction; others are steps of their own."""
+
+
 def read_instructions(text: str) -> dict[str, Instruction]:
-    """Every instruction of a compiled program, by name."""
-    bodies: dict[str, list[re.Match[str]]] = {}
-    current: list[re.Match[str]] = []
-    for line in text.splitlines():
-        if head := _COMPUTATION.match(line):
-            current = bodies.setdefault(head[2], [])
-        elif found := _INSTRUCTION.match(line):
-            current.append(found)
+    """Every instruction of a compiled program, by name.
+
+    Raises:
+        DumpError: a line of a computation cannot be read; none is passed over.
+    """
+    bodies = hlo_text.read(text).computations
+    parts = {
+        name for lines in bodies.values() for line in lines for name in line.computations(*_PARTS)
+    }
     made: dict[str, Instruction] = {}
-    parts = set(re.findall(r"(?:calls|to_apply)=%?([\w.\-]+)", text))
     for computation, lines in bodies.items():
-        for found in lines:
-            rest = found[5]
-            called = re.search(r"calls=%?([\w.\-]+)", rest)
-            body = bodies.get(called[1], []) if called and found[4] == "fusion" else []
-            region = region_of(_op_name(rest))
-            between = _is_between(_op_name(rest))
-            target = re.search(r'custom_call_target="([^"]*)"', rest)
-            made[found[2]] = Instruction(
-                name=found[2],
-                opcode=found[4],
-                shape=found[3],
+        for line in lines:
+            called = next(line.computations("calls"), "") if line.opcode == "fusion" else ""
+            body = bodies.get(called, [])
+            region = region_of(line.op_name)
+            between = _is_between(line.op_name)
+            made[line.name] = Instruction(
+                name=line.name,
+                opcode=line.opcode,
+                shape=line.shape,
                 region=region if between else region or _root_region(body),
-                held=frozenset(filter(None, (region_of(_op_name(line[5])) for line in body))),
+                held=frozenset(filter(None, (region_of(part.op_name) for part in body))),
                 made=frozenset(filter(None, (region, *_roots(body)))),
-                body=frozenset(line[4] for line in body),
-                target=target[1] if target else "",
+                body=frozenset(part.opcode for part in body),
+                target=line.attribute("custom_call_target"),
                 inside=computation in parts,
-                operands=tuple(_OPERAND.findall(rest.split(")", 1)[0])),
-                mark=next(
-                    filter(None, map(_mark_of, [rest, *(line[5] for line in body[::-1])])), ""
-                ),
+                operands=line.operands,
+                mark=next(filter(None, map(_mark_of, [line, *body[::-1]])), ""),
                 ends=_ends(body) if between else frozenset(),
             )
     return made
 
 
-def _mark_of(rest: str) -> str:
-    scopes = marks.split_scope(_op_name(rest).split(";")[0])
+def _mark_of(line: Line) -> str:
+    scopes = marks.split_scope(line.op_name.split(";")[0])
     return next((marks.plain_name(s) for s in reversed(scopes) if marks.names_mark(s)), "")
 
 
-def _op_name(rest: str) -> str:
-    found = re.search(r'op_name="([^"]*)"', rest)
-    return found[1] if found else ""
-
-
-def _roots(body: list[re.Match[str]]) -> list[str]:
+def _roots(body: list[Line]) -> list[str]:
     """Regions of the results of a fusion."""
-    root = next((line for line in body if line[1]), None)
+    root = next((line for line in body if line.root), None)
     if root is None:
         return []
-    if root[4] != "tuple":
-        return [region_of(_op_name(root[5]))]
-    results = set(re.findall(r"%?([\w.\-]+)", root[5].split(")")[0]))
-    return [region_of(_op_name(line[5])) for line in body if line[2] in results]
+    if root.opcode != "tuple":
+        return [region_of(root.op_name)]
+    return [region_of(line.op_name) for line in body if line.name in root.operands]
 
 
-def _ends(body: list[re.Match[str]]) -> frozenset[str]:
+def _ends(body: list[Line]) -> frozenset[str]:
     """The regions that come last on the ways to a fusion's result."""
-    lines = {line[2]: line for line in body}
+    lines = {line.name: line for line in body}
     found = set()
     seen = set()
-    todo = [line[2] for line in body if line[1]]
+    todo = [line.name for line in body if line.root]
     while todo:
         name = todo.pop()
         if name in seen or name not in lines:
             continue
         seen.add(name)
-        op_name = _op_name(lines[name][5])
+        op_name = lines[name].op_name
         if (region := region_of(op_name)) and not _is_between(op_name):
             found.add(region)
         else:
-            todo += _OPERAND.findall(lines[name][5].split(")", 1)[0])
+            todo += lines[name].operands
     return frozenset(found)
 
 
-def _root_region(body: list[re.Match[str]]) -> str:
+def _root_region(body: list[Line]) -> str:
     """Region of the last instruction of a fusion that has one."""
     for line in reversed(body):
-        if region := region_of(_op_name(line[5])):
+        if region := region_of(line.op_name):
             return region
     return ""
 
 
 def read_aliases(text: str) -> dict[int, int]:
-    """Results that are written over an argument: number of the result -> number of the argument."""
-    head = text.split("\n", 1)[0]
-    return {
-        int(result or 0): int(argument)
-        for result, argument in re.findall(r"\{(\d*)\}: \((\d+), \{\}, \w+-alias\)", head)
-    }
+    """Results that are written over an argument: number of the result -> number of the argument.
+
+    Raises:
+        DumpError: they are written in another way than known.
+    """
+    return hlo_text.aliases(text.split("\n", 1)[0])
 
 
 def read_folder(folder: Path) -> tuple[list[Thunk], dict[str, Instruction]]:
