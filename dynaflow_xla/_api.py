@@ -452,12 +452,14 @@ def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timelin
     Args:
         fast: What ``schedule`` returned.
         *args: Arrays or ``jax.ShapeDtypeStruct``; nothing runs.
-        costs: Nanoseconds by region name or id, or a timeline that ``profile`` measured; regions
-            left out cost what is estimated. Default: what ``tune`` measured, else estimates.
+        costs: Nanoseconds by region name or id, or a timeline that ``profile`` measured, of this plan or of
+            another strategy's: regions are known by what they compute. Regions left out cost what is
+            estimated. Default: what ``tune`` measured, else estimates.
         **kwargs: As ``args``.
 
     Raises:
-        PlanError: a cost that is no time, or of a region that does not exist.
+        PlanError: a cost that is no time, or of a region that does not exist; a timeline that has none of
+            the regions.
     """
     made = _scheduled(fast, "simulate", args, kwargs)
     entry = made.planned(args, kwargs)

@@ -7,6 +7,7 @@ equation, an fx node) rides along as ``Op.payload`` and is read by its frontend 
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -270,3 +271,26 @@ class PartitionedGraph:
 
     def __str__(self) -> str:
         return self.to_text()
+
+
+def contents(pg: PartitionedGraph) -> tuple[str, ...]:
+    """What each region computes, apart from its number and name: equal texts, equal operators and sizes.
+
+    Another cut of the same function has other regions under the same numbers.
+    """
+    made = []
+    for region in pg.regions:
+        local: dict[int, int] = {}
+        parts: list[object] = []
+        for value in region.inputs:
+            local[value] = len(local)
+            parts.append((pg.graph.values[value].shape, pg.graph.values[value].dtype))
+        for index in region.ops:
+            op = pg.graph.ops[index]
+            parts.append((op.kind, op.params, [local.get(v, -1) for v in op.inputs]))
+            for value in op.outputs:
+                local[value] = len(local)
+                parts.append((pg.graph.values[value].shape, pg.graph.values[value].dtype))
+        parts.append([local.get(v, -1) for v in region.outputs])
+        made.append(hashlib.sha256(repr(parts).encode()).hexdigest()[:16])
+    return tuple(made)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.ir import PartitionedGraph, contents
 from dynaflow_xla.plan import Instruction, Launch, Plan, Record
 from dynaflow_xla.simulate import lower_bound
 from dynaflow_xla.timeline import Span, Timeline, complete
@@ -38,6 +38,7 @@ class Measured:
         self._launch_of: dict[tuple[int, int], int] = {}  # (region, nano-batch) -> its span
         self._barrier: tuple[int, ...] = ()
         self._preds = pg.predecessors()
+        self._contents = contents(pg)
 
     def add_stage(self, instructions: Iterable[Instruction], records: Iterable[Trace]) -> None:
         """Spans of one stage from the engine's records."""
@@ -103,6 +104,7 @@ class Measured:
         return Span(
             lane, region.name, "launch", begin, end, number, nano, region.resource, region.flops,
             region.bytes_moved, str(region.source or ""), after=after,
+            content=self._contents[number],
         )  # fmt: skip
 
     def _producers(self, region: int, nano: int) -> set[int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dynaflow_xla import checks
 from dynaflow_xla.errors import PlanError, bad_argument
-from dynaflow_xla.ir import PartitionedGraph
+from dynaflow_xla.ir import PartitionedGraph, contents
 from dynaflow_xla.plan import Instruction, Launch, Merge, Plan, Record, Slice, Wait
 from dynaflow_xla.timeline import Bound, Span, SpanKind, Timeline, complete
 
@@ -45,8 +45,9 @@ def simulate(
     Args:
         plan: A validated plan.
         pg: Its graph.
-        costs: Nanoseconds of regions, by id or by name, or a measured timeline to take them from;
-            regions left out cost what the graph estimates.
+        costs: Nanoseconds of regions, by id or by name, or a timeline of the same function to take them
+            from, which may be of another plan and another cut: regions are known by what they compute.
+            Regions left out cost what the graph estimates.
         handoff_ns: See above.
         launch_ns: See above.
         bytes_per_ns: Speed of a copy; ``math.inf`` for none.
@@ -56,14 +57,18 @@ def simulate(
 
     Raises:
         PlanError: a cost, overhead or speed that is negative or no number, a cost of a region that
-            does not exist, a wait for an event that was not recorded.
+            does not exist, a timeline without any of the regions, a wait for an event that was not
+            recorded.
     """
     run = _Run(plan, pg, _checked(pg, costs), handoff_ns, launch_ns, bytes_per_ns)
     for instruction in plan.instructions:
         run.step(instruction)
     run.end_stage()
     bound = lower_bound(plan, pg, costs, launch_ns=launch_ns, bytes_per_ns=bytes_per_ns)
-    return complete("predicted", run.spans, plan.lanes, {"name": plan.graph}, bound)
+    meta: dict[str, Any] = {"name": plan.graph}
+    if isinstance(costs, Timeline) and (note := _of_same_regions(pg, costs)[1]):
+        meta["notes"] = [note]
+    return complete("predicted", run.spans, plan.lanes, meta, bound)
 
 
 def lower_bound(
@@ -124,7 +129,9 @@ def _checked(pg: PartitionedGraph, costs: Costs | None) -> list[int]:
     """Whole nanoseconds by region."""
     made: list[float] = [r.cost_ns for r in pg.regions]
     names = {r.name: r.id for r in pg.regions}
-    given = costs.region_ns() if isinstance(costs, Timeline) else costs or {}
+    given: Mapping[Any, float] = (
+        _of_same_regions(pg, costs)[0] if isinstance(costs, Timeline) else costs or {}
+    )
     for key, value in given.items():
         number = names.get(key) if isinstance(key, str) else key
         if number is None or not 0 <= number < len(made):
@@ -134,6 +141,44 @@ def _checked(pg: PartitionedGraph, costs: Costs | None) -> list[int]:
             )
         made[number] = _time(f"the cost of region {pg.regions[number].name!r}", value)
     return [round(value) for value in made]
+
+
+def _of_same_regions(pg: PartitionedGraph, timeline: Timeline) -> tuple[dict[int, float], str]:
+    """Times of the regions that a timeline knows, and a sentence about those that it does not.
+
+    A region is known by what it computes; of several that compute the same, by its name, or it takes their
+    mean.
+
+    Raises:
+        PlanError: the timeline knows none of the regions.
+    """
+    by_content: dict[str, list[float]] = {}
+    by_name: dict[tuple[str, str], list[float]] = {}
+    for span in timeline.spans:
+        if span.kind == "launch" and span.content:
+            by_content.setdefault(span.content, []).append(span.duration_ns)
+            by_name.setdefault((span.content, span.name), []).append(span.duration_ns)
+    found: dict[int, float] = {}
+    missing = []
+    for region, content in zip(pg.regions, contents(pg), strict=True):
+        times = by_name.get((content, region.name)) or by_content.get(content)
+        if times:
+            found[region.id] = sum(times) / len(times)
+        else:
+            missing.append(region.name)
+    if not missing:
+        return found, ""
+    if not found:
+        raise PlanError(
+            f"costs must be a timeline of the same regions of {pg.graph.name!r}; that of "
+            f"{timeline.name!r} has none of its {len(missing)} regions: it is of another function, other "
+            "shapes or another cut. Profile this one, or give costs by region name"
+        )
+    some = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+    return found, (
+        f"{len(missing)} of {len(pg.regions)} regions are not in the timeline given as costs, which is of "
+        f"another cut; they cost what is estimated: {some}"
+    )
 
 
 def _time(what: str, value: float) -> int:
@@ -158,6 +203,7 @@ class _Run:
         bytes_per_ns: float,
     ):
         self.plan, self.pg, self.cost = plan, pg, cost
+        self.contents = contents(pg)
         self.handoff = _time("handoff_ns", handoff_ns)
         self.launch = _time("launch_ns", launch_ns)
         if not bytes_per_ns > 0:
@@ -219,6 +265,7 @@ class _Run:
             "flops": region.flops,
             "bytes_moved": region.bytes_moved,
             "source": str(region.source or ""),
+            "content": self.contents[region.id],
             "after": sorted({self._producer[v] for v in reads if v in self._producer}),
         }
 

@@ -35,6 +35,7 @@ class Span(msgspec.Struct, frozen=True):
         reason: Why the lane does nothing, for ``wait`` and ``idle``.
         after: Indices in ``Timeline.spans`` of what had to end before this could end, other than the
             span before it on its lane: producers of its inputs, whoever signals its event.
+        content: What a launched region computes, as a hash: the same region of another plan has the same.
     """
 
     lane: int
@@ -50,6 +51,7 @@ class Span(msgspec.Struct, frozen=True):
     source: str = ""
     reason: str = ""
     after: tuple[int, ...] = ()
+    content: str = ""
 
     @property
     def duration_ns(self) -> int:
@@ -148,7 +150,11 @@ class Timeline(msgspec.Struct, frozen=True):
         return tuple(sorted(found, key=lambda s: -s.duration_ns))
 
     def region_ns(self) -> dict[int, float]:
-        """Region id -> time a launch of it took (the mean over nano-batches): costs for ``simulate``."""
+        """Region id -> time a launch of it took (the mean over nano-batches).
+
+        The ids are those of this plan's cut: give ``simulate`` the timeline, which finds the same
+        regions in another one.
+        """
         times: dict[int, list[int]] = {}
         for span in self.spans:
             if span.kind == "launch":
