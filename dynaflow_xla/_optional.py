@@ -13,10 +13,10 @@ from dynaflow_xla.errors import UnsupportedError
 Version = tuple[int, int]
 
 VERSIONS: dict[str, tuple[Version, Version | None]] = {
-    "jax": ((0, 10), None),
+    "jax": ((0, 10), (0, 13)),
     "torch": ((2, 11), (2, 16)),
 }
-"""Oldest version of a framework that works, and the first that is not known to."""
+"""Oldest version of a framework that works, and the first that is not known to: as in pyproject.toml."""
 
 
 def available(name: str) -> bool:

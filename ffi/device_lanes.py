@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxlib import xla_client
 
 from dynaflow_xla.errors import EngineError
@@ -177,18 +178,27 @@ class CudaLanes(DeviceLanes):
             return self._kernel_engines[lanes]
 
     def _find_stream(self, lane: int) -> int:
-        """The stream that a lane's client computes on: a custom call in that client sees it."""
-        sharding = jax.sharding.SingleDeviceSharding(self.device(lane))
-        probe = jax.jit(
-            lambda x: jax.ffi.ffi_call(
+        """The stream that a lane's client computes on: a custom call in that client sees it.
+
+        Somebody's program is being traced or lowered when lanes are first asked for. So nothing here is a
+        part of that trace: the probe is compiled ahead of time and run as it is, on an array of now.
+        """
+        device = self.device(lane)
+        sharding = jax.sharding.SingleDeviceSharding(device)
+
+        def lane_stream(x: Any) -> Any:
+            return jax.ffi.ffi_call(
                 STREAM_TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype), has_side_effect=True
-            )(x),
-            in_shardings=sharding,
-            out_shardings=sharding,
-            compiler_options={"xla_gpu_enable_command_buffer": ""},
-        )
-        _engine.take_lane_stream()
-        jax.block_until_ready(probe(jax.device_put(jnp.zeros((8,), jnp.float32), sharding)))
+            )(x)
+
+        with jax.ensure_compile_time_eval():
+            spec = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)
+            probe = jax.jit(lane_stream, in_shardings=sharding, out_shardings=sharding)
+            compiled = probe.lower(spec).compile({"xla_gpu_enable_command_buffer": ""})
+            given = jax.device_put(np.zeros((8,), np.float32), sharding)
+            _engine.take_lane_stream()
+            results = _compat.execute_on_device(compiled.runtime_executable(), [given])
+            jax.block_until_ready(results)
         stream: int = _engine.take_lane_stream()
         if stream == 0 or stream in self._streams:
             raise EngineError(

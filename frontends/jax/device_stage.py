@@ -380,6 +380,14 @@ def platform(on_gpu: bool) -> str:
     return "cuda" if on_gpu and jax.default_backend() == "gpu" else "cpu"
 
 
+def where(on_gpu: bool) -> str:
+    """The lanes that ``builder`` builds for, in words: ``"cpu"``, ``"cuda"`` or ``"device lanes on cpu"``."""
+    lanes = lanes_in_force()
+    if lanes is not None and lanes.platform == "cpu":
+        return "device lanes on cpu"
+    return platform(on_gpu)
+
+
 def builder(on_gpu: bool, *args: Any, gpu: Lanes | None = None) -> Callable[..., Stage]:
     """The builder for the lanes in force, for those of the GPU if asked for, or for the CPU's.
 

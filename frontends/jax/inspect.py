@@ -10,7 +10,7 @@ import numpy as np
 
 from dynaflow_xla import autotune, quiet, verification
 from dynaflow_xla.errors import PlanError, VerificationError
-from dynaflow_xla.frontends.jax import auto, entry, lower
+from dynaflow_xla.frontends.jax import auto, device_stage, entry, lower
 from dynaflow_xla.frontends.jax.adapters.wrapper import array_copies, same
 from dynaflow_xla.frontends.jax.lifted import Lifted, looks_inside
 from dynaflow_xla.plan_text import region_table
@@ -23,7 +23,9 @@ from dynaflow_xla.verification import Report
 def explain(fast: Any, args: Any, kwargs: Any) -> str:
     """See ``dynaflow_xla.explain``."""
     made = fast.planned(args, kwargs)
-    where = "ffi (cpu)" if isinstance(made, entry.Entry) else f"xla ({jax.default_backend()})"
+    where = f"xla ({jax.default_backend()})"
+    if isinstance(made, entry.Entry):
+        where = f"ffi ({device_stage.where(made.options.gpu_lanes)})"
     lines = _what_runs(fast, args, kwargs)
     if aside := fast.beside_the_plan(args, kwargs):
         lines.append(f"{aside}:")

@@ -58,7 +58,8 @@ def _what_runs(fast: Core, args: Any, kwargs: Any) -> list[str]:
 
 def _explain_entry(entry: Entry) -> list[str]:
     native = entry.options.backend == "torch"
-    how = f"torch (cpu), regions {entry.options.compiler}" if native else entry.options.backend
+    place = f"torch ({entry.captured.device.type}), regions {entry.options.compiler}"
+    how = place if native else entry.options.backend
     lines = [
         f"{entry.captured.graph.name} ({entry.kind}): strategy {entry.plan.strategy}, backend {how}"
     ]

@@ -20,7 +20,7 @@ from round_robin import RoundRobin  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.errors import EngineError, UnsupportedError  # noqa: E402
-from dynaflow_xla.ffi import _engine, device_lanes  # noqa: E402
+from dynaflow_xla.ffi import _engine, device_lanes, xla  # noqa: E402
 from dynaflow_xla.frontends.jax import device_stage  # noqa: E402
 
 _plugin = importlib.util.find_spec("xla_plugins.xla_cpu_pjrt") if (
@@ -272,3 +272,49 @@ def test_what_a_program_owns_is_dropped_by_the_main_thread_whoever_drops_the_pro
     thread.join()
     _engine.release_pending()  # at the latest
     assert where == [threading.get_ident()]
+
+
+def test_explain_says_where_the_lanes_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.ones((4, 4), np.float32)
+    fast = dfx.schedule(branches, strategy=RoundRobin(), lanes=2, backend="ffi")
+    assert "backend ffi (cpu)" in dfx.explain(fast, x, x)
+    with device_stage.use_lanes(_make_lanes("c-api")):
+        assert "backend ffi (device lanes on cpu)" in dfx.explain(fast, x, x)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert "backend ffi (cuda)" in dfx.explain(fast, x, x)
+
+
+class _LanesOfThisCpu(device_lanes.CudaLanes):
+    """CUDA lanes whose clients are this CPU's, and whose driver tells a number as a stream."""
+
+    def __init__(self) -> None:
+        device_lanes.DeviceLanes.__init__(self, "cuda", lane_client, 0, 256)
+        self._streams: list[int] = []
+
+
+def lane_client() -> Any:
+    return xla_client.make_cpu_client(asynchronous=False)
+
+
+def test_streams_of_lanes_are_found_while_a_program_is_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lanes are asked for when a plan is first lowered, which is inside somebody's trace."""
+    xla.ensure_registered()
+    streams = iter([0, 0x100, 0, 0x200, 0, 0x300, 0, 0x400, 0, 0x500])
+    # A custom call of the CPU that hands its argument on takes the place of the one that sees a stream.
+    monkeypatch.setattr(device_lanes, "STREAM_TARGET", xla.FAIL_TARGET)
+    monkeypatch.setattr(device_lanes._engine, "take_lane_stream", lambda: next(streams))
+    lanes, found = _LanesOfThisCpu(), list[int]()
+
+    def f(x: Any) -> Any:
+        found.append(lanes._find_stream(0))
+        return jnp.sin(x).sum()
+
+    x = jnp.ones(4)
+    jax.jit(f)(x)
+    jax.grad(f)(x)
+    jax.vmap(f)(x[None])
+    jax.lax.scan(lambda c, v: (c, f(v)), 0, x[None])
+    jax.eval_shape(lambda v: f(v) + 1, x)
+    assert found == [0x100, 0x200, 0x300, 0x400, 0x500]

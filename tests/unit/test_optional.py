@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -57,8 +59,11 @@ def test_broken(framework: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("framework", "version", "wanted"),
     [
-        ("jax", "0.4.38", ">= 0.10"),
-        ("jax", "0.9.2", ">= 0.10"),
+        ("jax", "0.4.38", ">= 0.10, < 0.13"),
+        ("jax", "0.9.2", ">= 0.10, < 0.13"),
+        ("jax", "0.13.0", ">= 0.10, < 0.13"),
+        ("jax", "0.13.0.dev20261101", ">= 0.10, < 0.13"),
+        ("jax", "1.0", ">= 0.10, < 0.13"),
         ("torch", "2.10.1+cu130", ">= 2.11, < 2.16"),
         ("torch", "1.13", ">= 2.11, < 2.16"),
         ("torch", "2.16.0a0", ">= 2.11, < 2.16"),
@@ -96,3 +101,19 @@ def test_require_returns_the_module() -> None:
     assert _optional.require("json", "this test", "test").dumps([]) == "[]"
     with pytest.raises(UnsupportedError, match=r"this test needs .*dynaflow-xla\[test\]"):
         _optional.require("no_such_module", "this test", "test")
+
+
+@pytest.mark.parametrize("framework", sorted(_optional.VERSIONS))
+def test_the_versions_are_those_that_the_package_asks_for(framework: str) -> None:
+    """An installer and ``schedule`` agree on what is supported."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    oldest, too_new = (f"{a}.{b}" for a, b in _optional.VERSIONS[framework])
+    wanted = f">={oldest},<{too_new}"
+    given = [
+        requirement
+        for extra in project["optional-dependencies"].values()
+        for requirement in extra
+        if re.match(rf"{framework}(\[\w+\])?>", requirement)
+    ]
+    assert given
+    assert {requirement[requirement.index(">") :] for requirement in given} == {wanted}
