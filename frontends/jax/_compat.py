@@ -132,6 +132,12 @@ def device_count(lowering_context: Any) -> int:
     return int(getattr(axis_context, "num_devices", 1))
 
 
+def exporting(lowering_context: Any) -> bool:
+    """Whether the program under lowering is for ``jax.export``, to be run by any process."""
+    parameters = lowering_context.module_context.lowering_parameters
+    return bool(getattr(parameters, "for_export", False))
+
+
 def under_disable_jit() -> bool:
     """Whether jax.disable_jit is in force."""
     return bool(jax.config.jax_disable_jit)

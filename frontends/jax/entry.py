@@ -32,6 +32,7 @@ from dynaflow_xla.kernels import CudaKernel, Lanes
 from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
 from dynaflow_xla.plan import Launch, Plan
+from dynaflow_xla.rules import as_rules
 from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.validate import validate
@@ -192,7 +193,7 @@ def _build(
     rules = options.rules
     if rules is None and not options.default_cut:
         made = strategy.rules(graph)
-        rules = None if made is None else tuple(made)
+        rules = None if made is None else as_rules(made)
     if options.backend == "xla" and rules is not None:
         rules = loops.rules_here(rules, captured)
     context = Context(

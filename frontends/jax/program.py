@@ -8,6 +8,7 @@ different arguments, and its error for forward mode does not name a way out.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from dynaflow_xla.errors import DynaflowError, UnsupportedError
+from dynaflow_xla.errors import DynaflowError, FallbackWarning, UnsupportedError
 from dynaflow_xla.frontends.jax import _compat, capture, entry
 from dynaflow_xla.frontends.jax.differentiate import (
     Flat,
@@ -203,6 +204,14 @@ def _abstract(*_: Any, program: Program) -> Sequence[Any]:
 
 def _lower(ctx: Any, *operands: Any, program: Program) -> Any:
     run: Callable[..., Any] = program.entry.__call__
+    if _compat.exporting(ctx):
+        warnings.warn(
+            f"{program!r}: an exported program holds the original, as fast.original does: a plan belongs to "
+            "the process that made it. Schedule the function where it runs",
+            FallbackWarning,
+            stacklevel=2,
+        )
+        run = program.plain
     return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 
 

@@ -352,6 +352,14 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         return self._run(args, kwargs, check=self._check)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool) -> Any:
+        if _symbolic(self.dynamic_leaves(args, kwargs)):
+            warnings.warn(
+                f"{self._options.name}: a plan is for sizes that are known; with symbolic ones the original "
+                "runs, as fast.original does. Schedule the function where its sizes are known",
+                FallbackWarning,
+                stacklevel=2,
+            )
+            return self.original(*args, **kwargs)
         traced, consts, program = self._program(args, kwargs)
         if program.entry.unproven and check:
             raise splitting.NotCompared(program.entry)
@@ -636,6 +644,11 @@ def _const_order(traced: Any, consts: list[Any]) -> list[Any]:
     """Closed-over values in the order of the captured inputs: jaxpr constants, then hoisted ones."""
     hoisted = len(traced._consts)
     return consts[hoisted:] + consts[:hoisted]
+
+
+def _symbolic(leaves: list[Any]) -> bool:
+    """Whether a shape has sizes that ``jax.export`` leaves open."""
+    return any(not isinstance(n, int) for leaf in leaves for n in getattr(leaf, "shape", ()))
 
 
 def _resized(leaf: Any, axis: int, size: int) -> jax.ShapeDtypeStruct:

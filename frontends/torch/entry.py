@@ -18,7 +18,7 @@ from dynaflow_xla.lower_plan import build_plan
 from dynaflow_xla.partition import partition
 from dynaflow_xla.plan import Plan
 from dynaflow_xla.recording import Recording
-from dynaflow_xla.rules import Rule
+from dynaflow_xla.rules import Rule, as_rules
 from dynaflow_xla.selection import Recipe
 from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
 from dynaflow_xla.validate import validate
@@ -149,7 +149,8 @@ def cut(captured: Captured, options: Options, kind: str) -> PartitionedGraph:
     graph = captured.graph
     rules: Sequence[Rule] | None = options.rules
     if rules is None:
-        rules = options.strategy.rules(graph)
+        made = options.strategy.rules(graph)
+        rules = None if made is None else as_rules(made)
     if rules is not None and kind == "backward":
         # The backward has other operators than the forward for which the rules were written.
         rules = [rule for rule in rules if not isinstance(rule, Rule) or rule.groups(graph)]

@@ -1,0 +1,57 @@
+"""Programs that leave the process, and rules given one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from jax import export  # noqa: E402
+
+import dynaflow_xla as dfx  # noqa: E402
+
+
+def fn(x: Any) -> Any:
+    return jnp.sort(x) * 2 + jnp.sin(x)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_exported_programs_hold_the_original(jitted: bool) -> None:
+    fast = dfx.schedule(jax.jit(fn), "branches")
+    x = jnp.arange(8.0)[::-1]
+    with pytest.warns(dfx.FallbackWarning, match=r"fast\.original"):
+        made = export.export(jax.jit(fast) if jitted else fast)(x)
+    assert "dfx_run" not in made.mlir_module()
+    again = export.deserialize(made.serialize())
+    np.testing.assert_allclose(again.call(x), fn(x), rtol=1e-6)
+
+
+def test_symbolic_sizes() -> None:
+    fast = dfx.schedule(jax.jit(fn), "branches")
+    spec = jax.ShapeDtypeStruct(export.symbolic_shape("b"), jnp.float32)
+    with pytest.warns(dfx.FallbackWarning, match="symbolic"):
+        made = export.export(jax.jit(fast))(spec)
+    for size in (3, 8):
+        x = jax.random.normal(jax.random.key(size), (size,))
+        np.testing.assert_allclose(made.call(x), fn(x), rtol=1e-6)
+
+
+class OneRule(dfx.Strategy):
+    def rules(self, graph: Any) -> Any:
+        return dfx.Op("sort")
+
+    def schedule(self, s: Any) -> None:
+        while ready := s.ready():
+            for op in ready:
+                s.execute(op, lane=0)
+
+
+def test_a_strategy_may_return_one_rule() -> None:
+    x = jnp.arange(8.0)
+    fast = dfx.schedule(jax.jit(fn), OneRule())
+    np.testing.assert_allclose(fast(x), fn(x), rtol=1e-6)
+    assert any("sort" in region.name for region in dfx.graph(fast, x).regions)
