@@ -90,8 +90,6 @@ class Program:
 
     def bind(self, *flat: Any) -> list[Any]:
         """The same; constants that only the trace met are given, too."""
-        if capture.ordering_effects(self.whole.jaxpr.effects):
-            return self.entry(*flat)  # JAX knows no derivative of effects
         return program_p.bind(*flat, program=self)  # type: ignore[no-any-return]
 
     def plain_at(self, size: int) -> tuple[Flat, list[Any], list[Any]]:
@@ -197,9 +195,9 @@ def _impl(*args: Any, program: Program) -> list[Any]:
     return jax.jit(lambda *xs: program_p.bind(*xs, program=program))(*args)  # type: ignore[no-any-return]
 
 
-@program_p.def_abstract_eval
-def _abstract(*_: Any, program: Program) -> Sequence[Any]:
-    return program.out_avals
+@program_p.def_effectful_abstract_eval
+def _abstract(*_: Any, program: Program) -> tuple[Sequence[Any], set[Any]]:
+    return program.out_avals, set(capture.ordering_effects(program.whole.jaxpr.effects))
 
 
 def _lower(ctx: Any, *operands: Any, program: Program) -> Any:

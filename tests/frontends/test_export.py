@@ -55,3 +55,20 @@ def test_a_strategy_may_return_one_rule() -> None:
     fast = dfx.schedule(jax.jit(fn), OneRule())
     np.testing.assert_allclose(fast(x), fn(x), rtol=1e-6)
     assert any("sort" in region.name for region in dfx.graph(fast, x).regions)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_derivatives_of_functions_that_print(ordered: bool, capfd: Any) -> None:
+    def loss(x: Any) -> Any:
+        jax.debug.print("first {}", x[0], ordered=ordered)
+        return (jnp.sort(x) ** 2).sum()
+
+    x = jnp.arange(8.0)
+    fast = dfx.schedule(loss, "branches")
+    for gradient in (jax.grad(fast), jax.jit(jax.grad(fast))):
+        np.testing.assert_allclose(gradient(x), 2 * x, rtol=1e-6)
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("first 0.0") == 2
+    np.testing.assert_allclose(fast(x), loss(x), rtol=1e-6)
+    many = jax.lax.map(fast, jnp.stack([x, -x]))
+    np.testing.assert_allclose(many, [loss(x)] * 2, rtol=1e-6)
