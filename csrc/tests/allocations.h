@@ -5,12 +5,12 @@
 namespace dfx_test {
 
 // How many more allocations of this thread succeed; below 0, all do.
-extern thread_local int64_t allocations_left;
+int64_t& AllocationsLeft();
 
 class FailAllocationsAfter {
  public:
-  explicit FailAllocationsAfter(int64_t n) { allocations_left = n; }
-  ~FailAllocationsAfter() { allocations_left = -1; }
+  explicit FailAllocationsAfter(int64_t n) { AllocationsLeft() = n; }
+  ~FailAllocationsAfter() { AllocationsLeft() = -1; }
 };
 
 }  // namespace dfx_test

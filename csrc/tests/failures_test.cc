@@ -15,14 +15,17 @@
 
 using namespace dfx_test;  // NOLINT
 
-thread_local int64_t dfx_test::allocations_left = -1;
+int64_t& dfx_test::AllocationsLeft() {
+  thread_local int64_t left = -1;
+  return left;
+}
 
 namespace {
 
 bool MayAllocate() {
-  if (allocations_left < 0 || dfx::fake::InsideDriver::depth > 0) return true;
-  if (allocations_left == 0) return false;
-  --allocations_left;
+  if (AllocationsLeft() < 0 || dfx::fake::InsideDriver::Depth() > 0) return true;
+  if (AllocationsLeft() == 0) return false;
+  --AllocationsLeft();
   return true;
 }
 
@@ -143,7 +146,7 @@ TEST_CASE("whichever allocation of a call fails, it is an error and never an exc
       {
         FailAllocationsAfter fail(n);
         result = Engine::Get().Run(p, args, results, profile);
-        done = allocations_left > 0;
+        done = AllocationsLeft() > 0;
       }
       if (result.ok) {
         CHECK(out == 41);
@@ -163,16 +166,16 @@ TEST_CASE("a step that fails without memory for the words fails its call") {
   const std::vector<Step> ways{
       [&](const Buffer*, int, Buffer*, int, Lane*) -> int {
         std::runtime_error error(words);
-        allocations_left = 0;
+        AllocationsLeft() = 0;
         throw error;
       },
       [&](const Buffer*, int, Buffer*, int, Lane* lane) {
-        allocations_left = 0;
+        AllocationsLeft() = 0;
         lane->current()->Fail(words);
         return 1;
       },
       [&](const Buffer*, int, Buffer*, int, Lane*) {
-        allocations_left = 0;
+        AllocationsLeft() = 0;
         return 7;
       },
   };
@@ -188,12 +191,12 @@ TEST_CASE("a step that fails without memory for the words fails its call") {
       p->AddLaunch(1 - lane, MakeStep("never", [&](Lane*) { ran_after = true; }));
       REQUIRE(p->Finish() == "");
       auto result = Engine::Get().Run(p, nullptr, nullptr);
-      allocations_left = -1;
+      AllocationsLeft() = -1;
       CHECK_FALSE(result.ok);
       CHECK(result.error == dfx::kOutOfMemory);
       CHECK_FALSE(ran_after);
       auto disarm = std::make_shared<Program>(2, 0, 0, 0, 0, "disarm");
-      disarm->AddLaunch(1, MakeStep("x", [](Lane*) { allocations_left = -1; }));
+      disarm->AddLaunch(1, MakeStep("x", [](Lane*) { AllocationsLeft() = -1; }));
       REQUIRE(disarm->Finish() == "");
       REQUIRE(Engine::Get().Run(disarm, nullptr, nullptr).ok);
       CHECK(Works());
@@ -204,11 +207,11 @@ TEST_CASE("a step that fails without memory for the words fails its call") {
 TEST_CASE("operands that need memory which cannot be had fail the call") {
   auto p = std::make_shared<Program>(1, 0, 0, 0, 64, "many operands");
   const int s = p->AddBuffer({BufferKind::kScratch, -1, 0, 8, 0, {1}});
-  p->AddLaunch(0, MakeStep("arm", [](Lane*) { allocations_left = 0; }));
+  p->AddLaunch(0, MakeStep("arm", [](Lane*) { AllocationsLeft() = 0; }));
   p->AddLaunch(0, MakeLaunch("x", Nothing, std::vector<int32_t>(100, s)));
   REQUIRE(p->Finish() == "");
   auto result = Engine::Get().Run(p, nullptr, nullptr);
-  allocations_left = -1;
+  AllocationsLeft() = -1;
   CHECK_FALSE(result.ok);
   CHECK_FALSE(result.error.empty());
   CHECK(Works());

@@ -37,9 +37,9 @@ unsigned SmsOf(CUstream_st* stream);
 // Whether this thread is in one of the driver's functions: what the engine's own memory is to lack,
 // the driver has.
 struct InsideDriver {
-  InsideDriver() { ++depth; }
-  ~InsideDriver() { --depth; }
-  static thread_local int depth;
+  InsideDriver() { ++Depth(); }
+  ~InsideDriver() { --Depth(); }
+  static int& Depth();  // of this thread
 };
 // Calls of `symbol` since Reset.
 int64_t Calls(const std::string& symbol);

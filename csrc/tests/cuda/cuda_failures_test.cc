@@ -103,7 +103,7 @@ TEST_CASE(
           dfx_test::FailAllocationsAfter fail(n);
           result = device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(),
                                       caller.get());
-          done = dfx_test::allocations_left > 0;
+          done = dfx_test::AllocationsLeft() > 0;
         }
         CHECK(caller.Synchronize() == 0);
         if (result.ok) {

@@ -12,7 +12,11 @@ State& S() {
 }
 
 thread_local std::vector<CUctx_st*> contexts;
-thread_local int InsideDriver::depth = 0;
+
+int& InsideDriver::Depth() {
+  thread_local int depth = 0;
+  return depth;
+}
 
 namespace {
 
