@@ -1,6 +1,6 @@
 """The proof that a function can run nano-batch by nano-batch, and what it says when it cannot.
 
-A frontend gives each value a state (``batch_states``); here the states of the outputs are held
+A frontend gives each value a state (``batch.states``); here the states of the outputs are held
 against how the outputs are to be merged, and the outcome becomes a :class:`Proof`.
 """
 

@@ -76,7 +76,7 @@ class NoRule(Exception):
     """The rules do not cover this operator, or this use of it."""
 
 
-class BrokenRule(DynaflowError):
+class BrokenRule(DynaflowError, RuntimeError):
     """A rule failed with an error of its own: a fault in dynaflow_xla, never a verdict."""
 
     def __init__(self, op: str, source: Source | None, error: Exception) -> None:

@@ -188,6 +188,20 @@ def registered_primitives() -> frozenset[str]:
     return frozenset(primitive.name for table in tables for primitive in table)
 
 
+def primitive(name: str) -> Any:
+    """The primitive of a name, of those that this JAX can lower.
+
+    Raises:
+        LookupError: this JAX has none of this name.
+    """
+    tables = [mlir._lowerings, *mlir._platform_specific_lowerings.values()]
+    for table in tables:
+        for found in table:
+            if found.name == name:
+                return found
+    raise LookupError(f"this JAX has no primitive {name!r}")
+
+
 def hide_frames(folder: str) -> None:
     """Keeps the files of a folder from being taken for the user's (no public name)."""
     source_info_util.register_exclusion(folder)

@@ -135,7 +135,7 @@ def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool
         elif (pair := (probes[0](example), probes[1](example)))[0] is not None:
             numbers[value.id] = pair
     ins = _inputs(question, shape_of, numbers)
-    walker = Walker(captured, shape_of, numbers)
+    walker = Walker(captured, shape_of, numbers, lenient=assume)
     states = walker.run(ins)
     verdicts, specs = _outputs(question, states, shape_of, assume=assume)
     in_specs: dict[int, nano.InSpec] = {}

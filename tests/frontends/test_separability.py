@@ -564,6 +564,19 @@ def test_closed_over_constant_of_the_batch_size() -> None:
     assert prove(lambda x: x * normal(x.shape[0], 1), (X,), (0,)).status == "mixed"
 
 
+def test_a_rule_that_fails_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dynaflow_xla.batch.states import BrokenRule
+    from dynaflow_xla.frontends.jax.batch_axis.walk import RULES
+
+    def broken(site: Any) -> Any:
+        raise KeyError("dims")
+
+    monkeypatch.setitem(RULES, "rev", broken)
+    for fn in (lambda x: x[:, ::-1], jax.checkpoint(lambda x: lax.rev(x, (1,)))):
+        with pytest.raises(BrokenRule, match=r"rule that says what rev .*KeyError.*please report"):
+            prove(fn, (X,), (0,))
+
+
 # -- the documented table of rules -------------------------------------------------------------------
 
 

@@ -17,12 +17,13 @@ from dynaflow_xla.batch.states import (
     Same,
     State,
     Unknown,
+    batch_axis,
     first_failure,
+    moved,
 )
 from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.frontends.jax import _compat, capture
 from dynaflow_xla.frontends.jax.batch_axis import equality
-from dynaflow_xla.frontends.jax.batch_axis.shapes import batch_axis, moved
 from dynaflow_xla.frontends.jax.batch_axis.walk import Body, Site, failed, rule
 
 # Each carry can fall a few steps only (known value, plain, scaled or partial, failed).

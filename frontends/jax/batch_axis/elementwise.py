@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from dynaflow_xla.batch.algebra import homogeneous, linear, nonlinear, product, quotient
-from dynaflow_xla.batch.states import Partial, Position, Refuse, Rows, Same, State, first_failure
+from dynaflow_xla.batch.algebra import chosen, homogeneous, linear, nonlinear, product, quotient
+from dynaflow_xla.batch.states import (
+    POSITION,
+    Position,
+    Refuse,
+    Rows,
+    Same,
+    State,
+    first_failure,
+)
 from dynaflow_xla.frontends.jax.batch_axis.walk import Site, rule
 
 NONLINEAR = """
@@ -85,7 +92,7 @@ def _convert(site: Site) -> State:
     before, after = site.eqns[0].invars[0], site.eqns[0].outvars[0]
     if isinstance(state, Position):
         if not counts_to(after.aval.dtype, site.sizes[0]):
-            raise Refuse("computes with the position of a row in the batch")
+            raise Refuse(POSITION)
         return state
     made = state if _keeps_sums(before.aval.dtype, after.aval.dtype) else nonlinear([state])
     fill = state.fill if isinstance(state, Same | Rows) else None
@@ -159,35 +166,11 @@ def _select(site: Site) -> State:
     if failure is not None:
         return failure
     if isinstance(which, Same | Rows) and which.fill is not None:
-        chosen = int(which.fill)
-        if site.shape(1 + chosen) == site.out_shape():
-            return cases[chosen]
+        number = int(which.fill)
+        if site.shape(1 + number) == site.out_shape():
+            return cases[number]
     failure = first_failure(cases)
     if failure is not None:
         return failure
     _aligned(site)
-    return select(which, cases)
-
-
-def select(which: State, cases: Sequence[State]) -> State:
-    """The state of a choice among cases, made for each element or for all."""
-    if isinstance(which, Same) and which.power == 0:
-        return linear(cases)
-    if any(isinstance(case, Partial) for case in cases):
-        return nonlinear([which, *cases])
-    chooser = nonlinear([which])
-    picked = homogeneous(cases)
-    return scaled(nonlinear([chooser, _flat(picked)]), _power(picked))
-
-
-def scaled(state: State, power: int) -> State:
-    """The state with another power of the batch size."""
-    return replace(state, power=power) if isinstance(state, Same | Rows) else state
-
-
-def _flat(state: State) -> State:
-    return replace(state, power=0) if isinstance(state, Same | Rows) else state
-
-
-def _power(state: State) -> int:
-    return state.power if isinstance(state, Same | Rows) else 0
+    return chosen(which, cases)

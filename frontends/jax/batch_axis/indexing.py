@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from dynaflow_xla.batch.algebra import homogeneous, linear, nonlinear
-from dynaflow_xla.batch.states import NoRule, Partial, Position, Refuse, Rows, Same, State
-from dynaflow_xla.frontends.jax.batch_axis.shapes import batch_axis, moved
+from dynaflow_xla.batch.algebra import linear, nonlinear
+from dynaflow_xla.batch.axes import BY_NUMBER
+from dynaflow_xla.batch.indexing import How, gathered, scattered
+from dynaflow_xla.batch.states import (
+    POSITION,
+    NoRule,
+    Position,
+    Refuse,
+    Rows,
+    Same,
+    State,
+    batch_axis,
+)
 from dynaflow_xla.frontends.jax.batch_axis.walk import Site, rule
-
-_BY_NUMBER = "takes rows of the batch by their number"
-
-
-def _check_index(state: State) -> None:
-    """Indices that scale with the batch, or are totals over it, address other elements."""
-    if not isinstance(state, Position):
-        nonlinear([state])
-
-
-def _addresses_own_row(indices: State, mapped: Sequence[int], axis: int) -> bool:
-    """Whether the index into dimension ``axis`` of the operand is the row's own number."""
-    return (
-        isinstance(indices, Position)
-        and indices.dim is not None
-        and axis in mapped
-        and indices.coordinates == {list(mapped).index(axis)}
-    )
 
 
 def _index_rows(indices: State, rank: int) -> Position | None:
@@ -37,7 +30,7 @@ def _index_rows(indices: State, rank: int) -> Position | None:
     if not isinstance(indices, Position):
         return None
     if indices.axis == rank - 1 or indices.dim not in (None, rank - 1):
-        raise Refuse("computes with the position of a row in the batch")
+        raise Refuse(POSITION)
     return indices
 
 
@@ -63,72 +56,67 @@ def _numbers(dims: Any) -> list[int]:
     return [int(d) for d in dims]
 
 
+@dataclass(frozen=True)
+class _Dimensions:
+    """What the dimension numbers of a gather or scatter say of the operand and of the indices.
+
+    Attributes:
+        kept: Dimension of the operand that is taken whole in every trace -> of the result or updates.
+        paired: Dimension of the operand -> of the indices it runs along with.
+        places: Dimension of the indices -> of the result or updates.
+    """
+
+    kept: dict[int, int]
+    paired: dict[int, int]
+    places: dict[int, int]
+
+
+def _own(indices: State, mapped: Sequence[int]) -> int | None:
+    """The dimension of the operand that row numbers among the coordinates address."""
+    if not isinstance(indices, Position) or len(indices.coordinates) != 1:
+        return None
+    (coordinate,) = indices.coordinates
+    return mapped[coordinate]
+
+
+def _dimensions(
+    site: Site, rank: int, offset: Sequence[int], gone: Sequence[int], mapped: Sequence[int],
+    paired: dict[int, int], whole: Callable[[int, int], bool],
+) -> _Dimensions:  # fmt: skip
+    left = [d for d in range(len(site.shape(0))) if d not in gone]
+    kept = dict(zip(left, offset, strict=True))
+    placed = [d for d in range(rank) if d not in offset]
+    return _Dimensions(
+        kept={d: at for d, at in kept.items() if d not in mapped and whole(d, at)},
+        paired=paired,
+        places=dict(enumerate(placed)),
+    )
+
+
 @rule("gather")
 def _gather(site: Site) -> State:
     site.same_params("slice_sizes")
     operand, indices = site.ins[0], _with_coordinates(site.ins[1], site.shape(1))
-    _check_index(indices)
     numbers = site.params["dimension_numbers"]
     sizes = [e.params["slice_sizes"] for e in site.eqns]
-    a, c = batch_axis(operand), batch_axis(indices)
-    _same_but(sizes, a)
-    if isinstance(operand, Position):
-        raise Refuse("computes with the position of a row in the batch")
-    offset = _numbers(numbers.offset_dims)
-    placed = [d for d in range(len(site.out_shape())) if d not in offset]
+    _same_but(sizes, batch_axis(operand))
     if not isinstance(operand, Same) or operand.power:
         _check_fill(site, operand)
-    if c is None:
-        if not isinstance(operand, Rows):
-            return operand if isinstance(operand, Partial) else _without_fill(operand)
-        assert a is not None
-        if a in _numbers(numbers.start_index_map) or not _full(site, 0, a, sizes):
-            raise Refuse(_BY_NUMBER)
-        gone = {*_numbers(numbers.collapsed_slice_dims), *_numbers(numbers.operand_batching_dims)}
-        if a in gone:
-            raise Refuse(_BY_NUMBER)
-        kept = [d for d in range(len(site.shape(0))) if d not in gone]
-        return moved(_without_fill(operand), offset[kept.index(a)])
-    if c == len(site.shape(1)) - 1:
-        raise Refuse("takes the rows of the batch as the coordinates of one element")
-    if isinstance(operand, Partial):
-        raise Refuse(
-            "takes elements of a total over the batch, before it is complete", operand.origin
-        )
-    if isinstance(operand, Same):
-        if isinstance(indices, Position):
-            raise Refuse("looks up values by the position of a row in the batch")
-        assert isinstance(indices, Rows)
-        return Rows(placed[c], indices.outer, indices.inner, operand.power)
-    assert isinstance(operand, Rows) and a is not None
-    if any(int(s[a]) != 1 for s in sizes):
-        raise Refuse("combines every row of the batch with every other row")
     batching = _numbers(numbers.operand_batching_dims)
-    if a in batching:
-        if _numbers(numbers.start_indices_batching_dims)[batching.index(a)] != c:
-            raise Refuse("combines every row of the batch with every other row")
-        if isinstance(indices, Position):
-            raise Refuse("looks up values by the position of a row in the batch")
-        return moved(linear([Rows(0, operand.outer, operand.inner, operand.power),
-                             _matching(indices, operand.power)]), placed[c])  # fmt: skip
-    if not _addresses_own_row(indices, _numbers(numbers.start_index_map), a):
-        raise Refuse(_BY_NUMBER)
-    if (operand.outer, operand.inner) != (1, 1):
-        raise Refuse(_BY_NUMBER)
-    return Rows(placed[c], 1, 1, operand.power)
-
-
-def _matching(indices: State, power: int) -> State:
-    """The layout of index rows, to be held against that of what they index."""
-    assert isinstance(indices, Rows)
-    return Rows(0, indices.outer, indices.inner, power, None if indices.fill is None else 0)
-
-
-def _without_fill(state: State) -> State:
-    """What is filled in for elements out of bounds is not the known value."""
-    if isinstance(state, Rows):
-        return Rows(state.axis, state.outer, state.inner, state.power)
-    return Same(state.power) if isinstance(state, Same) else state
+    mapped = _numbers(numbers.start_index_map)
+    dims = _dimensions(
+        site, len(site.out_shape()), _numbers(numbers.offset_dims),
+        [*_numbers(numbers.collapsed_slice_dims), *batching], mapped,
+        dict(zip(batching, _numbers(numbers.start_indices_batching_dims), strict=True)),
+        lambda d, at: _full(site, 0, d, sizes),
+    )  # fmt: skip
+    a = batch_axis(operand)
+    if batch_axis(indices) is not None and a is not None and any(int(s[a]) != 1 for s in sizes):
+        raise Refuse("combines every row of the batch with every other row")
+    return gathered(
+        operand, indices, kept=dims.kept, paired=dims.paired, own=_own(indices, mapped),
+        places=dims.places, fills=True,
+    )  # fmt: skip
 
 
 def _check_fill(site: Site, operand: State) -> None:
@@ -143,76 +131,36 @@ def _check_fill(site: Site, operand: State) -> None:
         raise Refuse("fills in a constant beside values that scale with the batch size")
 
 
-@rule("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
+_HOW: dict[str, How] = {
+    "scatter": "set", "scatter-add": "add", "scatter-sub": "add", "scatter-mul": "multiply",
+    "scatter-min": "extreme", "scatter-max": "extreme",
+}  # fmt: skip
+
+
+@rule(*_HOW)
 def _scatter(site: Site) -> State:
     site.same_params()
     operand, updates = site.ins[0], site.ins[2]
     indices = _with_coordinates(site.ins[1], site.shape(1))
-    _check_index(indices)
-    adds = site.name[8:] in ("add", "sub")
     if site.name == "scatter" and site.params.get("update_jaxpr") is not None:
         raise NoRule("is a scatter with a function of the user's")
-    if isinstance(operand, Position) or isinstance(updates, Position):
-        raise Refuse("computes with the position of a row in the batch")
-    a, c, u = batch_axis(operand), batch_axis(indices), batch_axis(updates)
-    if a is None and u is None and c is None:
-        if adds:
-            return linear([operand, updates])
-        return homogeneous([operand, updates]) if "mul" not in site.name else nonlinear(site.ins)
     numbers = site.params["dimension_numbers"]
-    window = _numbers(numbers.update_window_dims)
-    inserted = _numbers(numbers.inserted_window_dims)
     batching = _numbers(numbers.operand_batching_dims)
     mapped = _numbers(numbers.scatter_dims_to_operand_dims)
-    scatter_dims = [d for d in range(len(site.shape(2))) if d not in window]
-    if c == len(site.shape(1)) - 1:
-        raise Refuse("takes the rows of the batch as the coordinates of one element")
-    if a is None:
-        # Rows go to places of something shared: a sum over the batch if they are added to zeros.
-        if c is None or u is None or u != scatter_dims[c] or isinstance(indices, Position):
+    dims = _dimensions(
+        site, len(site.shape(2)), _numbers(numbers.update_window_dims),
+        [*_numbers(numbers.inserted_window_dims), *batching], mapped,
+        dict(zip(batching, _numbers(numbers.scatter_indices_batching_dims), strict=True)),
+        lambda d, at: all(site.shape(2, t)[at] == site.shape(0, t)[d] for t in site.traces()),
+    )  # fmt: skip
+    a = batch_axis(operand)
+    if batch_axis(indices) is not None and a is not None and a not in dims.paired:
+        if a not in _numbers(numbers.inserted_window_dims):
             raise Refuse("writes rows of the batch by their number")
-        if not adds:
-            raise Refuse("writes all rows of the batch into one array")
-        rows = linear([Rows(0, x.outer, x.inner, fill=0 if x.fill is not None else None)
-                       for x in (indices, updates) if isinstance(x, Rows)])  # fmt: skip
-        assert isinstance(rows, Rows) and isinstance(updates, Rows)
-        return linear([operand, Partial(updates.power, site.origin)])
-    if u is None or isinstance(operand, Partial) or isinstance(updates, Partial):
-        raise Refuse("writes to all rows of the batch something that is no row")
-    assert isinstance(operand, Rows) and isinstance(updates, Rows)
-    if c is None:
-        kept = [d for d in range(len(site.shape(0))) if d not in inserted and d not in batching]
-        if a not in kept or a in mapped or window[kept.index(a)] != u:
-            raise Refuse("writes rows of the batch by their number")
-        sizes = [site.shape(2, t)[u] == site.shape(0, t)[a] for t in site.traces()]
-        if not all(sizes):
-            raise Refuse("writes rows of the batch by their number")
-        layout: list[State] = []
-    else:
-        if scatter_dims[c] != u:
-            raise Refuse("combines every row of the batch with every other row")
-        if a in batching:
-            if _numbers(numbers.scatter_indices_batching_dims)[batching.index(a)] != c:
-                raise Refuse("combines every row of the batch with every other row")
-            if isinstance(indices, Position):
-                raise Refuse("looks up values by the position of a row in the batch")
-            layout = [moved(_matching(indices, 0), a)]
-        else:
-            own = a in inserted and _addresses_own_row(indices, mapped, a)
-            if not own or (operand.outer, operand.inner) != (1, 1):
-                raise Refuse("writes rows of the batch by their number")
-            layout = [Rows(a)]
-    values = [operand, moved(updates, a)]
-    made = nonlinear(values) if "mul" in site.name else linear(values)
-    if layout:
-        nonlinear([*layout, *(_layout(v) for v in values)])
-    assert isinstance(made, Rows)
-    return made
-
-
-def _layout(state: State) -> State:
-    assert isinstance(state, Rows)
-    return Rows(state.axis, state.outer, state.inner, 0, None if state.fill is None else 0)
+    return scattered(
+        operand, indices, updates, how=_HOW[site.name], kept=dims.kept, paired=dims.paired,
+        own=_own(indices, mapped), places=dims.places, origin=site.origin,
+    )  # fmt: skip
 
 
 @rule("dynamic_slice")
@@ -226,9 +174,9 @@ def _dynamic_slice(site: Site) -> State:
         nonlinear([start])
     # A window as long as its dimension is moved to its beginning, whatever the start.
     if axis is not None and not _full(site, 0, axis, sizes):
-        raise Refuse(_BY_NUMBER)
+        raise Refuse(BY_NUMBER)
     if isinstance(operand, Position):
-        raise Refuse("computes with the position of a row in the batch")
+        raise Refuse(POSITION)
     return operand
 
 

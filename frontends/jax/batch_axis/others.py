@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dynaflow_xla.batch.algebra import linear, nonlinear
-from dynaflow_xla.batch.states import NoRule, Refuse, Rows, Same, State
-from dynaflow_xla.frontends.jax.batch_axis.shapes import batch_axis
+from dynaflow_xla.batch.states import POSITION, NoRule, Refuse, Rows, Same, State, batch_axis
 from dynaflow_xla.frontends.jax.batch_axis.walk import Site, rule
 
 _DRAW = (
@@ -80,7 +79,7 @@ def _regroup(site: Site) -> State:
     if site.name == "reduce_scatter":
         raise Refuse("gives different rows of the batch to different devices")
     if not isinstance(state, Rows):
-        raise Refuse("computes with the position of a row in the batch")
+        raise Refuse(POSITION)
     return replace(state, outer=state.outer * int(params["axis_size"]), fill=None)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from dynaflow_xla.batch.algebra import common_power, homogeneous, linear, nonlinear, product
-from dynaflow_xla.batch.axes import summed_rows
-from dynaflow_xla.batch.states import NoRule, Partial, Refuse, Rows, Same, State
-from dynaflow_xla.frontends.jax.batch_axis.shapes import batch_axis, drop_axes, moved
+from dynaflow_xla.batch.axes import contraction, summed, without
+from dynaflow_xla.batch.states import NoRule, Refuse, Same, State, batch_axis, scaled
 from dynaflow_xla.frontends.jax.batch_axis.walk import Site, rule
 
 
@@ -16,23 +16,22 @@ def _reduce_sum(site: Site) -> State:
     site.same_params()
     (state,) = site.ins
     axes = [int(a) for a in site.params["axes"]]
-    if isinstance(state, Rows) and state.axis in axes:
-        return summed_rows(state, site.origin)
-    return drop_axes(linear([state]), axes)
+    made = summed(state, axes, site.origin)
+    return without(made, axes) if batch_axis(state) not in axes else made
 
 
 @rule("reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor", "reduce",
       "argmax", "argmin")  # fmt: skip
 def _reduce(site: Site) -> State:
-    site.same_params()
+    site.same_params("computation")  # which its jaxpr says, too
     axes = [int(a) for a in site.params.get("axes", site.params.get("dimensions", ()))]
     if any(batch_axis(s) in axes for s in site.ins):
         raise Refuse("reduces over the batch, and not by a sum")
     if site.name in ("reduce_max", "reduce_min"):
-        return drop_axes(homogeneous(site.ins), axes)
+        return without(homogeneous(site.ins), axes)
     if site.name in ("argmax", "argmin"):
-        return drop_axes(homogeneous(site.ins, 0), axes)
-    return drop_axes(nonlinear(site.ins), axes)
+        return without(homogeneous(site.ins, 0), axes)
+    return without(nonlinear(site.ins), axes)
 
 
 @rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
@@ -75,14 +74,8 @@ def _window(site: Site) -> State:
     if site.name == "select_and_scatter_add":  # (values to place, operand that chooses the places)
         values, chooser = site.ins
         homogeneous([chooser])
-        return product(values, nonlinear([_flat(chooser)]))
+        return product(values, nonlinear([scaled(chooser, 0)]))
     return nonlinear(site.ins)
-
-
-def _flat(state: State) -> State:
-    if isinstance(state, Rows):
-        return Rows(state.axis, state.outer, state.inner)
-    return Same() if isinstance(state, Same) else state
 
 
 @rule("sort")
@@ -90,7 +83,7 @@ def _sort(site: Site) -> list[State]:
     site.same_params()
     if any(batch_axis(s) == int(site.params["dimension"]) for s in site.ins):
         raise Refuse("sorts along the batch")
-    flat = nonlinear([_flat(s) for s in site.ins])
+    flat = nonlinear([scaled(s, 0) for s in site.ins])
     return [product(flat, Same(common_power([s]))) for s in site.ins]
 
 
@@ -118,87 +111,44 @@ def _fft(site: Site) -> State:
 # -- contractions ------------------------------------------------------------------------------------
 
 
-def _contract(
-    site: Site, places: Sequence[tuple[str, int]], out_axis: Sequence[dict[tuple[str, int], int]]
-) -> State:
-    """The state of a bilinear operator.
-
-    Args:
-        site: The operator, with two operands.
-        places: For each operand that has rows: what the operator does with that axis ("batch", "contract",
-            "free") and which pairing or axis it is.
-        out_axis: For each operand: (place -> axis of the result).
-    """
-    left, right = site.ins
-    if not (isinstance(left, Rows) and isinstance(right, Rows)):
-        for state in site.ins:
-            if isinstance(state, Rows):
-                other = right if state is left else left
-                (place,) = places
-                if place[0] != "free":
-                    raise Refuse("pairs rows of the batch with elements that are no rows")
-                made = product(state, other) if state is left else product(other, state)
-                return moved(made, out_axis[0 if state is left else 1][place])
-        return product(left, right)
-    first, second = places
-    if first[0] == "free" or second[0] == "free" or first != second:
-        raise Refuse("combines every row of the batch with every other row")
-    paired = product(
-        Rows(0, left.outer, left.inner, left.power, left.fill),
-        Rows(0, right.outer, right.inner, right.power, right.fill),
-    )
-    if first[0] == "contract":
-        return Partial(paired.power if isinstance(paired, Rows) else 0, site.origin)
-    return moved(paired, out_axis[0][first])
-
-
 @rule("dot_general")
 def _dot_general(site: Site) -> State:
     site.same_params()
     contract, batch = site.params["dimension_numbers"]
-    places: list[tuple[str, int]] = []
-    out_axis: list[dict[tuple[str, int], int]] = [{}, {}]
-    ranks = [len(site.shape(0)), len(site.shape(1))]
+    places: list[list[Any]] = []
     offset = len(batch[0])
     for side in (0, 1):
         contracted, batched = [list(map(int, d[side])) for d in (contract, batch)]
-        free = [d for d in range(ranks[side]) if d not in contracted and d not in batched]
-        out_axis[side] = {("batch", n): n for n in range(len(batched))}
-        out_axis[side] |= {("free", d): offset + n for n, d in enumerate(free)}
-        offset += len(free)
-        axis = batch_axis(site.ins[side])
-        if axis is not None:
-            kind = "contract" if axis in contracted else "batch" if axis in batched else "free"
-            dims = {"contract": contracted, "batch": batched}.get(kind)
-            places.append((kind, dims.index(axis) if dims is not None else axis))
-    return _contract(site, places, out_axis)
+        where: list[Any] = []
+        for d in range(len(site.shape(side))):
+            if d in contracted:
+                where.append(f"sum {contracted.index(d)}")
+            elif d in batched:
+                where.append(batched.index(d))
+            else:
+                where.append(offset)
+                offset += 1
+        places.append(where)
+    return contraction(site.ins[0], site.ins[1], (places[0], places[1]), site.origin)
 
 
 @rule("conv_general_dilated")
 def _conv(site: Site) -> State:
     site.same_params("lhs_shape", "rhs_shape")
     numbers = site.params["dimension_numbers"]
-    lhs_spec, rhs_spec, out_spec = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
-    grouped = site.params["feature_group_count"] != 1 or site.params["batch_group_count"] != 1
-    # Specifications begin with (batch, features) and (out features, in features).
-    names = [
-        {lhs_spec[0]: ("free", 0), lhs_spec[1]: ("contract", 0)},
-        {rhs_spec[0]: ("free", 0), rhs_spec[1]: ("contract", 0)},
-    ]
-    places = []
-    for side in (0, 1):
+    groups = site.params["feature_group_count"], site.params["batch_group_count"]
+    specs = numbers.lhs_spec, numbers.rhs_spec
+    places: list[list[Any]] = []
+    for side, spec in enumerate(specs):
+        # Specifications begin with (batch, features) and (out features, in features).
+        where: list[Any] = [None] * len(spec)
+        where[spec[0]], where[spec[1]] = numbers.out_spec[side], "features"
+        places.append(where)
         axis = batch_axis(site.ins[side])
-        if axis is None:
-            continue
-        if axis not in names[side]:
-            raise Refuse("slides a window along the batch")
-        place = names[side][axis]
-        if grouped and not (
-            side == 0 and axis == lhs_spec[0] and site.params["batch_group_count"] == 1
-        ):
+        plain = groups == (1, 1) or (side == 0 and groups[1] == 1 and axis == spec[0])
+        if axis in spec[:2] and not plain:
             raise NoRule("is a grouped convolution with the batch among the grouped dimensions")
-        places.append(place)
-    return _contract(site, places, [{("free", 0): out_spec[0]}, {("free", 0): out_spec[1]}])
+    return contraction(site.ins[0], site.ins[1], (places[0], places[1]), site.origin)
 
 
 @rule("ragged_dot_general")

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from dynaflow_xla.batch.algebra import linear, nonlinear
-from dynaflow_xla.batch.axes import reshaped
-from dynaflow_xla.batch.states import NoRule, Partial, Position, Refuse, Rows, Same, State
+from dynaflow_xla.batch.axes import concatenated, reshaped, runs
+from dynaflow_xla.batch.states import (
+    POSITION,
+    NoRule,
+    Partial,
+    Position,
+    Refuse,
+    Rows,
+    Same,
+    State,
+    batch_axis,
+    moved,
+)
 from dynaflow_xla.frontends.jax.batch_axis.elementwise import counts_to
 from dynaflow_xla.frontends.jax.batch_axis.walk import Site, rule
-
-
-def moved(state: State, axis: int) -> State:
-    """The state with its rows along another axis."""
-    if isinstance(state, Rows):
-        return replace(state, axis=axis)
-    if isinstance(state, Position) and state.dim is None:
-        return replace(state, axis=axis)
-    if isinstance(state, Position):
-        raise Refuse("computes with the position of a row in the batch")
-    return state
-
-
-def batch_axis(state: State) -> int | None:
-    """The axis along which a state has rows."""
-    return state.axis if isinstance(state, Rows | Position) else None
 
 
 def varying_axis(site: Site) -> tuple[int, int]:
@@ -76,7 +69,7 @@ def _reshape(site: Site) -> State:
         return state
     if isinstance(state, Position):
         if state.dim is not None:
-            raise Refuse("computes with the position of a row in the batch")
+            raise Refuse(POSITION)
         rows: State = Rows(state.axis)
     else:
         rows = state
@@ -88,7 +81,7 @@ def _reshape(site: Site) -> State:
     made = found.pop()
     if isinstance(state, Position):
         if made.outer != 1 or made.inner != 1:
-            raise Refuse("computes with the position of a row in the batch")
+            raise Refuse(POSITION)
         return Position(made.axis)
     return made
 
@@ -108,20 +101,6 @@ def _rev(site: Site) -> State:
     if batch_axis(state) in site.params["dimensions"]:
         raise Refuse("reverses the order of the batch")
     return moved(state, state.axis) if isinstance(state, Position) else state
-
-
-def _range_of_runs(state: Rows, bounds: Sequence[tuple[int, int]], sizes: Sequence[int]) -> Rows:
-    """A slice along the batch axis that takes whole runs of the batch (``x[:B]`` of ``[2 * B]``)."""
-    found = set()
-    for (start, stop), size in zip(bounds, sizes, strict=True):
-        run = size * state.inner
-        if start % run or stop % run or stop <= start:
-            raise Refuse("takes some rows of the batch by their number")
-        found.add((start // run, stop // run))
-    if len(found) != 1:
-        raise Refuse("takes some rows of the batch by their number")
-    first, last = found.pop()
-    return replace(state, outer=last - first)
 
 
 @rule("slice")
@@ -150,10 +129,10 @@ def _slice(site: Site) -> State:
     if isinstance(state, Position):
         whole = all(b == (0, n) for b, n in zip(bounds, site.sizes, strict=True))
         if not whole or state.dim is not None:
-            raise Refuse("computes with the position of a row in the batch")
+            raise Refuse(POSITION)
         return state
     assert isinstance(state, Rows)
-    return _range_of_runs(state, bounds, site.sizes)
+    return runs(state, bounds, site.sizes)
 
 
 @rule("split")
@@ -168,11 +147,11 @@ def _split(site: Site) -> list[State]:
             raise Refuse("splits into parts whose sizes depend on the batch size")
         return [moved(state, a) if (a := batch_axis(state)) is not None else state] * count
     if not isinstance(state, Rows):
-        raise Refuse("computes with the position of a row in the batch")
+        raise Refuse(POSITION)
     parts: list[State] = []
     for n in range(count):
         bounds = [(sum(s[:n]), sum(s[: n + 1])) for s in sizes]
-        parts.append(_range_of_runs(state, bounds, site.sizes))
+        parts.append(runs(state, bounds, site.sizes))
     return parts
 
 
@@ -190,17 +169,9 @@ def _pad(site: Site) -> State:
 def _concatenate(site: Site) -> State:
     site.same_params()
     dim = int(site.params["dimension"])
-    axes = {batch_axis(s) for s in site.ins}
     if any(isinstance(s, Position) for s in site.ins):
         return _index_columns(site, dim)
-    if axes == {dim}:
-        rows = [s for s in site.ins if isinstance(s, Rows)]
-        if len({(s.inner, s.power) for s in rows}) != 1:
-            raise Refuse("joins groups of rows of different size along the batch")
-        return Rows(dim, sum(s.outer for s in rows), rows[0].inner, rows[0].power)
-    if dim in axes:
-        raise Refuse("appends to the batch something that does not have its rows")
-    return linear(site.ins)
+    return concatenated(site.ins, dim)
 
 
 def _index_columns(site: Site, dim: int) -> State:
@@ -212,11 +183,11 @@ def _index_columns(site: Site, dim: int) -> State:
         width = site.shape(number)[dim]
         if isinstance(state, Position):
             if state.axis != axis or state.axis == dim or state.dim not in (None, dim):
-                raise Refuse("computes with the position of a row in the batch")
+                raise Refuse(POSITION)
             own = range(width) if state.dim is None else sorted(state.coordinates)
             coordinates.update(offset + c for c in own)
         elif not isinstance(nonlinear([state]), Rows):
-            raise Refuse("computes with the position of a row in the batch")
+            raise Refuse(POSITION)
         elif state != Rows(axis, fill=getattr(state, "fill", None)):
             raise Refuse("combines the position of a row with rows laid out in another order")
         offset += width
@@ -272,9 +243,3 @@ def _bitcast(site: Site) -> State:
         if state.axis >= rank:
             raise Refuse("regroups the bits of different rows")
     return state
-
-
-def drop_axes(state: State, axes: Sequence[Any]) -> State:
-    """The state after dimensions other than the batch's are gone."""
-    axis = batch_axis(state)
-    return state if axis is None else moved(state, axis - sum(int(a) < axis for a in axes))

@@ -15,6 +15,7 @@ from jax.extend import core as jcore
 
 from dynaflow_xla.batch.states import (
     SAME,
+    BrokenRule,
     Finding,
     Mixed,
     NoRule,
@@ -187,6 +188,10 @@ class Walker:
                 states = self._apply(site)
             except (Refuse, NoRule) as error:
                 states = site.each(failed(site, error))
+            except BrokenRule:
+                raise  # of an inner program's operator
+            except Exception as error:
+                raise BrokenRule(site.name, source, error) from error
             env.update(zip(eqn.outvars, states, strict=True))
             for peer, known in zip(peers, names, strict=True):
                 known.update(zip(peer.outvars, eqn.outvars, strict=True))

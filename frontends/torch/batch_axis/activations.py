@@ -25,7 +25,8 @@ def gradient(site: Site, grad: Any, others: Sequence[Any]) -> State:
 def _activation_backward(site: Site) -> list[State]:
     grad, *others = site.tensors()
     if site.op.kind == "log_sigmoid_backward":
-        others = others[:1]  # the buffer is empty on some devices
+        # The buffer is empty on some devices, and not looked at.
+        others = [other for other in others if site.shape(other) != (0,)]
     return site.each(gradient(site, grad, others))
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dynaflow_xla.batch.algebra import linear, nonlinear, product
+from dynaflow_xla.batch.algebra import gradient, homogeneous, linear, nonlinear, product
+from dynaflow_xla.batch.axes import contraction, parameter_gradient
 from dynaflow_xla.batch.states import (
     NoRule,
-    Partial,
     Position,
     Refuse,
     Rows,
@@ -16,45 +16,11 @@ from dynaflow_xla.batch.states import (
     State,
     is_plain_same,
 )
-from dynaflow_xla.frontends.torch.batch_axis.reductions import parameter_gradient
-from dynaflow_xla.frontends.torch.batch_axis.walk import Site, at_axis, rule, varying
-
-
-def _contract(
-    site: Site, left: State, right: State, dims: tuple[Sequence[Any], Sequence[Any]]
-) -> State:
-    """A product summed over some dimensions.
-
-    ``dims``: for each dimension of the left and of the right operand where it is in the result, or
-    the letter of the sum it is in.
-    """
-    moved: list[State] = []
-    summed: list[Rows] = []
-    for state, places in zip((left, right), dims, strict=True):
-        if isinstance(state, Position):
-            raise Refuse("computes with the position of a row in the batch")
-        if isinstance(state, Rows):
-            place = places[state.axis]
-            if isinstance(place, str):
-                summed.append(state)
-                moved.append(Same(state.power))
-            else:
-                moved.append(at_axis(state, place))
-        else:
-            moved.append(state)
-    if not summed:
-        return product(*moved)
-    if any(isinstance(s, Rows | Partial) for s in moved) or len(summed) == 1:
-        raise Refuse("multiplies rows of the batch with other rows of it")
-    a, b = summed
-    if (a.outer, a.inner) != (b.outer, b.inner):
-        raise Refuse("combines rows of the batch that are laid out in different orders")
-    return Partial(a.power + b.power, site.origin)
+from dynaflow_xla.frontends.torch.batch_axis.walk import Site, rule, shifted, varying
 
 
 def _matrix_product(site: Site, left: Any, right: Any) -> State:
     """[n, k] x [k, m], or [b, n, k] x [b, k, m], or [n, k] x [k]."""
-    a, b = site.state(left), site.state(right)
     ranks = len(site.shape(left)), len(site.shape(right))
     dims: dict[tuple[int, int], tuple[Sequence[Any], Sequence[Any]]] = {
         (2, 2): ((0, "k"), ("k", 1)),
@@ -63,8 +29,8 @@ def _matrix_product(site: Site, left: Any, right: Any) -> State:
         (1, 1): (("k",), ("k",)),
     }
     if ranks not in dims:
-        raise NoRule
-    return _contract(site, a, b, dims[ranks])
+        raise NoRule(f"is a product of tensors of {ranks[0]} and {ranks[1]} dimensions")
+    return contraction(site.state(left), site.state(right), dims[ranks], site.origin)
 
 
 @rule("mm", "bmm", "mv", "dot", "vdot", "matmul", "_int_mm")
@@ -81,41 +47,46 @@ def _addmm(site: Site) -> State:
     return nonlinear([made]) if site.op.kind == "_addmm_activation" else made
 
 
-@rule("linear", "_mkl_linear", "mkldnn_linear")
+@rule("linear")
 def _linear_layer(site: Site) -> State:
-    state = site.state(site.tensors()[0])
-    rank = len(site.shape(site.tensors()[0]))
-    if isinstance(state, Rows) and state.axis == rank - 1:
-        raise NoRule
-    if any(isinstance(site.state(t), Rows) for t in site.tensors()[1:]):
-        raise NoRule
-    made = product(state, site.state(site.tensors()[1]))
-    return linear([made, *map(site.state, site.tensors()[2:])])
+    given, weight, *bias = site.tensors()
+    rank = len(site.shape(given))
+    last = rank - 1
+    made = contraction(
+        site.state(given), site.state(weight),
+        ((*range(last), "k"), (last, "k")[-len(site.shape(weight)) :]), site.origin,
+    )  # fmt: skip
+    return linear([made, *(site.aligned(b) for b in bias)])
 
 
 @rule("convolution", "_convolution", "conv1d", "conv2d", "conv3d", "cudnn_convolution",
       "mkldnn_convolution")  # fmt: skip
 def _convolution(site: Site) -> State:
-    state, weight = site.states("input", "weight")
+    given = site.args["input"] if "input" in site.args else site.args["self"]
+    state, weight = site.state(given), site.state(site.args["weight"])
     bias = site.state(site.args.get("bias"))
-    if isinstance(weight, Rows) or isinstance(bias, Rows):
-        raise NoRule
-    if isinstance(state, Rows) and state.axis != 0:
-        raise Refuse("slides over the batch, or sums over it as over channels")
+    if any(isinstance(s, Rows | Position) for s in (weight, bias)):
+        raise NoRule("has a kernel of its own for each row of the batch")
+    if len(site.shape(given)) != len(site.shape(site.args["weight"])):
+        raise NoRule("is a convolution of a single sample")
+    _is_first(state)
     return linear([product(state, weight), bias])
+
+
+def _is_first(state: State) -> None:
+    if isinstance(state, Rows | Position) and state.axis != 0:
+        raise Refuse("slides over the batch, or sums over it as over channels")
 
 
 @rule("convolution_backward")
 def _convolution_backward(site: Site) -> list[State]:
     grad, state, weight = site.states("grad_output", "input", "weight")
-    for one in (grad, state):
-        if isinstance(one, Rows) and one.axis != 0:
-            raise Refuse("slides over the batch, or sums over it as over channels")
-    if isinstance(weight, Rows):
-        raise NoRule
-    both = product(grad, state)
-    of_input = product(grad, weight)
-    return [of_input, parameter_gradient(site, both), parameter_gradient(site, grad)]
+    _is_first(grad)
+    _is_first(state)
+    if isinstance(weight, Rows | Position):
+        raise NoRule("has a kernel of its own for each row of the batch")
+    of_weight = parameter_gradient(product(grad, state), site.origin)
+    return [product(grad, weight), of_weight, parameter_gradient(grad, site.origin)]
 
 
 def _in_batches(site: Site, axes: set[int] | None, tensors: Sequence[Any], free: int = 0) -> State:
@@ -159,10 +130,7 @@ def _mask(site: Site, rank: int) -> State:
     """A mask is broadcast over [B, H, T, S]."""
     name = "attn_mask" if "attn_mask" in site.args else "attn_bias"
     mask = site.args.get(name)
-    state = site.state(mask)
-    if isinstance(state, Rows | Position):
-        return at_axis(state, state.axis + rank - len(site.shape(mask)))
-    return state
+    return shifted(site.state(mask), rank - len(site.shape(mask)))
 
 
 @rule(*_ATTENTION)
@@ -179,19 +147,32 @@ def _attention(site: Site) -> list[State]:
 def _fused_layer(site: Site) -> list[State]:
     """[B, T, D] in and out, weights that are no rows."""
     rows = [site.args[n] for n in ("src", "query", "key", "value", "mask") if site.args.get(n)]
-    if any(isinstance(site.state(t), Rows) for t in site.tensors() if t not in rows):
-        raise NoRule
+    _check_shared(site, [t for t in site.tensors() if t not in rows])
     return _by_shape(site, _in_batches(site, {0}, rows))
 
 
-@rule(*(f"{name}_backward" for name in _ATTENTION))
+def _check_shared(site: Site, parameters: Sequence[Any]) -> None:
+    """Parameters are the same in every nano-batch."""
+    if not all(is_plain_same(site.state(p)) for p in parameters):
+        raise NoRule("has parameters that depend on the batch")
+
+
+@rule(*(f"{name}_backward" for name in _ATTENTION[:-1]))
 def _attention_backward(site: Site) -> list[State]:
-    grad = site.state(site.args["grad_out"])
-    named = [site.args[name] for name in ("query", "key", "value", "out") if name in site.args]
+    grad = site.state(site.args.get("grad_out", site.args.get("grad_out_")))
+    named = [
+        site.args[name]
+        for name in ("query", "key", "value", "out", "logsumexp")
+        if name in site.args
+    ]
     rest = _in_batches(site, {0, 1}, named)
     if isinstance(grad, Rows) and grad.axis > 1:
         raise Refuse("attends from one row of the batch to others")
-    return _by_shape(site, product(grad, nonlinear([rest, _mask(site, len(site.shape(named[0])))])))
+    return _by_shape(site, gradient(grad, [rest, _mask(site, len(site.shape(named[0])))]))
+
+
+# Of operands that are no matrices, how many of their last dimensions belong together.
+_CORE = {"linalg_householder_product": (2, 1), "ormqr": (2, 1, 2)}
 
 
 @rule("_linalg_eigh", "_linalg_svd", "linalg_qr", "linalg_cholesky_ex", "cholesky", "linalg_inv_ex",
@@ -202,9 +183,13 @@ def _attention_backward(site: Site) -> list[State]:
       "ormqr")  # fmt: skip
 def _matrices(site: Site) -> list[State]:
     tensors = site.tensors()
-    if len({len(site.shape(t)) for t in tensors if not is_plain_same(site.state(t))}) > 1:
-        raise NoRule  # of different rank: the batch would have to be lined up
-    return _by_shape(site, _in_batches(site, None, tensors, 2))
+    core = _CORE.get(site.op.kind, (2,) * len(tensors))
+    leading = [len(site.shape(t)) - n for t, n in zip(tensors, core, strict=True)]
+    batched = {n for n, t in zip(leading, tensors, strict=True) if not is_plain_same(site.state(t))}
+    if len(batched) > 1:
+        raise NoRule("has operands of different rank: the batch would have to be lined up")
+    states = [_in_batches(site, None, [t], n) for t, n in zip(tensors, core, strict=True)]
+    return _by_shape(site, nonlinear(states))
 
 
 @rule("_fft_c2c", "_fft_r2c", "_fft_c2r")
@@ -215,11 +200,10 @@ def _fft(site: Site) -> State:
     return linear([state])
 
 
-@rule("rnn_layer", "dynaflow_xla.rnn_layer")
+@rule("dynaflow_xla.rnn_layer")
 def _rnn(site: Site) -> list[State]:
     state = _in_batches(site, {1}, [site.args["input"], *site.args["hx"]])
-    if any(isinstance(site.state(p), Rows | Partial) for p in site.args["params"]):
-        raise NoRule
+    _check_shared(site, site.args["params"])
     return _by_shape(site, state)
 
 
@@ -228,8 +212,7 @@ def _rnn(site: Site) -> list[State]:
 def _cell(site: Site) -> list[State]:
     hx = site.args["hx"]
     rows = [site.args["input"], *(hx if isinstance(hx, (list, tuple)) else [hx])]
-    if any(isinstance(site.state(t), Rows | Partial) for t in site.tensors() if t not in rows):
-        raise NoRule
+    _check_shared(site, [t for t in site.tensors() if t not in rows])
     if any(len(site.shape(t)) != 2 for t in rows):
         raise NoRule  # a single row without a batch
     return _by_shape(site, _in_batches(site, {0}, rows))
@@ -238,13 +221,14 @@ def _cell(site: Site) -> list[State]:
 @rule("dynaflow_xla.rnn_layer_backward")
 def _rnn_backward(site: Site) -> list[State]:
     inner = _in_batches(site, {1}, [site.args["input"], *site.args["hx"]])
+    _check_shared(site, site.args["params"])
     grads = [site.state(g) for g in site.args["grads"] if g is not None]
     total = product(linear(grads), inner)
     if isinstance(total, Rows) and total.axis != 1:
         raise NoRule
     rows = 1 + len(site.args["hx"])
     count = len(site.op.payload.outputs)
-    return [total] * rows + [parameter_gradient(site, total)] * (count - rows)
+    return [total] * rows + [parameter_gradient(total, site.origin)] * (count - rows)
 
 
 _PLANES = {
@@ -265,7 +249,7 @@ _PLANES = {
 }  # fmt: skip
 
 
-@rule(*_PLANES)
+@rule(*_PLANES, sizes=("input_size",))
 def _planes(site: Site) -> list[State]:
     """Each plane (the last dimensions) on its own."""
     tensors = site.tensors()
@@ -278,21 +262,39 @@ def _planes(site: Site) -> list[State]:
     return _by_shape(site, state)
 
 
-@rule("_c10d_functional.all_reduce", "_c10d_functional.wait_tensor", "_c10d_functional.broadcast",
-      "_c10d_functional.all_reduce_coalesced", "c10d_functional.all_reduce")  # fmt: skip
+def _reduced(state: State, reduction: str) -> State:
+    """Over the processes, each of which has a value of this state."""
+    if reduction in ("sum", "avg"):
+        return linear([state])
+    return homogeneous([state]) if reduction in ("max", "min") else nonlinear([state])
+
+
+@rule("_c10d_functional.all_reduce")
 def _everywhere(site: Site) -> State:
     """Element by element over the processes, each of which has the same nano-batches."""
-    state = site.state(site.tensors()[0])
-    reduction = str(site.args.get("reduce_op", "sum"))
-    return state if reduction in ("sum", "avg") else nonlinear([state])
+    return _reduced(site.state(site.tensors()[0]), str(site.args["reduce_op"]))
+
+
+@rule("_c10d_functional.all_reduce_coalesced")
+def _all_everywhere(site: Site) -> list[State]:
+    return [_reduced(site.state(t), str(site.args["reduce_op"])) for t in site.tensors()]
+
+
+@rule("_c10d_functional.wait_tensor", "_c10d_functional.broadcast")
+def _of_another(site: Site) -> State:
+    return site.state(site.tensors()[0])
 
 
 @rule("_c10d_functional.all_gather_into_tensor", "_c10d_functional.reduce_scatter_tensor")
 def _along_ranks(site: Site) -> State:
     state = site.state(site.args["input"])
+    ranks = int(site.fixed(site.args["group_size"]))
+    if site.op.kind.endswith("into_tensor"):
+        state = linear([state])
+    else:
+        state = _reduced(state, str(site.args["reduce_op"]))
     if not isinstance(state, Rows) or state.axis != 0:
         return state
-    ranks = int(site.fixed(site.args["group_size"]))
     if site.op.kind.endswith("into_tensor"):
         return Rows(0, state.outer * ranks, state.inner, state.power)
     if state.outer % ranks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynaflow_xla.batch.algebra import nonlinear, product
+from dynaflow_xla.batch.axes import parameter_gradient
 from dynaflow_xla.batch.states import (
     NoRule,
     Partial,
@@ -13,10 +14,11 @@ from dynaflow_xla.batch.states import (
     Rows,
     Same,
     State,
+    moved,
 )
 from dynaflow_xla.frontends.torch.batch_axis.contractions import _by_shape, _in_batches
-from dynaflow_xla.frontends.torch.batch_axis.reductions import _loss, parameter_gradient
-from dynaflow_xla.frontends.torch.batch_axis.walk import Site, at_axis, rule
+from dynaflow_xla.frontends.torch.batch_axis.reductions import _loss
+from dynaflow_xla.frontends.torch.batch_axis.walk import Site, rule
 
 _ALONE = "combines rows of the batch with each other"
 
@@ -97,14 +99,14 @@ def _trilinear(site: Site) -> State:
             axis = state.axis
             for dim in sorted(site.args[expand]):
                 axis += dim <= axis
-            state = at_axis(state, axis)
+            state = moved(state, axis)
         states.append(state)
     summed = set(site.args["sumdim"])
     over = [s for s in states if isinstance(s, Rows) and s.axis in summed]
     both = product(product(states[0], states[1]), states[2])
     if not over:
         if isinstance(both, Rows):
-            return at_axis(both, both.axis - sum(dim < both.axis for dim in summed))
+            return moved(both, both.axis - sum(dim < both.axis for dim in summed))
         return both
     if not isinstance(both, Rows):
         raise NoRule
@@ -123,8 +125,8 @@ def _linear_backward(site: Site) -> list[State]:
     if isinstance(weight, Rows):
         raise NoRule
     both = product(grad, state)
-    of_bias = parameter_gradient(site, grad)
-    return [product(grad, weight), parameter_gradient(site, both), of_bias]
+    of_bias = parameter_gradient(grad, site.origin)
+    return [product(grad, weight), parameter_gradient(both, site.origin), of_bias]
 
 
 @rule("_pdist_forward", "_pdist_backward")
@@ -151,7 +153,7 @@ def _with_logits(site: Site) -> State:
     for tensor in site.tensors():
         state = site.state(tensor)
         if isinstance(state, Rows | Position):
-            state = at_axis(state, state.axis + rank - len(site.shape(tensor)))
+            state = moved(state, state.axis + rank - len(site.shape(tensor)))
         states.append(state)
     return _loss(site, nonlinear(states), site.args["reduction"])
 

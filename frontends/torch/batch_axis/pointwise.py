@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from dynaflow_xla.batch.algebra import homogeneous, linear, nonlinear, product, quotient
-from dynaflow_xla.batch.states import NoRule, Rows, Same, State, is_plain_same
+from dynaflow_xla.batch.algebra import (
+    chosen,
+    homogeneous,
+    linear,
+    nonlinear,
+    product,
+    quotient,
+)
+from dynaflow_xla.batch.states import (
+    POSITION,
+    NoRule,
+    Position,
+    Refuse,
+    Rows,
+    Same,
+    State,
+    unfilled,
+)
 from dynaflow_xla.frontends.torch.batch_axis.walk import Site, rule
+from dynaflow_xla.frontends.torch.captured import Ref
 
 
 def _operands(site: Site) -> list[State]:
@@ -14,45 +32,70 @@ def _operands(site: Site) -> list[State]:
     made = []
     for arg in site.args.values():
         for item in arg if isinstance(arg, (list, tuple)) else (arg,):
-            state = site.aligned(item)
-            if not is_plain_same(state):
-                made.append(state)
-    return made or [Same()]
+            if isinstance(item, Ref):
+                made.append(site.aligned(item))
+    return made
 
 
-@rule("pointwise", "dropout_backward", "native_dropout_backward", "_softmax_backward_element")
+@rule("pointwise", "native_dropout_backward")
 def _pointwise(site: Site) -> State:
     return nonlinear(_operands(site))
 
 
-@rule("clone", "alias", "detach", "lift_fresh", "lift_fresh_copy", "positive", "neg", "real",
-      "imag", "_conj", "conj", "_conj_physical", "contiguous", "_neg_view", "resolve_conj",
-      "resolve_neg", first=True)  # fmt: skip
+@rule("clone", "alias", "detach", "lift_fresh", "lift_fresh_copy", "positive", "real", "conj",
+      "_conj", "_conj_physical", "contiguous", "resolve_conj", "resolve_neg", first=True)  # fmt: skip
 def _identity(site: Site) -> State:
-    if not site.tensors():
+    tensors = site.tensors()
+    if not tensors:
         return Same()  # of a constant
-    state = site.state(site.tensors()[0])
-    if site.op.kind in ("neg", "imag") and isinstance(state, Same | Rows):
-        return linear([_unfilled(state)])
+    state = site.state(tensors[0])
+    if dtype_of(site, tensors[0]).startswith("complex"):
+        return linear([state])  # a known value is another one
     return state
 
 
-def _unfilled(state: Same | Rows) -> State:
-    if isinstance(state, Same):
-        return Same(state.power)
-    return Rows(state.axis, state.outer, state.inner, state.power)
+@rule("neg", "imag", "_neg_view")
+def _negated(site: Site) -> State:
+    return linear([site.state(site.args["self"])])
 
 
-@rule("_to_copy")
+def dtype_of(site: Site, arg: Any) -> str:
+    """Name of an operand's element type."""
+    return site.walker.captured.graph.values[arg.value].dtype
+
+
+def converted(state: State, before: str, after: str) -> State:
+    """The state after a conversion between types, which rounds to integers or keeps totals.
+
+    Integers wrap around, which a wider type or a float would show: counts of 32 bits and more are taken
+    not to, narrow and unsigned ones may.
+    """
+    if before == after:
+        return state
+    if isinstance(state, Position):
+        if after not in ("int32", "int64", "uint32", "uint64", "float32", "float64"):
+            raise Refuse(POSITION)  # which counts no further than some batch
+        return state
+    inexact = ("float", "bfloat", "complex")
+    if before.startswith(inexact):
+        linear_in = after.startswith(inexact)
+    else:
+        linear_in = before in ("int32", "int64") and (after == "int64" or after.startswith(inexact))
+    made = state if linear_in else nonlinear([state])
+    fill = state.fill if isinstance(state, Same | Rows) else None
+    # 0 and 1 keep their value in every type.
+    if fill in (0, 1) and isinstance(made, Same | Rows):
+        return replace(made, fill=fill)
+    return unfilled(made)
+
+
+@rule("_to_copy", first=True)
 def _convert(site: Site) -> State:
-    state = site.state(site.args["self"])
+    given = site.args["self"]
     wanted = site.args.get("dtype")
-    graph = site.walker.captured.graph
-    dtype = graph.values[site.args["self"].value].dtype
-    exact = wanted is None or wanted.is_floating_point or wanted.is_complex
-    if exact or str(wanted).removeprefix("torch.") == dtype:
-        return state  # conversions of rows by number keep the number
-    return nonlinear([state])
+    before = dtype_of(site, given)
+    after = before if wanted is None else str(wanted).removeprefix("torch.")
+    return converted(site.state(given), before, after)
 
 
 @rule("add", "sub", "rsub")
@@ -87,17 +130,14 @@ def _degree_zero(site: Site) -> State:
 @rule("where")
 def _where(site: Site) -> State:
     if "self" not in site.args:
-        raise NoRule  # the form that returns positions
+        raise NoRule("is the form that returns positions")
     condition = site.aligned(site.args["condition"])
-    values = [site.aligned(site.args["self"]), site.aligned(site.args["other"])]
-    if is_plain_same(condition):
-        return linear(values)
-    return nonlinear([condition, *values])
+    return chosen(condition, [site.aligned(site.args[name]) for name in ("self", "other")])
 
 
 @rule("addcmul", "addcdiv")
 def _add_product(site: Site) -> State:
-    states: list[Any] = [site.aligned(site.args[name]) for name in ("tensor1", "tensor2")]
-    made = product(*states) if site.op.kind == "addcmul" else quotient(*states)
-    scaled = product(made, site.state(site.args.get("value", 1)))
-    return linear([site.aligned(site.args["self"]), scaled])
+    first, second = (site.aligned(site.args[name]) for name in ("tensor1", "tensor2"))
+    made = product(first, second) if site.op.kind == "addcmul" else quotient(first, second)
+    times = product(made, site.state(site.args.get("value", 1)))
+    return linear([site.aligned(site.args["self"]), times])

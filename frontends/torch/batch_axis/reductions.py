@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynaflow_xla.batch.algebra import linear, nonlinear, product
-from dynaflow_xla.batch.axes import summed_rows
+from dynaflow_xla.batch.algebra import gradient, linear, nonlinear, product, quotient
+from dynaflow_xla.batch.axes import off_batch, parameter_gradient, summed, without
 from dynaflow_xla.batch.states import (
+    POSITION,
     NoRule,
     Partial,
     Position,
@@ -14,10 +15,13 @@ from dynaflow_xla.batch.states import (
     Rows,
     Same,
     State,
+    batch_axis,
     is_plain_same,
     power_of,
+    scaled,
 )
-from dynaflow_xla.frontends.torch.batch_axis.walk import Site, at_axis, axis_in, rule
+from dynaflow_xla.frontends.torch.batch_axis.pointwise import converted, dtype_of
+from dynaflow_xla.frontends.torch.batch_axis.walk import Site, rule, shifted
 
 _WHAT = {
     "amax": "the maximum", "amin": "the minimum", "max": "the maximum", "min": "the minimum",
@@ -40,34 +44,25 @@ def _dims(site: Site) -> list[int]:
 
 def _kept(site: Site, state: State, dims: list[int]) -> State:
     """The state where the batch is along none of the dimensions, which may disappear."""
-    if isinstance(state, Rows | Position) and not site.args.get("keepdim", False):
-        return at_axis(state, state.axis - sum(d < state.axis for d in dims))
-    return state
+    return state if site.args.get("keepdim", False) else without(state, dims)
 
 
-def _unfilled(state: State) -> State:
-    if isinstance(state, Rows):
-        return Rows(state.axis, state.outer, state.inner, state.power)
-    return Same(state.power) if isinstance(state, Same) else state
+def _in_type(site: Site) -> State:
+    """The state of ``self`` once it has the type in which the operator works."""
+    given, wanted = site.args["self"], site.args.get("dtype")
+    before, state = dtype_of(site, given), site.state(given)
+    return state if wanted is None else converted(state, before, str(wanted).split(".")[-1])
 
 
 @rule("sum", "nansum", "mean")
 def _sum(site: Site) -> State:
-    state, dims = site.state(site.args["self"]), _dims(site)
+    state, dims = _in_type(site), _dims(site)
     if isinstance(state, Position):
-        raise Refuse("computes with the position of a row in the batch")
-    if not axis_in(state, dims, len(site.shape(site.args["self"]))):
-        return _unfilled(_kept(site, state, dims))
-    assert isinstance(state, Rows)
+        raise Refuse(POSITION)
     if site.op.kind == "nansum":
-        state = Rows(state.axis, state.outer, state.inner, state.power)
-    total = summed_rows(state, site.origin)
-    if isinstance(total, Same):
-        return Same(total.power - (site.op.kind == "mean"))
-    assert isinstance(total, Partial)
-    if site.op.kind == "mean":
-        return Partial(total.power - 1, total.origin)
-    return total
+        state = nonlinear([scaled(state, 0)]) if isinstance(state, Partial) else linear([state])
+    made = summed(state, dims, site.origin, mean=site.op.kind == "mean")
+    return _kept(site, made, dims)
 
 
 @rule(*_WHAT)
@@ -77,10 +72,8 @@ def _reduce(site: Site) -> State | list[State]:
         return nonlinear([site.aligned(site.args["self"]), site.aligned(site.args["other"])])
     if site.op.kind == "mode" and site.args.get("dim") is None:
         dims = [len(site.shape(site.args["self"])) - 1]
-    if axis_in(state, dims, len(site.shape(site.args["self"]))):
-        raise Refuse(f"takes {_WHAT[site.op.kind]} over the batch")
-    made = _kept(site, nonlinear([state]), dims)
-    return site.each(made)
+    off_batch(state, dims, f"takes {_WHAT[site.op.kind]} over the batch")
+    return site.each(_kept(site, nonlinear([state]), dims))
 
 
 _ALONG = {
@@ -90,10 +83,15 @@ _ALONG = {
     "sort": "sorts", "argsort": "sorts", "topk": "takes the largest rows of",
     "kthvalue": "sorts", "msort": "sorts",
     "cumsum": "adds up along", "cumprod": "multiplies up along", "logcumsumexp": "adds up along",
-    "cummax": "scans along", "cummin": "scans along", "_cummax_helper": "scans along",
+    "cummax": "scans along", "cummin": "scans along",
     "renorm": "takes norms over", "glu": "halves", "diff": "takes differences along",
     "unique_dim": "compares rows of", "_weight_norm_interface": "takes norms over",
 }  # fmt: skip
+
+
+def _added(site: Site) -> list[State]:
+    """What ``diff`` puts before and behind."""
+    return [site.state(site.args[n]) for n in ("prepend", "append") if n in site.args]
 
 
 @rule(*(kind for kind in _ALONG if kind not in ("_weight_norm_interface", "unique_dim", "renorm")))
@@ -102,11 +100,10 @@ def _along(site: Site) -> list[State]:
     state, rank = site.state(given), len(site.shape(given))
     default = 0 if site.op.kind == "msort" else -1
     dim = site.args.get("dim", default) % max(rank, 1)
-    if axis_in(state, [dim], rank):
-        raise Refuse(f"{_ALONG[site.op.kind]} the batch")
+    off_batch(state, [dim], f"{_ALONG[site.op.kind]} the batch")
     if site.op.kind == "cumsum":
-        return site.each(_unfilled(linear([state])))
-    made = nonlinear([state])
+        return site.each(linear([_in_type(site)]))
+    made = nonlinear([state, *_added(site)])
     if site.op.kind == "kthvalue":
         made = _kept(site, made, [dim])
     return site.each(made)
@@ -115,18 +112,10 @@ def _along(site: Site) -> list[State]:
 @rule("_softmax_backward_data", "_log_softmax_backward_data")
 def _softmax_backward(site: Site) -> State:
     grad, output = site.states("grad_output", "output")
-    rank = len(site.outs[0])
+    dim = site.args["dim"] % max(len(site.outs[0]), 1)
     for state in (grad, output):
-        if axis_in(state, [site.args["dim"]], rank):
-            raise Refuse("takes a softmax over the batch")
-    return _linear_in(grad, output)
-
-
-def _linear_in(grad: State, *others: State) -> State:
-    """A gradient: linear in what comes in, whatever the rest."""
-    for other in others:
-        grad = product(grad, nonlinear([other]))
-    return grad
+        off_batch(state, [dim], "takes a softmax over the batch")
+    return gradient(grad, [output])
 
 
 def _check_layer(site: Site, state: State) -> None:
@@ -138,49 +127,49 @@ def _check_layer(site: Site, state: State) -> None:
 
 @rule("native_layer_norm", "_fused_rms_norm", "rms_norm")
 def _layer_norm(site: Site) -> list[State]:
-    state = nonlinear([site.state(site.args["input"])])
-    _check_layer(site, state)
-    for name in ("weight", "bias"):
-        if isinstance(site.state(site.args.get(name)), Rows):
-            raise NoRule
-        state = nonlinear([state, site.state(site.args.get(name))])
+    _check_layer(site, site.state(site.args["input"]))
+    state = nonlinear([site.state(site.args["input"]), _shared(site, "weight", "bias")])
     return [state if shape else Same() for shape in site.outs]
 
 
 @rule("native_layer_norm_backward", "_fused_rms_norm_backward")
 def _layer_norm_backward(site: Site) -> list[State]:
     grad = site.state(site.args["grad_out"])
-    others = [a for n, a in site.args.items() if n in ("input", "mean", "rstd")]
-    _check_layer(site, site.state(site.args["input"]))
-    made = _linear_in(grad, *map(site.state, others))
-    total = parameter_gradient(site, made)
-    return [made, *[total] * (len(site.op.payload.outputs) - 1)]
+    for name in ("grad_out", "input"):
+        _check_layer(site, site.state(site.args[name]))
+    others = [site.state(a) for n, a in site.args.items() if n in ("input", "mean", "rstd")]
+    total = parameter_gradient(gradient(grad, others), site.origin)
+    of_input = gradient(grad, [*others, _shared(site, "weight")])
+    return [of_input, *[total] * (len(site.op.payload.outputs) - 1)]
 
 
-def parameter_gradient(site: Site, rows: State) -> State:
-    """What a gradient of parameters is where the gradient of rows is ``rows``: their sum."""
-    if isinstance(rows, Rows):
-        return Partial(rows.power, site.origin)
-    return rows
+def _shared(site: Site, *names: str) -> State:
+    """The state of parameters together, which have no rows."""
+    states = [site.state(site.args.get(name)) for name in names]
+    if any(isinstance(s, Rows | Position) for s in states):
+        raise NoRule("has parameters of its own for each row of the batch")
+    return nonlinear(states)
 
 
-@rule("native_group_norm")
+def _first_axis(state: State) -> None:
+    if isinstance(state, Rows | Position) and state.axis != 0:
+        raise Refuse("takes mean and variance over the batch")
+
+
+@rule("native_group_norm", sizes=("N",))
 def _group_norm(site: Site) -> list[State]:
     state = nonlinear([site.state(site.args["input"])])
-    if isinstance(state, Rows) and state.axis != 0:
-        raise Refuse("takes mean and variance over the batch")
-    return site.each(nonlinear([state, site.state(site.args["weight"])])
-                     if not isinstance(site.state(site.args["weight"]), Rows) else state)  # fmt: skip
+    _first_axis(state)
+    return site.each(nonlinear([state, _shared(site, "weight", "bias")]))
 
 
-@rule("native_group_norm_backward")
+@rule("native_group_norm_backward", sizes=("N",))
 def _group_norm_backward(site: Site) -> list[State]:
-    grad = site.state(site.args["grad_out"])
-    made = _linear_in(grad, *site.states("input", "mean", "rstd"))
-    if isinstance(made, Rows) and made.axis != 0:
-        raise Refuse("takes mean and variance over the batch")
-    total = parameter_gradient(site, made)
-    return [made, total, total]
+    grad, others = site.state(site.args["grad_out"]), site.states("input", "mean", "rstd")
+    for state in (grad, *others):
+        _first_axis(state)
+    total = parameter_gradient(gradient(grad, others), site.origin)
+    return [gradient(grad, [*others, _shared(site, "weight")]), total, total]
 
 
 _TRAINING = (
@@ -199,9 +188,10 @@ def _batch_norm(site: Site) -> list[State]:
     training = site.args.get("training", site.args.get("train", "with_update" in kind))
     if isinstance(state, Rows) and state.axis == 1:
         return _own_channels(site, state, nonlinear([state]))
-    if isinstance(state, Rows) and (training or site.args.get("running_mean", "") is None):
+    if isinstance(state, Rows) and (training or site.args.get("running_mean") is None):
         raise Refuse(_TRAINING)
-    state = nonlinear([state])
+    shared = _shared(site, "weight", "bias", "running_mean", "running_var")
+    state = nonlinear([state, shared])
     made: list[State] = [state]
     made += [Same()] * (len(site.op.payload.outputs) - 1)
     return made
@@ -231,12 +221,14 @@ def _batch_norm_backward(site: Site) -> list[State]:
     grad = site.state(site.args.get("grad_out", site.args.get("grad_output")))
     state = site.state(site.args["input"])
     if isinstance(state, Rows) and state.axis == 1:
-        return _own_channels(site, state, _linear_in(grad, state))
+        return _own_channels(site, state, gradient(grad, [state]))
     if site.args.get("train", True):
         raise Refuse(_TRAINING)
-    made = _linear_in(grad, site.state(site.args["input"]))
-    total = parameter_gradient(site, made)
-    return [made, total, total]
+    if batch_axis(grad) == 1:
+        raise NoRule("has the rows of the batch among the channels")
+    shared = _shared(site, "weight", "running_mean", "running_var", "save_mean", "save_invstd")
+    total = parameter_gradient(gradient(grad, [site.state(site.args["input"])]), site.origin)
+    return [gradient(grad, [shared]), total, total]
 
 
 def _loss(site: Site, each: State, reduction: Any) -> State:
@@ -249,25 +241,20 @@ def _loss(site: Site, each: State, reduction: Any) -> State:
 @rule("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
       "soft_margin_loss")  # fmt: skip
 def _elementwise_loss(site: Site) -> State:
-    states = []
-    for tensor in site.tensors():
-        rank = max(len(site.shape(t)) for t in site.tensors())
-        state = site.state(tensor)
-        by = rank - len(site.shape(tensor))
-        states.append(at_axis(state, state.axis + by) if isinstance(state, Rows) else state)
+    tensors = site.tensors()
+    rank = max(len(site.shape(t)) for t in tensors)
+    states = [shifted(site.state(t), rank - len(site.shape(t))) for t in tensors]
     return _loss(site, nonlinear(states), site.args["reduction"])
 
 
 @rule("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward",
       "binary_cross_entropy_backward", "soft_margin_loss_backward")  # fmt: skip
 def _elementwise_loss_backward(site: Site) -> State:
-    grad = site.state(site.args["grad_output"])
-    rest = nonlinear([site.aligned(t) for t in site.tensors()[1:]])
-    made = product(site.aligned(site.args["grad_output"]), rest)
+    grad = site.aligned(site.args["grad_output"])
+    made = gradient(grad, [site.aligned(t) for t in site.tensors()[1:]])
     if site.args["reduction"] == 1 and isinstance(made, Rows):
         # Divided by the number of elements, which grows with the batch.
-        return Rows(made.axis, made.outer, made.inner, made.power - 1)
-    del grad
+        return scaled(made, made.power - 1)
     return made
 
 
@@ -277,16 +264,22 @@ _MEAN_LOSS = (
 )
 
 
+def _rows_first(site: Site, *names: str) -> State:
+    """Logits [B, C, ...] and labels [B, ...] together; weights of classes have no rows."""
+    logits, labels = site.states("self", "target")
+    for state in (logits, labels):
+        if isinstance(state, Rows | Position) and state.axis != 0:
+            raise NoRule("has the rows of the batch along another dimension than the first")
+    if isinstance(logits, Rows) and len(site.shape(site.args["self"])) == 1:
+        raise Refuse("takes the rows of the batch as classes")
+    return nonlinear([logits, labels, _shared(site, "weight", *names)])
+
+
 @rule("nll_loss_forward", "nll_loss2d_forward")
 def _nll(site: Site) -> list[State]:
-    state, target = site.states("self", "target")
-    reduction = site.args["reduction"]
-    both = nonlinear([at_axis(s, 0) if isinstance(s, Rows) and s.axis == 0 else s
-                      for s in (state, target)])  # fmt: skip
+    reduction, both = site.args["reduction"], _rows_first(site)
     if not isinstance(both, Rows):
         return [both, both]
-    if both.axis != 0:
-        raise NoRule
     if reduction == 1:
         raise Refuse(_MEAN_LOSS)
     if reduction == 0:
@@ -297,9 +290,9 @@ def _nll(site: Site) -> list[State]:
 
 @rule("nll_loss_backward", "nll_loss2d_backward")
 def _nll_backward(site: Site) -> State:
-    grad, state, target = site.states("grad_output", "self", "target")
-    rows = nonlinear([state, target])
+    rows = _rows_first(site)
     divisor = site.state(site.args["total_weight"])
     if isinstance(rows, Rows) and site.args["reduction"] == 1 and not is_plain_same(divisor):
         raise Refuse(_MEAN_LOSS)  # else divided by the whole batch's
-    return product(grad, rows)
+    made = product(site.state(site.args["grad_output"]), rows)
+    return quotient(made, divisor) if site.args["reduction"] == 1 else made

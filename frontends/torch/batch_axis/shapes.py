@@ -6,16 +6,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from dynaflow_xla.batch.algebra import linear
-from dynaflow_xla.batch.axes import reshaped
-from dynaflow_xla.batch.states import Counted, NoRule, Partial, Position, Refuse, Rows, Same, State
+from dynaflow_xla.batch.axes import concatenated, reshaped, runs
+from dynaflow_xla.batch.states import (
+    POSITION,
+    Counted,
+    NoRule,
+    Partial,
+    Position,
+    Refuse,
+    Rows,
+    Same,
+    State,
+    batch_axis,
+    moved,
+    scaled,
+)
+from dynaflow_xla.frontends.torch.batch_axis.pointwise import converted, dtype_of
 from dynaflow_xla.frontends.torch.batch_axis.walk import (
     PROBES,
     Site,
-    at_axis,
     rows_by_shape,
     rule,
     varying,
 )
+from dynaflow_xla.frontends.torch.captured import Ref
 
 
 def _out_shapes(site: Site, number: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -23,26 +37,30 @@ def _out_shapes(site: Site, number: int = 0) -> tuple[tuple[int, ...], tuple[int
     return site.walker.shapes[value]
 
 
-@rule("view", "_unsafe_view", "reshape", "_reshape_copy", "view_copy", first=True)
+@rule("view", "_unsafe_view", "reshape", "_reshape_copy", "view_copy", first=True,
+      sizes=("size", "shape"))  # fmt: skip
 def _view(site: Site) -> State:
     given = site.args["self"]
     state = site.state(given)
-    if "dtype" in site.args:  # the same bytes as another type
-        raise NoRule
+    if "dtype" in site.args:
+        raise NoRule("takes the same bytes as another type")
     new = site.outs[0]
     if isinstance(state, Rows):
         return reshaped(state, site.shape(given), new, PROBES[0])
     if isinstance(state, Position):
-        return at_axis(state, reshaped(Rows(state.axis), site.shape(given), new, PROBES[0]).axis)
+        made = reshaped(Rows(state.axis), site.shape(given), new, PROBES[0])
+        if made.outer * made.inner != 1:
+            raise Refuse(POSITION)
+        return moved(state, made.axis)
     return state
 
 
-@rule("expand", "expand_copy", "broadcast_to", first=True)
+@rule("expand", "expand_copy", "broadcast_to", first=True, sizes=("size",))
 def _expand(site: Site) -> State:
     given = site.args["self"]
     state, by = site.state(given), len(site.outs[0]) - len(site.shape(given))
     if isinstance(state, Rows | Position):
-        return at_axis(state, state.axis + by)
+        return moved(state, state.axis + by)
     rows = rows_by_shape(_out_shapes(site))
     if rows is None:
         return state
@@ -54,7 +72,9 @@ def _expand(site: Site) -> State:
 
 @rule("copy", first=True)
 def _copy(site: Site) -> State:
-    state = site.aligned(site.args["src"])
+    given = site.args["src"]
+    into = dtype_of(site, site.args["self"])
+    state = converted(site.aligned(given), dtype_of(site, given), into)
     rows = rows_by_shape(_out_shapes(site))
     if rows is None or not isinstance(state, Same):
         return state
@@ -64,7 +84,7 @@ def _copy(site: Site) -> State:
 def _moved(site: Site, order: Sequence[int]) -> State:
     state = site.state(site.args["self"])
     if isinstance(state, Rows | Position):
-        return at_axis(state, list(order).index(state.axis))
+        return moved(state, list(order).index(state.axis))
     return state
 
 
@@ -79,7 +99,8 @@ def _transpose(site: Site) -> State:
     rank = len(site.outs[0])
     order = list(range(rank))
     if rank:
-        a, b = site.args["dim0"] % rank, site.args["dim1"] % rank
+        names = ("axis0", "axis1") if "axis0" in site.args else ("dim0", "dim1")
+        a, b = (site.args[name] % rank for name in names)
         order[a], order[b] = order[b], order[a]
     return _moved(site, order)
 
@@ -97,7 +118,7 @@ def _unsqueeze(site: Site) -> State:
     state = site.state(site.args["self"])
     dim = site.args["dim"] % len(site.outs[0])
     if isinstance(state, Rows | Position):
-        return at_axis(state, state.axis + (dim <= state.axis))
+        return moved(state, state.axis + (dim <= state.axis))
     return state
 
 
@@ -113,17 +134,12 @@ def _squeeze(site: Site) -> State:
     gone = {d % len(shape) for d in dims if shape[d] == 1}
     if state.axis in {d % len(shape) for d in dims}:
         raise NoRule
-    return at_axis(state, state.axis - sum(d < state.axis for d in gone))
+    return moved(state, state.axis - sum(d < state.axis for d in gone))
 
 
-def _runs(site: Site, state: Rows, start: Any, stop: Any) -> Rows:
-    """Rows ``start:stop`` of the batch's axis: whole runs of it, or a refusal."""
-    each = [state.inner * n for n in PROBES]
-    first = [n / e for n, e in zip(start, each, strict=True)]
-    count = [(b - a) / e for a, b, e in zip(start, stop, each, strict=True)]
-    if len({*first}) > 1 or len({*count}) > 1 or first[0] % 1 or count[0] % 1 or count[0] < 1:
-        raise Refuse("takes some rows of the batch, by their number")
-    return Rows(state.axis, int(count[0]), state.inner, state.power, state.fill)
+def _runs(state: Rows, starts: Sequence[int], stops: Sequence[int]) -> Rows:
+    """Rows ``start:stop`` of the batch's axis, at both probes: whole runs of it, or a refusal."""
+    return runs(state, list(zip(starts, stops, strict=True)), PROBES)
 
 
 @rule("slice", "slice_copy", first=True)
@@ -152,7 +168,7 @@ def _slice(site: Site) -> State:
         return state
     if isinstance(state, Position):
         raise Refuse("takes some rows of the batch, by their number")
-    return _runs(site, state, starts, ends)
+    return _runs(state, starts, ends)
 
 
 @rule("select", "select_copy")
@@ -163,7 +179,7 @@ def _select(site: Site) -> State:
         if dim == state.axis:
             raise Refuse("takes one row of the batch, by its number")
         site.fixed(site.args["index"])
-        return at_axis(state, state.axis - (dim < state.axis))
+        return moved(state, state.axis - (dim < state.axis))
     return state
 
 
@@ -176,37 +192,42 @@ def _split(site: Site) -> State | list[State]:
         return state
     gone = site.op.kind.startswith("unbind")
     if dim != state.axis:
-        return at_axis(state, state.axis - (gone and dim < state.axis))
+        return moved(state, state.axis - (gone and dim < state.axis))
     if gone or isinstance(state, Position):
         raise Refuse("takes the rows of the batch apart, by their number")
+    for name in ("split_size", "split_sizes", "chunks"):
+        for item in _items(site.args.get(name)):
+            site.pair(item)  # where the parts begin is asked of their shapes
     made: list[State] = []
     at = [0, 0]
     for value in site.op.payload.outputs:
         if value is None:
             raise NoRule
         ends = [a + s[dim] for a, s in zip(at, site.walker.shapes[value], strict=True)]
-        made.append(_runs(site, state, at, ends))
+        made.append(_runs(state, at, ends))
         at = ends
     return made
 
 
+def _items(arg: Any) -> Sequence[Any]:
+    return arg if isinstance(arg, (list, tuple)) else (arg,)
+
+
 @rule("cat", "stack")
 def _cat(site: Site) -> State:
-    tensors = site.args["tensors"]
-    tensors = [t for t in tensors if site.shape(t) != (0,)]  # legacy: empty ones are left out
+    # By an old custom empty lines are left out.
+    tensors = [t for t in site.args["tensors"] if site.shape(t) != (0,)]
     dim = site.args["dim"] % len(site.outs[0])
     states = [site.state(t) for t in tensors]
-    if site.op.kind == "stack":
-        states = [
-            at_axis(s, s.axis + (dim <= s.axis)) if isinstance(s, Rows | Position) else s
-            for s in states
-        ]
-    rows = [s for s in states if isinstance(s, Rows)]
-    if not any(s.axis == dim for s in rows):
-        return _one_fill(linear([_plain(s) for s in states]))
-    if len(rows) < len(states) or len({(s.axis, s.inner, s.power) for s in rows}) > 1:
-        raise Refuse("puts rows of the batch beside something else along the batch")
-    return Rows(dim, sum(s.outer for s in rows), rows[0].inner, rows[0].power)
+    if site.op.kind == "cat":
+        return concatenated(states, dim)
+    return linear([_with_new(state, dim) for state in states])
+
+
+def _with_new(state: State, dim: int) -> State:
+    """The state once a dimension has come in at ``dim``."""
+    axis = batch_axis(state)
+    return state if axis is None else moved(state, axis + (dim <= axis))
 
 
 @rule("select_scatter", "slice_scatter")
@@ -216,8 +237,8 @@ def _replaced(site: Site) -> State:
     dim = site.args["dim"] % len(site.shape(given))
     old, new = site.states("self", "src")
     select = site.op.kind == "select_scatter"
-    if select and isinstance(new, Rows | Position):
-        new = at_axis(new, new.axis + (dim <= new.axis))
+    if select:
+        new = _with_new(new, dim)
     if any(isinstance(s, Rows | Position) and s.axis == dim for s in (old, new)):
         if not select and _is_all(site, dim):
             return new
@@ -225,7 +246,7 @@ def _replaced(site: Site) -> State:
     for name in ("index",) if select else ("start", "end", "step"):
         if site.args[name] is not None:
             site.fixed(site.args[name])
-    return _one_fill(linear([old, new]))
+    return linear([old, new])
 
 
 def _is_all(site: Site, dim: int) -> bool:
@@ -234,17 +255,6 @@ def _is_all(site: Site, dim: int) -> bool:
     ends = [n is None or n >= s for n, s in zip(site.pair(site.args["end"]), lengths, strict=True)]
     starts = [not n for n in site.pair(site.args["start"])]
     return all((*starts, *ends)) and site.fixed(site.args["step"]) == 1
-
-
-def _plain(state: State) -> State:
-    """Without a known value: parts of a join may have different ones."""
-    return state
-
-
-def _one_fill(state: State) -> State:
-    if isinstance(state, Rows):
-        return Rows(state.axis, state.outer, state.inner, state.power)
-    return Same(state.power) if isinstance(state, Same) else state
 
 
 @rule("repeat", first=True)
@@ -283,28 +293,52 @@ def _pad(site: Site) -> State:
     state, rank = site.state(given), len(site.shape(given))
     padding = site.fixed(site.args.get("pad", site.args.get("padding")))
     touched = {rank - 1 - n // 2 for n, amount in enumerate(padding) if amount}
-    if isinstance(state, Rows | Position) and state.axis in touched:
+    if batch_axis(state) in touched:
         raise Refuse("adds rows to the batch")
-    if isinstance(state, Rows):
-        return linear([_one_fill(state), Same(0, site.args.get("value", 0))])
-    return linear([state, Same(0, site.args.get("value", 0))])
+    value = site.args.get("value")
+    return linear([state, Same(0, 0) if value is None else site.state(value)])
 
 
-@rule("tril", "triu", "diagonal", "diag_embed", "view_as_real", "view_as_complex")
-def _last_two(site: Site) -> State:
-    given = site.args["self"]
-    state, rank = site.state(given), len(site.shape(given))
-    two = site.op.kind in ("tril", "triu", "diagonal")
-    dims = {site.args.get("dim1", -2) % rank, site.args.get("dim2", -1) % rank} if two else set()
-    if site.op.kind in ("tril", "triu"):
-        dims = {rank - 2, rank - 1}
-    if isinstance(state, Rows | Position):
-        if state.axis in dims:
-            raise Refuse("tells rows of the batch by their number")
-        if site.op.kind == "diagonal":
-            return at_axis(state, state.axis - sum(d < state.axis for d in dims))
-        if site.op.kind == "diag_embed" and state.axis >= rank - 1:
-            raise NoRule
+@rule("tril", "triu")
+def _triangle(site: Site) -> State:
+    """Some elements become 0."""
+    state, rank = site.state(site.args["self"]), len(site.outs[0])
+    if batch_axis(state) in (rank - 2, rank - 1):
+        raise Refuse("tells rows of the batch by their number")
+    return linear([state])
+
+
+@rule("diagonal")
+def _diagonal(site: Site) -> State:
+    state, rank = site.state(site.args["self"]), len(site.shape(site.args["self"]))
+    dims = {site.args["dim1"] % rank, site.args["dim2"] % rank}
+    axis = batch_axis(state)
+    if axis is None:
+        return state
+    if axis in dims:
+        raise Refuse("tells rows of the batch by their number")
+    return moved(state, axis - sum(d < axis for d in dims))
+
+
+@rule("diag_embed")
+def _diagonal_matrix(site: Site) -> State:
+    """The last dimension becomes two, anywhere; the rest is 0."""
+    state, rank = linear([site.state(site.args["self"])]), len(site.outs[0])
+    dims = {site.args["dim1"] % rank, site.args["dim2"] % rank}
+    axis = batch_axis(state)
+    if axis is None:
+        return state
+    if axis == rank - 2:
+        raise Refuse("tells rows of the batch by their number")
+    return moved(state, [d for d in range(rank) if d not in dims][axis])
+
+
+@rule("view_as_real", "view_as_complex")
+def _pairs(site: Site) -> State:
+    """A last dimension of 2 comes or goes."""
+    state = linear([site.state(site.args["self"])])
+    if batch_axis(state) == len(site.outs[0]):
+        raise Refuse("takes the rows of the batch as parts of one number")
     return state
 
 
@@ -333,47 +367,55 @@ def _filled(site: Site, fill: Any) -> State:
 
 
 @rule("zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "empty", "empty_like",
-      "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", first=True)  # fmt: skip
+      "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", first=True,
+      sizes=("size", "stride"))  # fmt: skip
 def _constant(site: Site) -> State:
     kind = site.op.kind
     return _filled(site, 0 if "zeros" in kind else 1 if "ones" in kind else None)
 
 
-@rule("full", "full_like", "new_full", "fill", first=True)
+@rule("full", "full_like", "new_full", "fill", first=True, sizes=("size",))
 def _full(site: Site) -> State:
     value = site.args.get("fill_value", site.args.get("value"))
-    state = site.state(value)
+    graph = site.walker.captured.graph
+    into = graph.values[[v for v in site.op.payload.outputs if v is not None][0]].dtype
+    state = converted(site.state(value), _number_type(site, value), into)
     if not isinstance(state, Same):
-        raise NoRule
-    if state.power:
-        shapes = _out_shapes(site)
-        if varying(shapes):
-            rows = rows_by_shape(shapes)
-            if rows is None:
-                raise NoRule
-            return Rows(rows.axis, 1, rows.inner, state.power)
-        return Same(state.power)
-    return _filled(site, value if isinstance(value, (int, float)) else None)
+        raise NoRule("is filled with something that is not the same for all")
+    made = _filled(site, state.fill)
+    return scaled(made, state.power) if state.power else made
+
+
+def _number_type(site: Site, value: Any) -> str:
+    """The element type of a number or of a tensor."""
+    if isinstance(value, Ref):
+        return dtype_of(site, value)
+    for kind, name in ((bool, "bool"), (int, "int64"), (float, "float64")):
+        if isinstance(value, kind):
+            return name
+    return "complex128"
 
 
 @rule("scalar_tensor", first=True)
 def _scalar(site: Site) -> State:
-    return site.state(site.args["s"])
+    value = site.args["s"]
+    graph = site.walker.captured.graph
+    into = graph.values[[v for v in site.op.payload.outputs if v is not None][0]].dtype
+    return converted(site.state(value), _number_type(site, value), into)
 
 
 @rule("arange", first=True)
 def _arange(site: Site) -> State:
     shapes = _out_shapes(site)
     if not varying(shapes):
-        first = [site.pair(site.args.get(name, 0)) for name in ("start", "end", "step")]
-        if any(a != b for a, b in first):
-            raise Refuse("counts from a number that depends on the batch size")
+        site.fixed([site.args.get(name, 0) for name in ("start", "end", "step")])
         return Same()
-    start, step = (
-        site.fixed(site.args.get(name, 0 if name == "start" else 1)) for name in ("start", "step")
-    )
+    start, step = (site.fixed(site.args.get(*at)) for at in (("start", 0), ("step", 1)))
+    site.pair(site.args["end"])
+    graph = site.walker.captured.graph
+    dtype = graph.values[[v for v in site.op.payload.outputs if v is not None][0]].dtype
     if start == 0 and shapes[0][0] == PROBES[0]:
-        return Position(0) if step == 1 else Counted(0, step)
+        return converted(Position(0), "int64", dtype) if step == 1 else Counted(0, step)
     raise Refuse("counts the rows of the batch")
 
 
@@ -387,25 +429,27 @@ def _numbered(site: Site) -> State:
 # -- gradients of the above ------------------------------------------------------------------------
 
 
-@rule("slice_backward", "select_backward", "unfold_backward", "diagonal_backward")
+@rule("slice_backward", "select_backward", "unfold_backward", "diagonal_backward",
+      sizes=("input_sizes", "input_size"))  # fmt: skip
 def _placed(site: Site) -> State:
     """Zeros around a gradient."""
     given = site.args.get("grad_output", site.args.get("grad_in"))
-    state = site.state(given)
+    state = linear([site.state(given)])
     if not isinstance(state, Rows):
-        rows = rows_by_shape(_out_shapes(site))
-        if rows is not None:
+        if rows_by_shape(_out_shapes(site)) is not None:
             raise Refuse("puts a value into one row of the batch, by its number")
-        return _one_fill(state)
+        return state
     dim = site.args["dim"] % len(site.outs[0]) if "dim" in site.args else -1
     kind = site.op.kind
     if kind == "slice_backward":
         if dim != state.axis:
-            return _one_fill(state)
+            return state
         whole = site.walker.shapes[given.value] == _out_shapes(site)
         if whole and site.fixed(site.args["step"]) == 1:
+            for name in ("start", "end"):
+                site.pair(site.args[name])
             return state
         raise Refuse("puts values into some rows of the batch, by their number")
     if kind == "select_backward":
-        return _one_fill(at_axis(state, state.axis + (dim <= state.axis)))
-    raise NoRule
+        return _with_new(state, dim)
+    raise NoRule("puts gradients into places that its rule does not know")

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from dynaflow_xla.batch.states import (
+    POSITION,
     SAME,
+    BrokenRule,
     Counted,
     Finding,
     Late,
@@ -29,8 +31,11 @@ from dynaflow_xla.batch.states import (
     Same,
     State,
     Unknown,
+    batch_axis,
     first_failure,
     is_plain_same,
+    moved,
+    unfilled,
 )
 from dynaflow_xla.frontends.torch.captured import Captured, Payload, Ref
 from dynaflow_xla.ir import Op
@@ -44,16 +49,22 @@ RULES: dict[str, Rule] = {}
 
 # Rules that keep track of known values, or whose sizes may hold the batch.
 _RULE_FIRST: set[str] = set()
+# Arguments that say the shape of the result and nothing else: it is held against the state anyway.
+_SIZES: dict[str, tuple[str, ...]] = {}
 # Results that equal operands do not determine.
 _NOT_FUNCTIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
 
 
-def rule(*names: str, first: bool = False) -> Callable[[Rule], Rule]:
+def rule(*names: str, first: bool = False, sizes: tuple[str, ...] = ()) -> Callable[[Rule], Rule]:
     """Registers a function as the rule of aten operators (without ``aten.``).
+
+    Numbers that depend on the batch size are refused unless the rule looks at them (``Site.state``,
+    ``pair``, ``fixed``) or they are in one of ``sizes``.
 
     Args:
         *names: Kinds of operators.
         first: Ask the rule also where all operands are the same in every nano-batch.
+        sizes: Names of arguments that say nothing but the shape of the result.
     """
 
     def register(function: Rule) -> Rule:
@@ -63,6 +74,7 @@ def rule(*names: str, first: bool = False) -> Callable[[Rule], Rule]:
             RULES[name] = function
             if first:
                 _RULE_FIRST.add(name)
+            _SIZES[name] = sizes
         return function
 
     return register
@@ -77,12 +89,14 @@ class Site:
         args: Its arguments by the names of its schema, defaults filled in.
         outs: Shapes of its results; () for numbers.
         walker: Knows the values.
+        seen: Ids of the numbers that the rule has looked at.
     """
 
     op: Op
     args: Mapping[str, Any]
     outs: Sequence[Shape]
     walker: Walker
+    seen: set[int] = field(default_factory=set)
 
     @property
     def origin(self) -> Origin:
@@ -97,6 +111,7 @@ class Site:
     def state(self, arg: Any) -> State:
         """State of an argument: a tensor, a number, or None."""
         if isinstance(arg, Ref):
+            self.seen.add(arg.value)
             state = self.walker.states[arg.value]
             if arg.value in self.walker.numbers and isinstance(state, Mixed):
                 raise Refuse("computes with a number that depends on the batch size")
@@ -134,6 +149,7 @@ class Site:
             return arg, arg
         if arg.value not in self.walker.numbers:
             raise NoRule
+        self.seen.add(arg.value)
         return self.walker.numbers[arg.value]
 
     def fixed(self, arg: Any) -> Any:
@@ -149,6 +165,16 @@ class Site:
             raise Refuse("has a parameter that depends on the batch size")
         return first
 
+    def check_numbers(self) -> None:
+        """Refuses numbers that depend on the batch size and that the rule has not looked at."""
+        for name, arg in self.args.items():
+            if name in _SIZES.get(self.op.kind, ()):
+                continue
+            for item in arg if isinstance(arg, (list, tuple)) else (arg,):
+                if isinstance(item, Ref) and item.value not in self.seen:
+                    if item.value in self.walker.numbers:
+                        self.fixed(item)
+
     def each(self, state: State) -> list[State]:
         """The same state for every result."""
         return [state] * len(self.outs)
@@ -161,18 +187,8 @@ class Site:
 
 def shifted(state: State, by: int) -> State:
     """The same with ``by`` dimensions more in front."""
-    if not by or not isinstance(state, Rows | Position):
-        return state
-    return at_axis(state, state.axis + by)
-
-
-def at_axis(state: Rows | Position, axis: int) -> State:
-    """The same along another axis."""
-    if isinstance(state, Position):
-        if state.dim is not None:
-            raise NoRule
-        return Position(axis)
-    return Rows(axis, state.outer, state.inner, state.power, state.fill)
+    axis = batch_axis(state)
+    return state if axis is None or not by else moved(state, axis + by)
 
 
 @dataclass
@@ -184,12 +200,14 @@ class Walker:
         shapes: For each tensor its shape at both probes.
         numbers: For each number that follows from sizes, its value at both probes.
         states: What is known of each value so far.
+        lenient: A rule that fails with an error of its own leaves its results unproven.
     """
 
     captured: Captured
     shapes: dict[int, tuple[Shape, Shape]]
     numbers: dict[int, tuple[Any, Any]]
     states: dict[int, State] = field(default_factory=dict)
+    lenient: bool = False
 
     def run(self, ins: Mapping[int, State]) -> tuple[State, ...]:
         """States of all values, given those of the graph's inputs."""
@@ -223,9 +241,16 @@ class Walker:
             _counted_for(site, read)
             _beside(site)
             made = self._rule(op)(site)
-        except (Refuse, NoRule, KeyError) as error:
+            site.check_numbers()
+        except (Refuse, NoRule) as error:
             late = self._late(op, read, wanted) if fixed_shapes else None
             return [late or failed(site, error)] * len(wanted)
+        except Exception as error:
+            broken = BrokenRule(op.kind, op.source, error)
+            if not self.lenient:
+                raise broken from error
+            finding = Finding("unproven", op.kind, str(broken), op.source, op.scope)
+            return [Unknown(finding)] * len(wanted)
         given = made if isinstance(made, list) else [made] * len(wanted)
         outputs = [v for v in payload.outputs if v not in self.numbers]
         if len(given) != len(wanted):
@@ -264,7 +289,10 @@ class Walker:
         for value in wanted[:-1]:
             rows = rows_by_shape(self.shapes[value])
             if op.kind == "native_dropout" and value == op.payload.outputs[0]:
-                made.append(failure or given)
+                # What stays is scaled, the rest is 0: a row number is none any more.
+                blame = Finding("mixed", op.kind, POSITION, op.source, op.scope)
+                kept = Mixed(blame) if isinstance(given, Position) else unfilled(given)
+                made.append(failure or kept)
             elif rows is None and varying(self.shapes[value]):
                 blame = Finding("mixed", op.kind, "draws numbers for pairs of rows", op.source)
                 made.append(Mixed(blame))
@@ -353,7 +381,7 @@ def failed(site: Site, error: Exception) -> State:
         reason = str(error) if error.origin is None else f"{op.kind} at {op.source} {error}"
         total = error.origin is not None
         return Mixed(Finding("mixed", origin.op, reason, origin.source, origin.scope, total))
-    reason = "no rule says what this operator does to the batch"
+    reason = str(error) or "no rule says what this operator does to the batch"
     return Unknown(Finding("unproven", op.kind, reason, op.source, op.scope))
 
 

@@ -1,0 +1,1 @@
+"""Property cases of the rules that prove a split: one table for JAX and PyTorch."""

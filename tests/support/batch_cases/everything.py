@@ -1,0 +1,32 @@
+"""All rows of the table."""
+
+from __future__ import annotations
+
+from batch_cases import (
+    contractions,
+    elementwise,
+    indexing,
+    layers,
+    others,
+    programs,
+    reductions,
+    shapes,
+)
+from batch_cases.table import Row
+
+ROWS: list[Row] = [
+    *elementwise.ROWS,
+    *shapes.ROWS,
+    *indexing.ROWS,
+    *reductions.ROWS,
+    *contractions.ROWS,
+    *layers.ROWS,
+    *others.ROWS,
+    *programs.ROWS,
+]
+
+WITHOUT_CASES = {
+    "torch": shapes.NOT_DETERMINED | layers.UNTRIED,
+    "jax": programs.UNTRIED,
+}
+"""Rules that are let off, each set with its reason where it stands."""
