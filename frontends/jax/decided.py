@@ -60,6 +60,9 @@ def settle(fast: Any, choices: Iterable[Any]) -> Watched | None:
         If there are several, that of the lanes.
     """
     kinds = {made.kind for made in choices}
+    if "lanes" in kinds and fast.options_by_plan():  # the call looks for its plan
+        fast._settle(None, None)
+        return None
     # What has compiler options cannot become a part of another program.
     alone = _compat.at_top_level if fast.jit_compiler_options or kinds == {"caller"} else None
     if len(kinds) == 1:

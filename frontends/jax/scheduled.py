@@ -225,9 +225,13 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         """Jits a function of the same arguments with what was given to the original's ``jax.jit``."""
         return self._jitted(call, compiler_options=self.jit_compiler_options or None)
 
+    def options_by_plan(self) -> bool:
+        """Whether each plan is compiled with XLA options of its own, so one program cannot serve all."""
+        return self._options.backend == "xla" and jax.default_backend() in ("gpu", "cuda")
+
     def _jit_for(self, args: Any, kwargs: Any) -> Any:
         """The jitted program; on CUDA and at top level one with the options that its plan needs."""
-        if self._options.backend != "xla" or jax.default_backend() not in ("gpu", "cuda"):
+        if not self.options_by_plan():
             return self._jit
         if any(
             isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves((args, kwargs))
@@ -300,13 +304,15 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         if lifted := self._lift(args, kwargs):
             return getattr(lifted, how)(*args, **kwargs)
         if not isinstance(self._options.strategy, Auto):
-            return self._proved(getattr(self._jit, how), args, kwargs)
+            return self._proved(getattr(self._jit_for(args, kwargs), how), args, kwargs)
         try:
             choice = self.decision(args, kwargs)
         except TypeError:  # JAX's own error: a static value has no hash
             choice = None
         if choice is None or (choice.child is None and not choice.on_caller):
             return getattr(self.original, how)(*args, **kwargs)
+        if choice.child is not None and self.options_by_plan():
+            return getattr(choice.child, how)(*args, **kwargs)
         with self.as_decided(choice):
             return self._proved(getattr(self.program(choice.kind), how), args, kwargs)
 
@@ -482,6 +488,8 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
                 return self.original(*args, **kwargs)
         if not outside:
             return (choice.child or self.original)(*args, **kwargs)
+        if choice.child is not None and self.options_by_plan():
+            return choice.child(*args, **kwargs)
         with self.as_decided(choice):
             program = self.program(choice.kind)
             if self._watched is not None and choice.child is not None:

@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 
 import dynaflow_xla as dfx
-from dynaflow_xla.frontends.jax import targets, xla_options
+from dynaflow_xla.frontends.jax import auto, targets, xla_options
 
 RNG = np.random.default_rng(0)
 W = jnp.asarray(RNG.standard_normal((8, 8)), jnp.float32) / 3
@@ -262,6 +262,42 @@ def test_unknown_jaxlib_is_said(schedule: Any, monkeypatch: pytest.MonkeyPatch) 
     with pytest.warns(dfx.FallbackWarning, match="no XLA options are proved for jaxlib 0.99.0"):
         options = dfx.compiler_options(fast, W, X)
     assert options["xla_gpu_command_buffer_scheduling_mode"] == "CONCURRENT"
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_what_auto_chose_is_compiled_with_the_options_of_its_plan(
+    others: bool, monkeypatch: pytest.MonkeyPatch, assert_same: Any
+) -> None:
+    """A call at top level, and ``lower``, as under a fixed strategy."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    compiled: list[Any] = []
+    real = jax.jit
+
+    def jit(fn: Any = None, **options: Any) -> Any:
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            compiled.append(options.get("compiler_options"))
+            return fn(*args, **kwargs)
+
+        return real(functools.wraps(fn)(traced), **options)
+
+    fast = dfx.schedule(real(model), dfx.Auto(), backend="xla", lanes=2)
+    child = fast.with_strategy(dfx.Branches(lanes=2))
+    monkeypatch.setattr(jax, "jit", jit)
+    if others:
+        fast.decide(fast._signature((W, X[:2]), {}), auto.Choice(None, "slow"))
+        assert_same(real(model)(W, X[:2]), fast(W, X[:2]))
+    fast.decide(fast._signature((W, X), {}), auto.Choice(child, "fast"))
+    options = dfx.compiler_options(fast, W, X)
+    assert options["xla_gpu_command_buffer_scheduling_mode"] == "CONCURRENT"
+    compiled.clear()
+    for x in (X, X + 1, X - 1):
+        assert_same(real(model)(W, x), fast(W, x))
+    assert compiled == [options]
+    for scheduled in (fast, dfx.schedule(real(model), dfx.Branches(), backend="xla", lanes=2)):
+        compiled.clear()
+        assert_same(real(model)(W, X), scheduled.lower(W, X).compile()(W, X))
+        assert all(each == options for each in compiled), "what a call has compiled may be used"
+        assert compiled or scheduled is fast
 
 
 # -- what it refuses -------------------------------------------------------------------------------
