@@ -45,7 +45,7 @@ def _traced(function: Any, layout: Sequence[Any], row: Row) -> list[Any] | None:
             closed = jax.make_jaxpr(
                 lambda *xs, n=rows: called(made, jax.lax, xs, n), axis_env=axes
             )(*specs)
-        except (TypeError, ValueError, IndexError, NotImplementedError, ZeroDivisionError):
+        except (AssertionError, TypeError, ValueError, IndexError, NotImplementedError):
             return None
         traces.append(closed)
     return traces
