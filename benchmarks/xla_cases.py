@@ -12,7 +12,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 import dynaflow_xla as dfx
-from dynaflow_xla.frontends.jax import collectives
+from dynaflow_xla.frontends.jax.xla import collectives
 
 TARGET = "nvidia-h200"
 AXIS, DEVICES = "devices", 8

@@ -62,7 +62,7 @@ def measure(only: str, out: Path) -> None:
 def _case(case: Any) -> dict[str, Any]:
     from xla_cases import ABSTRACT_MESH, TARGET
 
-    from dynaflow_xla.frontends.jax import deviceless
+    from dynaflow_xla.frontends.jax.readback import deviceless
 
     print(case.name, flush=True)
     arguments = case.on(ABSTRACT_MESH)
@@ -96,8 +96,8 @@ def _alone(case: Any, options: dict[str, str]) -> dict[str, int]:
     from xla_cases import ABSTRACT_MESH, TARGET
 
     import dynaflow_xla as dfx
-    from dynaflow_xla.frontends.jax.entry import tracing_afresh
-    from dynaflow_xla.frontends.jax.xla_backend import traced_entries
+    from dynaflow_xla.frontends.jax.signature.entry import tracing_afresh
+    from dynaflow_xla.frontends.jax.xla.xla_backend import traced_entries
 
     with traced_entries() as entries, tracing_afresh():
         case.scheduled(target=TARGET).trace(*case.on(ABSTRACT_MESH))

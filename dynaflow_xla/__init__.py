@@ -1,6 +1,7 @@
 """dynaflow_xla: the schedule of a model as a separate, programmable, checkable object."""
 
-from dynaflow_xla._api import (
+from dynaflow_xla._version import __version__ as __version__
+from dynaflow_xla.api import (
     bucketed as bucketed,
     compile as compile,
     compiler_options as compiler_options,
@@ -13,7 +14,7 @@ from dynaflow_xla._api import (
     tune as tune,
     verify as verify,
 )
-from dynaflow_xla._version import __version__ as __version__
+from dynaflow_xla.batch.proof import Mean as Mean, Sum as Sum
 from dynaflow_xla.errors import (
     DynaflowError as DynaflowError,
     EngineError as EngineError,
@@ -24,10 +25,8 @@ from dynaflow_xla.errors import (
     UnsupportedError as UnsupportedError,
     VerificationError as VerificationError,
 )
-from dynaflow_xla.ir import PartitionedGraph as PartitionedGraph
-from dynaflow_xla.kernels import CudaKernel as CudaKernel, Lanes as Lanes
-from dynaflow_xla.plan import Plan as Plan
-from dynaflow_xla.rules import (
+from dynaflow_xla.ir.graph import PartitionedGraph as PartitionedGraph
+from dynaflow_xla.ir.rules import (
     Call as Call,
     Module as Module,
     Op as Op,
@@ -36,11 +35,12 @@ from dynaflow_xla.rules import (
     Where as Where,
     mark as mark,
 )
-from dynaflow_xla.separability import Mean as Mean, Sum as Sum
+from dynaflow_xla.kernels import CudaKernel as CudaKernel, Lanes as Lanes
+from dynaflow_xla.planning.plan import Plan as Plan
 from dynaflow_xla.strategies.auto import Auto as Auto
 from dynaflow_xla.strategies.base import Split as Split, Strategy as Strategy
 from dynaflow_xla.strategies.branches import Branches as Branches
 from dynaflow_xla.strategies.dual_batch import DualBatch as DualBatch
 from dynaflow_xla.strategies.nano_batch import NanoBatch as NanoBatch
 from dynaflow_xla.strategies.sequential import Sequential as Sequential
-from dynaflow_xla.timeline import Timeline as Timeline
+from dynaflow_xla.timelines.timeline import Timeline as Timeline

@@ -55,13 +55,17 @@ _check()
 import jax  # noqa: E402
 from torch_xla import stablehlo as _to_stablehlo  # noqa: E402
 
-from dynaflow_xla.frontends.jax import capture as jax_capture, entry as jax_entry, places  # noqa: E402
-from dynaflow_xla.frontends.jax.stablehlo import Location, StableHLOFunction  # noqa: E402
+from dynaflow_xla.frontends.jax.capture import (  # noqa: E402
+    capture as jax_capture,
+    provenance,
+)
+from dynaflow_xla.frontends.jax.capture.stablehlo import Location, StableHLOFunction  # noqa: E402
+from dynaflow_xla.frontends.jax.signature import entry as jax_entry  # noqa: E402
 from dynaflow_xla.frontends.torch.core import Core  # noqa: E402
-from dynaflow_xla.frontends.torch.engine_call import EngineCall  # noqa: E402
-from dynaflow_xla.frontends.torch.entry import Options  # noqa: E402
-from dynaflow_xla.frontends.torch.flat import Flat, state_of, strip  # noqa: E402
-from dynaflow_xla.ir import Source  # noqa: E402
+from dynaflow_xla.frontends.torch.on_xla.engine_call import EngineCall  # noqa: E402
+from dynaflow_xla.frontends.torch.on_xla.flat import Flat, state_of, strip  # noqa: E402
+from dynaflow_xla.frontends.torch.signature.entry import Options  # noqa: E402
+from dynaflow_xla.ir.graph import Source  # noqa: E402
 from dynaflow_xla.recent import Recent  # noqa: E402
 from dynaflow_xla.strategies.identity import identity  # noqa: E402
 
@@ -209,7 +213,7 @@ def build_entry(program: torch.export.ExportedProgram, options: Options) -> Entr
         read = StableHLOFunction(function.bytecode, _location)
         with jax_entry.capturing_inside():
             closed = jax.make_jaxpr(read)(*read.specs)
-        captured = places.settle(jax_capture.capture(closed, 0, options.name), read.locations)
+        captured = provenance.settle(jax_capture.capture(closed, 0, options.name), read.locations)
         made = jax_entry.build_entry(
             captured,
             jax_entry.Options(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from dynaflow_xla.errors import DynaflowError
-from dynaflow_xla.ir import Source
+from dynaflow_xla.ir.graph import Source
 
 Verdict = Literal["mixed", "unproven"]
 

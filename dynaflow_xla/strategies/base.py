@@ -11,10 +11,10 @@ from numbers import Integral
 from typing import Any, NoReturn
 
 from dynaflow_xla import checks
+from dynaflow_xla.batch.expand import even_sizes
 from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument
-from dynaflow_xla.ir import Graph, PartitionedGraph, Region, Source
-from dynaflow_xla.nano import even_sizes
-from dynaflow_xla.recording import Decision, Recording
+from dynaflow_xla.ir.graph import Graph, PartitionedGraph, Region, Source
+from dynaflow_xla.planning.recording import Decision, Recording
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MAX_IDLE_READY = 10_000

@@ -13,7 +13,7 @@ from jax._src.interpreters import mlir
 from jax.extend import core as jcore
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.ir import Source
+from dynaflow_xla.ir.graph import Source
 
 T = TypeVar("T")
 

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.jax import _compat, entry
+from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.adapters import libraries
-from dynaflow_xla.frontends.jax.lifted import Lifted
+from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
 from dynaflow_xla.frontends.jax.scheduled import ScheduledFunction
+from dynaflow_xla.frontends.jax.signature import entry
 
 
 def schedule(fn: Any, options: entry.Options, check: bool) -> Any:

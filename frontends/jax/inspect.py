@@ -8,14 +8,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from dynaflow_xla import autotune, quiet, verification
+from dynaflow_xla import verification
 from dynaflow_xla.errors import PlanError, VerificationError
-from dynaflow_xla.frontends.jax import auto, device_stage, entry, lower
+from dynaflow_xla.frontends.jax.adapters.lifted import Lifted, looks_inside
 from dynaflow_xla.frontends.jax.adapters.wrapper import array_copies, same
-from dynaflow_xla.frontends.jax.lifted import Lifted, looks_inside
-from dynaflow_xla.plan_text import region_table
-from dynaflow_xla.simulate import simulate
+from dynaflow_xla.frontends.jax.lanes import device_stage, lower
+from dynaflow_xla.frontends.jax.signature import entry
+from dynaflow_xla.frontends.jax.tuning import auto
+from dynaflow_xla.planning.text import region_table
 from dynaflow_xla.strategies.auto import Auto
+from dynaflow_xla.timelines.simulator import simulate
+from dynaflow_xla.tuning import autotune, quiet
 from dynaflow_xla.verification import Report
 
 

@@ -10,10 +10,12 @@ import jax
 import numpy as np
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.jax import entry, lower, physical
-from dynaflow_xla.frontends.jax.lifted import looks_inside
-from dynaflow_xla.measured import Measured, Trace
-from dynaflow_xla.timeline import Timeline
+from dynaflow_xla.frontends.jax.adapters.lifted import looks_inside
+from dynaflow_xla.frontends.jax.capture import physical
+from dynaflow_xla.frontends.jax.lanes import lower
+from dynaflow_xla.frontends.jax.signature import entry
+from dynaflow_xla.timelines.measured import Measured, Trace
+from dynaflow_xla.timelines.timeline import Timeline
 
 # What other processes take away is no property of the plan: of this many runs, or as many as fit,
 # the fastest counts.

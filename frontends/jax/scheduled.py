@@ -13,29 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from dynaflow_xla import autotune, budget, quiet
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError
 from dynaflow_xla.ffi import _engine, xla
-from dynaflow_xla.frontends.jax import (
-    _compat,
-    auto,
-    axes,
-    capture,
-    decided,
-    donation,
-    effects,
-    entry,
-    inspect,
-    on_caller,
-    split as splitting,
-    xla_backend,
-    xla_options,
-)
+from dynaflow_xla.frontends.jax import _compat, inspect
 from dynaflow_xla.frontends.jax.adapters import libraries
-from dynaflow_xla.frontends.jax.lifted import Lifted
-from dynaflow_xla.frontends.jax.program import Program
+from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
+from dynaflow_xla.frontends.jax.batch import axes, split as splitting
+from dynaflow_xla.frontends.jax.capture import capture, effects
+from dynaflow_xla.frontends.jax.signature import donation, entry
+from dynaflow_xla.frontends.jax.transform.primitive import Program
+from dynaflow_xla.frontends.jax.tuning import auto, decided, on_caller
+from dynaflow_xla.frontends.jax.xla import xla_backend, xla_options
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.identity import identity
+from dynaflow_xla.tuning import autotune, budget, quiet
 
 _MAX_ENTRIES = 128
 _MAX_CHOICES = 1024

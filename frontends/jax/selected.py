@@ -8,7 +8,9 @@ from typing import Any
 import jax
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.frontends.jax import _compat, axes, entry
+from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax.batch import axes
+from dynaflow_xla.frontends.jax.signature import entry
 from dynaflow_xla.selection import Recipe, Selection
 
 

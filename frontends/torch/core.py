@@ -19,28 +19,17 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla import autotune, quiet
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError, UnsupportedError
-from dynaflow_xla.frontends.torch import (
-    _compat,
-    auto,
-    axes,
-    batch,
-    by_size,
-    draws,
-    effects,
-    keeping,
-    marks,
-    native,
-    overlap,
-    recurrent,
-    spectra,
-    twice,
-)
-from dynaflow_xla.frontends.torch.batched import BatchedGraph
-from dynaflow_xla.frontends.torch.by_size import BySize
-from dynaflow_xla.frontends.torch.capture import ROOT_FILE, ROOT_NAME, capture, user_name
-from dynaflow_xla.frontends.torch.entry import (
+from dynaflow_xla.frontends.torch import _compat, second_derivatives
+from dynaflow_xla.frontends.torch.batch import axes, open_batch as batch
+from dynaflow_xla.frontends.torch.batch.batched import BatchedGraph
+from dynaflow_xla.frontends.torch.capture import draws, effects, marks, overlap
+from dynaflow_xla.frontends.torch.capture.capture import ROOT_FILE, ROOT_NAME, capture, user_name
+from dynaflow_xla.frontends.torch.native import native
+from dynaflow_xla.frontends.torch.rewrite import recurrent, spectra
+from dynaflow_xla.frontends.torch.signature import by_size
+from dynaflow_xla.frontends.torch.signature.by_size import BySize
+from dynaflow_xla.frontends.torch.signature.entry import (
     CAPTURE_OPTIONS,
     Entry,
     Options,
@@ -48,10 +37,12 @@ from dynaflow_xla.frontends.torch.entry import (
     graph_name,
     whole_entry,
 )
+from dynaflow_xla.frontends.torch.tuning import auto, keeping
 from dynaflow_xla.recent import Recent
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.identity import candidates as named_candidates, identity
+from dynaflow_xla.tuning import autotune, quiet
 
 _WITHOUT_EFFECT = re.compile(
     r"depends on a tensor's value|[Dd]ata.dependent|Tensor\.item|[Dd]ynamic (output )?shape|graph_break\(\)"
@@ -286,7 +277,7 @@ class Core:
                 "torch.from_dlpack before the call, or use backend='ffi' to call it from JAX"
             )
         if self._jax_side is None:
-            from dynaflow_xla.frontends.torch.jax_call import JaxSide
+            from dynaflow_xla.frontends.torch.on_xla.jax_call import JaxSide
 
             self._jax_side = JaxSide(self.original, self.options)
         return self._jax_side(args, kwargs)
@@ -583,7 +574,7 @@ class _Backend:
         )
         run: Callable[..., Any] = aot(gm, example_inputs)
         if grad:
-            run = twice.refused(run, core.options.name)
+            run = second_derivatives.refused(run, core.options.name)
         return draws.without_last(run, unused) if unused else run
 
 

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch.core import Core
-from dynaflow_xla.frontends.torch.entry import Entry, Options, build_entry
+from dynaflow_xla.frontends.torch.signature.entry import Entry, Options, build_entry
 from dynaflow_xla.strategies.identity import identity
 
 

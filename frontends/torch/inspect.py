@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaflow_xla import quiet
 from dynaflow_xla.errors import PlanError, VerificationError
-from dynaflow_xla.frontends.torch import auto, keeping, marks
+from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.core import Core
-from dynaflow_xla.frontends.torch.entry import Entry
-from dynaflow_xla.plan_text import region_table
+from dynaflow_xla.frontends.torch.signature.entry import Entry
+from dynaflow_xla.frontends.torch.tuning import auto, keeping
+from dynaflow_xla.planning.text import region_table
 from dynaflow_xla.strategies.auto import Auto
+from dynaflow_xla.tuning import quiet
 from dynaflow_xla.verification import Report, Row
 
 

@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch import keeping
 from dynaflow_xla.frontends.torch.core import Core
-from dynaflow_xla.measured import Measured
-from dynaflow_xla.timeline import Timeline
+from dynaflow_xla.frontends.torch.tuning import keeping
+from dynaflow_xla.timelines.measured import Measured
+from dynaflow_xla.timelines.timeline import Timeline
 
 # What other processes take away is no property of the plan: of this many runs, or as many as fit,
 # the fastest counts.

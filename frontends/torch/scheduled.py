@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch.entry import Options
 from dynaflow_xla.frontends.torch.selected import core_of
+from dynaflow_xla.frontends.torch.signature.entry import Options
 
 
 class ScheduledFunction:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.frontends.torch import axes, marks
+from dynaflow_xla.frontends.torch.batch import axes
+from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.core import Core
-from dynaflow_xla.frontends.torch.entry import Options
+from dynaflow_xla.frontends.torch.signature.entry import Options
 from dynaflow_xla.selection import Selection
 
 

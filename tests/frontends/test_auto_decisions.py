@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla import autotune, budget, quiet
-from dynaflow_xla.frontends.jax import auto, costs, entry
+from dynaflow_xla.frontends.jax.capture import costs
+from dynaflow_xla.frontends.jax.signature import entry
+from dynaflow_xla.frontends.jax.tuning import auto
+from dynaflow_xla.tuning import autotune, budget, quiet
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla.frontends.jax import marks, program
-from dynaflow_xla.rules import MarkInfo
+from dynaflow_xla.frontends.jax.capture import marks
+from dynaflow_xla.frontends.jax.transform import primitive
+from dynaflow_xla.ir.rules import MarkInfo
 
 
 def sized() -> dict[str, int]:
@@ -58,12 +59,12 @@ def test_scopes_of_others_are_no_marks() -> None:
 def test_sizes_of_vmap_are_bounded(monkeypatch: pytest.MonkeyPatch, assert_same: Any) -> None:
     kept: list[Any] = []
 
-    class Small(program.Recent):  # type: ignore[misc,name-defined]
+    class Small(primitive.Recent):  # type: ignore[misc,name-defined]
         def __init__(self, size: int) -> None:
             super().__init__(min(size, 2))
             kept.append(self)
 
-    monkeypatch.setattr(program, "Recent", Small)
+    monkeypatch.setattr(primitive, "Recent", Small)
 
     def f(x: Any) -> Any:
         return jnp.sort(x) + jnp.sort(-x)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dynaflow_xla.frontends.jax.compiled_order import that_compute
-from dynaflow_xla.frontends.jax.xla_dump import Instruction
+from dynaflow_xla.frontends.jax.readback.compiled_order import that_compute
+from dynaflow_xla.frontends.jax.readback.xla_dump import Instruction
 
 
 def test_what_only_hands_a_result_on_does_not_count() -> None:

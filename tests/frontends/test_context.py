@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 import dynaflow_xla as dfx
-from dynaflow_xla.frontends.jax import auto as jax_auto
+from dynaflow_xla.frontends.jax.tuning import auto as jax_auto
 
 
 def block(w: Any, x: Any) -> Any:

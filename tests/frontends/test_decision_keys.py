@@ -12,7 +12,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
-from dynaflow_xla import autotune  # noqa: E402
+from dynaflow_xla.tuning import autotune  # noqa: E402
 
 FAST_MATH = {"xla_cpu_enable_fast_math": True}
 

@@ -11,7 +11,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 
-from dynaflow_xla.frontends.jax import hlo_text, xla_dump  # noqa: E402
+from dynaflow_xla.frontends.jax.readback import hlo_text, xla_dump  # noqa: E402
 
 X = jnp.linspace(0.0, 1.0, 64).reshape(8, 8)
 

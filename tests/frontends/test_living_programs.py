@@ -19,7 +19,7 @@ from round_robin import RoundRobin  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.ffi import _engine, device_lanes, programs  # noqa: E402
-from dynaflow_xla.frontends.jax import device_stage  # noqa: E402
+from dynaflow_xla.frontends.jax.lanes import device_stage  # noqa: E402
 
 _plugin = (
     importlib.util.find_spec("xla_plugins.xla_cpu_pjrt")

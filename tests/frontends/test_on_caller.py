@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla import autotune, budget
-from dynaflow_xla.frontends.jax import _compat, auto, on_caller
+from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax.tuning import auto, on_caller
+from dynaflow_xla.tuning import autotune, budget
 
 
 def small(x: Any, w: Any) -> Any:

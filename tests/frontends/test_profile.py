@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla.timeline import Timeline
+from dynaflow_xla.timelines.timeline import Timeline
 
 
 class Placed(dfx.Strategy):

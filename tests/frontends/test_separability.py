@@ -14,10 +14,12 @@ import pytest
 from jax import lax
 
 import dynaflow_xla as dfx
+from dynaflow_xla.batch.proof import Proof
 from dynaflow_xla.batch.states import Partial, Rows, Same
-from dynaflow_xla.frontends.jax import _compat, capture, separability
-from dynaflow_xla.frontends.jax.batch_axis import coverage
-from dynaflow_xla.separability import Proof
+from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax.batch import separability
+from dynaflow_xla.frontends.jax.batch.rules import coverage
+from dynaflow_xla.frontends.jax.capture import capture
 
 BATCH, SIZES = 5, (2, 3)
 T, D, H = 4, 6, 8
@@ -566,7 +568,7 @@ def test_closed_over_constant_of_the_batch_size() -> None:
 
 def test_a_rule_that_fails_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     from dynaflow_xla.batch.states import BrokenRule
-    from dynaflow_xla.frontends.jax.batch_axis.walk import RULES
+    from dynaflow_xla.frontends.jax.batch.rules.walk import RULES
 
     def broken(site: Any) -> Any:
         raise KeyError("dims")

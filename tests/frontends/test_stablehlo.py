@@ -9,7 +9,7 @@ import pytest
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
-stablehlo = pytest.importorskip("dynaflow_xla.frontends.jax.stablehlo")
+stablehlo = pytest.importorskip("dynaflow_xla.frontends.jax.capture.stablehlo")
 
 
 def _matrix(n: int = 6, m: int = 4) -> Any:
@@ -62,7 +62,7 @@ def test_round_trip(name: str) -> None:
 
 
 def test_kinds_and_estimates_are_those_of_jax() -> None:
-    from dynaflow_xla.frontends.jax import capture
+    from dynaflow_xla.frontends.jax.capture import capture
 
     x = _matrix()
     kinds = []

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla import autotune
+from dynaflow_xla.tuning import autotune
 
 
 class OnLane(dfx.Strategy):

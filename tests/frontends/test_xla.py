@@ -14,7 +14,9 @@ import pytest
 from jax import lax
 
 import dynaflow_xla as dfx
-from dynaflow_xla.frontends.jax import auto, targets, xla_options
+from dynaflow_xla.frontends.jax.readback import targets
+from dynaflow_xla.frontends.jax.tuning import auto
+from dynaflow_xla.frontends.jax.xla import xla_options
 
 RNG = np.random.default_rng(0)
 W = jnp.asarray(RNG.standard_normal((8, 8)), jnp.float32) / 3
@@ -331,7 +333,7 @@ def test_compile_needs_a_target(schedule: Any) -> None:
 
 
 def test_missing_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynaflow_xla.frontends.jax import deviceless
+    from dynaflow_xla.frontends.jax.readback import deviceless
 
     monkeypatch.setattr(deviceless, "_PLUGINS", ("jax-no-such-plugin",))
     with pytest.raises(dfx.UnsupportedError, match=r"pip install 'dynaflow-xla\[cuda\]'"):

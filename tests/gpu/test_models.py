@@ -111,7 +111,7 @@ def test_torch_race_hunt(torch: Any, seed: int) -> None:
     """Random delays in front of every step, freed memory poisoned by new tensors of NaN."""
     from dataclasses import replace
 
-    from dynaflow_xla.frontends.torch import cuda
+    from dynaflow_xla.frontends.torch.native import cuda
 
     chance = random.Random(seed)
     fn = _torch_cases(torch)["branches"]

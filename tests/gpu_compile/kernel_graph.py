@@ -15,7 +15,8 @@ from jax.experimental import topologies
 
 import dynaflow_xla as dfx
 from dynaflow_xla.ffi import device_lanes
-from dynaflow_xla.frontends.jax import device_stage, targets
+from dynaflow_xla.frontends.jax.lanes import device_stage
+from dynaflow_xla.frontends.jax.readback import targets
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import fake_driver  # noqa: E402

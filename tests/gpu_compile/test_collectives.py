@@ -15,7 +15,7 @@ from parallel_layers import AXIS, DEVICES, Layer, layers  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.errors import UnsupportedError  # noqa: E402
-from dynaflow_xla.frontends.jax.collectives import IN_GRAPH  # noqa: E402
+from dynaflow_xla.frontends.jax.xla.collectives import IN_GRAPH  # noqa: E402
 
 # Nobody has 8 devices here: the mesh is abstract.
 MESH = jax.sharding.AbstractMesh((DEVICES,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
@@ -115,7 +115,7 @@ def test_collectives_in_the_graph(name: str) -> None:
 
 def test_collectives_in_the_graph_without_gates_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA does not order the collectives of a CUDA graph: the reason for the gates."""
-    from dynaflow_xla.frontends.jax import xla_backend
+    from dynaflow_xla.frontends.jax.xla import xla_backend
 
     monkeypatch.setattr(xla_backend.collectives, "in_graph", lambda options: False)
     report = compiled(LAYERS["transformer_block"], dfx.DualBatch(), compiler_options=IN_GRAPH)

@@ -13,7 +13,7 @@ jax.config.update("jax_platforms", "cpu")
 import jax.numpy as jnp  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
-from dynaflow_xla.frontends.jax import targets  # noqa: E402
+from dynaflow_xla.frontends.jax.readback import targets  # noqa: E402
 
 S = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
 

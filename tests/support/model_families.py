@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import dynaflow_xla as dfx
-from dynaflow_xla import autotune
+from dynaflow_xla.tuning import autotune
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 TEXT = {

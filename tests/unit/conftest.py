@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynaflow_xla.ir import Graph, Op, Value
+from dynaflow_xla.ir.graph import Graph, Op, Value
 
 
 def make_graph(

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from dynaflow_xla import autotune
 from dynaflow_xla.errors import FallbackWarning, PlanError
+from dynaflow_xla.tuning import autotune
 
 DECISION: dict[str, Any] = {
     "choice": "Branches()",

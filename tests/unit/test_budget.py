@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dynaflow_xla import budget
-from dynaflow_xla.budget import Budget, Purse
+from dynaflow_xla.tuning import budget
+from dynaflow_xla.tuning.budget import Budget, Purse
 
 
 class Clock:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dynaflow_xla import autotune, machine
+from dynaflow_xla import machine
+from dynaflow_xla.tuning import autotune
 
 X86 = """processor\t: 0
 vendor_id\t: AuthenticAMD

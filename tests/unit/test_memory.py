@@ -7,9 +7,9 @@ import random
 
 from hypothesis import given, settings, strategies as st
 
-from dynaflow_xla.happens_before import HappensBefore
-from dynaflow_xla.memory import ALIGNMENT, Request, align, assign_offsets, disjoint_in_time
-from dynaflow_xla.plan import Instruction, Launch, Merge, Record, Slice, Wait
+from dynaflow_xla.planning.memory import ALIGNMENT, Request, align, assign_offsets, disjoint_in_time
+from dynaflow_xla.planning.order import HappensBefore
+from dynaflow_xla.planning.plan import Instruction, Launch, Merge, Record, Slice, Wait
 
 
 def launch(lane: int) -> Launch:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from dynaflow_xla import autotune, quiet
 from dynaflow_xla.errors import DynaflowError
+from dynaflow_xla.tuning import autotune, quiet
 
 
 @contextmanager

@@ -10,9 +10,9 @@ import pytest
 
 import dynaflow_xla as dfx
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir import Graph, PartitionedGraph, Region, Value
-from dynaflow_xla.partition import partition
-from dynaflow_xla.recording import Recording
+from dynaflow_xla.ir.graph import Graph, PartitionedGraph, Region, Value
+from dynaflow_xla.ir.partition import partition
+from dynaflow_xla.planning.recording import Recording
 from dynaflow_xla.strategies.base import Context, Recorder, Strategy, record, sizes_of
 
 Make = Callable[..., Graph]

@@ -10,9 +10,9 @@ import pytest
 
 import dynaflow_xla as dfx
 from dynaflow_xla.errors import RuleError
-from dynaflow_xla.ir import Graph
-from dynaflow_xla.partition import partition
-from dynaflow_xla.rules import Rule, check_matches
+from dynaflow_xla.ir.graph import Graph
+from dynaflow_xla.ir.partition import partition
+from dynaflow_xla.ir.rules import Rule, check_matches
 
 Make = Callable[..., Graph]
 

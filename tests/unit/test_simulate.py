@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir import Graph, Op, PartitionedGraph, Value
-from dynaflow_xla.plan import Launch, Plan, Record, Wait
-from dynaflow_xla.simulate import simulate
+from dynaflow_xla.ir.graph import Graph, Op, PartitionedGraph, Value
+from dynaflow_xla.planning.plan import Launch, Plan, Record, Wait
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.sequential import Sequential
-from dynaflow_xla.timeline import Timeline
+from dynaflow_xla.timelines.simulator import simulate
+from dynaflow_xla.timelines.timeline import Timeline
 
 _PATH = Path(__file__).parents[1] / "property" / "test_plans_random.py"
 _SPEC = importlib.util.spec_from_file_location("plans_random", _PATH)

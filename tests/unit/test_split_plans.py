@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dynaflow_xla import nano
+from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.proof import Sum
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir import Graph, Op, PartitionedGraph, Value
-from dynaflow_xla.lower_plan import build_plan
-from dynaflow_xla.partition import partition
-from dynaflow_xla.plan import Launch, Merge, Plan, Slice
-from dynaflow_xla.rules import Op as OpRule
-from dynaflow_xla.separability import Sum
+from dynaflow_xla.ir.graph import Graph, Op, PartitionedGraph, Value
+from dynaflow_xla.ir.partition import partition
+from dynaflow_xla.ir.rules import Op as OpRule
+from dynaflow_xla.planning.build import build_plan
+from dynaflow_xla.planning.plan import Launch, Merge, Plan, Slice
+from dynaflow_xla.planning.validate import validate
 from dynaflow_xla.strategies.base import Context, record
 from dynaflow_xla.strategies.nano_batch import NanoBatch
-from dynaflow_xla.validate import validate
 
 GOLDEN = Path(__file__).parent / "golden"
 SIZES = (5, 3)
@@ -44,9 +44,9 @@ def function(rows: int) -> Graph:
 
 def split_graph() -> PartitionedGraph:
     first = partition(function(SIZES[0]), [OpRule("*")])
-    parts = [nano.transfer(first, function(size)) for size in SIZES]
+    parts = [expand.transfer(first, function(size)) for size in SIZES]
     assert all(parts)
-    return nano.expand(function(sum(SIZES)), parts, SIZES, (0, None), (0, Sum())).pg  # type: ignore[arg-type]
+    return expand.expand(function(sum(SIZES)), parts, SIZES, (0, None), (0, Sum())).pg  # type: ignore[arg-type]
 
 
 def split_plan() -> tuple[Plan, PartitionedGraph]:
@@ -74,7 +74,7 @@ def test_the_plan_is_valid() -> None:
 def test_other_operators_cannot_take_over_a_cut() -> None:
     other = function(3)
     other = Graph(other.name, other.values, other.ops[:2], other.inputs, (3, 2), other.input_names)
-    assert nano.transfer(partition(function(5)), other) is None
+    assert expand.transfer(partition(function(5)), other) is None
 
 
 # -- mutations -------------------------------------------------------------------------------------

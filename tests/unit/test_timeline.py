@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.timeline import Bound, Span, Timeline, complete, us
+from dynaflow_xla.timelines.timeline import Bound, Span, Timeline, complete, us
 
 HOSTILE = (
     "</script><script>alert(1)</script>",

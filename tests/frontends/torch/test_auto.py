@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla import autotune, quiet
 from dynaflow_xla.errors import PlanError, SeparabilityError, UnsupportedError
-from dynaflow_xla.frontends.torch import auto
+from dynaflow_xla.frontends.torch.tuning import auto
+from dynaflow_xla.tuning import autotune, quiet
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn = torch.nn

@@ -289,7 +289,7 @@ def test_a_generator_that_a_checkpoint_does_not_need() -> None:
     from torch._prims.rng_prims import graphsafe_run_with_rng_state as run
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from dynaflow_xla.frontends.torch import draws
+    from dynaflow_xla.frontends.torch.capture import draws
 
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     for dropout in (0.0, 0.5):
@@ -318,7 +318,7 @@ def test_looking_for_shared_memory_runs_no_operators() -> None:
     """It is done at each call of a function that writes its arguments, whatever the size of these."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from dynaflow_xla.frontends.torch import overlap
+    from dynaflow_xla.frontends.torch.capture import overlap
 
     class Count(TorchDispatchMode):
         ran: list[str]

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla import autotune
-from dynaflow_xla.frontends.torch import auto, core
+from dynaflow_xla.frontends.torch import core
+from dynaflow_xla.frontends.torch.tuning import auto
 from dynaflow_xla.recent import Recent
+from dynaflow_xla.tuning import autotune
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 

@@ -32,7 +32,8 @@ RULES = [dfx.Module("layers/*"), dfx.Module("last")]
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Notes each compilation of this process; there are no others."""
-    from dynaflow_xla.frontends.torch import _compat, compile_worker, compilers
+    from dynaflow_xla.frontends.torch import _compat
+    from dynaflow_xla.frontends.torch.native import compile_worker, compilers
 
     made: list[str] = []
 
@@ -149,7 +150,7 @@ def test_a_second_process_finds_inductor_code(
 
 
 def test_open_sizes_are_refused() -> None:
-    from dynaflow_xla.frontends.torch import compilers
+    from dynaflow_xla.frontends.torch.native import compilers
 
     class Symbolic:
         symbolic = True

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla import autotune, quiet
 from dynaflow_xla.errors import PlanError
+from dynaflow_xla.tuning import autotune, quiet
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla.frontends.torch import batched, entry
+from dynaflow_xla.frontends.torch.batch import batched
+from dynaflow_xla.frontends.torch.signature import entry
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn, F = torch.nn, torch.nn.functional

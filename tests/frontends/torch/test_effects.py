@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla import autotune
-from dynaflow_xla.put_back import Saved
+from dynaflow_xla.tuning import autotune
+from dynaflow_xla.tuning.put_back import Saved
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn = torch.nn

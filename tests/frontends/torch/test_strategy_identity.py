@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dynaflow_xla as dfx
-from dynaflow_xla import autotune
+from dynaflow_xla.tuning import autotune
 
 
 class Scaled(dfx.Strategy):

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.errors import EngineError  # noqa: E402
-from dynaflow_xla.frontends.torch import cuda  # noqa: E402
+from dynaflow_xla.frontends.torch.native import cuda  # noqa: E402
 
 LANES = 3
 

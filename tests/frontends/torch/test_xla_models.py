@@ -125,7 +125,7 @@ CASES += [
 def test_operators(name: str, dtype: str) -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from dynaflow_xla.frontends.torch import aten_lowering
+    from dynaflow_xla.frontends.torch.on_xla import aten_lowering
 
     fn = FLOATS.get(name) or ANY[name]
     kind = getattr(torch, dtype)

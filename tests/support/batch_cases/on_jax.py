@@ -12,8 +12,8 @@ import numpy as np
 from batch_cases.table import Row, Stand, Tally, called, combinations, layouts
 from batch_cases.values import SIZES, Triple, is_true, states_of, triple
 from dynaflow_xla.batch.states import Mixed, State, Unknown, is_plain_same
-from dynaflow_xla.frontends.jax import separability  # noqa: F401  (it registers the rules)
-from dynaflow_xla.frontends.jax.batch_axis.walk import RULES, Body, Walker
+from dynaflow_xla.frontends.jax.batch import separability  # noqa: F401  (it registers the rules)
+from dynaflow_xla.frontends.jax.batch.rules.walk import RULES, Body, Walker
 
 CHEAP = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 DEVICES = 2
@@ -93,7 +93,7 @@ def _asked(traces: Sequence[Any], states: Sequence[State], name: str) -> tuple[l
     try:
         walker = Walker(SIZES)
         consts = [list(t.consts) for t in traces]
-        from dynaflow_xla.frontends.jax.batch_axis import equality
+        from dynaflow_xla.frontends.jax.batch.rules import equality
 
         known = [equality.constant_state(c, SIZES) for c in zip(*consts, strict=True)]
         made = walker.run([Body.of(t) for t in traces], [*known, *states])

@@ -1,0 +1,123 @@
+"""Text, JSON and DOT forms of a partitioned graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from dynaflow_xla.ir.graph import PartitionedGraph, Region
+
+_COLORS = {"compute": "#cfe2f3", "memory": "#fff2cc", "network": "#f4cccc", "host": "#d9ead3"}
+
+
+def _types(pg: PartitionedGraph, ids: tuple[int, ...]) -> str:
+    return ", ".join(f"v{v}:{pg.graph.values[v].type_str()}" for v in ids)
+
+
+def graph_text(pg: PartitionedGraph) -> str:
+    """One paragraph a region: what it reads, its operators with their lines, what it makes."""
+    graph = pg.graph
+    lines = [f"graph {graph.name}({_types(pg, graph.inputs)}) -> ({_types(pg, graph.outputs)})"]
+    for region in pg.regions:
+        tags = f" tags={','.join(sorted(region.tags))}" if region.tags else ""
+        lines.append(
+            f"region {region.id} {region.name}: {region.resource}, {region.cost_ns / 1e3:.1f} us, "
+            f"{region.flops:.3g} flop, {region.bytes_moved} bytes, rule {region.rule}{tags}"
+        )
+        lines.append(f"  reads  {_types(pg, region.inputs)}")
+        for index in region.ops:
+            op = graph.ops[index]
+            outs = ", ".join(f"v{v}" for v in op.outputs)
+            ins = ", ".join(f"v{v}" for v in op.inputs)
+            where = f"  # {op.source}" if op.source else ""
+            params = f" [{op.params}]" if op.params else ""
+            lines.append(f"    {outs} = {op.kind}({ins}){params}{where}")
+        lines.append(f"  makes  {_types(pg, region.outputs)}")
+    lines += [f"note: {note}" for note in pg.notes]
+    return "\n".join(lines)
+
+
+def _region_dict(region: Region) -> dict[str, object]:
+    return {
+        "id": region.id,
+        "name": region.name,
+        "ops": list(region.ops),
+        "inputs": list(region.inputs),
+        "outputs": list(region.outputs),
+        "tags": sorted(region.tags),
+        "resource": region.resource,
+        "flops": region.flops,
+        "bytes_moved": region.bytes_moved,
+        "cost_ns": region.cost_ns,
+        "outer": region.outer,
+        "rule": region.rule,
+        "nano": region.nano,
+        "merge": region.merge,
+        "source": str(region.source) if region.source else None,
+    }
+
+
+def graph_json(pg: PartitionedGraph) -> str:
+    """JSON with sorted keys; the same graph gives the same text."""
+    graph = pg.graph
+    data = {
+        "name": graph.name,
+        "inputs": list(graph.inputs),
+        "outputs": list(graph.outputs),
+        "values": [
+            {
+                "id": v.id,
+                "shape": list(v.shape),
+                "dtype": v.dtype,
+                "bytes": v.bytes,
+                "weak_type": v.weak_type,
+            }
+            for v in graph.values
+        ],
+        "views": [dataclasses.asdict(view) for view in graph.views],
+        "joins": [dataclasses.asdict(join) for join in graph.joins],
+        "ops": [
+            {
+                "index": op.index,
+                "kind": op.kind,
+                "inputs": list(op.inputs),
+                "outputs": list(op.outputs),
+                "scope": list(op.scope),
+                "call_path": list(op.call_path),
+                "flops": op.flops,
+                "bytes_moved": op.bytes_moved,
+                "cost_ns": op.cost_ns,
+                "outer": op.outer,
+                "params": op.params,
+                "source": str(op.source) if op.source else None,
+            }
+            for op in graph.ops
+        ],
+        "regions": [_region_dict(region) for region in pg.regions],
+        "notes": list(pg.notes),
+    }
+    return json.dumps(data, sort_keys=True, indent=1)
+
+
+def _quote(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def graph_dot(pg: PartitionedGraph) -> str:
+    """Graphviz source: regions as boxes coloured by resource, edges with their bytes."""
+    lines = [f"digraph {_quote(pg.graph.name)} {{", "  rankdir=TB; node [shape=box, style=filled];"]
+    for region in pg.regions:
+        label = f"{region.name}\n{region.cost_ns / 1e3:.1f} us, {len(region.ops)} ops"
+        label_text = _quote(label).replace("\n", "\\n")
+        lines.append(
+            f'  r{region.id} [label={label_text}, fillcolor="{_COLORS[region.resource]}"];'
+        )
+    made = pg.producer_region()
+    for region in pg.regions:
+        crossing: dict[int, int] = {}
+        for value in region.inputs:
+            if value in made:
+                crossing[made[value]] = crossing.get(made[value], 0) + pg.graph.values[value].bytes
+        for source, size in sorted(crossing.items()):
+            lines.append(f'  r{source} -> r{region.id} [label="{size} B"];')
+    return "\n".join([*lines, "}"])

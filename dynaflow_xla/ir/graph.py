@@ -1,0 +1,296 @@
+"""The framework-neutral graph: an SSA list of operators, and its cut into regions.
+
+A frontend builds a :class:`Graph` from a framework's own program; ``partition`` cuts it into
+:class:`Region` objects; nothing here knows JAX or PyTorch. The framework's own operator (a jaxpr
+equation, an fx node) rides along as ``Op.payload`` and is read by its frontend only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Resource = Literal["compute", "memory", "network", "host"]
+ORDERED = "ordered"
+"""Tag of regions that keep their program order among themselves."""
+
+RESOURCES: tuple[Resource, ...] = ("compute", "memory", "network", "host")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where in the user's program an operator came from."""
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One SSA value.
+
+    Attributes:
+        id: Number of the value, its index in ``Graph.values``.
+        shape: Dimensions.
+        dtype: Name of the element type as NumPy spells it ("float32", "bfloat16", "key<fry>").
+        bytes: Size of the dense value.
+        producer: Index of the operator that makes it, or -1 for a graph input.
+        weak_type: Whether JAX's weak typing applies (kept so that results promote alike).
+    """
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    producer: int
+    weak_type: bool = False
+
+    def type_str(self) -> str:
+        """``float32[8,128]``."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class OpMark:
+    """A ``dfx.mark`` around an operator: ``instance`` tells two uses of the same name apart."""
+
+    name: str
+    instance: int = 0
+    resource: Resource | None = None
+    tags: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator of the graph.
+
+    Attributes:
+        index: Position in ``Graph.ops`` (program order, which is a topological order).
+        kind: The framework's name for it: "dot_general", "sort", "scan", "aten.addmm".
+        inputs: Value ids read.
+        outputs: Value ids made.
+        scope: Name scope, outermost first: ("encoder", "layer_0", "attention").
+        call_path: Enclosing nested functions, outermost first, each with its call number:
+            ("block#3", "relu#0"): two calls of one function are two instances.
+        scope_calls: For each component of ``scope`` how many functions of ``call_path`` were entered
+            before it: a call inside a scope belongs to the same use of it, a scope inside a call to
+            that call. () where the scope itself tells its uses apart.
+        classes: For each component of ``scope`` the class of that module, "" if it is none.
+        flops: Estimated floating point (or comparison) operations.
+        bytes_moved: Estimated bytes read and written.
+        cost_ns: Estimated time on one core or lane, from the frontend's cost rules.
+        outer: True if the operator must stay in the outer program (effects, callbacks,
+            collectives, ordered tokens); it never enters a lane.
+        outer_reason: Why, for messages.
+        once: True if the operator changes something besides its results (random state, an
+            assertion): it is never left out and never repeated.
+        generator: It makes its values from nothing (iotas, masks of them, filled arrays) and costs
+            nothing where it is fused into its reader: cuts repeat it in every region that reads it.
+        mark: The innermost ``dfx.mark`` around it.
+        source: User's file and line.
+        params: Short text of the operator's parameters, for the text form and the hash.
+        payload: The framework's own operator.
+    """
+
+    index: int
+    kind: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    scope: tuple[str, ...] = ()
+    call_path: tuple[str, ...] = ()
+    scope_calls: tuple[int, ...] = ()
+    classes: tuple[str, ...] = ()
+    flops: float = 0.0
+    bytes_moved: int = 0
+    cost_ns: float = 0.0
+    outer: bool = False
+    outer_reason: str = ""
+    once: bool = False
+    generator: bool = False
+    mark: OpMark | None = None
+    source: Source | None = None
+    params: str = ""
+    payload: Any = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Value ``value``: rows ``start:stop`` of graph input number ``input`` along ``axis``, in place.
+
+    ``offset`` is where it begins, in bytes; the rows are contiguous and so aligned that a lane
+    reads them where they are.
+    """
+
+    value: int
+    input: int
+    axis: int
+    start: int
+    stop: int
+    offset: int
+    nano: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Graph output ``value`` is its ``parts`` one after the other in memory, along ``axis``.
+
+    Whoever makes a part writes it to ``offsets`` (bytes) of the output; nothing is copied twice.
+    """
+
+    value: int
+    parts: tuple[int, ...]
+    offsets: tuple[int, ...]
+    axis: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A whole function: values, operators in program order, inputs and outputs (value ids).
+
+    A graph whose batch is split holds each nano-batch's operators, with ``views`` of its inputs and
+    ``joins`` of its outputs.
+    """
+
+    name: str
+    values: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    input_names: tuple[str, ...] = ()
+    views: tuple[View, ...] = ()
+    joins: tuple[Join, ...] = ()
+
+    def consumers(self) -> dict[int, list[int]]:
+        """Value id -> indices of the operators that read it."""
+        uses: dict[int, list[int]] = {}
+        for op in self.ops:
+            for value in op.inputs:
+                uses.setdefault(value, []).append(op.index)
+        return uses
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A schedulable subgraph.
+
+    Attributes:
+        id: Index in ``PartitionedGraph.regions``; ids are a topological order.
+        name: Unique, readable name.
+        ops: Operator indices, in program order.
+        inputs: Value ids read from outside the region (graph inputs and other regions' outputs).
+        outputs: Value ids that others, or the caller, read.
+        tags: From rules and marks, plus built-in ones such as "outer".
+        resource: The dominant resource.
+        flops, bytes_moved, cost_ns: Sums over the operators.
+        outer: The region holds one operator that must stay in the outer program.
+        rule: Text of the rule that made it, "default" or "glue".
+        source: Line of its costliest operator.
+        nano: Nano-batch it belongs to.
+        merge: It puts nano-batches together; schedules place it by themselves.
+    """
+
+    id: int
+    name: str
+    ops: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    tags: frozenset[str] = frozenset()
+    resource: Resource = "compute"
+    flops: float = 0.0
+    bytes_moved: int = 0
+    cost_ns: float = 0.0
+    outer: bool = False
+    rule: str = "default"
+    source: Source | None = None
+    nano: int = 0
+    merge: bool = False
+
+
+@dataclass(frozen=True)
+class PartitionedGraph:
+    """A graph and its cut into regions; ``regions`` is in topological order.
+
+    ``notes`` are sentences for ``explain`` (what a default rule did, what was left out).
+    """
+
+    graph: Graph
+    regions: tuple[Region, ...]
+    notes: tuple[str, ...] = ()
+
+    def producer_region(self) -> dict[int, int]:
+        """Value id -> id of the region that makes it (graph inputs are absent)."""
+        return {v: r.id for r in self.regions for v in r.outputs}
+
+    def predecessors(self) -> list[set[int]]:
+        """For each region, the regions whose outputs it reads.
+
+        Consecutive outer regions also depend on each other, in program order, so that effects
+        keep their order; so do regions with the tag "ordered" (every process has to start the same
+        collectives in the same order, whatever its lanes).
+        """
+        made = self.producer_region()
+        preds = [{made[v] for v in r.inputs if v in made} for r in self.regions]
+        last_outer: Region | None = None
+        for region in self.regions:
+            if region.outer or ORDERED in region.tags:
+                if last_outer is not None:
+                    preds[region.id].add(last_outer.id)
+                last_outer = region
+        return preds
+
+    def successors(self) -> list[set[int]]:
+        """For each region, the regions that read its outputs (or follow it as an effect)."""
+        succs: list[set[int]] = [set() for _ in self.regions]
+        for region, preds in enumerate(self.predecessors()):
+            for pred in preds:
+                succs[pred].add(region)
+        return succs
+
+    def to_text(self) -> str:
+        """Readable listing, one region a paragraph."""
+        from dynaflow_xla.ir.forms import graph_text
+
+        return graph_text(self)
+
+    def to_json(self) -> str:
+        """JSON form (stable key order; payloads are left out)."""
+        from dynaflow_xla.ir.forms import graph_json
+
+        return graph_json(self)
+
+    def to_dot(self) -> str:
+        """Graphviz form: regions as nodes, cross-region values as edges."""
+        from dynaflow_xla.ir.forms import graph_dot
+
+        return graph_dot(self)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+
+def contents(pg: PartitionedGraph) -> tuple[str, ...]:
+    """What each region computes, apart from its number and name: equal texts, equal operators and sizes.
+
+    Another cut of the same function has other regions under the same numbers.
+    """
+    made = []
+    for region in pg.regions:
+        local: dict[int, int] = {}
+        parts: list[object] = []
+        for value in region.inputs:
+            local[value] = len(local)
+            parts.append((pg.graph.values[value].shape, pg.graph.values[value].dtype))
+        for index in region.ops:
+            op = pg.graph.ops[index]
+            parts.append((op.kind, op.params, [local.get(v, -1) for v in op.inputs]))
+            for value in op.outputs:
+                local[value] = len(local)
+                parts.append((pg.graph.values[value].shape, pg.graph.values[value].dtype))
+        parts.append([local.get(v, -1) for v in region.outputs])
+        made.append(hashlib.sha256(repr(parts).encode()).hexdigest()[:16])
+    return tuple(made)

@@ -1,0 +1,433 @@
+"""Rules that say where to cut a graph, and ``mark``, which says it in the model."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import fnmatch
+import functools
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dynaflow_xla.errors import RuleError, RuleTypeError, bad_rule
+from dynaflow_xla.ir.graph import RESOURCES, Graph, Op as GraphOp, Resource
+
+
+def _check_labels(what: str, name: Any, resource: Any, tags: Any) -> frozenset[str]:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise bad_rule(name, str, f"{what}: name must be a non-empty string; got {name!r}")
+    if resource is not None and resource not in RESOURCES:
+        raise RuleError(f"{what}: resource must be one of {', '.join(RESOURCES)}; got {resource!r}")
+    labels = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else (None,)
+    if not all(isinstance(tag, str) for tag in labels):
+        raise RuleTypeError(f"{what}: tags must be a collection of strings; got {tags!r}")
+    return frozenset(labels)
+
+
+class Rule:
+    """Base of the rules: maps operators to groups; each group becomes a region.
+
+    Args:
+        name: Name of the regions it makes; default from what it matched.
+        resource: Their dominant resource; default estimated.
+        tags: Tags they get.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        resource: Resource | None = None,
+        tags: Iterable[str] = (),
+    ) -> None:
+        self.tags = _check_labels(type(self).__name__, name, resource, tags)
+        self.name = name
+        self.resource = resource
+
+    def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
+        """(name, operator indices) of every match, in program order."""
+        raise NotImplementedError
+
+    def near_misses(self, graph: Graph) -> list[str]:
+        """What the graph has that the rule might have meant."""
+        return []
+
+    def text(self) -> str:
+        """How the rule was written."""
+        return type(self).__name__
+
+
+def _pattern(rule: str, pattern: Any) -> str:
+    if not isinstance(pattern, str) or not pattern:
+        raise bad_rule(pattern, str, f"{rule} takes a non-empty pattern string; got {pattern!r}")
+    return pattern
+
+
+def _glob_path(pattern: str) -> re.Pattern[str]:
+    """``**`` spans components, ``*`` and ``?`` stay within one."""
+    out = []
+    for part in re.split(r"(\*\*/|\*\*|\*|\?)", pattern):
+        out.append(
+            {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part, re.escape(part))
+        )
+    return re.compile("".join(out))
+
+
+def _close(word: str, have: Iterable[str]) -> list[str]:
+    names = sorted(set(have))
+    return difflib.get_close_matches(word, names, n=5, cutoff=0.4) or names[:8]
+
+
+def _grouped(
+    items: Iterable[tuple[Hashable, str, int]],
+) -> list[tuple[str, list[int]]]:
+    found: dict[Hashable, tuple[str, list[int]]] = {}
+    for key, name, index in items:
+        found.setdefault(key, (name, []))[1].append(index)
+    return list(found.values())
+
+
+_REPEATED = re.compile(r"@\d+(?=/|$)")
+
+
+class Scope(Rule):
+    """Operators under a name scope: ``Scope("**/self_attn")``. One region a scope and enclosing call.
+
+    The pattern is a glob over the scope path joined by "/", where ``**`` spans components; it
+    matches an operator if it matches the path or one of its leading parts. In PyTorch the path is
+    the module's ("encoder/layers/0"); a module's second call adds "@1", which the pattern may omit.
+    """
+
+    def __init__(self, pattern: str, **labels: Any) -> None:
+        super().__init__(**labels)
+        self.pattern = _pattern("Scope", pattern)
+        self._regex = _glob_path(pattern)
+
+    def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
+        """See :class:`Rule`."""
+
+        def matches() -> Iterator[tuple[Hashable, str, int]]:
+            for op in graph.ops:
+                for depth in range(1, len(op.scope) + 1):
+                    path = "/".join(op.scope[:depth])
+                    if self._regex.fullmatch(path) or self._regex.fullmatch(
+                        _REPEATED.sub("", path)
+                    ):
+                        calls = op.scope_calls[depth - 1] if op.scope_calls else 0
+                        yield (path, op.call_path[:calls]), op.scope[depth - 1], op.index
+                        break
+
+        return _grouped(matches())
+
+    def near_misses(self, graph: Graph) -> list[str]:
+        """See :class:`Rule`."""
+        return _close(self.pattern, ("/".join(op.scope) for op in graph.ops if op.scope))
+
+    def text(self) -> str:
+        """See :class:`Rule`."""
+        return f"Scope({self.pattern!r})"
+
+
+class Op(Rule):
+    """Operators by kind: ``Op("all_reduce|psum")``; globs and ``|`` alternatives. One region each."""
+
+    def __init__(self, pattern: str, **labels: Any) -> None:
+        super().__init__(**labels)
+        self.pattern = _pattern("Op", pattern)
+
+    def matches(self, op: GraphOp) -> bool:
+        """Whether one operator fits."""
+        return any(fnmatch.fnmatchcase(op.kind, p.strip()) for p in self.pattern.split("|"))
+
+    def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
+        """See :class:`Rule`."""
+        return [(op.kind, [op.index]) for op in graph.ops if self.matches(op)]
+
+    def near_misses(self, graph: Graph) -> list[str]:
+        """See :class:`Rule`."""
+        return _close(self.pattern, (op.kind for op in graph.ops))
+
+    def text(self) -> str:
+        """See :class:`Rule`."""
+        return f"Op({self.pattern!r})"
+
+
+class Call(Rule):
+    """Calls of nested functions by name: ``Call("block")`` for a nested ``jax.jit``. One region a call."""
+
+    def __init__(self, pattern: str, **labels: Any) -> None:
+        super().__init__(**labels)
+        self.pattern = _pattern("Call", pattern)
+
+    def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
+        """See :class:`Rule`."""
+
+        def matches() -> Iterator[tuple[Hashable, str, int]]:
+            for op in graph.ops:
+                for depth, call in enumerate(op.call_path):
+                    name = call.split("#", 1)[0]
+                    if fnmatch.fnmatchcase(name, self.pattern):
+                        yield op.call_path[: depth + 1], name, op.index
+                        break
+
+        return _grouped(matches())
+
+    def near_misses(self, graph: Graph) -> list[str]:
+        """See :class:`Rule`."""
+        return _close(self.pattern, (c.split("#", 1)[0] for op in graph.ops for c in op.call_path))
+
+    def text(self) -> str:
+        """See :class:`Rule`."""
+        return f"Call({self.pattern!r})"
+
+
+class Module(Rule):
+    """Modules by class or path glob, for graphs that know module classes (PyTorch's). One region a call."""
+
+    def __init__(self, module: Any, **labels: Any) -> None:
+        super().__init__(**labels)
+        if not isinstance(module, str | type):
+            raise RuleTypeError(f"Module takes a class or a path glob; got {module!r}")
+        self.module = module
+
+    def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
+        """See :class:`Rule`."""
+        if isinstance(self.module, str):
+            return Scope(self.module).groups(graph)
+        wanted = self.module.__name__
+        if not any(op.classes for op in graph.ops):
+            raise RuleError(
+                f"{self.text()}: this graph carries no module classes; use dfx.Scope with the "
+                "module's path instead"
+            )
+
+        def matches() -> Iterator[tuple[Hashable, str, int]]:
+            for op in graph.ops:
+                for depth, name in enumerate(op.classes):
+                    if name == wanted:
+                        yield op.scope[: depth + 1], op.scope[depth], op.index
+                        break
+
+        return _grouped(matches())
+
+    def near_misses(self, graph: Graph) -> list[str]:
+        """See :class:`Rule`."""
+        if isinstance(self.module, str):
+            return Scope(self.module).near_misses(graph)
+        return _close(self.module.__name__, (c for op in graph.ops for c in op.classes if c))
+
+    def text(self) -> str:
+        """See :class:`Rule`."""
+        name = self.module if isinstance(self.module, str) else self.module.__name__
+        return f"Module({name!r})"
+
+
+class Where(Rule):
+    """Operators for which a predicate holds; connected ones form one region."""
+
+    def __init__(self, predicate: Callable[[GraphOp], bool], **labels: Any) -> None:
+        super().__init__(**labels)
+        if not callable(predicate):
+            raise RuleTypeError(f"Where takes a function of an operator; got {predicate!r}")
+        self.predicate = predicate
+
+    def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
+        """See :class:`Rule`."""
+        chosen = [op for op in graph.ops if self.predicate(op)]
+        group_of: dict[int, int] = {}
+        producer = {v: op.index for op in graph.ops for v in op.outputs}
+        for op in chosen:
+            near = {group_of[producer[v]] for v in op.inputs if producer.get(v) in group_of}
+            target = min(near, default=op.index)
+            for index, group in list(group_of.items()):
+                if group in near:
+                    group_of[index] = target
+            group_of[op.index] = target
+        name = self.name or "where"
+        return _grouped((group, name, index) for index, group in sorted(group_of.items()))
+
+    def text(self) -> str:
+        """See :class:`Rule`."""
+        return f"Where({getattr(self.predicate, '__name__', self.predicate)!s})"
+
+
+class Seq(Rule):
+    """A chain of operators, each matched by the next rule and reading the previous one's result."""
+
+    def __init__(self, *rules: Op | Where, **labels: Any) -> None:
+        super().__init__(**labels)
+        if len(rules) < 2 or not all(isinstance(rule, Op | Where) for rule in rules):
+            wrong = next((rule for rule in rules if not isinstance(rule, Op | Where)), None)
+            raise bad_rule(
+                rules[0] if wrong is None and rules else wrong,
+                (Op, Where),
+                f"Seq takes two or more Op or Where rules, one for each operator of a chain; got {rules!r}",
+            )
+        self.rules = rules
+
+    @staticmethod
+    def _fits(rule: Op | Where, op: GraphOp) -> bool:
+        return rule.matches(op) if isinstance(rule, Op) else bool(rule.predicate(op))
+
+    def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
+        """See :class:`Rule`."""
+        consumers = graph.consumers()
+        taken: set[int] = set()
+        found = []
+        for op in graph.ops:
+            if op.index in taken or not self._fits(self.rules[0], op):
+                continue
+            chain = self._chain(graph, consumers, [op.index], taken)
+            if chain:
+                taken.update(chain)
+                found.append(("_".join(graph.ops[i].kind for i in chain), chain))
+        return found
+
+    def _chain(
+        self, graph: Graph, consumers: dict[int, list[int]], chain: list[int], taken: set[int]
+    ) -> list[int]:
+        """The first whole chain that goes on from ``chain``, in program order; [] if there is none."""
+        if len(chain) == len(self.rules):
+            return chain
+        after = {user for v in graph.ops[chain[-1]].outputs for user in consumers.get(v, ())}
+        for user in sorted(after - taken):
+            if self._fits(self.rules[len(chain)], graph.ops[user]):
+                whole = self._chain(graph, consumers, [*chain, user], taken)
+                if whole:
+                    return whole
+        return []
+
+    def near_misses(self, graph: Graph) -> list[str]:
+        """See :class:`Rule`."""
+        return _close(self.text(), (op.kind for op in graph.ops))
+
+    def text(self) -> str:
+        """See :class:`Rule`."""
+        return f"Seq({', '.join(rule.text() for rule in self.rules)})"
+
+
+def as_rules(given: Any) -> tuple[Rule, ...]:
+    """The rules of an option or a strategy; RuleError if it is no collection of rules."""
+    rules = (given,) if isinstance(given, Rule) or not isinstance(given, Iterable) else tuple(given)
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise RuleTypeError(
+                f"rules must be dfx.Scope, Op, Call, Module, Seq or Where objects; got {rule!r}"
+            )
+    return rules
+
+
+def check_matches(rule: Rule, graph: Graph) -> list[tuple[str, list[int]]]:
+    """A rule's groups; RuleError if there are none."""
+    groups = rule.groups(graph)
+    if not groups:
+        near = rule.near_misses(graph)
+        hint = f" The graph has: {', '.join(near)}." if near else ""
+        raise RuleError(f"rule {rule.text()} matches nothing in {graph.name!r}.{hint}")
+    return groups
+
+
+# -- marks ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MarkInfo:
+    """What a mark says."""
+
+    name: str
+    resource: Resource | None
+    tags: frozenset[str]
+
+
+_backends: list[Callable[[MarkInfo], contextlib.AbstractContextManager[Any]]] = []
+
+# Set by the PyTorch frontend: whether Dynamo is reading this code, and what it shall read instead
+# of the backends, whose code it cannot trace.
+_traced_mark: (
+    tuple[Callable[[], bool], Callable[[MarkInfo], contextlib.AbstractContextManager[Any]]] | None
+) = None
+
+
+def set_traced_mark(
+    is_tracing: Callable[[], bool],
+    enter: Callable[[MarkInfo], contextlib.AbstractContextManager[Any]],
+) -> None:
+    """How a mark is noted while a compiler reads the source of ``mark`` itself."""
+    global _traced_mark
+    _traced_mark = (is_tracing, enter)
+
+
+def register_mark_backend(
+    enter: Callable[[MarkInfo], contextlib.AbstractContextManager[Any]],
+) -> None:
+    """A frontend's way to note a mark while a model is traced; all registered ones are entered."""
+    if enter not in _backends:
+        _backends.append(enter)
+
+
+def mark_loaders() -> Sequence[str]:
+    """Names of the frontends' mark modules by framework module; imported when both are present."""
+    return ("jax",)
+
+
+class mark(contextlib.ContextDecorator):  # noqa: N801 - used as a statement, like jax.named_scope
+    """Makes what is traced inside one region: ``with dfx.mark("attention", tags={"attn"}): ...``.
+
+    Also a decorator. Marks change no value; without a schedule they are names in a profile.
+
+    Args:
+        name: Name of the region; a second use makes a second region.
+        resource: Dominant resource, if known.
+        tags: Tags for strategies.
+    """
+
+    def __init__(
+        self, name: str, *, resource: Resource | None = None, tags: Iterable[str] = ()
+    ) -> None:
+        # No regular expression: Dynamo traces this, and some versions break the graph in `re`.
+        if (
+            not isinstance(name, str)
+            or not name
+            or not all(c.isalnum() or c in "_.- " for c in name)
+        ):
+            text = f"a mark's name must be letters, digits, '_', '.', '-' or spaces; got {name!r}"
+            raise bad_rule(name, str, text)
+        self._info = MarkInfo(name, resource, _check_labels("mark", name, resource, tags))
+        self._stacks: list[contextlib.AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> mark:
+        if _traced_mark is not None and _traced_mark[0]():
+            traced = _traced_mark[1](self._info)
+            traced.__enter__()
+            self._stacks.append(traced)
+            return self
+        _load_backends()
+        stack = contextlib.ExitStack()
+        for enter in _backends:
+            stack.enter_context(enter(self._info))
+        self._stacks.append(stack)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stacks.pop().__exit__(*error)
+
+    def _recreate_cm(self) -> mark:
+        return mark(self._info.name, resource=self._info.resource, tags=self._info.tags)
+
+
+@functools.cache
+def _load(framework: str) -> None:
+    import importlib
+
+    module = importlib.import_module(f"dynaflow_xla.frontends.{framework}.capture.marks")
+    register_mark_backend(module.enter_mark)
+
+
+def _load_backends() -> None:
+    import sys
+
+    for framework in mark_loaders():
+        if framework in sys.modules:
+            _load(framework)

@@ -1,0 +1,1 @@
+"""From a recording to a plan, and the proof that the plan is right."""

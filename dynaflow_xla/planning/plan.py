@@ -1,0 +1,192 @@
+"""The plan: an immutable, versioned list of instructions over numbered lanes and buffers.
+
+A strategy's decisions are recorded as a :class:`Plan`; ``validate`` proves it; a backend turns it
+into a callable. Text and JSON forms round-trip; the content hash names a plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Literal
+
+import msgspec
+
+from dynaflow_xla.errors import PlanError
+
+PLAN_VERSION = 2
+"""Version of the plan format, apart from the package version."""
+
+BufferKind = Literal["arg", "result", "scratch", "local", "stage"]
+
+
+class PlanBuffer(msgspec.Struct, frozen=True):
+    """Memory that holds one value.
+
+    Attributes:
+        id: Index in ``Plan.buffers``.
+        kind: ``arg`` (caller's input), ``result`` (caller's output), ``scratch`` (crosses lanes,
+            engine memory), ``local`` (never leaves its lane, managed by the lane program),
+            ``stage`` (crosses an outer region, a value of the outer program).
+        value: Value id in the graph.
+        nano: Nano-batch the value belongs to (0 when the batch is not split).
+        shape, dtype, bytes: As in the graph.
+        index: Argument or result number for ``arg`` and ``result``, else -1.
+        offset: Byte offset in scratch for ``scratch``; where a nano-batch begins within the argument
+            or result for a part of one (see ``Slice``, ``Merge``); else -1.
+    """
+
+    id: int
+    kind: BufferKind
+    value: int
+    nano: int
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    index: int = -1
+    offset: int = -1
+
+
+class Launch(msgspec.Struct, frozen=True, tag="launch"):
+    """Run ``region`` for nano-batch ``nano`` on ``lane``; reads ``ins``, writes ``outs`` (buffers).
+
+    ``lane`` is -1 for an outer region, which runs in the outer program between two stages.
+    ``replace`` names a replacement implementation, or "" for the region's own.
+    """
+
+    region: int
+    name: str
+    lane: int
+    nano: int
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    replace: str = ""
+
+
+class Record(msgspec.Struct, frozen=True, tag="record"):
+    """All launched on ``lane`` before this is done: signal ``event``."""
+
+    event: int
+    lane: int
+
+
+class Wait(msgspec.Struct, frozen=True, tag="wait"):
+    """``lane`` goes on only after ``event`` was signalled."""
+
+    event: int
+    lane: int
+
+
+class Slice(msgspec.Struct, frozen=True, tag="slice"):
+    """Buffer ``out`` is rows ``start:stop`` of argument ``src`` along ``axis``, where they lie.
+
+    It costs nothing and belongs to no lane; slices come before all else.
+    """
+
+    src: int
+    out: int
+    axis: int
+    start: int
+    stop: int
+    nano: int
+
+
+class Merge(msgspec.Struct, frozen=True, tag="merge"):
+    """Result ``out`` is its ``srcs`` one after another along ``axis``, written where they belong.
+
+    It costs nothing and belongs to no lane; merges come after all else. What cannot be put together
+    in place (sums, means, inner axes) is a region of its own.
+    """
+
+    srcs: tuple[int, ...]
+    out: int
+    axis: int
+
+
+Instruction = Launch | Record | Wait | Slice | Merge
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What runs where and in which order.
+
+    The instruction list is one legal total order; what binds is the order of instructions of one
+    lane, plus Record before Wait across lanes. A Launch on lane -1 (an outer region) is a full
+    barrier: everything before it is finished, everything after it starts later.
+
+    Attributes:
+        version: ``PLAN_VERSION``.
+        graph: Name of the function.
+        strategy: Text form of the strategy.
+        lanes: Number of lanes, numbered from 0.
+        events: Number of events.
+        buffers: All buffers.
+        instructions: See above.
+        scratch_bytes: Size of the shared scratch block (peak, after reuse).
+        copied_bytes: Bytes that crossing lanes and results will copy in one call, per design.
+        notes: Sentences for ``explain``.
+    """
+
+    version: int
+    graph: str
+    strategy: str
+    lanes: int
+    events: int
+    buffers: tuple[PlanBuffer, ...]
+    instructions: tuple[Instruction, ...]
+    scratch_bytes: int
+    copied_bytes: int
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """JSON form; ``Plan.from_json`` reads it back, equal."""
+        return msgspec.json.format(
+            msgspec.json.encode(self, order="deterministic"), indent=1
+        ).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Plan:
+        """Reads a plan; raises :class:`PlanError` for another version or a malformed text."""
+        try:
+            head = msgspec.json.decode(text)
+        except msgspec.MsgspecError as error:
+            raise PlanError(
+                f"a plan must be JSON; got text that does not parse: {error}"
+            ) from error
+        version = head.get("version") if isinstance(head, dict) else None
+        if version != PLAN_VERSION:
+            raise PlanError(
+                f"this build reads plan version {PLAN_VERSION}; got version {version!r}. "
+                "Make the plan again with this version of dynaflow_xla."
+            )
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.ValidationError as error:
+            raise PlanError(f"malformed plan: {error}") from error
+
+    def content_hash(self) -> str:
+        """SHA-256 (hex) over the canonical JSON form."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
+
+    def outline(self) -> str:
+        """The text form without the numbers of the graph's values, which are the frontend's own.
+
+        One model written in two frameworks with the same marks has the same outline under the same
+        strategy.
+        """
+        return re.sub(r" value=\d+", "", self.to_text())
+
+    def to_text(self) -> str:
+        """Readable listing; ``Plan.from_text`` reads it back, equal."""
+        from dynaflow_xla.planning.text import plan_to_text
+
+        return plan_to_text(self)
+
+    @classmethod
+    def from_text(cls, text: str) -> Plan:
+        """Reads the text form; raises :class:`PlanError` with the line number if malformed."""
+        from dynaflow_xla.planning.text import plan_from_text
+
+        return plan_from_text(text)
+
+    def __str__(self) -> str:
+        return self.to_text()

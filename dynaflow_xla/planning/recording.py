@@ -1,0 +1,30 @@
+"""What a strategy decided, in order: the input of plan building."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dynaflow_xla.ir.graph import Source
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One ``execute``: region, lane (-1 for an outer region), replacement, user's line.
+
+    ``group``: regions run as one batch, ``region`` the first of them; () for one alone.
+    """
+
+    region: int
+    lane: int
+    group: tuple[int, ...] = ()
+    replace: Callable[..., Any] | None = None
+    source: Source | None = None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A strategy's decisions in order."""
+
+    decisions: tuple[Decision, ...]

@@ -1,0 +1,1 @@
+"""Timelines: predicted by the simulator or measured, and their pictures, pages and traces."""

@@ -1,0 +1,144 @@
+"""From the engine's time stamps to a measured timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from dynaflow_xla.ir.graph import PartitionedGraph, contents
+from dynaflow_xla.planning.plan import Instruction, Launch, Plan, Record
+from dynaflow_xla.timelines.simulator import lower_bound
+from dynaflow_xla.timelines.timeline import Span, Timeline, complete
+
+# Trace ids (csrc/include/dfx/observer.h and ffi/module/xla_handlers.cc): a lane's whole program is negative,
+# a region is its number, a wait and a copy are these plus a number.
+TRACE_WAIT = 1 << 24
+TRACE_COPY = 1 << 25
+
+Trace = tuple[int, int, int, int]
+"""id, lane, start, end (nanoseconds of one clock)."""
+
+
+class Measured:
+    """Spans of the stages and outer regions so far, laid end to end.
+
+    What happens between them here (buffers of the profile itself) is no part of a call: left out.
+
+    Args:
+        plan: The plan that ran.
+        pg: Its regions.
+    """
+
+    def __init__(self, plan: Plan, pg: PartitionedGraph) -> None:
+        self._plan = plan
+        self._pg = pg
+        self._spans: list[Span] = []
+        self._now = 0
+        self._launch_of: dict[tuple[int, int], int] = {}  # (region, nano-batch) -> its span
+        self._barrier: tuple[int, ...] = ()
+        self._preds = pg.predecessors()
+        self._contents = contents(pg)
+
+    def add_stage(self, instructions: Iterable[Instruction], records: Iterable[Trace]) -> None:
+        """Spans of one stage from the engine's records."""
+        records = list(records)
+        # The program numbers its events in the order in which they are recorded.
+        producers: list[Launch | None] = []
+        last: dict[int, Launch] = {}
+        order: dict[tuple[int, int], list[Launch]] = {}  # by lane and region, in lane order
+        for instruction in instructions:
+            if isinstance(instruction, Launch):
+                last[instruction.lane] = instruction
+                order.setdefault((instruction.lane, instruction.region), []).append(instruction)
+            elif isinstance(instruction, Record):
+                producers.append(last.get(instruction.lane))
+        # A lane's first stamp starts where its program did: gates know ends only.
+        begin = {lane: t0 for number, lane, t0, _ in records if number < 0}
+        stamps = [
+            (lane, max(t0, begin.get(lane, t0)), t1, number)
+            for number, lane, t0, t1 in records
+            if number >= 0
+        ]
+        start = min([*begin.values(), *(s[1] for s in stamps)], default=0)
+        shift = self._now - start
+        first = len(self._spans)
+        waits: dict[int, Launch] = {}
+        lanes_seen: set[int] = set()
+        for lane, t0, t1, number in sorted(stamps, key=lambda s: s[:3]):
+            at, until = t0 + shift, t1 + shift
+            after = () if lane in lanes_seen else self._barrier
+            lanes_seen.add(lane)
+            if number >= TRACE_COPY:
+                span = Span(lane, "copy", "copy", at, until, after=after)
+            elif number >= TRACE_WAIT:
+                producer = producers[number - TRACE_WAIT]
+                name = producer.name if producer is not None else "the start"
+                where = producer.lane if producer is not None else lane
+                if producer is not None:
+                    waits[len(self._spans)] = producer
+                span = Span(
+                    lane, f"wait for {name!r}", "wait", at, until,
+                    reason=f"waits for {name!r} on lane {where}", after=after,
+                )  # fmt: skip
+            else:
+                nano = order[lane, number].pop(0).nano
+                self._launch_of[number, nano] = len(self._spans)
+                span = self._region(number, lane, at, until, nano, after)
+            self._spans.append(span)
+        # What a span follows may stand behind it in the list: known only now.
+        for i in range(first, len(self._spans)):
+            span = self._spans[i]
+            found = set(span.after)
+            if i in waits:
+                found.add(self._signal(self._launch_of[waits[i].region, waits[i].nano]))
+            if span.kind == "launch":
+                found.update(self._producers(span.region, span.nano))
+            self._spans[i] = msgspec.structs.replace(span, after=tuple(sorted(found)))
+        self._now = max((s.end_ns for s in self._spans), default=0)
+
+    def _region(
+        self, number: int, lane: int, begin: int, end: int, nano: int, after: tuple[int, ...]
+    ) -> Span:
+        region = self._pg.regions[number]
+        return Span(
+            lane, region.name, "launch", begin, end, number, nano, region.resource, region.flops,
+            region.bytes_moved, str(region.source or ""), after=after,
+            content=self._contents[number],
+        )  # fmt: skip
+
+    def _producers(self, region: int, nano: int) -> set[int]:
+        spans = (self._launch_of.get((p, nano)) for p in self._preds[region])
+        return {i for i in spans if i is not None}
+
+    def _signal(self, launch: int) -> int:
+        """A region signals after copying out: that copy's span if there is one."""
+        span, following = self._spans[launch], launch + 1
+        if following < len(self._spans):
+            copy = self._spans[following]
+            if copy.kind == "copy" and copy.lane == span.lane:
+                return following
+        return launch
+
+    def add_outer(self, launch: Launch, took_ns: int) -> None:
+        """The span of an outer region: everything before it is over, everything else is later."""
+        last: dict[int, int] = {}
+        for i in range(self._barrier[0] + 1 if self._barrier else 0, len(self._spans)):
+            last[self._spans[i].lane] = i
+        found = {*last.values(), *self._barrier}
+        found.update(self._producers(launch.region, launch.nano))
+        index = len(self._spans)
+        end = self._now + took_ns
+        self._spans.append(
+            self._region(launch.region, -1, self._now, end, launch.nano, tuple(sorted(found)))
+        )
+        self._launch_of[launch.region, launch.nano] = index
+        self._barrier = (index,)
+        self._now = end
+
+    def timeline(self, name: str) -> Timeline:
+        """All of it, with the bound that the measured times give."""
+        lanes = self._plan.lanes
+        times = complete("measured", self._spans, lanes, {"name": name})
+        bound = lower_bound(self._plan, self._pg, times)
+        return complete("measured", self._spans, lanes, {"name": name}, bound)

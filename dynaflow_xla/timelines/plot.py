@@ -1,0 +1,75 @@
+"""Timelines as pictures, with matplotlib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dynaflow_xla import _optional
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.timelines.timeline import Span, Timeline
+
+COLORS = {"compute": "#2f6fb7", "memory": "#b4570a", "network": "#157f6b", "host": "#7a4fb5"}
+_OTHER, _COPY, _IDLE, _CRITICAL = "#5b6470", "#8a6d3b", "#eceff3", "#c2185b"
+_UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0))
+
+
+def write_plot(timeline: Timeline, path: Path) -> Path:
+    """See ``Timeline.plot``."""
+    if path.suffix not in (".png", ".svg"):
+        raise PlanError(f"plot writes .png or .svg; got {path.name!r}")
+    _optional.require("matplotlib", "Timeline.plot", "trace")
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    rows = [*([-1] if any(s.lane < 0 for s in timeline.spans) else []), *range(timeline.lanes)]
+    end = max(timeline.total_ns, 1)
+    unit, scale = next(u for u in _UNITS if end >= u[1])
+    figure = Figure(figsize=(11, 1.7 + 0.62 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    critical = set(timeline.critical_indices())
+    texts = []
+    for i, span in enumerate(timeline.spans):
+        start, length = span.start_ns / scale, span.duration_ns / scale
+        idle = span.kind in ("wait", "idle")
+        axes.barh(
+            rows.index(span.lane), length, left=start, height=0.34 if span.kind == "copy" else 0.66,
+            color=_color(span), hatch="////" if idle else None,
+            edgecolor=_CRITICAL if i in critical else "#b9c0ca" if idle else "white",
+            linewidth=1.8 if i in critical else 0.4, zorder=3 if i in critical else 2,
+        )  # fmt: skip
+        if span.kind == "launch":
+            name = span.name + (f" [{span.nano}]" if span.nano else "")
+            text = axes.text(
+                start + length / 2, rows.index(span.lane), name, ha="center", va="center",
+                color="white", fontsize=9, clip_on=True, zorder=4, parse_math=False,
+            )  # fmt: skip
+            texts.append((text, length))
+    axes.set_yticks(range(len(rows)), ["outer" if row < 0 else f"lane {row}" for row in rows])
+    axes.set_xlim(0, end / scale)
+    axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
+    axes.set_xlabel(unit)
+    axes.set_title(
+        "\n".join(x for x in (timeline.name, timeline.summary()) if x), fontsize=10, loc="left",
+        parse_math=False,
+    )  # fmt: skip
+    used = {s.resource for s in timeline.spans if s.kind == "launch"}
+    legend = [Patch(color=c, label=r) for r, c in COLORS.items() if r in used]
+    legend += [
+        Patch(facecolor=_COPY, label="copy"),
+        Patch(facecolor=_IDLE, edgecolor="#b9c0ca", hatch="////", label="wait or idle"),
+        Patch(facecolor="none", edgecolor=_CRITICAL, linewidth=1.8, label="critical path"),
+    ]
+    axes.legend(handles=legend, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+    figure.draw_without_rendering()
+    per_unit = axes.transData.transform((1, 0))[0] - axes.transData.transform((0, 0))[0]
+    for text, length in texts:  # a name that does not fit into its bar would cover its neighbours
+        if text.get_window_extent().width > 0.95 * length * per_unit:
+            text.remove()
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _color(span: Span) -> str:
+    if span.kind == "launch":
+        return COLORS.get(span.resource, _OTHER)
+    return _COPY if span.kind == "copy" else _IDLE

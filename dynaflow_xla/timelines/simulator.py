@@ -1,0 +1,316 @@
+"""Discrete-event simulation of a plan, and what no plan of the same regions can beat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from dynaflow_xla import checks
+from dynaflow_xla.errors import PlanError, bad_argument
+from dynaflow_xla.ir.graph import PartitionedGraph, contents
+from dynaflow_xla.planning.plan import Instruction, Launch, Merge, Plan, Record, Slice, Wait
+from dynaflow_xla.timelines.timeline import Bound, Span, SpanKind, Timeline, complete
+
+BYTES_PER_NS = 8.0
+"""Estimated speed of a copy into or out of shared memory."""
+
+HANDOFF_NS = 2_000.0
+"""Estimated time from a signal to the end of the wait for it."""
+
+LAUNCH_NS = 3_000.0
+"""Estimated time from the start of a stage until a lane's program runs."""
+
+Costs = Mapping[int, float] | Mapping[str, float] | Timeline
+
+
+def simulate(
+    plan: Plan,
+    pg: PartitionedGraph,
+    costs: Costs | None = None,
+    *,
+    handoff_ns: float = HANDOFF_NS,
+    launch_ns: float = LAUNCH_NS,
+    bytes_per_ns: float = BYTES_PER_NS,
+) -> Timeline:
+    """Predicts when each region runs.
+
+    Each lane does its instructions in order. A stage begins when the outer region before it ends; a
+    lane with work in it begins ``launch_ns`` later. A wait ends ``handoff_ns`` after its event's
+    record, or at once if that is over. A region copies in what other lanes made (once a lane),
+    runs, and copies out what other lanes read; results are copied at the end of the lane's stage.
+    Times are whole nanoseconds.
+
+    Args:
+        plan: A validated plan.
+        pg: Its graph.
+        costs: Nanoseconds of regions, by id or by name, or a timeline of the same function to take them
+            from, which may be of another plan and another cut: regions are known by what they compute.
+            Regions left out cost what the graph estimates.
+        handoff_ns: See above.
+        launch_ns: See above.
+        bytes_per_ns: Speed of a copy; ``math.inf`` for none.
+
+    Returns:
+        The timeline, with its ``bound``.
+
+    Raises:
+        PlanError: a cost, overhead or speed that is negative or no number, a cost of a region that
+            does not exist, a timeline without any of the regions, a wait for an event that was not
+            recorded.
+    """
+    run = _Run(plan, pg, _checked(pg, costs), handoff_ns, launch_ns, bytes_per_ns)
+    for instruction in plan.instructions:
+        run.step(instruction)
+    run.end_stage()
+    bound = lower_bound(plan, pg, costs, launch_ns=launch_ns, bytes_per_ns=bytes_per_ns)
+    meta: dict[str, Any] = {"name": plan.graph}
+    if isinstance(costs, Timeline) and (note := _of_same_regions(pg, costs)[1]):
+        meta["notes"] = [note]
+    return complete("predicted", run.spans, plan.lanes, meta, bound)
+
+
+def lower_bound(
+    plan: Plan,
+    pg: PartitionedGraph,
+    costs: Costs | None = None,
+    *,
+    launch_ns: float = 0.0,
+    bytes_per_ns: float = math.inf,
+) -> Bound:
+    """What no plan over the same regions and lanes can beat, and what one lane would take.
+
+    Hand-overs and copies between lanes are left out: some plan may do without. Each result is
+    copied once and some lane program starts, in any plan.
+
+    Args:
+        plan: The plan, for its launches, its results and its number of lanes.
+        pg: Its graph.
+        costs: As for :func:`simulate`.
+        launch_ns: As for :func:`simulate`.
+        bytes_per_ns: As for :func:`simulate`.
+    """
+    cost, dispatch = _checked(pg, costs), _time("launch_ns", launch_ns)
+    finish: dict[tuple[int, int], int] = {}
+    copied: set[tuple[int, int]] = set()
+    longest = outer_end = outer = inner = stages = 0
+    lane_ran = False
+    for launch in plan.instructions:
+        if not isinstance(launch, Launch):
+            continue
+        reads = [(plan.buffers[b].value, plan.buffers[b].nano) for b in launch.ins]
+        begin = max((finish.get(v, 0) for v in reads), default=0)
+        results = {
+            (plan.buffers[b].value, plan.buffers[b].nano): plan.buffers[b].bytes
+            for b in launch.outs
+            if plan.buffers[b].kind == "result" and launch.lane >= 0
+        }
+        copy = sum(int(size / bytes_per_ns) for v, size in results.items() if v not in copied)
+        copied.update(results)
+        if launch.lane < 0:
+            begin = max(begin, outer_end)
+            outer += cost[launch.region]
+            lane_ran = False
+        else:
+            begin = max(begin, dispatch)
+            inner += cost[launch.region] + copy
+            stages += not lane_ran
+            lane_ran = True
+        end = begin + cost[launch.region]
+        outer_end = end if launch.lane < 0 else outer_end
+        finish.update({(plan.buffers[b].value, plan.buffers[b].nano): end for b in launch.outs})
+        longest = max(longest, end + copy)
+    shared = outer + -(-inner // max(plan.lanes, 1)) + (dispatch if stages else 0)
+    return Bound(outer + inner + dispatch * stages, longest, shared, plan.lanes)
+
+
+def _checked(pg: PartitionedGraph, costs: Costs | None) -> list[int]:
+    """Whole nanoseconds by region."""
+    made: list[float] = [r.cost_ns for r in pg.regions]
+    names = {r.name: r.id for r in pg.regions}
+    given: Mapping[Any, float] = (
+        _of_same_regions(pg, costs)[0] if isinstance(costs, Timeline) else costs or {}
+    )
+    for key, value in given.items():
+        number = names.get(key) if isinstance(key, str) else key
+        if number is None or not 0 <= number < len(made):
+            raise PlanError(
+                f"costs must name regions of {pg.graph.name!r} by id (0 to {len(made) - 1}) or name; "
+                f"got {key!r}"
+            )
+        made[number] = _time(f"the cost of region {pg.regions[number].name!r}", value)
+    return [round(value) for value in made]
+
+
+def _of_same_regions(pg: PartitionedGraph, timeline: Timeline) -> tuple[dict[int, float], str]:
+    """Times of the regions that a timeline knows, and a sentence about those that it does not.
+
+    A region is known by what it computes; of several that compute the same, by its name, or it takes their
+    mean.
+
+    Raises:
+        PlanError: the timeline knows none of the regions.
+    """
+    by_content: dict[str, list[float]] = {}
+    by_name: dict[tuple[str, str], list[float]] = {}
+    for span in timeline.spans:
+        if span.kind == "launch" and span.content:
+            by_content.setdefault(span.content, []).append(span.duration_ns)
+            by_name.setdefault((span.content, span.name), []).append(span.duration_ns)
+    found: dict[int, float] = {}
+    missing = []
+    for region, content in zip(pg.regions, contents(pg), strict=True):
+        times = by_name.get((content, region.name)) or by_content.get(content)
+        if times:
+            found[region.id] = sum(times) / len(times)
+        else:
+            missing.append(region.name)
+    if not missing:
+        return found, ""
+    if not found:
+        raise PlanError(
+            f"costs must be a timeline of the same regions of {pg.graph.name!r}; that of "
+            f"{timeline.name!r} has none of its {len(missing)} regions: it is of another function, other "
+            "shapes or another cut. Profile this one, or give costs by region name"
+        )
+    some = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+    return found, (
+        f"{len(missing)} of {len(pg.regions)} regions are not in the timeline given as costs, which is of "
+        f"another cut; they cost what is estimated: {some}"
+    )
+
+
+def _time(what: str, value: float) -> int:
+    number = checks.real(value)
+    if number is None or not 0 <= number < math.inf:
+        raise bad_argument(
+            value, Real, f"{what} must be a number of nanoseconds >= 0; got {value!r}"
+        )
+    return round(number)
+
+
+class _Run:
+    """State of a simulation: a clock a lane, events, spans so far."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        pg: PartitionedGraph,
+        cost: list[int],
+        handoff_ns: float,
+        launch_ns: float,
+        bytes_per_ns: float,
+    ):
+        self.plan, self.pg, self.cost = plan, pg, cost
+        self.contents = contents(pg)
+        self.handoff = _time("handoff_ns", handoff_ns)
+        self.launch = _time("launch_ns", launch_ns)
+        if not bytes_per_ns > 0:
+            raise PlanError(f"bytes_per_ns must be a number > 0; got {bytes_per_ns!r}")
+        self.bytes_per_ns = bytes_per_ns
+        self.spans: list[Span] = []
+        self._stage_start = 0
+        self._barrier: tuple[int, ...] = ()  # span of the outer region before this stage
+        self._clock: dict[int, int] = {}  # by lane, of lanes that started in this stage
+        self._last: dict[int, int] = {}  # by lane, its last span in this stage
+        self._received: set[tuple[int, int]] = set()
+        self._results: dict[int, dict[tuple[int, int], int]] = {}  # by lane: value -> bytes
+        self._recorded: dict[int, tuple[int, int, str, int]] = {}
+        self._producer: dict[tuple[int, int], int] = {}
+
+    def step(self, instruction: Instruction) -> None:
+        if isinstance(instruction, Launch) and instruction.lane < 0:
+            self._outer(instruction)
+            return
+        if isinstance(instruction, Slice | Merge):
+            return  # they say where bytes lie and take no time
+        lane = instruction.lane
+        if lane not in self._clock:
+            self._clock[lane] = self._stage_start + self.launch
+        if isinstance(instruction, Launch):
+            self._launch(instruction)
+        elif isinstance(instruction, Record):
+            name = next(
+                (s.name for s in reversed(self.spans) if s.lane == lane and s.kind == "launch"), ""
+            )
+            last = self._last.get(lane, -1)
+            self._recorded[instruction.event] = (self._clock[lane], last, name, lane)
+        else:
+            self._wait(instruction)
+
+    def _copies(self, size: int) -> int:
+        return round(size / self.bytes_per_ns)
+
+    def _add(self, lane: int, name: str, kind: SpanKind, length: int, **more: Any) -> None:
+        begin = self._clock[lane]
+        after = tuple(more.pop("after", ()))
+        if lane not in self._last:
+            after = (*after, *self._barrier)
+        self._last[lane] = len(self.spans)
+        self._clock[lane] = begin + length
+        self.spans.append(Span(lane, name, kind, begin, begin + length, after=after, **more))
+
+    def _copy(self, lane: int, name: str, size: int) -> None:
+        if size and self._copies(size):
+            self._add(lane, name, "copy", self._copies(size), bytes_moved=size)
+
+    def _region(self, launch: Launch) -> dict[str, Any]:
+        region = self.pg.regions[launch.region]
+        reads = [(self.plan.buffers[b].value, self.plan.buffers[b].nano) for b in launch.ins]
+        return {
+            "region": region.id,
+            "nano": launch.nano,
+            "resource": region.resource,
+            "flops": region.flops,
+            "bytes_moved": region.bytes_moved,
+            "source": str(region.source or ""),
+            "content": self.contents[region.id],
+            "after": sorted({self._producer[v] for v in reads if v in self._producer}),
+        }
+
+    def _made(self, launch: Launch, index: int) -> None:
+        for b in launch.outs:
+            self._producer[self.plan.buffers[b].value, self.plan.buffers[b].nano] = index
+
+    def _launch(self, launch: Launch) -> None:
+        lane, buffers = launch.lane, self.plan.buffers
+        new = {b for b in launch.ins if buffers[b].kind == "scratch"}
+        new = {b for b in new if (lane, b) not in self._received}
+        self._received.update((lane, b) for b in new)
+        self._copy(lane, "copy in", sum(buffers[b].bytes for b in new))
+        self._add(lane, launch.name, "launch", self.cost[launch.region], **self._region(launch))
+        self._made(launch, len(self.spans) - 1)
+        shared = sum(buffers[b].bytes for b in launch.outs if buffers[b].kind == "scratch")
+        self._copy(lane, "copy out", shared)
+        results = self._results.setdefault(lane, {})
+        leaving = [buffers[b] for b in launch.outs if buffers[b].kind in ("result", "stage")]
+        results.update({(b.value, b.nano): b.bytes for b in leaving})
+
+    def _wait(self, wait: Wait) -> None:
+        if wait.event not in self._recorded:
+            raise PlanError(f"lane {wait.lane} waits for event {wait.event} before it is recorded")
+        time, span, name, lane = self._recorded[wait.event]
+        length = max(0, time + self.handoff - self._clock[wait.lane])
+        self._add(
+            wait.lane, f"wait for {name!r}", "wait", length,
+            reason=f"waits for {name!r} on lane {lane}", after=(span,) if span >= 0 else (),
+        )  # fmt: skip
+
+    def _outer(self, launch: Launch) -> None:
+        self.end_stage()
+        more = self._region(launch)
+        more["after"] = tuple(sorted({*more["after"], *self._last.values(), *self._barrier}))
+        end = self._stage_start + self.cost[launch.region]
+        self.spans.append(Span(-1, launch.name, "launch", self._stage_start, end, **more))
+        self._barrier = (len(self.spans) - 1,)
+        self._made(launch, len(self.spans) - 1)
+        self._stage_start = end
+        self._last = {}
+
+    def end_stage(self) -> None:
+        """Copies results out; the next stage starts when all lanes are done."""
+        for lane, results in self._results.items():
+            self._copy(lane, "copy results", sum(results.values()))
+        self._stage_start = max([self._stage_start, *self._clock.values()])
+        self._clock, self._results, self._received = {}, {}, set()

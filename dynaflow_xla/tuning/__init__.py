@@ -1,0 +1,1 @@
+"""Choosing between plans by measurement: samples, measured costs, decisions on disk."""

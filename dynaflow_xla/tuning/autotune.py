@@ -1,0 +1,351 @@
+"""Paired measurement of candidates, measured costs of regions, and the decision cache on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dynaflow_xla import machine
+from dynaflow_xla.errors import FallbackWarning, PlanError
+from dynaflow_xla.ir.graph import PartitionedGraph
+from dynaflow_xla.timelines.timeline import Timeline
+from dynaflow_xla.tuning import quiet
+
+CACHE_VERSION = 5
+
+MIN_ROUNDS = 3
+
+CLOSE = 1.2
+"""Candidates within this factor of the fastest are measured on, the others no more."""
+
+SAMPLE_S = 2e-3
+"""Seconds of calls in a sample: a switch from another candidate then weighs little."""
+
+
+class BudgetTooSmall(PlanError):
+    """The budget does not suffice to sample every candidate ``MIN_ROUNDS`` times."""
+
+
+@dataclass(frozen=True)
+class RegionCosts:
+    """What a profile of one plan tells about the regions of other plans of the same function.
+
+    Attributes:
+        region_ns: Name of a region -> nanoseconds.
+        scale: Measured over estimated time of all of them together: for regions not measured.
+    """
+
+    region_ns: dict[str, float] = field(default_factory=dict)
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, timeline: Timeline, pg: PartitionedGraph) -> RegionCosts:
+        """Costs from a measured timeline of a plan of ``pg`` that does not split the batch."""
+        times = timeline.region_ns()
+        estimated = sum(pg.regions[region].cost_ns for region in times)
+        scale = sum(times.values()) / estimated if estimated > 0 else 1.0
+        return cls({pg.regions[region].name: ns for region, ns in times.items()}, scale)
+
+    def apply(self, pg: PartitionedGraph, sizes: Sequence[int] = ()) -> dict[int, float]:
+        """Nanoseconds by region id of another partition of the same function.
+
+        Args:
+            pg: Its regions.
+            sizes: Rows of each nano-batch, if it splits the batch: a region ``name@0`` costs its
+                share of what ``name`` costs, ``name@0+1`` the sum of two shares.
+        """
+        costs = {}
+        for region in pg.regions:
+            base, _, nanos = region.name.partition("@")
+            share = 1.0
+            if sizes and nanos:
+                share = sum(sizes[int(n)] for n in nanos.split("+")) / sum(sizes)
+            known = self.region_ns.get(base if sizes else region.name)
+            costs[region.id] = region.cost_ns * self.scale if known is None else known * share
+        return costs
+
+
+def cache_dir() -> Path:
+    """Folder of decisions: ``DYNAFLOW_XLA_CACHE_DIR``, else ``~/.cache/dynaflow_xla``."""
+    root = os.environ.get("DYNAFLOW_XLA_CACHE_DIR")
+    return Path(root) if root else Path.home() / ".cache" / "dynaflow_xla"
+
+
+_VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS")
+"""Variables of the environment that change how long the same program takes."""
+
+
+def cache_key(*parts: Any) -> str:
+    """Hash over what a decision depends on; the machine and the environment are always parts of it.
+
+    Args:
+        parts: Anything else. Dictionaries are taken in the order of their keys.
+    """
+    told = [
+        str(sorted(f"{k!r}: {v!r}" for k, v in part.items()))
+        if isinstance(part, Mapping)
+        else str(part)
+        for part in parts
+    ]
+    environment = [os.environ.get(name, "") for name in _VARIABLES]
+    text = json.dumps([CACHE_VERSION, machine.identity(), environment, told])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def load(key: str) -> dict[str, Any] | None:
+    """A stored decision; None if there is none. A broken file is reported once, removed, rebuilt."""
+    path = cache_dir() / f"{key}.json"
+    try:
+        data = json.loads(path.read_text())
+        if not isinstance(data, dict):
+            raise ValueError("not an object")
+        return {
+            "choice": str(data["choice"]),
+            "reason": str(data["reason"]),
+            "medians_ms": {str(k): float(v) for k, v in data["medians_ms"].items()},
+            "predicted_ms": {str(k): float(v) for k, v in data.get("predicted_ms", {}).items()},
+            "left_out": {str(k): str(v) for k, v in data.get("left_out", {}).items()},
+            "seconds": float(data.get("seconds", 0.0)),
+            "costs": _costs(data.get("costs")),
+        }
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        warnings.warn(
+            f"the cached decision {path} cannot be read ({error}); it is made again",
+            FallbackWarning,
+            stacklevel=2,
+        )
+        with contextlib.suppress(OSError):  # what cannot be removed is reported again
+            path.unlink()
+        return None
+
+
+def _costs(data: Any) -> RegionCosts | None:
+    if data is None:
+        return None
+    times = {str(k): float(v) for k, v in data["region_ns"].items()}
+    scale = float(data["scale"])
+    if not all(0 <= value < math.inf for value in (scale, *times.values())):
+        raise ValueError("a cost is no time")
+    return RegionCosts(times, scale)
+
+
+def store(key: str, decision: dict[str, Any]) -> None:
+    """Writes a decision atomically; a folder that cannot be written to is reported, not fatal."""
+    folder = cache_dir()
+    costs = decision.get("costs")
+    text = json.dumps(decision | {"costs": None if costs is None else asdict(costs)})
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
+            try:
+                file.write(text)
+                file.close()
+                os.replace(file.name, folder / f"{key}.json")
+            except OSError:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        warnings.warn(
+            f"decisions cannot be kept in {folder} ({error}); they are made again in each process",
+            FallbackWarning,
+            stacklevel=2,
+        )
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A candidate that uses up what it is called with.
+
+    Attributes:
+        given: Makes what one call takes; not timed.
+        run: Runs it to completion.
+    """
+
+    given: Callable[[], Any]
+    run: Callable[[Any], None]
+
+    def __call__(self) -> None:
+        """One call."""
+        self.run(self.given())
+
+
+def measure(
+    runs: Mapping[str, Callable[[], None]],
+    budget_s: float,
+    rounds: int = 11,
+    rest: bool = False,
+    sample_s: float = SAMPLE_S,
+    tick: Callable[[str], None] | None = None,
+    watch: quiet.Watch | None = None,
+    regardless: bool = False,
+) -> dict[str, float]:
+    """Interleaved timing: each round samples every candidate once, in an order drawn anew.
+
+    After ``rounds`` rounds those that are not ``CLOSE`` to the fastest drop out, and what remains is
+    sampled as often again: where two are close the most samples are spent.
+
+    Args:
+        runs: Name -> a function that runs the candidate to completion; :class:`Fresh` for one that
+            needs other arguments in each call.
+        budget_s: Stop after this long; compiling and first calls do not count.
+        rounds: Rounds before the slow ones drop out.
+        rest: Before each sample wait until the process is idle, for programs whose library threads
+            spin on after a call.
+        sample_s: A sample is one untimed call, then calls for about this long.
+        tick: Told how far it is.
+        watch: Tells whether something else of this process runs.
+        regardless: Measure for ``MIN_ROUNDS`` rounds, whatever the budget.
+
+    Returns:
+        Name -> median milliseconds.
+
+    Raises:
+        BudgetTooSmall: it does not suffice for ``MIN_ROUNDS`` rounds.
+        quiet.Disturbed: something else ran.
+    """
+    tell = tick or (lambda _: None)
+    watch = watch or quiet.Watch()
+    once: dict[str, float] = {}
+    for name, run in runs.items():
+        tell(f"first call of {name}")
+        run()  # compiles
+        once[name] = _seconds(run, sample_s)
+    watch.settle()
+    watch.begin()
+    calls = max(1, min(100, math.ceil(sample_s / max(min(once.values()), 1e-9))))
+    need = MIN_ROUNDS * sum((1 + calls) * seconds for seconds in once.values())
+    if need > budget_s and not regardless:
+        raise BudgetTooSmall(
+            f"{budget_s:g} s do not suffice to measure {len(runs)} candidates {MIN_ROUNDS} times, which "
+            f"takes about {need:.2g} s: give dfx.tune or Auto a larger budget_s"
+        )
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    drawn = random.Random(0)
+    start = time.perf_counter()
+    for turn in range(2 * rounds):
+        if turn >= MIN_ROUNDS and time.perf_counter() - start > budget_s:
+            break
+        if turn == rounds:
+            medians = {name: statistics.median(values) for name, values in samples.items()}
+            names = [name for name in names if medians[name] <= CLOSE * min(medians.values())]
+            if len(names) < 2:
+                break
+        tell(f"round {turn + 1} of at most {2 * rounds}")
+        for name in drawn.sample(names, len(names)):
+            if rest:
+                watch.settle()
+            runs[name]()
+            samples[name].append(_timed(runs[name], calls) * 1e3 / calls)
+        watch.check()
+    watch.settle()
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def _timed(run: Callable[[], None], calls: int) -> float:
+    """Seconds of so many calls, without what makes their arguments."""
+    if not isinstance(run, Fresh):
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return time.perf_counter() - start
+    seconds = 0.0
+    for _ in range(calls):
+        given = run.given()
+        start = time.perf_counter()
+        run.run(given)
+        seconds += time.perf_counter() - start
+    return seconds
+
+
+def _seconds(run: Callable[[], None], sample_s: float) -> float:
+    """Seconds of a call; of several if they are short, because the first ones wake threads."""
+    start = time.perf_counter()
+    fastest = math.inf
+    for _ in range(10):
+        fastest = min(fastest, _timed(run, 1))
+        if time.perf_counter() - start > sample_s:
+            break
+    return fastest
+
+
+def pick(medians: dict[str, float], baseline: str, margin: float) -> tuple[str, str]:
+    """The fastest name and a sentence; the baseline wins unless beaten by ``margin``."""
+    best = min(medians, key=lambda name: medians[name])
+    base = medians[baseline]
+    if len(medians) == 1:
+        return baseline, f"the {baseline} ({base:.3g} ms) is the only candidate"
+    if best == baseline or medians[best] > base * (1 - margin):
+        second = min((v, k) for k, v in medians.items() if k != baseline)
+        return (
+            baseline,
+            f"the {baseline} ({base:.3g} ms) is not beaten by {second[1]} ({second[0]:.3g} ms)",
+        )
+    return best, f"{best} took {medians[best]:.3g} ms, the {baseline} {base:.3g} ms"
+
+
+def the(name: str) -> str:
+    """A candidate's name in a sentence: "the original", "Branches(lanes=2)"."""
+    return f"the {name}" if name.startswith("original") else name
+
+
+def plan_not_run(strategy: str, runs: str | None) -> str:
+    """A sentence for a plan that is shown though a call runs something else.
+
+    Args:
+        strategy: The plan's.
+        runs: What runs; None: nothing is decided yet.
+    """
+    what = "nothing is decided yet" if runs is None else f"{the(runs)} runs"
+    return f"{what}: this is the plan of {strategy}, a candidate of Auto's, which does not run"
+
+
+def decision_lines(
+    name: str,
+    reason: str,
+    medians_ms: dict[str, float],
+    predicted_ms: dict[str, float],
+    left_out: dict[str, str],
+    seconds: float,
+    costs: str = "estimated",
+) -> list[str]:
+    """A decision for ``explain``.
+
+    Args:
+        name: What runs.
+        reason: Why.
+        medians_ms: Candidate -> median milliseconds.
+        predicted_ms: Candidate -> milliseconds that the simulator expects.
+        left_out: Candidate -> why it was not measured.
+        seconds: What the decision took.
+        costs: What predictions go by: "estimated" or "measured" costs of regions.
+    """
+    lines = [f"auto: {name} runs; {reason}"]
+    for candidate in dict.fromkeys([*medians_ms, *predicted_ms, *left_out]):
+        parts = []
+        if candidate in predicted_ms:
+            parts.append(f"predicted {predicted_ms[candidate]:.3g} ms")
+        if candidate in medians_ms:
+            parts.append(f"measured {medians_ms[candidate]:.3g} ms")
+        if candidate in left_out:
+            parts.append(f"not measured: {left_out[candidate]}")
+        lines.append(f"auto:   {candidate}: {', '.join(parts)}")
+    if medians_ms:
+        lines.append(
+            f"auto: the decision took {seconds:.2f} s; predictions use {costs} costs of regions"
+        )
+    return lines

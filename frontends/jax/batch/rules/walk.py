@@ -1,0 +1,319 @@
+"""Walks the program of the whole batch and those of the nano-batches side by side.
+
+They must be the same program up to the batch size. At each operator the rule of its primitive gives the
+states of the results; the shapes of all traces are then held against these states, whatever the rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.extend import core as jcore
+
+from dynaflow_xla.batch.states import (
+    SAME,
+    BrokenRule,
+    Finding,
+    Mixed,
+    NoRule,
+    Origin,
+    Partial,
+    Position,
+    Refuse,
+    Rows,
+    Same,
+    State,
+    Unknown,
+    first_failure,
+    is_plain_same,
+)
+from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax.batch.rules import equality
+from dynaflow_xla.frontends.jax.capture import capture, marks
+from dynaflow_xla.ir.graph import Op, Source
+
+Rule = Callable[["Site"], "State | list[State]"]
+RULES: dict[str, Rule] = {}
+
+# Rules that see failed operands: they may not need them, or apply a rule of their own to each.
+_SEES_FAILURES = {"select_n", "scan", "while", "cond"}
+# Rules that keep track of known values, or look inside.
+_RULE_FIRST = {
+    "broadcast_in_dim", "reshape", "squeeze", "convert_element_type", "copy", "stop_gradient",
+    "select_n", "scan", "while", "cond", "custom_vmap_call", "custom_linear_solve", "composite",
+    "call_hi_primitive",
+    *capture.INLINE,
+}  # fmt: skip
+# Results that equal operands do not determine.
+_NOT_FUNCTIONS = {"rng_uniform", "empty", "empty2", "infeed"}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Registers a function as the rule of primitives."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            if name in RULES:
+                raise ValueError(f"two rules for {name}")
+            RULES[name] = function
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class Body:
+    """A list of equations with inputs and outputs; ``ops`` adds the graph's own notes on them."""
+
+    invars: Sequence[Any]
+    eqns: Sequence[Any]
+    outvars: Sequence[Any]
+    ops: Sequence[Op] = ()
+
+    @staticmethod
+    def of(jaxpr: Any) -> Body:
+        """A jaxpr, or a closed one; its constants become leading inputs."""
+        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+        return Body((*jaxpr.constvars, *jaxpr.invars), jaxpr.eqns, jaxpr.outvars)
+
+
+@dataclass
+class Site:
+    """One operator in all traces.
+
+    Attributes:
+        name: The primitive.
+        eqns: Its equation in the trace of the whole batch, then in those of the nano-batches.
+        ins: States of its operands.
+        walker: For rules with inner programs.
+        source: The user's line.
+        scope: The name scope.
+    """
+
+    name: str
+    eqns: Sequence[Any]
+    ins: list[State]
+    walker: Walker
+    source: Source | None
+    scope: tuple[str, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of the batch in each trace."""
+        return self.walker.sizes
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Parameters in the trace of the whole batch."""
+        return self.eqns[0].params
+
+    @property
+    def origin(self) -> Origin:
+        """This operator, for messages."""
+        return Origin(self.name, self.source, self.scope)
+
+    def shape(self, operand: int, trace: int = 0) -> tuple[int, ...]:
+        """Shape of an operand in a trace."""
+        return tuple(self.eqns[trace].invars[operand].aval.shape)
+
+    def out_shape(self, result: int = 0, trace: int = 0) -> tuple[int, ...]:
+        """Shape of a result in a trace."""
+        return tuple(self.eqns[trace].outvars[result].aval.shape)
+
+    def traces(self) -> range:
+        """Numbers of the traces; 0 is that of the whole batch."""
+        return range(len(self.eqns))
+
+    def same_params(self, *except_: str) -> None:
+        """Requires equal parameters in all traces, apart from those named."""
+        equality.require_same_params([e.params for e in self.eqns], except_)
+
+    def each(self, state: State) -> list[State]:
+        """The same state for every result."""
+        return [state] * len(self.eqns[0].outvars)
+
+
+@dataclass
+class Walker:
+    """Applies the rules.
+
+    Attributes:
+        sizes: Rows of the batch in each trace: the whole batch first.
+        effects: Operators with effects that were met, as findings.
+    """
+
+    sizes: tuple[int, ...]
+    effects: dict[Finding, None] = field(default_factory=dict)
+    _caller: Source | None = None
+
+    def run(self, bodies: Sequence[Body], ins: Sequence[State]) -> list[State]:
+        """States of the outputs, given those of the inputs."""
+        return self.run_all(bodies, ins)[0]
+
+    def run_all(
+        self, bodies: Sequence[Body], ins: Sequence[State]
+    ) -> tuple[list[State], dict[Any, State]]:
+        """States of the outputs, and of every variable of the first trace."""
+        whole = bodies[0]
+        env: dict[Any, State] = dict(zip(whole.invars, ins, strict=True))
+        # For each other trace: its variable -> the variable of the first trace.
+        names = [dict(zip(b.invars, whole.invars, strict=True)) for b in bodies[1:]]
+        broken: Unknown | None = None
+        for number, eqn in enumerate(whole.eqns):
+            source, scope = self._place(whole, number)
+            peers: list[Any] = [
+                b.eqns[number] if number < len(b.eqns) else None for b in bodies[1:]
+            ]
+            if broken is None and not all(
+                _corresponds(eqn, peer, known) for peer, known in zip(peers, names, strict=True)
+            ):
+                reason = (
+                    "the program has other operators from here on when the batch size is another, "
+                    "so the traces cannot be compared"
+                )
+                broken = Unknown(Finding("unproven", eqn.primitive.name, reason, source, scope))
+            if broken is not None:
+                env.update(dict.fromkeys(eqn.outvars, broken))
+                continue
+            eqns = [eqn, *peers]
+            site = Site(eqn.primitive.name, eqns, [], self, source, scope)
+            for atoms in zip(*(e.invars for e in eqns), strict=True):
+                try:
+                    site.ins.append(self._read(atoms, env))
+                except Refuse as error:
+                    site.ins.append(failed(site, error))
+            try:
+                states = self._apply(site)
+            except (Refuse, NoRule) as error:
+                states = site.each(failed(site, error))
+            except BrokenRule:
+                raise  # of an inner program's operator
+            except Exception as error:
+                raise BrokenRule(site.name, source, error) from error
+            env.update(zip(eqn.outvars, states, strict=True))
+            for peer, known in zip(peers, names, strict=True):
+                known.update(zip(peer.outvars, eqn.outvars, strict=True))
+        outs: list[State] = []
+        for position, atoms in enumerate(zip(*(b.outvars for b in bodies), strict=True)):
+            if broken is None and not _same_atoms(atoms, names):
+                reason = (
+                    f"result {position} comes from another operator when the batch size is another"
+                )
+                broken = Unknown(Finding("unproven", "return", reason, self._caller))
+            try:
+                outs.append(broken or self._read(atoms, env))
+            except Refuse as error:
+                outs.append(Mixed(Finding("mixed", "return", str(error), self._caller)))
+        return outs, env
+
+    def _place(self, body: Body, number: int) -> tuple[Source | None, tuple[str, ...]]:
+        if body.ops:
+            return body.ops[number].source, body.ops[number].scope
+        eqn = body.eqns[number]
+        parts = marks.split_scope(str(eqn.source_info.name_stack))
+        return _compat.user_source(eqn) or self._caller, tuple(map(marks.plain_name, parts))
+
+    def _read(self, atoms: Sequence[Any], env: Mapping[Any, State]) -> State:
+        if isinstance(atoms[0], jcore.Literal):
+            return equality.constant_state([a.val for a in atoms], self.sizes)
+        return env[atoms[0]]
+
+    def _apply(self, site: Site) -> list[State]:
+        eqn = site.eqns[0]
+        effects = [e for e in eqn.effects if type(e).__name__ != "NamedAxisEffect"]
+        if effects:
+            names = ", ".join(sorted(map(str, effects)))
+            reason = f"has effects ({names}), which would happen once for each nano-batch"
+            self.effects[Finding("unproven", site.name, reason, site.source, site.scope)] = None
+        failure = first_failure(site.ins)
+        if failure is not None and site.name not in _SEES_FAILURES:
+            return site.each(failure)
+        if all(map(is_plain_same, site.ins)) and site.name not in _RULE_FIRST:
+            # A function of equal values with equal parameters is equal, whatever it computes.
+            try:
+                site.same_params()
+                if site.name not in _NOT_FUNCTIONS:
+                    return [self._checked(site, n, SAME) for n in range(len(eqn.outvars))]
+            except (Refuse, NoRule):
+                pass  # the rule knows which parameters follow the batch size
+        function = RULES.get(site.name)
+        if function is None:
+            raise NoRule("no rule says what this operator does to the rows of a batch")
+        caller, self._caller = self._caller, site.source or self._caller
+        try:
+            states = function(site)
+        finally:
+            self._caller = caller
+        states = states if isinstance(states, list) else site.each(states)
+        if len(states) != len(eqn.outvars):
+            raise NoRule("has another number of results than its rule knows")
+        return [self._checked(site, n, state) for n, state in enumerate(states)]
+
+    def _checked(self, site: Site, result: int, state: State) -> State:
+        """Holds a result's shapes against its state, whatever the rule said."""
+        shapes = [site.out_shape(result, t) for t in site.traces()]
+        dtypes = {str(getattr(e.outvars[result].aval, "dtype", None)) for e in site.eqns}
+        if len(dtypes) > 1:
+            raise NoRule("has another element type at another batch size")
+        if isinstance(state, Mixed | Unknown) or fits(state, shapes, self.sizes):
+            return state
+        if isinstance(state, Same | Partial):
+            origin = state.origin if isinstance(state, Partial) else None
+            raise Refuse("makes a value whose shape depends on the batch size", origin)
+        raise Refuse("makes a value in which the rows of the batch are not along one axis")
+
+
+def fits(state: State, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> bool:
+    """Whether the shapes in all traces are as a state says."""
+    if isinstance(state, Same | Partial):
+        return all(shape == shapes[0] for shape in shapes)
+    if not isinstance(state, Rows | Position):
+        return True
+    repeat = state.outer * state.inner if isinstance(state, Rows) else 1
+    for shape, size in zip(shapes, sizes, strict=True):
+        if state.axis >= len(shape) or math.prod(shape) == 0:
+            return False
+        rest = (shape[: state.axis], shape[state.axis + 1 :])
+        if rest != (shapes[0][: state.axis], shapes[0][state.axis + 1 :]):
+            return False
+        if shape[state.axis] != size * repeat:
+            return False
+    return True
+
+
+def _same_atoms(atoms: Sequence[Any], names: Sequence[Mapping[Any, Any]]) -> bool:
+    first, *others = atoms
+    if isinstance(first, jcore.Literal):
+        return all(
+            isinstance(a, jcore.Literal) and a.aval.dtype == first.aval.dtype for a in others
+        )
+    return all(
+        not isinstance(a, jcore.Literal) and known.get(a) is first
+        for a, known in zip(others, names, strict=True)
+    )
+
+
+def _corresponds(eqn: Any, peer: Any, names: Mapping[Any, Any]) -> bool:
+    """Same primitive on the same operands."""
+    return (
+        peer is not None
+        and peer.primitive is eqn.primitive
+        and len(peer.invars) == len(eqn.invars)
+        and len(peer.outvars) == len(eqn.outvars)
+        and all(_same_atoms(pair, [names]) for pair in zip(eqn.invars, peer.invars, strict=True))
+    )
+
+
+def failed(site: Site, error: Refuse | NoRule) -> State:
+    """The state of what an operator makes when no rule gives it one."""
+    if isinstance(error, NoRule):
+        return Unknown(Finding("unproven", site.name, str(error), site.source, site.scope))
+    if error.origin is not None:
+        origin = error.origin
+        where = f" at {site.source}" if site.source else ""
+        reason = f"combines all rows of the batch; {site.name}{where} {error}"
+        return Mixed(Finding("mixed", origin.op, reason, origin.source, origin.scope, total=True))
+    return Mixed(Finding("mixed", site.name, str(error), site.source, site.scope))

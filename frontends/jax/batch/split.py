@@ -1,0 +1,421 @@
+"""A captured function split over its batch: proof, expansion, and the functions of its regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.proof import Mean, OutSpec, Proof, Sum
+from dynaflow_xla.batch.states import Partial, Rows, Same, State, is_plain_same
+from dynaflow_xla.errors import PlanError, SeparabilityError
+from dynaflow_xla.frontends.jax.batch import separability, split_functions
+from dynaflow_xla.frontends.jax.capture.capture import Captured
+from dynaflow_xla.frontends.jax.lanes import lower
+from dynaflow_xla.ir.graph import PartitionedGraph
+from dynaflow_xla.ir.partition import partition
+from dynaflow_xla.kernels import CudaKernel
+from dynaflow_xla.planning.recording import Decision, Recording
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A function at the sizes of a split.
+
+    Attributes:
+        at: Captured graphs by size; those of the nano-batches, others as needed.
+        in_specs: For each graph input how to cut it.
+        out_specs: For each flat output how to put it together.
+        states: By value id of the whole graph, what is known of it, or () if nothing was proved.
+        proof: The proof, or None if the user vouches for it.
+        const_parts: By number of a graph input that stays in parts: its value in each nano-batch.
+    """
+
+    at: Mapping[int, Captured]
+    in_specs: tuple[expand.InSpec, ...]
+    out_specs: tuple[expand.OutSpec, ...]
+    states: tuple[State, ...] = ()
+    proof: Proof | None = None
+    const_parts: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+
+
+class Splitting(Protocol):
+    """A function that may be split."""
+
+    batch: int
+    sizes: tuple[int, ...]
+    """Rows of each nano-batch if they are given already, else () and the strategy decides."""
+
+    def resolve(
+        self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
+    ) -> Resolved:
+        """Captures it at the sizes, and at ``also``, where several nano-batches run as one.
+
+        Raises:
+            SeparabilityError: that would change its meaning.
+        """
+
+
+@dataclass
+class BatchedFunction:
+    """A user's function with its batch axes.
+
+    Attributes:
+        whole: Captured at the full size.
+        consts: Its closed-over values.
+        batch: Rows.
+        in_axes: For each flat argument (closed-over values are none).
+        out_axes: For each flat output.
+        capture_at: Captures it at another size: graph and closed-over values.
+    """
+
+    whole: Captured
+    consts: Sequence[Any]
+    batch: int
+    in_axes: tuple[int | None, ...]
+    out_axes: tuple[OutSpec, ...]
+    capture_at: Callable[[int], tuple[Captured, Sequence[Any]]]
+    sizes: tuple[int, ...] = ()
+
+    def resolve(
+        self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
+    ) -> Resolved:
+        """See :class:`Splitting`."""
+        made = {size: self.capture_at(size) for size in dict.fromkeys((*sizes, *also))}
+        parts = {size: captured for size, (captured, _) in made.items()}
+        consts = [self.consts, *(values for _, values in made.values())]
+        if any(len(values) != len(self.consts) for values in consts):
+            raise SeparabilityError(
+                f"{self.whole.graph.name!r} closes over other values when its batch size is another"
+            )
+        proof = None
+        if not assume_separable:
+            proof = self._proof(made)
+            proof.raise_if_refused(allow_unproven=True)
+        specs: list[expand.InSpec] = []
+        const_parts: dict[int, tuple[Any, ...]] = {}
+        for number, value in enumerate(self.consts):
+            state = proof.states[self.whole.graph.inputs[number]] if proof is not None else None
+            if isinstance(state, Rows) and state.power == 0:
+                specs.append(state.axis)
+            elif (isinstance(state, Same) and is_plain_same(state)) or all(
+                values[number] is value for values in consts
+            ):
+                specs.append(None)
+            else:
+                const_parts[number] = tuple(
+                    _untraced(made[size][1][number], self.whole.graph.name) for size in sizes
+                )
+                specs.append(expand.PARTS)
+        return Resolved(
+            at={self.batch: self.whole, **parts},
+            in_specs=(*specs, *self.in_axes),
+            out_specs=self.out_axes,
+            states=() if proof is None else proof.states,
+            proof=proof,
+            const_parts=const_parts,
+        )
+
+    def _proof(self, made: Mapping[int, tuple[Captured, Sequence[Any]]]) -> Proof:
+        """The proof; it does not refuse because of nano-batches of one row alone.
+
+        JAX leaves out operators on axes with one element, so what looks like mixing rows there may be
+        that: it counts as unproven if larger nano-batches are not refused.
+        """
+
+        def prove(parts: Mapping[int, tuple[Captured, Sequence[Any]]]) -> Proof:
+            return separability.prove(
+                self.whole,
+                {size: captured for size, (captured, _) in parts.items()},
+                batch=self.batch,
+                in_axes=self.in_axes,
+                out_axes=self.out_axes,
+                consts=[self.consts, *(values for _, values in parts.values())],
+            )
+
+        proof = prove(made)
+        if proof.status != "mixed" or 1 not in made or self.batch < 3:
+            return proof
+        larger = {n: m for n, m in made.items() if n > 1} or {2: self.capture_at(2)}
+        return proof if prove(larger).status == "mixed" else proof.as_unproven()
+
+
+def _untraced(value: Any, name: str) -> Any:
+    if isinstance(value, jax.core.Tracer):
+        raise SeparabilityError(
+            f"{name!r} closes over a traced value that is another when the batch size is another; pass "
+            "it as an argument"
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class Split:
+    """A function split over its batch.
+
+    Attributes:
+        captured: The expanded graph in the form that lowering takes.
+        expanded: The same, with where everything comes from.
+        sizes: Rows of each nano-batch.
+        resolved: What it was made from.
+        cuts: The partitioned graph of each nano-batch.
+    """
+
+    captured: Captured
+    expanded: expand.Expanded
+    sizes: tuple[int, ...]
+    resolved: Resolved
+    cuts: tuple[PartitionedGraph, ...]
+    function_of: Splitting = field(repr=False)
+    assume_separable: bool = False
+
+    @property
+    def pg(self) -> PartitionedGraph:
+        """Regions of all nano-batches."""
+        return self.expanded.pg
+
+    def inputs(self, flat: Sequence[Any]) -> list[Any]:
+        """Graph inputs from those of the whole function: what stays in parts is replaced by them."""
+        made: list[Any] = []
+        for number, value in enumerate(flat):
+            made += self.resolved.const_parts.get(number, (value,))
+        return made
+
+    def part(self, nano_batch: int) -> Captured:
+        """The captured function of one nano-batch."""
+        return self.resolved.at[self.sizes[nano_batch]]
+
+    def grouped(self, recording: Recording) -> tuple[Split, Recording]:
+        """The same with the recording's groups as one region each.
+
+        Raises:
+            PlanError: a region that cannot run several nano-batches as one.
+        """
+        groups = [d.group for d in recording.decisions if d.group]
+        if not groups:
+            return self, recording
+        nanos = [[self.pg.regions[m].nano for m in members] for members in groups]
+        sizes = {sum(self.sizes[n] for n in ns) for ns in nanos} - self.resolved.at.keys()
+        resolved = self.resolved
+        if sizes:
+            more = self.function_of.resolve(
+                self.sizes, assume_separable=self.assume_separable, also=sorted(sizes)
+            )
+            at = {**self.resolved.at, **{size: more.at[size] for size in sizes}}
+            resolved = replace(self.resolved, at=at)
+        made = replace(self, resolved=resolved)
+        costs = []
+        for members, ns in zip(groups, nanos, strict=True):
+            origin = self.expanded.origins[members[0]]
+            assert isinstance(origin, expand.Origin)  # the recorder hides merges
+            costs.append(made._joint(ns)[1].regions[origin.region])
+        expanded, new = expand.group(self.expanded, groups, costs)
+        decisions = tuple(replace(d, region=new[d.region]) for d in recording.decisions)
+        captured = replace(self.captured, graph=expanded.pg.graph)
+        return replace(made, expanded=expanded, captured=captured), Recording(decisions)
+
+    def joint_regions(self) -> frozenset[int]:
+        """Regions that are no single nano-batch's: merges, and groups that run as one batch."""
+        return frozenset(
+            number
+            for number, origin in enumerate(self.expanded.origins)
+            if not isinstance(origin, expand.Origin) or len(origin.nanos) > 1
+        )
+
+    def _joint(self, nanos: Sequence[int]) -> tuple[Captured, PartitionedGraph]:
+        """The function at the joint size of several nano-batches, and its cut.
+
+        Raises:
+            PlanError: it has other operators at one of these sizes.
+        """
+        joint = sum(self.sizes[n] for n in nanos)
+        captured = self.resolved.at[joint]
+        cut = expand.transfer(self.cuts[nanos[0]], captured.graph)
+        for n in nanos:
+            if cut is None or expand.transfer(cut, self.cuts[n].graph) is None:
+                raise PlanError(
+                    f"nano-batches {list(nanos)} of {captured.graph.name!r} cannot run as one batch: "
+                    f"the function has other operators for {self.sizes[n]} rows than for {joint}"
+                )
+        assert cut is not None
+        return captured, cut
+
+    def source(self, region: int) -> tuple[Captured, tuple[int, ...]]:
+        """The captured function that a region's operators come from, and these; a merge has none."""
+        origin = self.expanded.origins[region]
+        if isinstance(origin, expand.MergeSpec):
+            return self.captured, ()
+        captured, cut = self.part(origin.nanos[0]), self.cuts[origin.nanos[0]]
+        if len(origin.nanos) > 1:
+            captured, cut = self._joint(origin.nanos)
+        return captured, cut.regions[origin.region].ops
+
+    def function(
+        self, region: int, decision: Decision, second: lower.Second | None = None
+    ) -> Callable[..., list[Any]]:
+        """A region as a traceable function from its inputs to its outputs.
+
+        ``second``, of one nano-batch's region: see ``lower.region_function``.
+        """
+        origin = self.expanded.origins[region]
+        if isinstance(origin, expand.MergeSpec):
+            reads = self.expanded.merge_reads[region]
+            return split_functions.merged(origin, self.pg.regions[region].inputs, reads)
+        captured, cut = self.part(origin.nanos[0]), self.cuts[origin.nanos[0]]
+        if len(origin.nanos) > 1:
+            captured, cut = self._joint(origin.nanos)
+        local = cut.regions[origin.region]
+        made = self.pg.regions[region]
+        if second is not None:
+            return split_functions.with_second(self, made, local, origin, second)
+        if decision.replace is None:
+            inner = lower.region_function(captured, local)
+        elif isinstance(decision.replace, CudaKernel):
+            raise lower.no_kernel_for_parts(decision.replace, made)
+        else:
+            inner = lower.replaced_function(decision.replace, captured, local, str(decision.source))
+        # Of its outputs those that somebody reads.
+        wanted = [self.expanded.sources[v] for v in made.outputs]
+        if len(origin.nanos) == 1:
+            kept = [local.outputs.index(v) for _, v in wanted]
+            return split_functions.with_cuts(inner, made.inputs, origin.reads[0], kept)
+        axes_in = [self._joined(v, made.name) for v in local.inputs]
+        places = [
+            (local.outputs.index(v), *self._share(v, n, origin.nanos, made.name)) for n, v in wanted
+        ]
+        return split_functions.batched(inner, made.inputs, origin.reads, axes_in, places)
+
+    def _state(self, value: int) -> State | None:
+        """What is proved of a value: the operators, hence the value ids, are the same at every size."""
+        states = self.resolved.states
+        return states[value] if value < len(states) else None
+
+    def _joined(self, value: int, name: str) -> int | None:
+        """Along which axis nano-batches of a value lie, None if it is the same in all."""
+        state = self._state(value)
+        if isinstance(state, Rows) and state.power == 0 and state.outer == 1:
+            return state.axis
+        if isinstance(state, Same) and is_plain_same(state):
+            return None
+        known = "nothing is proved" if state is None else f"all that is proved is: {state}"
+        raise PlanError(
+            f"region {name!r} cannot run several nano-batches as one batch: along which axis value "
+            f"{value} holds their rows must be proved; {known}"
+        )
+
+    def _share(
+        self, value: int, nano_batch: int, nanos: Sequence[int], name: str
+    ) -> tuple[expand.Cut | None, bool]:
+        """What a nano-batch gets of a value made for several: its rows, and whether it gets zeros."""
+        state = self._state(value)
+        if isinstance(state, Partial) and state.power in (0, -1):
+            # Of a sum the first gets all; a mean is the mean of each.
+            return None, state.power == 0 and nano_batch != nanos[0]
+        axis = self._joined(value, name)
+        if axis is None:
+            return None, False
+        each = state.inner if isinstance(state, Rows) else 1
+        start = sum(self.sizes[n] for n in nanos[: nanos.index(nano_batch)])
+        return expand.Cut(axis, start * each, (start + self.sizes[nano_batch]) * each), False
+
+
+def _check_merges(
+    whole: Captured, parts: Sequence[Captured], specs: Sequence[expand.OutSpec]
+) -> None:
+    """That results have shapes and types that can be put together, whatever the user vouches for."""
+    for number, (out, ok, spec) in enumerate(
+        zip(whole.outputs, whole.output_is_value, specs, strict=True)
+    ):
+        if not ok or isinstance(spec, expand.Parts):
+            continue
+        want = tuple(whole.avals[out].shape)
+        shapes = [tuple(part.avals[part.outputs[number]].shape) for part in parts]
+        if isinstance(spec, int):
+            rows = sum(shape[spec] for shape in shapes)
+            merged = {(*shape[:spec], rows, *shape[spec + 1 :]) for shape in shapes}
+        else:
+            merged = set(shapes)
+        if merged != {want}:
+            how = f"along axis {spec}" if isinstance(spec, int) else f"by out_axes={spec!r}"
+            raise PlanError(
+                f"{whole.graph.name!r}: result {number} of shape {list(want)} cannot be put together "
+                f"{how} from nano-batches of shapes {', '.join(str(list(s)) for s in shapes)}"
+            )
+        if not isinstance(spec, Sum | Mean):
+            continue
+        dtype = whole.avals[out].dtype
+        if not jnp.issubdtype(dtype, jnp.inexact if isinstance(spec, Mean) else jnp.number):
+            kind = "floating point or complex" if isinstance(spec, Mean) else "numeric"
+            raise PlanError(
+                f"{whole.graph.name!r}: out_axes={spec!r} needs a {kind} result; result {number} is "
+                f"{dtype}"
+            )
+
+
+def split(
+    function: Splitting,
+    sizes: tuple[int, ...],
+    rules: Any,
+    *,
+    assume_separable: bool,
+    fused: frozenset[str] = frozenset(),
+) -> Split:
+    """Captures, proves, cuts and expands a function.
+
+    Raises:
+        SeparabilityError: the split would change what the function computes.
+        PlanError, UnsupportedError: see ``nano.expand``.
+    """
+    resolved = function.resolve(sizes, assume_separable=assume_separable)
+    cut = partition(resolved.at[max(sizes)].graph, rules, fused=fused)
+    cut_at: dict[int, PartitionedGraph] = {}
+    for size in dict.fromkeys(sizes):
+        graph = resolved.at[size].graph
+        cut_at[size] = expand.transfer(cut, graph) or partition(graph, rules, fused=fused)
+    cuts = tuple(cut_at[size] for size in sizes)
+    whole = resolved.at[function.batch]
+    specs = tuple(
+        spec for spec, ok in zip(resolved.out_specs, whole.output_is_value, strict=True) if ok
+    )
+    for size in sizes:
+        if resolved.at[size].output_is_value != whole.output_is_value:
+            raise SeparabilityError(
+                f"{whole.graph.name!r} returns constants at one batch size and computed values at "
+                "another"
+            )
+    parts = [resolved.at[size] for size in sizes]
+    _check_merges(whole, parts, resolved.out_specs)
+    expanded = expand.expand(whole.graph, cuts, sizes, resolved.in_specs, specs)
+    avals = [(whole if n < 0 else parts[n]).avals[local] for n, local in expanded.sources]
+    outputs: list[Any] = []
+    is_value: list[bool] = []
+    produced = iter(expanded.pg.graph.outputs)
+    for number, (ok, spec) in enumerate(
+        zip(whole.output_is_value, resolved.out_specs, strict=True)
+    ):
+        of = parts if isinstance(spec, expand.Parts) else [whole]
+        outputs += [next(produced) if ok else part.outputs[number] for part in of]
+        is_value += [ok] * len(of)
+    captured = Captured(expanded.pg.graph, [], outputs, is_value, avals, whole.jaxpr)
+    return Split(captured, expanded, sizes, resolved, cuts, function, assume_separable)
+
+
+class NotCompared(Exception):
+    """A split is neither proved nor compared yet; never leaves the package."""
+
+    def __init__(self, made: Any):
+        super().__init__("not compared")
+        self.entry = made
+
+
+def unproven_error(made: Any, why: str) -> SeparabilityError:
+    """The error for a split that is not proved, with the proof's findings and ways out."""
+    try:
+        made.split.resolved.proof.raise_if_refused()
+    except SeparabilityError as error:
+        return SeparabilityError(f"{error}\n{why}")
+    return SeparabilityError(why)

@@ -1,0 +1,330 @@
+"""From a jaxpr to the graph IR.
+
+Call-like equations (nested jit, custom derivatives, remat) are inlined and remembered as call
+path; control flow stays one operator. The captured program is only ever evaluated: derivatives
+come from the original function, so inlining custom rules loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jax.extend import core as jcore
+
+from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax.capture import costs, marks, sharding
+from dynaflow_xla.ir.graph import Graph, Op, Source, Value
+
+if TYPE_CHECKING:
+    from dynaflow_xla.frontends.jax.xla.loops import Loop
+
+# Calls, and the parameter that holds the function called.
+INLINE = {
+    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr", "remat": "jaxpr", "remat2": "jaxpr",
+    "checkpoint": "jaxpr", "custom_lin": "call_jaxpr",
+}  # fmt: skip
+
+# Calls that carry their own way to be differentiated, or to be recomputed when that happens.
+_RULES = frozenset(
+    "custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_lin remat remat2 checkpoint".split()
+)
+
+_REVERSE_ONLY = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
+
+# Types narrower than a byte: XLA packs them in some buffers and not in others.
+_PACKED = frozenset("int2 uint2 int4 uint4 int1 uint1 float4_e2m1fn".split())
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph with what is needed to run it.
+
+    Attributes:
+        graph: The neutral graph; ``Op.payload`` is an equation over ``variables``.
+        variables: Value id -> jaxpr variable.
+        outputs: For each flat result: a value id, or a literal's value.
+        avals: Value id -> abstract value.
+        jaxpr: The jaxpr captured from (for its settings).
+        keeps_rules: Calls with derivative rules of their own are one operator.
+        loops: Operator index -> the loop with a scheduled body that runs in its place.
+        consts: Values of the first inputs, if the trace met them and callers do not give them.
+    """
+
+    graph: Graph
+    variables: list[Any]
+    outputs: list[int | Any]
+    output_is_value: list[bool]
+    avals: list[Any]
+    jaxpr: Any
+    keeps_rules: bool = False
+    loops: dict[int, Loop] = field(default_factory=dict, compare=False)
+    consts: tuple[Any, ...] = field(default=(), compare=False)
+
+    def equation(self, index: int) -> Any:
+        """The equation that runs for an operator."""
+        loop = self.loops.get(index)
+        return self.graph.ops[index].payload if loop is None else loop.equation
+
+
+def ordering_effects(effects: Iterable[Any]) -> list[Any]:
+    """Effects but those that say that a mesh axis is named, which order nothing."""
+    return [e for e in effects if type(e).__name__ != "NamedAxisEffect"]
+
+
+def outer_reason(eqn: Any) -> str:
+    """Why an equation must stay in the outer program, or ""."""
+    name = eqn.primitive.name
+    if effects := ordering_effects(eqn.effects):
+        return f"has effects ({', '.join(sorted(map(str, effects)))})"
+    for atom in (*eqn.invars, *eqn.outvars):
+        if str(getattr(atom.aval, "dtype", "")) in _PACKED:
+            return f"uses {atom.aval.dtype}, whose layout in memory differs between programs"
+    if name in costs.CALLBACKS:
+        return "calls back into Python"
+    if name in costs.COLLECTIVES:
+        return "communicates between devices"
+    if name in costs.OUTER_CALLS:
+        scheduled = dict.fromkeys(("dfx_call", "dfx_program"), "is scheduled already")
+        return {**scheduled, "device_put": "places data"}.get(name, "runs on several devices")
+    if name not in INLINE and sharding.names_devices(eqn):
+        return sharding.REASON
+    for inner in jcore.jaxprs_in_params(eqn.params):
+        for inner_eqn in inner.eqns:
+            if reason := outer_reason(inner_eqn):
+                return f"contains {inner_eqn.primitive.name}, which {reason}"
+    return ""
+
+
+def acts(eqn: Any) -> bool:
+    """Whether an equation does something that nobody may repeat: effects, callbacks, communication."""
+    name = eqn.primitive.name
+    if ordering_effects(eqn.effects) or name in costs.CALLBACKS | costs.COLLECTIVES:
+        return True
+    if name in costs.OUTER_CALLS - {"device_put"}:
+        return True
+    return any(acts(e) for inner in jcore.jaxprs_in_params(eqn.params) for e in inner.eqns)
+
+
+def _dtype_name(aval: Any) -> str:
+    return str(aval.dtype)
+
+
+def _params_text(eqn: Any) -> str:
+    parts = []
+    for key, value in sorted(eqn.params.items()):
+        if key in ("jaxpr", "call_jaxpr", "branches", "body_jaxpr", "cond_jaxpr"):
+            continue
+        text = str(value)
+        if len(text) < 60 and " at 0x" not in text and value is not None:
+            parts.append(f"{key}={text}")
+    return " ".join(parts)
+
+
+def holds_custom_rules(jaxpr: Any, *, in_loops: bool = False) -> bool:
+    """Whether a capture of a jaxpr would look through derivative rules of its functions.
+
+    Args:
+        jaxpr: The jaxpr.
+        in_loops: The bodies of loops count, too.
+    """
+
+    def holds(eqn: Any) -> bool:
+        name = eqn.primitive.name
+        if name in _RULES:
+            return True
+        if name in INLINE:
+            return holds_custom_rules(_inner(eqn), in_loops=in_loops)
+        return (
+            in_loops
+            and name == "scan"
+            and holds_custom_rules(eqn.params["jaxpr"].jaxpr, in_loops=True)
+        )
+
+    return any(map(holds, jaxpr.eqns))
+
+
+def _all_equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr and of all jaxprs inside."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jcore.jaxprs_in_params(eqn.params):
+            yield from _all_equations(inner)
+
+
+def has_reverse_rules(jaxpr: Any) -> bool:
+    """Whether a jaxpr holds a ``custom_vjp``, at any depth: it has no derivative in forward mode."""
+    return any(eqn.primitive.name in _REVERSE_ONLY for eqn in _all_equations(jaxpr))
+
+
+def uses_axis(jaxpr: Any, name: Any) -> bool:
+    """Whether a jaxpr communicates over, or asks for the position on, a named axis."""
+    for eqn in _all_equations(jaxpr):
+        for key in ("axes", "axis_name"):
+            used = eqn.params.get(key, ())
+            if name in (used if isinstance(used, (tuple, list)) else (used,)):
+                return True
+    return False
+
+
+def _inner(eqn: Any) -> Any:
+    inner = eqn.params.get(INLINE[eqn.primitive.name])
+    return getattr(inner, "jaxpr", inner)
+
+
+class _Builder:
+    def __init__(self, keep_rules: bool = False) -> None:
+        self.keep_rules = keep_rules
+        self.values: list[Value] = []
+        self.avals: list[Any] = []
+        self.variables: list[Any] = []
+        self.ops: list[Op] = []
+        self.calls: Counter[str] = Counter()
+        self.mark_numbers: dict[Any, int] = {}
+        self.generated: set[int] = set()
+
+    def value(self, aval: Any, producer: int) -> int:
+        number = len(self.values)
+        self.values.append(
+            Value(
+                number,
+                tuple(aval.shape),
+                _dtype_name(aval),
+                costs.aval_bytes(aval),
+                producer,
+                bool(getattr(aval, "weak_type", False)),
+            )
+        )
+        self.avals.append(aval)
+        self.variables.append(_compat.new_var(aval))
+        return number
+
+    def inline(
+        self,
+        jaxpr: Any,
+        env: dict[Any, Any],
+        scope: list[str],
+        scope_calls: tuple[int, ...],
+        call_path: tuple[str, ...],
+        caller: Source | None = None,
+        entered: dict[str, tuple[str, ...]] | None = None,
+    ) -> None:
+        """Adds the equations of ``jaxpr``; ``env`` maps its variables to value ids or literals.
+
+        ``caller`` is the line of the call, for equations that only library code has a line for.
+        """
+
+        def read(atom: Any) -> Any:
+            return atom if isinstance(atom, jcore.Literal) else env[atom]
+
+        for eqn in map(sharding.without_default, jaxpr.eqns):
+            name = eqn.primitive.name
+            local = marks.split_scope(str(eqn.source_info.name_stack))
+            inner_scope = scope + local
+            inner_calls = scope_calls + (len(call_path),) * len(local)
+            marked = dict(entered or {})
+            for component in local:
+                if marks.is_mark(component):
+                    marked.setdefault(component, call_path)
+            key = None if self.keep_rules and name in _RULES else INLINE.get(name)
+            if key is not None and key in eqn.params:
+                inner = eqn.params[key]
+                consts = list(getattr(inner, "consts", ()))
+                inner = getattr(inner, "jaxpr", inner)
+                inner_env: dict[Any, Any] = {}
+                for var, const in zip(inner.constvars, consts, strict=True):
+                    inner_env[var] = jcore.Literal(const, var.aval)
+                for var, atom in zip(inner.invars, eqn.invars, strict=True):
+                    inner_env[var] = read(atom)
+                path = call_path
+                if name in ("jit", "pjit"):
+                    label = str(eqn.params.get("name", name))
+                    path = (*call_path, f"{label}#{self.calls[label]}")
+                    self.calls[label] += 1
+                line = _compat.user_source(eqn) or caller
+                self.inline(inner, inner_env, inner_scope, inner_calls, path, line, marked)
+                for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
+                    env[var] = atom if isinstance(atom, jcore.Literal) else inner_env[atom]
+                continue
+            atoms = [read(atom) for atom in eqn.invars]
+            if sharding.changes_nothing(eqn):
+                env.update(zip(eqn.outvars, atoms, strict=True))
+                continue
+            index = len(self.ops)
+            outputs = tuple(self.value(var.aval, index) for var in eqn.outvars)
+            for var, number in zip(eqn.outvars, outputs, strict=True):
+                env[var] = number
+            payload = eqn.replace(
+                invars=[self.variables[a] if isinstance(a, int) else a for a in atoms],
+                outvars=[self.variables[n] for n in outputs],
+            )
+            reason = outer_reason(eqn)
+            read_values = [a for a in atoms if isinstance(a, int)]
+            generator = name in costs.GENERATORS and self.generated.issuperset(read_values)
+            if generator:
+                self.generated.update(outputs)
+            flops, moved, cost = (0.0, 0, 0.0) if generator else costs.estimate(eqn)
+            self.ops.append(
+                Op(
+                    index=index,
+                    kind=name,
+                    inputs=tuple(dict.fromkeys(read_values)),
+                    outputs=outputs,
+                    scope=tuple(marks.plain_name(part) for part in inner_scope),
+                    call_path=call_path,
+                    scope_calls=inner_calls,
+                    flops=flops,
+                    bytes_moved=moved,
+                    cost_ns=cost,
+                    outer=bool(reason),
+                    outer_reason=reason,
+                    generator=generator,
+                    mark=marks.find_mark(inner_scope, self.mark_numbers, marked),
+                    source=_compat.user_source(eqn) or caller,
+                    params=_params_text(eqn),
+                    payload=payload,
+                )
+            )
+
+
+def capture(closed: Any, n_consts: int, name: str, *, keep_rules: bool = False) -> Captured:
+    """Builds the graph of a closed jaxpr whose constants were made inputs already.
+
+    Args:
+        closed: A ``ClosedJaxpr``; its constants become the first inputs.
+        n_consts: How many leading inputs are closed-over values (for names only).
+        name: Name of the function.
+        keep_rules: Keep calls with derivative rules of their own as one operator, so that the
+            captured program can be differentiated.
+    """
+    jaxpr = closed.jaxpr
+    builder = _Builder(keep_rules)
+    env: dict[Any, Any] = {}
+    inputs = []
+    for var in (*jaxpr.constvars, *jaxpr.invars):
+        number = builder.value(var.aval, -1)
+        env[var] = number
+        inputs.append(number)
+    builder.inline(jaxpr, env, [], (), ())
+    outputs: list[Any] = []
+    is_value = []
+    for atom in jaxpr.outvars:
+        resolved = atom if isinstance(atom, jcore.Literal) else env[atom]
+        is_value.append(isinstance(resolved, int))
+        outputs.append(resolved if isinstance(resolved, int) else resolved.val)
+    names = [f"const_{i}" for i in range(n_consts + len(jaxpr.constvars))]
+    names += [f"arg_{i}" for i in range(len(inputs) - len(names))]
+    graph = Graph(
+        name=name,
+        values=tuple(builder.values),
+        ops=tuple(builder.ops),
+        inputs=tuple(inputs),
+        outputs=tuple(n for n, ok in zip(outputs, is_value, strict=True) if ok),
+        input_names=tuple(names),
+    )
+    return Captured(graph, builder.variables, outputs, is_value, builder.avals, jaxpr, keep_rules)

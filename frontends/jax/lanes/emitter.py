@@ -1,0 +1,201 @@
+"""Tracing one lane of a stage: its regions, with gates where other lanes are involved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.ffi import xla
+from dynaflow_xla.frontends.jax.capture.physical import (
+    from_physical,
+    is_key,
+    physical_spec,
+    to_physical,
+)
+from dynaflow_xla.ir.graph import Graph, Region
+from dynaflow_xla.ir.partition import COPY_BYTES_PER_NS
+from dynaflow_xla.planning.plan import Launch, Record, Wait
+
+if TYPE_CHECKING:
+    from dynaflow_xla.frontends.jax.lanes.lower import StageBuilder
+
+_HOLD_MIN_NS = 50_000
+_HOLD_MAX_SHARE = 0.05
+
+
+def _feeding_costliest(graph: Graph, region: Region) -> list[int]:
+    """Those inputs of a region that its costliest operator depends on."""
+    sources: dict[int, frozenset[int]] = {v: frozenset([v]) for v in region.inputs}
+    costliest, best = frozenset[int](), -1.0
+    for index in region.ops:
+        op = graph.ops[index]
+        mine = frozenset[int]().union(*(sources.get(v, frozenset()) for v in op.inputs))
+        sources.update(dict.fromkeys(op.outputs, mine))
+        if op.cost_ns > best:
+            costliest, best = mine, op.cost_ns
+    return sorted(costliest)
+
+
+class LaneEmitter:
+    """Traces one lane's function; gates are merged where their order allows."""
+
+    def __init__(self, lane: int, builder: StageBuilder, profile: bool):
+        self.lane = lane
+        self.builder = builder
+        self.profile = profile
+        self.env: dict[int, Any] = {}
+        self.chain: Any = None
+        self.previous: list[Any] = []
+        self.waits: list[int] = []
+        self.receives: list[tuple[int, int]] = []
+        self.sends: list[tuple[int, int]] = []
+        self.records: list[int] = []
+
+    def flush(
+        self,
+        *,
+        stamp: int = -1,
+        done: bool = False,
+        force: bool = False,
+        held: Sequence[int] = (),
+    ) -> None:
+        """Emits a gate with all that is pending; ``held`` values pass through it (or nothing, if idle)."""
+        if not (force or done or self.waits or self.receives or self.sends or self.records):
+            return
+        avals = self.builder.captured.avals
+        in_specs = [physical_spec(avals[v]) for v, _ in self.receives]
+        xs = [to_physical(self.env[v], avals[v]) for v, _ in self.sends]
+        # Ordering operands: what the lane computed before must exist before the gate waits, or a
+        # wait could hold the lane's thread while work that is ready stands behind it.
+        # Sent values pass through the gate in place, so that what this lane does with them next
+        # cannot start before the other lane has them. Inputs would be copied for that, so not they.
+        through = [
+            i
+            for i, (v, _) in enumerate(self.sends)
+            if not done and v not in self.builder.arguments and not is_key(avals[v])
+        ]
+        sent_values = {v for v, _ in self.sends}
+        held = [v for v in held if v not in sent_values]
+        xs += [self.env[v] for v in held]
+        through += range(len(self.sends), len(xs))
+        passed = [*(v for v, _ in self.sends), *held]
+        through_specs = [physical_spec(avals[passed[i]]) for i in through]
+        sent = {id(x) for x in xs}
+        deps = [x for x in self.previous if id(x) not in sent]
+        chain_spec = jax.ShapeDtypeStruct(self.chain.shape, self.chain.dtype)
+        first_x = 1 + len(deps)
+        first_through = 1 + len(in_specs)
+        gate = jax.ffi.ffi_call(
+            xla.GATE_TARGET,
+            [chain_spec, *in_specs, *through_specs],
+            has_side_effect=True,
+            input_output_aliases={first_x + i: first_through + n for n, i in enumerate(through)},
+        )
+        results = gate(
+            self.chain,
+            *deps,
+            *xs,
+            lane=np.int64(self.lane),
+            deps=np.int64(len(deps)),
+            waits=np.array(self.waits, np.int64),
+            ins=np.array([b for _, b in self.receives], np.int64),
+            outs=np.array([b for _, b in self.sends], np.int64),
+            records=np.array(self.records, np.int64),
+            stamp=np.int64(stamp),
+            done=np.int64(done),
+        )
+        self.chain = results[0]
+        for (value, _), x in zip(self.receives, results[1:first_through], strict=True):
+            self.env[value] = from_physical(x, avals[value])
+        for i, x in zip(through, results[first_through:], strict=True):
+            self.env[passed[i]] = x
+        self.waits, self.receives, self.sends, self.records = [], [], [], []
+        self.previous = []
+
+    def run(self, instructions: Sequence[Any], args: dict[int, Any]) -> Any:
+        """Emits the lane's instructions; returns the last chain value."""
+        builder = self.builder
+        self.env.update(args)
+        self.chain = jnp.zeros((1,), jnp.uint8)
+        for position, instruction in enumerate(instructions):
+            if isinstance(instruction, Wait):
+                if self.sends or self.records:
+                    self.flush()  # never wait in front of a publish
+                self.waits.append(instruction.event)
+            elif isinstance(instruction, Record):
+                self.records.append(instruction.event)
+                # Publish at once: another lane waits for it.
+                self.flush(held=self._held_back(instructions[position + 1 :]))
+            elif isinstance(instruction, Launch):
+                self._launch(instruction)
+            else:
+                raise PlanError(f"the ffi backend cannot run {type(instruction).__name__} yet")
+        self.sends += [
+            (v, buffer)
+            for v, buffer in builder.result_writes
+            if builder.producer_lane[v] == self.lane
+        ]
+        self.flush(done=True)
+        return self.chain
+
+    def _held_back(self, following: Sequence[Any]) -> list[int]:
+        """Values that the coming gate passes through so that long regions do not start before it.
+
+        XLA:CPU starts whatever is ready, in any order: a long region that the plan puts behind a
+        publish could run first, and the other lane would wait for both. An input of the lane
+        program is copied on its way through, so a small one is taken.
+        """
+        builder = self.builder
+        held: list[int] = []
+        behind = {v for v, _ in self.sends}
+        for instruction in following:
+            if not isinstance(instruction, Launch):
+                break
+            region = builder.pg.regions[instruction.region]
+            ordered = not behind.isdisjoint(region.inputs)
+            behind.update(region.outputs)
+            if ordered or region.cost_ns < _HOLD_MIN_NS:
+                continue
+            value = min(
+                (v for v in _feeding_costliest(builder.captured.graph, region) if v in self.env),
+                key=lambda v: builder.captured.graph.values[v].bytes,
+                default=None,
+            )
+            if value is None or is_key(builder.captured.avals[value]):
+                continue
+            copy_ns = builder.captured.graph.values[value].bytes / COPY_BYTES_PER_NS
+            if copy_ns < _HOLD_MAX_SHARE * region.cost_ns:
+                held.append(value)
+                behind.add(value)
+        return held
+
+    def _launch(self, launch: Launch) -> None:
+        builder = self.builder
+        region = builder.pg.regions[launch.region]
+        for value in region.inputs:
+            if value not in self.env:
+                if self.sends or self.records:
+                    self.flush()
+                self.receives.append((value, builder.shared_buffer[value]))
+                self.env[value] = None
+        if self.waits or self.receives:
+            self.flush()
+        fn = builder.functions[launch.region]
+        with jax.named_scope(region.name):
+            outs = fn(*[self.env[v] for v in region.inputs])
+        avals = builder.captured.avals
+        self.previous += [
+            x for v, x in zip(region.outputs, outs, strict=True) if not is_key(avals[v])
+        ]
+        for value, x in zip(region.outputs, outs, strict=True):
+            self.env[value] = x
+            readers = builder.reader_lanes.get(value, set())
+            if readers - {self.lane}:
+                self.sends.append((value, builder.shared_buffer[value]))
+        if self.profile:
+            self.flush(stamp=launch.region, force=True)

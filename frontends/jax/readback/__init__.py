@@ -1,0 +1,1 @@
+"""Compiling for a GPU that need not be there, and reading back what XLA made of a plan."""

@@ -1,0 +1,1 @@
+"""A scheduled function under JAX's transformations: one primitive, and its derivatives."""

@@ -1,0 +1,259 @@
+"""Reverse mode: forward and backward pass captured from ``jax.vjp`` and scheduled, each on its own.
+
+The forward pass keeps only what the wanted derivatives need; the backward pass is made for the
+cotangents that are not zero. A split function is ``merge_k f_k(cut_k x, w)`` with linear cuts and
+merges, so its derivative follows by the chain rule: cotangents are cut as the results were merged,
+residuals stay with their nano-batch, and gradients are put together as the arguments were cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jcore
+
+from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.proof import Mean, Sum
+from dynaflow_xla.errors import RuleError
+from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax.batch.split import Resolved, Split
+from dynaflow_xla.frontends.jax.capture import capture
+from dynaflow_xla.frontends.jax.capture.physical import spec
+from dynaflow_xla.frontends.jax.signature import entry
+from dynaflow_xla.strategies.branches import Branches
+
+if TYPE_CHECKING:
+    from dynaflow_xla.frontends.jax.transform.primitive import Program
+
+Flat: TypeAlias = Callable[..., list[Any]]
+Specs: TypeAlias = tuple[tuple[expand.InSpec, ...], tuple[expand.OutSpec, ...]]
+
+
+def inexact(aval: Any) -> bool:
+    """Whether a value has a derivative."""
+    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
+def flat_function(captured: capture.Captured) -> Flat:
+    """A captured function without schedule; its constants are its first arguments."""
+    jaxpr = captured.jaxpr
+    n_consts = len(jaxpr.constvars)
+
+    def plain(*flat: Any) -> list[Any]:
+        closed = jcore.ClosedJaxpr(jaxpr, flat[:n_consts])
+        return list(jcore.jaxpr_as_fun(closed)(*flat[n_consts:]))
+
+    return plain
+
+
+@_compat.weak_parameter
+class Pair:
+    """Forward and backward pass for derivatives with respect to some of the inputs."""
+
+    def __init__(self, primal: Program, wanted: tuple[int, ...], make: Callable[..., Program]):
+        self.wanted = wanted
+        self.arguments = len(primal.in_avals)
+        self.out_avals = primal.out_avals
+        self._options = primal.entry.options
+        self._make = make
+        self._primal = primal
+        self._split = primal.split
+        self._batch = 0 if self._split is None else sum(self._split.sizes)
+        self._trees: dict[int, Any] = {}
+        self._backwards: dict[tuple[int, ...], Program] = {}
+        self._forwards: dict[int, capture.Captured] = {}
+        if self._split is not None and not self._same_residuals(self._split.sizes):
+            self._split = None  # the passes are those of the whole batch
+        self.forward = self._scheduled("forward", self._forward_at, self._forward_specs)
+
+    def backward(self, given: tuple[int, ...]) -> Program:
+        """Residuals and the given cotangents to the gradients of ``wanted``."""
+        if given not in self._backwards:
+            self._backwards[given] = self._scheduled(
+                "backward",
+                lambda size: self._backward_at(size, given),
+                lambda split: self._backward_specs(split, given),
+            )
+        return self._backwards[given]
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return self._options.name
+
+    def programs(self) -> list[Program]:
+        """Those made so far."""
+        return [self.forward, *self._backwards.values()]
+
+    # -- one pass -----------------------------------------------------------------------------
+
+    def _scheduled(
+        self,
+        what: str,
+        at: Callable[[int], capture.Captured],
+        specs: Callable[[Split], Specs],
+    ) -> Program:
+        whole = at(self._batch)
+        options = replace(self._options, name=f"{self._options.name}.{what}")
+        notes = []
+        batched = None
+        split = self._split
+        if split is not None and _same_consts([at(size) for size in {self._batch, *split.sizes}]):
+            first = len(whole.consts)  # the trace met them, all nano-batches get the same
+            ins, outs = specs(split)
+            given = split.resolved.const_parts if what == "forward" else {}
+            parts = {first + number: values for number, values in given.items()}
+            pair = ((*[None] * first, *ins), outs)
+            batched = _Derived(self._batch, at, pair, parts, split.sizes)
+        elif options.in_axes is not None:
+            options = replace(options, in_axes=None, strategy=Branches())
+            notes.append("this pass is not split; Branches() schedules it")
+        try:
+            made = entry.build_entry(whole, options, batched)
+        except RuleError:
+            # The user's rules speak of the forward graph; the default cut fits any.
+            options = replace(options, rules=None, default_cut=True)
+            made = entry.build_entry(whole, options, batched)
+            notes.append("the rules do not fit this pass; it has the default cut")
+        made.notes += notes
+        return self._make(made, whole, expanded=made.split is not None)
+
+    def _forward_at(self, size: int) -> capture.Captured:
+        if size not in self._forwards:
+            plain, avals, _ = self._primal.plain_at(size)
+
+            def forward(*flat: Any) -> list[Any]:
+                def of_wanted(*inputs: Any) -> list[Any]:
+                    full = list(flat)
+                    for i, x in zip(self.wanted, inputs, strict=True):
+                        full[i] = x
+                    return plain(*full)
+
+                outs, vjp = jax.vjp(of_wanted, *[flat[i] for i in self.wanted])
+                leaves, self._trees[size] = jax.tree_util.tree_flatten(vjp)
+                return [*outs, *leaves]
+
+            specs = [spec(aval) for aval in avals]
+            name = f"{self._options.name}.forward"
+            self._forwards[size] = entry.capture_function(forward, specs, 0, name)
+        return self._forwards[size]
+
+    def _backward_at(self, size: int, given: tuple[int, ...]) -> capture.Captured:
+        forward = self._forward_at(size)
+        avals = out_avals(forward)
+        count = len(self.out_avals)
+        weights = self._weights(size)
+
+        def backward(*flat: Any) -> list[Any]:
+            leaves, cotangents = flat[: -len(given)], flat[-len(given) :]
+            full: list[Any] = [_zero(aval) for aval in avals[:count]]
+            for i, ct in zip(given, cotangents, strict=True):
+                full[i] = ct if weights[i] is None else ct * jnp.asarray(weights[i], ct.dtype)
+            vjp = jax.tree_util.tree_unflatten(self._trees[size], leaves)
+            return list(vjp(full))
+
+        specs = [spec(aval) for aval in (*avals[count:], *(avals[i] for i in given))]
+        return entry.capture_function(backward, specs, 0, f"{self._options.name}.backward")
+
+    # -- under a split ------------------------------------------------------------------------
+
+    def _weights(self, size: int) -> list[float | None]:
+        """For each result, what a nano-batch's share of its cotangent is multiplied with."""
+        if self._split is None or size == self._batch:
+            return [None] * len(self.out_avals)
+        # A result that is equal in all nano-batches is their mean, too.
+        return [
+            size / self._batch if spec is None or isinstance(spec, Mean) else None
+            for spec in self._split.resolved.out_specs
+        ]
+
+    def _same_residuals(self, sizes: Sequence[int]) -> bool:
+        """Whether the forward pass keeps the same number of values, and the same inputs, at all sizes.
+
+        JAX leaves out operators on axes with one element, so a nano-batch of one row may differ.
+        """
+        kept = set()
+        for size in {self._batch, *sizes}:
+            forward = self._forward_at(size)
+            inputs = forward.graph.inputs
+            residuals = list(zip(forward.outputs, forward.output_is_value, strict=True))
+            kept.add(
+                tuple(
+                    (ok, inputs.index(out) if ok and out in inputs else None)
+                    for out, ok in residuals[len(self.out_avals) :]
+                )
+            )
+        return len(kept) == 1
+
+    def _residual_specs(self, split: Split) -> list[expand.InSpec]:
+        """Residuals stay in parts; those that are arguments as they are, are cut like these."""
+        forward = self._forward_at(self._batch)
+        inputs = forward.graph.inputs
+        given: list[expand.InSpec] = [None] * len(forward.consts) + [*split.resolved.in_specs]
+        return [
+            given[inputs.index(out)] if ok and out in inputs else expand.PARTS
+            for out, ok in list(zip(forward.outputs, forward.output_is_value, strict=True))[
+                len(self.out_avals) :
+            ]
+        ]
+
+    def _forward_specs(self, split: Split) -> Specs:
+        resolved = split.resolved
+        return resolved.in_specs, (*resolved.out_specs, *self._residual_specs(split))
+
+    def _backward_specs(self, split: Split, given: tuple[int, ...]) -> Specs:
+        resolved = split.resolved
+        ins = self._residual_specs(split)
+        for i in given:
+            spec = resolved.out_specs[i]
+            ins.append(spec if isinstance(spec, int) else None)
+        outs: list[expand.OutSpec] = []
+        for i in self.wanted:
+            axis = resolved.in_specs[i]
+            outs.append(Sum() if axis is None else axis)
+        return tuple(ins), tuple(outs)
+
+
+def _same_consts(passes: Sequence[capture.Captured]) -> bool:
+    first, *others = [captured.consts for captured in passes]
+    return all(
+        len(first) == len(other) and all(map(np.array_equal, first, other)) for other in others
+    )
+
+
+@dataclass
+class _Derived:
+    """A pass of a split function, split in the same way."""
+
+    batch: int
+    at: Callable[[int], capture.Captured]
+    specs: Specs
+    const_parts: dict[int, tuple[Any, ...]]
+    sizes: tuple[int, ...]
+
+    def resolve(
+        self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
+    ) -> Resolved:
+        """See ``split.Splitting``; what was proved of the function holds for its derivative."""
+        assert not also, "derivatives of nano-batches run one by one"
+        at = {size: self.at(size) for size in dict.fromkeys((self.batch, *sizes))}
+        return Resolved(at, *self.specs, const_parts=self.const_parts)
+
+
+def out_avals(captured: capture.Captured) -> list[Any]:
+    """Abstract values of the flat outputs."""
+    return [
+        captured.avals[out] if is_value else jax.typeof(out)
+        for out, is_value in zip(captured.outputs, captured.output_is_value, strict=True)
+    ]
+
+
+def _zero(aval: Any) -> Any:
+    if inexact(aval):
+        return jnp.zeros(aval.shape, aval.dtype)
+    return np.zeros(aval.shape, jax.dtypes.float0)

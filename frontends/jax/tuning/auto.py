@@ -1,0 +1,323 @@
+"""Measuring a JAX function's candidates for ``Auto``: on copies, at top level, never with effects."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jaxlib
+
+from dynaflow_xla import machine
+from dynaflow_xla._version import __version__
+from dynaflow_xla.errors import SeparabilityError
+from dynaflow_xla.ffi import _compat as ffi_compat
+from dynaflow_xla.frontends.jax import profile
+from dynaflow_xla.frontends.jax.capture import capture, costs as costs_of
+from dynaflow_xla.frontends.jax.lanes import device_stage
+from dynaflow_xla.frontends.jax.signature import entry
+from dynaflow_xla.frontends.jax.tuning import on_caller, ways as ways_to_run
+from dynaflow_xla.planning.plan import Launch
+from dynaflow_xla.strategies import identity
+from dynaflow_xla.timelines.simulator import simulate
+from dynaflow_xla.tuning import autotune, budget, quiet
+
+_FAR_BEHIND = 1.3
+_FAR_BEHIND_MS = 0.1
+"""A candidate predicted to take so many times as long as the best one, and so much longer, is not
+compiled. What small programs cost beside their operators is known to some tens of microseconds only."""
+
+_GAIN = 1.05
+"""What is predicted to take so many times as long as the best candidate is compiled after it."""
+
+_ALONE = (
+    "auto: measured alone, as a call at top level; inside a loop, vmap or a larger program the same runs, "
+    "and another may be faster there: schedule that program, or call fast.original in it"
+)
+
+_ONE_LANE = "one lane"
+
+_SHORT_MARGIN = 0.1
+"""By so much a plan has to beat the original on the caller's thread. Such programs are short, and what
+lanes take to meet differs by some microseconds from one process to the next."""
+
+ON_CALLER = ways_to_run.ON_CALLER
+
+_MEASURED = 4
+"""At most so many candidates are measured beside the original."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What Auto decided for one signature.
+
+    Attributes:
+        child: The scheduled function to call, or None for the original.
+        reason: One sentence.
+        medians_ms: Candidate -> median milliseconds; empty if nothing was measured.
+        predicted_ms: Candidate -> milliseconds that the simulator expects.
+        left_out: Candidate -> why it was not measured.
+        seconds: What the decision took.
+        costs: Measured costs of regions, if ``dfx.tune`` decided.
+        on_caller: The original runs on the thread that calls it.
+        candidate: Name of the child's strategy among the candidates.
+    """
+
+    child: Any
+    reason: str
+    medians_ms: dict[str, float] = field(default_factory=dict)
+    predicted_ms: dict[str, float] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    costs: autotune.RegionCosts | None = None
+    on_caller: bool = False
+    candidate: str = ""
+
+    @property
+    def kind(self) -> str:
+        """By which of the function's programs it runs: "lanes", "original" or "caller"."""
+        if self.child is not None:
+            return "lanes"
+        return "caller" if self.on_caller else "original"
+
+    @property
+    def name(self) -> str:
+        """What runs: "original" or the candidate."""
+        if self.child is None:
+            return ON_CALLER if self.on_caller else "original"
+        return self.candidate or repr(self.child._options.strategy)
+
+    def lines(self) -> list[str]:
+        """For ``explain``."""
+        lines = autotune.decision_lines(
+            f"the {self.name}" if self.child is None else self.name,
+            self.reason, self.medians_ms, self.predicted_ms, self.left_out, self.seconds,
+            "measured" if self.costs is not None else "estimated",
+        )  # fmt: skip
+        return [*lines, _ALONE] if self.medians_ms else lines
+
+
+def named(candidates: Any) -> dict[str, Any]:
+    """Candidates by the names they have in decisions."""
+    return identity.candidates(candidates, ("original", ON_CALLER))
+
+
+def candidates_of(fast: Any) -> list[Any]:
+    """Auto's candidates for a scheduled function."""
+    return list(fast.candidates().values())
+
+
+def choose(
+    fast: Any, args: Any, kwargs: Any, watch: quiet.Watch, *, budget_s: float | None = None
+) -> Choice:
+    """Decides for one signature, from the disk cache or by measuring.
+
+    Args:
+        fast: The scheduled function, whose strategy is ``Auto``.
+        args: Of the call.
+        kwargs: Of the call.
+        watch: Of this thread's turn to measure.
+        budget_s: Seconds that it may take, see ``Budget``. The disk cache is not asked then, and
+            regions are profiled first; None: the strategy's budget, and estimated costs.
+
+    Raises:
+        autotune.BudgetTooSmall: nothing is decided then.
+        quiet.Disturbed: something else ran; nothing is decided.
+    """
+    start = time.perf_counter()
+    strategy = fast._options.strategy
+    if jax.process_count() > 1:
+        return Choice(None, "more than one process: no measurement, the original runs")
+    spending = budget.Budget(fast.purse, strategy.budget_s if budget_s is None else budget_s)
+    with entry.capturing_inside():
+        began = budget.clock()
+        traced = fast.original.trace(*args, **kwargs)  # a plain call would, too
+    spending.original(budget.clock() - began)
+    candidates = fast.candidates()
+    firstly = fast.with_strategy(next(iter(candidates.values())))
+    began = budget.clock()
+    first = firstly.planned(args, kwargs)
+    planning_s = budget.clock() - began
+    if reason := _not_measured(first):
+        return Choice(None, reason)
+    here = on_caller.may_help(first.pg.regions, args, kwargs, fast.jit_compiler_options)
+    small = _too_small(first, strategy)
+    if small and not here:
+        return Choice(None, small)
+    key = _key(fast, first, candidates.values(), here, bool(small))
+    cached = autotune.load(key) if key and budget_s is None else None
+    if cached is not None:
+        choice, reason = cached.pop("choice"), cached.pop("reason")
+        child = _child(fast, choice)
+        return Choice(
+            child, f"cached: {reason}", **cached, on_caller=choice == ON_CALLER, candidate=choice
+        )
+    try:
+        ways = ways_to_run.Ways(fast, args, kwargs, spending, first)
+        costs = None
+        if budget_s is not None and not spending.refuses("a profile", ways.compile_s(first)):
+            watch.settle()
+            watch.begin()
+            timeline = profile.profile(firstly, args, kwargs)
+            watch.check()
+            costs = autotune.RegionCosts.of(timeline, first.pg)
+        predicted: dict[str, float] = {}
+        left_out = dict.fromkeys(candidates, small)
+        if not small:
+            kept, predicted, left_out = _predicted(fast, args, kwargs, costs, spending, planning_s)
+            left_out |= {name: why for name in kept if (why := ways.add(name))}
+        if here and (why := ways.add_on_caller()):
+            left_out[ON_CALLER] = why
+        if ways.refused and len(ways.runs) == 1:
+            if spending.asked:
+                raise autotune.BudgetTooSmall(ways.refused)
+            seconds = time.perf_counter() - start
+            return Choice(None, ways.refused, {}, predicted, left_out, seconds)
+        predicted = _of_the_original(fast, traced) | predicted
+        medians = ways.measure(watch)
+    except quiet.Disturbed:
+        spending.forget()  # what was compiled is there when it is tried again
+        raise
+    finally:
+        spending.close()
+    baseline, margin = "original", strategy.margin
+    if medians.get(ON_CALLER, math.inf) < medians[baseline] * (1 - margin):
+        baseline, margin = ON_CALLER, max(margin, _SHORT_MARGIN)
+    choice, reason = autotune.pick(medians, baseline, margin)
+    seconds = time.perf_counter() - start
+    decision = {
+        "choice": choice, "reason": reason, "medians_ms": medians, "predicted_ms": predicted,
+        "left_out": left_out, "seconds": seconds, "costs": costs,
+    }  # fmt: skip
+    if key and not (ways.refused and choice == "original"):  # a later process may have more time
+        autotune.store(key, decision)
+    return Choice(
+        _child(fast, choice), reason, medians, predicted, left_out, seconds, costs,
+        choice == ON_CALLER, choice,
+    )  # fmt: skip
+
+
+def _key(fast: Any, first: Any, candidates: Iterable[Any], here: bool, small: bool) -> str | None:
+    """The name of a decision on disk: everything that it depends on; None if that cannot be told."""
+    options = fast._options
+    lasting = identity.on_disk(candidates, options.user)
+    if lasting is None:
+        return None
+    return autotune.cache_key(
+        first.pg.to_json(), options.name, lasting, options.strategy.margin,
+        __version__, jax.__version__, jaxlib.__version__, ffi_compat.compile_settings(),
+        options.lanes, options.gpu, options.in_axes, options.out_axes, options.batch_size,
+        options.compiler_options or {}, fast.jit_compiler_options, fast._jit_options,
+        here, small, *_place(options),
+    )  # fmt: skip
+
+
+def _of_the_original(fast: Any, traced: Any) -> dict[str, float]:
+    """What the model expects of the original, in milliseconds; nothing where it has no model of it."""
+    if fast._options.backend != "ffi" or jax.default_backend() != "cpu":
+        return {}
+    return {"original": costs_of.original_ns(traced.jaxpr, machine.cores()) / 1e6}
+
+
+def _not_measured(made: Any) -> str:
+    """Why a function is not even measured, or ""."""
+    outer = sorted(
+        {op.kind for op in made.captured.graph.ops if op.outer and capture.acts(op.payload)}
+    )
+    if outer:
+        return f"the function has effects or callbacks ({', '.join(outer)}): it is not measured"
+    return ""
+
+
+def _too_small(made: Any, strategy: Any) -> str:
+    """Why no plan of a function is measured, or ""."""
+    total_ns = sum(region.cost_ns for region in made.pg.regions)
+    if total_ns < strategy.min_cost_ns:
+        return (
+            f"estimated work {total_ns / 1e3:.0f} us is under {strategy.min_cost_ns / 1e3:.0f} us: "
+            "hand-offs would cost more than overlap gains"
+        )
+    return ""
+
+
+def known_costs(costs: autotune.RegionCosts | None, made: Any) -> dict[int, float] | None:
+    """Measured costs for the regions of a planned entry; None without any."""
+    if costs is None:
+        return None
+    return costs.apply(made.pg, made.split.sizes if made.split is not None else ())
+
+
+def _predicted(
+    fast: Any,
+    args: Any,
+    kwargs: Any,
+    costs: autotune.RegionCosts | None,
+    spending: budget.Budget,
+    planning_s: float,
+) -> tuple[list[str], dict[str, float], dict[str, str]]:
+    """Candidates worth measuring, what is predicted of each, and why others are left out."""
+    predicted: dict[str, float] = {}
+    left_out: dict[str, str] = {}
+    useful: list[str] = []
+    # How much faster a pool of one thread runs the whole is not in the model: always measured.
+    kept: list[str] = []
+    plans: dict[Any, str] = {}
+    for number, (name, candidate) in enumerate(fast.candidates().items()):
+        if number and (why := spending.refuses("planning it", planning_s)):
+            left_out[name] = why
+            continue
+        try:
+            made = fast.with_strategy(candidate).planned(args, kwargs)
+        except SeparabilityError as error:
+            left_out[name] = str(error).splitlines()[0]
+            continue
+        predicted[name] = simulate(made.plan, made.pg, known_costs(costs, made)).total_ns / 1e6
+        program = _program(made)
+        same = plans.setdefault(program, name)
+        if made.unproven:
+            left_out[name] = "it is not proved that a split keeps the values"
+        elif same != name:
+            left_out[name] = f"the same programs as {same}"
+        else:
+            useful.append(name)
+            if program == _ONE_LANE:
+                kept.append(name)
+    useful.sort(key=lambda name: predicted[name])
+    best = predicted[useful[0]] if useful else 0.0
+    for name in useful:
+        if name in kept:
+            continue
+        if len(kept) >= _MEASURED:
+            left_out[name] = f"{_MEASURED} others are predicted to be faster"
+        elif predicted[name] > max(_FAR_BEHIND * best, best + _FAR_BEHIND_MS):
+            left_out[name] = (
+                f"predicted to take {predicted[name] / best:.2f} times the best one's time"
+            )
+        else:
+            kept.append(name)
+    # Perhaps there is time for one only: lanes first, if they are predicted to gain.
+    kept.sort(key=lambda name: predicted[name] > _GAIN * best)
+    return kept, predicted, left_out
+
+
+def _program(made: Any) -> Any:
+    """What is equal for plans that compile to the same programs: XLA orders one lane as it likes."""
+    lanes = {i.lane for i in made.plan.instructions if isinstance(i, Launch)}
+    if len(lanes) > 1 or made.split is not None:
+        return made.plan.instructions
+    return _ONE_LANE
+
+
+def _place(options: Any) -> tuple[str, ...]:
+    """Where the program runs, and how."""
+    if options.backend == "ffi" and device_stage.platform(options.gpu_lanes) == "cpu":
+        return ("lanes of the cpu",)
+    return options.backend, jax.default_backend(), jax.devices()[0].device_kind
+
+
+def _child(fast: Any, choice: str) -> Any:
+    candidate = fast.candidates().get(choice)
+    return None if candidate is None else fast.with_strategy(candidate)

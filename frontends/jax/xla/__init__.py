@@ -1,0 +1,1 @@
+"""A plan as one XLA program whose order the plan decides."""

@@ -1,0 +1,100 @@
+"""The XLA options under which a GPU program has its plan's order, by jaxlib version.
+
+XLA builds a CUDA graph ("command buffer") from a compiled program. In its default mode the graph is a
+chain, or keeps the compiler's own order; in the mode CONCURRENT its edges are exactly what the
+operations' buffers ask for, which the order gates use. Each row of the table was read back from
+compiled programs (``tests/deviceless``, docs/xla-backend.md).
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import jaxlib
+
+from dynaflow_xla.errors import FallbackWarning
+from dynaflow_xla.frontends.jax.xla import collectives
+
+if TYPE_CHECKING:
+    from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
+
+_CONCURRENT = {
+    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+    "xla_gpu_graph_min_graph_size": "1",
+}
+
+PROVED: dict[tuple[int, int], dict[str, str]] = {
+    (0, 10): _CONCURRENT,
+    (0, 11): _CONCURRENT,
+    (0, 12): _CONCURRENT,
+}
+"""(major, minor) of jaxlib -> options whose effect was read back."""
+
+NO_DOT_MERGER = {"xla_gpu_dot_merger_threshold_mb": "0"}
+"""XLA merges products that share an operand into one kernel: overlapping regions would become one."""
+
+
+NO_SIBLING_FUSION = {"xla_disable_hlo_passes": "multi_output_fusion"}
+"""XLA makes one kernel of two nano-batches' first operators, if both read one argument."""
+
+
+def version(text: str | None = None) -> tuple[int, int]:
+    """(major, minor) of a jaxlib version; default the installed one's."""
+    found = re.match(r"(\d+)\.(\d+)", text or jaxlib.__version__)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def for_entry(made: XlaEntry) -> dict[str, Any]:
+    """The options for a plan; the user's own win.
+
+    Warns:
+        FallbackWarning: this jaxlib is not in the table; the newest row is used, unproved.
+    """
+    from dynaflow_xla.frontends.jax.xla.xla_backend import shared_matmul_operand
+
+    mine = version()
+    if mine not in PROVED:
+        warnings.warn(unproved(), FallbackWarning, stacklevel=4)
+    options: dict[str, Any] = dict(PROVED.get(mine, PROVED[max(PROVED)]))
+    plans = [made]
+    for plan in plans:
+        plans += [body for _, body in plan.bodies()]
+    if any(map(shared_matmul_operand, plans)):
+        options.update(NO_DOT_MERGER)
+    if any(plan.split is not None for plan in plans):
+        options.update(NO_SIBLING_FUSION)
+    for plan in plans:
+        options.update(collectives.split_options(plan))
+    options.update(made.options.compiler_options or {})
+    return options
+
+
+def unproved() -> str:
+    """A sentence about an unknown jaxlib, "" for a known one."""
+    if version() in PROVED:
+        return ""
+    known = ", ".join(f"{a}.{b}" for a, b in sorted(PROVED))
+    return (
+        f"no XLA options are proved for jaxlib {jaxlib.__version__} (known: {known}); those of the newest "
+        "known version are used, and the CUDA graph may not have the plan's order. "
+        "dfx.explain(fast, *args, deep=True) shows what it has."
+    )
+
+
+_warned = False
+
+
+def warn_inside_trace(name: str) -> None:
+    """Says once that options have to come from the outer ``jax.jit``."""
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"scheduled function {name!r} is called inside another traced function, which decides the XLA "
+            "options. Without those of the plan its CUDA graph is serial: "
+            "jax.jit(outer, compiler_options=dfx.compiler_options(fast, *args)).",
+            FallbackWarning,
+            stacklevel=4,
+        )

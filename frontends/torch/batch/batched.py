@@ -1,0 +1,425 @@
+"""A captured graph whose batch may be split: one plan for each batch size it is called with."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.proof import Sum, refusal
+from dynaflow_xla.batch.states import Late, Partial, Rows, Same, State
+from dynaflow_xla.errors import EngineError, PlanError, SeparabilityError, VerificationError
+from dynaflow_xla.frontends.torch.batch import (
+    drawn,
+    proof as proving,
+    shape_check,
+    split as splitting,
+    totals,
+)
+from dynaflow_xla.frontends.torch.capture.captured import Captured
+from dynaflow_xla.frontends.torch.capture.sizes import Binding, Sized, Symbol, at_sizes, bindings_of
+from dynaflow_xla.frontends.torch.compare import compare
+from dynaflow_xla.frontends.torch.signature.entry import (
+    Entry,
+    Options,
+    context_of,
+    cut,
+    planned_entry,
+    refuse_outer,
+    whole_entry,
+)
+from dynaflow_xla.strategies.base import record, sizes_of
+from dynaflow_xla.strategies.sequential import Sequential
+
+_MAX_PLANS = 256
+"""Sizes whose plans are kept: those used last. A plan takes some kilobytes for each operator."""
+
+
+@dataclass
+class _Made:
+    entry: Entry
+    fit: proving.Fit | None = None
+    sizes: tuple[int, ...] = ()
+    assume: bool = False
+    compared: bool = True
+
+
+@dataclass
+class BatchedGraph:
+    """A graph with an open batch size.
+
+    Attributes:
+        captured: The graph.
+        options: What the user asked for.
+        kind: "inference", "forward" or "backward".
+        batch_symbols: The sizes that are the number of rows.
+        roles: See ``proof.Question``.
+        forward: Of a backward: the graph of its forward.
+        warn: Tells the user of something, once.
+    """
+
+    captured: Captured
+    options: Options
+    kind: str
+    batch_symbols: frozenset[Symbol]
+    roles: Sequence[str]
+    warn: Callable[[str], None]
+    forward: BatchedGraph | None = None
+    backward: BatchedGraph | None = None
+    bindings: tuple[Binding, ...] = ()
+    _plans: OrderedDict[tuple[int, ...], _Made] = field(default_factory=OrderedDict)
+    _fit: set[int] = field(default_factory=lambda: {0})
+    """Sizes of nano-batches at which every operator is known to run."""
+
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        self.bindings = bindings_of(self.captured)
+        if not self.batch_symbols & {b.symbol for b in self.bindings}:
+            raise PlanError(
+                f"{self.captured.graph.name!r}: no input tells the size of the batch, so it cannot be split"
+            )
+
+    def resolve(self, inputs: Sequence[Any]) -> Entry:
+        """The plan for the sizes of these inputs.
+
+        Raises:
+            SeparabilityError: a split would change what the function computes.
+            PlanError: see ``Strategy.split``.
+        """
+        key = tuple(b.read(inputs) for b in self.bindings)
+        made = self._plans.get(key)
+        if made is None:
+            made = self.at(dict(zip((b.symbol for b in self.bindings), key, strict=True)))
+        elif len(self._plans) > _MAX_PLANS // 2:  # else none has to go soon
+            with self._lock:
+                if key in self._plans:
+                    self._plans.move_to_end(key)
+        if not made.compared:
+            self._compare(made, inputs)
+        return made.entry
+
+    def at(self, values: dict[Symbol, int]) -> _Made:
+        """The plan for these sizes; made once."""
+        key = tuple(values[b.symbol] for b in self.bindings)
+        with self._lock:
+            made = self._plans.get(key)
+            if made is None:
+                made = self._plans[key] = self._make(values)
+                made.entry.later = lambda: self._backward_at(values)
+                if len(self._plans) > _MAX_PLANS:
+                    self._plans.popitem(last=False)
+            return made
+
+    def _backward_at(self, values: dict[Symbol, int]) -> Entry | None:
+        other = self.backward
+        if other is None or any(b.symbol not in values for b in other.bindings):
+            return None
+        return other.at({b.symbol: values[b.symbol] for b in other.bindings}).entry
+
+    def _make(self, values: dict[Symbol, int]) -> _Made:
+        rows = {values[s] for s in self.batch_symbols if s in values}
+        if len(rows) != 1:
+            raise PlanError(
+                f"{self.captured.graph.name!r}: all batched arguments must have the same number of rows; "
+                f"got {sorted(rows)}"
+            )
+        (batch,) = rows
+        options = self.options
+        if options.batch_size is not None and batch != options.batch_size:
+            raise PlanError(
+                f"{options.name!r}: batch_size={options.batch_size} was given to schedule; got {batch} rows"
+            )
+        t0 = time.perf_counter()
+        context = context_of(self.captured, options, batch)
+        assume = False
+        if self.forward is not None:
+            of_forward = self.forward.made_for(batch)
+            sizes, assume = of_forward.sizes, of_forward.assume
+        else:
+            sizes, asked = sizes_of(options.strategy, context)
+            assume = asked.assume_separable
+        if not sizes:
+            return _Made(self._whole(values, batch))
+        fit = self._proved(values, batch, sizes, assume)
+        unproven = fit.proof.status == "unproven" and not assume
+        if not assume:
+            fit.proof.raise_if_refused(allow_unproven=options.check)
+            if options.in_axes is None and unproven:
+                self._refuse_unproven(fit.proof)
+        entry = self._split(values, batch, sizes, fit, t0)
+        return _Made(entry, fit, sizes, assume, compared=not unproven)
+
+    def _whole(self, values: dict[Symbol, int], batch: int) -> Entry:
+        """The plan without a split."""
+        made = at_sizes(self.captured, values, 1.0, frozenset())
+        kept = [n for n, v in enumerate(self.captured.graph.inputs) if v not in made.numbers]
+        entry: Any
+        if self.options.backend == "torch":
+            entry = whole_entry(made.captured, self.options, self.kind, batch)
+        else:
+            entry = _xla().whole_entry(made.captured, self.options, self.kind, batch)
+        entry.prepare = lambda inputs: _chosen(inputs, kept)
+        return entry  # type: ignore[no-any-return]
+
+    def made_for(self, batch: int) -> _Made:
+        """What was made for a batch of this size, by the call whose backward runs now."""
+        with self._lock:
+            plans = list(self._plans.values())
+        for made in reversed(plans):
+            if made.sizes and sum(made.sizes) == batch:
+                return made
+        for made in plans:
+            if not made.sizes:
+                return made
+        raise PlanError(f"{self.captured.graph.name!r} has no plan for a batch of {batch} rows")
+
+    def _refuse_unproven(self, proof: Any) -> None:
+        try:
+            proof.raise_if_refused()
+        except SeparabilityError as error:
+            raise SeparabilityError(
+                f"{error}\n  - say where the batch is: with in_axes, what is not proved is compared on the "
+                "first call"
+            ) from None
+
+    def _proved(
+        self, values: dict[Symbol, int], batch: int, sizes: tuple[int, ...], assume: bool
+    ) -> proving.Fit:
+        question, late = self._question(values, batch)
+        fit = proving.answer(question, batch, sizes, assume=assume)
+        if late and fit.proof.status != "separable":
+            # The gradient of what was computed from means is handed out in shares, as of means.
+            shared = replace(question, totals=question.totals - late)
+            other = proving.answer(shared, batch, sizes, assume=assume)
+            if other.proof.status == "separable":
+                return other
+        return fit
+
+    def _question(
+        self, values: dict[Symbol, int], batch: int
+    ) -> tuple[proving.Question, frozenset[str]]:
+        """The question, and which gradients are of results that were computed from totals."""
+        given: dict[str, State] = {}
+        sums: set[str] = set()
+        cuts: dict[str, expand.OutSpec] = {}
+        late: set[str] = set()
+        if self.forward is not None:
+            of_forward = self.forward.made_for(batch).fit
+            assert of_forward is not None
+            given, sums, late, cuts = self._handed_over(of_forward)
+        question = proving.Question(
+            captured=self.captured,
+            batch_symbols=self.batch_symbols,
+            others={s: v for s, v in values.items() if s not in self.batch_symbols},
+            kind=self.kind,
+            roles=self.roles,
+            given=given,
+            totals=frozenset(sums | late),
+            out_axes=self.options.out_axes,
+            cuts=cuts,
+        )
+        return question, frozenset(late)
+
+    def _handed_over(
+        self, of_forward: proving.Fit
+    ) -> tuple[dict[str, State], set[str], set[str], dict[str, expand.OutSpec]]:
+        """What the forward's proof says of the backward's inputs, by name.
+
+        The states of what it computed, which gradients are of sums over the batch and which of what was
+        computed from totals, and how what it made was put together.
+        """
+        forward = self.forward
+        assert forward is not None
+        before = forward.captured
+        names = {value: node.name for node, value in before.ids.items()}
+        states = {names[v]: of_forward.states[v] for v in before.ids.values()}
+        wanted = set(self.captured.graph.input_names)
+        # Totals are complete by now.
+        given: dict[str, State] = {
+            n: Same() if isinstance(s, Partial | Late) else s
+            for n, s in states.items()
+            if n in wanted and not n.startswith("tangents")
+        }
+        specs = {v: spec for v, spec in of_forward.in_specs.items() if isinstance(spec, int)}
+        specs.update((v, s) for v, s in of_forward.out_specs.items() if isinstance(s, int))
+        cuts: dict[str, expand.OutSpec] = {names[v]: s for v, s in specs.items() if v in names}
+        sums: set[str] = set()
+        late: set[str] = set()
+        results = [v for v, r in zip(before.outputs, forward.roles, strict=True) if r != "saved"]
+        for name, result in self.tangents.items():
+            value = results[result] if result < len(results) else None
+            if isinstance(value, int):
+                state = of_forward.states[value]
+                if isinstance(of_forward.out_specs.get(value), Sum):
+                    sums.add(name)
+                if isinstance(state, Late):
+                    late.add(name)
+                if isinstance(state, Rows):
+                    given[name] = Rows(state.axis, state.outer, state.inner)
+        return given, sums, late, cuts
+
+    described: list[Any] = field(default_factory=list)
+    """What each result is, as AOTAutograd says."""
+
+    tangents: dict[str, int] = field(default_factory=dict)
+    """Of a backward: name of a gradient that comes in -> number of the result it is of."""
+
+    def _split(
+        self,
+        values: dict[Symbol, int],
+        batch: int,
+        sizes: tuple[int, ...],
+        fit: proving.Fit,
+        t0: float,
+    ) -> Entry:
+        options = self.options
+        slim, out_specs, tail = totals.behind(self.captured, fit.states, dict(fit.out_specs))
+        captured, states, draws = drawn.before(slim, fit.states)
+        fit = replace(
+            fit, states=states, in_specs=drawn.specs(fit.in_specs, captured, states),
+            out_specs=out_specs,
+        )  # fmt: skip
+        held = frozenset(n for n, s in enumerate(fit.states) if isinstance(s, Rows))
+        hint = values_hint(captured, self.batch_symbols) or batch
+
+        def sized(rows: int) -> Sized:
+            at = {s: rows if s in self.batch_symbols else v for s, v in values.items()}
+            return at_sizes(captured, at, rows / hint, held)
+
+        at = {size: sized(size) for size in dict.fromkeys((*sizes, batch))}
+        whole = at[batch]
+        self._refuse_unfit(at, whole, fit)
+        kept = [n for n, v in enumerate(captured.graph.inputs) if v not in whole.numbers]
+        if options.backend != "torch":
+            made = _xla().split_entry(whole, at, sizes, fit, options, self.kind)
+            draw = drawn.drawer(draws, whole, captured)
+            made.prepare = lambda inputs: _chosen(draw(inputs), kept)
+            return _finished(made, tail, whole)  # type: ignore[no-any-return]
+        main = cut(at[max(sizes)].captured, options, self.kind)
+        cuts = []
+        for size in sizes:
+            moved = expand.transfer(main, at[size].captured.graph)
+            if moved is None:
+                raise PlanError(f"{captured.graph.name!r} has other operators for {size} rows")
+            cuts.append(moved)
+        by_size = dict(zip(sizes, cuts, strict=True))
+        split = splitting.split(
+            whole, at, [by_size[size] for size in sizes], sizes, fit.in_specs, fit.out_specs,
+            fit.states, kept, sized,
+        )  # fmt: skip
+        if draws:
+            split = replace(split, drawn=drawn.drawer(draws, whole, captured))
+        t1 = time.perf_counter()
+        context = context_of(captured, options, batch)
+        recording = record(options.strategy, split.pg, context, joint=self.kind != "backward")
+        split, recording = split.grouped(recording)
+        for decision in recording.decisions:
+            if decision.replace is not None:
+                refuse_outer(split.pg.regions[decision.region])
+        entry = planned_entry(
+            split.captured, split.pg, recording, options, self.kind, t1 - t0,
+            split.functions(recording),
+        )  # fmt: skip
+        entry.prepare = split.inputs
+        return _finished(entry, tail, whole)  # type: ignore[no-any-return]
+
+    def _refuse_unfit(self, at: Mapping[int, Sized], whole: Sized, fit: proving.Fit) -> None:
+        """Raises SeparabilityError if the graph cannot run at a nano-batch's sizes.
+
+        A graph of proved operators that runs at one size of several rows runs at all of them.
+        """
+        proved = fit.proof.status == "separable"
+        for size, sized in at.items():
+            if sized is whole or size in self._fit or (proved and size > 1 and max(self._fit) > 1):
+                continue
+            found = shape_check.first_failure(sized, whole)
+            if found is not None:
+                name = self.captured.graph.name
+                raise SeparabilityError(
+                    refusal(name, fit.proof.batch, fit.proof.sizes, {found: ()})
+                )
+            if proved:
+                self._fit.add(size)
+
+    def _compare(self, made: _Made, inputs: Sequence[Any]) -> None:
+        """Runs whole and split, and compares: for what could not be proved.
+
+        Raises:
+            SeparabilityError: the results differ.
+        """
+        assert made.fit is not None
+        plain = replace(self.options, strategy=Sequential(), compiler="eager", lanes=1)
+        whole = whole_entry(self.captured, plain, self.kind)
+        given = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+        state = torch.get_rng_state()
+        wants = whole.native.run(list(given))
+        written = [given[self.captured.graph.inputs.index(w)] for w, _ in self.captured.epilogue]
+        given = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+        torch.set_rng_state(state)
+        try:
+            gots = made.entry(list(given))
+        except EngineError as error:
+            raise self._unequal(made, f"run in nano-batches, {error}") from error
+        torch.set_rng_state(state)
+        written_too = [
+            given[self.captured.graph.inputs.index(w)] for w, _ in self.captured.epilogue
+        ]
+        pairs = zip([*wants, *written], [*gots, *written_too], strict=True)
+        for number, (want, got) in enumerate(pairs):
+            if not isinstance(want, torch.Tensor):
+                continue
+            try:
+                compare(f"result {number}", want, got)
+            except VerificationError as error:
+                raise self._unequal(made, f"compared with the whole batch, {error}") from None
+        made.compared = True
+        found = "; ".join(map(str, made.fit.proof.findings[:3]))
+        self.warn(
+            f"{self.captured.graph.name!r} is split although it is not proved that rows are independent "
+            f"({found}); its results on the first call are those of the whole batch"
+        )
+
+    def _unequal(self, made: _Made, seen: str) -> SeparabilityError:
+        """The error of a split that was not proved, and does not do what the whole batch does."""
+        assert made.fit is not None
+        try:
+            made.fit.proof.raise_if_refused()
+        except SeparabilityError as refused:
+            return SeparabilityError(f"{refused}\n{seen}")
+        return SeparabilityError(f"{self.captured.graph.name!r} cannot be split: {seen}")
+
+
+def _xla() -> Any:
+    """What plans nano-batches on XLA: JAX is optional, and only the backends of XLA need it."""
+    return importlib.import_module("dynaflow_xla.frontends.torch.on_xla.xla_split")
+
+
+def _finished(entry: Any, tail: totals.Tail | None, whole: Sized) -> Any:
+    """The entry with what runs behind it."""
+    if tail is not None:
+        entry.finish = tail.finisher(whole)
+        entry.notes = (*entry.notes, tail.describe())
+    return entry
+
+
+def _chosen(given: Sequence[Any], positions: Sequence[int]) -> list[Any]:
+    return splitting.taken(given, [given[n] for n in positions])
+
+
+def values_hint(captured: Captured, symbols: frozenset[Symbol]) -> int:
+    """Rows of the batch in the capture, for scaling estimates; 0 if unknown."""
+    for value in captured.graph.inputs:
+        example = captured.examples[value]
+        sizes = example.shape if isinstance(example, torch.Tensor) else [example]
+        for size in sizes:
+            if isinstance(size, torch.SymInt) and size.node.expr in symbols:
+                return int(size.node.hint or 0)
+    return 0

@@ -1,0 +1,329 @@
+"""The proof that a captured graph can run nano-batch by nano-batch, and how its parts fit together.
+
+In a training step there are two graphs. What the forward keeps for the backward is put together like a
+result, and the backward starts from what is known of it. The gradient of a result that is no total
+reaches each nano-batch's backward weighted by its share of the batch, so that gradients of parameters
+are sums over nano-batches whatever the result was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from dynaflow_xla import checks
+from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.proof import Mean, OutputProof, Proof, Sum, mergers, prove_output
+from dynaflow_xla.batch.states import (
+    Counted,
+    Finding,
+    Late,
+    Mixed,
+    Partial,
+    Position,
+    Rows,
+    Same,
+    State,
+    Unknown,
+    is_plain_same,
+    is_zero,
+)
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.frontends.torch.batch.rules import (
+    activations,
+    bags,
+    contractions,
+    indexing,
+    layers,
+    pointwise,
+    reductions,
+    shapes,
+)
+from dynaflow_xla.frontends.torch.batch.rules.walk import (
+    PROBES,
+    RULES,
+    Walker,
+    number_state,
+    rows_by_shape,
+    varying,
+)
+from dynaflow_xla.frontends.torch.capture.captured import Captured
+from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Symbol
+
+# Importing them registers their rules.
+_FAMILIES = (pointwise, shapes, reductions, contractions, indexing, activations, bags, layers)
+
+
+def covered() -> frozenset[str]:
+    """Kinds of operators that have a rule; those that go element by element need none."""
+    return frozenset(RULES)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a graph is cut and put together.
+
+    Attributes:
+        proof: What is proved.
+        states: By value id.
+        in_specs: For each input of the graph that is a tensor: axis, None, or ``nano.PARTS`` for a
+            gradient that is handed out in shares.
+        out_specs: By value id of the outputs that are tensors.
+    """
+
+    proof: Proof
+    states: tuple[State, ...]
+    in_specs: Mapping[int, expand.InSpec]
+    out_specs: Mapping[int, expand.OutSpec]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked about a graph.
+
+    Attributes:
+        captured: The graph with its open sizes.
+        batch_symbols: Sizes that are the number of rows.
+        others: Values of the other open sizes.
+        kind: "inference", "forward" or "backward".
+        roles: For each entry of ``captured.outputs``: "result", "saved", "updated" (what an argument is to
+            hold) or "gradient".
+        given: Backward only: states of inputs by name.
+        totals: Backward only: names of gradients of results that are sums over the batch.
+        out_axes: As the user gave it.
+        cuts: Backward only: how what the forward hands over was put together, by name. It is cut so
+            even where nothing is proved of it.
+    """
+
+    captured: Captured
+    batch_symbols: frozenset[Symbol]
+    others: Mapping[Symbol, int]
+    kind: str
+    roles: Sequence[str]
+    given: Mapping[str, State]
+    totals: frozenset[str]
+    out_axes: Any
+    cuts: Mapping[str, expand.OutSpec] = field(default_factory=dict)
+
+
+def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool) -> Fit:
+    """Proves what can be proved.
+
+    Args:
+        question: The graph.
+        batch: Rows, for messages.
+        sizes: Of the nano-batches, for messages.
+        assume: The user vouches for what is not proved; results go by their shapes then.
+
+    Raises:
+        PlanError: a result's shape does not say how to put it together.
+    """
+    captured = question.captured
+    probes = [
+        Evaluator({**question.others, **dict.fromkeys(question.batch_symbols, n)}) for n in PROBES
+    ]
+    shape_of: dict[int, Any] = {}
+    numbers: dict[int, tuple[Any, Any]] = {}
+    for value in captured.graph.values:
+        example = captured.examples[value.id]
+        if isinstance(example, torch.Tensor):
+            shape_of[value.id] = tuple(p.shape(example.shape, "a tensor") for p in probes)
+        elif not isinstance(example, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
+            continue
+        elif (pair := (probes[0](example), probes[1](example)))[0] is not None:
+            numbers[value.id] = pair
+    ins = _inputs(question, shape_of, numbers)
+    walker = Walker(captured, shape_of, numbers, lenient=assume)
+    states = walker.run(ins)
+    verdicts, specs = _outputs(question, states, shape_of, assume=assume)
+    in_specs: dict[int, expand.InSpec] = {}
+    for given, name in zip(captured.graph.inputs, captured.graph.input_names, strict=True):
+        if given in numbers:
+            continue
+        state = ins[given]
+        if isinstance(state, Rows | Position | Counted):
+            in_specs[given] = state.axis
+        elif isinstance(state, Same) and state.power == 1 and name.startswith("tangents"):
+            in_specs[given] = expand.PARTS
+        else:
+            cut = question.cuts.get(name) if isinstance(state, Mixed | Unknown) else None
+            in_specs[given] = cut if isinstance(cut, int) else None
+    proof = Proof(
+        name=captured.graph.name,
+        batch=batch,
+        sizes=tuple(dict.fromkeys(sizes)),
+        states=states,
+        outputs=tuple(verdicts),
+        findings=tuple(dict.fromkeys(v.finding for v in verdicts if v.finding is not None)),
+    )
+    return Fit(proof, states, in_specs, specs)
+
+
+def _inputs(
+    question: Question, shape_of: Mapping[int, Any], numbers: Mapping[int, Any]
+) -> dict[int, State]:
+    graph = question.captured.graph
+    made: dict[int, State] = {}
+    for value, name in zip(graph.inputs, graph.input_names, strict=True):
+        if value in numbers:
+            made[value] = number_state(numbers[value])
+            continue
+        if name in question.given:
+            made[value] = question.given[name]
+            continue
+        shapes_ = shape_of.get(value)
+        if shapes_ is None:
+            blame = Finding("unproven", "argument", f"{name} is neither a tensor nor a number")
+            made[value] = Unknown(blame)
+            continue
+        rows = rows_by_shape(shapes_)
+        if not varying(shapes_):
+            weighted = name.startswith("tangents") and name not in question.totals
+            made[value] = Same(1) if weighted else Same()
+        elif rows is None or (rows.inner > 1 and question.kind != "backward"):
+            reason = f"{name} has the batch in several dimensions, or a multiple of its rows"
+            made[value] = Mixed(Finding("mixed", "argument", reason))
+        else:
+            made[value] = rows
+    return made
+
+
+def _declared(out_axes: Any) -> list[Any]:
+    """The leaves of what the user gave as ``out_axes``."""
+    if isinstance(out_axes, Mapping):
+        return [leaf for part in out_axes.values() for leaf in _declared(part)]
+    if isinstance(out_axes, (tuple, list)):
+        return [leaf for part in out_axes for leaf in _declared(part)]
+    number = checks.integer(out_axes)
+    return [out_axes if number is None else number]
+
+
+def _outputs(
+    question: Question,
+    states: Sequence[State],
+    shape_of: Mapping[int, Any],
+    *,
+    assume: bool,
+) -> tuple[list[OutputProof], dict[int, expand.OutSpec]]:
+    captured = question.captured
+    roles = list(zip(captured.outputs, question.roles, strict=True))
+    roles += [(value, "written") for _, value in captured.epilogue]
+    verdicts: list[OutputProof] = []
+    specs: dict[int, expand.OutSpec] = {}
+    for number, (value, role) in enumerate(roles):
+        if not isinstance(value, int) or value not in shape_of:
+            continue
+        verdict, spec = _one(question, number, value, role, states[value], shape_of[value])
+        if assume and verdict.status != "separable":
+            spec = _by_shape(question, number, role, shape_of[value])
+        verdicts.append(verdict)
+        specs.setdefault(value, spec)
+    return verdicts, specs
+
+
+def _one(
+    question: Question, number: int, value: int, role: str, state: State, shapes_: Any
+) -> tuple[OutputProof, expand.OutSpec]:
+    """What is proved of an output in its role, and how it is put together."""
+    graph = question.captured.graph
+    producer = graph.values[value].producer
+    op = graph.ops[producer] if producer >= 0 else None
+    made_by = Finding(
+        "mixed", op.kind if op else "argument", "", op.source if op else None,
+        op.scope if op else (),
+    )  # fmt: skip
+    wanted = _wanted(question, role, state)
+    if isinstance(state, Unknown):
+        return _unproven(question, number, role, state, shapes_)
+    kept = role in ("saved", "written", "updated")  # whole, and no matter of out_axes
+    if kept and isinstance(state, Partial) and state.power in (0, -1):
+        total = Mean() if state.power else Sum()
+        return OutputProof(number, state, total, "separable"), total
+    if role == "saved":
+        # Numbers that a nano-batch counts for itself go back to that nano-batch, and nowhere else.
+        if isinstance(state, Counted) or (isinstance(state, Position) and state.dim is None):
+            return OutputProof(number, state, state.axis, "separable"), state.axis
+    if isinstance(state, Late) and role in ("saved", "gradient", "updated"):
+        return OutputProof(number, state, None, "separable"), None
+    rank = len(shapes_[0])
+    if isinstance(state, Rows) and (role == "saved" or state.power == 0) and wanted == state.axis:
+        # Several runs of the batch one after the other are put together run by run.
+        return OutputProof(number, state, state.axis, "separable"), state.axis
+    inexact = graph.values[value].dtype.startswith(("float", "bfloat", "complex"))
+    verdict = prove_output(number, state, wanted, rank=rank, inexact=inexact, made_by=made_by)
+    if verdict.status == "mixed" and role == "saved" and not isinstance(state, Mixed):
+        finding = Finding(
+            "mixed", made_by.op,
+            f"its result is {state}, and the backward needs it of the whole batch",
+            made_by.source, made_by.scope,
+        )  # fmt: skip
+        verdict = OutputProof(number, state, wanted, "mixed", finding)
+    return verdict, wanted
+
+
+def _unproven(
+    question: Question, number: int, role: str, state: Unknown, shapes_: Any
+) -> tuple[OutputProof, expand.OutSpec]:
+    """An output that can be compared with the whole batch's, if its shape says how to put it together."""
+    try:
+        spec = _by_shape(question, number, role, shapes_)
+    except PlanError:
+        shape = ["?" if d in varying(shapes_) else n for d, n in enumerate(shapes_[0])]
+        made = f"a result of shape [{', '.join(map(str, shape))}]"
+        where = (
+            f"{state.finding.reason}, and {made} does not say where the rows of the batch are in it"
+        )
+        finding = replace(state.finding, verdict="mixed", reason=where)
+        ways = (
+            ""
+            if varying(shapes_)
+            else "out_axes=dfx.Sum(), dfx.Mean() or None, if it is that; it is then compared"
+        )
+        return OutputProof(number, state, None, "mixed", finding, ways), None
+    return OutputProof(number, state, None, "unproven", state.finding), spec
+
+
+def _wanted(question: Question, role: str, state: State) -> Any:
+    """How an output of this state is to be put together, as far as the user leaves it open."""
+    declared = _declared(question.out_axes)
+    if isinstance(state, Rows):
+        fixed = [a for a in declared if isinstance(a, int) and a != 0]
+        if role == "result" and fixed and state.axis not in fixed and 0 not in declared:
+            return fixed[0]
+        return state.axis
+    if role == "gradient":
+        possible = mergers(state)
+        if Sum() in possible and not is_zero(state):
+            return Sum()
+        return possible[0] if possible else None
+    if isinstance(state, Partial) and role == "result":
+        totals = [a for a in declared if isinstance(a, Sum | Mean)]
+        return next((a for a in totals if a in mergers(state)), totals[0] if totals else 0)
+    if isinstance(state, Late) and role == "result":
+        return next((a for a in declared if a in mergers(state)), declared[0] if declared else 0)
+    if isinstance(state, Same) and is_plain_same(state):
+        return None
+    return 0 if role == "result" else None
+
+
+def _by_shape(question: Question, number: int, role: str, shapes_: Any) -> expand.OutSpec:
+    """How an output of which nothing is proved is put together, from its shape."""
+    rows = rows_by_shape(shapes_)
+    if rows is not None:
+        return rows.axis
+    if not varying(shapes_):
+        if role == "gradient":
+            return Sum()
+        totals = [a for a in _declared(question.out_axes) if a is None or isinstance(a, Sum | Mean)]
+        if role == "result" and totals:
+            return totals[0]  # type: ignore[no-any-return]
+        if role in ("saved", "written", "updated"):
+            return None
+    raise PlanError(
+        f"{question.captured.graph.name!r}: result {number} of shape {list(shapes_[0])} (for a batch of "
+        f"{PROBES[0]}) does not say along which axis its nano-batches lie; give out_axes=dfx.Sum(), "
+        "dfx.Mean() or None for a result without a batch"
+    )

@@ -1,0 +1,455 @@
+"""Walks a captured graph whose batch size is open, and says of each value what the batch is to it.
+
+Sizes are looked at for two batch sizes that nothing else has: a size that is the same for both does
+not depend on the batch. At each operator its rule gives the states of the results; the shapes at both
+sizes are then held against these states, whatever the rule.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dynaflow_xla.batch.states import (
+    POSITION,
+    SAME,
+    BrokenRule,
+    Counted,
+    Finding,
+    Late,
+    Mixed,
+    NoRule,
+    Origin,
+    Partial,
+    Position,
+    Refuse,
+    Rows,
+    Same,
+    State,
+    Unknown,
+    batch_axis,
+    first_failure,
+    is_plain_same,
+    moved,
+    unfilled,
+)
+from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
+from dynaflow_xla.ir.graph import Op
+
+PROBES = (10_007, 20_011)
+"""Batch sizes to look at: primes, so that no size is a multiple of them by accident."""
+
+Shape = tuple[int, ...]
+Rule = Callable[["Site"], "State | list[State]"]
+RULES: dict[str, Rule] = {}
+
+# Rules that keep track of known values, or whose sizes may hold the batch.
+_RULE_FIRST: set[str] = set()
+# Arguments that say the shape of the result and nothing else: it is held against the state anyway.
+_SIZES: dict[str, tuple[str, ...]] = {}
+# Results that equal operands do not determine.
+_NOT_FUNCTIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
+
+
+def rule(*names: str, first: bool = False, sizes: tuple[str, ...] = ()) -> Callable[[Rule], Rule]:
+    """Registers a function as the rule of aten operators (without ``aten.``).
+
+    Numbers that depend on the batch size are refused unless the rule looks at them (``Site.state``,
+    ``pair``, ``fixed``) or they are in one of ``sizes``.
+
+    Args:
+        *names: Kinds of operators.
+        first: Ask the rule also where all operands are the same in every nano-batch.
+        sizes: Names of arguments that say nothing but the shape of the result.
+    """
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            if name in RULES:
+                raise ValueError(f"two rules for {name}")
+            RULES[name] = function
+            if first:
+                _RULE_FIRST.add(name)
+            _SIZES[name] = sizes
+        return function
+
+    return register
+
+
+@dataclass
+class Site:
+    """One operator.
+
+    Attributes:
+        op: The operator.
+        args: Its arguments by the names of its schema, defaults filled in.
+        outs: Shapes of its results; () for numbers.
+        walker: Knows the values.
+        seen: Ids of the numbers that the rule has looked at.
+    """
+
+    op: Op
+    args: Mapping[str, Any]
+    outs: Sequence[Shape]
+    walker: Walker
+    seen: set[int] = field(default_factory=set)
+
+    @property
+    def origin(self) -> Origin:
+        """This operator, for messages."""
+        return Origin(self.op.kind, self.op.source, self.op.scope)
+
+    @property
+    def target(self) -> Any:
+        """The function it calls."""
+        return self.op.payload.target
+
+    def state(self, arg: Any) -> State:
+        """State of an argument: a tensor, a number, or None."""
+        if isinstance(arg, Ref):
+            self.seen.add(arg.value)
+            state = self.walker.states[arg.value]
+            if arg.value in self.walker.numbers and isinstance(state, Mixed):
+                raise Refuse("computes with a number that depends on the batch size")
+            return state
+        if isinstance(arg, (int, float, complex)):
+            return Same(0, arg)
+        return SAME
+
+    def states(self, *names: str) -> list[State]:
+        """States of arguments by name."""
+        return [self.state(self.args[name]) for name in names]
+
+    def shape(self, arg: Any) -> Shape:
+        """Shape of an argument, () for a number."""
+        if not isinstance(arg, Ref) or arg.value in self.walker.numbers:
+            return ()
+        return self.walker.shapes[arg.value][0]
+
+    def tensors(self) -> list[Ref]:
+        """The tensors among the arguments, in lists too."""
+        found = []
+        for arg in self.args.values():
+            for item in arg if isinstance(arg, (list, tuple)) else (arg,):
+                if isinstance(item, Ref) and item.value not in self.walker.numbers:
+                    found.append(item)
+        return found
+
+    def pair(self, arg: Any) -> tuple[Any, Any]:
+        """A number at both probes.
+
+        Raises:
+            NoRule: it is not known.
+        """
+        if not isinstance(arg, Ref):
+            return arg, arg
+        if arg.value not in self.walker.numbers:
+            raise NoRule
+        self.seen.add(arg.value)
+        return self.walker.numbers[arg.value]
+
+    def fixed(self, arg: Any) -> Any:
+        """A number that does not depend on the batch size, lists of them, or None.
+
+        Raises:
+            Refuse: it depends on it.
+        """
+        if isinstance(arg, (list, tuple)):
+            return [self.fixed(item) for item in arg]
+        first, second = self.pair(arg)
+        if first != second:
+            raise Refuse("has a parameter that depends on the batch size")
+        return first
+
+    def check_numbers(self) -> None:
+        """Refuses numbers that depend on the batch size and that the rule has not looked at."""
+        for name, arg in self.args.items():
+            if name in _SIZES.get(self.op.kind, ()):
+                continue
+            for item in arg if isinstance(arg, (list, tuple)) else (arg,):
+                if isinstance(item, Ref) and item.value not in self.seen:
+                    if item.value in self.walker.numbers:
+                        self.fixed(item)
+
+    def each(self, state: State) -> list[State]:
+        """The same state for every result."""
+        return [state] * len(self.outs)
+
+    def aligned(self, arg: Any, out: int = 0) -> State:
+        """State of an operand that is broadcast to a result, its axis counted in the result's shape."""
+        state = self.state(arg)
+        return shifted(state, len(self.outs[out]) - len(self.shape(arg)))
+
+
+def shifted(state: State, by: int) -> State:
+    """The same with ``by`` dimensions more in front."""
+    axis = batch_axis(state)
+    return state if axis is None or not by else moved(state, axis + by)
+
+
+@dataclass
+class Walker:
+    """Applies the rules.
+
+    Attributes:
+        captured: The graph.
+        shapes: For each tensor its shape at both probes.
+        numbers: For each number that follows from sizes, its value at both probes.
+        states: What is known of each value so far.
+        lenient: A rule that fails with an error of its own leaves its results unproven.
+    """
+
+    captured: Captured
+    shapes: dict[int, tuple[Shape, Shape]]
+    numbers: dict[int, tuple[Any, Any]]
+    states: dict[int, State] = field(default_factory=dict)
+    lenient: bool = False
+
+    def run(self, ins: Mapping[int, State]) -> tuple[State, ...]:
+        """States of all values, given those of the graph's inputs."""
+        graph = self.captured.graph
+        self.states.update(ins)
+        for number, pair in self.numbers.items():
+            self.states[number] = number_state(pair)
+        for op in graph.ops:
+            wanted = [v for v in op.outputs if v not in self.numbers]
+            if not wanted:
+                continue
+            self.states.update(zip(wanted, self._apply(op, wanted), strict=True))
+        return tuple(self.states.get(v.id, SAME) for v in graph.values)
+
+    def _apply(self, op: Op, wanted: Sequence[int]) -> list[State]:
+        payload: Payload = op.payload
+        outs = [self.shapes[v][0] if v in self.shapes else () for v in wanted]
+        site = Site(op, arguments(payload), outs, self)
+        if self.captured.graph.values[wanted[-1]].dtype == "token":
+            return self._random(site, wanted)
+        read = [self.states[v] for v in payload.reads()]
+        failure = first_failure(self.states[v] for v in payload.reads() if v not in self.numbers)
+        if failure is not None:
+            return [failure] * len(wanted)
+        fixed_shapes = all(a == b for a, b in (self.shapes[v] for v in wanted if v in self.shapes))
+        known = op.kind in _RULE_FIRST
+        if all(map(is_plain_same, read)) and fixed_shapes and not known:
+            if op.kind not in _NOT_FUNCTIONS:
+                return [SAME] * len(wanted)
+        try:
+            _counted_for(site, read)
+            _beside(site)
+            made = self._rule(op)(site)
+            site.check_numbers()
+        except (Refuse, NoRule) as error:
+            late = self._late(op, read, wanted) if fixed_shapes else None
+            return [late or failed(site, error)] * len(wanted)
+        except Exception as error:
+            broken = BrokenRule(op.kind, op.source, error)
+            if not self.lenient:
+                raise broken from error
+            finding = Finding("unproven", op.kind, str(broken), op.source, op.scope)
+            return [Unknown(finding)] * len(wanted)
+        given = made if isinstance(made, list) else [made] * len(wanted)
+        outputs = [v for v in payload.outputs if v not in self.numbers]
+        if len(given) != len(wanted):
+            # A rule speaks of all results; those that nobody has a name for are left out.
+            given = [s for s, v in zip(given, outputs, strict=True) if v is not None]
+        return [self._checked(site, state, v) for state, v in zip(given, wanted, strict=True)]
+
+    def _late(self, op: Op, read: Sequence[State], wanted: Sequence[int]) -> Late | None:
+        """What can wait until the totals over the batch are complete, and is computed from them then."""
+        if op.once or op.outer or any(v not in self.shapes for v in wanted):
+            return None
+        numbers = {v for v in op.payload.reads() if v in self.numbers}
+        origin = None
+        for value, state in zip(op.payload.reads(), read, strict=True):
+            if isinstance(state, Late) or (isinstance(state, Partial) and state.power in (0, -1)):
+                origin = origin or state.origin
+            elif value not in numbers and not is_plain_same(state):
+                return None
+        return None if origin is None else Late(origin)
+
+    def _random(self, site: Site, wanted: Sequence[int]) -> list[State]:
+        """Random numbers that depend on no data are drawn for the whole batch, and then cut."""
+        op = site.op
+        like = drawn_like(op)
+        if like is None:
+            blame = Finding(
+                "mixed", op.kind,
+                "draws random numbers that depend on data: nano-batches would draw others than the whole "
+                "batch",
+                op.source, op.scope,
+            )  # fmt: skip
+            return [Mixed(blame)] * len(wanted)
+        given = site.state(like[0]) if like else SAME
+        failure = first_failure([given])
+        made: list[State] = []
+        for value in wanted[:-1]:
+            rows = rows_by_shape(self.shapes[value])
+            if op.kind == "native_dropout" and value == op.payload.outputs[0]:
+                # What stays is scaled, the rest is 0: a row number is none any more.
+                blame = Finding("mixed", op.kind, POSITION, op.source, op.scope)
+                kept = Mixed(blame) if isinstance(given, Position) else unfilled(given)
+                made.append(failure or kept)
+            elif rows is None and varying(self.shapes[value]):
+                blame = Finding("mixed", op.kind, "draws numbers for pairs of rows", op.source)
+                made.append(Mixed(blame))
+            elif rows is not None and isinstance(given, Rows) and given.axis == rows.axis:
+                made.append(Rows(given.axis, given.outer, given.inner))
+            else:
+                made.append(rows or SAME)
+        return [*made, SAME]
+
+    def _rule(self, op: Op) -> Rule:
+        found = RULES.get(op.kind)
+        if found is None:
+            tags = getattr(op.payload.target, "tags", ())
+            found = RULES["pointwise"] if torch.Tag.pointwise in tags else None
+        if found is None:
+            raise NoRule
+        return found
+
+    def _checked(self, site: Site, state: State, value: int) -> State:
+        if isinstance(state, Mixed | Unknown) or value not in self.shapes:
+            return state
+        if fits(state, self.shapes[value], PROBES):
+            return state
+        reason = f"has another shape than one that is {state}"
+        return Unknown(Finding("unproven", site.op.kind, reason, site.op.source, site.op.scope))
+
+
+def _counted_for(site: Site, read: Sequence[State]) -> None:
+    """Refuses operands that no rule looks at, but those of operators that they are made for."""
+    for state in read:
+        if isinstance(state, Late):
+            raise Refuse("needs a total over the batch, before it is complete", state.origin)
+        if isinstance(state, Counted) and site.op.kind not in COUNTS:
+            raise Refuse("counts the rows of the batch")
+
+
+COUNTS: set[str] = set()
+"""Operators that take numbers which each nano-batch counts for itself."""
+
+# Operators that take rows of several operands side by side, and broadcast none.
+_BESIDE = {
+    "select_scatter": ("self", "src"), "slice_scatter": ("self", "src"),
+    "diagonal_scatter": ("self", "src"), "index_add": ("self", "source"),
+    "index_copy": ("self", "source"), "index_reduce": ("self", "source"),
+    "scatter": ("index", "src"), "scatter_add": ("index", "src"), "scatter_reduce": ("index", "src"),
+}  # fmt: skip
+
+
+def _beside(site: Site) -> None:
+    """Refuses a tensor that is the same for all nano-batches beside one that is cut.
+
+    Kernels without data let it pass where it is longer, and a nano-batch would get the first rows of it.
+    """
+    given = [site.args.get(name) for name in _BESIDE.get(site.op.kind, ())]
+    tensors = [a for a in given if isinstance(a, Ref) and site.shape(a)]
+    rows = [isinstance(site.state(a), Rows) for a in tensors]
+    if any(rows) and not all(rows):
+        raise Refuse("takes rows of the batch beside a tensor that is not cut with them")
+
+
+# Random operators of whose tensor only the shape matters.
+_SHAPE_ONLY = {
+    "rand_like", "randn_like", "randint_like", "normal_functional", "uniform", "exponential",
+    "log_normal", "geometric", "cauchy", "native_dropout",
+}  # fmt: skip
+_FROM_NOTHING = {"rand", "randn", "randint", "randperm"}
+
+
+def drawn_like(op: Op) -> list[Ref] | None:
+    """Of an operator that draws random numbers the tensor of whose shape, if any; None: of its data."""
+    payload: Payload = op.payload
+    args = arguments(payload)
+    if op.kind in _FROM_NOTHING:
+        return []
+    if op.kind in _SHAPE_ONLY or (op.kind == "bernoulli" and "p" in args):
+        like = args.get("self", args.get("input"))
+        return [like] if isinstance(like, Ref) else None
+    return None
+
+
+def failed(site: Site, error: Exception) -> State:
+    """The state of a result about which nothing can be said."""
+    op = site.op
+    if isinstance(error, Refuse):
+        origin = error.origin or site.origin
+        reason = str(error) if error.origin is None else f"{op.kind} at {op.source} {error}"
+        total = error.origin is not None
+        return Mixed(Finding("mixed", origin.op, reason, origin.source, origin.scope, total))
+    reason = str(error) or "no rule says what this operator does to the batch"
+    return Unknown(Finding("unproven", op.kind, reason, op.source, op.scope))
+
+
+def number_state(pair: tuple[Any, Any]) -> State:
+    """State of a number that is known at both probes."""
+    first, second = pair
+    if first == second:
+        return Same(0, first if isinstance(first, (int, float)) else None)
+    for power in (1, 2):
+        scale = [n / p**power for n, p in zip(pair, PROBES, strict=True)]
+        if scale[0] == scale[1] and scale[0]:
+            return Same(power)
+    blame = Finding("mixed", "size", "a number depends on the batch size")
+    return Mixed(blame)
+
+
+def arguments(payload: Payload) -> dict[str, Any]:
+    """Arguments by the names in the operator's schema; {} if it has none."""
+    schema = getattr(payload.target, "_schema", None)
+    if schema is None:
+        return {str(n): a for n, a in enumerate(payload.args)} | dict(payload.kwargs)
+    made: dict[str, Any] = {}
+    for position, argument in enumerate(schema.arguments):
+        if position < len(payload.args):
+            made[argument.name] = payload.args[position]
+        elif argument.name in payload.kwargs:
+            made[argument.name] = payload.kwargs[argument.name]
+        else:
+            made[argument.name] = argument.default_value
+    return made
+
+
+def fits(state: State, shapes: Sequence[Shape], sizes: Sequence[int]) -> bool:
+    """Whether a value of these shapes at these batch sizes can have the state."""
+    if any(len(shape) != len(shapes[0]) for shape in shapes):
+        return False
+    if isinstance(state, Rows | Position | Counted):
+        rank, axis = len(shapes[0]), state.axis
+        if not 0 <= axis < rank:
+            return False
+        each = 1 if isinstance(state, Position) else state.inner
+        each *= state.outer if isinstance(state, Rows) else 1
+        rest = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
+        rows = all(s[axis] == each * n for s, n in zip(shapes, sizes, strict=True))
+        return rows and len(rest) == 1
+    if isinstance(state, Same | Partial):
+        return len(set(shapes)) == 1
+    return True
+
+
+def varying(shapes: Sequence[Shape]) -> list[int]:
+    """The dimensions that depend on the batch size."""
+    return [d for d, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
+
+
+def rows_by_shape(shapes: Sequence[Shape]) -> Rows | None:
+    """The one dimension that is a multiple of the batch, as a state; None if there is no such one."""
+    found = varying(shapes)
+    if len(found) != 1:
+        return None
+    each = [shape[found[0]] / n for shape, n in zip(shapes, PROBES, strict=True)]
+    if each[0] != each[1] or each[0] != int(each[0]):
+        return None
+    return Rows(found[0], 1, int(each[0]))
+
+
+def axis_in(state: State, dims: Any, rank: int) -> bool:
+    """Whether the batch is along one of these dimensions (None or none given: all)."""
+    if not isinstance(state, Rows | Position):
+        return False
+    return not dims or state.axis in {operator.index(d) % max(rank, 1) for d in dims}

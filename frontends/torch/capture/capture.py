@@ -1,0 +1,459 @@
+"""From a functional aten graph (AOTAutograd's, or an exported program's) to the graph IR.
+
+``getitem`` of a multi-output operator is not an operator here: the operator has several values. An
+operator that draws random numbers reads and makes a token, a value without data, so that such
+operators keep their order whatever lanes they run on.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import os
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch.capture import costs, marks
+from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
+from dynaflow_xla.frontends.torch.capture.draws import draws_numbers
+from dynaflow_xla.ir.graph import Graph, Op, OpMark, Source, Value
+
+ROOT_FILE = "<dynaflow_xla schedule"
+"""How the files of functions begin that call a scheduled callable; their numbers say nothing."""
+
+OPEN_SIZES = "sizes that may change are shown as they were at the first call"
+
+_TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+_ROOT = re.compile(r"^[LG]\['(\w+)'\]")
+
+
+def source_of(node: Any) -> Source | None:
+    """The innermost line of a node's stack trace outside PyTorch, or else the innermost in it."""
+    found = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = [frame for frame in found if not frame[0].startswith(ROOT_FILE)]
+    for file, line, function in reversed(frames):
+        if not file.startswith(_TORCH_DIR):
+            return Source(file, int(line), function)
+    return Source(frames[-1][0], int(frames[-1][1]), frames[-1][2]) if frames else None
+
+
+def _is_random(node: Any, modules: dict[str, Any]) -> bool:
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return draws_numbers(node.target, node.args, node.kwargs)
+    return any(
+        _is_random(inner, dict(gm.named_modules()))
+        for gm in _graphs((node.args, node.kwargs), modules)
+        for inner in gm.graph.nodes
+        if inner.op == "call_function"
+    )
+
+
+def _graphs(args: Any, modules: dict[str, Any]) -> list[Any]:
+    found = [modules.get(str(a.target)) for a in _nodes(args) if a.op == "get_attr"]
+    return [gm for gm in found if isinstance(gm, torch.fx.GraphModule)]
+
+
+def _nodes(arg: Any) -> list[Any]:
+    nodes: list[Any] = []
+
+    def note(node: Any) -> Any:
+        nodes.append(node)
+        return node
+
+    torch.fx.node.map_arg(arg, note)
+    return nodes
+
+
+def _kind(target: Any) -> str:
+    packet = getattr(target, "overloadpacket", None)
+    if packet is not None:
+        namespace, _, name = str(packet).partition(".")
+        return name if namespace == "aten" else f"{namespace}.{name}"
+    name = getattr(target, "__name__", None) or str(target)
+    return name.strip("_") if target in vars(operator).values() else name
+
+
+class Finished:
+    """A collective and the wait for its result, as one operator: a lane blocks, others go on."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self._schema, self.overloadpacket = target._schema, target.overloadpacket
+        self.tags, self.namespace = target.tags, target.namespace
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The collective's result, once it is there."""
+        return torch.ops._c10d_functional.wait_tensor(self.target(*args, **kwargs))
+
+    def __str__(self) -> str:
+        return f"{self.target}, finished"
+
+
+def _outer_reason(target: Any) -> str:
+    namespace = getattr(target, "namespace", "")
+    if namespace in ("_c10d_functional", "c10d_functional", "c10d", "symm_mem"):
+        return "communicates between devices"
+    return ""
+
+
+class _Builder:
+    def __init__(self, gm: Any) -> None:
+        self.gm = gm
+        self.values: list[Value] = []
+        self.examples: dict[int, Any] = {}
+        self.ops: list[Op] = []
+        self.ids: dict[Any, int] = {}
+        self.constants: dict[Any, Any] = {}
+        self.parts: dict[Any, tuple[int | None, ...]] = {}
+        self.epilogue: list[tuple[int, int]] = []
+        self.token: int | None = None
+        self.modules = dict(gm.named_modules())
+        self.calls: dict[Any, str] = {}
+        self.call_counts: Counter[str] = Counter()
+        self.marks: dict[int, int] = {}
+        self.symbolic = False
+        self.made_by: dict[int, int] = {}  # value of a collective -> its operator
+
+    def value(self, example: Any, producer: int) -> int:
+        number = len(self.values)
+        if isinstance(example, torch.Tensor):
+            shape, dtype = costs.shape_of(example), str(example.dtype).removeprefix("torch.")
+            size = costs.tensor_bytes(example)
+            self.symbolic |= any(isinstance(n, torch.SymInt) for n in example.shape)
+        elif isinstance(example, (bool, torch.SymBool)):
+            shape, dtype, size = (), "bool", 1
+        elif isinstance(example, (float, torch.SymFloat)):
+            shape, dtype, size = (), "float64", 8
+        elif isinstance(example, (int, torch.SymInt)):
+            shape, dtype, size = (), "int64", 8
+        else:
+            shape, dtype, size = (), "object" if example is not _TOKEN else "token", 0
+        self.values.append(Value(number, shape, dtype, size, producer))
+        self.examples[number] = example
+        return number
+
+    # -- where a node comes from ----------------------------------------------------------------
+
+    def _stack(self, node: Any) -> list[tuple[str, str, str]]:
+        """(key, module path, class name), outermost first; a backward node has its forward's."""
+        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+        result = []
+        for key, (path, cls) in stack.items():
+            name = cls.rsplit(".", 1)[-1] if isinstance(cls, str) else cls.__name__
+            result.append((str(key), str(path), name))
+        return result
+
+    def place(self, node: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """(scope, classes, call path) of a node."""
+        stack = self._stack(node)
+        scope: list[str] = []
+        classes: list[str] = []
+        calls = []
+        for key, path, cls in stack:
+            parts = _path_parts(path)
+            _, at, repeat = key.partition("@")
+            if at and parts:
+                parts[-1] = f"{parts[-1]}@{repeat}"
+            if len(parts) < len(scope) or _plain(parts[: len(scope)]) != _plain(scope):
+                scope, classes = [], []
+            parts[: len(scope)] = scope
+            classes += [""] * (len(parts) - len(classes))
+            if parts:
+                classes[len(parts) - 1] = cls
+            scope = parts
+            label = self.calls.get(key)
+            if label is None:
+                label = self.calls[key] = f"{cls}#{self.call_counts[cls]}"
+                self.call_counts[cls] += 1
+            calls.append(label)
+        return tuple(scope), tuple(classes), tuple(calls)
+
+    def mark(self, node: Any) -> OpMark | None:
+        mark = marks.mark_of(node.meta)
+        if mark is None:
+            return None
+        instance = self.marks.setdefault(mark.instance, len(self.marks))
+        return OpMark(mark.name, instance, mark.resource, mark.tags)
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def call(self, node: Any) -> None:
+        if node.target is operator.getitem and node.args[0] in self.parts:
+            part = self.parts[node.args[0]][node.args[1]]
+            if part is None:
+                self.constants[node] = None
+            else:
+                self.ids[node] = part
+            return
+        target = node.target
+        if self._is_wait(node):
+            started = self.made_by[self.ids[node.args[0]]]
+            op = self.ops[started]
+            payload = replace(op.payload, target=Finished(op.payload.target))
+            self.ops[started] = replace(op, payload=payload)
+            self.ids[node] = self.ids[node.args[0]]
+            return
+        schema = getattr(target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            self._mutation(node)
+            return
+        index = len(self.ops)
+        example = node.meta.get("val")
+        multiple = isinstance(example, (list, tuple))
+        outputs: tuple[int | None, ...]
+        if multiple:
+            outputs = tuple(None if part is None else self.value(part, index) for part in example)
+            self.parts[node] = outputs
+        elif example is None:
+            outputs = ()
+            self.constants[node] = None
+        else:
+            number = self.value(example, index)
+            outputs = (number,)
+            self.ids[node] = number
+        random = _is_random(node, self.modules)
+        inputs = list(dict.fromkeys(self._inputs(node)))
+        made = [n for n in outputs if n is not None]
+        if random:
+            if self.token is not None:
+                inputs.append(self.token)
+            self.token = self.value(_TOKEN, index)
+            made.append(self.token)
+        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), self._read)
+        examples = (self._example(node.args), self._example(node.kwargs))
+        flops, moved, cost = costs.estimate(target, *examples, example)
+        scope, classes, calls = self.place(node)
+        reason = _outer_reason(target)
+        if reason:
+            self.made_by.update((n, index) for n in made)
+        self.ops.append(
+            Op(
+                index=index,
+                kind=_kind(target),
+                inputs=tuple(inputs),
+                outputs=tuple(made),
+                scope=scope,
+                call_path=calls,
+                classes=classes,
+                flops=flops,
+                bytes_moved=moved,
+                cost_ns=cost,
+                outer=bool(reason),
+                outer_reason=reason,
+                once=random or not made or node.is_impure(),
+                mark=self.mark(node),
+                source=source_of(node),
+                params=_params_text(node),
+                payload=Payload(target, tuple(args), dict(kwargs), outputs, multiple),
+            )
+        )
+
+    def _is_wait(self, node: Any) -> bool:
+        """Whether a node waits for a collective whose result nobody else reads."""
+        if str(node.target) != "_c10d_functional.wait_tensor.default":
+            return False
+        (given,) = node.args
+        started = given in self.ids and self.ids[given] in self.made_by and len(given.users) == 1
+        return started and isinstance(given.meta.get("val"), torch.Tensor)
+
+    def _read(self, node: Any) -> Any:
+        return self.constants[node] if node in self.constants else Ref(self.ids[node])
+
+    def _example(self, arg: Any) -> Any:
+        return torch.fx.node.map_arg(
+            arg, lambda n: self.constants[n] if n in self.constants else n.meta.get("val")
+        )
+
+    def _inputs(self, node: Any) -> list[int]:
+        found: list[int] = []
+        for source in node.all_input_nodes:
+            if source in self.ids:
+                found.append(self.ids[source])
+            elif source in self.parts:
+                found += [n for n in self.parts[source] if n is not None]
+        return found
+
+    def _mutation(self, node: Any) -> None:
+        if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
+            written, value = node.args[0], self.ids[node.args[1]]
+            later = list(node.graph.nodes)
+            later = later[later.index(node) + 1 :]
+            if not any(written in n.all_input_nodes for n in later if n.op != "output"):
+                self.epilogue.append((self.ids[written], value))
+                self.ids[node] = self.ids[written]
+                return
+        raise UnsupportedError(
+            f"{node.target} at {source_of(node)} writes into its argument in the middle of the captured "
+            "graph; lanes would see it at different times. Use the out-of-place form, or run the original."
+        )
+
+
+class _Token:
+    """Example value of a token."""
+
+
+_TOKEN = _Token()
+
+
+def _plain(parts: list[str]) -> list[str]:
+    return [part.partition("@")[0] for part in parts]
+
+
+def _path_parts(path: str) -> list[str]:
+    """Components of a module path as Dynamo or export write it; the scheduled module is the root."""
+    match = _ROOT.match(path)
+    parts: list[str] = []
+    if match:
+        path = path[match.end() :]
+        if match.group(1) not in ("self", ROOT_NAME):
+            parts.append(match.group(1))
+    path = re.sub(r"\['?(\w+)'?\]", r".\1", path.replace("._modules", ""))
+    return parts + [part for part in path.split(".") if part]
+
+
+_ARGUMENT = re.compile(r"^L\['(args|kwargs)'\]\[(.+?)\](.*)$")
+
+
+def user_name(original: Any, source: str) -> str:
+    """What the user calls an input that Dynamo writes as ``source``; "" if that is not known.
+
+    An argument has the name that the function gives it, a parameter its path in the module.
+    """
+    match = _ARGUMENT.match(source)
+    if match is None:
+        parts = [p for p in _path_parts(source) if p not in ("_parameters", "_buffers")]
+        return ".".join(parts) if _ROOT.match(source) else ""
+    where, key, rest = match.groups()
+    if where == "kwargs":
+        return key.strip("'") + rest
+    called = original.forward if isinstance(original, torch.nn.Module) else original
+    try:
+        parameters = list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    number = int(key)
+    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return (plain[number] if number < len(plain) else f"argument {number}") + rest
+
+
+ROOT_NAME = "_dfx_root"
+"""Name under which the scheduled module is seen by Dynamo; not part of a scope."""
+
+
+def _params_text(node: Any) -> str:
+    parts = []
+    for i, arg in enumerate(node.args):
+        if not _nodes(arg):
+            parts.append(f"{i}={arg}")
+    parts += [f"{k}={v}" for k, v in sorted(node.kwargs.items()) if not _nodes(v)]
+    return " ".join(part for part in parts if len(part) < 60 and " at 0x" not in part)
+
+
+def capture(gm: Any, name: str) -> Captured:
+    """Builds the graph of a functional aten graph.
+
+    Args:
+        gm: A ``torch.fx.GraphModule`` whose nodes carry example values in ``meta["val"]``.
+        name: Name of the function.
+
+    Raises:
+        UnsupportedError: an operator writes into its arguments in a way that cannot be put last.
+    """
+    builder = _Builder(gm)
+    inputs: list[int] = []
+    names: list[str] = []
+    outputs: list[Any] = []
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            builder.ids[node] = builder.value(node.meta.get("val"), -1)
+            inputs.append(builder.ids[node])
+            names.append(node.name)
+        elif node.op == "get_attr":
+            builder.constants[node] = _attribute(gm, str(node.target))
+        elif node.op == "call_function":
+            builder.call(node)
+        elif node.op == "output":
+            for result in node.args[0]:
+                if isinstance(result, torch.fx.Node) and result in builder.ids:
+                    outputs.append(builder.ids[result])
+                else:
+                    constant = builder.constants.get(result) if result is not None else None
+                    is_node = isinstance(result, torch.fx.Node)
+                    outputs.append(("const", constant if is_node else result))
+        else:
+            raise UnsupportedError(f"a captured graph holds a {node.op} node, {node.format_node()}")
+    device = _check_devices(builder, name)
+    graph_outputs = [out for out in outputs if isinstance(out, int)]
+    graph_outputs += [value for _, value in builder.epilogue]
+    graph = Graph(
+        name=name,
+        values=tuple(builder.values),
+        ops=tuple(_inherit(builder.ops)),
+        inputs=tuple(inputs),
+        outputs=tuple(graph_outputs),
+        input_names=tuple(names),
+    )
+    captured = Captured(
+        graph, builder.ids, builder.examples, outputs, builder.epilogue, gm, device=device
+    )
+    captured.labels = _compat.input_labels(gm)
+    if builder.symbolic:
+        captured.symbolic = True
+        captured.notes.append(OPEN_SIZES)
+    return captured
+
+
+def _check_devices(builder: _Builder, name: str) -> torch.device:
+    """The device of all values.
+
+    Raises:
+        UnsupportedError: they are on several, or on one that is neither the CPU nor CUDA.
+    """
+    tensors = {n: x for n, x in builder.examples.items() if isinstance(x, torch.Tensor)}
+    found = [x.device for x in tensors.values() if x.device.type == "cuda"]
+    device = found[0] if found else torch.device("cpu")
+    for number, example in tensors.items():
+        at_home = example.device == device
+        if at_home or (example.device.type == "cpu" and example.dim() == 0):
+            continue
+        producer = builder.values[number].producer
+        what = "an argument" if producer < 0 else f"what {builder.ops[producer].kind} makes"
+        readers = [op for op in builder.ops if number in op.inputs]
+        at = builder.ops[producer] if producer >= 0 else (readers[0] if readers else None)
+        where = (
+            "" if at is None else f" (used at {at.source})" if producer < 0 else f" at {at.source}"
+        )
+        raise UnsupportedError(
+            f"a schedule runs on one device, the CPU or a CUDA device (here {device}), and in {name!r} "
+            f"{what}{where} is on {example.device}. Move the model and all arguments to one device, "
+            "or call the original."
+        )
+    return device
+
+
+def _attribute(gm: Any, path: str) -> Any:
+    value = gm
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _inherit(ops: list[Op]) -> list[Op]:
+    """Gives operators without a module (some of the backward) that of what they read."""
+    made = {v: i for i, op in enumerate(ops) for v in op.outputs}
+    for i, op in enumerate(ops):
+        if op.scope or op.call_path:
+            continue
+        near = [ops[made[v]] for v in op.inputs if v in made and ops[made[v]].call_path]
+        if near and all(o.call_path == near[0].call_path for o in near):
+            ops[i] = replace(
+                op, scope=near[0].scope, classes=near[0].classes, call_path=near[0].call_path
+            )
+    return ops

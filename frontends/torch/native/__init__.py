@@ -1,0 +1,1 @@
+"""Plans on PyTorch's own operators: CPU lanes, CUDA streams, compiled regions."""

@@ -1,0 +1,370 @@
+"""Running a plan natively: stretches of regions as Python steps on the engine's lanes.
+
+Between two cross-lane edges a lane runs one step, so the interpreter lock changes hands at edges and
+inside operators only. Tensors cross lanes as references in the call's environment; the engine's
+events order who writes and who reads. What a call needs from its caller's thread (grad mode is
+always off here, inference mode, flushing of denormals) is set on the lanes for its time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dynaflow_xla.errors import DynaflowError, EngineError
+from dynaflow_xla.ffi import _engine
+from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch.capture.captured import Captured
+from dynaflow_xla.frontends.torch.native import threads
+from dynaflow_xla.frontends.torch.native.regions import Environment, Stretch, build_stretch
+from dynaflow_xla.ir.graph import PartitionedGraph
+from dynaflow_xla.planning.plan import Instruction, Launch, Plan, Record, Wait
+from dynaflow_xla.timelines.measured import TRACE_WAIT, Measured, Trace
+
+
+class _Lane(threading.local):
+    busy = False
+    owned = False
+
+
+_lane = _Lane()
+_calls: dict[int, _Call] = {}
+_numbers = itertools.count(1)
+_smallest = 5e-324
+_owner = 0
+
+
+def in_lane() -> bool:
+    """Whether this thread runs a step of a plan now."""
+    return _lane.busy
+
+
+def check_process() -> None:
+    """Raises EngineError in a forked child, where the lanes' threads do not exist."""
+    if _owner and os.getpid() != _owner:
+        raise EngineError(
+            "this process was forked after dynaflow_xla had started threads; they do not exist in the "
+            "child. Start workers with multiprocessing's 'spawn' or 'forkserver' (a DataLoader's "
+            "multiprocessing_context), or fork before the first scheduled call."
+        )
+
+
+def _own_engine() -> None:
+    """Once a process: calls in flight finish before the interpreter goes, later ones fail."""
+    global _owner
+    if not _owner:
+        atexit.register(_engine.shutdown)
+        _owner = os.getpid()
+
+
+@dataclass
+class _Call:
+    """One execution: the environment, the caller's settings, the first error."""
+
+    env: Environment
+    inference: bool
+    flush: bool
+    started: set[int] = field(default_factory=set)
+    error: tuple[Stretch, BaseException] | None = None
+
+
+class _Step:
+    """What the engine calls: runs a stretch in the environment of the call it is told."""
+
+    def __init__(self, stretch: Stretch) -> None:
+        self.stretch = stretch
+
+    def __call__(self, numbers: tuple[int, ...]) -> None:
+        call = _calls[numbers[0]]
+        if id(self) in call.started:
+            # The engine starts a step anew after Ctrl-C, which may have come in the middle of it.
+            raise EngineError("interrupted")
+        call.started.add(id(self))
+        was_busy, _lane.busy = in_lane(), True
+        try:
+            if not _lane.owned:
+                self._run_as_guest(call)
+            elif call.inference:
+                with torch.inference_mode():
+                    self.stretch.run(call.env)
+            else:
+                self.stretch.run(call.env)
+        except BaseException as error:
+            if call.error is None:
+                call.error = (self.stretch, error)
+            raise EngineError(str(error)) from error
+        finally:
+            _lane.busy = was_busy
+
+    def _run_as_guest(self, call: _Call) -> None:
+        """A thread of the engine: its settings are made the caller's for the time of the step."""
+        grad, flush = torch.is_grad_enabled(), _flushes()
+        saved = threads.limit()
+        _compat.set_grad_enabled(False)
+        if flush != call.flush:
+            torch.set_flush_denormal(call.flush)
+        try:
+            if call.inference:
+                with torch.inference_mode():
+                    self.stretch.run(call.env)
+            else:
+                self.stretch.run(call.env)
+        finally:
+            if flush != call.flush:
+                torch.set_flush_denormal(flush)
+            _compat.set_grad_enabled(grad)
+            threads.restore(saved)
+
+
+def _flushes() -> bool:
+    """Whether this thread's floating point unit flushes denormals to zero."""
+    return _smallest * 1.0 == 0.0
+
+
+@dataclass
+class Stage:
+    """What runs between two outer regions.
+
+    Attributes:
+        order: All stretches in plan order, for running them on one thread.
+        program: The engine's program, or None if one lane does everything.
+        launches: Stretch of each launch of the program.
+        instructions: The plan's instructions of this stage.
+    """
+
+    order: list[Stretch]
+    program: Any = None
+    launches: list[Stretch] = field(default_factory=list)
+    instructions: Sequence[Instruction] = ()
+
+    def run(self, call: _Call, measured: Measured | None = None) -> None:
+        """Runs the stage; tells ``measured`` when regions ran.
+
+        Raises:
+            EngineError: a region failed; the exception is its cause.
+        """
+        if self.program is None or in_lane() or _compat.modes_active():
+            for stretch in self.order:
+                try:
+                    stretch.run(call.env)
+                except Exception as error:
+                    call.error = (stretch, error)
+                    raise
+            return
+        number = next(_numbers)
+        _calls[number] = call
+        saved = threads.limit()
+        _lane.owned = True
+        try:
+            records = self.program.run([number], [], profile=measured is not None)
+        finally:
+            _lane.owned = False
+            threads.restore(saved)
+            del _calls[number]
+        if measured is not None:
+            measured.add_stage(self.instructions, map(self._trace, records))
+
+    def _trace(self, record: Trace) -> Trace:
+        """A record by region, and by the number of an event in this stage."""
+        number, lane, start, end = record
+        if number < 0:
+            number = self.launches[-1 - number].regions[0]
+        elif number >= TRACE_WAIT:
+            events = [i.event for i in self.instructions if isinstance(i, Record)]
+            number = TRACE_WAIT + events.index(number - TRACE_WAIT)
+        return number, lane, start, end
+
+
+@dataclass
+class Native:
+    """A plan that can run.
+
+    Attributes:
+        captured: The graph.
+        pg: Its regions.
+        plan: The plan.
+        stages: Stages, each with the outer region that follows, as a stretch.
+    """
+
+    captured: Captured
+    pg: PartitionedGraph
+    plan: Plan
+    stages: list[tuple[Stage, Stretch | None]]
+
+    def _launch(self, region: int) -> Launch:
+        return next(
+            i for i in self.plan.instructions if isinstance(i, Launch) and i.region == region
+        )
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Flat inputs (in the order of ``graph.inputs``) to flat outputs.
+
+        Raises:
+            EngineError: a region failed; names it, and has the exception as its cause.
+        """
+        return self.run(inputs)
+
+    def run(self, inputs: Sequence[Any], measured: Measured | None = None) -> list[Any]:
+        """As a call; tells ``measured`` when regions ran."""
+        env: Environment = self.captured.environment(inputs)
+        call = _Call(env, torch.is_inference_mode_enabled(), _flushes())
+        grad = torch.is_grad_enabled()
+        _compat.set_grad_enabled(False)
+        try:
+            for stage, outer in self.stages:
+                stage.run(call, measured)
+                if outer is not None:
+                    begin = time.monotonic_ns()
+                    self._run_outer(outer, call)
+                    if measured is not None:
+                        took = time.monotonic_ns() - begin
+                        measured.add_outer(self._launch(outer.regions[0]), took)
+        except Exception as error:
+            cause = call.error[1] if call.error else error
+            if not isinstance(cause, Exception):
+                raise cause from None  # Ctrl-C
+            raise self._explain(call, error) from cause
+        finally:
+            _compat.set_grad_enabled(grad)
+        captured = self.captured
+        if captured.placed:
+            captured.finish(env)
+        for written, value in captured.epilogue:
+            env[written].copy_(env[value])
+        return [env[out] if type(out) is int else out[1] for out in captured.outputs]
+
+    def _run_outer(self, outer: Stretch, call: _Call) -> None:
+        try:
+            outer.run(call.env)
+        except Exception as error:
+            call.error = (outer, error)
+            raise
+
+    def _explain(self, call: _Call, error: BaseException) -> BaseException:
+        if call.error is None:
+            return EngineError(f"{self.captured.graph.name!r}: {error}")
+        stretch, cause = call.error
+        if isinstance(cause, DynaflowError):
+            return type(cause)(str(cause))
+        region = self.pg.regions[stretch.region_of(cause)]
+        return EngineError(
+            f"region {region.name!r} of {self.captured.graph.name!r} (from {region.source}) failed: "
+            f"{type(cause).__name__}: {cause}"
+        )
+
+
+def split_stages(plan: Plan) -> list[tuple[list[Instruction], Launch | None]]:
+    """Instructions between outer launches, each list with the outer launch that follows it."""
+    stages: list[tuple[list[Instruction], Launch | None]] = [([], None)]
+    for instruction in plan.instructions:
+        if isinstance(instruction, Launch) and instruction.lane < 0:
+            stages[-1] = (stages[-1][0], instruction)
+            stages.append(([], None))
+        else:
+            stages[-1][0].append(instruction)
+    return stages
+
+
+def build(
+    captured: Captured,
+    pg: PartitionedGraph,
+    plan: Plan,
+    implementations: dict[int, Callable[..., Sequence[Any]]],
+    *,
+    fuse: bool = True,
+    always: bool = False,
+) -> Native:
+    """Makes a plan runnable.
+
+    Args:
+        captured: The graph with payloads.
+        pg: Its regions.
+        plan: A validated plan.
+        implementations: See ``regions.build_stretch``.
+        fuse: Join neighbouring regions of a lane; without it each region is a step (for profiles).
+        always: Use the engine for one lane too (for profiles).
+    """
+    cut = split_stages(plan)
+    grouped = [_stretches(instructions, fuse) for instructions, _ in cut]
+    everything = [list(s) for _, stretches in grouped for s in stretches]
+    everything += [[outer.region] for _, outer in cut if outer is not None]
+    home = {region: number for number, group in enumerate(everything) for region in group}
+    readers: dict[int, set[int]] = {}
+    for region in pg.regions:
+        for value in region.inputs:
+            readers.setdefault(value, set()).add(home[region.id])
+    kept = {out for out in captured.graph.outputs}
+    kept.update(written for written, _ in captured.epilogue)
+
+    def make(group: Sequence[int]) -> Stretch:
+        me = home[group[0]]
+        made = {v for r in group for v in pg.regions[r].outputs}
+        exported = {v for v in made if v in kept or readers.get(v, set()) - {me}}
+        reads = {v for r in group for v in pg.regions[r].inputs} - made
+        taken = {v for v in reads if v not in kept and readers[v] == {me}}
+        return build_stretch(captured, pg, group, exported, taken, implementations)
+
+    stages: list[tuple[Stage, Stretch | None]] = []
+    for (instructions, outer), (layout, groups) in zip(cut, grouped, strict=True):
+        stretches = [make(group) for group in groups]
+        stage = _stage(plan, layout, stretches, captured.graph.name, always)
+        stage.instructions = instructions
+        stages.append((stage, None if outer is None else make([outer.region])))
+    return Native(captured, pg, plan, stages)
+
+
+def _stretches(
+    instructions: Sequence[Instruction], fuse: bool
+) -> tuple[list[tuple[int, Instruction | int]], list[list[int]]]:
+    """Layout, (lane, event instruction or stretch number) in order, and the regions of stretches."""
+    layout: list[tuple[int, Instruction | int]] = []
+    groups: list[list[int]] = []
+    open_on: dict[int, int] = {}
+    for instruction in instructions:
+        if isinstance(instruction, Launch):
+            group = open_on.get(instruction.lane, -1)
+            if group < 0 or not fuse:
+                open_on[instruction.lane] = len(groups)
+                layout.append((instruction.lane, len(groups)))
+                groups.append([instruction.region])
+            else:
+                groups[group].append(instruction.region)
+        elif isinstance(instruction, Record | Wait):
+            open_on.pop(instruction.lane, None)
+            layout.append((instruction.lane, instruction))
+    return layout, groups
+
+
+def _stage(
+    plan: Plan,
+    layout: Sequence[tuple[int, Instruction | int]],
+    stretches: list[Stretch],
+    name: str,
+    always: bool,
+) -> Stage:
+    if not layout or (len({lane for lane, _ in layout}) < 2 and not always):
+        return Stage(stretches)
+    _own_engine()
+    program = _engine.Program(plan.lanes, plan.events, 1, 0, 0, name)
+    number = program.add_buffer("arg", 0, 0, 0)
+    launches = []
+    for lane, item in layout:
+        if isinstance(item, int):
+            stretch = stretches[item]
+            label = f"lane {lane} of {name}"
+            program.add_python_launch(lane, label, _Step(stretch), [number], [])
+            launches.append(stretch)
+        elif isinstance(item, Record):
+            program.add_record(lane, item.event)
+        elif isinstance(item, Wait):
+            program.add_wait(lane, item.event)
+    program.finish()
+    return Stage(stretches, program, launches)

@@ -1,0 +1,1 @@
+"""Operators rewritten before capture: recurrent layers as operators, spectra without vectors."""

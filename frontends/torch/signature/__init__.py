@@ -1,0 +1,1 @@
+"""One captured graph: planned, runnable, by class of sizes."""

@@ -1,0 +1,268 @@
+"""One captured graph of a scheduled module or function: partitioned, planned, runnable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.frontends.torch.capture.capture import capture
+from dynaflow_xla.frontends.torch.capture.captured import Captured
+from dynaflow_xla.frontends.torch.native import compilers, cuda, native, regions
+from dynaflow_xla.frontends.torch.native.native import Native
+from dynaflow_xla.ir.graph import ORDERED, PartitionedGraph, Region
+from dynaflow_xla.ir.partition import partition
+from dynaflow_xla.ir.rules import Rule, as_rules
+from dynaflow_xla.kernels import Lanes
+from dynaflow_xla.planning.build import build_plan
+from dynaflow_xla.planning.plan import Plan
+from dynaflow_xla.planning.recording import Recording
+from dynaflow_xla.planning.validate import validate
+from dynaflow_xla.selection import Recipe
+from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
+
+CAPTURE_OPTIONS = frozenset({"dynamic", "fullgraph"})
+"""Compiler options that go to ``torch.compile``."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked ``schedule`` for."""
+
+    name: str
+    strategy: Strategy
+    rules: tuple[Rule, ...] | None
+    lanes: int
+    user: dict[str, Any] = field(default_factory=dict)
+    compiler: str = "eager"
+    compiler_options: dict[str, Any] | None = None
+    backend: str = "torch"
+    target: str | None = None
+    gpu: Lanes | None = None
+    in_axes: Any = None
+    out_axes: Any = 0
+    batch_size: int | None = None
+    check: bool = True
+    selection: Recipe | None = None
+
+    @property
+    def how(self) -> Any:
+        """What decides: a strategy, or what chooses among several."""
+        return self.strategy if self.selection is None else self.selection
+
+
+@dataclass
+class Entry:
+    """A planned graph.
+
+    Attributes:
+        kind: "inference", "forward" or "backward".
+        captured: Graph with payloads.
+        pg: Its regions.
+        plan: The validated plan.
+        implementations: Functions of regions that do not run operator by operator.
+        native: The runnable plan.
+        runner: On CUDA what runs it on streams, or as CUDA graphs.
+        later: Makes the plan of the backward when asked for.
+        prepare: From the inputs of a call to those of the planned graph, if they are others.
+        finish: From the results of the planned graph to those of a call, if they are others.
+        notes: Lines for ``explain``.
+        seconds: Time spent by step: "partition", "plan", "compile".
+    """
+
+    options: Options
+    kind: str
+    captured: Captured
+    pg: PartitionedGraph
+    plan: Plan
+    implementations: dict[int, Callable[..., Sequence[Any]]]
+    native: Native
+    seconds: dict[str, float]
+    backward: Entry | None = None
+    runner: Any = None
+    later: Callable[[], Entry | None] | None = None
+    prepare: Callable[[Sequence[Any]], list[Any]] | None = None
+    finish: Callable[[list[Any]], list[Any]] | None = None
+    notes: tuple[str, ...] = ()
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Flat inputs to flat outputs; a list of inputs is emptied."""
+        if self.prepare is not None:
+            inputs = self.prepare(inputs)
+        results = (self.native if self.runner is None else self.runner)(inputs)
+        return results if self.finish is None else self.finish(results)  # type: ignore[no-any-return]
+
+    def describe(self) -> list[str]:
+        """Lines of ``explain`` behind the table of regions."""
+        steps = sum(len(stage.order) for stage, _ in self.native.stages)
+        return [
+            f"lanes {self.plan.lanes}, events {self.plan.events}, Python steps a call {steps}; "
+            "tensors cross lanes by reference, nothing is copied",
+            *(f"note: {note}" for note in (*self.captured.notes, *self.notes)),
+        ]
+
+    def stamped(self) -> Native:
+        """A form for ``profile``: its ``run`` measures the regions one by one, without fused steps."""
+        return native.build(
+            self.captured, self.pg, self.plan, self.implementations, fuse=False, always=True
+        )
+
+
+def graph_name(options: Options, kind: str, number: int) -> str:
+    """Name of the ``number``-th graph of a scheduled callable."""
+    name = options.name if number == 0 else f"{options.name}.{number}"
+    return f"{name}.backward" if kind == "backward" else name
+
+
+def build_entry(gm: Any, options: Options, kind: str, number: int, batch: int | None = None) -> Any:
+    """Captures, partitions, plans, validates and compiles a functional aten graph.
+
+    Args:
+        gm: The graph.
+        options: What the user asked for.
+        kind: "inference", "forward" or "backward".
+        number: Which graph of the scheduled callable it is.
+        batch: Rows of the batch, where it is too small to be split, or not in this graph.
+
+    Raises:
+        RuleError, PlanError, UnsupportedError: see the steps.
+    """
+    name = graph_name(options, kind, number)
+    if options.backend != "torch":
+        if options.gpu is not None and options.backend == "ffi":
+            options.gpu.refuse_on_cpu("lanes of XLA executables")
+        # JAX is optional, and only these backends need it.
+        from dynaflow_xla.frontends.torch.on_xla import xla_backend
+
+        if batch is None:
+            return xla_backend.build_entry(gm, options, kind, name)
+        from dynaflow_xla.frontends.torch.on_xla import xla_split
+
+        return xla_backend.build_entry(gm, options, kind, name, xla_split.rows(batch))
+    return whole_entry(capture(gm, name), options, kind, batch)
+
+
+def cut(captured: Captured, options: Options, kind: str) -> PartitionedGraph:
+    """The regions of a graph by the user's rules, the strategy's, or the default ones."""
+    graph = captured.graph
+    rules: Sequence[Rule] | None = options.rules
+    if rules is None:
+        made = options.strategy.rules(graph)
+        rules = None if made is None else as_rules(made)
+    if rules is not None and kind == "backward":
+        # The backward has other operators than the forward for which the rules were written.
+        rules = [rule for rule in rules if not isinstance(rule, Rule) or rule.groups(graph)]
+    return _with_network(partition(graph, rules))
+
+
+def _with_network(pg: PartitionedGraph) -> PartitionedGraph:
+    """Collectives as regions with a lane, which waits for them while other lanes go on.
+
+    They keep their program order, which is the same in every process: else each could wait for another.
+    """
+    regions = tuple(
+        replace(r, outer=False, tags=(r.tags - {"outer"}) | {ORDERED})
+        if r.outer and r.resource == "network"
+        else r
+        for r in pg.regions
+    )
+    return replace(pg, regions=regions)
+
+
+def context_of(captured: Captured, options: Options, batch: int | None) -> Context:
+    """What the strategy may look at."""
+    graph = captured.graph
+    return Context(
+        batch_size=batch,
+        shapes=tuple(graph.values[v].shape for v in graph.inputs),
+        platform=captured.device.type,
+        lanes=options.lanes,
+        user=options.user,
+    )
+
+
+def whole_entry(captured: Captured, options: Options, kind: str, batch: int | None = None) -> Entry:
+    """Plans a graph whose batch stays whole.
+
+    Raises:
+        PlanError: the strategy asks for a split.
+    """
+    t0 = time.perf_counter()
+    pg = cut(captured, options, kind)
+    t1 = time.perf_counter()
+    context = context_of(captured, options, batch)
+    if batch is None:
+        sizes_of(options.strategy, context)  # there is no batch here: refuses a split
+    recording = record(options.strategy, pg, context)
+    return planned_entry(captured, pg, recording, options, kind, t1 - t0)
+
+
+def planned_entry(
+    captured: Captured,
+    pg: PartitionedGraph,
+    recording: Recording,
+    options: Options,
+    kind: str,
+    partition_s: float,
+    functions: dict[int, Callable[..., Sequence[Any]]] | None = None,
+) -> Entry:
+    """Makes the plan of a recording and what runs it.
+
+    Args:
+        captured: The graph.
+        pg: Its regions.
+        recording: What the strategy decided.
+        options: What the user asked for.
+        kind: "inference", "forward" or "backward".
+        partition_s: Seconds spent on the regions.
+        functions: Of regions that do not run operator by operator, replacements among them;
+            default: those of the recording's replacements.
+    """
+    t1 = time.perf_counter()
+    plan = build_plan(pg, recording, lanes=options.lanes, strategy_text=repr(options.strategy))
+    validate(plan, pg)
+    t2 = time.perf_counter()
+    made = _replacements(captured, pg, recording) if functions is None else functions
+    if options.compiler != "eager":
+        lanes = {d.lane for d in recording.decisions if d.lane >= 0}
+        compilers.compile_regions(
+            captured, pg, len(lanes), made, options.compiler, options.compiler_options
+        )
+    runnable = native.build(captured, pg, plan, made)
+    runner: Any = None
+    if captured.device.type == "cuda":
+        runner = cuda.on_cuda(
+            runnable, captured.device, graph=kind == "inference", lanes=_own(options.gpu)
+        )
+    elif options.gpu is not None:
+        options.gpu.refuse_on_cpu()
+    seconds = {"partition": partition_s, "plan": t2 - t1, "compile": time.perf_counter() - t2}
+    return Entry(options, kind, captured, pg, plan, made, runnable, seconds, runner=runner)
+
+
+def _own(lanes: Lanes | None) -> Lanes | None:
+    """Lanes whose streams cannot be PyTorch's."""
+    return lanes if lanes is not None and lanes.special else None
+
+
+def _replacements(
+    captured: Captured, pg: PartitionedGraph, recording: Recording
+) -> dict[int, Callable[..., Sequence[Any]]]:
+    made: dict[int, Callable[..., Sequence[Any]]] = {}
+    for decision in recording.decisions:
+        region = pg.regions[decision.region]
+        if decision.replace is None:
+            continue
+        refuse_outer(region)
+        made[region.id] = regions.replacement(
+            decision.replace, captured, region, str(decision.source)
+        )
+    return made
+
+
+def refuse_outer(region: Region) -> None:
+    """Raises PlanError for the replacement of a region that stays in the outer program."""
+    if region.outer:
+        raise PlanError(f"region {region.name!r} stays in the outer program and cannot be replaced")

@@ -1,0 +1,440 @@
+"""Measuring a torch callable's candidates for ``Auto``, on copies; with the backward where it is wanted."""
+
+from __future__ import annotations
+
+import enum
+import importlib.metadata
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dynaflow_xla._version import __version__
+from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
+from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch.batch import axes
+from dynaflow_xla.frontends.torch.capture import marks
+from dynaflow_xla.frontends.torch.tuning import keeping
+from dynaflow_xla.planning.plan import Launch
+from dynaflow_xla.recent import Recent
+from dynaflow_xla.strategies import identity
+from dynaflow_xla.strategies.base import Strategy
+from dynaflow_xla.timelines.simulator import simulate
+from dynaflow_xla.tuning import autotune, budget, quiet
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What Auto decided for one signature.
+
+    Attributes:
+        child: The core to call, or None for the original.
+        reason: One sentence.
+        medians_ms: Candidate -> median milliseconds; empty if nothing was measured.
+        predicted_ms: Candidate -> milliseconds that the simulator expects of a forward.
+        left_out: Candidate -> why it was not measured.
+        seconds: What the decision took.
+        candidate: Name of the child's strategy among the candidates.
+    """
+
+    child: Any
+    reason: str
+    medians_ms: dict[str, float] = field(default_factory=dict)
+    predicted_ms: dict[str, float] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    candidate: str = ""
+
+    @property
+    def name(self) -> str:
+        """What runs: "the original" or the candidate."""
+        if self.child is None:
+            return "the original"
+        return self.candidate or repr(self.child.options.strategy)
+
+    def lines(self) -> list[str]:
+        """For ``explain``."""
+        return autotune.decision_lines(
+            self.name, self.reason, self.medians_ms, self.predicted_ms, self.left_out, self.seconds
+        )
+
+
+def signature(original: Any, args: Any, kwargs: Any) -> Any:
+    """What a decision is made for: structure, shapes, dtypes, plain values, types of objects, modes.
+
+    Floats are data, as for Dynamo: a step's rate or scale decides nothing. Integers are sizes.
+    """
+    leaves, tree = pytree.tree_flatten((args, kwargs))
+    parts = tuple(map(_part, leaves))
+    training = getattr(original, "training", None)
+    return tree, parts, training, torch.is_grad_enabled(), torch.get_num_threads()
+
+
+def _part(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), leaf.dtype, leaf.requires_grad
+    if isinstance(leaf, float | complex) or not isinstance(leaf, keeping.PLAIN):
+        return type(leaf), None
+    if isinstance(leaf, int) and not isinstance(leaf, bool | enum.Enum):
+        return (leaf,), type(leaf), False  # as of a tensor's sizes
+    return type(leaf), repr(leaf)
+
+
+_MAX_DECISIONS = 1024
+_MAX_ONCE = 4096
+
+
+class Decisions:
+    """Auto's decisions of one callable, by signature.
+
+    Sizes that come for the first time take what was decided for others, and are decided for when they
+    come again: a cache of keys and values that grows has new sizes at every call, each of which would
+    pay for a decision and none gain by it. For the same reason they take no nano-batches, which are
+    planned for each size.
+    """
+
+    def __init__(self) -> None:
+        self._made: Recent[Any, Choice] = Recent(_MAX_DECISIONS)
+        self._kinds: Recent[Any, Choice] = Recent(
+            _MAX_DECISIONS
+        )  # without sizes: the last decision
+        self._once: Recent[Any, Choice] = Recent(_MAX_ONCE)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def get(self, signature: Any) -> Choice | None:
+        """What was decided, or what the one call so far took; None before the first call."""
+        return self._made.get(signature) or self._once.get(signature)
+
+    def decided(self, signature: Any) -> Choice | None:
+        """What was decided, or None."""
+        return self._made.get(signature)
+
+    def of_other_sizes(self, signature: Any) -> Choice | None:
+        """For sizes that come for the first time: the decision for others, if there is one."""
+        found = self._kinds.get(_kind(signature))
+        if signature in self._once or found is None:
+            return None
+        split = found.child is not None and found.child.splits
+        what = "the original runs" if split or found.child is None else f"{found.name} runs"
+        reason = f"these sizes came once: {what}, after {found.name} for other sizes"
+        child = None if split else found.child
+        self._once[signature] = made = Choice(child, reason, candidate=found.candidate)
+        return made
+
+    def put(self, signature: Any, choice: Choice) -> Choice:
+        """Keeps a decision."""
+        self._once.pop(signature)
+        self._made[signature] = self._kinds[_kind(signature)] = choice
+        return choice
+
+
+def _kind(signature: Any) -> Any:
+    """A signature without its sizes."""
+    tree, parts, *modes = signature
+    return (
+        tree,
+        tuple((len(p[0]), *p[1:]) if isinstance(p[0], tuple) else p for p in parts),
+        *modes,
+    )
+
+
+def splits(strategy: Strategy) -> bool:
+    """Whether a strategy can ask for nano-batches."""
+    return type(strategy).split is not Strategy.split
+
+
+def candidates_of(core: Any, args: Any, kwargs: Any) -> dict[str, Strategy]:
+    """Auto's candidates for these arguments, by name.
+
+    Nano-batches are among them where the arguments have a batch of several rows: one that ``in_axes``
+    names, or the first dimension of the first tensor, which then has to be proved.
+
+    Raises:
+        PlanError: ``in_axes`` does not fit the arguments.
+    """
+    options = core.options
+    if core.captured_ahead:
+        return core.candidates()  # type: ignore[no-any-return]
+    dims = axes.batch_dims(options.name, options.in_axes, core.original, args, kwargs)
+    rows = dims[0][0].shape[dims[0][1]] if dims else 0
+    made = core.candidates(batched=rows > 1)
+    return {name: c for name, c in made.items() if not splits(c) or _nano_batches(c) <= rows}
+
+
+def _nano_batches(candidate: Strategy) -> int:
+    """How many a candidate asks for, as far as is known before it is planned."""
+    count = getattr(candidate, "n", 1)
+    return count if isinstance(count, int) else 1
+
+
+def choose(
+    core: Any, args: Any, kwargs: Any, watch: quiet.Watch, *, budget_s: float | None = None
+) -> Choice:
+    """Decides for one signature, from the disk cache or by measuring.
+
+    Args:
+        core: What is scheduled, with ``Auto`` as its strategy.
+        args: Of the call.
+        kwargs: Of the call.
+        watch: Of this thread's turn to measure.
+        budget_s: Measure for so long, even if the disk cache knows; None: the strategy's budget.
+
+    Raises:
+        PlanError: ``in_axes`` does not fit the arguments.
+        autotune.BudgetTooSmall: nothing is decided then.
+        quiet.Disturbed: something else ran; nothing is decided.
+    """
+    start = time.perf_counter()
+    strategy = core.options.strategy
+    if not core.captured_ahead and (hooked := _hooked(core.original)) is not None:
+        return Choice(None, f"{hooked} has hooks, which measuring would call: it is not measured")
+    candidates = candidates_of(core, args, kwargs)
+    first = core.with_strategy(next(iter(candidates.values())))
+    entries = first.all_planned(args, kwargs)
+    if not entries:
+        return Choice(None, "no graph could be captured")
+    if changed := core.changes.lasting(core.original):
+        named = [core.options.name if name == "itself" else name for name in changed]
+        return Choice(
+            None,
+            f"a call changes what can neither be copied nor put back ({', '.join(named)}): it is not "
+            "measured",
+        )
+    outer = sorted({op.kind for e in entries for op in e.captured.graph.ops if op.outer})
+    if outer:
+        return Choice(None, f"the graph communicates ({', '.join(outer)}): it is not measured")
+    total_ns = sum(region.cost_ns for e in entries for region in e.pg.regions)
+    if total_ns < strategy.min_cost_ns:
+        return Choice(
+            None,
+            f"estimated work {total_ns / 1e3:.0f} us is under {strategy.min_cost_ns / 1e3:.0f} us: "
+            "hand-offs would cost more than overlap gains",
+        )
+    try:
+        run = _Run(core, args, kwargs)
+    except UnsupportedError as error:
+        return Choice(None, f"not measured: {error}")
+    key = _key(core, entries, candidates.values(), len(run.wanted))
+    cached = autotune.load(key) if key and budget_s is None else None
+    if cached is not None:
+        cached.pop("costs")
+        choice, reason = cached.pop("choice"), cached.pop("reason")
+        return Choice(
+            _child(core, candidates, choice), f"cached: {reason}", **cached, candidate=choice
+        )
+    with keeping.preserved(core.original, core.changes, args, kwargs) as run.put_back:
+        kept, predicted, left_out = _planned(core, candidates, entries, run, args, kwargs)
+        if not kept:
+            seconds = time.perf_counter() - start
+            reason = "; ".join(dict.fromkeys(left_out.values()))
+            return Choice(None, reason, {}, predicted, left_out, seconds)
+
+        def original(*a: Any, **k: Any) -> Any:
+            with marks.ignore():
+                return core.original(*a, **k)
+
+        runs = {"original": run.of(original)}
+        runs |= {n: run.of(_caller(core.with_strategy(candidates[n]))) for n in kept}
+        while True:
+            try:
+                medians = autotune.measure(
+                    _named(runs),
+                    budget_s=_measuring_s(strategy) if budget_s is None else budget_s,
+                    watch=watch,
+                )
+                break
+            except _CandidateError as failed:  # Dynamo may capture anew at a later call
+                left_out[failed.name] = _short(failed.error)
+                del runs[failed.name]
+    choice, reason = autotune.pick(medians, baseline="original", margin=strategy.margin)
+    reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
+    seconds = time.perf_counter() - start
+    if key:
+        autotune.store(key, {
+            "choice": choice, "reason": reason, "medians_ms": medians, "predicted_ms": predicted,
+            "left_out": left_out, "seconds": seconds,
+        })  # fmt: skip
+    child = _child(core, candidates, choice)
+    return Choice(child, reason, medians, predicted, left_out, seconds, choice)
+
+
+def _key(core: Any, entries: list[Any], candidates: Iterable[Strategy], wanted: int) -> str | None:
+    """The name of a decision on disk: everything that it depends on; None if that cannot be told."""
+    options = core.options
+    lasting = identity.on_disk(candidates, options.user)
+    if lasting is None:
+        return None
+    return autotune.cache_key(
+        [e.pg.to_json() for e in entries], options.name, lasting,
+        options.strategy.margin, __version__, torch.__version__, torch.get_num_threads(),
+        options.lanes, options.gpu, options.in_axes, options.out_axes, options.batch_size,
+        options.backend, options.compiler, options.compiler_options or {}, wanted,
+        *sorted({_place(e.captured.device) for e in entries}), *_xla_versions(options.backend),
+    )  # fmt: skip
+
+
+def _place(device: torch.device) -> str:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return f"{device} {name}"
+
+
+def _xla_versions(backend: str) -> tuple[str, ...]:
+    if backend == "torch":
+        return ()
+    return importlib.metadata.version("jax"), importlib.metadata.version("jaxlib")
+
+
+def _measuring_s(strategy: Any) -> float:
+    return budget.MEASURE_S if strategy.budget_s is None else strategy.budget_s
+
+
+class _CandidateError(Exception):
+    def __init__(self, name: str, error: DynaflowError) -> None:
+        super().__init__(name)
+        self.name, self.error = name, error
+
+
+def _named(runs: dict[str, autotune.Fresh]) -> dict[str, autotune.Fresh]:
+    """The same; an error of a candidate tells which it is. The original's pass through."""
+
+    def named(name: str, run: Callable[[Any], None]) -> Callable[[Any], None]:
+        def candidate(given: Any) -> None:
+            try:
+                run(given)
+            except DynaflowError as error:
+                raise _CandidateError(name, error) from error
+
+        return run if name == "original" else candidate
+
+    return {name: replace(run, run=named(name, run.run)) for name, run in runs.items()}
+
+
+def _planned(
+    core: Any,
+    candidates: dict[str, Strategy],
+    entries: list[Any],
+    run: _Run,
+    args: Any,
+    kwargs: Any,
+) -> tuple[list[str], dict[str, float], dict[str, str]]:
+    """Candidates worth measuring, what is predicted of each, and why others are left out."""
+    kept: list[str] = []
+    first = next(iter(candidates))
+    predicted: dict[str, float] = {}
+    left_out: dict[str, str] = {}
+    overlaps = any(_lanes(e.plan) > 1 for e in entries)
+    for name, candidate in candidates.items():
+        child = core.with_strategy(candidate)
+        run.put_back()
+        if not splits(candidate):
+            if not overlaps:
+                left_out[name] = "the plan has one lane: nothing would overlap"
+                continue
+            made = entries if name == first else child.all_planned(args, kwargs)
+        elif len(entries) > 1:
+            left_out[name] = "the function runs as several graphs, which are not split together"
+            continue
+        else:
+            try:
+                made = child.all_planned(args, kwargs)
+                run.tried(child)
+            except DynaflowError as error:
+                left_out[name] = _short(error)
+                continue
+        predicted[name] = sum(simulate(e.plan, e.pg).total_ns for e in made) / 1e6
+        kept.append(name)
+    return kept, predicted, left_out
+
+
+def _short(error: DynaflowError) -> str:
+    """The error's first finding, without the ways out."""
+    first, *others = str(error).splitlines()
+    return f"{first} {others[0].strip(' -')}" if first.endswith(":") and others else first
+
+
+def _lanes(plan: Any) -> int:
+    return len({i.lane for i in plan.instructions if isinstance(i, Launch)})
+
+
+def _caller(child: Any) -> Callable[..., Any]:
+    return lambda *a, **k: child.call(a, k)
+
+
+class _Run:
+    """A call on copies of the arguments, with the backward pass where gradients are wanted.
+
+    Objects among the arguments are copied for each call: a cache that a call lets grow would be another
+    one for the next.
+
+    Attributes:
+        objects: Whether there are such objects.
+        wanted: Tensors to differentiate for: parameters, and copies of arguments.
+        put_back: Called before each call, so that it starts where the first did.
+    """
+
+    put_back: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(self, core: Any, args: Any, kwargs: Any) -> None:
+        self.args, self.kwargs = keeping.copies((args, kwargs))
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        self.objects = any(map(keeping.is_object, leaves))
+        self.wanted: list[torch.Tensor] = []
+        if torch.is_grad_enabled() and not core.captured_ahead:
+            if isinstance(core.original, torch.nn.Module):
+                leaves += list(core.original.parameters())
+            found = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
+            self.wanted = list({id(x): x for x in found}.values())
+
+    def _given(self) -> Any:
+        """Arguments of a call, which finds everything as the first one did."""
+        self.put_back()
+        given = self.args, self.kwargs
+        return keeping.objects_copied(given) if self.objects else given
+
+    def tried(self, child: Any) -> None:
+        """Runs a candidate once, which plans its backward too.
+
+        Raises:
+            SeparabilityError: it cannot be split, or the backward cannot be planned here.
+        """
+        if torch.is_grad_enabled() and not self.wanted:
+            results = pytree.tree_leaves(child.call(*self._given()))
+            if any(isinstance(x, torch.Tensor) and x.requires_grad for x in results):
+                raise SeparabilityError("its gradients go to tensors that are no arguments of it")
+        self.of(_caller(child))()
+
+    def of(self, call: Callable[..., Any]) -> autotune.Fresh:
+        """The call and its backward; what it leaves behind the next call's arguments put back."""
+
+        def run(given: Any) -> None:
+            args, kwargs = given
+            if not self.wanted:
+                with torch.no_grad():
+                    call(*args, **kwargs)
+                return
+            results = pytree.tree_leaves(call(*args, **kwargs))
+            made = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad]
+            if made:  # ``backward`` would add to ``grad``
+                ones = [torch.ones_like(x) for x in made]
+                torch.autograd.grad(made, self.wanted, ones, allow_unused=True)
+
+        return autotune.Fresh(self._given, run)
+
+
+def _hooked(original: Any) -> str | None:
+    """Path of a module with hooks, if there is one: they may have effects."""
+    if isinstance(original, torch.nn.Module):
+        for name, module in original.named_modules():
+            if _compat.has_hooks(module):
+                return f"the module {name!r}" if name else "the module"
+    return None
+
+
+def _child(core: Any, candidates: dict[str, Strategy], choice: str) -> Any:
+    candidate = candidates.get(choice)
+    return None if candidate is None else core.with_strategy(candidate)

@@ -1,0 +1,143 @@
+"""Calling without leaving a trace: copies of arguments, and what a call changes put back."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch.capture import effects
+from dynaflow_xla.tuning.put_back import Saved
+
+PLAIN = (
+    type(None), bool, int, float, complex, str, bytes, slice, range, enum.Enum,
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat,
+    torch.SymBool,
+)  # fmt: skip
+"""Types whose values never change."""
+
+_SHARED = (
+    torch.nn.Module, torch.Generator, type, types.FunctionType, types.BuiltinFunctionType,
+    types.MethodType, types.ModuleType,
+)  # fmt: skip
+"""Types that are not copied: code, and what ``preserved`` and ``random_kept`` know."""
+
+
+def is_object(leaf: Any) -> bool:
+    """Whether an argument is an object that a call may change, say a cache of keys and values."""
+    return not isinstance(leaf, (torch.Tensor, *PLAIN, *_SHARED))
+
+
+def objects_copied(tree: Any) -> Any:
+    """The same with every object copied deeply that a call may change; tensors are as they are.
+
+    Raises:
+        UnsupportedError: an object cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+
+    def copied(leaf: Any) -> Any:
+        if not is_object(leaf):
+            return leaf
+        try:
+            return copy.deepcopy(leaf, memo)
+        except Exception as error:
+            raise UnsupportedError(
+                f"an argument of type {type(leaf).__qualname__} cannot be copied ({error}), and this runs "
+                "the function several times, which may change it. Pass tensors and containers that "
+                "torch.utils._pytree knows, or give the type a __deepcopy__"
+            ) from error
+
+    return pytree.tree_map(copied, tree)
+
+
+def copies(tree: Any) -> Any:
+    """The same with every tensor cloned, and every object copied that a call may change.
+
+    Raises:
+        UnsupportedError: an object cannot be copied.
+    """
+
+    def cloned(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+    return pytree.tree_map(cloned, objects_copied(tree))
+
+
+@contextmanager
+def random_kept(args: Any, kwargs: Any) -> Iterator[None]:
+    """Puts random states back: of the default generators, of Python and of those among the arguments."""
+    on_gpu = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    leaves = (torch.default_generator, *on_gpu, *pytree.tree_leaves((args, kwargs)))
+    found = {id(x): x for x in leaves if isinstance(x, torch.Generator)}
+    states = [(x, x.get_state()) for x in found.values()]
+    python = random.getstate()
+    numpy = sys.modules.get("numpy")
+    of_numpy = None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+
+
+def _modules(original: Any, args: Any, kwargs: Any) -> list[torch.nn.Module]:
+    """The scheduled module and those among the arguments, with all inside of them."""
+    leaves = (original, *pytree.tree_leaves((args, kwargs)))
+    tops = [x for x in leaves if isinstance(x, torch.nn.Module)]
+    return list({id(m): m for top in tops for m in top.modules()}.values())
+
+
+@contextmanager
+def preserved(
+    original: Any, changes: effects.Changes, args: Any, kwargs: Any
+) -> Iterator[Callable[[], None]]:
+    """Puts back at the end what calls change: states of modules, of random generators, and other places.
+
+    Modules are the original and those among the arguments, with parameters, buffers and attributes.
+
+    Args:
+        original: The scheduled function or module.
+        changes: What else its calls change.
+        args: Of the call.
+        kwargs: Of the call.
+
+    Yields:
+        What puts the other places back in between, tensors left out, so that a call starts as the first did.
+    """
+    places, whole = Saved(), Saved()
+    tensors: list[torch.Tensor] = []
+    for place in changes.places:
+        with suppress(LookupError):
+            tensors += effects.save([place], original, places)
+    for module in _modules(original, args, kwargs):
+        tensors += module.parameters(recurse=False)
+        tensors += module.buffers(recurse=False)
+        whole.whole(module)
+    tensors = list({id(t): t for t in tensors}.values())
+    with torch.no_grad():
+        saved = [t.detach().clone() for t in tensors]
+    try:
+        with random_kept(args, kwargs):
+            yield places.put_back
+    finally:
+        places.put_back()
+        whole.put_back()
+        with torch.no_grad():
+            for tensor, value in zip(tensors, saved, strict=True):
+                if not torch.equal(tensor, value):  # autograd counts writes, so none without need
+                    tensor.copy_(value)
