@@ -25,10 +25,10 @@ class Auto(Strategy):
 
     Args:
         budget_s: Seconds that a decision may take beside the original's own first call, compiling
-            included (PyTorch: seconds of measuring). Default: as long as that first call took, plus
-            a second that all signatures of the function share (PyTorch: two seconds of measuring).
-            Candidates that would take longer are left out, which ``explain`` tells; ``dfx.tune``
-            spends more.
+            included (PyTorch: that is the first capture and one run; captures of candidates count).
+            Default: as long as that first call took, plus a second that all signatures of the
+            function share. Candidates that would take longer are left out, which ``explain`` tells;
+            ``dfx.tune`` spends more.
         margin: A candidate must be faster than the original by this share to be chosen.
         min_cost_ns: Functions with less estimated work than this get no lanes.
     """

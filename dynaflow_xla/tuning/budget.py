@@ -8,9 +8,6 @@ from collections.abc import Callable
 EXTRA_S = 1.0
 """Seconds beyond proportion for all decisions of one function together."""
 
-MEASURE_S = 2.0
-"""Seconds of measuring where compiling is not counted."""
-
 _MOST_OFF = 8.0
 """One compilation that was oddly fast, from a cache say, or slow changes predictions by this at most."""
 

@@ -42,7 +42,7 @@ from dynaflow_xla.recent import Recent
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.identity import candidates as named_candidates, identity
-from dynaflow_xla.tuning import autotune, quiet
+from dynaflow_xla.tuning import autotune, budget, quiet
 
 _WITHOUT_EFFECT = re.compile(
     r"depends on a tensor's value|[Dd]ata.dependent|Tensor\.item|[Dd]ynamic (output )?shape|graph_break\(\)"
@@ -143,6 +143,7 @@ class Core:
         self.notes: deque[str] = deque(maxlen=_MAX_NOTES)
         self.changes: effects.Changes = effects.Changes() if parent is None else parent.changes
         self.decisions = auto.Decisions()
+        self.purse = budget.Purse()
         self.put_off = quiet.PutOff()
         self.children: Recent[Hashable, Core] = Recent(_MAX_CHILDREN)
         self._candidates: dict[bool, dict[str, Strategy]] = {}

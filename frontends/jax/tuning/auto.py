@@ -173,7 +173,7 @@ def choose(
             left_out[ON_CALLER] = why
         if ways.refused and len(ways.runs) == 1:
             if spending.asked:
-                raise autotune.BudgetTooSmall(ways.refused)
+                raise ways.too_small()
             seconds = time.perf_counter() - start
             return Choice(None, ways.refused, {}, predicted, left_out, seconds)
         predicted = _of_the_original(fast, traced) | predicted

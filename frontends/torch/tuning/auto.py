@@ -13,17 +13,24 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla._version import __version__
-from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
+from dynaflow_xla.errors import DynaflowError, UnsupportedError
 from dynaflow_xla.frontends.torch import _compat
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.tuning import keeping
+from dynaflow_xla.frontends.torch.tuning.trial import Trial
 from dynaflow_xla.planning.plan import Launch
 from dynaflow_xla.recent import Recent
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.timelines.simulator import simulate
-from dynaflow_xla.tuning import autotune, budget, quiet
+from dynaflow_xla.tuning import autotune, budget, quiet, ways as ways_to_run
+
+_OPERATOR_S = 1e-3
+"""Capturing takes at least so long for each operator: for what was captured before."""
+
+_SPLITS, _COMPILES = 4, 2
+"""Planning nano-batches, and compiling, are taken for so many captures until the first time tells."""
 
 
 @dataclass(frozen=True)
@@ -182,20 +189,38 @@ def choose(
         args: Of the call.
         kwargs: Of the call.
         watch: Of this thread's turn to measure.
-        budget_s: Measure for so long, even if the disk cache knows; None: the strategy's budget.
+        budget_s: Seconds that it may take, see ``Budget``; the disk cache is not asked then. None: the
+            strategy's budget.
 
     Raises:
         PlanError: ``in_axes`` does not fit the arguments.
         autotune.BudgetTooSmall: nothing is decided then.
         quiet.Disturbed: something else ran; nothing is decided.
     """
+    asked = core.options.strategy.budget_s if budget_s is None else budget_s
+    spending = budget.Budget(core.purse, asked)
+    try:
+        return _choose(core, args, kwargs, watch, spending, tuned=budget_s is not None)
+    except quiet.Disturbed:
+        spending.forget()  # what was captured is there when it is tried again
+        raise
+    finally:
+        spending.close()
+
+
+def _choose(
+    core: Any, args: Any, kwargs: Any, watch: quiet.Watch, spending: budget.Budget, *, tuned: bool
+) -> Choice:
     start = time.perf_counter()
     strategy = core.options.strategy
     if not core.captured_ahead and (hooked := _hooked(core.original)) is not None:
         return Choice(None, f"{hooked} has hooks, which measuring would call: it is not measured")
     candidates = candidates_of(core, args, kwargs)
     first = core.with_strategy(next(iter(candidates.values())))
+    began = budget.clock()
     entries = first.all_planned(args, kwargs)
+    capture_s = budget.clock() - began
+    spending.original(capture_s)  # under every strategy there is one
     if not entries:
         return Choice(None, "no graph could be captured")
     if changed := core.changes.lasting(core.original):
@@ -216,11 +241,11 @@ def choose(
             "hand-offs would cost more than overlap gains",
         )
     try:
-        run = _Run(core, args, kwargs)
+        run = Trial(core, args, kwargs)
     except UnsupportedError as error:
         return Choice(None, f"not measured: {error}")
     key = _key(core, entries, candidates.values(), len(run.wanted))
-    cached = autotune.load(key) if key and budget_s is None else None
+    cached = autotune.load(key) if key and not tuned else None
     if cached is not None:
         cached.pop("costs")
         choice, reason = cached.pop("choice"), cached.pop("reason")
@@ -228,33 +253,35 @@ def choose(
             _child(core, candidates, choice), f"cached: {reason}", **cached, candidate=choice
         )
     with keeping.preserved(core.original, core.changes, args, kwargs) as run.put_back:
-        kept, predicted, left_out = _planned(core, candidates, entries, run, args, kwargs)
-        if not kept:
-            seconds = time.perf_counter() - start
-            reason = "; ".join(dict.fromkeys(left_out.values()))
-            return Choice(None, reason, {}, predicted, left_out, seconds)
 
         def original(*a: Any, **k: Any) -> Any:
             with marks.ignore():
                 return core.original(*a, **k)
 
-        runs = {"original": run.of(original)}
-        runs |= {n: run.of(_caller(core.with_strategy(candidates[n]))) for n in kept}
+        ways = ways_to_run.Ways(spending)
+        anew = _OPERATOR_S * sum(len(e.captured.graph.ops) for e in entries)
+        ways.original(run.of(original), anew)
+        capture_s = max(capture_s, anew)
+        predicted, left_out = _planned(
+            core, candidates, entries, run, args, kwargs, ways, capture_s
+        )
+        if ways.refused and tuned and len(ways.runs) == 1:
+            raise ways.too_small()
+        if len(ways.runs) == 1:
+            seconds = time.perf_counter() - start
+            reason = "; ".join(dict.fromkeys(left_out.values()))
+            return Choice(None, reason, {}, predicted, left_out, seconds)
         while True:
             try:
-                medians = autotune.measure(
-                    _named(runs),
-                    budget_s=_measuring_s(strategy) if budget_s is None else budget_s,
-                    watch=watch,
-                )
+                medians = ways.medians(_named(ways.runs), watch)
                 break
             except _CandidateError as failed:  # Dynamo may capture anew at a later call
                 left_out[failed.name] = _short(failed.error)
-                del runs[failed.name]
+                ways.drop(failed.name)
     choice, reason = autotune.pick(medians, baseline="original", margin=strategy.margin)
     reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
     seconds = time.perf_counter() - start
-    if key:
+    if key and not (ways.refused and choice == "original"):  # a later process may have more time
         autotune.store(key, {
             "choice": choice, "reason": reason, "medians_ms": medians, "predicted_ms": predicted,
             "left_out": left_out, "seconds": seconds,
@@ -289,17 +316,13 @@ def _xla_versions(backend: str) -> tuple[str, ...]:
     return importlib.metadata.version("jax"), importlib.metadata.version("jaxlib")
 
 
-def _measuring_s(strategy: Any) -> float:
-    return budget.MEASURE_S if strategy.budget_s is None else strategy.budget_s
-
-
 class _CandidateError(Exception):
     def __init__(self, name: str, error: DynaflowError) -> None:
         super().__init__(name)
         self.name, self.error = name, error
 
 
-def _named(runs: dict[str, autotune.Fresh]) -> dict[str, autotune.Fresh]:
+def _named(runs: dict[str, Any]) -> dict[str, autotune.Fresh]:
     """The same; an error of a candidate tells which it is. The original's pass through."""
 
     def named(name: str, run: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -318,12 +341,13 @@ def _planned(
     core: Any,
     candidates: dict[str, Strategy],
     entries: list[Any],
-    run: _Run,
+    run: Trial,
     args: Any,
     kwargs: Any,
-) -> tuple[list[str], dict[str, float], dict[str, str]]:
-    """Candidates worth measuring, what is predicted of each, and why others are left out."""
-    kept: list[str] = []
+    ways: ways_to_run.Ways,
+    capture_s: float,
+) -> tuple[dict[str, float], dict[str, str]]:
+    """What is predicted of candidates, and why some are left out; ``ways`` gets those worth measuring."""
     first = next(iter(candidates))
     predicted: dict[str, float] = {}
     left_out: dict[str, str] = {}
@@ -331,24 +355,42 @@ def _planned(
     for name, candidate in candidates.items():
         child = core.with_strategy(candidate)
         run.put_back()
-        if not splits(candidate):
-            if not overlaps:
-                left_out[name] = "the plan has one lane: nothing would overlap"
-                continue
-            made = entries if name == first else child.all_planned(args, kwargs)
-        elif len(entries) > 1:
+        if not splits(candidate) and not overlaps:
+            left_out[name] = "the plan has one lane: nothing would overlap"
+            continue
+        if splits(candidate) and len(entries) > 1:
             left_out[name] = "the function runs as several graphs, which are not split together"
             continue
+        captures = _SPLITS if splits(candidate) else int(name != first)
+        if first not in ways.runs and _compiles(core.options):
+            captures += _COMPILES
+        compile_s = captures * capture_s * ways.spending.rate
+        if reason := ways.refuses(name, compile_s):
+            left_out[name] = reason
+            continue
+        began = budget.clock()
+        try:
+            made = entries if name == first else child.all_planned(args, kwargs)
+            if splits(candidate):
+                run.check(child)
+            planned_s = budget.clock() - began
+            took = planned_s + ways.compiled(name, run.of(_caller(child)))
+        except DynaflowError as error:
+            left_out[name] = _short(error)
+            continue
+        if name == first:
+            capture_s += took  # what its first call planned and compiled, the others' will, too
         else:
-            try:
-                made = child.all_planned(args, kwargs)
-                run.tried(child)
-            except DynaflowError as error:
-                left_out[name] = _short(error)
-                continue
+            ways.spending.compiled(compile_s, took)
         predicted[name] = sum(simulate(e.plan, e.pg).total_ns for e in made) / 1e6
-        kept.append(name)
-    return kept, predicted, left_out
+        if reason := ways.too_slow(name):
+            left_out[name] = reason
+    return predicted, left_out
+
+
+def _compiles(options: Any) -> bool:
+    """Whether a candidate's first call compiles what was captured."""
+    return options.backend != "torch" or options.compiler != "eager"
 
 
 def _short(error: DynaflowError) -> str:
@@ -363,67 +405,6 @@ def _lanes(plan: Any) -> int:
 
 def _caller(child: Any) -> Callable[..., Any]:
     return lambda *a, **k: child.call(a, k)
-
-
-class _Run:
-    """A call on copies of the arguments, with the backward pass where gradients are wanted.
-
-    Objects among the arguments are copied for each call: a cache that a call lets grow would be another
-    one for the next.
-
-    Attributes:
-        objects: Whether there are such objects.
-        wanted: Tensors to differentiate for: parameters, and copies of arguments.
-        put_back: Called before each call, so that it starts where the first did.
-    """
-
-    put_back: Callable[[], None] = staticmethod(lambda: None)
-
-    def __init__(self, core: Any, args: Any, kwargs: Any) -> None:
-        self.args, self.kwargs = keeping.copies((args, kwargs))
-        leaves = pytree.tree_leaves((self.args, self.kwargs))
-        self.objects = any(map(keeping.is_object, leaves))
-        self.wanted: list[torch.Tensor] = []
-        if torch.is_grad_enabled() and not core.captured_ahead:
-            if isinstance(core.original, torch.nn.Module):
-                leaves += list(core.original.parameters())
-            found = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
-            self.wanted = list({id(x): x for x in found}.values())
-
-    def _given(self) -> Any:
-        """Arguments of a call, which finds everything as the first one did."""
-        self.put_back()
-        given = self.args, self.kwargs
-        return keeping.objects_copied(given) if self.objects else given
-
-    def tried(self, child: Any) -> None:
-        """Runs a candidate once, which plans its backward too.
-
-        Raises:
-            SeparabilityError: it cannot be split, or the backward cannot be planned here.
-        """
-        if torch.is_grad_enabled() and not self.wanted:
-            results = pytree.tree_leaves(child.call(*self._given()))
-            if any(isinstance(x, torch.Tensor) and x.requires_grad for x in results):
-                raise SeparabilityError("its gradients go to tensors that are no arguments of it")
-        self.of(_caller(child))()
-
-    def of(self, call: Callable[..., Any]) -> autotune.Fresh:
-        """The call and its backward; what it leaves behind the next call's arguments put back."""
-
-        def run(given: Any) -> None:
-            args, kwargs = given
-            if not self.wanted:
-                with torch.no_grad():
-                    call(*args, **kwargs)
-                return
-            results = pytree.tree_leaves(call(*args, **kwargs))
-            made = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad]
-            if made:  # ``backward`` would add to ``grad``
-                ones = [torch.ones_like(x) for x in made]
-                torch.autograd.grad(made, self.wanted, ones, allow_unused=True)
-
-        return autotune.Fresh(self._given, run)
 
 
 def _hooked(original: Any) -> str | None:

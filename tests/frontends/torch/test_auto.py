@@ -12,12 +12,17 @@ import pytest
 import dynaflow_xla as dfx
 from dynaflow_xla.errors import PlanError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch.tuning import auto
-from dynaflow_xla.tuning import autotune, quiet
+from dynaflow_xla.tuning import autotune, budget, quiet
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn = torch.nn
 
 two_lanes = {"lanes": 2, "backend": "torch"}
+
+
+@pytest.fixture(autouse=True)
+def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "clock", lambda: 0.0)  # a busy machine leaves nothing out
 
 
 def net() -> Any:
@@ -215,7 +220,9 @@ def test_nothing_is_measured_where_autograd_watches() -> None:
     torch.testing.assert_close(got, x.grad)
     f = scheduled(lambda x: torch.sin(x).sum(-1))
     rows = torch.randn(4, 3)
-    torch.testing.assert_close(torch.func.jacrev(f)(rows), torch.func.jacrev(f.original)(rows))
+    with pytest.warns(dfx.FallbackWarning, match=r"under torch\.func\.grad"):
+        got = torch.func.jacrev(f)(rows)
+    torch.testing.assert_close(got, torch.func.jacrev(f.original)(rows))
     assert not fast._dfx_core.decisions and not f._dfx_core.decisions
 
 
@@ -300,7 +307,7 @@ def test_objects_among_the_arguments_are_changed_by_the_call_alone(
         for look in (dfx.explain, dfx.verify, dfx.profile):
             look(fast, cache, x)
             assert len(cache.rows) == 3
-        assert "argument[0][0].['rows'][3]: float32[8, 16]" in str(dfx.verify(fast, cache, x))
+        assert "argument 'cache'.['rows'][3]: float32[8, 16]" in str(dfx.verify(fast, cache, x))
         assert torch.equal(fast(Cache(), x), sorts_with(Cache(), x))
     assert len(seen) == 1  # whatever is in the object, and for another object of its type
 
@@ -369,12 +376,16 @@ def test_a_candidate_that_fails_while_it_is_measured_is_left_out(
 ) -> None:
     seen = always(monkeypatch, "Sequential()")
     call = auto._caller
+    calls: list[Any] = []
 
     def failing(child: Any) -> Any:
         if "Branches" not in repr(child.options.strategy):
             return call(child)
 
         def run(*a: Any, **k: Any) -> Any:
+            calls.append(a)
+            if len(calls) <= 2:  # before it is measured
+                return call(child)(*a, **k)
             raise SeparabilityError("captured anew, and refused")
 
         return run

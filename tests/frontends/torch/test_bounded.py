@@ -11,7 +11,7 @@ import dynaflow_xla as dfx
 from dynaflow_xla.frontends.torch import core
 from dynaflow_xla.frontends.torch.tuning import auto
 from dynaflow_xla.recent import Recent
-from dynaflow_xla.tuning import autotune
+from dynaflow_xla.tuning import autotune, budget
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -21,6 +21,11 @@ class Lanes(dfx.Auto):
 
     def candidates(self, lanes: int, *, batched: bool = False) -> list[dfx.Strategy]:
         return [dfx.Branches(lanes=lanes)]
+
+
+@pytest.fixture(autouse=True)
+def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "clock", lambda: 0.0)  # a busy machine leaves nothing out
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 import dynaflow_xla as dfx
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.tuning import autotune, quiet
+from dynaflow_xla.tuning import autotune, budget, quiet
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -34,6 +34,11 @@ def sorts(x: Any) -> Any:
 
 def scheduled(**options: Any) -> Any:
     return dfx.schedule(sorts, Lanes(min_cost_ns=0.0, **options), lanes=2, backend="torch")
+
+
+@pytest.fixture(autouse=True)
+def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "clock", lambda: 0.0)  # a busy machine leaves nothing out
 
 
 @pytest.fixture

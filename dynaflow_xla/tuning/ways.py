@@ -1,0 +1,112 @@
+"""Ways to run one function, called one after another as far as a decision's budget allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dynaflow_xla.tuning import autotune, budget, quiet
+
+SLOW = 5.0
+"""What takes so many times as long as the original in a few calls is not measured further."""
+
+_AGAIN = 3
+
+
+class Ways:
+    """The original and candidates, each called twice.
+
+    Args:
+        spending: What the decision may take.
+
+    Attributes:
+        spending: The same.
+        runs: Name -> a run to completion.
+        refused: Why something was left out for want of time, or "".
+    """
+
+    def __init__(self, spending: budget.Budget) -> None:
+        self.spending = spending
+        self.runs: dict[str, Callable[[], None]] = {}
+        self.refused = ""
+        self._calls: dict[str, float] = {}
+
+    @property
+    def call_s(self) -> float:
+        """Seconds of a call of the original."""
+        return self._calls["original"]
+
+    def original(self, run: Callable[[], None], at_least_s: float = 0.0) -> None:
+        """Calls the original; ``at_least_s`` as for ``Budget.original``."""
+        self.spending.original(self._twice("original", run), at_least_s)
+
+    def _twice(self, name: str, run: Callable[[], None]) -> float:
+        """Seconds of the first call; the second one's are kept."""
+        start = budget.clock()
+        run()
+        then = budget.clock()
+        run()
+        self._calls[name] = budget.clock() - then
+        self.runs[name] = run
+        return then - start
+
+    def _measuring_s(self, more: int) -> float:
+        """Seconds of the fewest rounds over all so far and ``more`` like the original."""
+        calls = [*self._calls.values(), *[self.call_s] * more]
+        return autotune.MIN_ROUNDS * sum(2 * call + autotune.SAMPLE_S for call in calls)
+
+    def refuses(self, name: str, compile_s: float) -> str:
+        """Why one more is not compiled, called and measured, or ""."""
+        needed = compile_s + 2 * self.call_s + self._measuring_s(1)
+        if reason := self.spending.refuses(f"compiling and measuring {name}", needed):
+            self.refused = reason
+        return reason
+
+    def compiled(self, name: str, run: Callable[[], None]) -> float:
+        """Calls a candidate for the first times; seconds of what came before it ran."""
+        return max(0.0, self._twice(name, run) - self._calls[name])
+
+    def too_slow(self, name: str) -> str:
+        """Why a candidate that was called is not measured, or ""."""
+        slow = SLOW * max(self.call_s, autotune.SAMPLE_S)
+        for _ in range(_AGAIN):
+            if self._calls[name] > slow:  # a call may meet a busy machine
+                start = budget.clock()
+                self.runs[name]()
+                self._calls[name] = min(self._calls[name], budget.clock() - start)
+        if self._calls[name] <= slow:
+            return ""
+        call = self._calls[name] * 1e3
+        self.drop(name)
+        return f"a call took {call:.3g} ms, the original's {self.call_s * 1e3:.3g}"
+
+    def drop(self, name: str) -> None:
+        """Takes a candidate out."""
+        self.runs.pop(name, None)
+        self._calls.pop(name, None)
+
+    def too_small(self) -> autotune.BudgetTooSmall:
+        """The error for seconds of the user's that suffice for no candidate."""
+        return autotune.BudgetTooSmall(
+            f"{self.spending.limit_s:g} s do not suffice to measure any candidate: {self.refused}"
+        )
+
+    def medians(self, runs: dict[str, Any], watch: quiet.Watch, **options: Any) -> dict[str, float]:
+        """Median milliseconds by name.
+
+        Args:
+            runs: What to measure: ``self.runs``, or the same with something around each.
+            watch: Of this thread's turn to measure.
+            options: As for ``autotune.measure``.
+
+        Raises:
+            autotune.BudgetTooSmall: the user's seconds do not suffice.
+            quiet.Disturbed: something else ran.
+        """
+        return autotune.measure(
+            runs,
+            budget_s=max(0.0, self.spending.left_s),
+            regardless=not self.spending.asked,  # what was compiled is measured
+            watch=watch,
+            **options,
+        )
