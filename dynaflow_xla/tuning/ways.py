@@ -91,22 +91,26 @@ class Ways:
             f"{self.spending.limit_s:g} s do not suffice to measure any candidate: {self.refused}"
         )
 
-    def medians(self, runs: dict[str, Any], watch: quiet.Watch, **options: Any) -> dict[str, float]:
+    def medians(
+        self, runs: dict[str, Any], watch: quiet.Watch, *, strict: bool, **options: Any
+    ) -> dict[str, float]:
         """Median milliseconds by name.
 
         Args:
             runs: What to measure: ``self.runs``, or the same with something around each.
             watch: Of this thread's turn to measure.
+            strict: Too little time is an error; else what was compiled is measured all the same, for
+                the fewest rounds.
             options: As for ``autotune.measure``.
 
         Raises:
-            autotune.BudgetTooSmall: the user's seconds do not suffice.
+            autotune.BudgetTooSmall: the seconds do not suffice, and ``strict``.
             quiet.Disturbed: something else ran.
         """
         return autotune.measure(
             runs,
             budget_s=max(0.0, self.spending.left_s),
-            regardless=not self.spending.asked,  # what was compiled is measured
+            regardless=not strict,
             watch=watch,
             **options,
         )

@@ -58,9 +58,9 @@ def _what_runs(fast: Core, args: Any, kwargs: Any) -> list[str]:
 
 
 def _explain_entry(entry: Entry) -> list[str]:
-    native = entry.options.backend == "torch"
-    place = f"torch ({entry.captured.device.type}), regions {entry.options.compiler}"
-    how = place if native else entry.options.backend
+    how = entry.options.backend
+    if how == "torch":
+        how = f"torch ({entry.captured.device.type}), regions {entry.options.compiler}"
     lines = [
         f"{entry.captured.graph.name} ({entry.kind}): strategy {entry.plan.strategy}, backend {how}"
     ]

@@ -241,7 +241,7 @@ def test_arrays_on_several_devices(run_program: Any) -> None:
     out = run_program(
         """
 from jax.sharding import NamedSharding, PartitionSpec as P
-from dynaflow_xla.frontends.jax import on_caller
+from dynaflow_xla.frontends.jax.tuning import on_caller
 mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
 x = jnp.asarray(np.random.default_rng(0).standard_normal((16, 8)), jnp.float32)
 xs = jax.device_put(x, NamedSharding(mesh, P("d")))

@@ -90,6 +90,7 @@ class Ways(ways.Ways):
             return self.medians(
                 self.runs,
                 watch,
+                strict=self.spending.asked,
                 rest=self._limits_blas,
                 sample_s=_BLAS_SAMPLE_S if self._limits_blas else autotune.SAMPLE_S,
                 tick=tick,

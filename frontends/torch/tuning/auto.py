@@ -273,7 +273,7 @@ def _choose(
             return Choice(None, reason, {}, predicted, left_out, seconds)
         while True:
             try:
-                medians = ways.medians(_named(ways.runs), watch)
+                medians = ways.medians(_named(ways.runs), watch, strict=tuned)
                 break
             except _CandidateError as failed:  # Dynamo may capture anew at a later call
                 left_out[failed.name] = _short(failed.error)
@@ -301,19 +301,23 @@ def _key(core: Any, entries: list[Any], candidates: Iterable[Strategy], wanted: 
         options.strategy.margin, __version__, torch.__version__, torch.get_num_threads(),
         options.lanes, options.gpu, options.in_axes, options.out_axes, options.batch_size,
         options.backend, options.compiler, options.compiler_options or {}, wanted,
-        *sorted({_place(e.captured.device) for e in entries}), *_xla_versions(options.backend),
+        *_where(options.backend, entries),
     )  # fmt: skip
+
+
+def _where(backend: str, entries: list[Any]) -> list[str]:
+    """Where the graphs run, and under which versions of XLA."""
+    if backend == "torch":
+        return sorted({_place(e.captured.device) for e in entries})
+    import jax
+
+    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib")]
+    return [*versions, jax.default_backend(), jax.devices()[0].device_kind]
 
 
 def _place(device: torch.device) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return f"{device} {name}"
-
-
-def _xla_versions(backend: str) -> tuple[str, ...]:
-    if backend == "torch":
-        return ()
-    return importlib.metadata.version("jax"), importlib.metadata.version("jaxlib")
 
 
 class _CandidateError(Exception):
