@@ -46,7 +46,8 @@ xf::ErrorOr<std::unique_ptr<RunState>> RunInstantiate(std::string_view plan) {
         xf::Error(xf::ErrorCode::kFailedPrecondition,
                   std::string(kEngineErrorMark) + "no plan " + std::string(plan) +
                       " is known to this process. A compiled program that holds a schedule cannot "
-                      "be loaded from a cache or another process: schedule the function again."));
+                      "be loaded from a cache or another process: schedule the function again, or "
+                      "compile the original, fast.original."));
   }
   return std::make_unique<RunState>(std::move(registered));
 }

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax import export  # noqa: E402
+from jax.experimental import serialize_executable  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 
@@ -72,3 +77,27 @@ def test_derivatives_of_functions_that_print(ordered: bool, capfd: Any) -> None:
     np.testing.assert_allclose(fast(x), loss(x), rtol=1e-6)
     many = jax.lax.map(fast, jnp.stack([x, -x]))
     np.testing.assert_allclose(many, [loss(x)] * 2, rtol=1e-6)
+
+
+_ELSEWHERE = """
+import pathlib, pickle, sys
+import jax, jax.numpy as jnp
+from jax.experimental import serialize_executable
+import dynaflow_xla.ffi.xla
+dynaflow_xla.ffi.xla.ensure_registered()
+made = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())
+print(serialize_executable.deserialize_and_load(*made)(jnp.arange(8.0)))
+"""
+
+
+def test_a_compiled_program_in_another_process_names_the_original(tmp_path: Path) -> None:
+    fast = dfx.schedule(jax.jit(fn), "branches")
+    compiled = jax.jit(lambda x: fast(x)).lower(jnp.arange(8.0)).compile()
+    file = tmp_path / "program.pickle"
+    file.write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _ELSEWHERE, str(file)],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "no plan" in done.stderr and "fast.original" in done.stderr, done.stderr

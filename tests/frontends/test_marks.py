@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,3 +78,24 @@ def test_a_scope_is_one_region_with_the_calls_inside_it() -> None:
     regions = dfx.graph(fast, x).regions
     assert [r.name for r in regions] == ["attention", "attention_1", "sort"]
     assert len(regions[0].ops) == len(regions[1].ops)
+
+
+def test_a_mark_inside_a_loop_is_said_to_cut_nothing() -> None:
+    def f(x: Any) -> Any:
+        def body(carry: Any, row: Any) -> Any:
+            with dfx.mark("inner"):
+                made = jnp.sort(row)
+            return carry + made.sum() + jnp.cumsum(row)[0], made
+
+        with dfx.mark("around"):
+            return jax.lax.scan(body, 0.0, x)
+
+    x = jnp.asarray(np.random.default_rng(5).normal(size=(3, 8)))
+    fast = dfx.schedule(f, dfx.Sequential(), lanes=1)
+    fast(x)
+    text = dfx.explain(fast, x)
+    assert "mark 'inner' inside of scan at" in text and "cuts nothing" in text, text
+    assert "mark 'around'" not in text
+    # Where the body has a plan of its own, the mark cuts that.
+    planned = dfx.explain(dfx.schedule(f, dfx.Sequential(), backend="xla", lanes=2), x)
+    assert "body of the loop" in planned and "cuts nothing" not in planned, planned

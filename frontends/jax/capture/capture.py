@@ -162,6 +162,30 @@ def has_reverse_rules(jaxpr: Any) -> bool:
     return any(eqn.primitive.name in _REVERSE_ONLY for eqn in _all_equations(jaxpr))
 
 
+def marks_inside(captured: Captured) -> list[str]:
+    """Sentences about marks that cut nothing, since an operator of the graph holds them whole.
+
+    A loop or a branch is one operator of a plan, unless what it does each turn has a plan of its own.
+    """
+    notes = []
+    for op in captured.graph.ops:
+        params = getattr(op.payload, "params", None)
+        if params is None or op.index in captured.loops:
+            continue
+        inner = (e for body in jcore.jaxprs_in_params(params) for e in _all_equations(body))
+        stacks = (str(e.source_info.name_stack) for e in inner)
+        parts = (part for stack in stacks if "dfx:" in stack for part in marks.split_scope(stack))
+        names = dict.fromkeys(marks.plain_name(part) for part in parts if marks.is_mark(part))
+        where = f" at {op.source}" if op.source else ""
+        notes.extend(
+            f"mark {name!r} inside of {op.kind}{where} cuts nothing: the whole {op.kind} is one operator "
+            "of this plan. Mark what is around it, or schedule the body's function by itself"
+            + (" (backend='xla' plans the bodies of scans)" if op.kind == "scan" else "")
+            for name in names
+        )
+    return notes
+
+
 def uses_axis(jaxpr: Any, name: Any) -> bool:
     """Whether a jaxpr communicates over, or asks for the position on, a named axis."""
     for eqn in _all_equations(jaxpr):

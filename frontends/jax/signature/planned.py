@@ -104,4 +104,5 @@ class Planned:
             for region, function in self.functions.items()
             if isinstance(function, lower.KernelRegion)
         ]
-        return [*self.pg.notes, *self.plan.notes, *self.notes, *kernels]
+        unused = capture.marks_inside(self.captured)
+        return [*self.pg.notes, *self.plan.notes, *self.notes, *unused, *kernels]
