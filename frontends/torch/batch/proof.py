@@ -8,8 +8,10 @@ are sums over nano-batches whatever the result was.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -110,12 +112,15 @@ class Question:
 
 
 def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool) -> Fit:
-    """Proves what can be proved.
+    """Proves what can be proved for these sizes.
+
+    Rules look at two sizes that nothing else has. What follows the batch size otherwise there than at the
+    sizes of this batch and its parts (``min(rows, 3)``, ``rows % 2``) is told to them beforehand.
 
     Args:
         question: The graph.
-        batch: Rows, for messages.
-        sizes: Of the nano-batches, for messages.
+        batch: Rows of the whole batch.
+        sizes: Of the nano-batches.
         assume: The user vouches for what is not proved; results go by their shapes then.
 
     Raises:
@@ -136,7 +141,8 @@ def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool
         elif (pair := (probes[0](example), probes[1](example)))[0] is not None:
             numbers[value.id] = pair
     ins = _inputs(question, shape_of, numbers)
-    walker = Walker(captured, shape_of, numbers, lenient=assume)
+    irregular = _irregular(question, {batch, *sizes}, {**shape_of, **numbers})
+    walker = Walker(captured, shape_of, numbers, lenient=assume, irregular=irregular)
     states = walker.run(ins)
     verdicts, specs = _outputs(question, states, shape_of, assume=assume)
     in_specs: dict[int, expand.InSpec] = {}
@@ -160,6 +166,42 @@ def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool
         findings=tuple(dict.fromkeys(v.finding for v in verdicts if v.finding is not None)),
     )
     return Fit(proof, states, in_specs, specs)
+
+
+def _irregular(
+    question: Question, sizes: set[int], probed: Mapping[int, tuple[Any, Any]]
+) -> frozenset[int]:
+    """Values whose shape, or which themselves as numbers, follow the batch size otherwise than the probes."""
+    found = set()
+    examples = question.captured.examples
+    for size in sizes:
+        at = Evaluator({**question.others, **dict.fromkeys(question.batch_symbols, size)})
+        for value, (first, second) in probed.items():
+            example = examples[value]
+            if isinstance(example, torch.Tensor):
+                shape = at.shape(example.shape, "a tensor")
+                pairs = zip(first, second, shape, strict=True)
+                regular = all(_on_line((a, b), size, n) for a, b, n in pairs)
+            else:
+                regular = _on_line((first, second), size, at(example))
+            if not regular:
+                found.add(value)
+    return frozenset(found)
+
+
+def _on_line(pair: tuple[Any, Any], size: int, number: Any) -> bool:
+    """Whether a number follows the batch size as it does at both probes: ``a + b * size``, or a power."""
+    p, q = PROBES
+    first, second = map(Fraction, pair)
+    laws = [first + (second - first) * Fraction(size - p, q - p)]
+    laws += [
+        first * Fraction(size, p) ** power
+        for power in (2, -1, -2)
+        if math.isclose(first * Fraction(q, p) ** power, second)
+    ]
+    if isinstance(number, float):
+        return any(math.isclose(number, law, abs_tol=1e-12) for law in laws)
+    return number in laws
 
 
 def _inputs(

@@ -92,3 +92,34 @@ def test_a_rule_that_fails_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> Non
     vouched = dfx.NanoBatch([3, 1], assume_separable=True)
     fast = dfx.schedule(lambda x: x.flip(1), vouched, in_axes=0, backend="torch")
     torch.testing.assert_close(fast(x), x.flip(1))
+
+
+_ODD = {
+    "least": lambda x: x * min(x.shape[0], 3),
+    "most": lambda x: x * max(x.shape[0], 2),
+    "parity": lambda x: x + x.shape[0] % 2,
+    "power": lambda x: x * 2 ** min(x.shape[0], 2),
+    "half": lambda x: x * (x.shape[0] // 2),
+    "slice": lambda x: x.narrow(1, 0, min(x.shape[0], 3)).sum(1),
+    "few": lambda x: torch.topk(x, min(x.shape[0], 3), 1).values.sum(1),
+    "shape": lambda x: x[:, : min(x.shape[0], 3)] + x.new_zeros(x.shape[0], min(x.shape[0], 3)),
+}
+
+
+@pytest.mark.parametrize("sizes", [(3, 1), (1, 3)])
+@pytest.mark.parametrize("name", sorted(_ODD))
+def test_numbers_that_follow_the_batch_size_by_no_power(name: str, sizes: tuple[int, ...]) -> None:
+    """They are the same for all large batches, or follow them in proportion, and not for these parts."""
+    f, x = _ODD[name], torch.randn(4, 6, dtype=torch.float64)
+    fast = dfx.schedule(f, dfx.NanoBatch(sizes), in_axes=0)
+    with pytest.raises(dfx.SeparabilityError, match="depends on the batch size"):
+        fast(x)
+    # Where every part is large enough, nothing depends on it.
+    if name in ("least", "most", "power", "slice", "few", "shape"):
+        large = torch.randn(9, 6, dtype=torch.float64)
+        try:
+            made = dfx.schedule(f, dfx.NanoBatch([4, 5]), in_axes=0)(large)
+        except dfx.SeparabilityError:
+            assert name == "most"  # it is the batch size itself then
+        else:
+            torch.testing.assert_close(made, f(large))

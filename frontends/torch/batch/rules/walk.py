@@ -150,6 +150,8 @@ class Site:
         if arg.value not in self.walker.numbers:
             raise NoRule
         self.seen.add(arg.value)
+        if arg.value in self.walker.irregular:
+            raise Refuse("computes with a number that depends on the batch size")
         return self.walker.numbers[arg.value]
 
     def fixed(self, arg: Any) -> Any:
@@ -201,6 +203,8 @@ class Walker:
         numbers: For each number that follows from sizes, its value at both probes.
         states: What is known of each value so far.
         lenient: A rule that fails with an error of its own leaves its results unproven.
+        irregular: Values that follow the batch size otherwise at the sizes in question than at the
+            probes: numbers themselves, tensors in their shapes.
     """
 
     captured: Captured
@@ -208,13 +212,14 @@ class Walker:
     numbers: dict[int, tuple[Any, Any]]
     states: dict[int, State] = field(default_factory=dict)
     lenient: bool = False
+    irregular: frozenset[int] = frozenset()
 
     def run(self, ins: Mapping[int, State]) -> tuple[State, ...]:
         """States of all values, given those of the graph's inputs."""
         graph = self.captured.graph
         self.states.update(ins)
         for number, pair in self.numbers.items():
-            self.states[number] = number_state(pair)
+            self.states[number] = number_state(pair, irregular=number in self.irregular)
         for op in graph.ops:
             wanted = [v for v in op.outputs if v not in self.numbers]
             if not wanted:
@@ -233,6 +238,7 @@ class Walker:
         if failure is not None:
             return [failure] * len(wanted)
         fixed_shapes = all(a == b for a, b in (self.shapes[v] for v in wanted if v in self.shapes))
+        fixed_shapes &= self.irregular.isdisjoint(wanted)
         known = op.kind in _RULE_FIRST
         if all(map(is_plain_same, read)) and fixed_shapes and not known:
             if op.kind not in _NOT_FUNCTIONS:
@@ -256,6 +262,8 @@ class Walker:
         if len(given) != len(wanted):
             # A rule speaks of all results; those that nobody has a name for are left out.
             given = [s for s, v in zip(given, outputs, strict=True) if v is not None]
+        odd = failed(site, Refuse("makes a value whose shape depends on the batch size"))
+        given = [odd if v in self.irregular else s for s, v in zip(given, wanted, strict=True)]
         return [self._checked(site, state, v) for state, v in zip(given, wanted, strict=True)]
 
     def _late(self, op: Op, read: Sequence[State], wanted: Sequence[int]) -> Late | None:
@@ -385,9 +393,11 @@ def failed(site: Site, error: Exception) -> State:
     return Unknown(Finding("unproven", op.kind, reason, op.source, op.scope))
 
 
-def number_state(pair: tuple[Any, Any]) -> State:
-    """State of a number that is known at both probes."""
+def number_state(pair: tuple[Any, Any], *, irregular: bool = False) -> State:
+    """State of a number that is known at both probes, and may follow another law elsewhere."""
     first, second = pair
+    if irregular:
+        return Mixed(Finding("mixed", "size", "a number depends on the batch size"))
     if first == second:
         return Same(0, first if isinstance(first, (int, float)) else None)
     for power in (1, 2):
