@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -253,7 +254,7 @@ def _framework(fn: Any, backend: str) -> str:
     """Whose a function is; "either" for a plain function where both frameworks are loaded."""
     torch = sys.modules.get("torch")
     is_torch = torch is not None and isinstance(fn, _torch_classes(torch))
-    is_jax = hasattr(fn, "lower") and hasattr(fn, "trace") and not is_torch
+    is_jax = _is_jax(fn) and not is_torch
     if backend == "torch":
         if is_jax:
             raise UnsupportedError("backend='torch' cannot run a jax.jit function; leave it out")
@@ -263,6 +264,18 @@ def _framework(fn: Any, backend: str) -> str:
     if is_jax or torch is None:
         return "jax"
     return "either" if _optional.available("jax") else "torch"
+
+
+def _is_jax(fn: Any) -> bool:
+    """Whether something is made by JAX, or by a library on it: a jitted function, or a call bound to one."""
+    if callable(fn) and hasattr(fn, "lower"):  # pmap's functions have no trace
+        return True
+    if isinstance(fn, functools.partial):
+        return _is_jax(fn.func)
+    inner = getattr(fn, "__func__", None)
+    if inner is not None:
+        return _is_jax(inner)
+    return type(fn).__module__.partition(".")[0] in ("jax", "jaxlib", "flax", "equinox")
 
 
 def _torch_classes(torch: Any) -> tuple[type, ...]:

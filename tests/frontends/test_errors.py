@@ -78,10 +78,9 @@ def test_torch_options_of_a_jax_function(option: dict[str, Any]) -> None:
         dfx.schedule(jax.jit(f), **option)
 
 
-@pytest.mark.parametrize("option", [{"select": "x"}])
-def test_options_of_another_version(option: dict[str, Any]) -> None:
-    with pytest.raises(dfx.UnsupportedError, match=next(iter(option))):
-        dfx.schedule(f, **option)
+def test_select_without_several_strategies() -> None:
+    with pytest.raises(dfx.PlanError, match="select"):
+        dfx.schedule(f, select="x")
 
 
 @pytest.mark.parametrize("fn", [3, "f", {"f": f}, X])

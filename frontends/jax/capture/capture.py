@@ -167,7 +167,7 @@ def marks_inside(captured: Captured) -> list[str]:
 
     A loop or a branch is one operator of a plan, unless what it does each turn has a plan of its own.
     """
-    notes = []
+    notes: list[str] = []
     for op in captured.graph.ops:
         params = getattr(op.payload, "params", None)
         if params is None or op.index in captured.loops:

@@ -221,7 +221,12 @@ def test_cells_stay_whole_and_equal(cls: Any, bias: bool, round_robin: Any) -> N
         m(x).square().sum().backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
     for want, got in zip(*gradients, strict=True):
-        assert torch.equal(want, got)
+        if (
+            cls is nn.GRUCell
+        ):  # on some processors autograd and the graph sum its steps in other orders
+            torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+        else:
+            assert torch.equal(want, got)
 
 
 def test_cells_under_autocast(round_robin: Any) -> None:

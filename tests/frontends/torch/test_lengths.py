@@ -182,13 +182,15 @@ def test_no_silent_end_of_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     from dynaflow_xla.frontends.torch import _compat, core
 
     monkeypatch.setattr(core, "MAX_CAPTURES", 3)
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
     fast = dfx.schedule(lambda x, way: torch.sort(x)[0] if way else x, "branches")
     x = torch.randn(5)
-    assert _compat.capture_limit(3) == 3
-    with pytest.warns(
-        dfx.FallbackWarning, match=r"captured 3 times.* == 'a'.*the original runs"
-    ) as told:
+    with (
+        torch._dynamo.config.patch(recompile_limit=3),
+        pytest.warns(
+            dfx.FallbackWarning, match=r"captured 3 times.* == 'a'.*the original runs"
+        ) as told,
+    ):
+        assert _compat.capture_limit(3) == 3
         for way in ("a", "b", "c", "d", "e"):
             torch.testing.assert_close(fast(x, way), torch.sort(x)[0])
     assert sum("could be captured" in str(w.message) for w in told) == 0

@@ -285,6 +285,7 @@ ROWS = [
     Row(
         "matrices and right-hand sides",
         (SQUARE, Operand((2, 3, 2), MATRIX)),
+        together=(0, 1),
         jax={"triangular_solve": _linalg("triangular_solve", left_side=True, lower=True)},
     ),
     Row(
@@ -301,6 +302,7 @@ ROWS = [
     Row(
         "products of matrices with themselves",
         (SQUARE, SQUARE),
+        together=(0, 1),
         jax={"symmetric_product": lambda lax, x, y: lax.linalg.symmetric_product(x, y)},
     ),
     Row(

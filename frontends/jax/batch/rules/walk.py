@@ -196,6 +196,10 @@ class Walker:
             env.update(zip(eqn.outvars, states, strict=True))
             for peer, known in zip(peers, names, strict=True):
                 known.update(zip(peer.outvars, eqn.outvars, strict=True))
+        if len({len(b.outvars) for b in bodies}) > 1:
+            reason = "the number of results is another when the batch size is another"
+            other = Unknown(Finding("unproven", "return", reason, self._caller))
+            return [other] * len(whole.outvars), env
         outs: list[State] = []
         for position, atoms in enumerate(zip(*(b.outvars for b in bodies), strict=True)):
             if broken is None and not _same_atoms(atoms, names):
