@@ -98,7 +98,8 @@ _PROCESS = """
 from torch import nn
 torch.set_num_threads(1)
 made = []
-from dynaflow_xla.frontends.torch import _compat, compile_worker
+from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch.native import compile_worker
 original, everything = _compat.aot_compile, compile_worker.compile_all
 def aot_compile(*args):
     made.append("here")

@@ -222,7 +222,7 @@ def test_sizes_may_change() -> None:
         for n in (5, 3, 9, 3):
             x = torch.randn(n, 6)
             torch.testing.assert_close(fast(x), model(x), **NEAR)
-    assert "programs compiled" in dfx.explain(fast, torch.randn(5, 6))
+    assert "sizes may change" in dfx.explain(fast, torch.randn(5, 6))
 
 
 def test_rules_marks_and_classes_mean_the_same() -> None:
