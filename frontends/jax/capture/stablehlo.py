@@ -43,9 +43,13 @@ _TYPES = {
 
 
 class ConvolutionNumbers(NamedTuple):
-    """What the estimate of a convolution reads."""
+    """What the estimate of a convolution reads.
+
+    Dimensions of the kernel (results, inputs, then places) and of the result (batch, features, places).
+    """
 
     rhs_spec: tuple[int, ...]
+    out_spec: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,18 @@ def _hints(op: Any, name: str) -> dict[str, Any]:
             op.attributes["dimension_numbers"]
         )
         return {
-            "dimension_numbers": ConvolutionNumbers((int(numbers.kernel_output_feature_dimension),))
+            "dimension_numbers": ConvolutionNumbers(
+                (
+                    int(numbers.kernel_output_feature_dimension),
+                    int(numbers.kernel_input_feature_dimension),
+                    *map(int, numbers.kernel_spatial_dimensions),
+                ),
+                (
+                    int(numbers.output_batch_dimension),
+                    int(numbers.output_feature_dimension),
+                    *map(int, numbers.output_spatial_dimensions),
+                ),
+            )
         }
     return {}
 
