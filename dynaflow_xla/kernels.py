@@ -163,7 +163,7 @@ class _TritonKernel(CudaKernel):
     total: int = 0
 
     def bound(self, inputs: int, outputs: int, region: str) -> list[tuple[str, int] | bytes]:
-        """See the base class; null pointers behind."""
+        """The parameters as ``CudaKernel.bound`` gives them, with Triton's null pointers behind."""
         made = super().bound(inputs, outputs, region)
         if len(made) > self.total:
             raise PlanError(

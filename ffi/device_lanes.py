@@ -145,7 +145,7 @@ class CudaLanes(DeviceLanes):
         self._kernel_engines: dict[Lanes | None, Any] = {}
 
     def engine(self, lanes: int) -> Any:
-        """See the base class.
+        """One engine for all programs of the device; one with more lanes takes its place when needed.
 
         Raises:
             EngineError: a lane or the engine cannot be made.
@@ -163,7 +163,7 @@ class CudaLanes(DeviceLanes):
             return self._engine
 
     def kernel_engine(self, lanes: Lanes | None) -> Any:
-        """See the base class."""
+        """The engine of these lanes, made once; the lanes' priorities and multiprocessors are theirs."""
         with _lock:
             if lanes not in self._kernel_engines:
                 try:

@@ -308,11 +308,11 @@ class _XlaCore(Core):
             return torch.export.export(flat, tuple(tensors), strict=False)
 
     def all_planned(self, args: Any, kwargs: Any) -> list[Any]:
-        """See ``Core``."""
+        """The one graph of these arguments' signature: an export has no graph breaks."""
         return [self.target(args, kwargs).entry(args, kwargs)]  # type: ignore[attr-defined]
 
     def with_strategy(self, strategy: Any) -> Core:
-        """See ``Core``."""
+        """This model under another strategy; made once a strategy."""
         key = identity(strategy)
         if key not in self.children:
             original = self._program if self._program is not None else self.original

@@ -106,7 +106,7 @@ class Scope(Rule):
         self._regex = _glob_path(pattern)
 
     def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
-        """See :class:`Rule`."""
+        """Operators by the shortest part of their path that matches, and by enclosing call."""
 
         def matches() -> Iterator[tuple[Hashable, str, int]]:
             for op in graph.ops:
@@ -122,11 +122,11 @@ class Scope(Rule):
         return _grouped(matches())
 
     def near_misses(self, graph: Graph) -> list[str]:
-        """See :class:`Rule`."""
+        """Scope paths of the graph with similar names."""
         return _close(self.pattern, ("/".join(op.scope) for op in graph.ops if op.scope))
 
     def text(self) -> str:
-        """See :class:`Rule`."""
+        """``Scope('pattern')``."""
         return f"Scope({self.pattern!r})"
 
 
@@ -142,15 +142,15 @@ class Op(Rule):
         return any(fnmatch.fnmatchcase(op.kind, p.strip()) for p in self.pattern.split("|"))
 
     def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
-        """See :class:`Rule`."""
+        """Each operator whose kind matches, alone."""
         return [(op.kind, [op.index]) for op in graph.ops if self.matches(op)]
 
     def near_misses(self, graph: Graph) -> list[str]:
-        """See :class:`Rule`."""
+        """Kinds of operators of the graph with similar names."""
         return _close(self.pattern, (op.kind for op in graph.ops))
 
     def text(self) -> str:
-        """See :class:`Rule`."""
+        """``Op('pattern')``."""
         return f"Op({self.pattern!r})"
 
 
@@ -162,7 +162,7 @@ class Call(Rule):
         self.pattern = _pattern("Call", pattern)
 
     def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
-        """See :class:`Rule`."""
+        """Operators by the outermost call that matches."""
 
         def matches() -> Iterator[tuple[Hashable, str, int]]:
             for op in graph.ops:
@@ -175,11 +175,11 @@ class Call(Rule):
         return _grouped(matches())
 
     def near_misses(self, graph: Graph) -> list[str]:
-        """See :class:`Rule`."""
+        """Nested functions of the graph with similar names."""
         return _close(self.pattern, (c.split("#", 1)[0] for op in graph.ops for c in op.call_path))
 
     def text(self) -> str:
-        """See :class:`Rule`."""
+        """``Call('pattern')``."""
         return f"Call({self.pattern!r})"
 
 
@@ -193,7 +193,7 @@ class Module(Rule):
         self.module = module
 
     def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
-        """See :class:`Rule`."""
+        """Operators by the outermost module that matches; RuleError if the graph knows no classes."""
         if isinstance(self.module, str):
             return Scope(self.module).groups(graph)
         wanted = self.module.__name__
@@ -213,13 +213,13 @@ class Module(Rule):
         return _grouped(matches())
 
     def near_misses(self, graph: Graph) -> list[str]:
-        """See :class:`Rule`."""
+        """Module paths, or classes, of the graph with similar names."""
         if isinstance(self.module, str):
             return Scope(self.module).near_misses(graph)
         return _close(self.module.__name__, (c for op in graph.ops for c in op.classes if c))
 
     def text(self) -> str:
-        """See :class:`Rule`."""
+        """``Module('name')``, of a class its name."""
         name = self.module if isinstance(self.module, str) else self.module.__name__
         return f"Module({name!r})"
 
@@ -234,7 +234,7 @@ class Where(Rule):
         self.predicate = predicate
 
     def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
-        """See :class:`Rule`."""
+        """Operators for which the predicate holds, joined where one reads another."""
         chosen = [op for op in graph.ops if self.predicate(op)]
         group_of: dict[int, int] = {}
         producer = {v: op.index for op in graph.ops for v in op.outputs}
@@ -249,7 +249,7 @@ class Where(Rule):
         return _grouped((group, name, index) for index, group in sorted(group_of.items()))
 
     def text(self) -> str:
-        """See :class:`Rule`."""
+        """``Where(name)``, with the predicate's name."""
         return f"Where({getattr(self.predicate, '__name__', self.predicate)!s})"
 
 
@@ -272,7 +272,7 @@ class Seq(Rule):
         return rule.matches(op) if isinstance(rule, Op) else bool(rule.predicate(op))
 
     def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
-        """See :class:`Rule`."""
+        """Whole chains in program order; no operator is in two of them."""
         consumers = graph.consumers()
         taken: set[int] = set()
         found = []
@@ -300,11 +300,11 @@ class Seq(Rule):
         return []
 
     def near_misses(self, graph: Graph) -> list[str]:
-        """See :class:`Rule`."""
+        """Kinds of operators of the graph with similar names."""
         return _close(self.text(), (op.kind for op in graph.ops))
 
     def text(self) -> str:
-        """See :class:`Rule`."""
+        """``Seq(...)`` with the text of each of its rules."""
         return f"Seq({', '.join(rule.text() for rule in self.rules)})"
 
 

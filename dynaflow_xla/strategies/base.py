@@ -171,7 +171,7 @@ class Handle:
 
     @property
     def nano(self) -> int:
-        """See above."""
+        """Number of its nano-batch, 0 if the batch is not split or the region runs once for all."""
         return self.region.nano
 
     @property

@@ -42,7 +42,7 @@ class Branches(Strategy):
         object.__setattr__(self, "lanes", lanes)
 
     def schedule(self, s: Recorder) -> None:
-        """See :class:`Strategy`."""
+        """Each region, in order of its priority, to the lane on which it ends first."""
         lanes = s.lanes if self.lanes is None else self.lanes
         if lanes > s.lanes:
             raise PlanError(f"Branches asks for {lanes} lanes; this schedule has {s.lanes}")

@@ -20,13 +20,13 @@ class DualBatch(Strategy):
     assume_separable: bool = field(default=False, kw_only=True)
 
     def split(self, ctx: Context) -> Split:
-        """See :class:`Strategy`."""
+        """Two nano-batches; a batch of one row stays whole."""
         if ctx.batch_size is not None and ctx.batch_size < 2:
             return Split.none()
         return Split.even(2, assume_separable=self.assume_separable)
 
     def schedule(self, s: Recorder) -> None:
-        """See :class:`Strategy`."""
+        """Communication on the last lane, as soon as it can start; without any, a lane a nano-batch."""
         network = any(h.resource == "network" for h in s.handles)
         turn = 0
 

@@ -39,7 +39,7 @@ class NanoBatch(Strategy):
             raise PlanError("NanoBatch takes sizes or weights, not both")
 
     def split(self, ctx: Context) -> Split:
-        """See :class:`Strategy`."""
+        """The number of nano-batches, their sizes, or equal shares of the weights."""
         assume = self.assume_separable
         if not isinstance(self.n, int):
             return Split.of_sizes(self.n, assume_separable=assume)
@@ -65,7 +65,7 @@ class NanoBatch(Strategy):
         return Split.balanced(weights, count, assume_separable=assume)
 
     def schedule(self, s: Recorder) -> None:
-        """See :class:`Strategy`."""
+        """Each nano-batch on a lane of its own, as far as there are lanes."""
         while ready := s.ready():
             op = max(ready, key=lambda h: (h.priority, -h.region.id))
             s.execute(op, lane=op.nano % s.lanes)

@@ -12,6 +12,6 @@ class Sequential(Strategy):
     """All regions on lane 0 in topological order: what the other strategies are compared with."""
 
     def schedule(self, s: Recorder) -> None:
-        """See :class:`Strategy`."""
+        """Each region as soon as it is ready, all on lane 0."""
         while ready := s.ready():
             s.execute(ready[0], lane=0)

@@ -20,7 +20,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def write_html(timeline: Timeline, path: Path, original_ms: float | Timeline | None) -> Path:
-    """See ``Timeline.to_html``."""
+    """Writes the page of ``Timeline.to_html``; returns its path."""
     original = _original(original_ms)
     parts = {
         "title": _text(timeline.name or "timeline"),

@@ -14,7 +14,7 @@ _UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0))
 
 
 def write_plot(timeline: Timeline, path: Path) -> Path:
-    """See ``Timeline.plot``."""
+    """Draws the picture of ``Timeline.plot``; returns its path."""
     if path.suffix not in (".png", ".svg"):
         raise PlanError(f"plot writes .png or .svg; got {path.name!r}")
     _optional.require("matplotlib", "Timeline.plot", "trace")

@@ -14,7 +14,7 @@ _PROCESS_TRACK = 1
 
 
 def write_trace(timeline: Timeline, path: Path) -> Path:
-    """See ``Timeline.to_perfetto``."""
+    """Writes the trace of ``Timeline.to_perfetto``, its form by the suffix; returns its path."""
     if path.suffix == ".pftrace":
         path.write_bytes(_protobuf(timeline))
     else:

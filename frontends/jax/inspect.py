@@ -24,7 +24,7 @@ from dynaflow_xla.verification import Report
 
 @looks_inside
 def explain(fast: Any, args: Any, kwargs: Any) -> str:
-    """See ``dynaflow_xla.explain``."""
+    """The text that ``dynaflow_xla.explain`` returns for a JAX function."""
     made = fast.planned(args, kwargs)
     where = f"xla ({jax.default_backend()})"
     if isinstance(made, entry.Entry):
@@ -96,7 +96,7 @@ def first_difference(want: Any, got: Any) -> str:
 
 
 def verify(fast: Any, args: Any, kwargs: Any) -> Report:
-    """See ``dynaflow_xla.verify``. What the calls did to their arguments is compared, too."""
+    """The report of ``dynaflow_xla.verify``. What the calls did to their arguments is compared, too."""
     copies: Callable[[Any], Any] = array_copies
     values: Callable[[Any], Any] = same
     target = fast
@@ -195,7 +195,7 @@ def compare(name: str, want: Any, got: Any) -> verification.Row:
 
 @looks_inside
 def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
-    """See ``dynaflow_xla.tune``."""
+    """Decides as ``dynaflow_xla.tune`` says, within the given seconds; returns what was chosen."""
     strategy = fast._options.strategy
     if not isinstance(strategy, Auto):
         raise PlanError(f"tune measures Auto's candidates; this function has {strategy!r}")

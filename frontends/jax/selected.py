@@ -126,7 +126,7 @@ class Selected:
         return self.members[name]
 
     def planned(self, args: Any, kwargs: Any) -> Any:
-        """See ``ScheduledFunction.planned``."""
+        """The plan, with what is known of its signature, of the strategy chosen for these arguments."""
         return self._dfx_resolve(args, kwargs).planned(args, kwargs)
 
     # -- as other scheduled functions ---------------------------------------------------------

@@ -29,7 +29,7 @@ class EitherFunction:
 
     @property
     def original(self) -> Any:
-        """See the class."""
+        """The framework's original once a call told which it is; until then the function as given."""
         made = list(self._made.values())
         return made[0].original if len(made) == 1 else self._given
 

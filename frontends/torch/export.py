@@ -79,11 +79,11 @@ class _ExportCore(Core):
             return self._entry
 
     def all_planned(self, args: Any, kwargs: Any) -> list[Entry]:
-        """See ``Core``; shapes do not matter, the program has one graph."""
+        """The program's one graph, whatever the shapes."""
         return [self.target(args, kwargs).entry()]  # type: ignore[attr-defined]
 
     def with_strategy(self, strategy: Any) -> Core:
-        """See ``Core``."""
+        """The same program under another strategy; made once a strategy."""
         key = identity(strategy)
         found = self.children.get(key)
         if found is None:

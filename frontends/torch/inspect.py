@@ -22,7 +22,7 @@ from dynaflow_xla.verification import Report, Row
 
 
 def explain(fast: Core, args: Any, kwargs: Any) -> str:
-    """See ``dynaflow_xla.explain``."""
+    """The text that ``dynaflow_xla.explain`` returns for a PyTorch callable."""
     entries = fast.all_planned(args, kwargs)
     target = fast.target(args, kwargs)
     lines = _what_runs(fast, args, kwargs)
@@ -83,7 +83,7 @@ def _explain_entry(entry: Entry) -> list[str]:
 
 
 def verify(fast: Core, args: Any, kwargs: Any) -> Report:
-    """See ``dynaflow_xla.verify``. Buffers and random state are as before afterwards.
+    """The report of ``dynaflow_xla.verify``. Buffers and random state are as before afterwards.
 
     The results, what the call wrote into its arguments, and the module's buffers are compared.
     """
@@ -154,7 +154,7 @@ def _compared(name: str, want: Any, got: Any, seen: set[int]) -> list[Row]:
 
 
 def tune(fast: Core, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
-    """See ``dynaflow_xla.tune``."""
+    """Decides as ``dynaflow_xla.tune`` says, within the given seconds; returns what was chosen."""
     strategy = fast.options.strategy
     if not isinstance(strategy, Auto):
         raise PlanError(f"tune measures Auto's candidates; this function has {strategy!r}")

@@ -18,7 +18,7 @@ _MAX_SECONDS = 1.0
 
 
 def profile(fast: Core, args: Any, kwargs: Any) -> Timeline:
-    """See ``dynaflow_xla.profile``: the regions run one by one, without fusing their steps."""
+    """The timeline of ``dynaflow_xla.profile``: the regions run one by one, without fusing their steps."""
     target = fast.target(args, kwargs)
     entry = target.planned(args, kwargs)
     runnable = entry.stamped()

@@ -78,7 +78,7 @@ class SelectCore:
         return member
 
     def planned(self, args: Any, kwargs: Any) -> Any:
-        """See ``Core``."""
+        """The plan, with what is known of its signature, of the strategy chosen for these arguments."""
         return self._dfx_resolve(args, kwargs).planned(args, kwargs)
 
 

@@ -68,15 +68,15 @@ class Lifted:
         return found[0]
 
     def planned(self, args: Any, kwargs: Any) -> Any:
-        """See ``ScheduledFunction.planned``."""
+        """What ``ScheduledFunction.planned`` says of the function inside."""
         return self.inside(lambda fast, a, k: fast.planned(a, k), args, kwargs)
 
     def known_costs(self, args: Any, kwargs: Any) -> Any:
-        """See ``ScheduledFunction.known_costs``."""
+        """What ``ScheduledFunction.known_costs`` says of the function inside."""
         return self.inside(lambda fast, a, k: fast.known_costs(a, k), args, kwargs)
 
     def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        """See ``ScheduledFunction.compiler_options``."""
+        """What ``ScheduledFunction.compiler_options`` says of the function inside."""
         return self.inside(lambda fast, a, k: fast.compiler_options(a, k), args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:

@@ -84,7 +84,7 @@ class BatchedFunction:
     def resolve(
         self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
     ) -> Resolved:
-        """See :class:`Splitting`."""
+        """Captures the function at every size, and proves its outputs unless that is waived."""
         made = {size: self.capture_at(size) for size in dict.fromkeys((*sizes, *also))}
         parts = {size: captured for size, (captured, _) in made.items()}
         consts = [self.consts, *(values for _, values in made.values())]

@@ -35,7 +35,7 @@ _PLATFORM = ("cuda",)
 def compile_report(
     fast: Any, args: Any, kwargs: Any, target: object = None, *, repeats: int = 0
 ) -> compiled_report.CompiledReport:
-    """See ``dynaflow_xla.compile``.
+    """The report of ``dynaflow_xla.compile`` for a JAX function.
 
     With ``repeats``, the original is compiled under XLA's own defaults, too, and each program so many
     times again: its seconds are the shortest.

@@ -239,7 +239,7 @@ class _Derived:
     def resolve(
         self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
     ) -> Resolved:
-        """See ``split.Splitting``; what was proved of the function holds for its derivative."""
+        """As ``split.Splitting`` does; what was proved of the function holds for its derivative."""
         assert not also, "derivatives of nano-batches run one by one"
         at = {size: self.at(size) for size in dict.fromkeys((self.batch, *sizes))}
         return Resolved(at, *self.specs, const_parts=self.const_parts)

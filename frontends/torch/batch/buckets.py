@@ -17,7 +17,7 @@ from dynaflow_xla.errors import PlanError, SeparabilityError
 
 
 class Bucketed:
-    """See ``dynaflow_xla.bucketed``.
+    """The callable that ``dynaflow_xla.bucketed`` returns.
 
     Attributes:
         scheduled: What is called at the buckets' sizes.

@@ -106,19 +106,19 @@ class CudaStreams:
         return torch.cuda.current_stream(self.device) if lane == 0 else self._own[lane - 1]
 
     def on(self, lane: int) -> AbstractContextManager[Any]:
-        """See :class:`Streams`; never nested, so lane 0 is whatever is current outside."""
+        """Makes a lane's stream the current one. Never nested, so lane 0 is whatever is current outside."""
         return torch.cuda.stream(self._stream(lane))  # type: ignore[no-any-return]
 
     def record(self, lane: int) -> Any:
-        """See :class:`Streams`."""
+        """A CUDA event behind what the lane's stream holds so far."""
         return self._stream(lane).record_event()
 
     def wait(self, lane: int, event: Any) -> None:
-        """See :class:`Streams`."""
+        """The lane's stream goes on once the event is over."""
         self._stream(lane).wait_event(event)
 
     def used_by(self, lane: int, tensor: torch.Tensor) -> None:
-        """See :class:`Streams`."""
+        """Keeps the tensor's memory until the lane's stream is past its use."""
         if tensor.is_cuda:
             tensor.record_stream(self._stream(lane))
 
@@ -250,7 +250,7 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, run: Any) -> tuple[Any, list[Any]]:
-        """See :class:`Graphs`."""
+        """Captures ``run()`` as one CUDA graph; returns the graph and its results."""
         graph = torch.cuda.CUDAGraph()
         with _enqueuing, torch.cuda.graph(graph, pool=self._pool):
             results = run()
@@ -294,7 +294,7 @@ class GraphedPlan:
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """See ``StreamRunner.__call__``."""
+        """Runs on streams at first, then replays a CUDA graph of the inputs' shapes."""
         key = tuple(_signature(x) for x in inputs)
         with self._lock:
             made = self._made.get(key)

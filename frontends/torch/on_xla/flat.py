@@ -30,7 +30,7 @@ class Flat(torch.nn.Module):
         self.leaves = [None if isinstance(x, torch.Tensor) else (x,) for x in leaves]
 
     def forward(self, *tensors: Any) -> Any:
-        """See the class."""
+        """Calls the original with the tensors in their places among the arguments; returns its result."""
         given = iter(tensors)
         leaves = [next(given) if x is None else x[0] for x in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.tree)

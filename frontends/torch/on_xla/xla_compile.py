@@ -24,7 +24,7 @@ def _entry(fast: Core, caller: str, args: Any, kwargs: Any) -> xla_backend.XlaEn
 
 
 def compile_report(fast: Core, args: Any, kwargs: Any, target: object = None) -> CompiledReport:
-    """See ``dynaflow_xla.compile``. With gradients it is the forward program that is read back.
+    """The report of ``dynaflow_xla.compile``. With gradients it is the forward program that is read back.
 
     Raises:
         UnsupportedError: another backend, or arguments that run several graphs.
@@ -43,5 +43,5 @@ def compile_report(fast: Core, args: Any, kwargs: Any, target: object = None) ->
 
 
 def compiler_options(fast: Core, args: Any, kwargs: Any) -> dict[str, Any]:
-    """See ``dynaflow_xla.compiler_options``."""
+    """The XLA options that the plan of these arguments needs (``dynaflow_xla.compiler_options``)."""
     return xla_options.for_entry(_entry(fast, "compiler_options", args, kwargs).program.call.made)
