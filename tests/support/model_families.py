@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import dynaflow_xla as dfx
-from dynaflow_xla.tuning import autotune
+from dynaflow_xla.tuning import autotune, budget
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 TEXT = {
@@ -253,7 +253,8 @@ class Few(dfx.Auto):
 def decided(name: str) -> Any:
     """What ``Auto`` decides for a family without gradients, where every candidate is called once.
 
-    The scheduled model is checked against the original.
+    How fast the machine is makes no difference: no time passes on the budget's clock. The scheduled
+    model is checked against the original.
     """
 
     def once(runs: Mapping[str, Callable[[], None]], **_: Any) -> dict[str, float]:
@@ -262,14 +263,15 @@ def decided(name: str) -> Any:
         return {name: 1.0 if name == "original" else 0.5 for name in runs}
 
     made, arguments = model(name)
-    fast: Any = dfx.schedule(made, Few(min_cost_ns=0.0), lanes=2)
+    fast: Any = dfx.schedule(made, Few(budget_s=60.0, min_cost_ns=0.0), lanes=2)
     measure, autotune.measure = autotune.measure, once  # type: ignore[assignment]
+    clock, budget.clock = budget.clock, lambda: 0.0
     try:
         with torch.no_grad():
             want, got = made(**arguments), fast(**arguments)
             choice = fast._dfx_core.decision((), arguments)
     finally:
-        autotune.measure = measure
+        autotune.measure, budget.clock = measure, clock
     for w, g in zip(pytree.tree_leaves(want), pytree.tree_leaves(got), strict=True):
         if isinstance(w, torch.Tensor):
             torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
