@@ -155,8 +155,9 @@ def schedule(
     }
     batch = {"in_axes": in_axes, "out_axes": out_axes, "batch_size": rows}
     place = {"backend": "xla", "target": target} if backend == "xla" else {}
-    makers: dict[str, Callable[[], Any]] = {
-        "jax": lambda: _schedule_jax(
+    makers: dict[str, Callable[[], Any]] = {  # no lambdas: what holds them can be pickled
+        "jax": functools.partial(
+            _schedule_jax,
             fn,
             {**options, "gpu_lanes": backend == "ffi"},
             {**batch, **place},
@@ -164,7 +165,8 @@ def schedule(
             check,
             selection,
         ),
-        "torch": lambda: _schedule_torch(
+        "torch": functools.partial(
+            _schedule_torch,
             fn,
             {**options, "check": check, "selection": selection},
             {**batch, **place},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,8 +121,32 @@ def _is_pair(
     return pair or not prefixes
 
 
+_parameters_of: weakref.WeakKeyDictionary[Any, dict[bool, list[inspect.Parameter]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Function -> its parameters, as a function and as a method of some object."""
+
+
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Parameters of a function, none if they cannot be known."""
+    """Parameters of a function, none if they cannot be known.
+
+    Python takes half a millisecond to find them, so this is done once for each function.
+    """
+    # A bound method is an object that each access makes anew.
+    plain: Any = getattr(function, "__func__", function)
+    bound = plain is not function
+    if type(plain).__hash__ is not object.__hash__:  # equal objects may have other parameters
+        return _found(function)
+    try:
+        known = _parameters_of.setdefault(plain, {})
+    except TypeError:  # nothing can refer to it weakly
+        return _found(function)
+    if bound not in known:
+        known[bound] = _found(function)
+    return known[bound]
+
+
+def _found(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

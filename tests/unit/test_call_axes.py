@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,37 @@ def test_a_function_without_a_signature() -> None:
     assert axes({"x": 0}, x=1, function=hidden).keyword == {"x": 0}
     with pytest.raises(dfx.PlanError, match="nothing is known of its parameters"):
         axes({"x": 0}, 1, function=hidden)
+
+
+def test_a_functions_parameters_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python takes half a millisecond for it, and ``select`` may ask for the batch at every call."""
+
+    class Owner:
+        def method(self, x: Any, *, mask: Any = None) -> None: ...
+
+    asked: list[Any] = []
+    real = inspect.signature
+    monkeypatch.setattr(
+        inspect, "signature", lambda f, *a, **k: (asked.append(f), real(f, *a, **k))[1]
+    )
+    first, second = Owner(), Owner()
+
+    def fresh(x: Any, *, mask: Any = None) -> None: ...
+
+    for function in (fresh, functools.partial(fresh, mask=3), lambda x, mask=None: None):
+        asked.clear()
+        for _ in range(3):
+            assert axes({"x": 0, "mask": 1}, 1, mask=2, function=function) == CallAxes(
+                (0,), {"mask": 1}
+            )
+        assert len(asked) == 1
+    asked.clear()
+    for owner in (first, second, first):
+        assert axes({"x": 0}, 1, function=owner.method) == CallAxes((0,), {})
+    assert len(asked) == 1, "bound methods are objects of one moment"
+    assert axes({"self": 0, "x": 1}, owner, 2, function=Owner.method) == CallAxes((0, 1), {})
+    with pytest.raises(dfx.PlanError, match="names 'self'"):
+        axes({"self": 0}, 1, function=first.method)
 
 
 def test_results_by_name() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -100,6 +101,39 @@ def test_pickle_and_save(model: Any, fast: Any) -> None:
 def test_pickle_of_a_function() -> None:
     fast = dfx.schedule(torch.sin, strategy=Strict(), backend="torch")
     assert torch.equal(pickle.loads(pickle.dumps(fast))(X), X.sin())
+
+
+def of_either(x: Any, y: Any) -> Any:
+    """A function that pickle finds by its name, for tensors and arrays."""
+    return abs(x) @ y + x.sum()
+
+
+@pytest.mark.parametrize("selected", [False, True])
+def test_pickle_of_a_function_of_either_framework(
+    selected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where both are loaded its arguments tell whose it is: before any call, and after calls of each."""
+    jax = pytest.importorskip("jax")
+    # Tests are imported under names that pickle cannot import.
+    monkeypatch.setitem(sys.modules, of_either.__module__, sys.modules[__name__])
+    fast = (
+        dfx.schedule(of_either, {"one": "sequential", "two": "branches"}, select=first_of_two)
+        if selected
+        else dfx.schedule(of_either, "sequential")
+    )
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    arrays = [jax.numpy.asarray(t.numpy()) for t in (a, b)]
+    for _ in range(2):
+        again = pickle.loads(pickle.dumps(fast))
+        assert type(again) is type(fast) and again.__name__ == "of_either"
+        torch.testing.assert_close(again(a, b), of_either(a, b))
+        got = torch.from_numpy(jax.device_get(again(*arrays)).copy())
+        torch.testing.assert_close(got, of_either(a, b), rtol=1e-4, atol=1e-4)
+        fast(a, b), fast(*arrays)
+
+
+def first_of_two(call: Any) -> str:
+    return "one"
 
 
 def test_hooks(model: Any, fast: Any) -> None:
