@@ -135,7 +135,8 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     # A bound method is an object that each access makes anew.
     plain: Any = getattr(function, "__func__", function)
     bound = plain is not function
-    if type(plain).__hash__ is not object.__hash__:  # equal objects may have other parameters
+    kind: Any = type(plain)
+    if kind.__hash__ is not object.__hash__:  # equal objects may have other parameters
         return _found(function)
     try:
         known = _parameters_of.setdefault(plain, {})
