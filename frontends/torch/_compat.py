@@ -8,6 +8,7 @@ import glob
 import inspect
 import threading
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,23 @@ def break_reason(gm: Any) -> tuple[str, Any] | None:
         return None
     stack = list(getattr(reason, "user_stack", ()))
     return str(reason.reason), stack[-1] if stack else None
+
+
+def break_counts() -> Counter[str]:
+    """How often this process ended a graph for which reason; without a graph there is no other trace."""
+    return Counter(torch._dynamo.utils.counters["graph_break"])
+
+
+def reason_of_break(before: Mapping[str, int]) -> str:
+    """The reason that was added last; "" if there is none."""
+    added = [r for r, n in break_counts().items() if n > before.get(r, 0)]
+    if not added:
+        return ""
+    lines = [line.strip() for line in added[-1].splitlines()]
+    told = dict(line.split(":", 1) for line in lines if ":" in line)
+    explained = told.get("Explanation", "").strip().rstrip(".")
+    context = told.get("Developer debug context", "").strip()
+    return explained or (f"{lines[0]}: {context}" if context else lines[0])
 
 
 @contextlib.contextmanager

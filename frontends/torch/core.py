@@ -52,6 +52,7 @@ _WITHOUT_EFFECT = re.compile(
 
 class _State(threading.local):
     ran: list[Entry] | None = None
+    left_out: str = ""  # why Dynamo ended or gave up a graph in this call
     stop = False
     observed: tuple[Entry, Callable[[list[Any]], list[Any]]] | None = None
 
@@ -67,8 +68,10 @@ _INTERNAL = (
 @contextmanager
 def _capture() -> Iterator[None]:
     """What is open while Dynamo captures for us."""
+    before = _compat.break_counts()
     with recurrent.lengths_open(), batch.around():
         yield
+    _state.left_out = _compat.reason_of_break(before) or _state.left_out
 
 
 _settings = _compat.CompilationSettings(marks.watched, _capture)
@@ -179,6 +182,8 @@ class Core:
             return self._under(around, args, kwargs)
         if isinstance(self.options.strategy, Auto):
             return self._call_auto(args, kwargs)
+        if not self.entries:
+            _state.left_out = ""
         with _Running() as ran:
             result = self._invoke(args, kwargs)
         if not ran and not self._warned and self.observed(None) is None:
@@ -208,7 +213,12 @@ class Core:
                 "whatever they are: look for what else changes from call to call (a Python value, a type, "
                 "a mode), and pass it as a tensor, or schedule the function once for each"
             )
-        why = self.breaks[-1] if self.breaks else "TORCH_LOGS=graph_breaks says why"
+        why = (
+            self.breaks[-1]
+            if self.breaks
+            else _state.left_out
+            or "PyTorch finds nothing in it that computes with the tensors it is given"
+        )
         return f"no graph of {name!r} could be captured, so the original runs ({why})"
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:

@@ -89,3 +89,21 @@ def test_names_are_the_users() -> None:
     told = dfx.explain(fast, x)
     assert "returned as they are, or kept for a backward: inputs tokens" in told
     assert "primals" not in told
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: x.tolist(), "tolist"),
+        (lambda x: torch.nonzero(x), "nonzero.*shape depends on input Tensor data"),
+        (lambda x: torch.equal(x, x), "aten.equal"),
+        (lambda x: x, "nothing in it that computes"),
+        (lambda x: x.dim(), "nothing in it that computes"),
+    ],
+    ids=["tolist", "nonzero", "equal", "identity", "sizes"],
+)
+def test_why_there_is_no_graph(function: Any, why: str) -> None:
+    """A function that is one operator that cannot be captured, or none, is told so."""
+    fast, x = dfx.schedule(function, dfx.Sequential(), backend="torch"), torch.randn(3, 4)
+    with pytest.warns(dfx.FallbackWarning, match=f"so the original runs .*{why}"):
+        assert torch.equal(torch.as_tensor(fast(x)), torch.as_tensor(function(x)))
