@@ -96,7 +96,7 @@ def _alone(case: Any, options: dict[str, str]) -> dict[str, int]:
     from xla_cases import ABSTRACT_MESH, TARGET
 
     import dynaflow_xla as dfx
-    from dynaflow_xla.frontends.jax.signature.entry import tracing_afresh
+    from dynaflow_xla.frontends.jax.capture.tracing import tracing_afresh
     from dynaflow_xla.frontends.jax.xla.xla_backend import traced_entries
 
     with traced_entries() as entries, tracing_afresh():

@@ -191,11 +191,11 @@ def _schedule_jax(
     if compiler != "eager":
         raise UnsupportedError(f"compiler={compiler!r} is for PyTorch; leave compiler out")
     given = importlib.import_module("dynaflow_xla.frontends.jax.given")
-    entry = importlib.import_module("dynaflow_xla.frontends.jax.signature.entry")
+    settings = importlib.import_module("dynaflow_xla.frontends.jax.settings")
 
     def made(strategy: Strategy) -> Any:
         return given.schedule(
-            fn, entry.Options(**{**options, **batch, "strategy": strategy}), check
+            fn, settings.Options(**{**options, **batch, "strategy": strategy}), check
         )
 
     base = made(options["strategy"])

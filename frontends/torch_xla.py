@@ -60,6 +60,9 @@ from dynaflow_xla.frontends.jax.capture import (  # noqa: E402
     provenance,
 )
 from dynaflow_xla.frontends.jax.capture.stablehlo import Location, StableHLOFunction  # noqa: E402
+from dynaflow_xla.frontends.jax.capture.tracing import Capturing  # noqa: E402
+from dynaflow_xla.frontends.jax.lanes.entry import build_stages  # noqa: E402
+from dynaflow_xla.frontends.jax.settings import Options as JaxOptions  # noqa: E402
 from dynaflow_xla.frontends.jax.signature import entry as jax_entry  # noqa: E402
 from dynaflow_xla.frontends.torch.core import Core  # noqa: E402
 from dynaflow_xla.frontends.torch.on_xla.engine_call import EngineCall  # noqa: E402
@@ -164,7 +167,7 @@ class _Stamped:
     def __init__(self, entry: Entry) -> None:
         made = entry.call.made
         with jax.enable_x64(True):
-            self.stage = jax_entry.build_stages(
+            self.stage = build_stages(
                 made.captured, made.pg, made.plan, made.functions, made.options, profile=True
             )[0][0]
         self.entry = entry
@@ -211,12 +214,12 @@ def build_entry(program: torch.export.ExportedProgram, options: Options) -> Entr
     t1 = time.perf_counter()
     with jax.enable_x64(True):
         read = StableHLOFunction(function.bytecode, _location)
-        with jax_entry.capturing_inside():
+        with Capturing():
             closed = jax.make_jaxpr(read)(*read.specs)
         captured = provenance.settle(jax_capture.capture(closed, 0, options.name), read.locations)
         made = jax_entry.build_entry(
             captured,
-            jax_entry.Options(
+            JaxOptions(
                 name=options.name,
                 strategy=options.strategy,
                 rules=options.rules,

@@ -13,10 +13,10 @@ from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.adapters import libraries
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
 from dynaflow_xla.frontends.jax.scheduled import ScheduledFunction
-from dynaflow_xla.frontends.jax.signature import entry
+from dynaflow_xla.frontends.jax.settings import Options
 
 
-def schedule(fn: Any, options: entry.Options, check: bool) -> Any:
+def schedule(fn: Any, options: Options, check: bool) -> Any:
     """A scheduled function for anything that can be called and traced.
 
     Args:

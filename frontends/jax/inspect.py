@@ -12,8 +12,9 @@ from dynaflow_xla import verification
 from dynaflow_xla.errors import PlanError, VerificationError
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted, looks_inside
 from dynaflow_xla.frontends.jax.adapters.wrapper import array_copies, same
-from dynaflow_xla.frontends.jax.lanes import device_stage, lower
-from dynaflow_xla.frontends.jax.signature import entry
+from dynaflow_xla.frontends.jax.lanes import device_stage
+from dynaflow_xla.frontends.jax.lanes.entry import Entry
+from dynaflow_xla.frontends.jax.lanes.stage import split_stages
 from dynaflow_xla.frontends.jax.tuning import auto
 from dynaflow_xla.planning.text import region_table
 from dynaflow_xla.strategies.auto import Auto
@@ -27,23 +28,23 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
     """The text that ``dynaflow_xla.explain`` returns for a JAX function."""
     made = fast.planned(args, kwargs)
     where = f"xla ({jax.default_backend()})"
-    if isinstance(made, entry.Entry):
+    if isinstance(made, Entry):
         where = f"ffi ({device_stage.where(made.options.gpu_lanes)})"
     lines = _what_runs(fast, args, kwargs)
     if aside := fast.beside_the_plan(args, kwargs):
         lines.append(f"{aside}:")
     lines.append(f"{fast._options.name}: strategy {made.plan.strategy}, backend {where}")
     lines += region_table(made.plan, made.pg)
-    if not isinstance(made, entry.Entry):
+    if not isinstance(made, Entry):
         for name, body in made.bodies():
             lines.append(f"body of the loop {name[:-1]}: {body.summary()}")
             lines += ["  " + line for line in region_table(body.plan, body.pg)]
     lines.append(
         made.summary()
-        if not isinstance(made, entry.Entry)
+        if not isinstance(made, Entry)
         else f"lanes {made.plan.lanes}, events {made.plan.events}, scratch {made.plan.scratch_bytes} bytes, "
         f"copied per call {made.plan.copied_bytes} bytes, custom calls "
-        f"{sum(bool(instructions) for instructions, _ in lower.split_stages(made.plan))}"
+        f"{sum(bool(instructions) for instructions, _ in split_stages(made.plan))}"
     )
     known = fast.known_costs(args, kwargs)
     summary = simulate(made.plan, made.pg, known).summary()

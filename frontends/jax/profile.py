@@ -12,8 +12,8 @@ import numpy as np
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax.adapters.lifted import looks_inside
 from dynaflow_xla.frontends.jax.capture import physical
-from dynaflow_xla.frontends.jax.lanes import lower
-from dynaflow_xla.frontends.jax.signature import entry
+from dynaflow_xla.frontends.jax.lanes.entry import Entry, build_stages
+from dynaflow_xla.frontends.jax.lanes.stage import Stage, split_stages
 from dynaflow_xla.timelines.measured import Measured, Trace
 from dynaflow_xla.timelines.timeline import Timeline
 
@@ -32,19 +32,17 @@ def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
             "use jax.profiler.trace (regions are its name scopes), or dfx.compile for its order."
         )
     target = fast.planning(args, kwargs)
-    made: entry.Entry = target.planned(args, kwargs)
+    made: Entry = target.planned(args, kwargs)
     inputs = target.flat_inputs(args, kwargs)
     if any(isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) for x in inputs):
         raise UnsupportedError("profile runs the function: it takes arrays, not shapes or tracers")
-    stages = entry.build_stages(
+    stages = build_stages(
         made.captured, made.pg, made.plan, made.functions, made.options, profile=True
     )
     captured = made.captured
     env: dict[int, Any] = dict(zip(captured.graph.inputs, inputs, strict=True))
     measured = Measured(made.plan, made.pg)
-    for (stage, outer), (instructions, _) in zip(
-        stages, lower.split_stages(made.plan), strict=True
-    ):
+    for (stage, outer), (instructions, _) in zip(stages, split_stages(made.plan), strict=True):
         if stage is not None:
             measured.add_stage(instructions, _run_stage(stage, captured, env))
         if outer is not None:
@@ -63,7 +61,7 @@ def _aligned_empty(spec: Any) -> np.ndarray[Any, Any]:
     return raw[shift : shift + size].view(spec.dtype).reshape(spec.shape)
 
 
-def _run_stage(stage: lower.Stage, captured: Any, env: dict[int, Any]) -> list[Trace]:
+def _run_stage(stage: Stage, captured: Any, env: dict[int, Any]) -> list[Trace]:
     """Runs a stage (its lane regions are pure) a few times; returns the fastest run's records."""
     held, addresses = [], []
     for value in stage.inputs:

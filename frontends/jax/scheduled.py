@@ -19,8 +19,11 @@ from dynaflow_xla.frontends.jax import _compat, inspect
 from dynaflow_xla.frontends.jax.adapters import libraries
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
 from dynaflow_xla.frontends.jax.batch import axes, split as splitting
-from dynaflow_xla.frontends.jax.capture import capture, effects
+from dynaflow_xla.frontends.jax.capture import capture, effects, tracing
+from dynaflow_xla.frontends.jax.lanes.entry import Entry
+from dynaflow_xla.frontends.jax.settings import Options
 from dynaflow_xla.frontends.jax.signature import donation, entry
+from dynaflow_xla.frontends.jax.transform.in_xla import XlaProgram
 from dynaflow_xla.frontends.jax.transform.primitive import Program
 from dynaflow_xla.frontends.jax.tuning import auto, decided, on_caller
 from dynaflow_xla.frontends.jax.xla import xla_backend, xla_options
@@ -50,7 +53,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         original: The function as given to ``schedule`` (jitted, if it was not).
     """
 
-    def __init__(self, fn: Callable[..., Any], options: entry.Options, *, check: bool = True):
+    def __init__(self, fn: Callable[..., Any], options: Options, *, check: bool = True):
         # What jax.jit made loses what it does to its arguments anyway: that is the original's meaning.
         self._plain = not _compat.is_jitted(fn)
         jitted: Any = jax.jit(effects.watched(fn)) if self._plain else fn
@@ -111,9 +114,9 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
     def _unsettled(self, args: Any, kwargs: Any) -> Any:
         if lifted := self._lift(args, kwargs):
             return lifted(*args, **kwargs)
-        if entry.afresh():
+        if tracing.afresh():
             return self.planning(args, kwargs)._traced(*args, **kwargs)
-        if entry.capturing() or _compat.under_disable_jit() or self._unsupported_platform():
+        if tracing.capturing() or _compat.under_disable_jit() or self._unsupported_platform():
             return self.original(*args, **kwargs)
         xla.check_process()
         if self._donates and (
@@ -375,7 +378,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
                 _, captured, _ = self._captured(args, kwargs)
             batched = self._batched(traced, captured, consts, args, kwargs)
             made = entry.build_entry(captured, self._options, batched)
-            if self._donates and isinstance(made, entry.Entry):
+            if self._donates and isinstance(made, Entry):
                 donation.copied(made, traced, warn=not self._candidate)
             found = (traced, self._differentiable(made, captured, traced))
             self._entries[id(traced.jaxpr)] = found
@@ -387,14 +390,14 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         if isinstance(made, xla_backend.XlaEntry) and (
             made.split is None or not capture.holds_custom_rules(traced.jaxpr.jaxpr)
         ):
-            return xla_backend.Program(made, traced, entry.build_entry)
+            return XlaProgram(made, traced)
         return Program(made, captured, made.split)
 
     def _captured(
         self, args: Any, kwargs: Any, *, known: bool = False
     ) -> tuple[Any, Any, list[Any]]:
         """The traced original, its graph (None if ``known`` and planned already), closed-over values."""
-        with entry._Capturing():
+        with tracing.Capturing():
             traced = self.original.trace(*args, **kwargs)
         consts = _const_order(traced, _compat.traced_consts(traced))
         if known and id(traced.jaxpr) in self._entries:
@@ -656,13 +659,13 @@ def _resized(leaf: Any, axis: int, size: int) -> jax.ShapeDtypeStruct:
     return _compat.struct_like(aval, (*aval.shape[:axis], size, *aval.shape[axis + 1 :]))
 
 
-def _planned_again(fn: Any, options: entry.Options, check: bool) -> ScheduledFunction:
+def _planned_again(fn: Any, options: Options, check: bool) -> ScheduledFunction:
     """What unpickling a plain function's schedule calls."""
     return ScheduledFunction(fn, options, check=check)
 
 
 def _made_again(
-    fn: Any, jit_options: dict[str, Any], options: entry.Options, check: bool
+    fn: Any, jit_options: dict[str, Any], options: Options, check: bool
 ) -> ScheduledFunction:
     """What unpickling calls: plans and compiled programs stay behind."""
     return ScheduledFunction(jax.jit(fn, **jit_options), options, check=check)

@@ -10,7 +10,7 @@ import jax
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch import axes
-from dynaflow_xla.frontends.jax.signature import entry
+from dynaflow_xla.frontends.jax.capture import tracing
 from dynaflow_xla.selection import Recipe, Selection
 
 
@@ -50,7 +50,7 @@ class Selected:
         Raises:
             PlanError: ``select`` raised, or named nothing that there is.
         """
-        if entry.capturing():
+        if tracing.capturing():
             return self._base(*args, **kwargs)  # a part of somebody's plan: the original
         selection = self._dfx_selection
         answer = selection.answer(args, kwargs)

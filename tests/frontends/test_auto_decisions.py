@@ -15,6 +15,7 @@ import pytest
 
 import dynaflow_xla as dfx
 from dynaflow_xla.frontends.jax.capture import costs
+from dynaflow_xla.frontends.jax.lanes import entry as lanes_entry
 from dynaflow_xla.frontends.jax.signature import entry
 from dynaflow_xla.frontends.jax.tuning import auto
 from dynaflow_xla.tuning import autotune, budget, quiet
@@ -312,7 +313,7 @@ class Work:
         self.now, self.compiled = 0.0, list[str]()
         self.original_s, self.lanes_s, self.plan_s = 0.0, 0.0, 0.0
         patch.setattr(budget, "clock", lambda: self.now)
-        stages, plan = entry.build_stages, entry.build_plan
+        stages, plan = lanes_entry.build_stages, entry.build_plan
 
         def compiling(captured: Any, pg: Any, made: Any, *given: Any, **options: Any) -> Any:
             self.now += self.lanes_s
@@ -323,7 +324,7 @@ class Work:
             self.now += self.plan_s
             return plan(*given, **options)
 
-        patch.setattr(entry, "build_stages", compiling)
+        patch.setattr(lanes_entry, "build_stages", compiling)
         patch.setattr(entry, "build_plan", planning)
 
     def sorts(self, x: Any, y: Any) -> Any:

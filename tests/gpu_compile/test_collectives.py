@@ -115,9 +115,9 @@ def test_collectives_in_the_graph(name: str) -> None:
 
 def test_collectives_in_the_graph_without_gates_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA does not order the collectives of a CUDA graph: the reason for the gates."""
-    from dynaflow_xla.frontends.jax.xla import xla_backend
+    from dynaflow_xla.frontends.jax.xla import build
 
-    monkeypatch.setattr(xla_backend.collectives, "in_graph", lambda options: False)
+    monkeypatch.setattr(build.collectives, "in_graph", lambda options: False)
     report = compiled(LAYERS["transformer_block"], dfx.DualBatch(), compiler_options=IN_GRAPH)
     assert len(report.order.broken) == 3, report
     assert any("DANGER: 3 pairs of collectives" in note for note in report.notes), report.notes

@@ -16,20 +16,9 @@ from jax.extend import core as jcore
 from dynaflow_xla.batch.proof import OutputProof, OutSpec, Proof, prove_output
 from dynaflow_xla.batch.states import Finding, Mixed, Refuse, Rows, Same, State, Unknown
 from dynaflow_xla.errors import SeparabilityError
-from dynaflow_xla.frontends.jax.batch.rules import (
-    control_flow,
-    elementwise,
-    equality,
-    indexing,
-    others,
-    reductions,
-    shapes,
-)
+from dynaflow_xla.frontends.jax.batch.rules import equality
 from dynaflow_xla.frontends.jax.batch.rules.walk import RULES, Body, Walker, fits
 from dynaflow_xla.frontends.jax.capture.capture import Captured
-
-# Importing them registers their rules.
-_FAMILIES = (elementwise, shapes, reductions, indexing, control_flow, others)
 
 
 def covered() -> frozenset[str]:

@@ -15,7 +15,12 @@ from dynaflow_xla.batch.states import Partial, Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError, SeparabilityError
 from dynaflow_xla.frontends.jax.batch import separability, split_functions
 from dynaflow_xla.frontends.jax.capture.capture import Captured
-from dynaflow_xla.frontends.jax.lanes import lower
+from dynaflow_xla.frontends.jax.regions.functions import (
+    Second,
+    no_kernel_for_parts,
+    region_function,
+    replaced_function,
+)
 from dynaflow_xla.ir.graph import PartitionedGraph
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.kernels import CudaKernel
@@ -255,11 +260,11 @@ class Split:
         return captured, cut.regions[origin.region].ops
 
     def function(
-        self, region: int, decision: Decision, second: lower.Second | None = None
+        self, region: int, decision: Decision, second: Second | None = None
     ) -> Callable[..., list[Any]]:
         """A region as a traceable function from its inputs to its outputs.
 
-        ``second``, of one nano-batch's region: see ``lower.region_function``.
+        ``second``, of one nano-batch's region: see ``regions.functions``.
         """
         origin = self.expanded.origins[region]
         if isinstance(origin, expand.MergeSpec):
@@ -271,13 +276,14 @@ class Split:
         local = cut.regions[origin.region]
         made = self.pg.regions[region]
         if second is not None:
-            return split_functions.with_second(self, made, local, origin, second)
+            kept = [local.outputs.index(self.expanded.sources[v][1]) for v in made.outputs]
+            return split_functions.with_second(captured, made, local, origin.reads[0], kept, second)
         if decision.replace is None:
-            inner = lower.region_function(captured, local)
+            inner = region_function(captured, local)
         elif isinstance(decision.replace, CudaKernel):
-            raise lower.no_kernel_for_parts(decision.replace, made)
+            raise no_kernel_for_parts(decision.replace, made)
         else:
-            inner = lower.replaced_function(decision.replace, captured, local, str(decision.source))
+            inner = replaced_function(decision.replace, captured, local, str(decision.source))
         # Of its outputs those that somebody reads.
         wanted = [self.expanded.sources[v] for v in made.outputs]
         if len(origin.nanos) == 1:

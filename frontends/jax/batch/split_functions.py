@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dynaflow_xla.batch import expand
-from dynaflow_xla.frontends.jax.lanes import lower
+from dynaflow_xla.frontends.jax.capture.capture import Captured
+from dynaflow_xla.frontends.jax.regions.functions import Second, region_function
 from dynaflow_xla.ir.graph import Region
-
-if TYPE_CHECKING:
-    from dynaflow_xla.frontends.jax.batch.split import Split
 
 
 def with_cuts(
@@ -34,15 +32,20 @@ def with_cuts(
 
 
 def with_second(
-    split: Split, made: Region, local: Region, origin: expand.Origin, second: lower.Second
+    part: Captured,
+    made: Region,
+    local: Region,
+    reads: Sequence[tuple[int, Any]],
+    kept: Sequence[int],
+    second: Second,
 ) -> Callable[..., list[Any]]:
-    """As ``with_cuts``, for a region that gets some inputs twice."""
+    """As ``with_cuts``, for a region ``made`` of ``local``, one of ``part``, that gets some inputs twice."""
     op_of = dict(zip(made.ops, local.ops, strict=True))
-    twice = [n for n, (value, _) in enumerate(origin.reads[0]) if value in second.values]
-    inner = lower.region_function(
-        split.part(origin.nanos[0]),
+    twice = [n for n, (value, _) in enumerate(reads) if value in second.values]
+    inner = region_function(
+        part,
         local,
-        lower.Second(
+        Second(
             tuple(local.inputs[n] for n in twice),
             frozenset(op_of[i] for i in second.readers),
             frozenset(op_of[i] for i in second.between),
@@ -50,8 +53,6 @@ def with_second(
             second.deps,
         ),
     )
-    reads = origin.reads[0]
-    kept = [local.outputs.index(split.expanded.sources[v][1]) for v in made.outputs]
 
     def run(*args: Any) -> list[Any]:
         env = dict(zip(made.inputs, args[: len(made.inputs)], strict=True))

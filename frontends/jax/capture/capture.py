@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax.extend import core as jcore
 
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import costs, marks, sharding
 from dynaflow_xla.ir.graph import Graph, Op, Source, Value
-
-if TYPE_CHECKING:
-    from dynaflow_xla.frontends.jax.xla.loops import Loop
 
 # Calls, and the parameter that holds the function called.
 INLINE = {
@@ -39,6 +36,19 @@ _REVERSE_ONLY = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
 
 # Types narrower than a byte: XLA packs them in some buffers and not in others.
 _PACKED = frozenset("int2 uint2 int4 uint4 int1 uint1 float4_e2m1fn".split())
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop whose body has a plan of its own.
+
+    Attributes:
+        equation: The loop's equation with that body.
+        entry: The plan of the body; its inputs are the body's. Of a type that who planned it knows.
+    """
+
+    equation: Any
+    entry: Any
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,9 @@ from dynaflow_xla.frontends.jax.capture.physical import (
     physical_spec,
     to_physical,
 )
-from dynaflow_xla.frontends.jax.lanes.lower import KernelRegion, Stage, StageBuilder
+from dynaflow_xla.frontends.jax.lanes.lower import StageBuilder
+from dynaflow_xla.frontends.jax.lanes.stage import Stage
+from dynaflow_xla.frontends.jax.regions.functions import KernelRegion
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.planning.plan import Launch, Record, Wait
 
@@ -143,7 +145,6 @@ class DeviceStageBuilder(StageBuilder):
             output_avals=tuple(physical_aval(avals[v]) for v in self.outputs),
             lane_texts=texts,
             program_name=self.plan.graph,
-            depends=self._dependence(),
             platform=lanes.platform,
             scratch_bytes=scratch_bytes,
             capturable=capturable,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,10 @@ from dynaflow_xla.frontends.jax.capture.physical import (
     physical_spec,
     to_physical,
 )
+from dynaflow_xla.frontends.jax.lanes.parts import StageParts
 from dynaflow_xla.ir.graph import Graph, Region
 from dynaflow_xla.ir.partition import COPY_BYTES_PER_NS
 from dynaflow_xla.planning.plan import Launch, Record, Wait
-
-if TYPE_CHECKING:
-    from dynaflow_xla.frontends.jax.lanes.lower import StageBuilder
 
 _HOLD_MIN_NS = 50_000
 _HOLD_MAX_SHARE = 0.05
@@ -44,7 +42,7 @@ def _feeding_costliest(graph: Graph, region: Region) -> list[int]:
 class LaneEmitter:
     """Traces one lane's function; gates are merged where their order allows."""
 
-    def __init__(self, lane: int, builder: StageBuilder, profile: bool):
+    def __init__(self, lane: int, builder: StageParts, profile: bool):
         self.lane = lane
         self.builder = builder
         self.profile = profile

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import device_lanes, xla
@@ -64,16 +64,6 @@ def _lower_other(ctx: Any, *operands: Any, stage: Any) -> Any:
     return mlir.lower_fun(stage.reference, multiple_results=True)(ctx, *operands)
 
 
-def _batch(args: Sequence[Any], dims: Sequence[Any], *, stage: Any) -> Any:
-    # JAX marks an unbatched operand by None. Outputs that depend on none but such stay unbatched.
-    batched_inputs = {i for i, d in enumerate(dims) if d is not None}
-    out_dims = [0 if batched_inputs & depends else None for depends in stage.depends]
-    batched = jax.vmap(
-        lambda *xs: stage.reference(*xs), in_axes=tuple(dims), out_axes=list(out_dims)
-    )
-    return stage.replan(batched, args), out_dims
-
-
 def _no_jvp(primals: Any, tangents: Any, *, stage: Any) -> Any:
     raise UnsupportedError(
         f"forward-mode differentiation of the scheduled function {stage.program_name!r} is not "
@@ -84,7 +74,6 @@ def _no_jvp(primals: Any, tangents: Any, *, stage: Any) -> Any:
 mlir.register_lowering(dfx_call_p, _lower_other)
 mlir.register_lowering(dfx_call_p, _lower_cpu, platform="cpu")
 mlir.register_lowering(dfx_call_p, _lower_cuda, platform="cuda")
-batching.primitive_batchers[dfx_call_p] = _batch
 ad.primitive_jvps[dfx_call_p] = _no_jvp
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dynaflow_xla.frontends.jax.readback import report_text, xla_dump
+from dynaflow_xla.frontends.jax.readback import report, xla_dump
 from dynaflow_xla.frontends.jax.readback.collectives_read import Overlap, overlaps, unordered
 from dynaflow_xla.frontends.jax.readback.compiled_order import Order, compare, that_compute
 from dynaflow_xla.frontends.jax.readback.xla_dump import Instruction, Thunk
@@ -163,7 +163,7 @@ class CompiledReport(msgspec.Struct, frozen=True):
         ).decode()
 
     def __str__(self) -> str:
-        return "\n".join(report_text.lines(self))
+        return "\n".join(report.lines(self))
 
 
 class ReadProgram(msgspec.Struct, frozen=True):

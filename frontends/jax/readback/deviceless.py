@@ -21,8 +21,9 @@ from dynaflow_xla.errors import DynaflowError, EngineError, UnsupportedError
 from dynaflow_xla.ffi import xla
 from dynaflow_xla.frontends.jax import scheduled as scheduled_function
 from dynaflow_xla.frontends.jax.adapters.lifted import looks_inside
+from dynaflow_xla.frontends.jax.capture.tracing import Capturing, tracing_afresh
 from dynaflow_xla.frontends.jax.readback import compiled_report, deviceless_worker, targets
-from dynaflow_xla.frontends.jax.signature import entry
+from dynaflow_xla.frontends.jax.readback.compiled_report import CompiledReport
 from dynaflow_xla.frontends.jax.xla import xla_options
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry, traced_entries
 
@@ -34,7 +35,7 @@ _PLATFORM = ("cuda",)
 @looks_inside
 def compile_report(
     fast: Any, args: Any, kwargs: Any, target: object = None, *, repeats: int = 0
-) -> compiled_report.CompiledReport:
+) -> CompiledReport:
     """The report of ``dynaflow_xla.compile`` for a JAX function.
 
     With ``repeats``, the original is compiled under XLA's own defaults, too, and each program so many
@@ -65,7 +66,7 @@ def report_of(
     target: object,
     donated: Sequence[int] = (),
     repeats: int = 0,
-) -> compiled_report.CompiledReport:
+) -> CompiledReport:
     """The report on a planned program.
 
     Args:
@@ -98,7 +99,7 @@ def _compiled(
     donated: list[int],
     notes: list[str],
     repeats: int,
-) -> compiled_report.CompiledReport:
+) -> CompiledReport:
     options = {k: str(v) for k, v in options.items()}
     given = dict.fromkeys(programs, options)
     if repeats:
@@ -141,13 +142,13 @@ def _outer_function(jitted: Any, specs: Any) -> tuple[XlaEntry, dict[str, Any], 
     check_plugin()
     # Fresh functions: jit would return what it traced before.
     inner = jitted.__wrapped__
-    with traced_entries() as entries, entry.tracing_afresh():
+    with traced_entries() as entries, tracing_afresh():
         scheduled = _export(jax.jit(lambda *a, **k: inner(*a, **k)), *specs)
     if not entries:
         raise UnsupportedError(
             f"nothing in {jitted.__name__!r} is scheduled with backend='xla': compile reads a plan back"
         )
-    with entry.capturing_inside():
+    with Capturing():
         original = _export(jax.jit(lambda *a, **k: inner(*a, **k)), *specs)
     options: dict[str, Any] = {}
     for made in entries:

@@ -11,7 +11,7 @@ import jax
 
 from dynaflow_xla.errors import FallbackWarning, PlanError
 from dynaflow_xla.frontends.jax.capture import in_place
-from dynaflow_xla.frontends.jax.signature.planned import Planned
+from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.strategies.base import user_line
 
 _WARN_BYTES = 1 << 20

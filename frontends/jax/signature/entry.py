@@ -1,163 +1,41 @@
-"""One signature of a scheduled function: captured, partitioned, planned, lowered, callable."""
+"""From a captured function to a planned one: the cut, the split, the recording, the plan, its proof."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import jax
-
-from dynaflow_xla import progress
-from dynaflow_xla.errors import PlanError, UnsupportedError
-from dynaflow_xla.ffi import _engine, blas, xla
+from dynaflow_xla.errors import PlanError, RuleError, UnsupportedError
 from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import capture, in_place
-from dynaflow_xla.frontends.jax.capture.physical import from_physical, to_physical
-from dynaflow_xla.frontends.jax.lanes import device_stage, lower, stage_primitive
-from dynaflow_xla.frontends.jax.signature.planned import Planned
-from dynaflow_xla.frontends.jax.xla import gate_placement, loops, xla_backend
+from dynaflow_xla.frontends.jax.capture.tracing import exact_types
+from dynaflow_xla.frontends.jax.lanes import device_stage
+from dynaflow_xla.frontends.jax.lanes.entry import Entry
+from dynaflow_xla.frontends.jax.regions.functions import (
+    kernel_function,
+    region_function,
+    replaced_function,
+)
+from dynaflow_xla.frontends.jax.settings import Options
+from dynaflow_xla.frontends.jax.xla import build as xla_build, gate_placement, loops
+from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
 from dynaflow_xla.ir.graph import PartitionedGraph
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.rules import as_rules
-from dynaflow_xla.kernels import CudaKernel, Lanes
+from dynaflow_xla.kernels import CudaKernel
 from dynaflow_xla.planning.build import build_plan
-from dynaflow_xla.planning.plan import Launch, Plan
 from dynaflow_xla.planning.validate import validate
-from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
+from dynaflow_xla.strategies.base import Context, record, sizes_of
 from dynaflow_xla.strategies.branches import Branches
-
-_WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
-
-
-_state = threading.local()
-
-
-def capturing() -> bool:
-    """Whether this thread is inside the capture of a scheduled function (nested ones then inline)."""
-    return bool(_engine.capturing())
-
-
-class _Capturing:
-    def __enter__(self) -> None:
-        _engine.enter_capture()
-
-    def __exit__(self, *_: object) -> None:
-        _engine.leave_capture()
-
-
-def capturing_inside() -> _Capturing:
-    """A block in which scheduled functions are their originals."""
-    return _Capturing()
-
-
-@contextlib.contextmanager
-def tracing_afresh() -> Iterator[None]:
-    """A block in which scheduled functions are traced at each call, whatever JAX has of them already."""
-    before = getattr(_state, "afresh", None)
-    _engine.enter_capture()
-    _state.afresh = _engine.capture_depth()
-    try:
-        yield
-    finally:
-        _engine.leave_capture()
-        _state.afresh = before
-
-
-def afresh() -> bool:
-    """Whether this call is one of those, and not inside a capture."""
-    at = getattr(_state, "afresh", None)
-    return at is not None and at == _engine.capture_depth()
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user asked ``schedule`` for, as far as one entry needs it."""
-
-    name: str
-    strategy: Strategy
-    rules: tuple[Any, ...] | None
-    lanes: int
-    user: Any = field(default_factory=dict, hash=False, compare=False)
-    in_axes: Any = None
-    out_axes: Any = 0
-    batch_size: int | None = None
-    compiler_options: dict[str, Any] | None = field(default=None, hash=False, compare=False)
-    default_cut: bool = False
-    backend: str = "ffi"
-    target: str | None = None
-    gpu_lanes: bool = False
-    gpu: Lanes | None = None
-
-
-@dataclass(kw_only=True)
-class Entry(Planned):
-    """A planned signature of the backend ``ffi``.
-
-    Attributes:
-        compiled: ``stages`` if they were needed already, else empty.
-    """
-
-    _stages: list[tuple[lower.Stage | None, Launch | None]] | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    @property
-    def compiled(self) -> list[tuple[lower.Stage | None, Launch | None]]:
-        """``stages`` if they were needed already, else empty."""
-        return self._stages or []
-
-    @property
-    def stages(self) -> list[tuple[lower.Stage | None, Launch | None]]:
-        """Stages with the outer launch that follows each; compiled when first needed."""
-        with self._lock:
-            if self._stages is None:
-                t0 = time.perf_counter()
-                xla.ensure_registered()
-                lanes = len({i.lane for i in self.plan.instructions if isinstance(i, Launch)})
-                with progress.report(f"compiling {self.options.name!r}: {lanes} lane programs"):
-                    self._stages = build_stages(
-                        self.captured, self.pg, self.plan, self.functions, self.options
-                    )
-                blas.register()  # lowering the first program that needs LAPACK has loaded it
-                self.seconds["compile"] = time.perf_counter() - t0
-            return self._stages
-
-    def __call__(self, *inputs: Any) -> list[Any]:
-        """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
-        captured = self.captured
-        env = self.bind(inputs)
-        for stage, outer in self.stages:
-            if stage is not None:
-                args = [env[v] for v in stage.inputs]
-                physical = [
-                    to_physical(x, captured.avals[v])
-                    for v, x in zip(stage.inputs, args, strict=True)
-                ]
-                results = stage_primitive.bind(stage, physical)
-                for value, x in zip(stage.outputs, results, strict=True):
-                    env[value] = from_physical(x, captured.avals[value])
-            if outer is not None:
-                self._run_plain(outer, env)
-        return self.flat_outputs(env)
-
-
-def capture_function(
-    fn: Callable[..., Any], specs: Sequence[Any], n_consts: int, name: str
-) -> capture.Captured:
-    """Traces a flat function over flat values and captures it, with the constants that it meets."""
-    with _Capturing():
-        closed = jax.make_jaxpr(fn)(*specs)
-    return replace(capture.capture(closed, n_consts, name), consts=tuple(closed.consts))
 
 
 def build_entry(
     captured: capture.Captured,
     options: Options,
     batched: splitting.Splitting | None = None,
-) -> Entry | xla_backend.XlaEntry:
+) -> Entry | XlaEntry:
     """Partitions, plans and validates a captured function; it is compiled when it first runs.
 
     Args:
@@ -165,19 +43,13 @@ def build_entry(
         options: What the user asked for.
         batched: The same function with what is needed to split it, if it has a batch.
     """
-    with _types(captured):
+    with exact_types(captured):
         return _build(captured, options, batched)
-
-
-def _types(captured: capture.Captured) -> Any:
-    """Context in which 64-bit values keep their type, whatever the caller's setting."""
-    wide = any(getattr(a.dtype, "name", "") in _WIDE for a in captured.avals)
-    return jax.enable_x64(True) if wide else contextlib.nullcontext()
 
 
 def _build(
     captured: capture.Captured, options: Options, batched: splitting.Splitting | None
-) -> Entry | xla_backend.XlaEntry:
+) -> Entry | XlaEntry:
     t0 = time.perf_counter()
     strategy = options.strategy
     graph = captured.graph
@@ -228,7 +100,7 @@ def _build(
     if options.backend == "xla":
         parts = [captured] if split is None else list(split.resolved.at.values())
         for part in parts:
-            loops.schedule_bodies(part, options, build_entry, keep_rules=split is not None)
+            _plan_bodies(part, options, keep_rules=split is not None)
     functions: dict[int, Callable[..., list[Any]]] = {}
     for decision in recording.decisions:
         region = pg.regions[decision.region]
@@ -239,18 +111,18 @@ def _build(
         if split is not None:
             functions[region.id] = split.function(region.id, decision)
         elif decision.replace is None:
-            functions[region.id] = lower.region_function(captured, region)
+            functions[region.id] = region_function(captured, region)
         elif isinstance(decision.replace, CudaKernel):
-            functions[region.id] = lower.kernel_function(
+            functions[region.id] = kernel_function(
                 decision.replace, captured, region, options.backend
             )
         else:
-            functions[region.id] = lower.replaced_function(
+            functions[region.id] = replaced_function(
                 decision.replace, captured, region, str(decision.source)
             )
     if options.backend == "xla":
         seconds = {"partition": t1 - t0, "plan": t2 - t1}
-        return xla_backend.build(
+        return xla_build.build(
             options=options, captured=captured, pg=pg, plan=plan, functions=functions,
             seconds=seconds, split=split,
         )  # fmt: skip
@@ -282,61 +154,32 @@ def _with_network(pg: PartitionedGraph) -> PartitionedGraph:
     return replace(pg, regions=regions)
 
 
-def build_stages(
-    captured: capture.Captured,
-    pg: PartitionedGraph,
-    plan: Plan,
-    functions: dict[int, Callable[..., list[Any]]],
-    options: Options,
-    *,
-    profile: bool = False,
-) -> list[tuple[lower.Stage | None, Launch | None]]:
-    """Lowers and compiles every stage of a plan."""
-    cut = lower.split_stages(plan)
-    launched = [
-        [i.region for i in instructions if isinstance(i, Launch)] for instructions, _ in cut
-    ]
-    stages: list[tuple[lower.Stage | None, Launch | None]] = []
-    for number, (instructions, outer) in enumerate(cut):
-        if not launched[number]:
-            stages.append((None, outer))
+def _plan_bodies(captured: capture.Captured, options: Options, *, keep_rules: bool) -> None:
+    """Plans the bodies of a captured function's loops and puts them in ``captured.loops``.
+
+    A body that makes one region alone, without a loop in it, has nothing to schedule and stays.
+
+    Args:
+        captured: The function.
+        options: Of its schedule.
+        keep_rules: JAX differentiates the result: functions with derivative rules of their own stay
+            whole.
+    """
+    for op in captured.graph.ops:
+        if op.kind != "scan" or op.outer or op.index in captured.loops:
             continue
-        needed = set(captured.graph.outputs)
-        later = [outer.region] if outer is not None else []
-        for other, (_, other_outer) in zip(launched[number + 1 :], cut[number + 1 :], strict=True):
-            later += other
-            if other_outer is not None:
-                later.append(other_outer.region)
-        for region in later:
-            needed.update(pg.regions[region].inputs)
-        build = device_stage.builder(
-            options.gpu_lanes,
-            captured,
-            pg,
-            plan,
-            instructions,
-            functions,
-            needed,
-            options.compiler_options,
-            gpu=options.gpu,
-        )
-        with _types(captured):
-            stage = build(profile=profile)
-        stage.replan = _replanner(options)
-        stages.append((stage, outer))
-    return stages
-
-
-def _replanner(options: Options) -> Callable[..., list[Any]]:
-    """For vmap: schedules the batched stage anew. User rules may not fit its graph: default cut."""
-
-    def replan(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
-        specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
-        captured = capture_function(fn, specs, 0, f"{options.name}.vmap")
-        # The batch axes are others now, and nano-batches are in the stage already.
+        body = loops.captured_body(captured, op.index, keep_rules or captured.keeps_rules)
+        own = f"{options.name}.scan"
+        # The batch axes are others in there.
         strategy = Branches() if options.in_axes is not None else options.strategy
-        settings = replace(options, rules=None, default_cut=True, in_axes=None, strategy=strategy)
-        entry = build_entry(captured, settings)
-        return entry(*captured.consts, *args)
-
-    return replan
+        settings = replace(options, name=own, in_axes=None, batch_size=None, strategy=strategy)
+        if settings.rules is not None:
+            fitting = tuple(rule for rule in settings.rules if loops.fits(rule, body))
+            settings = replace(settings, rules=fitting or None, default_cut=not fitting)
+        try:
+            entry = build_entry(body, settings)
+        except RuleError:  # the strategy's rules speak of the function around the loop
+            entry = build_entry(body, replace(settings, rules=None, default_cut=True))
+        assert isinstance(entry, XlaEntry)
+        if len(entry.pg.regions) > 1 or entry.bodies():
+            captured.loops[op.index] = loops.with_body(op.payload, entry, op.index)

@@ -22,11 +22,13 @@ from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch.split import Split
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.physical import spec
-from dynaflow_xla.frontends.jax.signature import entry
-from dynaflow_xla.frontends.jax.signature.planned import Planned
-from dynaflow_xla.frontends.jax.transform.differentiate import (
+from dynaflow_xla.frontends.jax.capture.tracing import capture_function
+from dynaflow_xla.frontends.jax.planned import Planned
+from dynaflow_xla.frontends.jax.signature.entry import build_entry
+from dynaflow_xla.frontends.jax.transform.passes import (
     Flat,
-    Pair,
+    Passes,
+    Primal,
     flat_function,
     inexact,
     out_avals,
@@ -94,13 +96,9 @@ class Program:
         """The same; constants that only the trace met are given, too."""
         return program_p.bind(*flat, program=self)  # type: ignore[no-any-return]
 
-    def plain_at(self, size: int) -> tuple[Flat, list[Any], list[Any]]:
-        """The function without schedule at a size: itself, abstract inputs and outputs."""
-        if self.split is None:
-            return self.plain, self.in_avals, self.out_avals
-        captured = self.split.resolved.at[size]
-        ins = [captured.avals[v] for v in captured.graph.inputs]
-        return flat_function(captured), ins, out_avals(captured)
+    def primal(self) -> Primal:
+        """What its derivatives are made of."""
+        return Primal(self.plain, self.in_avals, self.out_avals, self.split, self.entry.options)
 
     def pairs(self) -> list[Pair]:
         """Derivatives made so far."""
@@ -109,7 +107,7 @@ class Program:
     def pair(self, wanted: tuple[int, ...]) -> Pair:
         """Forward and backward pass for derivatives with respect to the inputs ``wanted``."""
         if wanted not in self._pairs:
-            self._pairs[wanted] = Pair(self, wanted, Program)
+            self._pairs[wanted] = Pair(self, wanted)
         return self._pairs[wanted]
 
     def batched(
@@ -139,8 +137,8 @@ class Program:
                 strategy=strategy,
             )  # fmt: skip
             specs = [spec(jax.typeof(x)) for x in args]
-            captured = entry.capture_function(many, specs, 0, options.name)
-            made = entry.build_entry(captured, options)
+            captured = capture_function(many, specs, 0, options.name)
+            made = build_entry(captured, options)
             found = self._batched[key] = Program(made, captured), out_dims
         return found
 
@@ -188,6 +186,38 @@ class Program:
 
     def __repr__(self) -> str:
         return self.entry.options.name
+
+
+@_compat.weak_parameter
+class Pair:
+    """Forward and backward pass for derivatives with respect to some of the inputs.
+
+    Attributes:
+        name: Name of the function.
+        out_avals: Of the function itself.
+        forward: The inputs to the results and residuals.
+    """
+
+    def __init__(self, primal: Program, wanted: tuple[int, ...]):
+        self.name = primal.entry.options.name
+        self.out_avals = primal.out_avals
+        self._passes = Passes(primal.primal(), wanted)
+        self._backwards: dict[tuple[int, ...], Program] = {}
+        self.forward = _of_pass(*self._passes.forward())
+
+    def backward(self, given: tuple[int, ...]) -> Program:
+        """Residuals and the given cotangents to the gradients."""
+        if given not in self._backwards:
+            self._backwards[given] = _of_pass(*self._passes.backward(given))
+        return self._backwards[given]
+
+    def programs(self) -> list[Program]:
+        """Those made so far."""
+        return [self.forward, *self._backwards.values()]
+
+
+def _of_pass(made: Planned, whole: capture.Captured) -> Program:
+    return Program(made, whole, expanded=made.split is not None)
 
 
 @program_p.def_impl

@@ -17,8 +17,8 @@ from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.ffi import _compat as ffi_compat
 from dynaflow_xla.frontends.jax import profile
 from dynaflow_xla.frontends.jax.capture import capture, costs as costs_of
+from dynaflow_xla.frontends.jax.capture.tracing import Capturing
 from dynaflow_xla.frontends.jax.lanes import device_stage
-from dynaflow_xla.frontends.jax.signature import entry
 from dynaflow_xla.frontends.jax.tuning import on_caller, ways as ways_to_run
 from dynaflow_xla.planning.plan import Launch
 from dynaflow_xla.strategies import identity
@@ -132,7 +132,7 @@ def choose(
     if jax.process_count() > 1:
         return Choice(None, "more than one process: no measurement, the original runs")
     spending = budget.Budget(fast.purse, strategy.budget_s if budget_s is None else budget_s)
-    with entry.capturing_inside():
+    with Capturing():
         began = budget.clock()
         traced = fast.original.trace(*args, **kwargs)  # a plain call would, too
     spending.original(budget.clock() - began)

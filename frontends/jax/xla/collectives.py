@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dynaflow_xla.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
+from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
 
 _FAMILIES = {
     "all_reduce": "psum psum_invariant pmax pmin",

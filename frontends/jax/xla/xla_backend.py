@@ -9,28 +9,20 @@ at run time but the program, so every JAX transformation goes through.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax.extend import core as jcore
 
-from dynaflow_xla.batch.expand import MergeSpec
-from dynaflow_xla.errors import RuleError
-from dynaflow_xla.frontends.jax.batch.split import Split
-from dynaflow_xla.frontends.jax.capture import capture
+from dynaflow_xla.frontends.jax.capture.capture import Loop
 from dynaflow_xla.frontends.jax.capture.physical import from_physical, to_physical
-from dynaflow_xla.frontends.jax.lanes import lapack_guard
-from dynaflow_xla.frontends.jax.lanes.lower import Second, cut_view, region_function
-from dynaflow_xla.frontends.jax.signature.planned import Planned
-from dynaflow_xla.frontends.jax.xla import collectives, order_gate, placed_results
-from dynaflow_xla.frontends.jax.xla.gate_placement import Gate, overwritten, place_gates
-from dynaflow_xla.frontends.jax.xla.loops import Loop
+from dynaflow_xla.frontends.jax.planned import Planned
+from dynaflow_xla.frontends.jax.regions import lapack_guard, order_gate
+from dynaflow_xla.frontends.jax.regions.functions import cut_view
+from dynaflow_xla.frontends.jax.xla import placed_results
+from dynaflow_xla.frontends.jax.xla.gate_placement import Gate
 from dynaflow_xla.frontends.jax.xla.region_order import RegionOrder
-from dynaflow_xla.ir.graph import Graph, PartitionedGraph
-from dynaflow_xla.planning.recording import Decision
 
 PLAN_SCOPE = "dfx_plan"
 """The name scope around a plan; the component behind it is the region (``scope_of``)."""
@@ -207,168 +199,3 @@ class _Evaluation:
                 x = from_physical(x, avals[value])
                 self.gated.setdefault(value, []).append((gate.region, x))
         return [*beside, *deps] if gate.products else beside
-
-
-def build(**made: Any) -> XlaEntry:
-    """Makes the entry of a validated plan, from the fields of ``Planned``."""
-    pg, split, functions = made["pg"], made["split"], made["functions"]
-    chained = collectives.in_graph(made["options"].compiler_options)
-    order = RegionOrder(pg, made["plan"], chained=chained)
-    opaque = frozenset[int]() if split is None else split.joint_regions()
-    placed = place_gates(pg, order, opaque, inside=split is None)
-    gates = {gate.region: gate for gate in placed}
-    inside = _given_to_gates(pg, placed)
-    captured = made["captured"]
-    for region in pg.regions:
-        gate = gates.get(region.id)
-        second = None
-        if gate is not None and (gate.beside or gate.products):
-            deps = tuple(captured.avals[d] for d in gate.deps) if gate.products else ()
-            second = Second(gate.beside, gate.starts, gate.paths, gate.products, deps)
-        if second is not None and split is not None:
-            functions[region.id] = split.function(region.id, Decision(region.id, 0), second)
-        elif second is not None or region.id in inside:
-            outputs = (*region.outputs, *inside.get(region.id, ()))
-            functions[region.id] = region_function(
-                captured, replace(region, outputs=outputs), second
-            )
-    waiting: dict[int, list[int]] = {}
-    for gate in gates.values():
-        for dep in gate.deps:
-            waiting.setdefault(dep, []).append(gate.region)
-    witnessed = overwritten(pg, order, gates.values())
-    whole = (m for m in _merges(pg, split) if witnessed.isdisjoint(m[1]))
-    places = placed_results.places(pg, whole, order.before, waiting)
-    entry = XlaEntry(
-        order=order, gates=gates, inside=inside, witnessed=witnessed, places=places, **made
-    )
-    if chained:
-        collectives.require_chain(entry)
-    return entry
-
-
-def _given_to_gates(pg: PartitionedGraph, gates: Sequence[Gate]) -> dict[int, tuple[int, ...]]:
-    """Values inside of regions that gates wait for, by region."""
-    given: dict[int, tuple[int, ...]] = {}
-    owner = {index: region for region in pg.regions for index in region.ops}
-    for value in dict.fromkeys(d for gate in gates for d in gate.deps):
-        producer = pg.graph.values[value].producer
-        region = owner.get(producer)
-        if region is not None and value not in region.outputs:
-            given[region.id] = (*given.get(region.id, ()), value)
-    return given
-
-
-def _merges(pg: PartitionedGraph, split: Split | None) -> Iterator[tuple[int, list[int], int]]:
-    """Results that are put together from whole values: the result, its parts, the axis."""
-    for join in pg.graph.joins:
-        yield join.value, list(join.parts), join.axis
-    if split is None:
-        return
-    for region, reads in split.expanded.merge_reads.items():
-        origin = split.expanded.origins[region]
-        if isinstance(origin, MergeSpec) and origin.how == "concat":
-            if all(cut is None for _, cut in reads):
-                (whole,) = pg.regions[region].outputs
-                yield whole, [value for value, _ in reads], origin.axis
-
-
-class Program:
-    """A scheduled flat function with derivatives in both modes.
-
-    JAX differentiates the scheduled program itself. Only where the function holds rules of its own
-    (``custom_jvp``, ``custom_vjp``, ``remat``), which a capture looks through, is the differentiated
-    program made from a second plan that keeps the operators with such rules whole.
-
-    Attributes:
-        entry: The plan.
-    """
-
-    def __init__(self, made: XlaEntry, traced: Any, build_entry: Callable[..., Any]):
-        self.entry, self.split = made, made.split
-        closed = traced.jaxpr
-        self._call: Callable[..., Any] = made
-        if made.order.chained and any(r.resource == "network" for r in made.pg.regions):
-            self._call = jax.custom_jvp(lambda *flat: made(*flat))
-            self._call.defjvp(  # type: ignore[attr-defined]
-                functools.partial(collectives.refuse_derivative, made.options.name)
-            )
-            return
-        # The loop bodies of a split keep the operators with such rules whole anyway.
-        in_loops = made.split is None
-        if not capture.holds_custom_rules(closed.jaxpr, in_loops=in_loops):
-            return
-
-        @functools.cache
-        def whole() -> XlaEntry:
-            captured = capture.capture(
-                closed, len(traced._consts), made.options.name, keep_rules=True
-            )
-            try:
-                entry: XlaEntry = build_entry(captured, made.options)
-            except RuleError:  # a rule for an operator that is now inside a whole one
-                entry = build_entry(captured, replace(made.options, rules=None, default_cut=True))
-            return entry
-
-        if capture.ordering_effects(closed.effects):
-            self._call = whole()  # custom_jvp and custom_vjp refuse effects
-            return
-        if capture.has_reverse_rules(closed.jaxpr):
-            self._call = jax.custom_vjp(lambda *flat: made(*flat))
-            self._call.defvjp(  # type: ignore[attr-defined]
-                lambda *flat: jax.vjp(whole(), *flat), lambda vjp, cotangents: vjp(cotangents)
-            )
-            return
-        self._call = jax.custom_jvp(lambda *flat: made(*flat))
-
-        @self._call.defjvp  # type: ignore[attr-defined]
-        def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-            return jax.jvp(whole(), tuple(primals), tuple(tangents))
-
-    def __call__(self, *flat: Any) -> list[Any]:
-        """Flat inputs (closed-over values first) to flat outputs."""
-        return list(self._call(*flat))
-
-    def pairs(self) -> list[Any]:
-        """Scheduled derivatives: none, JAX makes them of the program."""
-        return []
-
-
-def shared_matmul_operand(made: XlaEntry) -> bool:
-    """Whether regions that may overlap multiply by the same value: XLA would merge their products.
-
-    The same are also values that two regions compute alike: XLA computes them once.
-    """
-    readers: dict[int, list[int]] = {}
-    same = _representatives(made.pg.graph)
-    for launch in made.order.launches:
-        for index in made.pg.regions[launch.region].ops:
-            op = made.pg.graph.ops[index]
-            if op.kind == "dot_general":
-                for value in op.inputs:
-                    readers.setdefault(same.get(value, value), []).append(launch.region)
-    before = made.order.before
-    # A product whose result waits has operands that do not.
-    early = {gate.region for gate in made.gates.values() if gate.products}
-    return any(
-        a != b and (a in early or (not before(a, b) and not before(b, a)))
-        for regions in readers.values()
-        for a in regions
-        for b in regions
-    )
-
-
-def _representatives(graph: Graph) -> dict[int, int]:
-    """Values that the same operators compute from the same values -> the first of them."""
-    same: dict[int, int] = {}
-    first: dict[Any, Sequence[int]] = {}
-    for op in graph.ops:
-        params = getattr(op.payload, "params", None)
-        if params is None or op.outer or any(jcore.jaxprs_in_params(params)):
-            continue
-        inputs = tuple(same.get(v, v) for v in op.inputs)
-        atoms = tuple(str(x) for x in op.payload.invars if isinstance(x, jcore.Literal))
-        key = (op.kind, inputs, atoms, str(sorted(params.items(), key=lambda item: item[0])))
-        for mine, known in zip(op.outputs, first.setdefault(key, op.outputs), strict=True):
-            same[mine] = known
-    return same

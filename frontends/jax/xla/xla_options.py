@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import jaxlib
+from jax.extend import core as jcore
 
 from dynaflow_xla.errors import FallbackWarning
 from dynaflow_xla.frontends.jax.xla import collectives
-
-if TYPE_CHECKING:
-    from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
+from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
+from dynaflow_xla.ir.graph import Graph
 
 _CONCURRENT = {
     "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
@@ -52,8 +53,6 @@ def for_entry(made: XlaEntry) -> dict[str, Any]:
     Warns:
         FallbackWarning: this jaxlib is not in the table; the newest row is used, unproved.
     """
-    from dynaflow_xla.frontends.jax.xla.xla_backend import shared_matmul_operand
-
     mine = version()
     if mine not in PROVED:
         warnings.warn(unproved(), FallbackWarning, stacklevel=4)
@@ -61,7 +60,7 @@ def for_entry(made: XlaEntry) -> dict[str, Any]:
     plans = [made]
     for plan in plans:
         plans += [body for _, body in plan.bodies()]
-    if any(map(shared_matmul_operand, plans)):
+    if any(map(_shared_matmul_operand, plans)):
         options.update(NO_DOT_MERGER)
     if any(plan.split is not None for plan in plans):
         options.update(NO_SIBLING_FUSION)
@@ -98,3 +97,43 @@ def warn_inside_trace(name: str) -> None:
             FallbackWarning,
             stacklevel=4,
         )
+
+
+def _shared_matmul_operand(made: XlaEntry) -> bool:
+    """Whether regions that may overlap multiply by the same value: XLA would merge their products.
+
+    The same are also values that two regions compute alike: XLA computes them once.
+    """
+    readers: dict[int, list[int]] = {}
+    same = _representatives(made.pg.graph)
+    for launch in made.order.launches:
+        for index in made.pg.regions[launch.region].ops:
+            op = made.pg.graph.ops[index]
+            if op.kind == "dot_general":
+                for value in op.inputs:
+                    readers.setdefault(same.get(value, value), []).append(launch.region)
+    before = made.order.before
+    # A product whose result waits has operands that do not.
+    early = {gate.region for gate in made.gates.values() if gate.products}
+    return any(
+        a != b and (a in early or (not before(a, b) and not before(b, a)))
+        for regions in readers.values()
+        for a in regions
+        for b in regions
+    )
+
+
+def _representatives(graph: Graph) -> dict[int, int]:
+    """Values that the same operators compute from the same values -> the first of them."""
+    same: dict[int, int] = {}
+    first: dict[Any, Sequence[int]] = {}
+    for op in graph.ops:
+        params = getattr(op.payload, "params", None)
+        if params is None or op.outer or any(jcore.jaxprs_in_params(params)):
+            continue
+        inputs = tuple(same.get(v, v) for v in op.inputs)
+        atoms = tuple(str(x) for x in op.payload.invars if isinstance(x, jcore.Literal))
+        key = (op.kind, inputs, atoms, str(sorted(params.items(), key=lambda item: item[0])))
+        for mine, known in zip(op.outputs, first.setdefault(key, op.outputs), strict=True):
+            same[mine] = known
+    return same

@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 from dynaflow_xla import errors
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax.capture.tracing import capturing
 from dynaflow_xla.frontends.jax.scheduled import ScheduledFunction
-from dynaflow_xla.frontends.jax.signature import entry as jax_entry
 from dynaflow_xla.frontends.torch.capture.capture import capture
 from dynaflow_xla.frontends.torch.on_xla import to_jax, torchax_table
 from dynaflow_xla.frontends.torch.on_xla.aten_lowering import DTYPES
@@ -99,7 +99,7 @@ class _Exported:
         ]
 
     def __call__(self, original: Any, arrays: list[Any]) -> Any:
-        tracing = any(isinstance(x, jax.core.Tracer) for x in arrays) or jax_entry.capturing()
+        tracing = any(isinstance(x, jax.core.Tracer) for x in arrays) or capturing()
         state = state_of(original)
         have: dict[str, Any] = {"array": arrays, "state": state}
         flat = []

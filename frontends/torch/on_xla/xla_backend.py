@@ -22,6 +22,9 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import xla
 from dynaflow_xla.frontends.jax.capture import capture as jax_capture, provenance
+from dynaflow_xla.frontends.jax.capture.tracing import Capturing
+from dynaflow_xla.frontends.jax.lanes.entry import build_stages
+from dynaflow_xla.frontends.jax.settings import Options as JaxOptions
 from dynaflow_xla.frontends.jax.signature import entry as jax_entry
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry as XlaPlan
 from dynaflow_xla.frontends.torch.capture.capture import capture
@@ -216,7 +219,7 @@ class Stamped:
                 "profile needs backend='ffi' or 'torch': one XLA program has no lanes of its own"
             )
         with jax.enable_x64(True):
-            stages = jax_entry.build_stages(
+            stages = build_stages(
                 made.captured, made.pg, made.plan, made.functions, made.options, profile=True
             )
         self.entry, self.stage = entry, stages[0][0]
@@ -306,7 +309,7 @@ def traced(function: JaxFunction) -> tuple[Any, Any]:
     """The function as a closed jaxpr, and as the JAX frontend's graph."""
     graph = function.captured.graph
     with jax.enable_x64(True), matmul_precision():
-        with jax_entry.capturing_inside():
+        with Capturing():
             closed = jax.make_jaxpr(function)(*function.specs())
         return closed, provenance.settle(jax_capture.capture(closed, 0, graph.name), graph.ops)
 
@@ -365,7 +368,7 @@ def jax_options(options: Any, captured: Captured, kind: str) -> Any:
         made["rules"] = tuple(r for r in options.rules if _matches(r, captured))
     if options.backend == "xla":
         made.update(backend="xla", target=options.target)
-    return jax_entry.Options(**made)
+    return JaxOptions(**made)
 
 
 def _matches(rule: Any, captured: Captured) -> bool:

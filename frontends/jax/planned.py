@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import capture
-from dynaflow_xla.frontends.jax.lanes import lower
+from dynaflow_xla.frontends.jax.regions.functions import KernelRegion, cut_view
+from dynaflow_xla.frontends.jax.settings import Options
 from dynaflow_xla.ir.graph import PartitionedGraph
 from dynaflow_xla.planning.plan import Launch, Plan
-
-if TYPE_CHECKING:
-    from dynaflow_xla.frontends.jax.signature.entry import Options
 
 
 @dataclass(kw_only=True)
@@ -77,7 +75,7 @@ class Planned:
         graph = self.captured.graph
         env: dict[int, Any] = dict(zip(graph.inputs, inputs, strict=True))
         for view in graph.views:
-            env[view.value] = lower.cut_view(view, env[graph.inputs[view.input]])
+            env[view.value] = cut_view(view, env[graph.inputs[view.input]])
         for launch in self.plan.instructions:
             if isinstance(launch, Launch):
                 self._run_plain(launch, env)
@@ -87,7 +85,7 @@ class Planned:
         region = self.pg.regions[launch.region]
         for view in self.pg.graph.views:
             if view.value in region.inputs and view.value not in env:
-                env[view.value] = lower.cut_view(view, env[self.pg.graph.inputs[view.input]])
+                env[view.value] = cut_view(view, env[self.pg.graph.inputs[view.input]])
         read = (*region.inputs, *self._beside(launch.region))
         outs = self.functions[launch.region](*[env[v] for v in read])
         env.update(zip(region.outputs, outs, strict=True))
@@ -102,7 +100,7 @@ class Planned:
             f"region {self.pg.regions[region].name!r} is kernel {function.kernel.name!r} on lanes of a GPU; "
             "elsewhere it runs as it was written"
             for region, function in self.functions.items()
-            if isinstance(function, lower.KernelRegion)
+            if isinstance(function, KernelRegion)
         ]
         unused = capture.marks_inside(self.captured)
         return [*self.pg.notes, *self.plan.notes, *self.notes, *unused, *kernels]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +20,15 @@ from jax.extend import core as jcore
 from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.proof import Mean, Sum
 from dynaflow_xla.errors import RuleError
-from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch.split import Resolved, Split
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.physical import spec
-from dynaflow_xla.frontends.jax.signature import entry
+from dynaflow_xla.frontends.jax.capture.tracing import capture_function
+from dynaflow_xla.frontends.jax.lanes.entry import Entry
+from dynaflow_xla.frontends.jax.settings import Options
+from dynaflow_xla.frontends.jax.signature.entry import build_entry
+from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
 from dynaflow_xla.strategies.branches import Branches
-
-if TYPE_CHECKING:
-    from dynaflow_xla.frontends.jax.transform.primitive import Program
 
 Flat: TypeAlias = Callable[..., list[Any]]
 Specs: TypeAlias = tuple[tuple[expand.InSpec, ...], tuple[expand.OutSpec, ...]]
@@ -51,44 +51,61 @@ def flat_function(captured: capture.Captured) -> Flat:
     return plain
 
 
-@_compat.weak_parameter
-class Pair:
-    """Forward and backward pass for derivatives with respect to some of the inputs."""
+@dataclass(frozen=True)
+class Primal:
+    """A flat function without schedule, as its derivatives are made of it.
 
-    def __init__(self, primal: Program, wanted: tuple[int, ...], make: Callable[..., Program]):
+    Attributes:
+        plain: The function at its full size.
+        in_avals, out_avals: Of its flat inputs and outputs.
+        split: Its split, if its derivatives are to be split, too.
+        options: What the user asked for.
+    """
+
+    plain: Flat
+    in_avals: list[Any]
+    out_avals: list[Any]
+    split: Split | None
+    options: Options
+
+    def at(self, size: int) -> tuple[Flat, list[Any]]:
+        """The function at a size, and its abstract inputs."""
+        if self.split is None:
+            return self.plain, self.in_avals
+        captured = self.split.resolved.at[size]
+        return flat_function(captured), [captured.avals[v] for v in captured.graph.inputs]
+
+
+Planned: TypeAlias = tuple[Entry | XlaEntry, capture.Captured]
+"""A planned pass, and the pass at its full size."""
+
+
+class Passes:
+    """Forward and backward pass for derivatives with respect to some of the inputs, planned."""
+
+    def __init__(self, primal: Primal, wanted: tuple[int, ...]):
         self.wanted = wanted
-        self.arguments = len(primal.in_avals)
         self.out_avals = primal.out_avals
-        self._options = primal.entry.options
-        self._make = make
+        self._options = primal.options
         self._primal = primal
         self._split = primal.split
         self._batch = 0 if self._split is None else sum(self._split.sizes)
         self._trees: dict[int, Any] = {}
-        self._backwards: dict[tuple[int, ...], Program] = {}
         self._forwards: dict[int, capture.Captured] = {}
         if self._split is not None and not self._same_residuals(self._split.sizes):
             self._split = None  # the passes are those of the whole batch
-        self.forward = self._scheduled("forward", self._forward_at, self._forward_specs)
 
-    def backward(self, given: tuple[int, ...]) -> Program:
+    def forward(self) -> Planned:
+        """The inputs to the results and residuals."""
+        return self._scheduled("forward", self._forward_at, self._forward_specs)
+
+    def backward(self, given: tuple[int, ...]) -> Planned:
         """Residuals and the given cotangents to the gradients of ``wanted``."""
-        if given not in self._backwards:
-            self._backwards[given] = self._scheduled(
-                "backward",
-                lambda size: self._backward_at(size, given),
-                lambda split: self._backward_specs(split, given),
-            )
-        return self._backwards[given]
-
-    @property
-    def name(self) -> str:
-        """Name of the function."""
-        return self._options.name
-
-    def programs(self) -> list[Program]:
-        """Those made so far."""
-        return [self.forward, *self._backwards.values()]
+        return self._scheduled(
+            "backward",
+            lambda size: self._backward_at(size, given),
+            lambda split: self._backward_specs(split, given),
+        )
 
     # -- one pass -----------------------------------------------------------------------------
 
@@ -97,7 +114,7 @@ class Pair:
         what: str,
         at: Callable[[int], capture.Captured],
         specs: Callable[[Split], Specs],
-    ) -> Program:
+    ) -> Planned:
         whole = at(self._batch)
         options = replace(self._options, name=f"{self._options.name}.{what}")
         notes = []
@@ -114,18 +131,18 @@ class Pair:
             options = replace(options, in_axes=None, strategy=Branches())
             notes.append("this pass is not split; Branches() schedules it")
         try:
-            made = entry.build_entry(whole, options, batched)
+            made = build_entry(whole, options, batched)
         except RuleError:
             # The user's rules speak of the forward graph; the default cut fits any.
             options = replace(options, rules=None, default_cut=True)
-            made = entry.build_entry(whole, options, batched)
+            made = build_entry(whole, options, batched)
             notes.append("the rules do not fit this pass; it has the default cut")
         made.notes += notes
-        return self._make(made, whole, expanded=made.split is not None)
+        return made, whole
 
     def _forward_at(self, size: int) -> capture.Captured:
         if size not in self._forwards:
-            plain, avals, _ = self._primal.plain_at(size)
+            plain, avals = self._primal.at(size)
 
             def forward(*flat: Any) -> list[Any]:
                 def of_wanted(*inputs: Any) -> list[Any]:
@@ -140,7 +157,7 @@ class Pair:
 
             specs = [spec(aval) for aval in avals]
             name = f"{self._options.name}.forward"
-            self._forwards[size] = entry.capture_function(forward, specs, 0, name)
+            self._forwards[size] = capture_function(forward, specs, 0, name)
         return self._forwards[size]
 
     def _backward_at(self, size: int, given: tuple[int, ...]) -> capture.Captured:
@@ -158,7 +175,7 @@ class Pair:
             return list(vjp(full))
 
         specs = [spec(aval) for aval in (*avals[count:], *(avals[i] for i in given))]
-        return entry.capture_function(backward, specs, 0, f"{self._options.name}.backward")
+        return capture_function(backward, specs, 0, f"{self._options.name}.backward")
 
     # -- under a split ------------------------------------------------------------------------
 

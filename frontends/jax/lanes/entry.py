@@ -1,0 +1,116 @@
+"""A planned signature on lanes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynaflow_xla import progress
+from dynaflow_xla.ffi import blas, xla
+from dynaflow_xla.frontends.jax.capture import capture
+from dynaflow_xla.frontends.jax.capture.physical import from_physical, to_physical
+from dynaflow_xla.frontends.jax.capture.tracing import exact_types
+from dynaflow_xla.frontends.jax.lanes import device_stage, stage_primitive
+from dynaflow_xla.frontends.jax.lanes.stage import Stage, split_stages
+from dynaflow_xla.frontends.jax.planned import Planned
+from dynaflow_xla.frontends.jax.settings import Options
+from dynaflow_xla.ir.graph import PartitionedGraph
+from dynaflow_xla.planning.plan import Launch, Plan
+
+
+@dataclass(kw_only=True)
+class Entry(Planned):
+    """A planned signature of the backend ``ffi``.
+
+    Attributes:
+        compiled: ``stages`` if they were needed already, else empty.
+    """
+
+    _stages: list[tuple[Stage | None, Launch | None]] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def compiled(self) -> list[tuple[Stage | None, Launch | None]]:
+        """``stages`` if they were needed already, else empty."""
+        return self._stages or []
+
+    @property
+    def stages(self) -> list[tuple[Stage | None, Launch | None]]:
+        """Stages with the outer launch that follows each; compiled when first needed."""
+        with self._lock:
+            if self._stages is None:
+                t0 = time.perf_counter()
+                xla.ensure_registered()
+                lanes = len({i.lane for i in self.plan.instructions if isinstance(i, Launch)})
+                with progress.report(f"compiling {self.options.name!r}: {lanes} lane programs"):
+                    self._stages = build_stages(
+                        self.captured, self.pg, self.plan, self.functions, self.options
+                    )
+                blas.register()  # lowering the first program that needs LAPACK has loaded it
+                self.seconds["compile"] = time.perf_counter() - t0
+            return self._stages
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
+        captured = self.captured
+        env = self.bind(inputs)
+        for stage, outer in self.stages:
+            if stage is not None:
+                args = [env[v] for v in stage.inputs]
+                physical = [
+                    to_physical(x, captured.avals[v])
+                    for v, x in zip(stage.inputs, args, strict=True)
+                ]
+                results = stage_primitive.bind(stage, physical)
+                for value, x in zip(stage.outputs, results, strict=True):
+                    env[value] = from_physical(x, captured.avals[value])
+            if outer is not None:
+                self._run_plain(outer, env)
+        return self.flat_outputs(env)
+
+
+def build_stages(
+    captured: capture.Captured,
+    pg: PartitionedGraph,
+    plan: Plan,
+    functions: dict[int, Callable[..., list[Any]]],
+    options: Options,
+    *,
+    profile: bool = False,
+) -> list[tuple[Stage | None, Launch | None]]:
+    """Lowers and compiles every stage of a plan."""
+    cut = split_stages(plan)
+    launched = [
+        [i.region for i in instructions if isinstance(i, Launch)] for instructions, _ in cut
+    ]
+    stages: list[tuple[Stage | None, Launch | None]] = []
+    for number, (instructions, outer) in enumerate(cut):
+        if not launched[number]:
+            stages.append((None, outer))
+            continue
+        needed = set(captured.graph.outputs)
+        later = [outer.region] if outer is not None else []
+        for other, (_, other_outer) in zip(launched[number + 1 :], cut[number + 1 :], strict=True):
+            later += other
+            if other_outer is not None:
+                later.append(other_outer.region)
+        for region in later:
+            needed.update(pg.regions[region].inputs)
+        build = device_stage.builder(
+            options.gpu_lanes,
+            captured,
+            pg,
+            plan,
+            instructions,
+            functions,
+            needed,
+            options.compiler_options,
+            gpu=options.gpu,
+        )
+        with exact_types(captured):
+            stage = build(profile=profile)
+        stages.append((stage, outer))
+    return stages

@@ -1,0 +1,1 @@
+"""What regions are made of: traceable functions, and the order of what is inside of them."""
