@@ -18,7 +18,6 @@ TO_BE_CUT = frozenset(
     for names in (
         "ir.graph ir.forms",
         "planning.plan planning.text",
-        "frontends.jax.readback.compiled_report frontends.jax.readback.report",
         "timelines.timeline timelines.page timelines.plot timelines.traces",
         "frontends.torch.signature.entry frontends.torch.on_xla.xla_backend frontends.torch.on_xla.xla_split",
     )

@@ -23,7 +23,7 @@ from dynaflow_xla.frontends.jax import scheduled as scheduled_function
 from dynaflow_xla.frontends.jax.adapters.lifted import looks_inside
 from dynaflow_xla.frontends.jax.capture.tracing import Capturing, tracing_afresh
 from dynaflow_xla.frontends.jax.readback import compiled_report, deviceless_worker, targets
-from dynaflow_xla.frontends.jax.readback.compiled_report import CompiledReport
+from dynaflow_xla.frontends.jax.readback.report import CompiledReport
 from dynaflow_xla.frontends.jax.xla import xla_options
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry, traced_entries
 

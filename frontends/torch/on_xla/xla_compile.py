@@ -8,7 +8,7 @@ import jax
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax.readback import deviceless
-from dynaflow_xla.frontends.jax.readback.compiled_report import CompiledReport
+from dynaflow_xla.frontends.jax.readback.report import CompiledReport
 from dynaflow_xla.frontends.jax.xla import xla_options
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.on_xla import xla_backend
