@@ -38,7 +38,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt bench-gpu test test-gpu gpu-wheel gpu-all \
-        test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 versions-wheel \
+        docs test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 versions-wheel \
         gpu-envs test-gpu-compile report-xla \
         test-torch-versions test-torch-xla cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
@@ -329,6 +329,17 @@ cpp-test-asan: $(STAMPS)/deps-dev  ## The same under AddressSanitizer and Undefi
 	@mkdir -p build
 	$(call cpp_build,-asan,RelWithDebInfo,$(SANITIZE) -fsanitize=address$(comma)undefined,$(pjrt_dir))
 	$(call cpp_test,-asan,UBSAN_OPTIONS=print_stacktrace=1)
+
+# ---- documentation -------------------------------------------------------------------------------
+
+$(STAMPS)/deps-docs: $(STAMPS)/options.txt pyproject.toml
+	@echo "installing dependencies ($(EXTRAS),dev,docs)"
+	@$(call install,$(EXTRAS)$(comma)dev$(comma)docs)
+	@touch $@
+
+docs: $(STAMPS)/deps-docs  ## Build the site of docs/ in build/site; a warning is an error
+	@NO_MKDOCS_2_WARNING=1 "$(PY)" -P -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 # ---- cleaning ------------------------------------------------------------------------------------
 

@@ -156,6 +156,8 @@ def page(reports: list[dict[str, Any]], files: list[str]) -> str:
     lines = [
         "# What XLA makes of plans: the report",
         "",
+        "After this page you know which order edges, kernels, copies and memory XLA gave to ten plans.",
+        "",
         "Made by `make report-xla`; do not edit. Every program is compiled for an NVIDIA H200 without one "
         "and read back: nothing ran, no kernel was autotuned, overlap is not measured. Command-buffer mode "
         f"CONCURRENT. jaxlib {' and '.join(versions)}; numbers are in this order. [xla.md](xla.md) says what "
@@ -259,7 +261,7 @@ def page(reports: list[dict[str, Any]], files: list[str]) -> str:
             "",
             f"Measured {stamp['date'][:10]} on {stamp['cores']} cores of {stamp['cpu']}. Every number "
             "and the region-by-region account: "
-            + ", ".join(f"[{name}](../benchmarks/results/{name})" for name in files)
+            + ", ".join(f"`benchmarks/results/{name}`" for name in files)
             + ".",
             "",
         ]

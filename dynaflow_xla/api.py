@@ -71,7 +71,7 @@ def schedule(
             ``torch.nn.Module``, a torch function or a ``torch.export.ExportedProgram``. Where both
             frameworks are loaded, the first call's arguments tell what a plain function is.
         strategy: ``"auto"``, ``"branches"``, ``"sequential"``, ``"nano_batch"``, ``"dual_batch"`` or a
-            :class:`Strategy`; or a mapping of names to these, see ``select``.
+            ``Strategy``; or a mapping of names to these, see ``select``.
         in_axes: The batch axis of each argument; needed by strategies that split the batch. A mapping by
             parameter name (``{"input_ids": 0, "attention_mask": 0}``), which holds however an argument
             is passed, the others having no batch; or as for ``jax.vmap`` an axis, or a tuple with an entry
@@ -86,7 +86,7 @@ def schedule(
             values) or ``"torch"`` (PyTorch's own operators on lanes, what ``"auto"`` takes for torch).
             Torch models run on all of them.
         lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``: 4. On a
-            GPU a :class:`Lanes` gives them priorities and multiprocessors of their own.
+            GPU a ``Lanes`` gives them priorities and multiprocessors of their own.
         rules: Where to cut; default: the strategy's rules, else automatic.
         context: The user's own data for the strategy, as ``s.context.user``.
         select: Chooses among several plans at each call, without compiling again: ``strategy`` is then a

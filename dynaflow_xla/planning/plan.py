@@ -145,7 +145,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Plan:
-        """Reads a plan; raises :class:`PlanError` for another version or a malformed text."""
+        """Reads a plan; raises ``PlanError`` for another version or a malformed text."""
         try:
             head = msgspec.json.decode(text)
         except msgspec.MsgspecError as error:
@@ -183,7 +183,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_text(cls, text: str) -> Plan:
-        """Reads the text form; raises :class:`PlanError` with the line number if malformed."""
+        """Reads the text form; raises ``PlanError`` with the line number if malformed."""
         from dynaflow_xla.planning.text import plan_from_text
 
         return plan_from_text(text)

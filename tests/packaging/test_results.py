@@ -1,4 +1,4 @@
-"""The numbers in README.md are those of the committed result file."""
+"""The numbers in README.md and docs/ are those of the committed result files."""
 
 from __future__ import annotations
 
@@ -23,31 +23,45 @@ def plot(monkeypatch: pytest.MonkeyPatch) -> Any:
     return plot
 
 
-def test_readme_shows_the_committed_result(plot: Any) -> None:
+def _table(page: str, start: str) -> str:
+    """The table of a page whose head begins with ``start``."""
+    shown = re.search(rf"{re.escape(start)}.*?(?=\n\n)", (ROOT / page).read_text(), re.DOTALL)
+    assert shown, f"{page} has no table that begins with {start}"
+    return shown.group(0)
+
+
+def test_page_shows_the_committed_result(plot: Any) -> None:
     files = sorted(RESULTS.glob("cases-*.json"))
     assert len(files) == 1, "one result is kept: delete what a newer one supersedes"
     record = json.loads(files[0].read_text())
     assert not [case["name"] for case in record["cases"] if "error" in case]
-    readme = (ROOT / "README.md").read_text()
-    assert files[0].name in readme
-    shown = re.search(r"\| case \|.*?(?=\n\n)", readme, re.DOTALL)
-    assert shown, "README.md has no table of results"
-    assert shown.group(0) == plot.markdown(record), "benchmarks/plot.py FILE --markdown prints it"
+    assert files[0].name in (ROOT / "docs/results.md").read_text()
+    shown = _table("docs/results.md", "| case |")
+    assert shown == plot.markdown(record), "benchmarks/plot.py FILE --markdown prints it"
 
 
-def test_readme_shows_the_study_of_auto() -> None:
+def test_readme_shows_gains_and_losses_of_it(plot: Any) -> None:
+    (file,) = RESULTS.glob("cases-*.json")
+    rows = _table("README.md", "| case |").splitlines()
+    assert set(rows) <= set(plot.markdown(json.loads(file.read_text())).splitlines())
+    ratios = [float(row.split("|")[5]) for row in rows[2:]]
+    assert 5 <= len(ratios) <= 10
+    assert min(ratios) < 0.6 and max(ratios) > 1.2, "what gains, and what does not"
+
+
+def test_page_shows_the_study_of_auto() -> None:
     files = sorted(RESULTS.glob("auto-*.json"))
     assert len(files) == 1
     record = json.loads(files[0].read_text())
-    readme = (ROOT / "README.md").read_text()
-    assert files[0].name in readme
+    page = (ROOT / "docs/results.md").read_text()
+    assert files[0].name in page
     summary = record["summary"]
     assert summary["functions"] == len(record["cases"]) >= 25
     for key in ("against_plain", "against_best", "rank_correlation"):
-        assert f"{summary[key]:.2f}" in readme, key
+        assert f"{summary[key]:.2f}" in page, key
 
 
-def test_readme_shows_models_in_both_frameworks(plot: Any) -> None:
+def test_page_shows_models_in_both_frameworks(plot: Any) -> None:
     files = sorted(RESULTS.glob("pairs-*.json"))
     assert len(files) == 1, "one result is kept: delete what a newer one supersedes"
     text = files[0].read_text()
@@ -58,11 +72,9 @@ def test_readme_shows_models_in_both_frameworks(plot: Any) -> None:
     for case in record["cases"]:
         assert case["difference_between_frameworks"] < 1e-4
         assert all(case["samples_ms"][n] for group in plot.PAIR_COLUMNS.values() for n in group)
-    readme = (ROOT / "README.md").read_text()
-    assert files[0].name in readme
-    shown = re.search(r"\| model \|.*?(?=\n\n)", readme, re.DOTALL)
-    assert shown, "README.md has no table of models"
-    assert shown.group(0) == plot.pairs_markdown(record), "plot.py FILE --markdown prints it"
+    assert files[0].name in (ROOT / "docs/results.md").read_text()
+    shown = _table("docs/results.md", "| model |")
+    assert shown == plot.pairs_markdown(record), "plot.py FILE --markdown prints it"
 
 
 def test_page_on_torch_shows_the_committed_result(plot: Any) -> None:
@@ -71,9 +83,8 @@ def test_page_on_torch_shows_the_committed_result(plot: Any) -> None:
     record = json.loads(files[0].read_text())
     page = (ROOT / "docs" / "torch.md").read_text()
     assert files[0].name in page
-    shown = re.search(r"\| case \| strategy \|.*?(?=\n\n)", page, re.DOTALL)
-    assert shown, "docs/torch.md has no table of results"
-    assert shown.group(0) == plot.torch_markdown(record), "plot.py FILE --markdown prints it"
+    shown = _table("docs/torch.md", "| case | strategy |")
+    assert shown == plot.torch_markdown(record), "plot.py FILE --markdown prints it"
     for entry in record["calls"]:
         for how, added in entry["added_us"].items():
             if how == "module" or entry["compiler"] == "aoti":
