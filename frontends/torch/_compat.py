@@ -533,6 +533,12 @@ def says_nothing() -> tuple[type[BaseException], ...]:
     )
 
 
+def told_by_fake(error: BaseException) -> str:
+    """What one of these says, which may be the operator alone."""
+    named = getattr(error, "func", None)
+    return f"{named} needs the data of its tensors" if named is not None else str(error)
+
+
 def inner_error(error: BaseException) -> BaseException:
     """What a backend raised, without Dynamo's wrapping."""
     return getattr(error, "inner_exception", None) or error

@@ -583,7 +583,11 @@ class _Backend:
             core.compiler("backward", state),
             core.compiler("inference", state),
         )
-        run: Callable[..., Any] = aot(gm, example_inputs)
+        try:
+            run: Callable[..., Any] = aot(gm, example_inputs)
+        except _compat.says_nothing() as error:  # Dynamo gives the graph up, and tells nobody
+            _state.left_out = f"PyTorch can make no graph of it: {_compat.told_by_fake(error)}"
+            raise
         if grad:
             run = second_derivatives.refused(run, core.options.name)
         return draws.without_last(run, unused) if unused else run

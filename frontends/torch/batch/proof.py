@@ -40,6 +40,7 @@ from dynaflow_xla.frontends.torch.batch.rules import (
     contractions,
     indexing,
     layers,
+    made,
     pointwise,
     reductions,
     shapes,
@@ -56,7 +57,9 @@ from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Symbol
 
 # Importing them registers their rules.
-_FAMILIES = (pointwise, shapes, reductions, contractions, indexing, activations, bags, layers)
+_FAMILIES = (
+    pointwise, shapes, made, reductions, contractions, indexing, activations, bags, layers,
+)  # fmt: skip
 
 
 def covered() -> frozenset[str]:

@@ -91,16 +91,20 @@ def test_names_are_the_users() -> None:
     assert "primals" not in told
 
 
+ONE = torch.tensor(1)
+
+
 @pytest.mark.parametrize(
     ("function", "why"),
     [
         (lambda x: x.tolist(), "tolist"),
         (lambda x: torch.nonzero(x), "nonzero.*shape depends on input Tensor data"),
         (lambda x: torch.equal(x, x), "aten.equal"),
+        (lambda x, at=ONE: x.narrow(0, at, 1), "_local_scalar_dense.* needs the data"),
         (lambda x: x, "nothing in it that computes"),
         (lambda x: x.dim(), "nothing in it that computes"),
     ],
-    ids=["tolist", "nonzero", "equal", "identity", "sizes"],
+    ids=["tolist", "nonzero", "equal", "tensor number", "identity", "sizes"],
 )
 def test_why_there_is_no_graph(function: Any, why: str) -> None:
     """A function that is one operator that cannot be captured, or none, is told so."""

@@ -9,6 +9,7 @@ from batch_cases import (
     layers,
     others,
     programs,
+    rarer,
     reductions,
     shapes,
 )
@@ -23,6 +24,7 @@ ROWS: list[Row] = [
     *layers.ROWS,
     *others.ROWS,
     *programs.ROWS,
+    *rarer.ROWS,
 ]
 
 WITHOUT_CASES = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dynaflow_xla.batch.algebra import gradient, homogeneous, linear, nonlinear, product
-from dynaflow_xla.batch.axes import contraction, parameter_gradient
+from dynaflow_xla.batch.axes import contraction, off_batch, parameter_gradient
 from dynaflow_xla.batch.states import (
     NoRule,
     Position,
@@ -14,7 +14,9 @@ from dynaflow_xla.batch.states import (
     Rows,
     Same,
     State,
+    batch_axis,
     is_plain_same,
+    moved,
 )
 from dynaflow_xla.frontends.torch.batch.rules.walk import Site, rule, shifted, varying
 
@@ -45,6 +47,36 @@ def _addmm(site: Site) -> State:
     site.fixed([site.args.get("alpha", 1), site.args.get("beta", 1)])
     made = linear([site.aligned(bias), _matrix_product(site, left, right)])
     return nonlinear([made]) if site.op.kind == "_addmm_activation" else made
+
+
+@rule("addr")
+def _outer_product(site: Site) -> State:
+    site.fixed([site.args["alpha"], site.args["beta"]])
+    left, right = site.states("vec1", "vec2")
+    made = contraction(left, right, ((0,), (1,)), site.origin)
+    return linear([site.aligned(site.args["self"]), made])
+
+
+@rule("linalg_cross")
+def _cross(site: Site) -> State:
+    factors = [site.aligned(site.args[name]) for name in ("self", "other")]
+    for state in factors:
+        off_batch(state, [site.args["dim"] % len(site.outs[0])], "combines rows of the batch")
+    return product(*factors)
+
+
+@rule("_cdist_forward", "_euclidean_dist")
+def _distances(site: Site) -> State:
+    """Of each of the P rows of one to each of the R rows of the other: [..., P, R]."""
+    rank = len(site.outs[0])
+    states = []
+    for number, name in enumerate(("x1", "x2")):
+        state = site.aligned(site.args[name])
+        off_batch(state, [rank - 1], "takes distances over the batch")
+        if batch_axis(state) == rank - 2:
+            state = moved(state, rank - 2 + number)
+        states.append(state)
+    return nonlinear(states)
 
 
 @rule("linear")
@@ -172,7 +204,10 @@ def _attention_backward(site: Site) -> list[State]:
 
 
 # Of operands that are no matrices, how many of their last dimensions belong together.
-_CORE = {"linalg_householder_product": (2, 1), "ormqr": (2, 1, 2)}
+_CORE = {
+    "linalg_householder_product": (2, 1), "ormqr": (2, 1, 2), "linalg_lu_solve": (2, 1, 2),
+    "lu_unpack": (2, 1),
+}  # fmt: skip
 
 
 @rule("_linalg_eigh", "_linalg_svd", "linalg_qr", "linalg_cholesky_ex", "cholesky", "linalg_inv_ex",
@@ -180,7 +215,7 @@ _CORE = {"linalg_householder_product": (2, 1), "ormqr": (2, 1, 2)}
       "linalg_matrix_exp", "linalg_householder_product", "geqrf", "linalg_ldl_factor_ex",
       "linalg_eigvals", "_linalg_eigvals", "linalg_pinv", "inverse", "cholesky_inverse",
       "_linalg_solve_ex", "linalg_solve_triangular", "triangular_solve", "cholesky_solve",
-      "ormqr")  # fmt: skip
+      "ormqr", "linalg_lu_solve", "lu_unpack")  # fmt: skip
 def _matrices(site: Site) -> list[State]:
     tensors = site.tensors()
     core = _CORE.get(site.op.kind, (2,) * len(tensors))

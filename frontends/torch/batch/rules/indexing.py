@@ -209,6 +209,14 @@ def _searched(site: Site) -> State:
     return state if len(site.shape(boundaries)) < 2 else _same_only(state)
 
 
+@rule("isin")
+def _member(site: Site) -> State:
+    among = nonlinear([site.state(site.args.get("test_elements", site.args.get("test_element")))])
+    if isinstance(among, Rows):
+        raise Refuse("looks for elements among the rows of the batch")
+    return nonlinear([site.state(site.args.get("elements", site.args.get("element")))])
+
+
 def _same_only(state: State) -> State:
     if not isinstance(state, Rows):
         return state

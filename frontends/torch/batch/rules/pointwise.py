@@ -42,7 +42,7 @@ def _pointwise(site: Site) -> State:
     return nonlinear(_operands(site))
 
 
-@rule("clone", "alias", "detach", "lift_fresh", "lift_fresh_copy", "positive", "real", "conj",
+@rule("clone", "alias", "alias_copy", "detach", "lift_fresh", "lift_fresh_copy", "positive", "real", "conj",
       "_conj", "_conj_physical", "contiguous", "resolve_conj", "resolve_neg", first=True)  # fmt: skip
 def _identity(site: Site) -> State:
     tensors = site.tensors()
@@ -115,6 +115,11 @@ def _div(site: Site) -> State:
     if site.args.get("rounding_mode") is not None:
         return nonlinear([left, right])
     return quotient(left, right)
+
+
+@rule("floor_divide")
+def _floor_div(site: Site) -> State:
+    return nonlinear([site.aligned(site.args["self"]), site.aligned(site.args["other"])])
 
 
 @rule("relu", "abs", "maximum", "minimum", "leaky_relu", "fmax", "fmin")

@@ -29,7 +29,7 @@ _WHAT = {
     "var": "the variance", "std": "the standard deviation", "var_mean": "mean and variance",
     "std_mean": "mean and deviation", "logsumexp": "the log of a sum", "prod": "the product",
     "linalg_vector_norm": "the norm", "norm": "the norm", "median": "the median",
-    "nanmedian": "the median", "mode": "the commonest value",
+    "nanmedian": "the median", "mode": "the commonest value", "aminmax": "minimum and maximum",
 }  # fmt: skip
 
 
@@ -76,6 +76,31 @@ def _reduce(site: Site) -> State | list[State]:
     return site.each(_kept(site, nonlinear([state]), dims))
 
 
+@rule("count_nonzero")
+def _count(site: Site) -> State:
+    dims, state = _dims(site), nonlinear([scaled(site.state(site.args["self"]), 0)])
+    return without(summed(state, dims, site.origin), dims)
+
+
+@rule("dist", "trace")
+def _of_all(site: Site) -> State:
+    """One number of all elements."""
+    for tensor in site.tensors():
+        if batch_axis(site.state(tensor)) is not None:
+            raise Refuse("makes one number of all rows of the batch")
+    return nonlinear([site.state(t) for t in site.tensors()])
+
+
+@rule("renorm")
+def _slices(site: Site) -> State:
+    """Each slice along a dimension for itself."""
+    given = site.args["self"]
+    state, rank = nonlinear([site.state(given)]), len(site.shape(given))
+    off_batch(state, set(range(rank)) - {site.args["dim"] % rank}, "takes norms over the batch")
+    site.fixed([site.args["p"], site.args["maxnorm"]])
+    return state
+
+
 _ALONG = {
     "_softmax": "takes a softmax over", "_log_softmax": "takes a softmax over",
     "_safe_softmax": "takes a softmax over", "softmax": "takes a softmax over",
@@ -84,7 +109,7 @@ _ALONG = {
     "kthvalue": "sorts", "msort": "sorts",
     "cumsum": "adds up along", "cumprod": "multiplies up along", "logcumsumexp": "adds up along",
     "cummax": "scans along", "cummin": "scans along",
-    "renorm": "takes norms over", "glu": "halves", "diff": "takes differences along",
+    "glu": "halves", "diff": "takes differences along",
     "unique_dim": "compares rows of", "_weight_norm_interface": "takes norms over",
 }  # fmt: skip
 
@@ -94,7 +119,7 @@ def _added(site: Site) -> list[State]:
     return [site.state(site.args[n]) for n in ("prepend", "append") if n in site.args]
 
 
-@rule(*(kind for kind in _ALONG if kind not in ("_weight_norm_interface", "unique_dim", "renorm")))
+@rule(*(kind for kind in _ALONG if kind not in ("_weight_norm_interface", "unique_dim")))
 def _along(site: Site) -> list[State]:
     given = site.args["self"]
     state, rank = site.state(given), len(site.shape(given))

@@ -1,4 +1,4 @@
-"""Rules of operators that move elements, or make tensors from nothing."""
+"""Rules of operators that move elements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dynaflow_xla.batch.algebra import linear
 from dynaflow_xla.batch.axes import concatenated, reshaped, runs
 from dynaflow_xla.batch.states import (
     POSITION,
-    Counted,
     NoRule,
     Partial,
     Position,
@@ -19,14 +18,13 @@ from dynaflow_xla.batch.states import (
     State,
     batch_axis,
     moved,
-    scaled,
 )
 from dynaflow_xla.frontends.torch.batch.rules.pointwise import converted, dtype_of
 from dynaflow_xla.frontends.torch.batch.rules.walk import PROBES, Site, rows_by_shape, rule, varying
-from dynaflow_xla.frontends.torch.capture.captured import Ref
 
 
-def _out_shapes(site: Site, number: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def out_shapes(site: Site, number: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of a result at both probes."""
     value = [v for v in site.op.payload.outputs if v is not None][number]
     return site.walker.shapes[value]
 
@@ -55,7 +53,7 @@ def _expand(site: Site) -> State:
     state, by = site.state(given), len(site.outs[0]) - len(site.shape(given))
     if isinstance(state, Rows | Position):
         return moved(state, state.axis + by)
-    rows = rows_by_shape(_out_shapes(site))
+    rows = rows_by_shape(out_shapes(site))
     if rows is None:
         return state
     if isinstance(state, Partial):
@@ -69,7 +67,7 @@ def _copy(site: Site) -> State:
     given = site.args["src"]
     into = dtype_of(site, site.args["self"])
     state = converted(site.aligned(given), dtype_of(site, given), into)
-    rows = rows_by_shape(_out_shapes(site))
+    rows = rows_by_shape(out_shapes(site))
     if rows is None or not isinstance(state, Same):
         return state
     return Rows(rows.axis, 1, rows.inner, state.power, state.fill)
@@ -144,7 +142,7 @@ def _slice(site: Site) -> State:
     dim = site.args["dim"] % len(shapes[0])
     if not isinstance(state, Rows | Position) or dim != state.axis:
         if any(a != b for a, b in (site.pair(site.args[n]) for n in ("start", "end"))):
-            sizes = _out_shapes(site)
+            sizes = out_shapes(site)
             if varying(sizes) != varying(shapes) or sizes[0][dim] != sizes[1][dim]:
                 raise Refuse("takes a part whose size depends on the batch size")
             raise Refuse("takes a part whose place depends on the batch size")
@@ -258,7 +256,7 @@ def _repeat(site: Site) -> State:
     by = len(site.outs[0]) - len(site.shape(given))
     repeats = [site.pair(n) for n in site.args["repeats"]]
     if isinstance(state, Same):
-        rows = rows_by_shape(_out_shapes(site))
+        rows = rows_by_shape(out_shapes(site))
         if rows is None:
             return state
         return Rows(rows.axis, 1, rows.inner, state.power, state.fill)
@@ -302,7 +300,7 @@ def _triangle(site: Site) -> State:
     return linear([state])
 
 
-@rule("diagonal")
+@rule("diagonal", "diagonal_copy")
 def _diagonal(site: Site) -> State:
     state, rank = site.state(site.args["self"]), len(site.shape(site.args["self"]))
     dims = {site.args["dim1"] % rank, site.args["dim2"] % rank}
@@ -312,6 +310,27 @@ def _diagonal(site: Site) -> State:
     if axis in dims:
         raise Refuse("tells rows of the batch by their number")
     return moved(state, axis - sum(d < axis for d in dims))
+
+
+@rule("diagonal_scatter")
+def _diagonal_replaced(site: Site) -> State:
+    old, new = site.states("self", "src")
+    rank = len(site.shape(site.args["self"]))
+    dims = {site.args["dim1"] % rank, site.args["dim2"] % rank}
+    if batch_axis(old) in dims or batch_axis(new) == rank - 2:
+        raise Refuse("tells rows of the batch by their number")
+    if (axis := batch_axis(new)) is not None:
+        new = moved(new, [d for d in range(rank) if d not in dims][axis])
+    return linear([old, new])
+
+
+@rule("narrow_copy")
+def _narrowed(site: Site) -> State:
+    state, rank = site.state(site.args["self"]), len(site.outs[0])
+    if batch_axis(state) == site.args["dim"] % rank:
+        raise Refuse("takes some rows of the batch, by their number")
+    site.fixed([site.args["start"], site.args["length"]])
+    return state
 
 
 @rule("diag_embed")
@@ -336,7 +355,7 @@ def _pairs(site: Site) -> State:
     return state
 
 
-@rule("unfold")
+@rule("unfold", "unfold_copy")
 def _unfold(site: Site) -> State:
     given = site.args["self"]
     state = site.state(given)
@@ -344,80 +363,6 @@ def _unfold(site: Site) -> State:
     if isinstance(state, Rows | Position) and state.axis == dim:
         raise Refuse("puts neighbouring rows of the batch together")
     return state
-
-
-# -- tensors from nothing --------------------------------------------------------------------------
-
-
-def _filled(site: Site, fill: Any) -> State:
-    """A tensor of equal elements, of any shape."""
-    shapes = _out_shapes(site)
-    if not varying(shapes):
-        return Same(0, fill)
-    rows = rows_by_shape(shapes)
-    if rows is None:
-        raise Refuse("makes a tensor whose size is no multiple of the batch size")
-    return Rows(rows.axis, 1, rows.inner, 0, fill)
-
-
-@rule("zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "empty", "empty_like",
-      "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", first=True,
-      sizes=("size", "stride"))  # fmt: skip
-def _constant(site: Site) -> State:
-    kind = site.op.kind
-    return _filled(site, 0 if "zeros" in kind else 1 if "ones" in kind else None)
-
-
-@rule("full", "full_like", "new_full", "fill", first=True, sizes=("size",))
-def _full(site: Site) -> State:
-    value = site.args.get("fill_value", site.args.get("value"))
-    graph = site.walker.captured.graph
-    into = graph.values[[v for v in site.op.payload.outputs if v is not None][0]].dtype
-    state = converted(site.state(value), _number_type(site, value), into)
-    if not isinstance(state, Same):
-        raise NoRule("is filled with something that is not the same for all")
-    made = _filled(site, state.fill)
-    return scaled(made, state.power) if state.power else made
-
-
-def _number_type(site: Site, value: Any) -> str:
-    """The element type of a number or of a tensor."""
-    if isinstance(value, Ref):
-        return dtype_of(site, value)
-    for kind, name in ((bool, "bool"), (int, "int64"), (float, "float64")):
-        if isinstance(value, kind):
-            return name
-    return "complex128"
-
-
-@rule("scalar_tensor", first=True)
-def _scalar(site: Site) -> State:
-    value = site.args["s"]
-    graph = site.walker.captured.graph
-    into = graph.values[[v for v in site.op.payload.outputs if v is not None][0]].dtype
-    return converted(site.state(value), _number_type(site, value), into)
-
-
-@rule("arange", first=True)
-def _arange(site: Site) -> State:
-    shapes = _out_shapes(site)
-    if not varying(shapes):
-        site.fixed([site.args.get(name, 0) for name in ("start", "end", "step")])
-        return Same()
-    start, step = (site.fixed(site.args.get(*at)) for at in (("start", 0), ("step", 1)))
-    site.pair(site.args["end"])
-    graph = site.walker.captured.graph
-    dtype = graph.values[[v for v in site.op.payload.outputs if v is not None][0]].dtype
-    if start == 0 and shapes[0][0] == PROBES[0]:
-        return converted(Position(0), "int64", dtype) if step == 1 else Counted(0, step)
-    raise Refuse("counts the rows of the batch")
-
-
-@rule("eye", "linspace", "logspace", "tril_indices", "triu_indices", first=True)
-def _numbered(site: Site) -> State:
-    if varying(_out_shapes(site)):
-        raise Refuse("makes a tensor whose values depend on the batch size")
-    return Same()
 
 
 # -- gradients of the above ------------------------------------------------------------------------
@@ -430,7 +375,7 @@ def _placed(site: Site) -> State:
     given = site.args.get("grad_output", site.args.get("grad_in"))
     state = linear([site.state(given)])
     if not isinstance(state, Rows):
-        if rows_by_shape(_out_shapes(site)) is not None:
+        if rows_by_shape(out_shapes(site)) is not None:
             raise Refuse("puts a value into one row of the batch, by its number")
         return state
     dim = site.args["dim"] % len(site.outs[0]) if "dim" in site.args else -1
@@ -438,7 +383,7 @@ def _placed(site: Site) -> State:
     if kind == "slice_backward":
         if dim != state.axis:
             return state
-        whole = site.walker.shapes[given.value] == _out_shapes(site)
+        whole = site.walker.shapes[given.value] == out_shapes(site)
         if whole and site.fixed(site.args["step"]) == 1:
             for name in ("start", "end"):
                 site.pair(site.args[name])
