@@ -103,7 +103,7 @@ def spread(fn, **options):
 """
 
 
-def _run_program(code: str, *, limit_s: int = 90, devices: int = 1) -> str:
+def _run_program(code: str, *, limit_s: int = 360, devices: int = 1) -> str:
     """Runs a program in a fresh interpreter; fails the test if it hangs, crashes or exits non-zero.
 
     Returns:

@@ -65,7 +65,7 @@ def test_values_and_gradients(backend: str, vma: bool, run_program: Any) -> None
         backend=backend,
         vma=vma,
     )
-    assert run_program(code, devices=8, limit_s=115).split() == list(names)
+    assert run_program(code, devices=8).split() == list(names)
 
 
 WORKER = """
@@ -74,7 +74,7 @@ import jax
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 number, port, backend, support = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
-jax.distributed.initialize(f"localhost:{port}", 2, number, initialization_timeout=30)
+jax.distributed.initialize(f"localhost:{port}", 2, number, initialization_timeout=240)
 sys.path.insert(0, support)
 import jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
@@ -143,10 +143,10 @@ def test_two_processes(backend: str) -> None:
     ]  # fmt: skip
     try:
         for worker in workers:
-            out, err = worker.communicate(timeout=90)
+            out, err = worker.communicate(timeout=360)
             assert worker.returncode == 0 and "done" in out.split(), err[-4000:]
     except subprocess.TimeoutExpired:
-        pytest.fail("two processes hung for 90 s")
+        pytest.fail("two processes hung for 360 s")
     finally:
         for worker in workers:
             worker.kill()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
+from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.frontends.jax.tuning import auto as jax_auto
@@ -569,6 +570,7 @@ def test_auto_runs_what_was_decided(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, assert_same: Any
 ) -> None:
     """For each signature, donated and static arguments included; another decision replaces it."""
+    unhurried(monkeypatch)
     monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path))
 
     @functools.partial(jax.jit, static_argnames="power", donate_argnums=0)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from unhurried import unhurried
 
 import dynaflow_xla as dfx
 
@@ -466,7 +467,8 @@ def test_every_error_derives_from_one() -> None:
         assert issubclass(getattr(dfx, name), dfx.DynaflowError)
 
 
-def test_a_function_for_one_batch_size_is_not_split() -> None:
+def test_a_function_for_one_batch_size_is_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    unhurried(monkeypatch)
     x = jnp.ones((8, 4))
     fast = dfx.schedule(lambda x: jnp.sort(x.reshape(8, 2, 2)), dfx.NanoBatch(2), in_axes=0)
     with pytest.raises(dfx.SeparabilityError, match="cannot be traced with 4 instead of 8 rows"):

@@ -97,7 +97,7 @@ def test_a_compiled_program_in_another_process_names_the_original(tmp_path: Path
     file.write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
     done = subprocess.run(
         [sys.executable, "-P", "-c", _ELSEWHERE, str(file)],
-        capture_output=True, text=True, timeout=100,
+        capture_output=True, text=True, timeout=360,
     )  # fmt: skip
     assert done.returncode != 0
     assert "no plan" in done.stderr and "fast.original" in done.stderr, done.stderr

@@ -26,7 +26,7 @@ def _run(scenario: str, library: Path | str, **settings: str) -> str:
     done = subprocess.run(
         [sys.executable, "-P", fake_driver.__file__, scenario],
         env={**os.environ, "DYNAFLOW_XLA_LIBCUDA": str(library), **settings},
-        capture_output=True, text=True, timeout=100,
+        capture_output=True, text=True, timeout=360,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.tuning import autotune
@@ -106,6 +107,7 @@ class Choosing(dfx.Auto):
 @pytest.fixture
 def fastest(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Name of the candidate that measures as the fastest, and the names that were measured."""
+    unhurried(monkeypatch)
     state: dict[str, Any] = {"name": "", "measured": []}
 
     def measure(runs: Any, **_: Any) -> dict[str, float]:

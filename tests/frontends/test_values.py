@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from unhurried import unhurried
 
 import dynaflow_xla as dfx
 
@@ -754,6 +755,7 @@ def test_named_strategies(how: str, assert_same: Any) -> None:
 def test_auto_equals_original(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, assert_same: Any
 ) -> None:
+    unhurried(monkeypatch)
     monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path))
     f = lambda x: jnp.sort(x, 0) @ jnp.sort(x, 1)  # noqa: E731
     strategy = dfx.Auto(budget_s=0.2, min_cost_ns=0.0)

@@ -16,7 +16,7 @@ _engine = pytest.importorskip("dynaflow_xla.ffi._engine")
 
 
 def _python(
-    *words: str, timeout: float = 110, **environment: str
+    *words: str, timeout: float = 360, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-P", *words], cwd=ROOT, capture_output=True, text=True, timeout=timeout,
@@ -24,7 +24,7 @@ def _python(
     )  # fmt: skip
 
 
-def _dry(out: Path, *words: str, timeout: float = 110) -> dict[str, object]:
+def _dry(out: Path, *words: str, timeout: float = 360) -> dict[str, object]:
     done = subprocess.run(
         [sys.executable, "benchmarks/gpu.py", "--dry", "--out", str(out), *words],
         cwd=ROOT, capture_output=True, text=True, timeout=timeout,

@@ -38,7 +38,7 @@ def _run(code: str, *, block: tuple[str, ...] = (), cwd: Path | None = None) -> 
     """Runs ``code`` in a fresh interpreter that has no source folder on its path."""
     source = (_BLOCK.format(names=set(block)) if block else "") + textwrap.dedent(code)
     done = subprocess.run(
-        [sys.executable, "-P", "-c", source], capture_output=True, text=True, timeout=100, cwd=cwd
+        [sys.executable, "-P", "-c", source], capture_output=True, text=True, timeout=360, cwd=cwd
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -28,7 +28,7 @@ def _run(code: str, cwd: Path, *, silent: bool = True) -> str:
     script = cwd / "example.py"
     script.write_text(code)
     done = subprocess.run(
-        [sys.executable, "-P", str(script)], capture_output=True, text=True, timeout=110, cwd=cwd
+        [sys.executable, "-P", str(script)], capture_output=True, text=True, timeout=360, cwd=cwd
     )
     assert done.returncode == 0, done.stderr
     assert not silent or "Warning" not in done.stderr, done.stderr

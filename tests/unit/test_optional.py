@@ -35,7 +35,7 @@ def outcome(framework: str, fake: str, folder: Path) -> str:
     """
     done = subprocess.run(
         [sys.executable, "-P", "-c", textwrap.dedent(code)],
-        capture_output=True, text=True, timeout=100,
+        capture_output=True, text=True, timeout=360,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -92,7 +92,7 @@ def test_available_imports_nothing() -> None:
     """
     done = subprocess.run(
         [sys.executable, "-P", "-c", textwrap.dedent(code)],
-        capture_output=True, text=True, timeout=100, check=True,
+        capture_output=True, text=True, timeout=360, check=True,
     )  # fmt: skip
     assert done.stdout.split() == ["True", "False", "False"]
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("jax")
 
-LIMIT_S = 100
+LIMIT_S = 360
 
 PROGRAM = """
 import faulthandler

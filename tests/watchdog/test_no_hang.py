@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("jax")
 
-LIMIT_S = 90
+LIMIT_S = 360
 
 _PREAMBLE = """
 import faulthandler, os, sys, threading, time
@@ -179,8 +179,8 @@ def test_keyboard_interrupt_during_a_call() -> None:
     interrupted = 0
     for i in range(10):
         timer = threading.Timer(0.02 + 0.003 * i, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         try:
+            timer.start()  # on a busy machine it may fire before the next line
             for _ in range(10000):
                 fast(big).block_until_ready()
         except KeyboardInterrupt:
@@ -242,7 +242,7 @@ def test_a_forked_worker_ends() -> None:
     check(fast(x))
     fork = multiprocessing.get_context("fork")
     worker = fork.Process(target=print, args=("child",))
-    worker.start(); worker.join(30)
+    worker.start(); worker.join(300)
     assert worker.exitcode == 0, worker.exitcode
     check(fast(x))
     print("done")

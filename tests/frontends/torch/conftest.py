@@ -96,7 +96,7 @@ def run_script() -> Callable[..., str]:
     import subprocess
     import sys
 
-    def run(body: str, limit: int = 90, expect: int = 0) -> str:
+    def run(body: str, limit: int = 360, expect: int = 0) -> str:
         text = _PREAMBLE.format(limit=limit) + textwrap.dedent(body)
         done = subprocess.run(
             [sys.executable, "-P", "-c", text], capture_output=True, text=True, timeout=limit

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.errors import PlanError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch.tuning import auto
-from dynaflow_xla.tuning import autotune, budget, quiet
+from dynaflow_xla.tuning import autotune, quiet
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn = torch.nn
@@ -22,7 +23,7 @@ two_lanes = {"lanes": 2, "backend": "torch"}
 
 @pytest.fixture(autouse=True)
 def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "clock", lambda: 0.0)  # a busy machine leaves nothing out
+    unhurried(monkeypatch)
 
 
 def net() -> Any:

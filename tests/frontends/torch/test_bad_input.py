@@ -155,7 +155,7 @@ except dfx.UnsupportedError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-P", "-c", text], capture_output=True, text=True,
-                          timeout=60)  # fmt: skip
+                          timeout=360)  # fmt: skip
     assert done.returncode == 0 and "torch" in done.stdout, done.stdout + done.stderr
 
 
@@ -184,7 +184,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         pytest.skip("needs two cores")
     text = text.replace("LANES", str(lanes))
     done = subprocess.run([sys.executable, "-P", "-c", text], capture_output=True, text=True,
-                          timeout=90)  # fmt: skip
+                          timeout=360)  # fmt: skip
     assert done.stdout.split() == ["7"], done.stdout + done.stderr
 
 

@@ -6,12 +6,13 @@ import enum
 from typing import Any
 
 import pytest
+from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.frontends.torch import core
 from dynaflow_xla.frontends.torch.tuning import auto
 from dynaflow_xla.recent import Recent
-from dynaflow_xla.tuning import autotune, budget
+from dynaflow_xla.tuning import autotune
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -25,7 +26,7 @@ class Lanes(dfx.Auto):
 
 @pytest.fixture(autouse=True)
 def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "clock", lambda: 0.0)  # a busy machine leaves nothing out
+    unhurried(monkeypatch)
 
 
 @pytest.fixture

@@ -59,7 +59,6 @@ def structures(fast: Any) -> int:
 
 
 @pytest.mark.parametrize("compiler", ["inductor", pytest.param("aoti", marks=pytest.mark.slow)])
-@pytest.mark.timeout(400)
 def test_equal_structures_compile_once(compiler: str, counted: list[str]) -> None:
     model = Layers().eval()
     fast = dfx.schedule(model, strategy=dfx.Branches(), compiler=compiler, rules=RULES)
@@ -79,7 +78,6 @@ def test_equal_structures_compile_once(compiler: str, counted: list[str]) -> Non
     assert len(counted) == before
 
 
-@pytest.mark.timeout(400)
 def test_training_with_inductor(counted: list[str]) -> None:
     model = Layers().train()
     fast = dfx.schedule(model, strategy=dfx.Branches(), compiler="inductor", rules=RULES)
@@ -118,9 +116,8 @@ print(" ".join(made))
 """
 
 
-@pytest.mark.timeout(400)
 def test_a_second_process_compiles_nothing(run_script: Any) -> None:
-    first = run_script(_PROCESS, limit=300).split()
+    first = run_script(_PROCESS).split()
     assert first == ["process", "process"], "the processes did not compile what was asked"
     assert run_script(_PROCESS).split() == []
 
@@ -141,12 +138,11 @@ print(seen["fxgraph_cache_hit"], seen["fxgraph_cache_miss"] + seen["fxgraph_cach
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_second_process_finds_inductor_code(
     run_script: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    run_script(_INDUCTOR, limit=300)
+    run_script(_INDUCTOR)
     assert run_script(_INDUCTOR).split() == ["2", "0"]
 
 
@@ -170,7 +166,6 @@ def test_a_library_that_fails_is_an_error(tmp_path: Any) -> None:
         _engine.AotiModel(str(broken), 1)
 
 
-@pytest.mark.timeout(300)
 def test_operators_without_code_are_named(tmp_path: Any) -> None:
     library = torch.library.Library("dfx_tests", "DEF")
     library.define("twice(Tensor x) -> Tensor")

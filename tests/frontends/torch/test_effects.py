@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from unhurried import unhurried
 
 import dynaflow_xla as dfx
-from dynaflow_xla.tuning import autotune, budget
+from dynaflow_xla.tuning import autotune
 from dynaflow_xla.tuning.put_back import Saved
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -22,7 +23,7 @@ nn = torch.nn
 
 @pytest.fixture(autouse=True)
 def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "clock", lambda: 0.0)  # a busy machine leaves nothing out
+    unhurried(monkeypatch)
 
 
 @pytest.fixture

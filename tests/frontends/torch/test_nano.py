@@ -349,7 +349,6 @@ def test_a_graph_break_leaves_the_rest_whole() -> None:
         check(fast, torch.randn(6, 5))
 
 
-@pytest.mark.timeout(400)
 def test_equal_nano_batches_compile_once() -> None:
     """Regions get code for their own size, with weights as inputs."""
     nn = torch.nn

