@@ -39,6 +39,21 @@ def aot_backend(
     )
 
 
+def bare(target: Any) -> Callable[..., Any]:
+    """What an operator of ``torch.ops`` calls, without the frames of Python around it."""
+    made: Callable[..., Any] = getattr(target, "_op", target)
+    return made
+
+
+def python_functions(target: Any) -> list[Callable[..., Any]]:
+    """Functions in C of an operator's name that Python code calls: methods, those of torch and of nn."""
+    name = target.overloadpacket.__name__
+    places = (torch.Tensor, torch._C._VariableFunctions, torch._C._nn)
+    found = [getattr(place, name, None) for place in places]
+    in_c = (types.MethodDescriptorType, types.BuiltinFunctionType)
+    return [f for f in found if isinstance(f, in_c)]
+
+
 _REMOVED = ("cholesky", "qr")
 """Operators of ``torch.ops.aten`` that newer versions lack and torchax 0.0.13 names as it is loaded."""
 
@@ -598,3 +613,21 @@ def in_transform() -> bool:
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 """The bare setter: the public one is a context object, made anew for each step."""
+
+
+def keep_views_plain() -> bool:
+    """Views of this thread take no note of how to make them anew, as AOTAutograd asks for around a forward.
+
+    Autograd keeps apart what a captured graph returns, so that nobody asks. Each view would cost twice as
+    much. Returns what ``restore_views`` needs.
+    """
+    before = bool(torch._C._is_view_replay_enabled())
+    if before:
+        torch._C._set_view_replay_enabled(False)
+    return before
+
+
+def restore_views(before: bool) -> None:
+    """Undoes ``keep_views_plain`` on the same thread."""
+    if before:
+        torch._C._set_view_replay_enabled(True)

@@ -218,6 +218,7 @@ class Native:
         call = _Call(env, torch.is_inference_mode_enabled(), _flushes())
         grad = torch.is_grad_enabled()
         _compat.set_grad_enabled(False)
+        views = _compat.keep_views_plain()
         try:
             for stage, outer in self.stages:
                 stage.run(call, measured)
@@ -234,6 +235,7 @@ class Native:
             raise self._explain(call, error) from cause
         finally:
             _compat.set_grad_enabled(grad)
+            _compat.restore_views(views)
         captured = self.captured
         if captured.placed:
             captured.finish(env)

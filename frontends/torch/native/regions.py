@@ -15,7 +15,7 @@ from typing import Any
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Placed, Ref, place
-from dynaflow_xla.frontends.torch.rewrite import recurrent
+from dynaflow_xla.frontends.torch.native import calls
 from dynaflow_xla.ir.graph import PartitionedGraph, Region
 
 Environment = list[Any]
@@ -112,9 +112,10 @@ class _Writer:
         if all(v in self.have for v in op.outputs) and not op.once:
             return  # repeated in an earlier region of this stretch
         self.load(op.inputs, region)
-        args = [self.expression(arg) for arg in payload.args]
-        args += [f"{k}={self.expression(v)}" for k, v in payload.kwargs.items()]
-        call = f"{self.constant(recurrent.direct(payload.target))}({', '.join(args)})"
+        function, given, named = calls.call_of(payload, self.captured.examples)
+        args = [self.expression(arg) for arg in given]
+        args += [f"{k}={self.expression(v)}" for k, v in named.items()]
+        call = f"{self.constant(function)}({', '.join(args)})"
         if payload.multiple:
             targets = ", ".join("_" if v is None else f"v{v}" for v in payload.outputs)
             call = f"[{targets}] = {call}" if targets else call
