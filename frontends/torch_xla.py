@@ -62,14 +62,18 @@ from dynaflow_xla.frontends.jax.capture import (  # noqa: E402
 from dynaflow_xla.frontends.jax.capture.stablehlo import Location, StableHLOFunction  # noqa: E402
 from dynaflow_xla.frontends.jax.capture.tracing import Capturing  # noqa: E402
 from dynaflow_xla.frontends.jax.lanes.entry import build_stages  # noqa: E402
-from dynaflow_xla.frontends.jax.settings import Options as JaxOptions  # noqa: E402
 from dynaflow_xla.frontends.jax.signature import entry as jax_entry  # noqa: E402
 from dynaflow_xla.frontends.torch.core import Core  # noqa: E402
 from dynaflow_xla.frontends.torch.on_xla.engine_call import EngineCall  # noqa: E402
 from dynaflow_xla.frontends.torch.on_xla.flat import Flat, state_of, strip  # noqa: E402
-from dynaflow_xla.frontends.torch.signature.entry import Options  # noqa: E402
+from dynaflow_xla.frontends.torch.serving import (  # noqa: E402
+    inlines as inlines,
+    owns_arguments as owns_arguments,
+    serving as serving,
+)
 from dynaflow_xla.ir.graph import Source  # noqa: E402
 from dynaflow_xla.recent import Recent  # noqa: E402
+from dynaflow_xla.settings import Settings  # noqa: E402
 from dynaflow_xla.strategies.identity import identity  # noqa: E402
 
 _MAX_PROGRAMS = 128
@@ -119,7 +123,7 @@ class Entry:
         seconds: Time spent by step.
     """
 
-    options: Options
+    options: Settings
     call: EngineCall
     arguments: list[tuple[str, Any]]
     out_tree: Any
@@ -183,7 +187,7 @@ class _Stamped:
         return outs
 
 
-def build_entry(program: torch.export.ExportedProgram, options: Options) -> Entry:
+def build_entry(program: torch.export.ExportedProgram, options: Settings) -> Entry:
     """Lowers an exported program through torch_xla, then partitions, plans and compiles it.
 
     Raises:
@@ -219,7 +223,7 @@ def build_entry(program: torch.export.ExportedProgram, options: Options) -> Entr
         captured = provenance.settle(jax_capture.capture(closed, 0, options.name), read.locations)
         made = jax_entry.build_entry(
             captured,
-            JaxOptions(
+            Settings(
                 name=options.name,
                 strategy=options.strategy,
                 rules=options.rules,
@@ -256,7 +260,7 @@ def _refuse(program: torch.export.ExportedProgram) -> None:
 class _XlaCore(Core):
     """Schedules through torch_xla: a program for each signature, no gradients."""
 
-    def __init__(self, original: Any, options: Options) -> None:
+    def __init__(self, original: Any, options: Settings) -> None:
         program = original if isinstance(original, torch.export.ExportedProgram) else None
         super().__init__(original if program is None else program.module(), options)
         self._program = program
@@ -360,7 +364,7 @@ class ScheduledThroughXla:
         original: What was given to ``schedule`` (for an exported program its module).
     """
 
-    def __init__(self, original: Any, options: Options) -> None:
+    def __init__(self, original: Any, options: Settings) -> None:
         self._dfx_core = _XlaCore(original, options)
         self.original = self._dfx_core.original
 
@@ -383,10 +387,23 @@ class ScheduledThroughXla:
         return f"<scheduled {options.name} with {options.strategy!r}, through torch_xla>"
 
 
-def schedule(fn: Any, options: Options) -> ScheduledThroughXla:
-    """The scheduled form of a module, function or exported program."""
-    if options.selection is not None:
+def schedule(fn: Any, settings: Settings) -> ScheduledThroughXla:
+    """The scheduled form of a module, function or exported program.
+
+    Raises:
+        UnsupportedError: the settings ask for what needs another PyTorch.
+    """
+    if settings.in_axes is not None:
+        raise UnsupportedError(
+            "nano-batches of a PyTorch model need torch >= 2.11, and torch-xla is for 2.9; leave in_axes out"
+        )
+    if settings.compiler != "eager" or settings.backend not in ("auto", "ffi"):
+        raise UnsupportedError(
+            f"backend={settings.backend!r} with compiler={settings.compiler!r} needs torch >= 2.11; with "
+            "torch-xla models run on backend='ffi', compiled by XLA"
+        )
+    if settings.selection is not None:
         raise UnsupportedError("select needs torch >= 2.11; give one strategy")
-    if options.gpu is not None:
-        options.gpu.refuse_on_cpu("lanes of XLA executables")
-    return ScheduledThroughXla(fn, replace(options, backend="ffi"))
+    if settings.gpu is not None:
+        settings.gpu.refuse_on_cpu("lanes of XLA executables")
+    return ScheduledThroughXla(fn, replace(settings, backend="ffi"))

@@ -13,17 +13,16 @@ from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.adapters import libraries
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
 from dynaflow_xla.frontends.jax.scheduled import ScheduledFunction
-from dynaflow_xla.frontends.jax.settings import Options
+from dynaflow_xla.settings import Settings
 
 
-def schedule(fn: Any, options: Options, check: bool) -> Any:
+def schedule(fn: Any, options: Settings) -> Any:
     """A scheduled function for anything that can be called and traced.
 
     Args:
         fn: A plain function, what ``jax.jit``, ``nnx.jit`` or ``eqx.filter_jit`` returns, a module, a
             method, a ``functools.partial`` of these.
         options: What the user asked for.
-        check: Compare splits that are not proved on their first call.
 
     Raises:
         UnsupportedError: it is compiled or spread over devices already.
@@ -36,9 +35,9 @@ def schedule(fn: Any, options: Options, check: bool) -> Any:
             inner = replace(options, in_axes=in_axes, out_axes=out_axes)
             if not hasattr(fn, "__name__"):
                 inner = replace(inner, name=wrapper.label)
-            made = schedule(wrapper.inside, inner, check)
-            return Lifted(wrapper, made, fn, (schedule, (fn, options, check)))
-    return ScheduledFunction(fn, options, check=check)
+            made = schedule(wrapper.inside, inner)
+            return Lifted(wrapper, made, fn, (schedule, (fn, options)))
+    return ScheduledFunction(fn, options)
 
 
 def _refuse_compiled(fn: Any) -> None:

@@ -11,9 +11,9 @@ import jax
 from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.regions.functions import KernelRegion, cut_view
-from dynaflow_xla.frontends.jax.settings import Options
 from dynaflow_xla.ir.graph import PartitionedGraph
 from dynaflow_xla.planning.plan import Launch, Plan
+from dynaflow_xla.settings import Settings
 
 
 @dataclass(kw_only=True)
@@ -32,7 +32,7 @@ class Planned:
         notes: Sentences for explain.
     """
 
-    options: Options
+    options: Settings
     captured: capture.Captured
     pg: PartitionedGraph
     plan: Plan

@@ -21,12 +21,12 @@ from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
 from dynaflow_xla.frontends.jax.batch import axes, split as splitting
 from dynaflow_xla.frontends.jax.capture import capture, effects, tracing
 from dynaflow_xla.frontends.jax.lanes.entry import Entry
-from dynaflow_xla.frontends.jax.settings import Options
 from dynaflow_xla.frontends.jax.signature import donation, entry
 from dynaflow_xla.frontends.jax.transform.in_xla import XlaProgram
 from dynaflow_xla.frontends.jax.transform.primitive import Program
 from dynaflow_xla.frontends.jax.tuning import auto, decided, on_caller
 from dynaflow_xla.frontends.jax.xla import xla_backend, xla_options
+from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.identity import identity
 from dynaflow_xla.tuning import autotune, budget, quiet
@@ -53,7 +53,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         original: The function as given to ``schedule`` (jitted, if it was not).
     """
 
-    def __init__(self, fn: Callable[..., Any], options: Options, *, check: bool = True):
+    def __init__(self, fn: Callable[..., Any], options: Settings):
         # What jax.jit made loses what it does to its arguments anyway: that is the original's meaning.
         self._plain = not _compat.is_jitted(fn)
         jitted: Any = jax.jit(effects.watched(fn)) if self._plain else fn
@@ -63,7 +63,6 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             given = {**given, **(options.compiler_options or {})}
             options = replace(options, compiler_options=given)
         self._options = options
-        self._check = check
         self._jit_options = _compat.jit_options(jitted)
         self._has_static = bool(
             self._jit_options["static_argnums"] or self._jit_options["static_argnames"]
@@ -162,11 +161,11 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             wrapper, whole = libraries.lifting(library, effects.watched(self.__wrapped__))
             in_axes, out_axes = wrapper.axes(self._options.in_axes, self._options.out_axes)
             options = replace(self._options, in_axes=in_axes, out_axes=out_axes)
-            made = ScheduledFunction(wrapper.inside, options, check=self._check)
+            made = ScheduledFunction(wrapper.inside, options)
             self._lifted[library.NAME] = Lifted(wrapper, made, whole)
         return self._lifted[library.NAME]
 
-    def _dfx_resolve(self, args: Any, kwargs: Any) -> Any:
+    def serving(self, args: Any, kwargs: Any) -> Any:
         """What to look at to see what these arguments get."""
         return self._lift(args, kwargs) or self
 
@@ -279,9 +278,9 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
     def __reduce__(self) -> Any:
         # A jitted function cannot be pickled, what it was made of can.
         if self._plain:
-            return _planned_again, (self.__wrapped__, self._options, self._check)
+            return ScheduledFunction, (self.__wrapped__, self._options)
         given = self._jit_options | {"compiler_options": self.jit_compiler_options or None}
-        return _made_again, (self.__wrapped__, given, self._options, self._check)
+        return _made_again, (self.__wrapped__, given, self._options)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time lowering, as ``jax.jit(f).lower``: of what a call would run.
@@ -349,7 +348,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             raise _NotLifted
         if _compat.operator_by_operator():
             return self.original(*args, **kwargs)
-        return self._run(args, kwargs, check=self._check)
+        return self._run(args, kwargs, check=self._options.check)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool) -> Any:
         if _symbolic(self.dynamic_leaves(args, kwargs)):
@@ -578,9 +577,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         """The same function and options under another strategy; made once a strategy."""
         key = identity(strategy)
         if key not in self._children:
-            made = ScheduledFunction(
-                self.original, replace(self._options, strategy=strategy), check=self._check
-            )
+            made = ScheduledFunction(self.original, replace(self._options, strategy=strategy))
             made._candidate = True
             self._children[key] = made
         return self._children[key]
@@ -659,13 +656,6 @@ def _resized(leaf: Any, axis: int, size: int) -> jax.ShapeDtypeStruct:
     return _compat.struct_like(aval, (*aval.shape[:axis], size, *aval.shape[axis + 1 :]))
 
 
-def _planned_again(fn: Any, options: Options, check: bool) -> ScheduledFunction:
-    """What unpickling a plain function's schedule calls."""
-    return ScheduledFunction(fn, options, check=check)
-
-
-def _made_again(
-    fn: Any, jit_options: dict[str, Any], options: Options, check: bool
-) -> ScheduledFunction:
+def _made_again(fn: Any, jit_options: dict[str, Any], options: Settings) -> ScheduledFunction:
     """What unpickling calls: plans and compiled programs stay behind."""
-    return ScheduledFunction(jax.jit(fn, **jit_options), options, check=check)
+    return ScheduledFunction(jax.jit(fn, **jit_options), options)

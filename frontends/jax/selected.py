@@ -28,15 +28,13 @@ class Selected:
         in_axes: As given to ``schedule``.
     """
 
-    framework = "jax"
-
     def __init__(self, recipe: Recipe, members: dict[str, Any], base: Any, in_axes: Any) -> None:
         self._given = recipe, members, base, in_axes
         self.members = members
         self._base = base
         self._in_axes = in_axes
         name = str(getattr(base, "__name__", type(base).__name__))
-        self._dfx_selection = Selection(name, recipe, self._rows)
+        self.selection = Selection(name, recipe, self._rows)
         functools.update_wrapper(self, base, updated=())
 
     @property
@@ -52,7 +50,7 @@ class Selected:
         """
         if tracing.capturing():
             return self._base(*args, **kwargs)  # a part of somebody's plan: the original
-        selection = self._dfx_selection
+        selection = self.selection
         answer = selection.answer(args, kwargs)
         if isinstance(answer, jax.core.Tracer):
             return self._by_value(answer, args, kwargs)
@@ -65,25 +63,23 @@ class Selected:
         member = self.members[name]
         if member is not None:
             return member(*args, **kwargs)
-        resolve = getattr(self._base, "_dfx_resolve", None)
-        whose = self._base if resolve is None else resolve(args, kwargs)
-        return whose.original(*args, **kwargs)
+        return self._base.serving(args, kwargs).original(*args, **kwargs)
 
     def _by_value(self, answer: Any, args: Any, kwargs: Any) -> Any:
-        names = self._dfx_selection.names
+        names = self.selection.names
         branches = [functools.partial(self._run, name, args, kwargs) for name in names]
         truth = answer.dtype == bool
         if answer.shape or not (truth or jax.numpy.issubdtype(answer.dtype, jax.numpy.integer)):
             raise PlanError(
-                f"{self._dfx_selection.name!r}: a traced choice must be an integer or a truth value without "
+                f"{self.selection.name!r}: a traced choice must be an integer or a truth value without "
                 f"axes; got {answer.aval}"
             )
         if truth and len(names) != 2:
             raise PlanError(
-                f"{self._dfx_selection.name!r}: a truth value chooses between two, and there are "
+                f"{self.selection.name!r}: a truth value chooses between two, and there are "
                 f"{len(names)}: {', '.join(names)}. Return an index"
             )
-        self._dfx_selection.lowered()
+        self.selection.lowered()
         if truth:
             return jax.lax.cond(answer, branches[1], branches[0])
         return jax.lax.switch(answer, branches)
@@ -94,7 +90,7 @@ class Selected:
             return None
         nums, names = self._static_of(args)
         return axes.input_axes(
-            self._dfx_selection.name,
+            self.selection.name,
             self._in_axes,
             self._base.__wrapped__,
             args,
@@ -112,22 +108,8 @@ class Selected:
 
     def chosen(self, args: Any, kwargs: Any) -> str:
         """Name of what a call with these arguments would run."""
-        selection = self._dfx_selection
+        selection = self.selection
         return selection.named(selection.answer(args, kwargs))
-
-    def _dfx_resolve(self, args: Any, kwargs: Any) -> Any:
-        """The scheduled function that a call with these arguments would run."""
-        name = self.chosen(args, kwargs)
-        if self.members[name] is None:
-            raise PlanError(
-                f"{self._dfx_selection.name!r}: select chooses {name!r} for these arguments, which is the "
-                "original: it has no plan"
-            )
-        return self.members[name]
-
-    def planned(self, args: Any, kwargs: Any) -> Any:
-        """The plan, with what is known of its signature, of the strategy chosen for these arguments."""
-        return self._dfx_resolve(args, kwargs).planned(args, kwargs)
 
     # -- as other scheduled functions ---------------------------------------------------------
 
@@ -141,7 +123,8 @@ class Selected:
 
     def _ahead(self, how: str, args: Any, kwargs: Any) -> Any:
         if (jitted := getattr(self._base, "jitted", None)) is None:
-            return getattr(self._dfx_resolve(args, kwargs), how)(*args, **kwargs)
+            member = self.members[self.chosen(args, kwargs)]
+            return getattr(member or self._base.original, how)(*args, **kwargs)
         # A function that JAX has nothing of: what was chosen once must not serve another time.
         return getattr(jitted(lambda *a, **k: self(*a, **k)), how)(*args, **kwargs)
 
@@ -154,7 +137,7 @@ class Selected:
         for member in (self._base, *self.members.values()):
             if member is not None:
                 member.clear_cache()
-        self._dfx_selection.forget()
+        self.selection.forget()
 
     def __copy__(self) -> Selected:
         return self
@@ -170,4 +153,4 @@ class Selected:
         return self if instance is None else functools.partial(self, instance)
 
     def __repr__(self) -> str:
-        return f"<scheduled {self._dfx_selection.name} with {self._dfx_selection.recipe!r}>"
+        return f"<scheduled {self.selection.name} with {self.selection.recipe!r}>"

@@ -32,13 +32,13 @@ from dynaflow_xla.frontends.torch.signature.by_size import BySize
 from dynaflow_xla.frontends.torch.signature.entry import (
     CAPTURE_OPTIONS,
     Entry,
-    Options,
     build_entry,
     graph_name,
     whole_entry,
 )
 from dynaflow_xla.frontends.torch.tuning import auto, keeping
 from dynaflow_xla.recent import Recent
+from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.identity import candidates as named_candidates, identity
@@ -125,17 +125,16 @@ class Core:
 
     Args:
         original: A module or function.
-        options: See :class:`Options`.
+        options: See :class:`Settings`.
         parent: Of a candidate of ``Auto``: what it is made for. Its batch is split only if there is
             a proof, and its warnings are the parent's.
     """
 
-    framework = "torch"
     captured_ahead = False
     """Whether there is one graph from the start, without a backward."""
 
     def __init__(
-        self, original: Callable[..., Any], options: Options, parent: Core | None = None
+        self, original: Callable[..., Any], options: Settings, parent: Core | None = None
     ) -> None:
         self.original = original
         self.options = options
@@ -627,7 +626,7 @@ def _root_function(original: Callable[..., Any]) -> types.FunctionType:
     return made
 
 
-def _compile_options(options: Options) -> dict[str, Any]:
+def _compile_options(options: Settings) -> dict[str, Any]:
     if options.compiler != "eager":
         return {}  # sizes that change are captured open, and compiled one by one
     given = dict(options.compiler_options or {})

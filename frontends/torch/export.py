@@ -11,7 +11,8 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch.core import Core
-from dynaflow_xla.frontends.torch.signature.entry import Entry, Options, build_entry
+from dynaflow_xla.frontends.torch.signature.entry import Entry, build_entry
+from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.identity import identity
 
 
@@ -23,7 +24,7 @@ class ScheduledExport:
         program: The program as given to ``schedule``.
     """
 
-    def __init__(self, program: torch.export.ExportedProgram, options: Options) -> None:
+    def __init__(self, program: torch.export.ExportedProgram, options: Settings) -> None:
         self.program = program
         self._dfx_core = _ExportCore(program, options)
         self.original = self._dfx_core.original
@@ -53,7 +54,7 @@ class _ExportCore(Core):
 
     captured_ahead = True
 
-    def __init__(self, program: torch.export.ExportedProgram, options: Options) -> None:
+    def __init__(self, program: torch.export.ExportedProgram, options: Settings) -> None:
         self._module: torch.nn.Module = program.module()
         super().__init__(self._module, options)
         if self.splits:

@@ -11,7 +11,7 @@ import torch
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch.selected import core_of
-from dynaflow_xla.frontends.torch.signature.entry import Options
+from dynaflow_xla.settings import Settings
 
 
 class ScheduledFunction:
@@ -21,7 +21,7 @@ class ScheduledFunction:
         original: The function as given to ``schedule``.
     """
 
-    def __init__(self, fn: Callable[..., Any], options: Options) -> None:
+    def __init__(self, fn: Callable[..., Any], options: Settings) -> None:
         self.original = fn
         self.options = options
         self._dfx_core = core_of(fn, options)
@@ -92,7 +92,7 @@ def _class_for(cls: type) -> type:
         ) from error
 
 
-def schedule_module(original: torch.nn.Module, options: Options) -> Any:
+def schedule_module(original: torch.nn.Module, options: Settings) -> Any:
     """A module like the original whose calls run scheduled."""
     if isinstance(original, _ModuleView):
         original = original.original
@@ -103,7 +103,7 @@ def schedule_module(original: torch.nn.Module, options: Options) -> Any:
     return view
 
 
-def schedule(fn: Any, options: Options) -> Any:
+def schedule(fn: Any, options: Settings) -> Any:
     """The scheduled form of a module, exported program or function."""
     if isinstance(fn, torch.export.ExportedProgram):
         from dynaflow_xla.frontends.torch.export import ScheduledExport

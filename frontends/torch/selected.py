@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.core import Core
-from dynaflow_xla.frontends.torch.signature.entry import Options
 from dynaflow_xla.selection import Selection
+from dynaflow_xla.settings import Settings
 
 
 class SelectCore:
@@ -24,9 +23,7 @@ class SelectCore:
         options: With ``selection``.
     """
 
-    framework = "torch"
-
-    def __init__(self, original: Callable[..., Any], options: Options) -> None:
+    def __init__(self, original: Callable[..., Any], options: Settings) -> None:
         assert options.selection is not None
         self.original, self.options = original, options
         self.members = {
@@ -35,7 +32,7 @@ class SelectCore:
             else Core(original, replace(options, strategy=strategy, selection=None))
             for name, strategy in options.selection.strategies.items()
         }
-        self._dfx_selection = Selection(options.name, options.selection, self._rows)
+        self.selection = Selection(options.name, options.selection, self._rows)
 
     def call(self, args: Any, kwargs: Any) -> Any:
         """Runs what ``select`` names.
@@ -52,12 +49,12 @@ class SelectCore:
         else:
             with marks.ignore():
                 result = self.original(*args, **kwargs)
-        self._dfx_selection.ran(name)
+        self.selection.ran(name)
         return result
 
     def chosen(self, args: Any, kwargs: Any) -> str:
         """Name of what a call with these arguments would run."""
-        return self._dfx_selection.named(self._dfx_selection.answer(args, kwargs))
+        return self.selection.named(self.selection.answer(args, kwargs))
 
     def _rows(self, args: Any, kwargs: Any) -> int | None:
         options = self.options
@@ -66,22 +63,7 @@ class SelectCore:
         dims = axes.batch_dims(options.name, options.in_axes, self.original, args, kwargs)
         return int(dims[0][0].shape[dims[0][1]])
 
-    def _dfx_resolve(self, args: Any, kwargs: Any) -> Core:
-        """What a call with these arguments would run."""
-        name = self.chosen(args, kwargs)
-        member = self.members[name]
-        if member is None:
-            raise PlanError(
-                f"{self.options.name!r}: select chooses {name!r} for these arguments, which is the original: "
-                "it has no plan"
-            )
-        return member
 
-    def planned(self, args: Any, kwargs: Any) -> Any:
-        """The plan, with what is known of its signature, of the strategy chosen for these arguments."""
-        return self._dfx_resolve(args, kwargs).planned(args, kwargs)
-
-
-def core_of(original: Callable[..., Any], options: Options) -> Any:
+def core_of(original: Callable[..., Any], options: Settings) -> Any:
     """A ``Core``, or what chooses among several."""
     return Core(original, options) if options.selection is None else SelectCore(original, options)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla import api, checks
+from dynaflow_xla import checks, settings
 from dynaflow_xla.ir.graph import Graph
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.strategies.base import Context, record
@@ -28,7 +28,7 @@ def test_integers(value: Any) -> None:
 def test_what_is_no_integer(value: Any) -> None:
     assert checks.integer(value) is None
     for use in (
-        dfx.Split.even, dfx.NanoBatch, lambda n: dfx.Split.of_sizes([n]), dfx.Lanes, api.resolve_lanes,
+        dfx.Split.even, dfx.NanoBatch, lambda n: dfx.Split.of_sizes([n]), dfx.Lanes, settings.resolve_lanes,
         lambda n: dfx.Split.balanced([1.0] * 4, n), lambda n: dfx.Branches(lanes=n),
         lambda n: dfx.Lanes(2, sms=(0, n)), lambda n: dfx.schedule(len, batch_size=n, in_axes=0),
     ):  # fmt: skip
@@ -114,13 +114,13 @@ def test_execute_takes_what_can_be_iterated(make: Callable[..., Graph]) -> None:
 
 def test_lanes_of_a_gpu_may_be_more_than_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    assert api.resolve_lanes(dfx.Lanes(3, sms=(0, 32, 16))) == 3
-    assert api.resolve_lanes(dfx.Lanes(5), "torch") == 5
-    assert api.resolve_lanes(np.int64(2)) == 2
+    assert settings.resolve_lanes(dfx.Lanes(3, sms=(0, 32, 16))) == 3
+    assert settings.resolve_lanes(dfx.Lanes(5), "torch") == 5
+    assert settings.resolve_lanes(np.int64(2)) == 2
     with pytest.raises(dfx.PlanError, match=r"exceed the cores .* 2; got 3.*lanes=dfx.Lanes\(3\)"):
-        api.resolve_lanes(3)
+        settings.resolve_lanes(3)
     with pytest.raises(dfx.PlanError, match="from 1 to 64"):
-        api.resolve_lanes(dfx.Lanes(65), "xla")
+        settings.resolve_lanes(dfx.Lanes(65), "xla")
 
 
 def test_lanes_that_turn_out_to_be_threads() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla import api
+from dynaflow_xla import settings
 from dynaflow_xla.selection import Recipe, Selection, recipe
 
 TWO = {"whole": "sequential", "plain": "original"}
@@ -16,7 +16,7 @@ THREE = {**TWO, "split": dfx.NanoBatch(2)}
 
 
 def made(strategy: Any, select: Any, context: Any = None) -> Recipe | None:
-    return recipe(strategy, select, context, api.resolve_strategy)
+    return recipe(strategy, select, context, settings.resolve_strategy)
 
 
 def selection(select: Any, strategies: Any = THREE, context: Any = None) -> Selection:

@@ -55,8 +55,7 @@ class Lifted:
         found: list[T] = []
 
         def look(*inner_args: Any, **inner_kwargs: Any) -> None:
-            resolve = getattr(self.inner, "_dfx_resolve", None)
-            inner = self.inner if resolve is None else resolve(inner_args, inner_kwargs)
+            inner = self.inner.serving(inner_args, inner_kwargs)
             found.append(work(inner, inner_args, inner_kwargs))
             raise _Found
 
@@ -67,9 +66,17 @@ class Lifted:
             pass
         return found[0]
 
+    def serving(self, args: Any, kwargs: Any) -> Lifted:
+        """What to look at to see what these arguments get."""
+        return self
+
     def planned(self, args: Any, kwargs: Any) -> Any:
         """What ``ScheduledFunction.planned`` says of the function inside."""
         return self.inside(lambda fast, a, k: fast.planned(a, k), args, kwargs)
+
+    def beside_the_plan(self, args: Any, kwargs: Any) -> str:
+        """See ``ScheduledFunction.beside_the_plan``."""
+        return self.inside(lambda fast, a, k: fast.beside_the_plan(a, k), args, kwargs)
 
     def known_costs(self, args: Any, kwargs: Any) -> Any:
         """What ``ScheduledFunction.known_costs`` says of the function inside."""

@@ -16,9 +16,9 @@ from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.lanes import device_stage, stage_primitive
 from dynaflow_xla.frontends.jax.lanes.stage import Stage, split_stages
 from dynaflow_xla.frontends.jax.planned import Planned
-from dynaflow_xla.frontends.jax.settings import Options
 from dynaflow_xla.ir.graph import PartitionedGraph
 from dynaflow_xla.planning.plan import Launch, Plan
+from dynaflow_xla.settings import Settings
 
 
 @dataclass(kw_only=True)
@@ -77,7 +77,7 @@ def build_stages(
     pg: PartitionedGraph,
     plan: Plan,
     functions: dict[int, Callable[..., list[Any]]],
-    options: Options,
+    options: Settings,
     *,
     profile: bool = False,
 ) -> list[tuple[Stage | None, Launch | None]]:

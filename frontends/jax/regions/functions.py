@@ -130,7 +130,7 @@ def kernel_function(
         PlanError: the kernel's parameters do not fit the region.
         UnsupportedError: the backend has no lanes.
     """
-    if backend != "ffi":
+    if backend == "xla":
         raise UnsupportedError(
             f"kernel {kernel.name!r} in the place of region {region.name!r} needs backend='ffi': one XLA "
             "program launches its kernels itself (write it with Pallas there, or call it by jax.ffi)"

@@ -18,7 +18,6 @@ from dynaflow_xla.frontends.jax.regions.functions import (
     region_function,
     replaced_function,
 )
-from dynaflow_xla.frontends.jax.settings import Options
 from dynaflow_xla.frontends.jax.xla import build as xla_build, gate_placement, loops
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
 from dynaflow_xla.ir.graph import PartitionedGraph
@@ -27,13 +26,14 @@ from dynaflow_xla.ir.rules import as_rules
 from dynaflow_xla.kernels import CudaKernel
 from dynaflow_xla.planning.build import build_plan
 from dynaflow_xla.planning.validate import validate
+from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import Context, record, sizes_of
 from dynaflow_xla.strategies.branches import Branches
 
 
 def build_entry(
     captured: capture.Captured,
-    options: Options,
+    options: Settings,
     batched: splitting.Splitting | None = None,
 ) -> Entry | XlaEntry:
     """Partitions, plans and validates a captured function; it is compiled when it first runs.
@@ -48,12 +48,12 @@ def build_entry(
 
 
 def _build(
-    captured: capture.Captured, options: Options, batched: splitting.Splitting | None
+    captured: capture.Captured, options: Settings, batched: splitting.Splitting | None
 ) -> Entry | XlaEntry:
     t0 = time.perf_counter()
     strategy = options.strategy
     graph = captured.graph
-    if options.backend == "ffi":
+    if options.backend != "xla":
         _refuse_shard_map(captured)
     rules = options.rules
     if rules is None and not options.default_cut:
@@ -80,7 +80,7 @@ def _build(
         )
         captured, pg = split.captured, split.pg
     else:
-        if options.backend == "ffi":
+        if options.backend != "xla":
             captured = in_place.kept_outside(captured)
         pg = partition(captured.graph, rules, fused=fused)
     if options.backend == "xla":
@@ -154,7 +154,7 @@ def _with_network(pg: PartitionedGraph) -> PartitionedGraph:
     return replace(pg, regions=regions)
 
 
-def _plan_bodies(captured: capture.Captured, options: Options, *, keep_rules: bool) -> None:
+def _plan_bodies(captured: capture.Captured, options: Settings, *, keep_rules: bool) -> None:
     """Plans the bodies of a captured function's loops and puts them in ``captured.loops``.
 
     A body that makes one region alone, without a loop in it, has nothing to schedule and stays.

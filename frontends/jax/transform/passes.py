@@ -25,9 +25,9 @@ from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.physical import spec
 from dynaflow_xla.frontends.jax.capture.tracing import capture_function
 from dynaflow_xla.frontends.jax.lanes.entry import Entry
-from dynaflow_xla.frontends.jax.settings import Options
 from dynaflow_xla.frontends.jax.signature.entry import build_entry
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
+from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.branches import Branches
 
 Flat: TypeAlias = Callable[..., list[Any]]
@@ -66,7 +66,7 @@ class Primal:
     in_avals: list[Any]
     out_avals: list[Any]
     split: Split | None
-    options: Options
+    options: Settings
 
     def at(self, size: int) -> tuple[Flat, list[Any]]:
         """The function at a size, and its abstract inputs."""

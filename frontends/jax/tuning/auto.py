@@ -217,7 +217,7 @@ def _key(fast: Any, first: Any, candidates: Iterable[Any], here: bool, small: bo
 
 def _of_the_original(fast: Any, traced: Any) -> dict[str, float]:
     """What the model expects of the original, in milliseconds; nothing where it has no model of it."""
-    if fast._options.backend != "ffi" or jax.default_backend() != "cpu":
+    if fast._options.backend == "xla" or jax.default_backend() != "cpu":
         return {}
     return {"original": costs_of.original_ns(traced.jaxpr, machine.cores()) / 1e6}
 
@@ -313,7 +313,7 @@ def _program(made: Any) -> Any:
 
 def _place(options: Any) -> tuple[str, ...]:
     """Where the program runs, and how."""
-    if options.backend == "ffi" and device_stage.platform(options.gpu_lanes) == "cpu":
+    if options.backend != "xla" and device_stage.platform(options.gpu_lanes) == "cpu":
         return ("lanes of the cpu",)
     return options.backend, jax.default_backend(), jax.devices()[0].device_kind
 

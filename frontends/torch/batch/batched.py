@@ -28,13 +28,13 @@ from dynaflow_xla.frontends.torch.capture.sizes import Binding, Sized, Symbol, a
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.signature.entry import (
     Entry,
-    Options,
     context_of,
     cut,
     planned_entry,
     refuse_outer,
     whole_entry,
 )
+from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import record, sizes_of
 from dynaflow_xla.strategies.sequential import Sequential
 
@@ -66,7 +66,7 @@ class BatchedGraph:
     """
 
     captured: Captured
-    options: Options
+    options: Settings
     kind: str
     batch_symbols: frozenset[Symbol]
     roles: Sequence[str]

@@ -16,7 +16,8 @@ from dynaflow_xla.frontends.torch.batch import axes, mean_losses
 from dynaflow_xla.frontends.torch.batch.batched import BatchedGraph
 from dynaflow_xla.frontends.torch.capture.capture import capture
 from dynaflow_xla.frontends.torch.capture.sizes import expression
-from dynaflow_xla.frontends.torch.signature.entry import Options, graph_name
+from dynaflow_xla.frontends.torch.signature.entry import graph_name
+from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import Context, sizes_of
 
 
@@ -153,7 +154,7 @@ def _tensors(gm: Any) -> list[torch.Tensor]:
 
 def graph_of(
     gm: Any,
-    options: Options,
+    options: Settings,
     kind: str,
     number: int,
     sizes: Sequence[Size],

@@ -24,7 +24,6 @@ from dynaflow_xla.ffi import xla
 from dynaflow_xla.frontends.jax.capture import capture as jax_capture, provenance
 from dynaflow_xla.frontends.jax.capture.tracing import Capturing
 from dynaflow_xla.frontends.jax.lanes.entry import build_stages
-from dynaflow_xla.frontends.jax.settings import Options as JaxOptions
 from dynaflow_xla.frontends.jax.signature import entry as jax_entry
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry as XlaPlan
 from dynaflow_xla.frontends.torch.capture.capture import capture
@@ -37,6 +36,7 @@ from dynaflow_xla.frontends.torch.signature.entry import CAPTURE_OPTIONS
 from dynaflow_xla.frontends.torch.signature.for_sizes import ForSizes, boxed
 from dynaflow_xla.ir.graph import PartitionedGraph
 from dynaflow_xla.planning.plan import Plan
+from dynaflow_xla.settings import Settings
 
 aten_table.register_recurrent(torch.ops.dynaflow_xla)  # defined by ``recurrent``
 
@@ -368,7 +368,7 @@ def jax_options(options: Any, captured: Captured, kind: str) -> Any:
         made["rules"] = tuple(r for r in options.rules if _matches(r, captured))
     if options.backend == "xla":
         made.update(backend="xla", target=options.target)
-    return JaxOptions(**made)
+    return Settings(**made)
 
 
 def _matches(rule: Any, captured: Captured) -> bool:

@@ -24,8 +24,9 @@ from dynaflow_xla.frontends.torch.capture.sizes import (
     at_sizes,
     bindings_of,
 )
-from dynaflow_xla.frontends.torch.signature.entry import Entry, Options, whole_entry
+from dynaflow_xla.frontends.torch.signature.entry import Entry, whole_entry
 from dynaflow_xla.frontends.torch.signature.for_sizes import ForSizes, boxed
+from dynaflow_xla.settings import Settings
 
 MAX_CLASSES = 32
 """So many plans are kept: those used last."""
@@ -45,7 +46,7 @@ class BySize:
     """
 
     captured: Captured
-    options: Options
+    options: Settings
     kind: str
     batch: int | None
     warn: Callable[[str], None]
@@ -119,7 +120,7 @@ class BySize:
 
 
 def of_graph(
-    captured: Captured, options: Options, kind: str, batch: int | None, warn: Callable[[str], None]
+    captured: Captured, options: Settings, kind: str, batch: int | None, warn: Callable[[str], None]
 ) -> BySize | None:
     """A graph with open sizes that its inputs tell; None if there are none of those."""
     bindings = bindings_of(captured)

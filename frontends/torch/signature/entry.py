@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dynaflow_xla.errors import PlanError
@@ -20,37 +20,11 @@ from dynaflow_xla.planning.build import build_plan
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.planning.recording import Recording
 from dynaflow_xla.planning.validate import validate
-from dynaflow_xla.selection import Recipe
-from dynaflow_xla.strategies.base import Context, Strategy, record, sizes_of
+from dynaflow_xla.settings import Settings
+from dynaflow_xla.strategies.base import Context, record, sizes_of
 
 CAPTURE_OPTIONS = frozenset({"dynamic", "fullgraph"})
 """Compiler options that go to ``torch.compile``."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user asked ``schedule`` for."""
-
-    name: str
-    strategy: Strategy
-    rules: tuple[Rule, ...] | None
-    lanes: int
-    user: dict[str, Any] = field(default_factory=dict)
-    compiler: str = "eager"
-    compiler_options: dict[str, Any] | None = None
-    backend: str = "torch"
-    target: str | None = None
-    gpu: Lanes | None = None
-    in_axes: Any = None
-    out_axes: Any = 0
-    batch_size: int | None = None
-    check: bool = True
-    selection: Recipe | None = None
-
-    @property
-    def how(self) -> Any:
-        """What decides: a strategy, or what chooses among several."""
-        return self.strategy if self.selection is None else self.selection
 
 
 @dataclass
@@ -72,7 +46,7 @@ class Entry:
         seconds: Time spent by step: "partition", "plan", "compile".
     """
 
-    options: Options
+    options: Settings
     kind: str
     captured: Captured
     pg: PartitionedGraph
@@ -110,13 +84,15 @@ class Entry:
         )
 
 
-def graph_name(options: Options, kind: str, number: int) -> str:
+def graph_name(options: Settings, kind: str, number: int) -> str:
     """Name of the ``number``-th graph of a scheduled callable."""
     name = options.name if number == 0 else f"{options.name}.{number}"
     return f"{name}.backward" if kind == "backward" else name
 
 
-def build_entry(gm: Any, options: Options, kind: str, number: int, batch: int | None = None) -> Any:
+def build_entry(
+    gm: Any, options: Settings, kind: str, number: int, batch: int | None = None
+) -> Any:
     """Captures, partitions, plans, validates and compiles a functional aten graph.
 
     Args:
@@ -144,7 +120,7 @@ def build_entry(gm: Any, options: Options, kind: str, number: int, batch: int | 
     return whole_entry(capture(gm, name), options, kind, batch)
 
 
-def cut(captured: Captured, options: Options, kind: str) -> PartitionedGraph:
+def cut(captured: Captured, options: Settings, kind: str) -> PartitionedGraph:
     """The regions of a graph by the user's rules, the strategy's, or the default ones."""
     graph = captured.graph
     rules: Sequence[Rule] | None = options.rules
@@ -171,7 +147,7 @@ def _with_network(pg: PartitionedGraph) -> PartitionedGraph:
     return replace(pg, regions=regions)
 
 
-def context_of(captured: Captured, options: Options, batch: int | None) -> Context:
+def context_of(captured: Captured, options: Settings, batch: int | None) -> Context:
     """What the strategy may look at."""
     graph = captured.graph
     return Context(
@@ -183,7 +159,9 @@ def context_of(captured: Captured, options: Options, batch: int | None) -> Conte
     )
 
 
-def whole_entry(captured: Captured, options: Options, kind: str, batch: int | None = None) -> Entry:
+def whole_entry(
+    captured: Captured, options: Settings, kind: str, batch: int | None = None
+) -> Entry:
     """Plans a graph whose batch stays whole.
 
     Raises:
@@ -203,7 +181,7 @@ def planned_entry(
     captured: Captured,
     pg: PartitionedGraph,
     recording: Recording,
-    options: Options,
+    options: Settings,
     kind: str,
     partition_s: float,
     functions: dict[int, Callable[..., Sequence[Any]]] | None = None,

@@ -1,0 +1,222 @@
+"""Which framework something belongs to. Frameworks are imported only by their frontends."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from dynaflow_xla import _optional
+from dynaflow_xla.errors import UnsupportedError, UnsupportedTypeError
+from dynaflow_xla.protocols import Frontend, Scheduled
+from dynaflow_xla.settings import Settings
+
+_WHY = {"jax": "scheduling a JAX function", "torch": "scheduling a PyTorch model"}
+_MODULES = {"jax": "jax.frontend", "torch": "torch.frontend", "torch_xla": "torch_xla"}
+
+
+def _module(name: str) -> str:
+    return f"dynaflow_xla.frontends.{_MODULES[name]}"
+
+
+def frontend(framework: str, why: str = "") -> Frontend:
+    """The frontend of "jax" or "torch".
+
+    Args:
+        framework: Its name.
+        why: What it is needed for, for the message.
+
+    Raises:
+        UnsupportedError: the framework is missing, or outside the supported versions.
+    """
+    name = framework
+    if framework == "torch" and _has_torch_xla():
+        name = "torch_xla"
+        _optional.require("jax", "running a PyTorch model on XLA", "jax")
+    else:
+        _optional.require(framework, why or _WHY[framework], framework)
+    made: Any = importlib.import_module(_module(name))
+    return made  # type: ignore[no-any-return]
+
+
+def _has_torch_xla() -> bool:
+    """Whether the PyTorch at hand is the one that torch_xla works with, and that is installed."""
+    torch = sys.modules.get("torch")
+    version = str(getattr(torch, "__version__", ""))
+    return version.startswith("2.9.") and _optional.available("torch_xla")
+
+
+def framework_of(fn: Any, settings: Settings) -> str:
+    """Whose a function is; "either" for a plain function where both frameworks are loaded.
+
+    Raises:
+        UnsupportedError: it is no function, or not one of the backend's framework.
+    """
+    torch = sys.modules.get("torch")
+    is_torch = torch is not None and isinstance(fn, _torch_classes(torch))
+    is_jax = _is_jax(fn) and not is_torch
+    if settings.backend == "torch" and is_jax:
+        raise UnsupportedError("backend='torch' cannot run a jax.jit function; leave it out")
+    if is_torch or settings.backend == "torch":
+        return "torch"
+    if is_jax or torch is None:
+        found = "jax"
+    elif not _optional.available("jax") or settings.compiler != "eager":
+        return "torch"
+    else:
+        found = "either"
+    if not callable(fn):
+        raise UnsupportedTypeError(
+            f"schedule takes a function, a jax.jit function or a model; got {type(fn).__name__}"
+        )
+    return found
+
+
+def _is_jax(fn: Any) -> bool:
+    """Whether something is made by JAX, or by a library on it: a jitted function, or a call bound to one."""
+    if callable(fn) and hasattr(fn, "lower"):  # pmap's functions have no trace
+        return True
+    if isinstance(fn, functools.partial):
+        return _is_jax(fn.func)
+    inner = getattr(fn, "__func__", None)
+    if inner is not None:
+        return _is_jax(inner)
+    return type(fn).__module__.partition(".")[0] in ("jax", "jaxlib", "flax", "equinox")
+
+
+def _torch_classes(torch: Any) -> tuple[type, ...]:
+    classes = [torch.nn.Module]
+    export = sys.modules.get("torch.export")
+    if export is not None:
+        classes.append(export.ExportedProgram)
+    return tuple(classes)
+
+
+def serving(fast: Any, caller: str, args: Any, kwargs: Any) -> Scheduled:
+    """What serves these arguments inside of a scheduled callable.
+
+    Args:
+        fast: What ``schedule`` returned.
+        caller: Of the public functions, for the message.
+        args: Of a call.
+        kwargs: Of a call.
+
+    Raises:
+        UnsupportedTypeError: it is none.
+    """
+    found = _found(fast, args, kwargs)
+    if found is None:
+        raise UnsupportedTypeError(
+            f"{caller} takes what dynaflow_xla.schedule returned; got {type(fast).__name__}"
+        )
+    return found
+
+
+def _found(fast: Any, args: Any, kwargs: Any) -> Scheduled | None:
+    if isinstance(fast, EitherFunction):
+        fast = fast.made_for(args, kwargs)
+    for name in _MODULES:
+        module: Any = sys.modules.get(_module(name))  # one that made something is loaded
+        if module is not None and (found := module.serving(fast, args, kwargs)) is not None:
+            return found  # type: ignore[no-any-return]
+    return None
+
+
+def compiling(fast: Any, args: Any, kwargs: Any) -> Scheduled:
+    """As ``serving``, for ``dynaflow_xla.compile``: a ``jax.jit`` function around a scheduled one, too."""
+    jax: Any = sys.modules.get(_module("jax"))
+    found = _found(fast, args, kwargs)
+    if found is None and jax is not None:
+        found = jax.around(fast)
+    return serving(fast, "compile", args, kwargs) if found is None else found
+
+
+def bucketed(fast: Any, sizes: Sequence[int], in_axes: Any, out_axes: Any, check: bool) -> Any:
+    """See ``dynaflow_xla.bucketed``."""
+    torch: Any = sys.modules.get(_module("torch"))
+    made = None if torch is None else torch.bucketed(fast, sizes, in_axes, out_axes, check)
+    if made is None:
+        raise UnsupportedTypeError(
+            f"bucketed takes what schedule returned for PyTorch; got {type(fast).__name__}"
+        )
+    return made
+
+
+def target(given: Any) -> str:
+    """The path of the text of a GPU to compile for.
+
+    Raises:
+        PlanError: there is none of that name.
+    """
+    jax: Any = frontend("jax", "compiling for a GPU")
+    return jax.target(given)  # type: ignore[no-any-return]
+
+
+class EitherFunction:
+    """A plain function where both frameworks are loaded: scheduled by that of its calls' arguments.
+
+    Args:
+        fn: The function.
+        settings: What the user asked for.
+
+    Attributes:
+        original: What the calls so far were compared with (for JAX, the jitted function); before any
+            call, the function as given to ``schedule``.
+    """
+
+    def __init__(self, fn: Any, settings: Settings) -> None:
+        self._given, self._settings = fn, settings
+        self._torch = frontend("torch")  # loaded already
+        self._made: dict[str, Any] = {}
+        functools.update_wrapper(self, fn, updated=())
+
+    @property
+    def original(self) -> Any:
+        """See the class."""
+        made = list(self._made.values())
+        return made[0].original if len(made) == 1 else self._given
+
+    def __repr__(self) -> str:
+        made = list(self._made.values())
+        return repr(made[0]) if len(made) == 1 else f"<scheduled {self._given!r}>"
+
+    def made_for(self, args: Any, kwargs: Any) -> Any:
+        """The scheduled function of the framework that these arguments belong to.
+
+        Raises:
+            UnsupportedError: they belong to both.
+        """
+        if not self._torch.owns_arguments(args, kwargs):
+            return self._get("jax")
+        if "jax" in sys.modules and frontend("jax").owns_arguments(args, kwargs):
+            raise UnsupportedError(
+                f"{getattr(self, '__name__', 'the function')} got torch tensors and JAX arrays in one "
+                "call; a schedule runs one framework. Convert with torch.from_dlpack or jnp.from_dlpack "
+                "before the call."
+            )
+        return self._get("torch")
+
+    def _get(self, framework: str) -> Any:
+        if framework not in self._made:
+            self._made[framework] = frontend(framework).schedule(self._given, self._settings)
+        return self._made[framework]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Same values as the original."""
+        if self._torch.inlines():
+            return self._given(*args, **kwargs)
+        return self.made_for(args, kwargs)(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Binds like a function, so that methods can be scheduled."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __reduce__(self) -> Any:
+        return EitherFunction, (self._given, self._settings)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._get("jax"), name)  # lower, trace: only JAX's has more than a call

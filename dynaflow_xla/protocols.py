@@ -1,0 +1,140 @@
+"""What the public functions know of a frontend and of what it makes."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.ir.graph import PartitionedGraph
+from dynaflow_xla.planning.plan import Plan
+from dynaflow_xla.selection import Selection
+from dynaflow_xla.settings import Settings
+from dynaflow_xla.timelines.timeline import Timeline
+from dynaflow_xla.verification import Report
+
+
+class Planned(Protocol):
+    """One signature of a scheduled callable."""
+
+    @property
+    def pg(self) -> PartitionedGraph:
+        """Its regions."""
+
+    @property
+    def plan(self) -> Plan:
+        """Its validated plan."""
+
+
+class Scheduled(Protocol):
+    """What serves one call's arguments inside of a scheduled callable.
+
+    Every method takes the arguments of a call: a tuple and a dictionary.
+    """
+
+    def planned(self, args: Any, kwargs: Any) -> Planned:
+        """The graph and the plan of these arguments."""
+
+    def beside_the_plan(self, args: Any, kwargs: Any) -> str:
+        """What to know of that plan if it is not what a call runs, else ""."""
+
+    def known_costs(self, args: Any, kwargs: Any) -> dict[int, float] | None:
+        """Nanoseconds of the plan's regions, if they were measured."""
+
+    def explain(self, args: Any, kwargs: Any, *, deep: bool) -> str:
+        """See ``dynaflow_xla.explain``."""
+
+    def verify(self, args: Any, kwargs: Any) -> Report:
+        """See ``dynaflow_xla.verify``."""
+
+    def profile(self, args: Any, kwargs: Any) -> Timeline:
+        """See ``dynaflow_xla.profile``."""
+
+    def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
+        """See ``dynaflow_xla.tune``."""
+
+    def compile(self, args: Any, kwargs: Any, target: object) -> Any:
+        """See ``dynaflow_xla.compile``."""
+
+    def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """See ``dynaflow_xla.compiler_options``."""
+
+
+class Frontend(Protocol):
+    """One framework. Each has a module ``frontend`` with these functions."""
+
+    def schedule(self, fn: Any, settings: Settings) -> Any:
+        """The scheduled form of something that belongs to this framework.
+
+        Raises:
+            UnsupportedError: the settings ask for what it does not have.
+        """
+
+    def owns_arguments(self, args: Any, kwargs: Any) -> bool:
+        """Whether something among the arguments of a call is this framework's."""
+
+    def inlines(self) -> bool:
+        """Whether this framework traces what is called now into a program of somebody else's."""
+
+    def serving(self, fast: Any, args: Any, kwargs: Any) -> Scheduled | None:
+        """What serves these arguments inside of a callable; None if it is not of this frontend."""
+
+
+class Chosen:
+    """Of several plans the one that ``select`` names for these arguments, as the public functions see it.
+
+    Args:
+        selection: What chooses.
+        name: What it chose.
+        member: What serves the arguments then; None: the original, which has no plan.
+    """
+
+    def __init__(self, selection: Selection, name: str, member: Scheduled | None) -> None:
+        self._selection, self._name, self._member = selection, name, member
+
+    @property
+    def _planned(self) -> Scheduled:
+        if self._member is None:
+            raise PlanError(
+                f"{self._selection.name!r}: select chooses {self._name!r} for these arguments, which is the "
+                "original: it has no plan"
+            )
+        return self._member
+
+    def explain(self, args: Any, kwargs: Any, *, deep: bool) -> str:
+        """All plans and how often each ran, then the chosen one."""
+        lines = "\n".join(self._selection.lines(self._name))
+        if self._member is None:
+            return f"{lines}\nthe original runs: it has no plan"
+        return f"{lines}\n{self._member.explain(args, kwargs, deep=deep)}"
+
+    def verify(self, args: Any, kwargs: Any) -> Report:
+        """Where the original is chosen nothing can differ."""
+        return Report(()) if self._member is None else self._member.verify(args, kwargs)
+
+    def planned(self, args: Any, kwargs: Any) -> Planned:
+        """The chosen one's."""
+        return self._planned.planned(args, kwargs)
+
+    def beside_the_plan(self, args: Any, kwargs: Any) -> str:
+        """The chosen one's."""
+        return self._planned.beside_the_plan(args, kwargs)
+
+    def known_costs(self, args: Any, kwargs: Any) -> dict[int, float] | None:
+        """The chosen one's."""
+        return self._planned.known_costs(args, kwargs)
+
+    def profile(self, args: Any, kwargs: Any) -> Timeline:
+        """The chosen one's."""
+        return self._planned.profile(args, kwargs)
+
+    def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
+        """The chosen one's."""
+        return self._planned.tune(args, kwargs, budget_s)
+
+    def compile(self, args: Any, kwargs: Any, target: object) -> Any:
+        """The chosen one's."""
+        return self._planned.compile(args, kwargs, target)
+
+    def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """The chosen one's."""
+        return self._planned.compiler_options(args, kwargs)

@@ -1,0 +1,45 @@
+"""The PyTorch frontend as ``dynaflow_xla.dispatch`` knows it, see ``dynaflow_xla.protocols.Frontend``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from dynaflow_xla import _optional
+from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch import scheduled
+from dynaflow_xla.frontends.torch.batch.buckets import Bucketed
+from dynaflow_xla.frontends.torch.serving import (
+    inlines as inlines,
+    owns_arguments as owns_arguments,
+    serving as serving,
+)
+from dynaflow_xla.settings import Settings
+
+
+def schedule(fn: Any, settings: Settings) -> Any:
+    """The scheduled form of a module, exported program or function.
+
+    Raises:
+        UnsupportedError: JAX is missing, or the settings ask for what there is not.
+    """
+    if settings.backend == "auto":
+        settings = replace(settings, backend="torch")
+    if settings.backend != "torch":
+        _optional.require("jax", "running a PyTorch model on XLA", "jax")
+        if settings.compiler != "eager":
+            raise UnsupportedError(
+                f"compiler={settings.compiler!r} is for backend='torch'; XLA compiles the regions of "
+                f"backend={settings.backend!r}: leave compiler out"
+            )
+    return scheduled.schedule(fn, settings)
+
+
+def bucketed(
+    fast: Any, sizes: Sequence[int], in_axes: Any, out_axes: Any, check: bool
+) -> Bucketed | None:
+    """See ``dynaflow_xla.bucketed``; None for what PyTorch's frontend did not make."""
+    if not hasattr(fast, "_dfx_core"):
+        return None
+    return Bucketed(fast, sizes, in_axes, out_axes, check)

@@ -1,0 +1,90 @@
+"""Scheduled torch callables as the public functions see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dynaflow_xla import _optional
+from dynaflow_xla.frontends.torch import inspect, profile as profiling
+from dynaflow_xla.frontends.torch.core import Core
+from dynaflow_xla.frontends.torch.selected import SelectCore
+from dynaflow_xla.protocols import Chosen, Planned, Scheduled
+from dynaflow_xla.timelines.timeline import Timeline
+from dynaflow_xla.verification import Report
+
+
+def owns_arguments(args: Any, kwargs: Any) -> bool:
+    """Whether a tensor or a module is among the arguments of a call."""
+    kinds = torch.Tensor | torch.nn.Module
+    return any(isinstance(leaf, kinds) for leaf in pytree.tree_leaves((args, kwargs)))
+
+
+def inlines() -> bool:
+    """Whether Dynamo traces what is called now."""
+    return torch.compiler.is_compiling()
+
+
+def serving(fast: Any, args: Any, kwargs: Any) -> Scheduled | None:
+    """What serves these arguments inside of a scheduled callable; None if it is not PyTorch's."""
+    core = getattr(fast, "_dfx_core", None)  # a module keeps its own attribute names
+    if isinstance(core, SelectCore):
+        name = core.chosen(args, kwargs)
+        member = core.members[name]
+        return Chosen(core.selection, name, None if member is None else Serving(member))
+    return Serving(core) if isinstance(core, Core) else None
+
+
+@dataclass(frozen=True)
+class Serving:
+    """See ``dynaflow_xla.protocols.Scheduled``."""
+
+    core: Core
+
+    def planned(self, args: Any, kwargs: Any) -> Planned:
+        """The one graph of these arguments."""
+        return self.core.planned(args, kwargs)
+
+    def beside_the_plan(self, args: Any, kwargs: Any) -> str:
+        """What ``Auto`` runs in the plan's place."""
+        return self.core.beside_the_plan(args, kwargs)
+
+    def known_costs(self, args: Any, kwargs: Any) -> dict[int, float] | None:
+        """``tune`` measures whole calls here."""
+        return None
+
+    def explain(self, args: Any, kwargs: Any, *, deep: bool) -> str:
+        """All graphs of a call; ``deep``: what became of the plan of a program."""
+        text = inspect.explain(self.core, args, kwargs)
+        return f"{text}\n\n{self.compile(args, kwargs, None)}" if deep else text
+
+    def verify(self, args: Any, kwargs: Any) -> Report:
+        """On copies."""
+        return inspect.verify(self.core, args, kwargs)
+
+    def profile(self, args: Any, kwargs: Any) -> Timeline:
+        """On copies."""
+        return profiling.profile(self.core, args, kwargs)
+
+    def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
+        """On copies."""
+        return inspect.tune(self.core, args, kwargs, budget_s)
+
+    def compile(self, args: Any, kwargs: Any, target: object) -> Any:
+        """Of the program that the plan is."""
+        return _program().compile_report(self.core, args, kwargs, target)
+
+    def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """Of the program that the plan is."""
+        return _program().compiler_options(self.core, args, kwargs)  # type: ignore[no-any-return]
+
+
+def _program() -> Any:
+    """JAX is optional, and only programs need it."""
+    _optional.require("jax", "running a PyTorch model on XLA", "jax")
+    from dynaflow_xla.frontends.torch.on_xla import xla_compile
+
+    return xla_compile
