@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.jax import given, inspect, profile as profiling
+from dynaflow_xla.frontends.jax import given, inspect
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
 from dynaflow_xla.frontends.jax.readback import cpu_text, deviceless, targets
 from dynaflow_xla.frontends.jax.scheduled import ScheduledFunction
@@ -107,7 +107,7 @@ class Serving:
 
     def profile(self, args: Any, kwargs: Any) -> Timeline:
         """Of a program with time stamps."""
-        return profiling.profile(self.fast, args, kwargs)
+        return inspect.profile(self.fast, args, kwargs)
 
     def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
         """With regions profiled first."""

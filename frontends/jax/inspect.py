@@ -1,4 +1,4 @@
-"""``explain``, ``verify`` and ``tune`` for scheduled JAX functions."""
+"""``explain``, ``verify``, ``profile`` and ``tune`` for scheduled JAX functions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from dynaflow_xla import verification
 from dynaflow_xla.errors import PlanError, VerificationError
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted, looks_inside
 from dynaflow_xla.frontends.jax.adapters.wrapper import array_copies, same
-from dynaflow_xla.frontends.jax.lanes import device_stage
-from dynaflow_xla.frontends.jax.lanes.entry import Entry
-from dynaflow_xla.frontends.jax.lanes.stage import split_stages
 from dynaflow_xla.frontends.jax.tuning import auto
 from dynaflow_xla.planning.text import region_table
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.timelines.simulator import simulate
+from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.tuning import autotune, quiet
 from dynaflow_xla.verification import Report
 
@@ -27,25 +25,12 @@ from dynaflow_xla.verification import Report
 def explain(fast: Any, args: Any, kwargs: Any) -> str:
     """The text that ``dynaflow_xla.explain`` returns for a JAX function."""
     made = fast.planned(args, kwargs)
-    where = f"xla ({jax.default_backend()})"
-    if isinstance(made, Entry):
-        where = f"ffi ({device_stage.where(made.options.gpu_lanes)})"
     lines = _what_runs(fast, args, kwargs)
     if aside := fast.beside_the_plan(args, kwargs):
         lines.append(f"{aside}:")
-    lines.append(f"{fast._options.name}: strategy {made.plan.strategy}, backend {where}")
+    lines.append(f"{fast._options.name}: strategy {made.plan.strategy}, backend {made.where()}")
     lines += region_table(made.plan, made.pg)
-    if not isinstance(made, Entry):
-        for name, body in made.bodies():
-            lines.append(f"body of the loop {name[:-1]}: {body.summary()}")
-            lines += ["  " + line for line in region_table(body.plan, body.pg)]
-    lines.append(
-        made.summary()
-        if not isinstance(made, Entry)
-        else f"lanes {made.plan.lanes}, events {made.plan.events}, scratch {made.plan.scratch_bytes} bytes, "
-        f"copied per call {made.plan.copied_bytes} bytes, custom calls "
-        f"{sum(bool(instructions) for instructions, _ in split_stages(made.plan))}"
-    )
+    lines += made.account()
     known = fast.known_costs(args, kwargs)
     summary = simulate(made.plan, made.pg, known).summary()
     lines.append(summary + ("" if known is None else "; from measured costs of regions"))
@@ -53,12 +38,7 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
         "time to make: "
         + ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in made.seconds.items())
     )
-    lines += [f"device lanes: {s.note}" for s, _ in made.compiled if s is not None and s.note]
-    copied = sum(p.copied_views for s, _ in made.compiled if s is not None for p in s.lane_programs)
-    if copied:
-        lines.append(
-            f"note: {copied} inputs were not 64-byte aligned and were copied in the last call"
-        )
+    lines += made.ran()
     inner = {i for region in made.pg.regions if not region.outer for i in region.ops}
     for op in made.captured.graph.ops:
         if op.outer and op.index not in inner:
@@ -192,6 +172,15 @@ def compare(name: str, want: Any, got: Any) -> verification.Row:
         )
     w, g = np.asarray(_plain(want)), np.asarray(_plain(got))
     return verification.compare(name, kind, str(w.dtype), w, g)
+
+
+@looks_inside
+def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
+    """See ``dynaflow_xla.profile``."""
+    target = fast.planning(args, kwargs)
+    return target.planned(args, kwargs).measured(  # type: ignore[no-any-return]
+        target.flat_inputs(args, kwargs), fast._options.name
+    )
 
 
 @looks_inside

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from dynaflow_xla.frontends.jax.regions.functions import KernelRegion, cut_view
 from dynaflow_xla.ir.graph import PartitionedGraph
 from dynaflow_xla.planning.plan import Launch, Plan
 from dynaflow_xla.settings import Settings
+from dynaflow_xla.timelines.timeline import Timeline
 
 
 @dataclass(kw_only=True)
@@ -92,6 +93,30 @@ class Planned:
 
     def _beside(self, _region: int) -> tuple[int, ...]:
         """Values that a region's function takes behind its inputs."""
+        return ()
+
+    def where(self) -> str:
+        """Backend and device, for explain."""
+        raise NotImplementedError
+
+    def account(self) -> list[str]:
+        """Lines of explain behind the table of regions: what runs, in numbers."""
+        raise NotImplementedError
+
+    def ran(self) -> list[str]:
+        """Lines of explain about what was compiled and called."""
+        return []
+
+    def measured(self, inputs: Sequence[Any], name: str) -> Timeline:
+        """A run with time stamps, see ``dynaflow_xla.profile``; inputs as of a call.
+
+        Raises:
+            UnsupportedError: nothing can be measured between regions.
+        """
+        raise NotImplementedError
+
+    def bodies(self) -> Sequence[tuple[str, Planned]]:
+        """Plans of loop bodies, by a name."""
         return ()
 
     def region_notes(self) -> list[str]:

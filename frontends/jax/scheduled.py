@@ -20,8 +20,7 @@ from dynaflow_xla.frontends.jax.adapters import libraries
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
 from dynaflow_xla.frontends.jax.batch import axes, split as splitting
 from dynaflow_xla.frontends.jax.capture import capture, effects, tracing
-from dynaflow_xla.frontends.jax.lanes.entry import Entry
-from dynaflow_xla.frontends.jax.signature import donation, entry
+from dynaflow_xla.frontends.jax.signature import backends, donation, entry
 from dynaflow_xla.frontends.jax.transform.in_xla import XlaProgram
 from dynaflow_xla.frontends.jax.transform.primitive import Program
 from dynaflow_xla.frontends.jax.tuning import auto, decided, on_caller
@@ -63,6 +62,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             given = {**given, **(options.compiler_options or {})}
             options = replace(options, compiler_options=given)
         self._options = options
+        self.backend = backends.of(options)
         self._jit_options = _compat.jit_options(jitted)
         self._has_static = bool(
             self._jit_options["static_argnums"] or self._jit_options["static_argnames"]
@@ -220,7 +220,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
     def options_by_plan(self) -> bool:
         """Whether each plan is compiled with XLA options of its own, so one program cannot serve all."""
-        return self._options.backend == "xla" and jax.default_backend() in ("gpu", "cuda")
+        return self.backend.options_by_plan()
 
     def _jit_for(self, args: Any, kwargs: Any) -> Any:
         """The jitted program; on CUDA and at top level one with the options that its plan needs."""
@@ -239,10 +239,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
     def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """The XLA options for these arguments: the table's for this plan, then the user's own."""
-        made = self.planned(args, kwargs)
-        if not isinstance(made, xla_backend.XlaEntry):
-            return dict(self._options.compiler_options or {})
-        return xla_options.for_entry(made)
+        return self.backend.compiler_options(self.planned(args, kwargs))
 
     def _guarded(self, jitted: Any, args: Any, kwargs: Any) -> Any:
         try:
@@ -377,7 +374,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
                 _, captured, _ = self._captured(args, kwargs)
             batched = self._batched(traced, captured, consts, args, kwargs)
             made = entry.build_entry(captured, self._options, batched)
-            if self._donates and isinstance(made, Entry):
+            if self._donates and self.backend.copies_results:
                 donation.copied(made, traced, warn=not self._candidate)
             found = (traced, self._differentiable(made, captured, traced))
             self._entries[id(traced.jaxpr)] = found
@@ -446,23 +443,10 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         return splitting.BatchedFunction(captured, consts, batch, in_axes, out_axes, capture_at)
 
     def _unsupported_platform(self) -> bool:
-        if self._options.backend == "xla":
-            return False
-        if self._fallback:
-            return True
-        platform = jax.default_backend()
-        if platform == "gpu" and self._options.gpu_lanes:
-            return False
-        if platform != "cpu":
-            self._fallback = (
-                f"the ffi backend schedules CPU programs; the default JAX backend is {platform!r}, so "
-                "the original runs"
-            )
-            if platform == "gpu":
-                self._fallback += ". backend='ffi' asks for lanes on the GPU; see docs/gpu.md first"
-            warnings.warn(self._fallback, FallbackWarning, stacklevel=3)
-            return True
-        return False
+        if not self._fallback and (why := self.backend.unavailable()):
+            self._fallback = why
+            warnings.warn(why, FallbackWarning, stacklevel=3)
+        return bool(self._fallback)
 
     # -- automatic choice ---------------------------------------------------------------------
 

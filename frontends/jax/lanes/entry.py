@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
 from dynaflow_xla import progress
+from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import blas, xla
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.capture.tracing import exact_types
-from dynaflow_xla.frontends.jax.lanes import device_stage, stage_primitive
+from dynaflow_xla.frontends.jax.lanes import device_stage, stage_primitive, stamped
 from dynaflow_xla.frontends.jax.lanes.stage import Stage, split_stages
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.ir.graph import PartitionedGraph
 from dynaflow_xla.planning.plan import Launch, Plan
 from dynaflow_xla.settings import Settings
+from dynaflow_xla.timelines.measured import Measured
+from dynaflow_xla.timelines.timeline import Timeline
 
 
 @dataclass(kw_only=True)
@@ -70,6 +75,57 @@ class Entry(Planned):
             if outer is not None:
                 self._run_plain(outer, env)
         return self.flat_outputs(env)
+
+    def where(self) -> str:
+        """Backend and device, for explain."""
+        return f"ffi ({device_stage.where(self.options.gpu_lanes)})"
+
+    def account(self) -> list[str]:
+        """What the engine runs, in numbers."""
+        plan = self.plan
+        calls = sum(bool(instructions) for instructions, _ in split_stages(plan))
+        return [
+            f"lanes {plan.lanes}, events {plan.events}, scratch {plan.scratch_bytes} bytes, copied per call "
+            f"{plan.copied_bytes} bytes, custom calls {calls}"
+        ]
+
+    def ran(self) -> list[str]:
+        """What device lanes say of themselves, and inputs that had to be copied."""
+        stages = [stage for stage, _ in self.compiled if stage is not None]
+        lines = [f"device lanes: {stage.note}" for stage in stages if stage.note]
+        copied = sum(program.copied_views for s in stages for program in s.lane_programs)
+        if copied:
+            lines.append(
+                f"note: {copied} inputs were not 64-byte aligned and were copied in the last call"
+            )
+        return lines
+
+    def measured(self, inputs: Sequence[Any], name: str) -> Timeline:
+        """Every stage a few times, outer regions, which may have effects, once.
+
+        Raises:
+            UnsupportedError: the inputs are no arrays.
+        """
+        if any(isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) for x in inputs):
+            raise UnsupportedError(
+                "profile runs the function: it takes arrays, not shapes or tracers"
+            )
+        stages = build_stages(
+            self.captured, self.pg, self.plan, self.functions, self.options, profile=True
+        )
+        env: dict[int, Any] = dict(zip(self.captured.graph.inputs, inputs, strict=True))
+        measured = Measured(self.plan, self.pg)
+        for (stage, outer), (instructions, _) in zip(stages, split_stages(self.plan), strict=True):
+            if stage is not None:
+                measured.add_stage(instructions, stamped.run(stage, self.captured, env))
+            if outer is not None:
+                region = self.pg.regions[outer.region]
+                jax.block_until_ready([env[v] for v in region.inputs])
+                begin = time.monotonic_ns()
+                self._run_plain(outer, env)
+                jax.block_until_ready([env[v] for v in region.outputs])
+                measured.add_outer(outer, time.monotonic_ns() - begin)
+        return measured.timeline(name)
 
 
 def build_stages(

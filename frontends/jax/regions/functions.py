@@ -121,20 +121,12 @@ class KernelRegion:
         return self.as_written(*args)
 
 
-def kernel_function(
-    kernel: CudaKernel, captured: Captured, region: Region, backend: str
-) -> KernelRegion:
+def kernel_function(kernel: CudaKernel, captured: Captured, region: Region) -> KernelRegion:
     """A region and the kernel that replaces it on a GPU.
 
     Raises:
         PlanError: the kernel's parameters do not fit the region.
-        UnsupportedError: the backend has no lanes.
     """
-    if backend == "xla":
-        raise UnsupportedError(
-            f"kernel {kernel.name!r} in the place of region {region.name!r} needs backend='ffi': one XLA "
-            "program launches its kernels itself (write it with Pallas there, or call it by jax.ffi)"
-        )
     parameters = kernel.bound(len(region.inputs), len(region.outputs), region.name)
     return KernelRegion(kernel, parameters, region_function(captured, region))
 

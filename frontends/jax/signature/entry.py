@@ -7,20 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from dynaflow_xla.errors import PlanError, RuleError, UnsupportedError
+from dynaflow_xla.errors import PlanError, RuleError
 from dynaflow_xla.frontends.jax.batch import split as splitting
-from dynaflow_xla.frontends.jax.capture import capture, in_place
+from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.tracing import exact_types
-from dynaflow_xla.frontends.jax.lanes import device_stage
-from dynaflow_xla.frontends.jax.lanes.entry import Entry
-from dynaflow_xla.frontends.jax.regions.functions import (
-    kernel_function,
-    region_function,
-    replaced_function,
-)
-from dynaflow_xla.frontends.jax.xla import build as xla_build, gate_placement, loops
-from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
-from dynaflow_xla.ir.graph import PartitionedGraph
+from dynaflow_xla.frontends.jax.planned import Planned
+from dynaflow_xla.frontends.jax.regions.functions import region_function, replaced_function
+from dynaflow_xla.frontends.jax.signature import backends
+from dynaflow_xla.frontends.jax.xla import loops
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.rules import as_rules
 from dynaflow_xla.kernels import CudaKernel
@@ -35,7 +29,7 @@ def build_entry(
     captured: capture.Captured,
     options: Settings,
     batched: splitting.Splitting | None = None,
-) -> Entry | XlaEntry:
+) -> Planned:
     """Partitions, plans and validates a captured function; it is compiled when it first runs.
 
     Args:
@@ -49,26 +43,24 @@ def build_entry(
 
 def _build(
     captured: capture.Captured, options: Settings, batched: splitting.Splitting | None
-) -> Entry | XlaEntry:
+) -> Planned:
     t0 = time.perf_counter()
     strategy = options.strategy
     graph = captured.graph
-    if options.backend != "xla":
-        _refuse_shard_map(captured)
+    backend = backends.of(options)
+    backend.refuse(captured)
     rules = options.rules
     if rules is None and not options.default_cut:
         made = strategy.rules(graph)
         rules = None if made is None else as_rules(made)
-    if options.backend == "xla" and rules is not None:
-        rules = loops.rules_here(rules, captured)
+    rules = backend.rules(rules, captured)
     context = Context(
         batch_size=None if batched is None else batched.batch,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
-        platform="cuda" if options.backend == "xla" else device_stage.platform(options.gpu_lanes),
+        platform=backend.platform(),
         lanes=options.lanes,
         user=options.user,
     )
-    fused = gate_placement.ELEMENTWISE if options.backend == "xla" else frozenset[str]()
     split = None
     sizes, assume_separable = () if batched is None else batched.sizes, True
     if not sizes:
@@ -76,17 +68,15 @@ def _build(
         assume_separable = asked.assume_separable
     if sizes and batched is not None:
         split = splitting.split(
-            batched, sizes, rules, assume_separable=assume_separable, fused=fused
+            batched, sizes, rules, assume_separable=assume_separable, fused=backend.fused
         )
         captured, pg = split.captured, split.pg
     else:
-        if options.backend != "xla":
-            captured = in_place.kept_outside(captured)
-        pg = partition(captured.graph, rules, fused=fused)
-    if options.backend == "xla":
-        pg = _with_network(pg)
-        if split is not None:
-            split = replace(split, expanded=replace(split.expanded, pg=pg))
+        captured = backend.whole(captured)
+        pg = partition(captured.graph, rules, fused=backend.fused)
+    pg = backend.regions(pg)
+    if split is not None:
+        split = replace(split, expanded=replace(split.expanded, pg=pg))
     t1 = time.perf_counter()
     # Nothing is proved of residuals that several nano-batches would share.
     derived = batched is not None and bool(batched.sizes)
@@ -97,7 +87,7 @@ def _build(
     plan = build_plan(pg, recording, lanes=options.lanes, strategy_text=repr(strategy))
     validate(plan, pg)
     t2 = time.perf_counter()
-    if options.backend == "xla":
+    if backend.plans_loops:
         parts = [captured] if split is None else list(split.resolved.at.values())
         for part in parts:
             _plan_bodies(part, options, keep_rules=split is not None)
@@ -113,45 +103,15 @@ def _build(
         elif decision.replace is None:
             functions[region.id] = region_function(captured, region)
         elif isinstance(decision.replace, CudaKernel):
-            functions[region.id] = kernel_function(
-                decision.replace, captured, region, options.backend
-            )
+            functions[region.id] = backend.kernel(decision.replace, captured, region)
         else:
             functions[region.id] = replaced_function(
                 decision.replace, captured, region, str(decision.source)
             )
-    if options.backend == "xla":
-        seconds = {"partition": t1 - t0, "plan": t2 - t1}
-        return xla_build.build(
-            options=options, captured=captured, pg=pg, plan=plan, functions=functions,
-            seconds=seconds, split=split,
-        )  # fmt: skip
-    seconds = {"partition": t1 - t0, "plan": t2 - t1}
-    return Entry(
+    return backend.build(
         options=options, captured=captured, pg=pg, plan=plan, functions=functions,
-        seconds=seconds, split=split,
+        seconds={"partition": t1 - t0, "plan": t2 - t1}, split=split,
     )  # fmt: skip
-
-
-def _refuse_shard_map(captured: capture.Captured) -> None:
-    for op in captured.graph.ops:
-        if op.kind == "shard_map" and op.payload.params["mesh"].size > 1:
-            raise UnsupportedError(
-                f"shard_map at {op.source} inside the scheduled function {captured.graph.name!r}: lanes "
-                "belong to one device. Schedule the function that shard_map maps, "
-                "jax.shard_map(dfx.schedule(f), ...), or use backend='xla'."
-            )
-
-
-def _with_network(pg: PartitionedGraph) -> PartitionedGraph:
-    """Communication as regions with a lane: one XLA program holds them as it does all others."""
-    regions = tuple(
-        replace(r, outer=False, tags=r.tags - {"outer"})
-        if r.outer and r.resource == "network"
-        else r
-        for r in pg.regions
-    )
-    return replace(pg, regions=regions)
 
 
 def _plan_bodies(captured: capture.Captured, options: Settings, *, keep_rules: bool) -> None:
@@ -177,9 +137,8 @@ def _plan_bodies(captured: capture.Captured, options: Settings, *, keep_rules: b
             fitting = tuple(rule for rule in settings.rules if loops.fits(rule, body))
             settings = replace(settings, rules=fitting or None, default_cut=not fitting)
         try:
-            entry = build_entry(body, settings)
+            entry: Any = build_entry(body, settings)
         except RuleError:  # the strategy's rules speak of the function around the loop
             entry = build_entry(body, replace(settings, rules=None, default_cut=True))
-        assert isinstance(entry, XlaEntry)
         if len(entry.pg.regions) > 1 or entry.bodies():
             captured.loops[op.index] = loops.with_body(op.payload, entry, op.index)

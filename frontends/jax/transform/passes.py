@@ -24,9 +24,8 @@ from dynaflow_xla.frontends.jax.batch.split import Resolved, Split
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.physical import spec
 from dynaflow_xla.frontends.jax.capture.tracing import capture_function
-from dynaflow_xla.frontends.jax.lanes.entry import Entry
+from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.frontends.jax.signature.entry import build_entry
-from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.branches import Branches
 
@@ -76,7 +75,7 @@ class Primal:
         return flat_function(captured), [captured.avals[v] for v in captured.graph.inputs]
 
 
-Planned: TypeAlias = tuple[Entry | XlaEntry, capture.Captured]
+Pass: TypeAlias = tuple[Planned, capture.Captured]
 """A planned pass, and the pass at its full size."""
 
 
@@ -95,11 +94,11 @@ class Passes:
         if self._split is not None and not self._same_residuals(self._split.sizes):
             self._split = None  # the passes are those of the whole batch
 
-    def forward(self) -> Planned:
+    def forward(self) -> Pass:
         """The inputs to the results and residuals."""
         return self._scheduled("forward", self._forward_at, self._forward_specs)
 
-    def backward(self, given: tuple[int, ...]) -> Planned:
+    def backward(self, given: tuple[int, ...]) -> Pass:
         """Residuals and the given cotangents to the gradients of ``wanted``."""
         return self._scheduled(
             "backward",
@@ -114,7 +113,7 @@ class Passes:
         what: str,
         at: Callable[[int], capture.Captured],
         specs: Callable[[Split], Specs],
-    ) -> Planned:
+    ) -> Pass:
         whole = at(self._batch)
         options = replace(self._options, name=f"{self._options.name}.{what}")
         notes = []

@@ -15,10 +15,8 @@ from dynaflow_xla import machine
 from dynaflow_xla._version import __version__
 from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.ffi import _compat as ffi_compat
-from dynaflow_xla.frontends.jax import profile
 from dynaflow_xla.frontends.jax.capture import capture, costs as costs_of
 from dynaflow_xla.frontends.jax.capture.tracing import Capturing
-from dynaflow_xla.frontends.jax.lanes import device_stage
 from dynaflow_xla.frontends.jax.tuning import on_caller, ways as ways_to_run
 from dynaflow_xla.planning.plan import Launch
 from dynaflow_xla.strategies import identity
@@ -161,7 +159,7 @@ def choose(
         if budget_s is not None and not spending.refuses("a profile", ways.compile_s(first)):
             watch.settle()
             watch.begin()
-            timeline = profile.profile(firstly, args, kwargs)
+            timeline = first.measured(firstly.flat_inputs(args, kwargs), fast._options.name)
             watch.check()
             costs = autotune.RegionCosts.of(timeline, first.pg)
         predicted: dict[str, float] = {}
@@ -211,13 +209,13 @@ def _key(fast: Any, first: Any, candidates: Iterable[Any], here: bool, small: bo
         __version__, jax.__version__, jaxlib.__version__, ffi_compat.compile_settings(),
         options.lanes, options.gpu, options.in_axes, options.out_axes, options.batch_size,
         options.compiler_options or {}, fast.jit_compiler_options, fast._jit_options,
-        here, small, *_place(options),
+        here, small, *fast.backend.place(),
     )  # fmt: skip
 
 
 def _of_the_original(fast: Any, traced: Any) -> dict[str, float]:
     """What the model expects of the original, in milliseconds; nothing where it has no model of it."""
-    if fast._options.backend == "xla" or jax.default_backend() != "cpu":
+    if fast.backend.platform() != "cpu" or jax.default_backend() != "cpu":
         return {}
     return {"original": costs_of.original_ns(traced.jaxpr, machine.cores()) / 1e6}
 
@@ -309,13 +307,6 @@ def _program(made: Any) -> Any:
     if len(lanes) > 1 or made.split is not None:
         return made.plan.instructions
     return _ONE_LANE
-
-
-def _place(options: Any) -> tuple[str, ...]:
-    """Where the program runs, and how."""
-    if options.backend != "xla" and device_stage.platform(options.gpu_lanes) == "cpu":
-        return ("lanes of the cpu",)
-    return options.backend, jax.default_backend(), jax.devices()[0].device_kind
 
 
 def _child(fast: Any, choice: str) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax.capture.capture import Loop
 from dynaflow_xla.frontends.jax.capture.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.planned import Planned
@@ -23,15 +24,11 @@ from dynaflow_xla.frontends.jax.regions.functions import cut_view
 from dynaflow_xla.frontends.jax.xla import placed_results
 from dynaflow_xla.frontends.jax.xla.gate_placement import Gate
 from dynaflow_xla.frontends.jax.xla.region_order import RegionOrder
+from dynaflow_xla.planning.text import region_table
+from dynaflow_xla.timelines.timeline import Timeline
 
 PLAN_SCOPE = "dfx_plan"
 """The name scope around a plan; the component behind it is the region (``scope_of``)."""
-
-DEFAULT_LANES = 8
-"""A GPU runs whatever nodes of a graph are ready. With few lanes regions would wait for each other for
-the lane's sake, and each such wait is a gate."""
-
-MAX_LANES = 64
 
 
 def scope_of(region_name: str) -> str:
@@ -110,6 +107,25 @@ class XlaEntry(Planned):
             for region in self.pg.regions
             for index, loop in self.loops_in(region.id).items()
         ]
+
+    def where(self) -> str:
+        """Backend and device, for explain."""
+        return f"xla ({jax.default_backend()})"
+
+    def account(self) -> list[str]:
+        """The plans of loops' bodies, then what of the order is in the program."""
+        lines = []
+        for name, body in self.bodies():
+            lines.append(f"body of the loop {name[:-1]}: {body.summary()}")
+            lines += ["  " + line for line in region_table(body.plan, body.pg)]
+        return [*lines, self.summary()]
+
+    def measured(self, inputs: Sequence[Any], name: str) -> Timeline:
+        """Regions are fused into one program here."""
+        raise UnsupportedError(
+            f"{name!r} runs as one XLA program, which has no time stamps between regions; use "
+            "jax.profiler.trace (regions are its name scopes), or dfx.compile for its order."
+        )
 
     def summary(self) -> str:
         """One sentence for explain."""

@@ -1,0 +1,96 @@
+"""Plans on lanes: of this machine's cores, or streams of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.jax.capture import in_place
+from dynaflow_xla.frontends.jax.capture.capture import Captured
+from dynaflow_xla.frontends.jax.lanes import device_stage
+from dynaflow_xla.frontends.jax.lanes.entry import Entry
+from dynaflow_xla.frontends.jax.regions.functions import kernel_function
+from dynaflow_xla.ir.graph import PartitionedGraph, Region
+from dynaflow_xla.kernels import CudaKernel
+from dynaflow_xla.settings import Settings
+
+
+class LaneBackend:
+    """See ``Backend``. Which lanes there are is known when a plan is compiled (``device_stage.builder``).
+
+    Args:
+        settings: Of the function.
+    """
+
+    fused = frozenset[str]()
+    plans_loops = False
+    copies_results = True
+
+    def __init__(self, settings: Settings) -> None:
+        self._on_gpu = settings.gpu_lanes
+
+    def platform(self) -> str:
+        """Where the lanes are."""
+        return device_stage.platform(self._on_gpu)
+
+    def place(self) -> tuple[str, ...]:
+        """Lanes of a CPU are the same whatever JAX's default device is called."""
+        if self.platform() == "cpu":
+            return ("lanes of the cpu",)
+        return "ffi", jax.default_backend(), jax.devices()[0].device_kind
+
+    def unavailable(self) -> str:
+        """Where JAX's default device is another one."""
+        platform = jax.default_backend()
+        if platform == "cpu" or (platform == "gpu" and self._on_gpu):
+            return ""
+        why = (
+            f"the ffi backend schedules CPU programs; the default JAX backend is {platform!r}, so "
+            "the original runs"
+        )
+        if platform == "gpu":
+            why += ". backend='ffi' asks for lanes on the GPU; see docs/gpu.md first"
+        return why
+
+    def options_by_plan(self) -> bool:
+        """Lane programs are compiled on their own."""
+        return False
+
+    def compiler_options(self, made: Any) -> dict[str, Any]:
+        """The user's own."""
+        return dict(made.options.compiler_options or {})
+
+    def refuse(self, captured: Captured) -> None:
+        """Lanes belong to one device."""
+        for op in captured.graph.ops:
+            if op.kind == "shard_map" and op.payload.params["mesh"].size > 1:
+                raise UnsupportedError(
+                    f"shard_map at {op.source} inside the scheduled function {captured.graph.name!r}: lanes "
+                    "belong to one device. Schedule the function that shard_map maps, "
+                    "jax.shard_map(dfx.schedule(f), ...), or use backend='xla'."
+                )
+
+    def rules(self, rules: tuple[Any, ...] | None, captured: Captured) -> tuple[Any, ...] | None:
+        """A loop is one operator here."""
+        return rules
+
+    def whole(self, captured: Captured) -> Captured:
+        """Updates in place stay in the outer program, where XLA keeps them in place."""
+        return in_place.kept_outside(captured)
+
+    def regions(self, pg: PartitionedGraph) -> PartitionedGraph:
+        """Communication stays in the outer program."""
+        return pg
+
+    def kernel(
+        self, kernel: CudaKernel, captured: Captured, region: Region
+    ) -> Callable[..., list[Any]]:
+        """On lanes of a GPU the kernel, elsewhere the region as it was written."""
+        return kernel_function(kernel, captured, region)
+
+    def build(self, **planned: Any) -> Entry:
+        """It is compiled when it first runs."""
+        return Entry(**planned)
