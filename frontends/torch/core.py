@@ -21,21 +21,22 @@ import torch
 
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch import _compat, second_derivatives
+from dynaflow_xla.frontends.torch.backends import build_entry
 from dynaflow_xla.frontends.torch.batch import axes, open_batch as batch
 from dynaflow_xla.frontends.torch.batch.batched import BatchedGraph
 from dynaflow_xla.frontends.torch.capture import draws, effects, marks, overlap
-from dynaflow_xla.frontends.torch.capture.capture import ROOT_FILE, ROOT_NAME, capture, user_name
+from dynaflow_xla.frontends.torch.capture.capture import (
+    CAPTURE_OPTIONS,
+    ROOT_FILE,
+    ROOT_NAME,
+    capture,
+    user_name,
+)
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.rewrite import recurrent, spectra
 from dynaflow_xla.frontends.torch.signature import by_size
 from dynaflow_xla.frontends.torch.signature.by_size import BySize
-from dynaflow_xla.frontends.torch.signature.entry import (
-    CAPTURE_OPTIONS,
-    Entry,
-    build_entry,
-    graph_name,
-    whole_entry,
-)
+from dynaflow_xla.frontends.torch.signature.entry import Entry, graph_name, whole_entry
 from dynaflow_xla.frontends.torch.tuning import auto, keeping
 from dynaflow_xla.recent import Recent
 from dynaflow_xla.settings import Settings

@@ -10,8 +10,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch.backends import build_entry
 from dynaflow_xla.frontends.torch.core import Core
-from dynaflow_xla.frontends.torch.signature.entry import Entry, build_entry
+from dynaflow_xla.frontends.torch.signature.entry import Entry
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.identity import identity
 

@@ -85,6 +85,6 @@ class Serving:
 def _program() -> Any:
     """JAX is optional, and only programs need it."""
     _optional.require("jax", "running a PyTorch model on XLA", "jax")
-    from dynaflow_xla.frontends.torch.on_xla import xla_compile
+    from dynaflow_xla.frontends.torch import compiled
 
-    return xla_compile
+    return compiled

@@ -19,7 +19,6 @@ TO_BE_CUT = frozenset(
         "ir.graph ir.forms",
         "planning.plan planning.text",
         "timelines.timeline timelines.page timelines.plot timelines.traces",
-        "frontends.torch.signature.entry frontends.torch.on_xla.xla_backend frontends.torch.on_xla.xla_split",
     )
 )
 

@@ -29,6 +29,9 @@ ROOT_FILE = "<dynaflow_xla schedule"
 
 OPEN_SIZES = "sizes that may change are shown as they were at the first call"
 
+CAPTURE_OPTIONS = frozenset({"dynamic", "fullgraph"})
+"""Compiler options that go to ``torch.compile``."""
+
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _ROOT = re.compile(r"^[LG]\['(\w+)'\]")

@@ -26,13 +26,12 @@ from dynaflow_xla.frontends.jax.capture.tracing import Capturing
 from dynaflow_xla.frontends.jax.lanes.entry import build_stages
 from dynaflow_xla.frontends.jax.signature import entry as jax_entry
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry as XlaPlan
-from dynaflow_xla.frontends.torch.capture.capture import capture
+from dynaflow_xla.frontends.torch.capture.capture import CAPTURE_OPTIONS, capture
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.on_xla import aten_table, to_jax
 from dynaflow_xla.frontends.torch.on_xla.engine_call import EngineCall
 from dynaflow_xla.frontends.torch.on_xla.to_jax import JaxFunction, Layout
 from dynaflow_xla.frontends.torch.rewrite import recurrent as _recurrent  # noqa: F401
-from dynaflow_xla.frontends.torch.signature.entry import CAPTURE_OPTIONS
 from dynaflow_xla.frontends.torch.signature.for_sizes import ForSizes, boxed
 from dynaflow_xla.ir.graph import PartitionedGraph
 from dynaflow_xla.planning.plan import Plan

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.frontends.torch.capture.capture import capture
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.native import compilers, cuda, native, regions
 from dynaflow_xla.frontends.torch.native.native import Native
@@ -22,9 +21,6 @@ from dynaflow_xla.planning.recording import Recording
 from dynaflow_xla.planning.validate import validate
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import Context, record, sizes_of
-
-CAPTURE_OPTIONS = frozenset({"dynamic", "fullgraph"})
-"""Compiler options that go to ``torch.compile``."""
 
 
 @dataclass
@@ -88,36 +84,6 @@ def graph_name(options: Settings, kind: str, number: int) -> str:
     """Name of the ``number``-th graph of a scheduled callable."""
     name = options.name if number == 0 else f"{options.name}.{number}"
     return f"{name}.backward" if kind == "backward" else name
-
-
-def build_entry(
-    gm: Any, options: Settings, kind: str, number: int, batch: int | None = None
-) -> Any:
-    """Captures, partitions, plans, validates and compiles a functional aten graph.
-
-    Args:
-        gm: The graph.
-        options: What the user asked for.
-        kind: "inference", "forward" or "backward".
-        number: Which graph of the scheduled callable it is.
-        batch: Rows of the batch, where it is too small to be split, or not in this graph.
-
-    Raises:
-        RuleError, PlanError, UnsupportedError: see the steps.
-    """
-    name = graph_name(options, kind, number)
-    if options.backend != "torch":
-        if options.gpu is not None and options.backend == "ffi":
-            options.gpu.refuse_on_cpu("lanes of XLA executables")
-        # JAX is optional, and only these backends need it.
-        from dynaflow_xla.frontends.torch.on_xla import xla_backend
-
-        if batch is None:
-            return xla_backend.build_entry(gm, options, kind, name)
-        from dynaflow_xla.frontends.torch.on_xla import xla_split
-
-        return xla_backend.build_entry(gm, options, kind, name, xla_split.rows(batch))
-    return whole_entry(capture(gm, name), options, kind, batch)
 
 
 def cut(captured: Captured, options: Settings, kind: str) -> PartitionedGraph:
