@@ -573,6 +573,18 @@ def capture_failed() -> tuple[type[BaseException], ...]:
     return TorchRuntimeError, InternalTorchDynamoError
 
 
+def raised_by_capture(error: BaseException) -> bool:
+    """Whether an operator raised this on tensors without data, while Dynamo followed the function.
+
+    Dynamo lets errors of some classes through (``IndexError`` among them), with its own words added, which
+    it remembers on the error. Its own classes are no operator's.
+    """
+    from torch._dynamo.exc import TorchDynamoException
+
+    followed = hasattr(error, "innermost_user_frame_summary")
+    return followed and not isinstance(error, TorchDynamoException)
+
+
 _TRANSFORMS = {
     "Vmap": "torch.func.vmap",
     "Grad": "torch.func.grad (or vjp, jacrev)",

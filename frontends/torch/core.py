@@ -246,6 +246,10 @@ class Core:
         except _compat.capture_failed() as error:
             if self.breaks:
                 raise  # a part of it may have run: not again
+            failed: BaseException = error
+        except Exception as error:
+            if self.breaks or not _compat.raised_by_capture(error):
+                raise
             failed = error
         return self._uncaptured(failed, args, kwargs)
 

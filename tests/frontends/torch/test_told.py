@@ -48,6 +48,29 @@ def test_a_wrong_shape_is_the_originals_error(given: dict[str, Any]) -> None:
         fast(torch.randn(4, 4))  # and what fits runs
 
 
+WRONG_CALLS: dict[str, Any] = {
+    "joins numbers": lambda x: torch.cat([x[0, 0], x[0, 1]]),
+    "a dimension that is not there": lambda x: torch.narrow_copy(x, 2, 0, 1),
+    "a sum along none": lambda x: torch.sum(x, 5),
+    "an argument that is none": lambda x: torch.softmax(x, "rows"),  # type: ignore[call-overload]
+}
+
+
+@pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.NanoBatch(2)], ids=["whole", "nano"])
+@pytest.mark.parametrize("name", WRONG_CALLS)
+def test_a_wrong_call_is_the_originals_error(name: str, strategy: dfx.Strategy) -> None:
+    """Whatever class the error has, and whatever PyTorch makes of it while it is captured."""
+    x = torch.randn(4, 5)
+    with pytest.raises(Exception) as wanted:  # noqa: PT011  (the original's, whatever it is)
+        WRONG_CALLS[name](x)
+    fast = dfx.schedule(WRONG_CALLS[name], strategy, backend="torch")
+    for _ in range(2):
+        with pytest.raises(wanted.type) as caught:
+            fast(x)
+        assert type(caught.value) is wanted.type
+        assert str(caught.value) == str(wanted.value)
+
+
 TRANSFORMS: dict[str, Any] = {
     "vmap": lambda f, x: torch.func.vmap(f)(x),
     "grad": lambda f, x: torch.func.grad(lambda y: f(y).sum())(x),
