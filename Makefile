@@ -25,7 +25,7 @@ PY      := $(CURDIR)/$(VENV)/bin/python
 STAMPS  := $(VENV)/.stamps
 CPP     := build/cpp
 comma   := ,
-LINTED  := $(wildcard dynaflow_xla frontends ffi tests benchmarks examples)
+LINTED  := $(wildcard dynaflow_xla frontends ffi tests benchmarks examples docs/pictures noxfile.py)
 
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -38,8 +38,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt bench-gpu test test-gpu gpu-wheel gpu-all \
-        docs test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 versions-wheel \
-        gpu-envs test-gpu-compile report-xla \
+        docs test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 test-gpu-compile report-xla \
         test-torch-versions test-torch-xla cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
@@ -134,107 +133,35 @@ bench-pjrt: setup $(STAMPS)/deps-dev  ## Measure an XLA executable as an engine 
 test: setup  ## Run the Python tests against the installed wheel (PYTEST_ARGS=...)
 	@"$(PY)" -P -m pytest --durations=10 $(IN_PARALLEL) $(PYTEST_ARGS)
 
-# One wheel, built on the oldest headers, runs under every JAX. 3.12 is the Python that all of them have.
-PYTHON312    ?= $(shell for v in "" $$(pyenv versions --bare 2>/dev/null | grep '^3[.]12[.]'); do \
+# ---- environments of their own: noxfile.py says what they are and where they are kept --------------
+
+# 3.12 is the Python that all versions of JAX have.
+PYTHON312 ?= $(shell for v in "" $$(pyenv versions --bare 2>/dev/null | grep '^3[.]12[.]'); do \
     PYENV_VERSION=$$v python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null && break; done)
-JAX_VERSIONS ?= 0.10 0.11 0.12
-VERSIONS     := $(CURDIR)/build/versions
+# Variables of the sessions that are given to make reach them: JAX_VERSIONS, TORCH_VERSIONS, GPU_JAX,
+# TORCH_ENVS, TORCH_XLA_ENV, GPU_ENVS, VERSION_TESTS, PYTEST_ARGS, BENCH_ARGS.
+NOX = PYTHON312='$(PYTHON312)' JAX='$(JAX)' IN_PARALLEL='$(IN_PARALLEL)' "$(PY)" -P -m nox --session
 
 python312:
 	@echo '$(PYTHON312)'
 
-versions-wheel: build/sources.txt $(SOURCES)
-	@[ -n "$(PYTHON312)" ] || { echo "Python 3.12 is needed: make PYTHON312=..."; exit 1; }
-	@mkdir -p $(VERSIONS)
-	@echo "building the wheel for $$($(PYTHON312) --version)"
-	@rm -rf $(VERSIONS)/dist
-	@[ -x $(VERSIONS)/build/bin/python ] || "$(PYTHON312)" -m venv $(VERSIONS)/build
-	@$(VERSIONS)/build/bin/python -m pip wheel -q --no-deps -w $(VERSIONS)/dist .
+test-versions: $(STAMPS)/deps-dev  ## Run one wheel under each JAX of JAX_VERSIONS (needs Python 3.12)
+	@$(NOX) versions
 
-test-versions: versions-wheel  ## Run one wheel under each JAX of JAX_VERSIONS (needs Python 3.12)
-	@for v in $(JAX_VERSIONS); do \
-	  py=$(VERSIONS)/jax-$$v/bin/python; \
-	  [ -x $$py ] || "$(PYTHON312)" -m venv $(VERSIONS)/jax-$$v; \
-	  $$py -m pip install -q "jax==$$v.*" "jaxlib==$$v.*" $(VERSIONS)/dist/*.whl hypothesis psutil pytest \
-	    pytest-timeout pytest-xdist matplotlib; \
-	  $$py -m pip install -q --force-reinstall --no-deps $(VERSIONS)/dist/*.whl; \
-	  $$py -P -c 'import jax, jaxlib; print("jax", jax.__version__, "jaxlib", jaxlib.__version__)'; \
-	  $$py -P -m pytest -q $(IN_PARALLEL) $(or $(VERSION_TESTS),tests/frontends tests/property) $(PYTEST_ARGS); \
-	done
+test-torch-versions: $(STAMPS)/deps-dev  ## Run one wheel under each torch of TORCH_VERSIONS (5 GB a version)
+	@$(NOX) torch_versions
 
-# PyPI's builds of PyTorch bring CUDA (5 GB a version; they run without a GPU), so the environments are
-# kept outside of the tree, like the one below. With an index of CPU builds (see TORCH) they are small.
-TORCH_VERSIONS ?= 2.11 2.15
-TORCH_ENVS     ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynaflow_xla/torch
+test-torch-xla: $(STAMPS)/deps-dev  ## Run the tests of torch-xla in an environment of their own (torch 2.9.0)
+	@$(NOX) torch_xla
 
-test-torch-versions: setup  ## Run one wheel under each torch of TORCH_VERSIONS (5 GB a version)
-	@rm -rf build/torch-wheel
-	@"$(PY)" -P -m pip wheel -q --no-build-isolation --no-deps -w build/torch-wheel .
-	@tag="py$$("$(PY)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"; \
-	for v in $(TORCH_VERSIONS); do \
-	  env="$(TORCH_ENVS)-$$v-$$tag"; py="$$env/bin/python"; \
-	  if ! "$$py" -c 'import torch, jax, pytest, xdist, transformers' >/dev/null 2>&1; then \
-	    echo "making $$env (5 GB with CUDA)"; \
-	    "$(PY)" -P -m venv --clear "$$env"; \
-	    "$$py" -P -m pip install -qq "torch==$$v.*" $(foreach spec,$(JAX),'$(spec)') \
-	      "$$(echo $(CURDIR)/build/torch-wheel/*.whl)[jax,torch,test,test-torch]"; \
-	  fi; \
-	  "$$py" -P -m pip install -q --no-deps --force-reinstall build/torch-wheel/*.whl; \
-	  "$$py" -P -c 'import torch; print("torch", torch.__version__)'; \
-	  "$$py" -P -m pytest -q $(IN_PARALLEL) $(or $(VERSION_TESTS),tests/frontends/torch) $(PYTEST_ARGS); \
-	done
+test-gpu-compile: $(STAMPS)/deps-dev  ## Compile for GPUs without one, under each JAX of GPU_JAX, and read the graphs back
+	@$(NOX) gpu_compile
 
-# torch-xla works with torch 2.9.0 alone, so its tests have an environment of their own. It is large
-# (7 GB) and kept outside of the tree, where other checkouts find it.
-TORCH_XLA_ENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynaflow_xla/torch-xla-2.9.0
-TORCH_XLA_PY   = $(TORCH_XLA_ENV)-py$(shell "$(PY)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+report-xla: $(STAMPS)/deps-dev  ## Compile the cases of docs/xla_report.md for a GPU without one, and write the page
+	@$(NOX) report_xla
 
-test-torch-xla: setup  ## Run the tests of torch-xla in an environment of their own (torch 2.9.0)
-	@env="$(TORCH_XLA_PY)"; py="$$env/bin/python"; \
-	if ! "$$py" -c 'import torch_xla, jax' >/dev/null 2>&1; then \
-	  echo "making $$env (several gigabytes)"; \
-	  "$(PY)" -P -m venv --clear "$$env"; \
-	  "$$py" -P -m pip install -qq torch==2.9.0 torch-xla==2.9.0 $(foreach spec,$(JAX),'$(spec)') \
-	    msgspec threadpoolctl psutil pytest pytest-timeout; \
-	fi; \
-	rm -rf build/torch-xla-wheel; \
-	"$(PY)" -P -m pip wheel -q --no-build-isolation --no-deps -w build/torch-xla-wheel .; \
-	"$$py" -P -m pip install -q --no-deps --force-reinstall build/torch-xla-wheel/*.whl; \
-	"$$py" -P -m pytest $(PYTEST_ARGS) tests/torch_xla
-
-# Programs for a GPU, compiled without one. The environments (700 MB each) outlive this clone. XLA
-# needs ptxas and libdevice: those of an installed CUDA toolkit, else NVIDIA's wheels.
-GPU_JAX  ?= 0.10.2 0.12.0
-GPU_ENVS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynaflow_xla/gpu-compile
-gpu_python = $(GPU_ENVS)/jax-$(1)/bin/python
-
-$(GPU_ENVS)/jax-%/.ready:
-	@echo "installing jax $* with its CUDA plugin in $(@D)"
-	@rm -rf $(@D) && mkdir -p $(@D) && "$(PYTHON312)" -m venv $(@D)
-	@$(@D)/bin/python -m pip install -q "jax==$*" "jaxlib==$*" flatbuffers msgspec threadpoolctl pytest \
-	  pytest-timeout psutil hypothesis optax
-	@$(@D)/bin/python -m pip install -q --no-deps "jax-cuda13-plugin==$*" "jax-cuda13-pjrt==$*"
-	@[ -n "$$(command -v ptxas)" ] || \
-	  $(@D)/bin/python -m pip install -q --no-deps "nvidia-cuda-nvcc==13.0.*" "nvidia-nvvm==13.0.*"
-	@touch $@
-
-gpu-envs: $(foreach v,$(GPU_JAX),$(GPU_ENVS)/jax-$(v)/.ready) versions-wheel
-	@for v in $(GPU_JAX); do \
-	  $(GPU_ENVS)/jax-$$v/bin/python -m pip install -q --force-reinstall --no-deps $(VERSIONS)/dist/*.whl; \
-	done
-
-test-gpu-compile: gpu-envs  ## Compile for GPUs without one, under each JAX of GPU_JAX, and read the graphs back
-	@for v in $(GPU_JAX); do \
-	  echo "jax $$v"; $(GPU_ENVS)/jax-$$v/bin/python -P -m pytest -q tests/gpu_compile $(PYTEST_ARGS); \
-	done
-
-report-xla: gpu-envs  ## Compile the cases of docs/xla_report.md for a GPU without one, and write the page
-	@for v in $(GPU_JAX); do \
-	  echo "jax $$v"; \
-	  $(GPU_ENVS)/jax-$$v/bin/python benchmarks/xla_report.py measure benchmarks/results/xla-$$v.json $(BENCH_ARGS); \
-	done
-	@$(call gpu_python,$(lastword $(GPU_JAX))) benchmarks/xla_report.py write docs/xla_report.md \
-	  $(foreach v,$(GPU_JAX),benchmarks/results/xla-$(v).json)
+gpu-wheel: $(STAMPS)/deps-dev  ## Build the cp312 wheel, and fetch small ones beside it, to carry to a GPU machine
+	@$(NOX) gpu_wheel
 
 # ---- GPU -----------------------------------------------------------------------------------------
 
@@ -243,15 +170,6 @@ report-xla: gpu-envs  ## Compile the cases of docs/xla_report.md for a GPU witho
 GPU_PYTHON ?= python3
 GPU_DIR    := $(CURDIR)/build/gpu
 GPU_RUN     = cd $(CURDIR) && PYTHONPATH=$(GPU_DIR)/site timeout 480 "$(GPU_PYTHON)"
-
-gpu-wheel:  ## Build the cp312 wheel, and fetch small ones beside it, to carry to a GPU machine
-	@[ -n "$(PYTHON312)" ] || { echo "gpu-wheel needs Python 3.12: make PYTHON312=..."; exit 1; }
-	@mkdir -p $(GPU_DIR) && rm -rf $(GPU_DIR)/wheels
-	@[ -x $(GPU_DIR)/venv/bin/python ] || "$(PYTHON312)" -m venv $(GPU_DIR)/venv
-	@$(GPU_DIR)/venv/bin/python -m pip wheel -q --no-deps -w $(GPU_DIR)/wheels .
-	@$(GPU_DIR)/venv/bin/python -m pip download -q --no-deps -d $(GPU_DIR)/wheels --only-binary=:all: \
-	  msgspec threadpoolctl pytest pytest-timeout iniconfig pluggy packaging
-	@ls $(GPU_DIR)/wheels
 
 test-gpu:  ## The GPU suite, with the installed Python (GPU_PYTHON=...); skips without a GPU
 	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels

@@ -1,0 +1,231 @@
+"""Tests in environments of their own: other versions of JAX and PyTorch, torch-xla, JAX's CUDA plugin.
+
+``make`` has a door to each session (``make test-versions`` is ``nox -s versions``) and installs nox in
+``.venv``. The environments are large and outlive a clone, so sessions find or make them by themselves
+(``venv_backend = none``): those with PyTorch or CUDA in the user's cache folder, the others in ``build/``.
+Versions and folders come from the environment; the names are those of make's variables.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "none"
+nox.options.sessions = []
+nox.options.stop_on_first_error = True
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dynaflow_xla"
+VERSIONS = Path("build/versions").resolve()
+TAG = f"py{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def given(name: str, default: str = "") -> list[str]:
+    """The words of an environment variable."""
+    return shlex.split(os.environ.get(name) or default)
+
+
+JAX = given("JAX", "jax>=0.10,<0.11 jaxlib>=0.10,<0.11")
+JAX_VERSIONS = given("JAX_VERSIONS", "0.10 0.11 0.12")
+TORCH_VERSIONS = given("TORCH_VERSIONS", "2.11 2.15")
+GPU_JAX = given("GPU_JAX", "0.10.2 0.12.0")
+TORCH_ENVS = os.environ.get("TORCH_ENVS") or f"{CACHE}/torch"
+TORCH_XLA_ENV = os.environ.get("TORCH_XLA_ENV") or f"{CACHE}/torch-xla-2.9.0"
+GPU_ENVS = Path(os.environ.get("GPU_ENVS") or CACHE / "gpu-compile")
+
+
+class Environment:
+    """A virtual environment at a place of its own, made if its packages cannot be found.
+
+    Args:
+        session: Who asks.
+        folder: Where it is kept.
+        python: The interpreter it is made with.
+        needs: Modules that say by their presence that it is whole.
+        installs: What to install into a new one: arguments of one ``pip install`` each.
+    """
+
+    def __init__(
+        self,
+        session: nox.Session,
+        folder: Path,
+        python: str,
+        needs: Sequence[str] = (),
+        installs: Sequence[Sequence[str]] = (),
+    ) -> None:
+        self.session, self.python = session, folder / "bin" / "python"
+        if not self._whole(needs):
+            session.log(f"making {folder}")
+            session.run(python, "-P", "-m", "venv", "--clear", str(folder), external=True)
+            for packages in installs:
+                self.pip("install", *packages)
+
+    def _whole(self, needs: Sequence[str]) -> bool:
+        """Whether its Python starts and finds the modules."""
+        look = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
+        command = [str(self.python), "-P", "-c", look, *needs]
+        return self.python.exists() and not subprocess.run(command, capture_output=True).returncode
+
+    def run(self, *args: str) -> None:
+        """Runs the environment's Python."""
+        self.session.run(str(self.python), "-P", *args, external=True)
+
+    def pip(self, *args: str) -> None:
+        """Runs the environment's pip."""
+        self.run("-m", "pip", args[0], "-q", *args[1:])
+
+    def test(self, wheel: Path, *args: str) -> None:
+        """Installs the wheel and runs pytest."""
+        self.pip("install", "--no-deps", "--force-reinstall", str(wheel))
+        self.run("-m", "pytest", *args, *given("PYTEST_ARGS"))
+
+
+def python312(session: nox.Session) -> str:
+    """Python 3.12, which all versions of JAX have."""
+    found = os.environ.get("PYTHON312") or shutil.which("python3.12")
+    if not found:
+        session.error("Python 3.12 is needed: make PYTHON312=...")
+    return found
+
+
+@functools.cache
+def wheel_of_312(session: nox.Session) -> Path:
+    """One wheel, built on the oldest headers, that runs under every JAX."""
+    shutil.rmtree(VERSIONS / "dist", ignore_errors=True)
+    build = Environment(session, VERSIONS / "build", python312(session))
+    build.pip("wheel", "--no-deps", "-w", str(VERSIONS / "dist"), ".")
+    return next((VERSIONS / "dist").glob("*.whl"))
+
+
+@functools.cache
+def own_wheel(session: nox.Session) -> Path:
+    """A wheel for the Python of ``.venv``, built with its tools: objects of earlier builds are used."""
+    folder = Path("build/own-wheel").resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    command = ["wheel", "-q", "--no-build-isolation", "--no-deps", "-w", str(folder), "."]
+    session.run(sys.executable, "-P", "-m", "pip", *command, external=True)
+    return next(folder.glob("*.whl"))
+
+
+def tests(default: str) -> list[str]:
+    """Which tests a session on versions runs, in as many processes as make says."""
+    return ["-q", *given("IN_PARALLEL"), *given("VERSION_TESTS", default)]
+
+
+@nox.session
+def versions(session: nox.Session) -> None:
+    """One wheel under each JAX of JAX_VERSIONS."""
+    helpers = ["hypothesis", "psutil", "pytest", "pytest-timeout", "pytest-xdist", "matplotlib"]
+    wheel = wheel_of_312(session)
+    for jax in JAX_VERSIONS:
+        env = Environment(
+            session,
+            VERSIONS / f"jax-{jax}",
+            python312(session),
+            ["jax", "hypothesis", "psutil", "xdist", "matplotlib"],
+            [[f"jax=={jax}.*", f"jaxlib=={jax}.*", str(wheel), *helpers]],
+        )
+        env.run("-c", "import jax, jaxlib; print('jax', jax.__version__, jaxlib.__version__)")
+        env.test(wheel, *tests("tests/frontends tests/property"))
+
+
+@nox.session
+def torch_versions(session: nox.Session) -> None:
+    """One wheel under each torch of TORCH_VERSIONS; 5 GB each, for PyPI's builds bring CUDA."""
+    wheel = own_wheel(session)
+    for torch in TORCH_VERSIONS:
+        env = Environment(
+            session,
+            Path(f"{TORCH_ENVS}-{torch}-{TAG}"),
+            sys.executable,
+            ["torch", "jax", "pytest", "xdist", "transformers"],
+            [[f"torch=={torch}.*", *JAX, f"{wheel}[jax,torch,test,test-torch]"]],
+        )
+        env.run("-c", "import torch; print('torch', torch.__version__)")
+        env.test(wheel, *tests("tests/frontends/torch"))
+
+
+@nox.session
+def torch_xla(session: nox.Session) -> None:
+    """The tests of torch-xla, which works with torch 2.9.0 alone; 7 GB."""
+    helpers = ["msgspec", "threadpoolctl", "psutil", "pytest", "pytest-timeout"]
+    env = Environment(
+        session,
+        Path(f"{TORCH_XLA_ENV}-{TAG}"),
+        sys.executable,
+        ["torch_xla", "jax"],
+        [["torch==2.9.0", "torch-xla==2.9.0", *JAX, *helpers]],
+    )
+    env.test(own_wheel(session), "tests/torch_xla")
+
+
+def gpu_environments(session: nox.Session) -> dict[str, Environment]:
+    """By version of JAX: its CUDA plugin without CUDA, and the wheel; 700 MB each.
+
+    XLA needs ptxas and libdevice: those of an installed CUDA toolkit, else NVIDIA's wheels.
+    """
+    made = {}
+    for jax in GPU_JAX:
+        base = "flatbuffers msgspec threadpoolctl pytest pytest-timeout psutil hypothesis optax"
+        plugin = [f"jax-cuda13-plugin=={jax}", f"jax-cuda13-pjrt=={jax}"]
+        if not shutil.which("ptxas"):
+            plugin += ["nvidia-cuda-nvcc==13.0.*", "nvidia-nvvm==13.0.*"]
+        made[jax] = Environment(
+            session,
+            GPU_ENVS / f"jax-{jax}",
+            python312(session),
+            [
+                "jax",
+                "hypothesis",
+                "optax",
+                "flatbuffers",
+                "pytest_timeout",
+                "jax_plugins.xla_cuda13",
+            ],
+            [[f"jax=={jax}", f"jaxlib=={jax}", *base.split()], ["--no-deps", *plugin]],
+        )
+    return made
+
+
+@nox.session
+def gpu_compile(session: nox.Session) -> None:
+    """Programs for GPUs, compiled without one under each JAX of GPU_JAX, and read back."""
+    for jax, env in gpu_environments(session).items():
+        session.log(f"jax {jax}")
+        env.test(wheel_of_312(session), "-q", "tests/gpu_compile")
+
+
+@nox.session
+def report_xla(session: nox.Session) -> None:
+    """The cases of docs/xla_report.md, and the page."""
+    environments, files = gpu_environments(session), []
+    for jax, env in environments.items():
+        session.log(f"jax {jax}")
+        files.append(f"benchmarks/results/xla-{jax}.json")
+        env.pip("install", "--no-deps", "--force-reinstall", str(wheel_of_312(session)))
+        session.run(
+            str(env.python), "benchmarks/xla_report.py", "measure", files[-1], *given("BENCH_ARGS"),
+            external=True,
+        )  # fmt: skip
+    write = ["benchmarks/xla_report.py", "write", "docs/xla_report.md", *files]
+    session.run(str(list(environments.values())[-1].python), *write, external=True)
+
+
+@nox.session
+def gpu_wheel(session: nox.Session) -> None:
+    """The cp312 wheel and small ones beside it, to carry to a machine with a GPU."""
+    folder = Path("build/gpu").resolve()
+    shutil.rmtree(folder / "wheels", ignore_errors=True)
+    env = Environment(session, folder / "venv", python312(session))
+    env.pip("wheel", "--no-deps", "-w", str(folder / "wheels"), ".")
+    small = "msgspec threadpoolctl pytest pytest-timeout iniconfig pluggy packaging".split()
+    env.pip("download", "--no-deps", "-d", str(folder / "wheels"), "--only-binary=:all:", *small)
+    session.log(" ".join(sorted(path.name for path in (folder / "wheels").iterdir())))
