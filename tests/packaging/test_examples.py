@@ -45,3 +45,17 @@ def test_runs(
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     out = capsys.readouterr().out
     assert not [part for part in parts if part not in out], out
+
+
+def test_the_picture_of_the_readme_can_be_made(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("jax", reason="the picture needs it")
+    pytest.importorskip("matplotlib", reason="the picture needs it")
+    script = runpy.run_path(str(ROOT / "docs" / "pictures" / "timelines.py"))
+    main = script["main"]
+    main.__globals__["HERE"] = tmp_path
+    main(rounds=1)
+    out = capsys.readouterr().out
+    assert "on 1 lane;" in out and "on 2 lanes;" in out, out
+    assert (tmp_path / "timelines.png").read_bytes().startswith(b"\x89PNG")
