@@ -8,6 +8,21 @@ from pathlib import Path
 
 import pytest
 
+try:
+    import hypothesis
+except ImportError:
+    pass
+else:
+    # The same examples everywhere and always, however long a slow or busy machine takes to draw them.
+    hypothesis.settings.register_profile(
+        "dynaflow_xla",
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("dynaflow_xla")
+
 
 def _is_whole() -> bool:
     """Whether ``dynaflow_xla`` has its subpackages (a wheel or an editable install)."""

@@ -67,7 +67,7 @@ class _Random(dfx.Strategy):
 @settings(
     max_examples=20,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     report_multiple_bugs=False,
 )
