@@ -532,7 +532,18 @@ def _original(name: str) -> Any:
     return jax.jit(CASES[name].fn, **CASES[name].jit)
 
 
-@pytest.mark.parametrize("name", CASES)
+def _pairs() -> list[Any]:
+    """Each function with its operators dealt out to lanes, and under one other strategy, by turns."""
+    made = []
+    for number, name in enumerate(CASES):
+        others = ["branches", "sequential", "xla"]
+        by_turns = others.pop(number % len(others))
+        made += [pytest.param(name, s) for s in ("round_robin", by_turns)]
+        made += [pytest.param(name, s, marks=pytest.mark.slow) for s in others]
+    return made
+
+
+@pytest.mark.parametrize(("name", "strategy"), _pairs())
 def test_values(name: str, strategy: str, schedule: Any, assert_same: Any) -> None:
     made = CASES[name]
     original = _original(name)
