@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("jax")
 
-LIMIT_S = 360
+LIMIT_S = 400
 
 _PREAMBLE = """
 import faulthandler, os, sys, threading, time
@@ -65,17 +65,22 @@ def run(code: str, *, any_status: bool = False) -> str:
             capture_output=True, text=True, timeout=LIMIT_S, env=environment,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        err = error.stderr or b""
-        text = err.decode(errors="replace") if isinstance(err, bytes) else err
-        pytest.fail(f"hung for {LIMIT_S} s; its threads were:\n{text[-8000:]}")
+        said, text = (
+            x.decode(errors="replace") if isinstance(x, bytes) else x or ""
+            for x in (error.stdout, error.stderr)
+        )
+        pytest.fail(
+            f"hung for {LIMIT_S} s, after {said[-200:]!r}; its threads were:\n{text[-8000:]}"
+        )
     report = f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     assert any_status or done.returncode == 0, report
     assert "done" in done.stdout.split(), report
     return done.stderr
 
 
-def test_a_thousand_calls_without_waiting() -> None:
-    run("""
+TOGETHER = {
+    "calls": {
+        "a_thousand_calls_without_waiting": """
     outer = jax.jit(lambda x: fast(x) @ jnp.eye(32))
     outs = [fast(x) for _ in range(1000)]
     check(outs[-1]); check(outs[0])
@@ -85,21 +90,52 @@ def test_a_thousand_calls_without_waiting() -> None:
     for _ in range(1000):  # a training loop: each call needs the one before, nothing blocks
         y = y * 0.99 + 1e-6 * outer(y)
     assert np.isfinite(np.asarray(y)).all()
-    print("done")
-    """)
-
-
-def test_a_thousand_calls_of_two_functions_by_turns() -> None:
-    run("""
+    """,
+        "a_thousand_calls_of_two_functions_by_turns": """
     other = dfx.schedule(lambda x: jnp.sort(x) @ jnp.sort(x.T), "branches", lanes=LANES)
     outs = [(fast(x), other(x)) for _ in range(1000)]
     check(outs[-1][0])
-    print("done")
-    """)
-
-
-def test_eight_threads_with_a_dot_in_the_outer_program() -> None:
-    run("""
+    """,
+    },
+    "stages": {
+        "callbacks_between_stages_without_waiting": """
+    def f(x):
+        y = jax.pure_callback(lambda v: np.asarray(v) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype),
+                              jnp.sort(x))
+        return jnp.sort(-y) + jnp.cos(y)
+    g = spread(f)
+    outs = [g(x) for _ in range(200)]
+    np.testing.assert_allclose(outs[-1], jax.jit(f)(x), rtol=1e-5)
+    """,
+        # Several independent batched LAPACK calls deadlock stock JAX on a small pool; lanes do not.
+        "batched_linear_algebra_on_two_lanes": """
+    def f(x):
+        a = x @ x.T + 40 * jnp.eye(32)
+        batch = jnp.stack([a, a + jnp.eye(32), a * 2, a + 3 * jnp.eye(32)])
+        return [jnp.linalg.cholesky(batch * (i + 1)).sum() for i in range(4)]
+    g = spread(f)
+    for _ in range(20):
+        out = g(x)
+    assert np.isfinite(np.asarray(jnp.stack(out))).all()
+    """,
+        "fault_in_flight_many_times": """
+    def g(flag, x):
+        a, b = jnp.sort(x), jnp.cos(x)
+        n = jax.ffi.ffi_call("dfx_test_fail", jax.ShapeDtypeStruct((), jnp.int32))(flag)
+        return jnp.sort(a @ b + n), jnp.sort(b - a + n), jnp.sort(a * b)
+    faulty = spread(g)
+    raised = 0
+    for i in range(200):
+        try:
+            jax.block_until_ready(faulty(jnp.int32(i % 2), x))
+        except (dfx.EngineError, jax.errors.JaxRuntimeError):
+            raised += 1
+    assert raised == 100, raised
+    check(fast(x))
+    """,
+    },
+    "threads": {
+        "eight_threads_with_a_dot_in_the_outer_program": """
     outer = jax.jit(lambda x: fast(x @ jnp.eye(32)) @ jnp.eye(32))
     outer(x)
     errors = []
@@ -116,12 +152,8 @@ def test_eight_threads_with_a_dot_in_the_outer_program() -> None:
     for t in threads: t.start()
     for t in threads: t.join()
     assert not errors, errors
-    print("done")
-    """)
-
-
-def test_threads_that_make_their_first_call_together() -> None:
-    run("""
+    """,
+        "threads_that_make_their_first_call_together": """
     made = [spread(lambda x, i=i: work(x) + i) for i in range(4)]
     barrier = threading.Barrier(8)
     errors = []
@@ -138,12 +170,8 @@ def test_threads_that_make_their_first_call_together() -> None:
     for t in threads: t.start()
     for t in threads: t.join()
     assert not errors, errors
-    print("done")
-    """)
-
-
-def test_compiling_while_another_thread_calls() -> None:
-    run("""
+    """,
+        "compiling_while_another_thread_calls": """
     stop = threading.Event()
     def loop():
         while not stop.is_set():
@@ -152,12 +180,8 @@ def test_compiling_while_another_thread_calls() -> None:
     for i in range(5):
         check(np.asarray(spread(lambda x, i=i: work(x) + i)(x)) - i)
     stop.set(); t.join()
-    print("done")
-    """)
-
-
-def test_a_busy_python_thread() -> None:
-    run("""
+    """,
+        "a_busy_python_thread": """
     stop = threading.Event()
     def spin():
         n = 0
@@ -167,8 +191,18 @@ def test_a_busy_python_thread() -> None:
     for _ in range(50):
         check(fast(x))
     stop.set(); t.join()
-    print("done")
-    """)
+    """,
+    },
+}
+"""Programs that end, and leave the process as it was: those of a group run in one, by turns."""
+
+
+@pytest.mark.parametrize("group", TOGETHER)
+def test_calls_end(group: str) -> None:
+    code = ""
+    for name, part in TOGETHER[group].items():
+        code += f"print({name!r}, flush=True)\n" + textwrap.dedent(part)
+    run(code + "print('done')\n")
 
 
 def test_keyboard_interrupt_during_a_call() -> None:
@@ -188,25 +222,6 @@ def test_keyboard_interrupt_during_a_call() -> None:
         timer.join()
         check(fast(x))
     assert interrupted == 10, interrupted
-    print("done")
-    """)
-
-
-def test_fault_in_flight_many_times() -> None:
-    run("""
-    def g(flag, x):
-        a, b = jnp.sort(x), jnp.cos(x)
-        n = jax.ffi.ffi_call("dfx_test_fail", jax.ShapeDtypeStruct((), jnp.int32))(flag)
-        return jnp.sort(a @ b + n), jnp.sort(b - a + n), jnp.sort(a * b)
-    faulty = spread(g)
-    raised = 0
-    for i in range(200):
-        try:
-            jax.block_until_ready(faulty(jnp.int32(i % 2), x))
-        except (dfx.EngineError, jax.errors.JaxRuntimeError):
-            raised += 1
-    assert raised == 100, raised
-    check(fast(x))
     print("done")
     """)
 
@@ -341,33 +356,5 @@ def test_made_and_dropped_many_times() -> None:
     left = sum(type(thing).__name__ == "LaneProgram" for thing in gc.get_objects())
     assert left == 0, f"{left} lane programs outlive their schedules"
     check(fast(x))
-    print("done")
-    """)
-
-
-def test_batched_linear_algebra_on_two_lanes() -> None:
-    """Several independent batched LAPACK calls deadlock stock JAX on a small pool; lanes do not."""
-    run("""
-    def f(x):
-        a = x @ x.T + 40 * jnp.eye(32)
-        batch = jnp.stack([a, a + jnp.eye(32), a * 2, a + 3 * jnp.eye(32)])
-        return [jnp.linalg.cholesky(batch * (i + 1)).sum() for i in range(4)]
-    g = spread(f)
-    for _ in range(20):
-        out = g(x)
-    assert np.isfinite(np.asarray(jnp.stack(out))).all()
-    print("done")
-    """)
-
-
-def test_callbacks_between_stages_without_waiting() -> None:
-    run("""
-    def f(x):
-        y = jax.pure_callback(lambda v: np.asarray(v) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype),
-                              jnp.sort(x))
-        return jnp.sort(-y) + jnp.cos(y)
-    g = spread(f)
-    outs = [g(x) for _ in range(200)]
-    np.testing.assert_allclose(outs[-1], jax.jit(f)(x), rtol=1e-5)
     print("done")
     """)
