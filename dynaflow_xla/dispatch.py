@@ -134,7 +134,7 @@ def compiling(fast: Any, args: Any, kwargs: Any) -> Scheduled:
 
 
 def bucketed(fast: Any, sizes: Sequence[int], in_axes: Any, out_axes: Any, check: bool) -> Any:
-    """See ``dynaflow_xla.bucketed``."""
+    """The padded callable of ``dynaflow_xla.bucketed``, from the frontend that made ``fast``."""
     torch: Any = sys.modules.get(_module("torch"))
     made = None if torch is None else torch.bucketed(fast, sizes, in_axes, out_axes, check)
     if made is None:
@@ -174,7 +174,7 @@ class EitherFunction:
 
     @property
     def original(self) -> Any:
-        """See the class."""
+        """The framework's original once a call told which it is; until then the function as given."""
         made = list(self._made.values())
         return made[0].original if len(made) == 1 else self._given
 

@@ -41,22 +41,22 @@ class Scheduled(Protocol):
         """Nanoseconds of the plan's regions, if they were measured."""
 
     def explain(self, args: Any, kwargs: Any, *, deep: bool) -> str:
-        """See ``dynaflow_xla.explain``."""
+        """The text of ``dynaflow_xla.explain``; ``deep``: with what the compiler made of the plan."""
 
     def verify(self, args: Any, kwargs: Any) -> Report:
-        """See ``dynaflow_xla.verify``."""
+        """Runs original and scheduled; VerificationError names the first output that differs."""
 
     def profile(self, args: Any, kwargs: Any) -> Timeline:
-        """See ``dynaflow_xla.profile``."""
+        """Runs with time stamps; the measured timeline."""
 
     def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
-        """See ``dynaflow_xla.tune``."""
+        """Measures the candidates within the seconds given, keeps and returns the decision."""
 
     def compile(self, args: Any, kwargs: Any, target: object) -> Any:
-        """See ``dynaflow_xla.compile``."""
+        """Compiles for the GPU ``target``, read back as a report; None: the one of ``schedule``."""
 
     def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        """See ``dynaflow_xla.compiler_options``."""
+        """The XLA options under which the program has its plan's order."""
 
 
 class Frontend(Protocol):

@@ -74,7 +74,7 @@ def around(fast: Any) -> Scheduled | None:
 
 @dataclass(frozen=True)
 class Serving:
-    """See ``dynaflow_xla.protocols.Scheduled``."""
+    """A scheduled JAX callable, as the public functions ask it (``protocols.Scheduled``)."""
 
     fast: Any
 

@@ -176,7 +176,7 @@ def compare(name: str, want: Any, got: Any) -> verification.Row:
 
 @looks_inside
 def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
-    """See ``dynaflow_xla.profile``."""
+    """The timeline of ``dynaflow_xla.profile``, measured by the backend of the plan."""
     target = fast.planning(args, kwargs)
     return target.planned(args, kwargs).measured(  # type: ignore[no-any-return]
         target.flat_inputs(args, kwargs), fast._options.name

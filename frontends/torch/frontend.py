@@ -39,7 +39,7 @@ def schedule(fn: Any, settings: Settings) -> Any:
 def bucketed(
     fast: Any, sizes: Sequence[int], in_axes: Any, out_axes: Any, check: bool
 ) -> Bucketed | None:
-    """See ``dynaflow_xla.bucketed``; None for what PyTorch's frontend did not make."""
+    """The padded callable of ``dynaflow_xla.bucketed``; None for what this frontend did not make."""
     if not hasattr(fast, "_dfx_core"):
         return None
     return Bucketed(fast, sizes, in_axes, out_axes, check)

@@ -40,7 +40,7 @@ def serving(fast: Any, args: Any, kwargs: Any) -> Scheduled | None:
 
 @dataclass(frozen=True)
 class Serving:
-    """See ``dynaflow_xla.protocols.Scheduled``."""
+    """A scheduled PyTorch callable, as the public functions ask it (``protocols.Scheduled``)."""
 
     core: Core
 

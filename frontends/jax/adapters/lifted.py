@@ -75,7 +75,7 @@ class Lifted:
         return self.inside(lambda fast, a, k: fast.planned(a, k), args, kwargs)
 
     def beside_the_plan(self, args: Any, kwargs: Any) -> str:
-        """See ``ScheduledFunction.beside_the_plan``."""
+        """What ``ScheduledFunction.beside_the_plan`` says of the function inside."""
         return self.inside(lambda fast, a, k: fast.beside_the_plan(a, k), args, kwargs)
 
     def known_costs(self, args: Any, kwargs: Any) -> Any:

@@ -19,7 +19,7 @@ from dynaflow_xla.settings import Settings
 
 
 class LaneBackend:
-    """See ``Backend``. Which lanes there are is known when a plan is compiled (``device_stage.builder``).
+    """Lane programs on the CPU or a device: which, is known when a plan is compiled (``device_stage``).
 
     Args:
         settings: Of the function.

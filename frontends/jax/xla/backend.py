@@ -18,7 +18,7 @@ from dynaflow_xla.settings import Settings
 
 
 class ProgramBackend:
-    """See ``Backend``.
+    """The whole plan as one XLA program, its order held by gates.
 
     Args:
         settings: Of the function.
