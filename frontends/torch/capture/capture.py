@@ -99,6 +99,11 @@ class Finished:
         return f"{self.target}, finished"
 
 
+def _has_effect(target: Any) -> bool:
+    """Whether an operator has an effect (it raises, say): PyTorch wraps these to keep their order."""
+    return str(target) == "with_effects"
+
+
 def _outer_reason(target: Any) -> str:
     namespace = getattr(target, "namespace", "")
     if namespace in ("_c10d_functional", "c10d_functional", "c10d", "symm_mem"):
@@ -250,7 +255,7 @@ class _Builder:
                 cost_ns=cost,
                 outer=bool(reason),
                 outer_reason=reason,
-                once=random or not made or node.is_impure(),
+                once=random or not made or node.is_impure() or _has_effect(target),
                 mark=self.mark(node),
                 source=source_of(node),
                 params=_params_text(node),

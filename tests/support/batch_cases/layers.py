@@ -384,6 +384,7 @@ UNTRIED = {
     "max_unpool3d_backward",
     "rrelu_with_noise",
     "rrelu_with_noise_functional",
+    "with_effects",
 }  # fmt: skip
 """Rules that read more of a graph than one operator, or draw random numbers (tests of whole models try
 them), or whose operator does not run on CPUs."""

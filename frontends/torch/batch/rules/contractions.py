@@ -227,6 +227,14 @@ def _matrices(site: Site) -> list[State]:
     return _by_shape(site, nonlinear(states))
 
 
+@rule("with_effects")
+def _checks(site: Site) -> list[State]:
+    """What raises where a factorization failed: each nano-batch looks at its own rows."""
+    if str(site.args["1"]) != "aten._linalg_check_errors.default":
+        raise NoRule(f"has an effect, that of {site.args['1']}")
+    return site.each(Same())
+
+
 @rule("_fft_c2c", "_fft_r2c", "_fft_c2r")
 def _fft(site: Site) -> State:
     state, rank = site.state(site.args["self"]), len(site.outs[0])
