@@ -37,6 +37,17 @@ def strategy(request: pytest.FixtureRequest) -> dfx.Strategy:
 
 
 @pytest.fixture
+def distances_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rule for ``torch.cdist``: an operator of which nothing is proved."""
+    from dynaflow_xla.frontends.torch.batch import proof
+    from dynaflow_xla.frontends.torch.batch.rules.walk import RULES
+
+    assert proof  # it fills the table
+    for name in ("_cdist_forward", "_euclidean_dist"):
+        monkeypatch.delitem(RULES, name)
+
+
+@pytest.fixture
 def round_robin() -> dfx.Strategy:
     return RoundRobin()
 

@@ -119,6 +119,7 @@ def test_what_mixes_rows_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "NanoBatch(2) is left" in dfx.explain(fast, x)
 
 
+@pytest.mark.usefixtures("distances_unknown")
 def test_unproven_rows_are_not_split_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = always(monkeypatch, "NanoBatch(2)")
     fast = scheduled(lambda x: torch.cdist(x[:, None], x[:, None]) + 1, in_axes=0)

@@ -224,9 +224,10 @@ def test_the_user_may_vouch() -> None:
 
 
 def pairs(x: Any) -> Any:
-    return torch.cdist(x[:, None], x[:, None])  # no rule for this operator
+    return torch.cdist(x[:, None], x[:, None])
 
 
+@pytest.mark.usefixtures("distances_unknown")
 def test_what_is_not_proved_is_compared_once() -> None:
     fast, x = split(pairs), torch.randn(6, 5)
     with pytest.warns(FallbackWarning, match="not proved"):
@@ -238,6 +239,7 @@ def test_what_is_not_proved_is_compared_once() -> None:
         split(pairs, in_axes=None)(x)
 
 
+@pytest.mark.usefixtures("distances_unknown")
 def test_what_is_not_proved_and_differs_is_refused() -> None:
     with pytest.raises(SeparabilityError, match="compared with the whole batch"):
         split(lambda x: torch.cdist(x[None], x[None]).sum((0, 1))[:, None] + x)(torch.randn(6, 5))

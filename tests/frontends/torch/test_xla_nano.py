@@ -133,6 +133,7 @@ def test_refusals(backend: str) -> None:
         several(torch.randn(4, 5))
 
 
+@pytest.mark.usefixtures("distances_unknown")
 def test_what_is_not_proved_is_compared(backend: str) -> None:
     fast = split(lambda x: torch.cdist(x[:, None], x[:, None]) + 1, backend)
     with pytest.warns(FallbackWarning, match="not proved"):
