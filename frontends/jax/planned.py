@@ -2,19 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
+from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import capture
-from dynaflow_xla.frontends.jax.regions.functions import KernelRegion, cut_view
-from dynaflow_xla.ir.graph import PartitionedGraph
-from dynaflow_xla.planning.plan import Launch, Plan
+from dynaflow_xla.frontends.jax.regions.functions import KernelRegion
+from dynaflow_xla.ir.graph import Graph, PartitionedGraph
+from dynaflow_xla.planning.plan import Launch, Merge, Plan, Slice
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.timelines.timeline import Timeline
+
+
+class Memory:
+    """What a plan's buffers hold while its regions are evaluated one after another, outside of lanes.
+
+    Args:
+        plan: The plan.
+        graph: Its graph.
+        inputs: Values of the graph's inputs.
+
+    Attributes:
+        values: What was made last, by value: for what looks beside the plan's buffers.
+    """
+
+    def __init__(self, plan: Plan, graph: Graph, inputs: Sequence[Any]):
+        self._plan = plan
+        self.values: dict[int, Any] = dict(zip(graph.inputs, inputs, strict=True))
+        self._held = {
+            b.id: inputs[b.index] for b in plan.buffers if b.kind == "arg" and b.offset < 0
+        }
+        self._made_of: dict[int, Slice | Merge] = {
+            i.out: i for i in plan.instructions if isinstance(i, Slice | Merge)
+        }
+        self._results = {b.index: b.id for b in plan.buffers if b.kind == "result" and b.offset < 0}
+
+    def __getitem__(self, number: int) -> Any:
+        """What a buffer holds: written to it, or what a slice or a merge says.
+
+        Raises:
+            PlanError: nothing was written to it.
+        """
+        if number not in self._held:
+            made_of = self._made_of.get(number)
+            if isinstance(made_of, Slice):
+                x = self[made_of.src]
+                x = jax.lax.slice_in_dim(x, made_of.start, made_of.stop, axis=made_of.axis)
+            elif isinstance(made_of, Merge):
+                x = jax.lax.concatenate([self[part] for part in made_of.srcs], made_of.axis)
+            else:
+                raise PlanError(f"buffer {number} is read before anything is written to it")
+            self.put([number], x)
+        return self._held[number]
+
+    def put(self, numbers: Sequence[int], x: Any) -> None:
+        """Writes the same to some buffers."""
+        for number in numbers:
+            self._held[number] = x
+            self.values[self._plan.buffers[number].value] = x
+
+    def write(self, launch: Launch, made: Mapping[int, Any]) -> None:
+        """Writes what a launch makes, by value, to the buffers that it says."""
+        for number in launch.outs:
+            self.put([number], made[self._plan.buffers[number].value])
+
+    def result(self, index: int, value: int) -> Any:
+        """A result; what no buffer is for is one of the arguments as it is."""
+        number = self._results.get(index)
+        return self.values[value] if number is None else self[number]
 
 
 @dataclass(kw_only=True)
@@ -53,19 +113,17 @@ class Planned:
         proof = self.split.resolved.proof if self.split is not None else None
         return proof is not None and proof.status != "separable" and not self.compared
 
-    def bind(self, inputs: tuple[Any, ...]) -> dict[int, Any]:
-        """Values by id, from flat inputs of the function (closed-over values first)."""
+    def bind(self, inputs: Sequence[Any]) -> Memory:
+        """The plan's buffers with flat inputs of the function (closed-over values first) in them."""
         if self.split is not None:
-            inputs = tuple(self.split.inputs(inputs))
-        return dict(zip(self.captured.graph.inputs, inputs, strict=True))
+            inputs = self.split.inputs(tuple(inputs))
+        return Memory(self.plan, self.captured.graph, inputs)
 
-    def flat_outputs(self, env: dict[int, Any]) -> list[Any]:
-        """Flat outputs of the function; joins its split results."""
-        for join in self.captured.graph.joins:
-            if join.value not in env:
-                env[join.value] = jax.lax.concatenate([env[v] for v in join.parts], join.axis)
+    def flat_outputs(self, memory: Memory) -> list[Any]:
+        """Flat outputs of the function."""
+        position = itertools.count()
         return [
-            env[out] if is_value else out
+            memory.result(next(position), out) if is_value else out
             for out, is_value in zip(
                 self.captured.outputs, self.captured.output_is_value, strict=True
             )
@@ -73,23 +131,16 @@ class Planned:
 
     def reference(self, *inputs: Any) -> list[Any]:
         """The same on plain operators, without schedule; inputs are those of the plan's graph."""
-        graph = self.captured.graph
-        env: dict[int, Any] = dict(zip(graph.inputs, inputs, strict=True))
-        for view in graph.views:
-            env[view.value] = cut_view(view, env[graph.inputs[view.input]])
+        memory = Memory(self.plan, self.captured.graph, inputs)
         for launch in self.plan.instructions:
             if isinstance(launch, Launch):
-                self._run_plain(launch, env)
-        return self.flat_outputs(env)
+                self._run_plain(launch, memory)
+        return self.flat_outputs(memory)
 
-    def _run_plain(self, launch: Launch, env: dict[int, Any]) -> None:
-        region = self.pg.regions[launch.region]
-        for view in self.pg.graph.views:
-            if view.value in region.inputs and view.value not in env:
-                env[view.value] = cut_view(view, env[self.pg.graph.inputs[view.input]])
-        read = (*region.inputs, *self._beside(launch.region))
-        outs = self.functions[launch.region](*[env[v] for v in read])
-        env.update(zip(region.outputs, outs, strict=True))
+    def _run_plain(self, launch: Launch, memory: Memory) -> None:
+        beside = [memory.values[v] for v in self._beside(launch.region)]
+        outs = self.functions[launch.region](*[memory[b] for b in launch.ins], *beside)
+        memory.write(launch, dict(zip(self.pg.regions[launch.region].outputs, outs, strict=True)))
 
     def _beside(self, _region: int) -> tuple[int, ...]:
         """Values that a region's function takes behind its inputs."""

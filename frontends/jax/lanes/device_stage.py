@@ -11,7 +11,7 @@ events, as the plan says.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,10 +26,10 @@ from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture.physical import (
     from_physical,
     physical_aval,
-    physical_spec,
     to_physical,
 )
 from dynaflow_xla.frontends.jax.lanes.lower import StageBuilder
+from dynaflow_xla.frontends.jax.lanes.parts import Origin
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
 from dynaflow_xla.frontends.jax.regions.functions import KernelRegion
 from dynaflow_xla.kernels import Lanes
@@ -61,8 +61,8 @@ class use_lanes:  # noqa: N801 - a context manager
 class _Segment:
     lane: int
     launches: list[Launch] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
-    writes: list[tuple[int, int]] = field(default_factory=list)  # value, buffer
+    inputs: list[int] = field(default_factory=list)  # buffers of the plan
+    writes: list[tuple[int, int]] = field(default_factory=list)  # buffer of the plan, of the engine
     kernel: KernelRegion | None = None  # of its only launch
     # Without a kernel:
     lowered: Any = None
@@ -103,14 +103,15 @@ class DeviceStageBuilder(StageBuilder):
             scratch_bytes=scratch_bytes,
             name=self.plan.graph,
         )
-        places, writes, aligned = self._buffers(program, offsets)
+        told: list[tuple[Any, ...]] = []
+        places, writes, aligned = self._buffers(program, offsets, told)
         lanes = self._lanes
         steps = [i for i in items if isinstance(i, _Segment)]
         capturable = all(s.kernel is not None for s in steps)
         engine = self._engine(capturable)
         texts: dict[int, str] = {}
         for step in steps:
-            step.writes = [w for v in self._made_by(step) for w in writes.get(v, ())]
+            step.writes = [w for made in self._made_by(step) for w in writes.get(made, ())]
             if step.kernel is None:
                 step.in_place = [aligned[buffer] for _, buffer in step.writes]
                 step.lowered = self._lower(step, step.in_place)
@@ -136,13 +137,16 @@ class DeviceStageBuilder(StageBuilder):
 
         name = self._identity(items, places, aligned)
         return Stage(
-            inputs=self.inputs,
-            outputs=self.outputs,
+            inputs=tuple(self.buffer(number).value for number in self.inputs),
+            outputs=tuple(output.value for output in self.outputs),
+            reads=self.inputs,
+            writes=tuple(output.buffers for output in self.outputs),
+            told=(*told, *self._orders(items, number, places)),
             hash=name,
             lanes=self.lanes,
             loaded=programs.shared(name, load, engine),
             reference=self.reference,
-            output_avals=tuple(physical_aval(avals[v]) for v in self.outputs),
+            output_avals=tuple(physical_aval(avals[output.value]) for output in self.outputs),
             lane_texts=texts,
             program_name=self.plan.graph,
             platform=lanes.platform,
@@ -150,7 +154,20 @@ class DeviceStageBuilder(StageBuilder):
             capturable=capturable,
         )
 
-    def _identity(self, items: list[Any], places: dict[int, int], aligned: dict[int, bool]) -> str:
+    def _orders(
+        self, items: list[Any], number: dict[int, int], places: dict[Origin, int]
+    ) -> Iterator[tuple[Any, ...]]:
+        """What each lane does in which order: the buffers of its steps, and events."""
+        for item in items:
+            if isinstance(item, _Segment):
+                reads = [places[self.origin_of(b)] for b in item.inputs]
+                yield "step", item.lane, reads, [buffer for _, buffer in item.writes]
+            else:
+                yield type(item).__name__.lower(), item.lane, number[item.event]
+
+    def _identity(
+        self, items: list[Any], places: dict[Origin, int], aligned: dict[int, bool]
+    ) -> str:
         """The content hash of the stage's program."""
         identity = programs.Identity(self._lanes.platform, self.compiler_options)
         identity.add(self._lanes.settings, self._gpu, self.plan.to_json(), self.instructions)
@@ -171,11 +188,11 @@ class DeviceStageBuilder(StageBuilder):
         self,
         program: Any,
         step: _Segment,
-        places: dict[int, int],
+        places: dict[Origin, int],
         compiled: dict[str, tuple[int, Any]],
     ) -> Any:
         """Adds a segment's executable to its lane; counters of what it does."""
-        avals, lanes = self.captured.avals, self._lanes
+        lanes = self._lanes
         names = ", ".join(self.pg.regions[i.region].name for i in step.launches)
         with jax.enable_x64(True):
             kept = [jax.device_put(c, lanes.device(step.lane)) for c in step.consts]
@@ -183,8 +200,8 @@ class DeviceStageBuilder(StageBuilder):
             program, lanes, step.lane, f"lane {step.lane} ({names})",
             self._compile(step.lowered, step.text, step.lane, compiled),
             jax.block_until_ready(kept),
-            ([physical_spec(avals[v]) for v in step.inputs], [places[v] for v in step.inputs]),
-            ([physical_spec(avals[v]) for v, _ in step.writes],
+            (list(map(self.spec, step.inputs)), [places[self.origin_of(b)] for b in step.inputs]),
+            ([self.spec(b) for b, _ in step.writes],
              [buffer for _, buffer in step.writes]),
             step.in_place,
         )  # fmt: skip
@@ -214,7 +231,12 @@ class DeviceStageBuilder(StageBuilder):
         return self._lanes.engine(count)
 
     def _add_kernel(
-        self, engine: Any, program: Any, step: _Segment, made: KernelRegion, places: dict[int, int]
+        self,
+        engine: Any,
+        program: Any,
+        step: _Segment,
+        made: KernelRegion,
+        places: dict[Origin, int],
     ) -> None:
         """Adds a region's kernel to its lane.
 
@@ -222,12 +244,13 @@ class DeviceStageBuilder(StageBuilder):
             EngineError: the driver does not take the image.
         """
         region, kernel = self.pg.regions[step.launches[0].region], made.kernel
+        reads = step.launches[0].ins
         grid, block = kernel.size
         try:
             engine.add_kernel_launch(
                 program, step.lane, region.name, kernel.image_bytes(), kernel.name, grid, block,
-                kernel.shared_bytes, made.parameters, [places[v] for v in region.inputs],
-                [places[v] for v in region.outputs],
+                kernel.shared_bytes, made.parameters, [places[self.origin_of(b)] for b in reads],
+                [places[region.id, value] for value in region.outputs],
             )  # fmt: skip
         except DynaflowError:
             raise  # a built-in error, too, but not one of those meant here
@@ -261,8 +284,8 @@ class DeviceStageBuilder(StageBuilder):
         for segment in items:
             if isinstance(segment, _Segment):
                 made = set(self._made_by(segment))
-                reads = (v for i in segment.launches for v in self.pg.regions[i.region].inputs)
-                segment.inputs = [v for v in dict.fromkeys(reads) if v not in made]
+                reads = {self.origin_of(b): b for i in segment.launches for b in i.ins}
+                segment.inputs = [b for origin, b in reads.items() if origin not in made]
         return items
 
     def _kernel(self, launch: Launch) -> KernelRegion | None:
@@ -272,52 +295,55 @@ class DeviceStageBuilder(StageBuilder):
             return function
         return None
 
-    def _made_by(self, segment: _Segment) -> list[int]:
-        return [v for i in segment.launches for v in self.pg.regions[i.region].outputs]
+    def _made_by(self, segment: _Segment) -> list[Origin]:
+        return [(i.region, v) for i in segment.launches for v in self.pg.regions[i.region].outputs]
 
-    def _bytes(self, value: int) -> int:
-        spec = physical_spec(self.captured.avals[value])
-        return int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
-
-    def _scratch(self, items: list[Any]) -> tuple[dict[int, int], int]:
-        """Offsets of the values between segments that are no result, and the bytes they take."""
-        results = {v for v in self.outputs} | {p for j in self.joins.values() for p in j.parts}
+    def _scratch(self, items: list[Any]) -> tuple[dict[Origin, tuple[int, int]], int]:
+        """Values between segments that are no result: a buffer of each and its offset; and all bytes."""
+        results = {self.origin[part] for output in self.outputs for part, _ in output.parts}
         align, end = self._lanes.alignment, 0
-        offsets: dict[int, int] = {}
+        written = {origin: number for number, origin in reversed(self.origin.items())}
+        offsets: dict[Origin, tuple[int, int]] = {}
         for segment in items:
             if not isinstance(segment, _Segment):
                 continue
             # A kernel writes all its outputs, those that nobody reads, too.
             unread = self._made_by(segment) if segment.kernel is not None else []
-            for value in (*segment.inputs, *unread):
-                if value in self.producer_lane and value not in results and value not in offsets:
-                    offsets[value] = end
-                    end += -(-self._bytes(value) // align) * align
+            for origin in (*map(self.origin_of, segment.inputs), *unread):
+                if origin in written and origin not in results and origin not in offsets:
+                    offsets[origin] = written[origin], end
+                    end += -(-self.buffer(written[origin]).bytes // align) * align
         return offsets, end
 
     def _buffers(
-        self, program: Any, offsets: dict[int, int]
-    ) -> tuple[dict[int, int], dict[int, list[tuple[int, int]]], dict[int, bool]]:
+        self,
+        program: Any,
+        offsets: dict[Origin, tuple[int, int]],
+        told: list[tuple[Any, ...]],
+    ) -> tuple[dict[Origin, int], dict[Origin, list[tuple[int, int]]], dict[int, bool]]:
         """Where values are read, where they are written, and which places XLA can write to itself."""
-        places: dict[int, int] = {}
-        writes: dict[int, list[tuple[int, int]]] = {}
+        places: dict[Origin, int] = {}
+        writes: dict[Origin, list[tuple[int, int]]] = {}
         aligned: dict[int, bool] = {}
-        for value in self.arguments:
-            offset = self.views[value].offset if value in self.views else 0
-            position = self.inputs.index(self._whole(value))
-            places[value] = program.add_buffer("arg", position, offset, self._bytes(value))
-        for index, value in enumerate(self.outputs):
-            join = self.joins.get(value)
-            parts = [(value, 0)] if join is None else zip(join.parts, join.offsets, strict=True)
-            for part, offset in parts:
-                buffer = program.add_buffer("result", index, offset, self._bytes(part))
-                places.setdefault(part, buffer)
-                writes.setdefault(part, []).append((part, buffer))
+
+        def add(kind: str, index: int, offset: int, number: int) -> int:
+            told.append((kind, index, offset, self.buffer(number).bytes))
+            return int(program.add_buffer(*told[-1]))
+
+        for number in self.arguments:
+            position = self.inputs.index(self.whole(number))
+            offset = max(0, self.buffer(number).offset)
+            places[self.origin_of(number)] = add("arg", position, offset, number)
+        for index, output in enumerate(self.outputs):
+            for part, offset in output.parts:
+                buffer = add("result", index, offset, part)
+                places.setdefault(self.origin[part], buffer)
+                writes.setdefault(self.origin[part], []).append((part, buffer))
                 aligned[buffer] = offset % HOST_ALIGNMENT == 0
-        for value, offset in offsets.items():
-            buffer = program.add_buffer("scratch", -1, offset, self._bytes(value))
-            places[value], aligned[buffer] = buffer, True
-            writes.setdefault(value, []).append((value, buffer))
+        for origin, (number, offset) in offsets.items():
+            buffer = add("scratch", -1, offset, number)
+            places[origin], aligned[buffer] = buffer, True
+            writes.setdefault(origin, []).append((number, buffer))
         return places, writes, aligned
 
     # -- executables --------------------------------------------------------------------------
@@ -327,21 +353,26 @@ class DeviceStageBuilder(StageBuilder):
         avals = self.captured.avals
         n_inputs = len(segment.inputs)
 
+        def aval(number: int) -> Any:
+            return avals[self.buffer(number).value]
+
         def dfx_segment(*args: Any) -> Any:
-            env = {
-                v: from_physical(x, avals[v])
-                for v, x in zip(segment.inputs, args[:n_inputs], strict=True)
+            held = {
+                self.origin_of(b): from_physical(x, aval(b))
+                for b, x in zip(segment.inputs, args[:n_inputs], strict=True)
             }
             for launch in segment.launches:
                 region = self.pg.regions[launch.region]
                 with jax.named_scope(region.name):
-                    outs = self.functions[launch.region](*[env[v] for v in region.inputs])
-                env.update(zip(region.outputs, outs, strict=True))
-            return [to_physical(env[v], avals[v]) for v, _ in segment.writes]
+                    reads = [held[self.origin_of(b)] for b in launch.ins]
+                    outs = self.functions[launch.region](*reads)
+                for b, x in self.results(launch, outs).items():
+                    held[self.origin[b]] = x
+            return [to_physical(held[self.origin[b]], aval(b)) for b, _ in segment.writes]
 
         sharding = jax.sharding.SingleDeviceSharding(self._lanes.device(segment.lane))
-        outs = [physical_spec(avals[v]) for v, _ in segment.writes]
-        specs = [physical_spec(avals[v]) for v in segment.inputs]
+        outs = [self.spec(b) for b, _ in segment.writes]
+        specs = list(map(self.spec, segment.inputs))
         specs += [spec for spec, wanted in zip(outs, in_place, strict=True) if wanted]
         traced = jax.jit(
             dfx_segment,

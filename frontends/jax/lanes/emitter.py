@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -39,6 +40,14 @@ def _feeding_costliest(graph: Graph, region: Region) -> list[int]:
     return sorted(costliest)
 
 
+@dataclass(eq=False)
+class _Held:
+    """A value on the lane; every buffer that holds it refers to this."""
+
+    value: int
+    x: Any = None
+
+
 class LaneEmitter:
     """Traces one lane's function; gates are merged where their order allows."""
 
@@ -46,12 +55,12 @@ class LaneEmitter:
         self.lane = lane
         self.builder = builder
         self.profile = profile
-        self.env: dict[int, Any] = {}
+        self.held: dict[int, _Held] = {}  # by buffer of the plan
         self.chain: Any = None
         self.previous: list[Any] = []
         self.waits: list[int] = []
-        self.receives: list[tuple[int, int]] = []
-        self.sends: list[tuple[int, int]] = []
+        self.receives: list[tuple[_Held, int]] = []
+        self.sends: list[tuple[_Held, int]] = []
         self.records: list[int] = []
 
     def flush(
@@ -60,29 +69,26 @@ class LaneEmitter:
         stamp: int = -1,
         done: bool = False,
         force: bool = False,
-        held: Sequence[int] = (),
+        held: Sequence[_Held] = (),
     ) -> None:
         """Emits a gate with all that is pending; ``held`` values pass through it (or nothing, if idle)."""
         if not (force or done or self.waits or self.receives or self.sends or self.records):
             return
         avals = self.builder.captured.avals
-        in_specs = [physical_spec(avals[v]) for v, _ in self.receives]
-        xs = [to_physical(self.env[v], avals[v]) for v, _ in self.sends]
+        in_specs = [physical_spec(avals[h.value]) for h, _ in self.receives]
+        xs = [to_physical(h.x, avals[h.value]) for h, _ in self.sends]
         # Ordering operands: what the lane computed before must exist before the gate waits, or a
         # wait could hold the lane's thread while work that is ready stands behind it.
         # Sent values pass through the gate in place, so that what this lane does with them next
-        # cannot start before the other lane has them. Inputs would be copied for that, so not they.
+        # cannot start before the other lane has them.
         through = [
-            i
-            for i, (v, _) in enumerate(self.sends)
-            if not done and v not in self.builder.arguments and not is_key(avals[v])
+            i for i, (h, _) in enumerate(self.sends) if not done and not is_key(avals[h.value])
         ]
-        sent_values = {v for v, _ in self.sends}
-        held = [v for v in held if v not in sent_values]
-        xs += [self.env[v] for v in held]
-        through += range(len(self.sends), len(xs))
-        passed = [*(v for v, _ in self.sends), *held]
-        through_specs = [physical_spec(avals[passed[i]]) for i in through]
+        sending = [h for h, _ in self.sends]
+        passed = [*sending, *(h for h in held if h not in sending)]
+        xs += [h.x for h in passed[len(sending) :]]
+        through += range(len(sending), len(xs))
+        through_specs = [physical_spec(avals[passed[i].value]) for i in through]
         sent = {id(x) for x in xs}
         deps = [x for x in self.previous if id(x) not in sent]
         chain_spec = jax.ShapeDtypeStruct(self.chain.shape, self.chain.dtype)
@@ -108,17 +114,17 @@ class LaneEmitter:
             done=np.int64(done),
         )
         self.chain = results[0]
-        for (value, _), x in zip(self.receives, results[1:first_through], strict=True):
-            self.env[value] = from_physical(x, avals[value])
+        for (receiving, _), x in zip(self.receives, results[1:first_through], strict=True):
+            receiving.x = from_physical(x, avals[receiving.value])
         for i, x in zip(through, results[first_through:], strict=True):
-            self.env[passed[i]] = x
+            passed[i].x = x
         self.waits, self.receives, self.sends, self.records = [], [], [], []
         self.previous = []
 
     def run(self, instructions: Sequence[Any], args: dict[int, Any]) -> Any:
         """Emits the lane's instructions; returns the last chain value."""
         builder = self.builder
-        self.env.update(args)
+        self.held.update((b, _Held(builder.buffer(b).value, x)) for b, x in args.items())
         self.chain = jnp.zeros((1,), jnp.uint8)
         for position, instruction in enumerate(instructions):
             if isinstance(instruction, Wait):
@@ -134,14 +140,14 @@ class LaneEmitter:
             else:
                 raise PlanError(f"the ffi backend cannot run {type(instruction).__name__} yet")
         self.sends += [
-            (v, buffer)
-            for v, buffer in builder.result_writes
-            if builder.producer_lane[v] == self.lane
+            (self.held[part], buffer)
+            for part, buffer in builder.result_writes
+            if builder.lane_of[builder.origin[part][0]] == self.lane
         ]
         self.flush(done=True)
         return self.chain
 
-    def _held_back(self, following: Sequence[Any]) -> list[int]:
+    def _held_back(self, following: Sequence[Any]) -> list[_Held]:
         """Values that the coming gate passes through so that long regions do not start before it.
 
         XLA:CPU starts whatever is ready, in any order: a long region that the plan puts behind a
@@ -149,51 +155,54 @@ class LaneEmitter:
         program is copied on its way through, so a small one is taken.
         """
         builder = self.builder
-        held: list[int] = []
-        behind = {v for v, _ in self.sends}
+        graph, avals = builder.captured.graph, builder.captured.avals
+        held: list[_Held] = []
+        sending = {h for h, _ in self.sends}
+        behind = {builder.origin_of(b) for b, h in self.held.items() if h in sending}
         for instruction in following:
             if not isinstance(instruction, Launch):
                 break
             region = builder.pg.regions[instruction.region]
-            ordered = not behind.isdisjoint(region.inputs)
-            behind.update(region.outputs)
+            ordered = any(builder.origin_of(b) in behind for b in instruction.ins)
+            behind.update(map(builder.origin_of, instruction.outs))
             if ordered or region.cost_ns < _HOLD_MIN_NS:
                 continue
-            value = min(
-                (v for v in _feeding_costliest(builder.captured.graph, region) if v in self.env),
-                key=lambda v: builder.captured.graph.values[v].bytes,
+            buffers = dict(zip(region.inputs, instruction.ins, strict=True))
+            feeding = [buffers[v] for v in _feeding_costliest(graph, region)]
+            number = min(
+                (b for b in feeding if b in self.held),
+                key=lambda b: builder.buffer(b).bytes,
                 default=None,
             )
-            if value is None or is_key(builder.captured.avals[value]):
+            if number is None or is_key(avals[builder.buffer(number).value]):
                 continue
-            copy_ns = builder.captured.graph.values[value].bytes / COPY_BYTES_PER_NS
-            if copy_ns < _HOLD_MAX_SHARE * region.cost_ns:
-                held.append(value)
-                behind.add(value)
+            if builder.buffer(number).bytes / COPY_BYTES_PER_NS < _HOLD_MAX_SHARE * region.cost_ns:
+                held.append(self.held[number])
+                behind.add(builder.origin_of(number))
         return held
 
     def _launch(self, launch: Launch) -> None:
         builder = self.builder
         region = builder.pg.regions[launch.region]
-        for value in region.inputs:
-            if value not in self.env:
+        for number in launch.ins:
+            if number not in self.held:
+                if number not in builder.shared:
+                    raise builder.unreachable(launch, number)
                 if self.sends or self.records:
                     self.flush()
-                self.receives.append((value, builder.shared_buffer[value]))
-                self.env[value] = None
+                self.held[number] = _Held(builder.buffer(number).value)
+                self.receives.append((self.held[number], builder.shared[number]))
         if self.waits or self.receives:
             self.flush()
         fn = builder.functions[launch.region]
         with jax.named_scope(region.name):
-            outs = fn(*[self.env[v] for v in region.inputs])
+            outs = fn(*[self.held[number].x for number in launch.ins])
         avals = builder.captured.avals
-        self.previous += [
-            x for v, x in zip(region.outputs, outs, strict=True) if not is_key(avals[v])
-        ]
-        for value, x in zip(region.outputs, outs, strict=True):
-            self.env[value] = x
-            readers = builder.reader_lanes.get(value, set())
-            if readers - {self.lane}:
-                self.sends.append((value, builder.shared_buffer[value]))
+        made = [_Held(v, x) for v, x in zip(region.outputs, outs, strict=True)]
+        self.previous += [h.x for h in made if not is_key(avals[h.value])]
+        for number, h in builder.results(launch, made).items():
+            self.held[number] = h
+            if number in builder.shared:
+                self.sends.append((h, builder.shared[number]))
         if self.profile:
             self.flush(stamp=launch.region, force=True)

@@ -18,7 +18,7 @@ from dynaflow_xla.frontends.jax.capture.physical import from_physical, to_physic
 from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.lanes import device_stage, stage_primitive, stamped
 from dynaflow_xla.frontends.jax.lanes.stage import Stage, split_stages
-from dynaflow_xla.frontends.jax.planned import Planned
+from dynaflow_xla.frontends.jax.planned import Memory, Planned
 from dynaflow_xla.ir.graph import PartitionedGraph
 from dynaflow_xla.planning.plan import Launch, Plan
 from dynaflow_xla.settings import Settings
@@ -60,21 +60,20 @@ class Entry(Planned):
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
-        captured = self.captured
-        env = self.bind(inputs)
+        avals = self.captured.avals
+        memory = self.bind(inputs)
         for stage, outer in self.stages:
             if stage is not None:
-                args = [env[v] for v in stage.inputs]
-                physical = [
-                    to_physical(x, captured.avals[v])
-                    for v, x in zip(stage.inputs, args, strict=True)
+                args = [
+                    to_physical(memory[number], avals[value])
+                    for number, value in zip(stage.reads, stage.inputs, strict=True)
                 ]
-                results = stage_primitive.bind(stage, physical)
-                for value, x in zip(stage.outputs, results, strict=True):
-                    env[value] = from_physical(x, captured.avals[value])
+                results = stage_primitive.bind(stage, args)
+                for numbers, value, x in zip(stage.writes, stage.outputs, results, strict=True):
+                    memory.put(numbers, from_physical(x, avals[value]))
             if outer is not None:
-                self._run_plain(outer, env)
-        return self.flat_outputs(env)
+                self._run_plain(outer, memory)
+        return self.flat_outputs(memory)
 
     def where(self) -> str:
         """Backend and device, for explain."""
@@ -113,17 +112,16 @@ class Entry(Planned):
         stages = build_stages(
             self.captured, self.pg, self.plan, self.functions, self.options, profile=True
         )
-        env: dict[int, Any] = dict(zip(self.captured.graph.inputs, inputs, strict=True))
+        memory = Memory(self.plan, self.captured.graph, inputs)
         measured = Measured(self.plan, self.pg)
         for (stage, outer), (instructions, _) in zip(stages, split_stages(self.plan), strict=True):
             if stage is not None:
-                measured.add_stage(instructions, stamped.run(stage, self.captured, env))
+                measured.add_stage(instructions, stamped.run(stage, self.captured, memory))
             if outer is not None:
-                region = self.pg.regions[outer.region]
-                jax.block_until_ready([env[v] for v in region.inputs])
+                jax.block_until_ready([memory[b] for b in outer.ins])
                 begin = time.monotonic_ns()
-                self._run_plain(outer, env)
-                jax.block_until_ready([env[v] for v in region.outputs])
+                self._run_plain(outer, memory)
+                jax.block_until_ready([memory[b] for b in outer.outs])
                 measured.add_outer(outer, time.monotonic_ns() - begin)
         return measured.timeline(name)
 
@@ -138,23 +136,11 @@ def build_stages(
     profile: bool = False,
 ) -> list[tuple[Stage | None, Launch | None]]:
     """Lowers and compiles every stage of a plan."""
-    cut = split_stages(plan)
-    launched = [
-        [i.region for i in instructions if isinstance(i, Launch)] for instructions, _ in cut
-    ]
     stages: list[tuple[Stage | None, Launch | None]] = []
-    for number, (instructions, outer) in enumerate(cut):
-        if not launched[number]:
+    for instructions, outer in split_stages(plan):
+        if not any(isinstance(i, Launch) for i in instructions):
             stages.append((None, outer))
             continue
-        needed = set(captured.graph.outputs)
-        later = [outer.region] if outer is not None else []
-        for other, (_, other_outer) in zip(launched[number + 1 :], cut[number + 1 :], strict=True):
-            later += other
-            if other_outer is not None:
-                later.append(other_outer.region)
-        for region in later:
-            needed.update(pg.regions[region].inputs)
         build = device_stage.builder(
             options.gpu_lanes,
             captured,
@@ -162,7 +148,6 @@ def build_stages(
             plan,
             instructions,
             functions,
-            needed,
             options.compiler_options,
             gpu=options.gpu,
         )

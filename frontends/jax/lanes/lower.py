@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import numpy as np
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import _engine, programs, xla
@@ -22,7 +21,6 @@ from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture.physical import (
     from_physical,
     physical_aval,
-    physical_spec,
 )
 from dynaflow_xla.frontends.jax.lanes.emitter import LaneEmitter
 from dynaflow_xla.frontends.jax.lanes.parts import StageParts
@@ -46,29 +44,23 @@ class StageBuilder(StageParts):
             scratch_bytes=self.plan.scratch_bytes,
             name=self.plan.graph,
         )
+        told: list[tuple[Any, ...]] = []
 
-        def size(value: int) -> int:
-            spec = physical_spec(avals[value])
-            return int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
+        def add(kind: str, index: int, offset: int, number: int) -> int:
+            told.append((kind, index, offset, self.buffer(number).bytes))
+            return int(program.add_buffer(*told[-1]))
 
         arg_buffer = {}
-        for v in self.arguments:
-            offset = self.views[v].offset if v in self.views else 0
-            position = self.inputs.index(self._whole(v))
-            arg_buffer[v] = program.add_buffer("arg", position, offset, size(v))
-        self.result_writes = []
-        for i, value in enumerate(self.outputs):
-            join = self.joins.get(value)
-            parts = [(value, 0)] if join is None else zip(join.parts, join.offsets, strict=True)
-            for part, offset in parts:
-                buffer = program.add_buffer("result", i, offset, size(part))
-                self.result_writes.append((part, buffer))
-        offsets = {b.value: b.offset for b in self.plan.buffers if b.kind == "scratch"}
-        for value, readers in self.reader_lanes.items():
-            if readers - {self.producer_lane[value]}:
-                self.shared_buffer[value] = program.add_buffer(
-                    "scratch", -1, offsets[value], size(value)
-                )
+        for number in self.arguments:
+            position = self.inputs.index(self.whole(number))
+            arg_buffer[number] = add("arg", position, max(0, self.buffer(number).offset), number)
+        self.result_writes = [
+            (part, add("result", position, offset, part))
+            for position, output in enumerate(self.outputs)
+            for part, offset in output.parts
+        ]
+        for number in self._crossing():
+            self.shared[number] = add("scratch", -1, self.buffer(number).offset, number)
         lowered = {}
         lane_inputs: dict[int, list[int]] = {}
         for lane in self.lanes:
@@ -77,14 +69,8 @@ class StageBuilder(StageParts):
                 i if isinstance(i, Launch) else type(i)(event=event_number[i.event], lane=i.lane)
                 for i in mine
             ]
-            used = {
-                v
-                for i in mine
-                if isinstance(i, Launch)
-                for v in self.pg.regions[i.region].inputs
-                if v in arg_buffer
-            }
-            lane_inputs[lane] = [v for v in self.arguments if v in used]
+            used = {number for i in mine if isinstance(i, Launch) for number in i.ins}
+            lane_inputs[lane] = [number for number in self.arguments if number in used]
             lowered[lane] = self._lower_lane(lane, renumbered, lane_inputs[lane], profile)
         texts = {lane: low.as_text() for lane, low in lowered.items()}
         consts = {lane: _compat.const_args(low) for lane, low in lowered.items()}
@@ -101,12 +87,12 @@ class StageBuilder(StageParts):
             compiled = self._compile_lanes(lowered)
             lane_programs = []
             for lane in self.lanes:
-                specs = [physical_spec(avals[v]) for v in lane_inputs[lane]]
+                specs = [self.spec(number) for number in lane_inputs[lane]]
                 name = f"lane {lane} ({named[lane]})"
                 device = xla.lane_device(lane)
                 made = LaneProgram(name, compiled[lane], specs, device, consts[lane])
                 lane_programs.append(made)
-                reads = [arg_buffer[v] for v in lane_inputs[lane]]
+                reads = [arg_buffer[number] for number in lane_inputs[lane]]
                 program.add_python_launch(lane, made.name, made, reads, [])
             # Events are recorded and waited for by gates inside the lane programs, so the engine's
             # own lists hold one launch a lane and no event.
@@ -116,16 +102,25 @@ class StageBuilder(StageParts):
 
         loaded = programs.shared(identity.text(), load)
         return Stage(
-            inputs=self.inputs,
-            outputs=self.outputs,
+            inputs=tuple(self.buffer(number).value for number in self.inputs),
+            outputs=tuple(output.value for output in self.outputs),
+            reads=self.inputs,
+            writes=tuple(output.buffers for output in self.outputs),
+            told=(*told, *(("lane", lane, lane_inputs[lane]) for lane in self.lanes)),
             hash=identity.text(),
             lanes=self.lanes,
             loaded=loaded,
             reference=self.reference,
-            output_avals=tuple(physical_aval(avals[v]) for v in self.outputs),
+            output_avals=tuple(physical_aval(avals[output.value]) for output in self.outputs),
             lane_texts=texts,
             program_name=self.plan.graph,
         )
+
+    def _crossing(self) -> list[int]:
+        """The scratch buffers of the stage; first those that are read, in the order of the reads."""
+        written = {self.origin[b]: b for b in self.origin if self.buffer(b).kind == "scratch"}
+        read = (self.origin_of(number) for launch in self.launches for number in launch.ins)
+        return [written[origin] for origin in dict.fromkeys((*read, *written)) if origin in written]
 
     def _compile_lanes(self, lowered: dict[int, Any]) -> dict[int, Any]:
         """Compiles the lanes' programs side by side."""
@@ -147,14 +142,17 @@ class StageBuilder(StageParts):
             emitter = LaneEmitter(lane, self, profile)
             return emitter.run(
                 instructions,
-                {v: from_physical(x, avals[v]) for v, x in zip(inputs, args, strict=True)},
+                {
+                    number: from_physical(x, avals[self.buffer(number).value])
+                    for number, x in zip(inputs, args, strict=True)
+                },
             )
 
         lane_function.__name__ = f"{self.plan.graph}_lane{lane}"
         sharding = jax.sharding.SingleDeviceSharding(xla.lane_device(lane))
         specs = [
             jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding)
-            for s in (physical_spec(avals[v]) for v in inputs)
+            for s in map(self.spec, inputs)
         ]
         jitted = jax.jit(
             lane_function, in_shardings=sharding, out_shardings=sharding, keep_unused=True

@@ -1,79 +1,156 @@
-"""What one stage of a plan reads, makes and hands on."""
+"""One stage of a plan: what its instructions and buffers say of who makes, reads and hands on what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.jax.capture.capture import Captured
-from dynaflow_xla.frontends.jax.capture.physical import from_physical, to_physical
-from dynaflow_xla.frontends.jax.regions.functions import cut_view
+from dynaflow_xla.frontends.jax.capture.physical import from_physical, physical_spec, to_physical
 from dynaflow_xla.ir.graph import PartitionedGraph
-from dynaflow_xla.planning.plan import Launch, Plan
+from dynaflow_xla.planning.plan import Launch, Merge, Plan, PlanBuffer, Slice
+
+Origin = tuple[int, int]
+"""A region and a value that it makes: all buffers that one launch writes the same value to."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A result of a stage's custom call.
+
+    Attributes:
+        buffers: Those of the plan that it stands for.
+        value: The value that they hold.
+        parts: A buffer for each part that lanes write, and where it begins in the result, in bytes.
+        axis: Along which the parts lie.
+    """
+
+    buffers: tuple[int, ...]
+    value: int
+    parts: tuple[tuple[int, int], ...]
+    axis: int = 0
 
 
 class StageParts:
-    """One stage of a plan: its launches, and where their values come from and go to."""
+    """One stage of a plan: its launches, and where their values come from and go to.
+
+    Attributes:
+        arguments: Buffers that are read here and written elsewhere.
+        inputs: Of these, and of what others are slices of: the operands of the custom call.
+        outputs: The results of the custom call.
+        origin: By buffer that is written here: the region and the value.
+        lane_of: By region that is launched here.
+    """
 
     def __init__(
         self,
         captured: Captured,
         pg: PartitionedGraph,
         plan: Plan,
-        instructions: list[Any],
+        instructions: Sequence[Any],
         functions: dict[int, Callable[..., list[Any]]],
-        needed_later: set[int],
         compiler_options: dict[str, Any] | None,
     ):
         self.captured, self.pg, self.plan = captured, pg, plan
         self.instructions = instructions
         self.functions = functions
         self.compiler_options = compiler_options
-        launches = [i for i in instructions if isinstance(i, Launch)]
-        self.producer_lane: dict[int, int] = {}
-        self.reader_lanes: dict[int, set[int]] = {}
+        self.launches = [i for i in instructions if isinstance(i, Launch)]
+        self.lanes = tuple(sorted({launch.lane for launch in self.launches}))
+        self.lane_of = {launch.region: launch.lane for launch in self.launches}
+        self.slices = {i.out: i for i in plan.instructions if isinstance(i, Slice)}
+        self.origin: dict[int, Origin] = {}
         arguments: dict[int, None] = {}
-        for launch in launches:
-            region = pg.regions[launch.region]
-            for value in region.inputs:
-                if value in self.producer_lane:
-                    self.reader_lanes.setdefault(value, set()).add(launch.lane)
-                else:
-                    arguments[value] = None
-            for value in region.outputs:
-                self.producer_lane[value] = launch.lane
-        # What lanes read from outside: inputs of the stage, and views of them.
+        for launch in self.launches:
+            for number in launch.ins:
+                if plan.buffers[number].kind in ("arg", "stage") and number not in self.origin:
+                    arguments[number] = None
+            for number in launch.outs:
+                self.origin[number] = (launch.region, plan.buffers[number].value)
         self.arguments = tuple(arguments)
-        self.views = {view.value: view for view in pg.graph.views if view.value in arguments}
-        self.inputs = tuple(dict.fromkeys(self._whole(v) for v in arguments))
-        self.joins = {
-            join.value: join
-            for join in pg.graph.joins
-            if join.value in needed_later and self.producer_lane.keys() >= set(join.parts)
-        }
-        self.outputs = (*(v for v in self.producer_lane if v in needed_later), *self.joins)
-        self.lanes = tuple(sorted({launch.lane for launch in launches}))
-        self.launches = launches
-        self.result_writes: list[tuple[int, int]] = []  # value, buffer
-        self.shared_buffer: dict[int, int] = {}
+        self.inputs = tuple(dict.fromkeys(map(self.whole, arguments)))
+        self.outputs = tuple(self._outputs())
+        self.result_writes: list[tuple[int, int]] = []  # the plan's buffer, the engine's
+        self.shared: dict[int, int] = {}  # the same for scratch
 
-    def _whole(self, value: int) -> int:
-        """The input that an argument is, or is a part of."""
-        view = self.views.get(value)
-        return value if view is None else self.pg.graph.inputs[view.input]
+    def buffer(self, number: int) -> PlanBuffer:
+        """A buffer of the plan."""
+        return self.plan.buffers[number]
+
+    def spec(self, number: int) -> Any:
+        """Shape and dtype of what lies in a buffer."""
+        return physical_spec(self.captured.avals[self.buffer(number).value])
+
+    def whole(self, number: int) -> int:
+        """The argument that a buffer is a slice of, or itself."""
+        cut = self.slices.get(number)
+        return number if cut is None else cut.src
+
+    def origin_of(self, number: int) -> Origin:
+        """What makes a buffer's value here; for arguments the buffer itself."""
+        return self.origin.get(number, (-1, number))
+
+    def _outputs(self) -> list[Output]:
+        """What leaves the stage: each value once, and what its lanes put together where it belongs."""
+        merges = [
+            i
+            for i in self.plan.instructions
+            if isinstance(i, Merge) and all(part in self.origin for part in i.srcs)
+        ]
+        parts = {part for merge in merges for part in merge.srcs}
+        leaving: dict[Origin, list[int]] = {}
+        for launch in self.launches:
+            for number in launch.outs:
+                if self.buffer(number).kind in ("result", "stage") and number not in parts:
+                    leaving.setdefault(self.origin[number], []).append(number)
+        made = [Output(tuple(bs), value, ((bs[0], 0),)) for (_, value), bs in leaving.items()]
+        alike: dict[Any, list[Merge]] = {}
+        for merge in merges:
+            key = merge.axis, *(self.origin[part] for part in merge.srcs)
+            alike.setdefault(key, []).append(merge)
+        for first, *others in alike.values():
+            at = tuple((part, self.buffer(part).offset) for part in first.srcs)
+            outs = (first.out, *(merge.out for merge in others))
+            made.append(Output(outs, self.buffer(first.out).value, at, first.axis))
+        return made
+
+    def results(self, launch: Launch, outs: Sequence[Any]) -> dict[int, Any]:
+        """What a region's function gave, by buffer that the launch writes."""
+        made = dict(zip(self.pg.regions[launch.region].outputs, outs, strict=True))
+        return {number: made[self.buffer(number).value] for number in launch.outs}
+
+    def unreachable(self, launch: Launch, number: int) -> PlanError:
+        """The error for a read of what no instruction brings to where it is read."""
+        kind = self.buffer(number).kind
+        return PlanError(
+            f"launch of {launch.name!r} on lane {launch.lane} reads buffer {number} ({kind}), which nothing "
+            "before it brings there"
+        )
 
     def reference(self, *args: Any) -> list[Any]:
         """The stage as plain traceable code, over arrays (keys as their words)."""
         avals = self.captured.avals
-        env = {v: from_physical(x, avals[v]) for v, x in zip(self.inputs, args, strict=True)}
-        for view in self.views.values():
-            env[view.value] = cut_view(view, env[self._whole(view.value)])
+        held = {
+            number: from_physical(x, avals[self.buffer(number).value])
+            for number, x in zip(self.inputs, args, strict=True)
+        }
+        for number in self.arguments:
+            if (cut := self.slices.get(number)) is not None:
+                x = held[cut.src]
+                held[number] = jax.lax.slice_in_dim(x, cut.start, cut.stop, axis=cut.axis)
         for launch in self.launches:
-            region = self.pg.regions[launch.region]
-            outs = self.functions[launch.region](*[env[v] for v in region.inputs])
-            env.update(zip(region.outputs, outs, strict=True))
-        for join in self.joins.values():
-            env[join.value] = jax.lax.concatenate([env[v] for v in join.parts], join.axis)
-        return [to_physical(env[v], avals[v]) for v in self.outputs]
+            for number in launch.ins:
+                if number not in held:
+                    raise self.unreachable(launch, number)
+            outs = self.functions[launch.region](*[held[number] for number in launch.ins])
+            held.update(self.results(launch, outs))
+        made = []
+        for output in self.outputs:
+            xs = [held[part] for part, _ in output.parts]
+            x = xs[0] if len(xs) == 1 else jax.lax.concatenate(xs, output.axis)
+            made.append(to_physical(x, avals[output.value]))
+        return made

@@ -19,6 +19,10 @@ class Stage:
 
     Attributes:
         inputs, outputs: Value ids, in the order of the custom call's operands and results.
+        reads: The plan's buffers that the operands are.
+        writes: For each result the plan's buffers that it stands for.
+        told: What the engine's program is told: buffers (kind, argument or result, offset, bytes), and what
+            its lanes do in which order.
         hash: Content hash, the custom call's attribute.
         lanes: Lanes that run something here.
         loaded: Engine program with the lane executables, shared with equal stages. Kept while
@@ -37,6 +41,9 @@ class Stage:
     loaded: programs.Loaded
     reference: Callable[..., list[Any]]
     output_avals: tuple[Any, ...]
+    reads: tuple[int, ...] = ()
+    writes: tuple[tuple[int, ...], ...] = ()
+    told: tuple[tuple[Any, ...], ...] = ()
     lane_texts: dict[int, str] = field(default_factory=dict)
     program_name: str = ""
     platform: str = "cpu"

@@ -11,6 +11,7 @@ import numpy as np
 
 from dynaflow_xla.frontends.jax.capture import physical
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
+from dynaflow_xla.frontends.jax.planned import Memory
 from dynaflow_xla.timelines.measured import Trace
 
 # What other processes take away is no property of the plan: of this many runs, or as many as fit,
@@ -26,12 +27,12 @@ def _aligned_empty(spec: Any) -> np.ndarray[Any, Any]:
     return raw[shift : shift + size].view(spec.dtype).reshape(spec.shape)
 
 
-def run(stage: Stage, captured: Any, env: dict[int, Any]) -> list[Trace]:
+def run(stage: Stage, captured: Any, memory: Memory) -> list[Trace]:
     """Runs a stage (its lane regions are pure) a few times; returns the fastest run's records."""
     held, addresses = [], []
-    for value in stage.inputs:
+    for number, value in zip(stage.reads, stage.inputs, strict=True):
         array = _aligned_empty(physical.physical_spec(captured.avals[value]))
-        x = physical.to_physical(jax.numpy.asarray(env[value]), captured.avals[value])
+        x = physical.to_physical(jax.numpy.asarray(memory[number]), captured.avals[value])
         array[...] = np.asarray(x)
         held.append(array)
         addresses.append(array.ctypes.data)
@@ -42,8 +43,9 @@ def run(stage: Stage, captured: Any, env: dict[int, Any]) -> list[Trace]:
     until = time.monotonic() + _MAX_SECONDS
     while not runs or (len(runs) < _RUNS and time.monotonic() < until):
         runs.append([tuple(r) for r in stage.program.run(addresses, pointers, profile=True)])
-    for value, array in zip(stage.outputs, results, strict=True):
-        env[value] = physical.from_physical(jax.numpy.array(array), captured.avals[value])
+    for numbers, value, array in zip(stage.writes, stage.outputs, results, strict=True):
+        x = physical.from_physical(jax.numpy.array(array), captured.avals[value])
+        memory.put(numbers, x)
     return min(runs, key=_length)
 
 

@@ -13,7 +13,7 @@ from dynaflow_xla.errors import DynaflowError, PlanError, UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture.capture import Captured
 from dynaflow_xla.frontends.jax.regions import lapack_guard, order_gate
-from dynaflow_xla.ir.graph import Region, View
+from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.kernels import CudaKernel
 
 
@@ -137,8 +137,3 @@ def no_kernel_for_parts(kernel: CudaKernel, region: Region) -> UnsupportedError:
         f"kernel {kernel.name!r} cannot replace region {region.name!r} of a nano-batch: its sizes and "
         "where its values lie differ from part to part. Replace it by a function"
     )
-
-
-def cut_view(view: View, whole: Any) -> Any:
-    """The rows that a view shows."""
-    return jax.lax.slice_in_dim(whole, view.start, view.stop, axis=view.axis)

@@ -14,6 +14,7 @@ from dynaflow_xla.frontends.jax.xla.gate_placement import Gate, overwritten, pla
 from dynaflow_xla.frontends.jax.xla.region_order import RegionOrder
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
 from dynaflow_xla.ir.graph import PartitionedGraph
+from dynaflow_xla.planning.plan import Launch, Merge, Plan
 from dynaflow_xla.planning.recording import Decision
 
 
@@ -45,7 +46,7 @@ def build(**made: Any) -> XlaEntry:
         for dep in gate.deps:
             waiting.setdefault(dep, []).append(gate.region)
     witnessed = overwritten(pg, order, gates.values())
-    whole = (m for m in _merges(pg, split) if witnessed.isdisjoint(m[1]))
+    whole = (m for m in _merges(pg, made["plan"], split) if witnessed.isdisjoint(m[1]))
     places = placed_results.places(pg, whole, order.before, waiting)
     entry = XlaEntry(
         order=order, gates=gates, inside=inside, witnessed=witnessed, places=places, **made
@@ -67,15 +68,21 @@ def _given_to_gates(pg: PartitionedGraph, gates: Sequence[Gate]) -> dict[int, tu
     return given
 
 
-def _merges(pg: PartitionedGraph, split: Split | None) -> Iterator[tuple[int, list[int], int]]:
+def _merges(
+    pg: PartitionedGraph, plan: Plan, split: Split | None
+) -> Iterator[tuple[int, list[int], int]]:
     """Results that are put together from whole values: the result, its parts, the axis."""
-    for join in pg.graph.joins:
-        yield join.value, list(join.parts), join.axis
+    for merge in plan.instructions:
+        if isinstance(merge, Merge):
+            parts = [plan.buffers[part].value for part in merge.srcs]
+            yield plan.buffers[merge.out].value, parts, merge.axis
     if split is None:
         return
-    for region, reads in split.expanded.merge_reads.items():
-        origin = split.expanded.origins[region]
-        if isinstance(origin, MergeSpec) and origin.how == "concat":
-            if all(cut is None for _, cut in reads):
-                (whole,) = pg.regions[region].outputs
-                yield whole, [value for value, _ in reads], origin.axis
+    for launch in plan.instructions:
+        if isinstance(launch, Launch) and launch.region in split.expanded.merge_reads:
+            origin = split.expanded.origins[launch.region]
+            reads = split.expanded.merge_reads[launch.region]
+            if isinstance(origin, MergeSpec) and origin.how == "concat":
+                if all(cut is None for _, cut in reads):
+                    (whole,) = pg.regions[launch.region].outputs
+                    yield whole, [value for value, _ in reads], origin.axis

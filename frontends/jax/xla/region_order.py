@@ -19,13 +19,21 @@ class RegionOrder:
 
     Attributes:
         direct: Region id -> regions that must be over before it starts, by the plan's own edges.
-        data: Region id -> regions whose values it reads (effects included).
+        data: Region id -> regions that write the buffers that it reads, or whose effects come first.
     """
 
     def __init__(self, pg: PartitionedGraph, plan: Plan, *, chained: bool = False):
         self.chained = chained
         self.direct: dict[int, tuple[int, ...]] = {}
-        self.data = [sorted(p) for p in pg.predecessors()]
+        writer = {b: i.region for i in plan.instructions if isinstance(i, Launch) for b in i.outs}
+        reads: dict[int, set[int]] = {}
+        for launch in plan.instructions:
+            if isinstance(launch, Launch):
+                reads[launch.region] = {writer[b] for b in launch.ins if b in writer}
+        self.data = [
+            sorted(reads.get(region, set()) | effects)
+            for region, effects in enumerate(_effects(pg))
+        ]
         self._before: dict[int, int] = {}
         self.launches: list[Launch] = []
         last: dict[int, int] = {}
@@ -63,3 +71,12 @@ class RegionOrder:
     def before(self, first: int, second: int) -> bool:
         """Whether region ``first`` is over before region ``second`` starts."""
         return bool(self._before[second] >> first & 1)
+
+
+def _effects(pg: PartitionedGraph) -> list[set[int]]:
+    """For each region those that are before it for their effects alone."""
+    made = pg.producer_region()
+    return [
+        before - {made[v] for v in region.inputs if v in made}
+        for region, before in zip(pg.regions, pg.predecessors(), strict=True)
+    ]

@@ -18,12 +18,12 @@ import jax
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax.capture.capture import Loop
 from dynaflow_xla.frontends.jax.capture.physical import from_physical, to_physical
-from dynaflow_xla.frontends.jax.planned import Planned
+from dynaflow_xla.frontends.jax.planned import Memory, Planned
 from dynaflow_xla.frontends.jax.regions import lapack_guard, order_gate
-from dynaflow_xla.frontends.jax.regions.functions import cut_view
 from dynaflow_xla.frontends.jax.xla import placed_results
 from dynaflow_xla.frontends.jax.xla.gate_placement import Gate
 from dynaflow_xla.frontends.jax.xla.region_order import RegionOrder
+from dynaflow_xla.planning.plan import Launch, Merge, Slice
 from dynaflow_xla.planning.text import region_table
 from dynaflow_xla.timelines.timeline import Timeline
 
@@ -84,7 +84,7 @@ class XlaEntry(Planned):
         """The same for the body of a loop, which is the operator ``number`` of what is around it."""
         scope = PLAN_SCOPE if number is None else f"{PLAN_SCOPE}_{number}"
         with jax.named_scope(scope), lapack_guard.one_at_a_time():
-            return self.flat_outputs(_Evaluation(self, self.bind(tuple(inputs))).run())
+            return _Evaluation(self, self.bind(tuple(inputs))).run()
 
     @property
     def stages(self) -> list[Any]:
@@ -138,71 +138,101 @@ class XlaEntry(Planned):
 
 
 class _Evaluation:
-    """One trace of a plan. A gated value replaces the plain one in the regions behind the gate."""
+    """One trace of a plan. A gated value replaces the plain one in the regions behind the gate.
 
-    def __init__(self, entry: XlaEntry, env: dict[int, Any]):
+    What regions read and make lies in the plan's buffers. Gates are beside the plan: they know values,
+    also such that never leave their region.
+    """
+
+    def __init__(self, entry: XlaEntry, memory: Memory):
         self.entry = entry
-        self.env = env
-        for view in entry.captured.graph.views:
-            self.env[view.value] = cut_view(view, env[entry.captured.graph.inputs[view.input]])
+        self.memory = memory
+        self.values = memory.values
+        for instruction in entry.plan.instructions:
+            if isinstance(instruction, Slice):
+                memory[instruction.out]
         self.gated: dict[int, list[tuple[int, Any]]] = {}
         self.stands_for: dict[int, Any] = {}  # what a gate reads instead of a value
 
-    def run(self) -> dict[int, Any]:
+    def run(self) -> list[Any]:
         entry = self.entry
+        buffers = entry.plan.buffers
         whole = {place.whole for place in entry.places.values()}
         for launch in entry.order.launches:
             region = entry.pg.regions[launch.region]
             if region.outputs and whole.issuperset(region.outputs):
-                continue  # a merge: its parts are in place
+                # A merge: its parts are in place.
+                self.memory.write(launch, {v: self.values[v] for v in region.outputs})
+                continue
             with jax.named_scope(scope_of(region.name)):
                 beside: list[Any] = []
                 if region.id in entry.gates:
-                    beside = self._gate(entry.gates[region.id])
-                inputs = [self._read(v, region.id) for v in region.inputs]
+                    beside = self._gate(entry.gates[region.id], launch)
+                inputs = [self._read(b, region.id) for b in launch.ins]
                 outs = entry.functions[region.id](*inputs, *beside)
                 given = (*region.outputs, *entry.inside.get(region.id, ()))
-                self.env.update(zip(given, outs, strict=True))
+                made = dict(zip(given, outs, strict=True))
+                self.values.update(made)
                 for value in region.outputs:
-                    self._written(value)
-        graph = entry.captured.graph
-        for join in graph.joins:
-            if join.value in whole:
-                continue
-            self.env[join.value] = jax.lax.concatenate(
-                [self._final(v) for v in join.parts], join.axis
-            )
-        return {v: self._final(v) for v in graph.outputs}
+                    made[value] = self._written(value)
+                self.memory.write(launch, made)
+        for merge in entry.plan.instructions:
+            if isinstance(merge, Merge):
+                value = buffers[merge.out].value
+                if value in whole:
+                    self.memory.put([merge.out], self.values[value])
+                    continue
+                parts = [self._final(buffers[part].value, part) for part in merge.srcs]
+                self.memory.put([merge.out], jax.lax.concatenate(parts, merge.axis))
+        for buffer in buffers:
+            if buffer.kind == "result" and buffer.offset < 0:
+                self.memory.put([buffer.id], self._final(buffer.value, buffer.id))
+        for value in entry.captured.graph.inputs:
+            if value in self.gated:
+                self.values[value] = self._final(value, -1)
+        return entry.flat_outputs(self.memory)
 
-    def _written(self, value: int) -> None:
+    def _written(self, value: int) -> Any:
         """Puts a part in its place, or makes the witness of a value that may be overwritten."""
         entry = self.entry
         place = entry.places.get(value)
         if place is not None:
-            whole = placed_results.write(self.env.get(place.whole), self.env[value], place)
-            self.env[place.whole] = self.stands_for[value] = whole
+            whole = placed_results.write(self.values.get(place.whole), self.values[value], place)
+            self.values[place.whole] = self.stands_for[value] = whole
         elif value in entry.witnessed:
-            self.env[value], self.stands_for[value] = order_gate.witness(self.env[value])
+            self.values[value], self.stands_for[value] = order_gate.witness(self.values[value])
+        return self.values[value]
 
-    def _read(self, value: int, region: int) -> Any:
+    def _behind_gates(self, value: int, region: int) -> list[Any]:
+        """The value as it passed the last gate that is before a region, if there is one."""
         for behind, x in reversed(self.gated.get(value, [])):
             if behind == region or self.entry.order.before(behind, region):
-                return x
-        return self.env[value]
+                return [x]
+        return []
 
-    def _final(self, value: int) -> Any:
+    def _read(self, number: int, region: int) -> Any:
+        """What a region finds in a buffer."""
+        passed = self._behind_gates(self.entry.plan.buffers[number].value, region)
+        return passed[0] if passed else self.memory[number]
+
+    def _final(self, value: int, number: int) -> Any:
         """A result is the last value in its memory, so that no gate on the way makes a copy of it."""
         for behind, x in reversed(self.gated.get(value, [])):
             if value not in self.entry.gates[behind].copied:
                 return x
-        return self.env[value]
+        return self.values[value] if number < 0 else self.memory[number]
 
-    def _gate(self, gate: Gate) -> list[Any]:
+    def _gate(self, gate: Gate, launch: Launch) -> list[Any]:
         """Puts a region behind its gate; returns what passed beside it."""
         avals = self.entry.captured.avals
+        reads = {self.entry.plan.buffers[b].value: b for b in launch.ins}
 
         def array(value: int) -> Any:
-            return to_physical(self._read(value, gate.region), avals[value])
+            if value in reads:
+                x = self._read(reads[value], gate.region)
+            else:
+                x = next(iter(self._behind_gates(value, gate.region)), self.values[value])
+            return to_physical(x, avals[value])
 
         deps = [self.stands_for[d] if d in self.stands_for else array(d) for d in gate.deps]
         xs = [array(x) for x in gate.xs]
