@@ -618,6 +618,22 @@ def watched_by_autograd() -> bool:
     return hooks is not None or in_transform()
 
 
+def saved_is_read() -> bool:
+    """Whether somebody will look at what a forward that runs now keeps: hooks, or compiled autograd."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return (
+        hooks is not None or in_compiled_autograd() or bool(torch._dynamo.config.compiled_autograd)
+    )
+
+
+def in_compiled_autograd() -> bool:
+    """Whether compiled autograd is enabled on this thread, or runs now."""
+    made = torch._dynamo.compiled_autograd
+    return bool(getattr(made, "compiled_autograd_enabled", False)) or bool(
+        getattr(made, "in_compiled_autograd_region", False)
+    )
+
+
 def in_transform() -> bool:
     """Whether a functorch transform is open: its tensors have no memory to look at."""
     return torch._C._functorch.peek_interpreter_stack() is not None

@@ -22,7 +22,7 @@ import torch
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch import _compat, second_derivatives
 from dynaflow_xla.frontends.torch.backends import build_entry
-from dynaflow_xla.frontends.torch.batch import axes, open_batch as batch
+from dynaflow_xla.frontends.torch.batch import axes, handed, open_batch as batch
 from dynaflow_xla.frontends.torch.batch.batched import BatchedGraph
 from dynaflow_xla.frontends.torch.capture import draws, effects, marks, overlap
 from dynaflow_xla.frontends.torch.capture.capture import (
@@ -593,7 +593,8 @@ class _Backend:
             _state.left_out = f"PyTorch can make no graph of it: {_compat.told_by_fake(error)}"
             raise
         if grad:
-            run = second_derivatives.refused(run, core.options.name)
+            watched = handed.watch if state["batch"] else None
+            run = second_derivatives.refused(run, core.options.name, watched)
         return draws.without_last(run, unused) if unused else run
 
 

@@ -10,10 +10,19 @@ import torch
 from dynaflow_xla.errors import UnsupportedError
 
 
-def refused(run: Callable[..., Sequence[Any]], name: str) -> Callable[..., Sequence[Any]]:
+def refused(
+    run: Callable[..., Sequence[Any]],
+    name: str,
+    watched: Callable[[], Callable[[Any], None] | None] | None = None,
+) -> Callable[..., Sequence[Any]]:
     """A compiled graph whose backward can run, and be differentiated no further.
 
     AOTAutograd makes a node for that, too, which raises an error of its own. Ours comes before it.
+
+    Args:
+        run: The graph.
+        name: Of the scheduled callable.
+        watched: Asked at each call for what is called with the gradients before its backward runs.
     """
 
     def refuse(_: Any) -> None:
@@ -32,8 +41,11 @@ def refused(run: Callable[..., Sequence[Any]], name: str) -> Callable[..., Seque
         nodes = {
             x.grad_fn for x in results if isinstance(x, torch.Tensor) and x.grad_fn is not None
         }
+        before = None if watched is None else watched()
         for node in nodes:
             node.register_hook(watch)
+            if before is not None:
+                node.register_prehook(before)
         return results
 
     return call

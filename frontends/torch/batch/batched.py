@@ -18,6 +18,7 @@ from dynaflow_xla.batch.states import Late, Partial, Rows, Same, State
 from dynaflow_xla.errors import EngineError, PlanError, SeparabilityError, VerificationError
 from dynaflow_xla.frontends.torch.batch import (
     drawn,
+    handed,
     proof as proving,
     shape_check,
     split as splitting,
@@ -94,7 +95,10 @@ class BatchedGraph:
             SeparabilityError: a split would change what the function computes.
             PlanError: see ``Strategy.split``.
         """
-        key = tuple(b.read(inputs) for b in self.bindings)
+        key = tuple(
+            b.read(inputs) if b.dim < 0 else handed.size(inputs[b.position], b.dim) // b.scale
+            for b in self.bindings
+        )
         made = self._plans.get(key)
         if made is None:
             made = self.at(dict(zip((b.symbol for b in self.bindings), key, strict=True)))
@@ -141,7 +145,7 @@ class BatchedGraph:
         context = context_of(self.captured, options, batch)
         assume = False
         if self.forward is not None:
-            of_forward = self.forward.made_for(batch)
+            of_forward = self.forward.made_for(values, batch)
             sizes, assume = of_forward.sizes, of_forward.assume
         else:
             sizes, asked = sizes_of(options.strategy, context)
@@ -169,10 +173,15 @@ class BatchedGraph:
         entry.prepare = lambda inputs: _chosen(inputs, kept)
         return entry  # type: ignore[no-any-return]
 
-    def made_for(self, batch: int) -> _Made:
-        """What was made for a batch of this size, by the call whose backward runs now."""
+    def made_for(self, values: Mapping[Symbol, int], batch: int) -> _Made:
+        """What was made for these sizes, or a batch of this size, by the call whose backward runs now."""
         with self._lock:
-            plans = list(self._plans.values())
+            known = list(self._plans.items())
+        symbols = [b.symbol for b in self.bindings]
+        for key, made in reversed(known):
+            if all(values.get(s, n) == n for s, n in zip(symbols, key, strict=True)):
+                return made
+        plans = [made for _, made in known]
         for made in reversed(plans):
             if made.sizes and sum(made.sizes) == batch:
                 return made
@@ -212,7 +221,7 @@ class BatchedGraph:
         cuts: dict[str, expand.OutSpec] = {}
         late: set[str] = set()
         if self.forward is not None:
-            of_forward = self.forward.made_for(batch).fit
+            of_forward = self.forward.made_for(values, batch).fit
             assert of_forward is not None
             given, sums, late, cuts = self._handed_over(of_forward)
         question = proving.Question(
@@ -313,7 +322,7 @@ class BatchedGraph:
         by_size = dict(zip(sizes, cuts, strict=True))
         split = splitting.split(
             whole, at, [by_size[size] for size in sizes], sizes, fit.in_specs, fit.out_specs,
-            fit.states, kept, sized,
+            fit.states, kept, sized, self._handed(captured, out_specs, tail),
         )  # fmt: skip
         if draws:
             split = replace(split, drawn=drawn.drawer(draws, whole, captured))
@@ -329,7 +338,20 @@ class BatchedGraph:
             split.functions(recording),
         )  # fmt: skip
         entry.prepare = split.inputs
+        entry.finish = handed.packer(split.kept_parts, sizes)
         return _finished(entry, tail, whole)  # type: ignore[no-any-return]
+
+    def _handed(
+        self,
+        captured: Captured,
+        out_specs: Mapping[int, expand.OutSpec],
+        tail: totals.Tail | None,
+    ) -> handed.Handed:
+        """What the forward hands to the backward, or the backward gets, without joining it."""
+        if self.forward is not None:
+            names = handed.names_of_saved(self.forward.captured, self.forward.roles)
+            return handed.Handed(taken=handed.named(captured, names))
+        return handed.of_forward(self.captured, self.roles, captured, out_specs, tail)
 
     def _refuse_unfit(self, at: Mapping[int, Sized], whole: Sized, fit: proving.Fit) -> None:
         """Raises SeparabilityError if the graph cannot run at a nano-batch's sizes.
@@ -358,6 +380,7 @@ class BatchedGraph:
         assert made.fit is not None
         plain = replace(self.options, strategy=Sequential(), compiler="eager", lanes=1)
         whole = whole_entry(self.captured, plain, self.kind)
+        inputs = [handed.whole(x) for x in inputs]
         given = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         state = torch.get_rng_state()
         wants = whole.native.run(list(given))
@@ -365,7 +388,7 @@ class BatchedGraph:
         given = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         torch.set_rng_state(state)
         try:
-            gots = made.entry(list(given))
+            gots = [handed.whole(got) for got in made.entry(list(given))]
         except EngineError as error:
             raise self._unequal(made, f"run in nano-batches, {error}") from error
         torch.set_rng_state(state)
@@ -405,7 +428,8 @@ def _xla() -> Any:
 def _finished(entry: Any, tail: totals.Tail | None, whole: Sized) -> Any:
     """The entry with what runs behind it."""
     if tail is not None:
-        entry.finish = tail.finisher(whole)
+        before, behind = entry.finish, tail.finisher(whole)
+        entry.finish = behind if before is None else lambda results: behind(before(results))
         entry.notes = (*entry.notes, tail.describe())
     return entry
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,14 +13,13 @@ import torch
 from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.states import Partial, Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError
+from dynaflow_xla.frontends.torch.batch import handed
 from dynaflow_xla.frontends.torch.capture.captured import (
     Captured,
     Payload,
     Placed,
     Ref,
     overlapping,
-    place,
-    rows_of,
 )
 from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Layout, Sized
 from dynaflow_xla.frontends.torch.native import regions
@@ -43,6 +43,8 @@ class Split:
         states: What is proved of each value of the graph.
         sized: Makes the graph at another size.
         weighted: Positions among the whole's inputs of gradients handed out in shares.
+        taken: By such a position: what the forward kept in parts.
+        kept_parts: For each result of a call how the parts lie that the backward gets, if it is such.
         drawn: Adds the random numbers of the whole batch to the inputs of a call.
     """
 
@@ -56,6 +58,8 @@ class Split:
     sized: Callable[[int], Sized] = field(repr=False)
     kept: tuple[int, ...] = ()
     weighted: frozenset[int] = frozenset()
+    taken: Mapping[int, handed.Taken] = field(default_factory=dict)
+    kept_parts: tuple[handed.Joined | None, ...] = ()
     drawn: Callable[[Sequence[Any]], Sequence[Any]] = field(default=lambda given: given, repr=False)
 
     @property
@@ -71,8 +75,10 @@ class Split:
         for position, number in enumerate(self.kept):
             if position in self.weighted:
                 made += [given[number] * (size / batch) for size in self.sizes]
+            elif (how := self.taken.get(position)) is not None:
+                made += how.parts(given[number], self.sizes)
             else:
-                made.append(given[number])
+                made.append(handed.whole(given[number]))
         return taken(given, made)
 
     def grouped(self, recording: Recording) -> tuple[Split, Recording]:
@@ -129,9 +135,9 @@ class Split:
         reads = [region.inputs.index(v) for v, _ in self.expanded.merge_reads[region.id]]
         cuts = [cut for _, cut in self.expanded.merge_reads[region.id]]
         (value,) = self.pg.graph.ops[region.ops[0]].outputs
-        layout = _layout(self.captured.examples[value])
-        runs = _runs(self.states, self.expanded.sources[value][1])
-        shared = _shared(self.captured.examples[value], spec.axis, runs)
+        how = _joined(
+            self.captured.examples[value], self.states, self.expanded.sources[value][1], spec.axis
+        )
 
         if spec.how == "sum" and reads == [0, 1] and cuts == [None, None]:
             return _sum_of_two
@@ -139,13 +145,7 @@ class Split:
         def run(*args: Any) -> list[Any]:
             parts = [_cut(args[n], cut) for n, cut in zip(reads, cuts, strict=True)]
             if spec.how == "concat":
-                out, start = replace(layout, dtype=parts[0].dtype).empty(), 0
-                for part in parts:
-                    rows = part.shape[spec.axis]
-                    split = part if runs == 1 else part.unflatten(spec.axis, (runs, rows // runs))
-                    place(rows_of(out, spec.axis, start, rows, runs), split, shared)
-                    start += rows
-                return [out]
+                return [how.whole(parts)]
             return [_total(parts, spec)]
 
         return run
@@ -280,6 +280,7 @@ def split(
     states: Sequence[State],
     kept: Sequence[int],
     sized: Callable[[int], Sized],
+    between: handed.Handed,
 ) -> Split:
     """Puts the nano-batches into one graph.
 
@@ -293,39 +294,57 @@ def split(
         states: What is proved of each value.
         kept: For each input of ``whole`` its position among the inputs of a call.
         sized: Makes the graph at another size, for several nano-batches that run as one.
+        between: What goes from a forward to its backward without being put together.
 
     Raises:
         UnsupportedError: effects under a split.
         PlanError: a result cannot be put together as asked.
     """
     graph = whole.captured.graph
-    unique = tuple(dict.fromkeys(graph.outputs))
-    specs = [in_specs[v] for v in graph.inputs]
+    unique = tuple(dict.fromkeys(v for v in graph.outputs if v not in between.same))
+    taken = {v: name for v, name in between.taken.items() if isinstance(in_specs.get(v), int)}
+    specs = [expand.PARTS if v in taken else in_specs[v] for v in graph.inputs]
+    ways = [expand.PARTS if v in between.parts else out_specs[v] for v in unique]
     slim = [replace(c, graph=replace(c.graph, outputs=unique)) for c in cuts]
     # Equal nano-batches share one graph, by which regions that run once for all are known.
     shared = {id(c.graph): s.graph for c, s in zip(cuts, slim, strict=True)}
     slim = [replace(s, graph=shared[id(c.graph)]) for c, s in zip(cuts, slim, strict=True)]
     expanded = expand.expand(
-        replace(graph, outputs=unique), slim, sizes, specs, [out_specs[v] for v in unique],
-        strided=True,
+        replace(graph, outputs=unique), slim, sizes, specs, ways, strided=True,
     )  # fmt: skip
     parts = [at[size].captured for size in sizes]
     made = expanded.pg.graph
-    result = dict(zip(unique, made.outputs, strict=True))
+    rest = iter(made.outputs)
+    result = {
+        v: list(itertools.islice(rest, len(sizes) if v in between.parts else 1)) for v in unique
+    }
     position = 0
     input_of: dict[int, int] = {}
     weighted = set()
+    parted: dict[int, handed.Taken] = {}
     for number, (value, spec) in enumerate(zip(graph.inputs, specs, strict=True)):
         input_of[value] = made.inputs[position]
-        if isinstance(spec, expand.Parts):
+        if value in taken:
+            axis = in_specs[value]
+            assert isinstance(axis, int)
+            parted[number] = handed.Taken(
+                taken[value],
+                _joined(whole.captured.examples[value], states, value, axis),
+                tuple(_layout(part.examples[value]) for part in parts),
+            )
+        elif isinstance(spec, expand.Parts):
             weighted.add(number)
         position += len(sizes) if isinstance(spec, expand.Parts) else 1
     captured = Captured(
         graph=replace(made, ops=_payloads(expanded, parts, cuts)),
         ids={},
         examples=_Examples(expanded, whole.captured, parts),
-        outputs=[result[o] if isinstance(o, int) else o for o in whole.captured.outputs],
-        epilogue=[(input_of[w], result[v]) for w, v in whole.captured.epilogue],
+        outputs=[
+            one
+            for o in whole.captured.outputs
+            for one in (result[between.same.get(o, o)] if isinstance(o, int) else [o])
+        ],
+        epilogue=[(input_of[w], result[v][0]) for w, v in whole.captured.epilogue],
         module=whole.captured.module,
         device=whole.captured.device,
     )
@@ -343,10 +362,31 @@ def split(
             # Operators of the graph count on the strides it was captured with.
             captured.copied[view.value] = (runs, _layout(example).empty)
     expanded = replace(expanded, pg=replace(expanded.pg, graph=captured.graph))
+    joined = [_kept(out, whole, out_specs, states, between) for out in whole.captured.outputs]
     return Split(
         captured, expanded, sizes, whole, at, tuple(slim), states, sized, tuple(kept),
-        frozenset(weighted),
+        frozenset(weighted), parted, tuple(joined),
     )  # fmt: skip
+
+
+def _joined(example: torch.Tensor, states: Sequence[State], value: int, axis: int) -> handed.Joined:
+    """How parts of a value of the captured graph lie in the whole."""
+    runs = _runs(states, value)
+    return handed.Joined(_layout(example), axis, runs, _shared(example, axis, runs))
+
+
+def _kept(
+    out: Any,
+    whole: Sized,
+    out_specs: Mapping[int, expand.OutSpec],
+    states: Sequence[State],
+    between: handed.Handed,
+) -> handed.Joined | None:
+    """How parts of a result lie that stays in parts."""
+    axis = out_specs[out] if out in between.parts else None
+    return (
+        _joined(whole.captured.examples[out], states, out, axis) if isinstance(axis, int) else None
+    )
 
 
 def _payloads(

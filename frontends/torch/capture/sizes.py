@@ -229,6 +229,10 @@ class Layout:
         offset = evaluate(example.storage_offset()) or 0
         return Layout(shape, strides, offset, example.dtype, example.device)
 
+    def of_type(self, dtype: torch.dtype) -> Layout:
+        """The same for another type of elements."""
+        return self if dtype is self.dtype else replace(self, dtype=dtype)
+
     def empty(self) -> torch.Tensor:
         """A new tensor of this layout."""
         if not self.offset:
