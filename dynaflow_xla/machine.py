@@ -1,4 +1,10 @@
-"""This machine, as far as times measured on it depend on it."""
+"""This machine: who it is, and what the planner, the simulator and the frontends assume of it.
+
+The numbers are constants and not measured when a process starts. A plan is known by its content: numbers
+that differ from process to process would make another plan of the same function in each, and what ``Auto``
+keeps on disk would not be found again. Where the difference matters, ``Auto`` measures the plans themselves.
+What an operator costs depends on who compiles it, so that is said beside each frontend's capture.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +13,43 @@ import os
 import platform
 from pathlib import Path
 
+ALIGNMENT = 64
+"""Bytes: XLA:CPU uses memory in place only from multiples of it; a cache line, too. The engine places
+scratch by the same number (``_engine.ALIGNMENT``)."""
+
+CUDA_ALIGNMENT = 256
+"""The same for XLA on CUDA: what its allocator aligns buffers to."""
+
+COPY_BYTES_PER_NS = 8.0
+"""Speed of one core's copy from memory to memory that is in use: a server's core of 2024."""
+
+FRESH_COPY_BYTES_PER_NS = 4.0
+"""The same into memory that was just allocated: the system clears its pages first."""
+
+HAND_OVER_NS = 2_000.0
+"""From a signal on one lane to the end of the wait for it on another, gates of both included. (The event
+alone takes 0.1 us while the waiting lane is awake: ``benchmarks/engine_native.py``.)"""
+
+LANE_START_NS = 3_000.0
+"""From the start of a stage until a lane's program runs; for lanes of Python steps: to take the interpreter
+lock and call XLA (``benchmarks/pjrt_execute.py``)."""
+
 _CPUINFO = Path("/proc/cpuinfo")
 
 # x86 says "model name"; other kernels give the parts that together name a model, or the board's chip.
 _NAMES = ("model name", "cpu model", "Hardware")
 _PARTS = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision")
 _PARTS_ELSEWHERE = ("cpu", "machine", "uarch", "isa")
+
+
+def aligned(size: int, alignment: int = ALIGNMENT) -> int:
+    """Rounds up to a multiple of ``alignment``."""
+    return -(-size // alignment) * alignment
+
+
+def hand_over_ns(size: int) -> float:
+    """A value of ``size`` bytes from lane to lane: the signal, and a copy at each end."""
+    return HAND_OVER_NS + 2 * size / COPY_BYTES_PER_NS
 
 
 def cores() -> int:

@@ -15,12 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxlib import xla_client
 
+from dynaflow_xla import machine
 from dynaflow_xla.errors import EngineError
 from dynaflow_xla.ffi import _compat, _engine, xla
 from dynaflow_xla.kernels import Lanes
@@ -28,8 +30,6 @@ from dynaflow_xla.kernels import Lanes
 CUDA_RUN_TARGET = "dfx_run"
 CUDA_GRAPH_TARGET = "dfx_run_graph"
 STREAM_TARGET = "dfx_lane_stream"
-CUDA_ALIGNMENT = 256
-HOST_ALIGNMENT = 64
 MEMORY_FRACTION = 0.08
 """At most this share of the device's memory is a lane's own, for temporaries; it grows on demand."""
 
@@ -139,10 +139,11 @@ class CudaLanes(DeviceLanes):
             }
             return xla_client.make_c_api_client("cuda", options)
 
-        super().__init__("cuda", make_client, _cuda_api(), CUDA_ALIGNMENT, ordinal)
+        super().__init__("cuda", make_client, _cuda_api(), machine.CUDA_ALIGNMENT, ordinal)
         self._streams: list[int] = []
         self._engine: Any = None
-        self._kernel_engines: dict[Lanes | None, Any] = {}
+        # Streams and parts of the device go with the last program that runs on them.
+        self._kernel_engines: WeakValueDictionary[Lanes | None, Any] = WeakValueDictionary()
 
     def engine(self, lanes: int) -> Any:
         """One engine for all programs of the device; one with more lanes takes its place when needed.
@@ -165,9 +166,10 @@ class CudaLanes(DeviceLanes):
     def kernel_engine(self, lanes: Lanes | None) -> Any:
         """The engine of these lanes, made once; the lanes' priorities and multiprocessors are theirs."""
         with _lock:
-            if lanes not in self._kernel_engines:
+            engine = self._kernel_engines.get(lanes)
+            if engine is None:
                 try:
-                    self._kernel_engines[lanes] = _engine.CudaEngine(
+                    engine = self._kernel_engines[lanes] = _engine.CudaEngine(
                         device=self.ordinal,
                         priorities=list(lanes.priorities if lanes else ()),
                         sms=list(lanes.sms if lanes else ()),
@@ -175,7 +177,7 @@ class CudaLanes(DeviceLanes):
                     )
                 except RuntimeError as error:
                     raise EngineError(f"cannot make {lanes or 'lanes'} on CUDA: {error}") from error
-            return self._kernel_engines[lanes]
+            return engine
 
     def _find_stream(self, lane: int) -> int:
         """The stream that a lane's client computes on: a custom call in that client sees it.

@@ -14,9 +14,7 @@ from jax.sharding import SingleDeviceSharding
 
 from dynaflow_xla.errors import EngineError
 from dynaflow_xla.ffi import _compat
-
-ALIGNMENT = 64
-"""Bytes: XLA:CPU takes memory in place only at this alignment."""
+from dynaflow_xla.machine import ALIGNMENT
 
 _CACHE_ENTRIES = 32
 _CACHE_ADDRESSES = 64
@@ -121,7 +119,7 @@ class LaneProgram:
             memory = np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
             if address % ALIGNMENT:
                 if index not in self._aligned:
-                    self._aligned[index] = _aligned_bytes(size)
+                    self._aligned[index] = aligned_bytes(size)
                 copy = self._aligned[index], memory
                 memory = self._aligned[index]
         array = memory.view(spec.dtype).reshape(spec.shape)
@@ -136,7 +134,8 @@ class LaneProgram:
         return view, copy
 
 
-def _aligned_bytes(size: int) -> Any:
+def aligned_bytes(size: int) -> Any:
+    """Memory that XLA:CPU uses in place."""
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + size]

@@ -24,9 +24,9 @@ namespace {
 using dfx::Buffer;
 using dfx::Engine;
 using dfx::Lane;
-using dfx::LaunchFn;
 using dfx::NowNs;
 using dfx::Program;
+using dfx::StepFunction;
 
 constexpr int kSteps = 1000;
 constexpr int kCalls = 200;  // calls in one sample of a short program
@@ -44,33 +44,22 @@ int Stamp(void*, const Buffer* ins, int, Buffer* outs, int, Lane*) {
 
 // `steps` steps that go round the lanes, each waiting for the last one if that ran elsewhere. A
 // step has one operand and one result: the program's argument, and one of `results` in turn.
-std::shared_ptr<Program> Chain(int lanes, int steps, LaunchFn fn, int results) {
+std::shared_ptr<Program> Chain(int lanes, int steps, StepFunction fn, int results) {
   const int edges = lanes > 1 ? steps - 1 : 0;
   auto program = std::make_shared<Program>(lanes, edges, 1, results, 0, "chain");
-  const int arg = program->AddBuffer({dfx::BufferKind::kArg, 0, 0, 8, 0, {1}});
+  const int arg = program->AddBuffer({dfx::BufferKind::kArg, 0, 0, 8});
   std::vector<int> outs;
   for (int i = 0; i < results; ++i) {
-    outs.push_back(program->AddBuffer({dfx::BufferKind::kResult, i, 0, 8, 0, {1}}));
+    outs.push_back(program->AddBuffer({dfx::BufferKind::kResult, i, 0, 8}));
   }
   for (int step = 0; step < steps; ++step) {
     const int lane = step % lanes;
     if (edges > 0 && step > 0) program->AddWait(lane, step - 1);
-    program->AddLaunch(lane, {"step", {fn, nullptr}, {arg}, {outs[step % results]}});
+    program->AddLaunch(lane, {dfx::MakeFunctionStep("step", fn), {arg}, {outs[step % results]}});
     if (step < edges) program->AddRecord(lane, step);
   }
-  const std::string error = program->Finish();
-  if (!error.empty()) {
-    std::fprintf(stderr, "%s\n", error.c_str());
-    std::exit(1);
-  }
+  program->Finish();
   return program;
-}
-
-void RunOrExit(const std::shared_ptr<Program>& program, void* const* args, void* const* results) {
-  const Engine::Result result = Engine::Get().Run(program, args, results);
-  if (result.ok) return;
-  std::fprintf(stderr, "%s\n", result.error.c_str());
-  std::exit(1);
 }
 
 struct Variant {
@@ -87,7 +76,7 @@ Variant Calls(std::string name, std::shared_ptr<Program> program, int calls) {
             void* args[] = {&in};
             void* results[] = {&out};
             const int64_t start = NowNs();
-            for (int i = 0; i < calls; ++i) RunOrExit(program, args, results);
+            for (int i = 0; i < calls; ++i) Engine::Get().Run(program, args, results);
             samples->push_back((NowNs() - start) / calls);
           },
           {}};
@@ -102,7 +91,7 @@ Variant CallAfterRest(std::string name, std::shared_ptr<Program> program) {
             void* results[] = {&out};
             std::this_thread::sleep_for(std::chrono::milliseconds(2));
             const int64_t start = NowNs();
-            RunOrExit(program, args, results);
+            Engine::Get().Run(program, args, results);
             samples->push_back(NowNs() - start);
           },
           {}};
@@ -121,7 +110,7 @@ Variant HandOvers(std::string name) {
             void* args[] = {&sent};
             std::vector<void*> results;
             for (int64_t& delta : deltas) results.push_back(&delta);
-            RunOrExit(program, args, results.data());
+            Engine::Get().Run(program, args, results);
             samples->insert(samples->end(), deltas.end() - kKept, deltas.end());
           },
           {}};

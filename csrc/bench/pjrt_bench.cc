@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,8 +19,8 @@ using dfx::Buffer;
 using dfx::BufferKind;
 using dfx::Engine;
 using dfx::LaunchDesc;
-using dfx::Launcher;
 using dfx::Program;
+using dfx::Step;
 
 struct alignas(64) Tensor {
   float at[16];
@@ -29,20 +28,20 @@ struct alignas(64) Tensor {
 
 int NoOp(void*, const Buffer*, int, Buffer*, int, dfx::Lane*) { return 0; }
 
-std::shared_ptr<Program> OneStep(Launcher launcher) {
+std::shared_ptr<Program> OneStep(std::unique_ptr<Step> step) {
   auto p = std::make_shared<Program>(1, 0, 1, 1, 0, "bench");
-  const int a = p->AddBuffer({BufferKind::kArg, 0, 0, sizeof(Tensor), 0, {16}});
-  const int r = p->AddBuffer({BufferKind::kResult, 0, 0, sizeof(Tensor), 0, {16}});
-  p->AddLaunch(0, LaunchDesc{"step", std::move(launcher), {a}, {r}});
-  const std::string bad = p->Finish();
-  if (!bad.empty()) throw std::runtime_error(bad);
+  const int a = p->AddBuffer({BufferKind::kArg, 0, 0, sizeof(Tensor)});
+  const int r = p->AddBuffer({BufferKind::kResult, 0, 0, sizeof(Tensor)});
+  p->AddLaunch(0, LaunchDesc{std::move(step), {a}, {r}});
+  p->Finish();
   return p;
 }
 
-Launcher Xla(bool in_place) {
+std::unique_ptr<Step> Xla(bool in_place) {
   const std::string text =
       dfx::test::StableHlo("16xf32", 1, 1, in_place, "%r = stablehlo.add %0, %0 : tensor<16xf32>");
-  return dfx::MakePjrtLauncher(dfx::test::MakeStep(text, {dfx::test::kF32, {16}}, 1, 1, in_place));
+  return dfx::MakePjrtStep("xla",
+                           dfx::test::MakeStep(text, {dfx::test::kF32, {16}}, 1, 1, in_place));
 }
 
 int64_t Switches() {
@@ -57,8 +56,7 @@ double NsPerCall(const std::shared_ptr<Program>& program, int calls) {
   void* results[] = {&out};
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < calls; ++i) {
-    auto result = Engine::Get().Run(program, args, results);
-    if (!result.ok) throw std::runtime_error(result.error);
+    Engine::Get().Run(program, args, results);
   }
   const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
   return took.count() / calls;
@@ -75,7 +73,7 @@ int main(int argc, char** argv) {
     std::vector<double> ns;
     int64_t switches = 0;
   };
-  std::vector<Case> cases = {{"no_op_step", OneStep(Launcher{&NoOp, nullptr}), {}, 0},
+  std::vector<Case> cases = {{"no_op_step", OneStep(dfx::MakeFunctionStep("no-op", &NoOp)), {}, 0},
                              {"xla_output_in_place", OneStep(Xla(true)), {}, 0},
                              {"xla_output_copied", OneStep(Xla(false)), {}, 0}};
   for (Case& c : cases) NsPerCall(c.program, calls / 10 + 1);  // warm

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "dfx/error.h"
 #include "host/spin.h"
 
 namespace dfx {
@@ -12,8 +13,9 @@ Call::Call(const Program& program)
       events_(std::make_unique<Event[]>(static_cast<size_t>(program.n_events()))),
       lane_done_(std::make_unique<std::atomic<bool>[]>(static_cast<size_t>(program.n_lanes()))) {
   if (program.scratch_bytes() > 0) {
-    const size_t bytes = (static_cast<size_t>(program.scratch_bytes()) + 63) / 64 * 64;
-    scratch_ = static_cast<char*>(std::aligned_alloc(64, bytes));
+    constexpr auto kUnit = static_cast<size_t>(kAlignment);
+    const size_t bytes = (static_cast<size_t>(program.scratch_bytes()) + kUnit - 1) / kUnit * kUnit;
+    scratch_ = static_cast<char*>(std::aligned_alloc(kUnit, bytes));
     if (scratch_ == nullptr) throw std::bad_alloc();
   }
 }
@@ -61,9 +63,7 @@ void* Call::BufferData(int id) const {
 }
 
 Buffer Call::GetBuffer(int id) const {
-  const BufferDesc& b = program_.buffers()[static_cast<size_t>(id)];
-  return Buffer{BufferData(id), b.bytes, b.dtype, static_cast<int32_t>(b.dims.size()),
-                b.dims.data()};
+  return Buffer{BufferData(id), program_.buffers()[static_cast<size_t>(id)].bytes};
 }
 
 void Call::Fail(std::string_view message) noexcept {
@@ -84,6 +84,10 @@ void Call::Fail(std::string_view message) noexcept {
 std::string Call::error() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return error_;
+}
+
+void Call::ThrowIfFailed() const {
+  if (failed()) throw Error(error());
 }
 
 void Call::FailNoEvent(int event) {

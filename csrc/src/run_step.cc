@@ -2,30 +2,33 @@
 
 #include <exception>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
 namespace dfx {
 
-std::string CheckCallable(const Program* program, void* const* args, void* const* results) {
-  if (program == nullptr) return "there is no program to run";
+void CheckCallable(const Program* program, std::span<void* const> args,
+                   std::span<void* const> results) {
+  if (program == nullptr) throw std::invalid_argument("there is no program to run");
   if (!program->finished()) {
-    return "program '" + program->name() + "' was not finished: call Finish first";
+    throw std::invalid_argument("program '" + program->name() +
+                                "' was not finished: call finish() before run()");
   }
-  if ((args == nullptr && program->n_args() > 0) ||
-      (results == nullptr && program->n_results() > 0)) {
-    return "program '" + program->name() + "' takes " + std::to_string(program->n_args()) +
-           " arguments and " + std::to_string(program->n_results()) + " results; got a null list";
+  if (args.size() != static_cast<size_t>(program->n_args()) ||
+      results.size() != static_cast<size_t>(program->n_results())) {
+    throw std::invalid_argument(
+        "program '" + program->name() + "' takes " + std::to_string(program->n_args()) +
+        " arguments and " + std::to_string(program->n_results()) + " results; got " +
+        std::to_string(args.size()) + " and " + std::to_string(results.size()));
   }
-  return "";
 }
 
 namespace {
 
-void FailStep(Call& call, const LaunchDesc& launch, std::string_view how,
-              std::string_view why) noexcept {
+void FailStep(Call& call, const Step& step, std::string_view how, std::string_view why) noexcept {
   try {
-    std::string text = "step '" + launch.name + "'";
+    std::string text = "step '" + step.name() + "'";
     call.Fail(text.append(how).append(why));
   } catch (const std::bad_alloc&) {
     call.Fail(kOutOfMemory);
@@ -36,23 +39,18 @@ void FailStep(Call& call, const LaunchDesc& launch, std::string_view how,
 
 void RunStep(Lane& lane, Call& call, const LaunchDesc& launch, BufferList& ins,
              BufferList& outs) noexcept {
+  Step& step = *launch.step;
   if (call.IsLaneDone(lane.index())) {
     // The caller may have its buffers back already: this step must not see them.
-    FailStep(call, launch, " comes after its lane was said to be done", "");
+    FailStep(call, step, " comes after its lane was said to be done", "");
     return;
   }
   try {
-    const int status =
-        launch.launcher.fn(launch.launcher.user.get(), ins.Resolve(call, launch.ins),
-                           static_cast<int>(launch.ins.size()), outs.Resolve(call, launch.outs),
-                           static_cast<int>(launch.outs.size()), &lane);
-    if (status != 0 && !call.failed()) {
-      FailStep(call, launch, " failed with status ", std::to_string(status));
-    }
+    step.Launch(ins.Resolve(call, launch.ins), outs.Resolve(call, launch.outs), lane);
   } catch (const std::exception& e) {
-    FailStep(call, launch, ": ", e.what());
+    FailStep(call, step, ": ", e.what());
   } catch (...) {
-    FailStep(call, launch, " threw something that is no std::exception", "");
+    FailStep(call, step, " threw something that is no std::exception", "");
   }
 }
 

@@ -1,8 +1,7 @@
 // What host and device engines share: the check of a call, and one step of a lane.
 #pragma once
-#include <cstddef>
 #include <cstdint>
-#include <string>
+#include <span>
 #include <vector>
 
 #include "dfx/call.h"
@@ -11,20 +10,21 @@
 
 namespace dfx {
 
-// "" or why a program cannot run with these lists.
-std::string CheckCallable(const Program* program, void* const* args, void* const* results);
+// Throws std::invalid_argument saying why a program cannot run with these lists.
+void CheckCallable(const Program* program, std::span<void* const> args,
+                   std::span<void* const> results);
 
 // Buffers of one launch; on the stack unless there are many.
 class BufferList {
  public:
-  Buffer* Resolve(const Call& call, const std::vector<int32_t>& ids) {
+  std::span<Buffer> Resolve(const Call& call, const std::vector<int32_t>& ids) {
     Buffer* list = small_;
     if (ids.size() > kSmall) {
       large_.resize(ids.size());
       list = large_.data();
     }
     for (size_t i = 0; i < ids.size(); ++i) list[i] = call.GetBuffer(ids[i]);
-    return list;
+    return {list, ids.size()};
   }
 
  private:
@@ -33,8 +33,8 @@ class BufferList {
   std::vector<Buffer> large_;
 };
 
-// Calls the step's function on the addresses of `launch`; what it returns or throws becomes the
-// call's error. The lists are the caller's, so that a lane allocates them once.
+// Launches the step on its buffers; what it throws becomes the call's error. The lists are the
+// caller's, so that a lane allocates them once.
 void RunStep(Lane& lane, Call& call, const LaunchDesc& launch, BufferList& ins,
              BufferList& outs) noexcept;
 

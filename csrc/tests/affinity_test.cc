@@ -50,8 +50,8 @@ std::vector<int> LaneCores(int aside) {
                  syscall(SYS_sched_getaffinity, 0, sizeof(mask), &mask);
                  cores = Cores(mask);
                }));
-  REQUIRE(p->Finish() == "");
-  auto result = Engine::Get().Run(p, nullptr, nullptr);
+  REQUIRE(Problem(*p) == "");
+  auto result = RunOnHost(p, {}, {});
   REQUIRE_MESSAGE(result.ok, result.error);
   return cores;
 }
@@ -152,17 +152,17 @@ TEST_CASE("a caller that is to stay has one core while its lane runs, and its ow
     auto p = std::make_shared<Program>(54, 0, 0, 0, 0, "stays");
     p->AddLaunch(0, MakeStep("here", [&](Lane*) { during = Cores(Mask()); }));
     p->AddLaunch(53, MakeStep("aside", [](Lane*) {}));
-    REQUIRE(p->Finish() == "");
+    REQUIRE(Problem(*p) == "");
     int stayed = 0;
     for (int turn = 0; turn < 200; ++turn) {
-      auto result = Engine::Get().Run(p, nullptr, nullptr, false, true);
+      auto result = RunOnHost(p, {}, {}, false, true);
       REQUIRE_MESSAGE(result.ok, result.error);
       const cpu_set_t after = Mask();
       REQUIRE(CPU_EQUAL(&after, &all));
       if (during.size() == 1) ++stayed;  // it does not if it was moved just before
     }
     if (Cores(all).size() > 1) CHECK(stayed > 100);
-    REQUIRE(Engine::Get().Run(p, nullptr, nullptr).ok);
+    REQUIRE(RunOnHost(p, {}, {}).ok);
     CHECK(during.size() == Cores(all).size());
   });
 }

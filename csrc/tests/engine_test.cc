@@ -18,12 +18,12 @@ TEST_CASE("Finish refuses broken programs") {
     Program p(1, 1, 0, 0, 0, "p");
     p.AddRecord(0, 0);
     p.AddRecord(0, 0);
-    CHECK(p.Finish().find("more than once") != std::string::npos);
+    CHECK(Problem(p).find("more than once") != std::string::npos);
   }
   SUBCASE("an event never recorded") {
     Program p(1, 1, 0, 0, 0, "p");
     p.AddWait(0, 0);
-    CHECK(p.Finish().find("never recorded") != std::string::npos);
+    CHECK(Problem(p).find("never recorded") != std::string::npos);
   }
   SUBCASE("lanes that wait for each other") {
     Program p(2, 2, 0, 0, 0, "p");
@@ -31,31 +31,48 @@ TEST_CASE("Finish refuses broken programs") {
     p.AddRecord(0, 1);
     p.AddWait(1, 1);
     p.AddRecord(1, 0);
-    CHECK(p.Finish().find("deadlock") != std::string::npos);
+    CHECK(Problem(p).find("deadlock") != std::string::npos);
   }
   SUBCASE("a lane out of range") {
     Program p(1, 0, 0, 0, 0, "p");
-    p.AddLaunch(1, MakeLaunch("x", Nothing));
-    CHECK(p.Finish().find("lane 1") != std::string::npos);
+    CHECK_THROWS_WITH_AS(p.AddLaunch(1, MakeLaunch("x", Nothing)), "p: lane 1 of 1 lanes",
+                         std::invalid_argument);
+    CHECK_THROWS_AS(p.AddRecord(-1, 0), std::invalid_argument);
+    CHECK(p.launches().empty());
+  }
+  SUBCASE("counts that cannot be") {
+    CHECK_THROWS_AS(Program(257, 0, 0, 0, 0, "p"), std::invalid_argument);
+    CHECK_THROWS_AS(Program(1, 0, -1, 0, 0, "p"), std::invalid_argument);
+  }
+  SUBCASE("a step without a function") {
+    CHECK_THROWS_WITH_AS(dfx::MakeFunctionStep("x", nullptr), "'x' has no function",
+                         std::invalid_argument);
   }
   SUBCASE("an event out of range") {
     Program p(1, 1, 0, 0, 0, "p");
     p.AddRecord(0, 3);
-    CHECK(p.Finish().find("event 3") != std::string::npos);
+    CHECK(Problem(p).find("event 3") != std::string::npos);
   }
   SUBCASE("scratch out of bounds or unaligned") {
     Program p(1, 0, 0, 0, 64, "p");
-    p.AddBuffer({BufferKind::kScratch, -1, 64, 8, 0, {}});
-    CHECK(p.Finish().find("out of range") != std::string::npos);
+    p.AddBuffer({BufferKind::kScratch, -1, 64, 8});
+    CHECK(Problem(p).find("out of range") != std::string::npos);
     Program q(1, 0, 0, 0, 64, "q");
-    q.AddBuffer({BufferKind::kScratch, -1, 8, 8, 0, {}});
-    CHECK(q.Finish().find("out of range") != std::string::npos);
+    q.AddBuffer({BufferKind::kScratch, -1, 8, 8});
+    CHECK(Problem(q).find("out of range") != std::string::npos);
   }
   SUBCASE("a buffer that does not exist") {
     Program p(1, 0, 0, 0, 0, "p");
     p.AddLaunch(0, MakeLaunch("x", Nothing, {7}));
-    CHECK(p.Finish().find("buffer 7") != std::string::npos);
+    CHECK(Problem(p).find("buffer 7") != std::string::npos);
   }
+}
+
+TEST_CASE("a program says what its lanes do") {
+  CHECK(TwoLanes()->Describe() ==
+        "program 'two lanes': 1 arguments, 1 results, 64 bytes of scratch\n"
+        "  lane 0: wait 0, launch 'increment' (C function)\n"
+        "  lane 1: launch 'double' (C function), record 0");
 }
 
 TEST_CASE("a step may mark its lane done early") {
@@ -68,12 +85,12 @@ TEST_CASE("a step may mark its lane done early") {
                        returned = true;
                        return 0;
                      }));
-  REQUIRE(program->Finish() == "");
-  CHECK(Engine::Get().Run(program, nullptr, nullptr).ok);
+  REQUIRE(Problem(*program) == "");
+  CHECK(RunOnHost(program, {}, {}).ok);
   CHECK_FALSE(returned);
   release = true;
   auto good = TwoLanes();
-  REQUIRE(good->Finish() == "");
+  REQUIRE(Problem(*good) == "");
   int64_t out = 0;
   CHECK(RunOne(good, 1, &out).ok);  // queues behind the early one
   CHECK(returned);
@@ -89,8 +106,8 @@ TEST_CASE("a profiled call has records whose lanes overlap") {
                          return 0;
                        }));
   }
-  REQUIRE(program->Finish() == "");
-  auto result = Engine::Get().Run(program, nullptr, nullptr, true);
+  REQUIRE(Problem(*program) == "");
+  auto result = RunOnHost(program, {}, {}, true);
   REQUIRE(result.ok);
   REQUIRE(result.trace.size() == 2);
   const auto& a = result.trace[0];
@@ -102,7 +119,7 @@ TEST_CASE("a profiled call has records whose lanes overlap") {
 #if !defined(__SANITIZE_THREAD__)
 TEST_CASE("a forked child gets an error") {
   auto program = TwoLanes();
-  REQUIRE(program->Finish() == "");
+  REQUIRE(Problem(*program) == "");
   int64_t out = 0;
   REQUIRE(RunOne(program, 1, &out).ok);
   const pid_t child = fork();

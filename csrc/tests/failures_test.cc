@@ -76,61 +76,74 @@ TEST_CASE("a program that was not finished does not run") {
   std::atomic<bool> ran{false};
   auto p = std::make_shared<Program>(2, 1, 0, 0, 0, "unfinished");
   p->AddLaunch(0, MakeStep("x", [&](Lane*) { ran = true; }));
-  auto result = Engine::Get().Run(p, nullptr, nullptr);
+  auto result = RunOnHost(p, {}, {});
   CHECK_FALSE(result.ok);
   CHECK(Contains(result.error, "'unfinished' was not finished"));
 
   SUBCASE("nor one whose Finish found an error") {
     p->AddWait(1, 0);
-    CHECK(Contains(p->Finish(), "never recorded"));
-    CHECK_FALSE(Engine::Get().Run(p, nullptr, nullptr).ok);
+    CHECK(Contains(Problem(*p), "never recorded"));
+    CHECK_FALSE(RunOnHost(p, {}, {}).ok);
   }
   CHECK_FALSE(ran);
   CHECK(Works());
 }
 
-TEST_CASE("a program that was changed after Finish does not run") {
+TEST_CASE("a finished program cannot be changed, and still runs") {
   std::atomic<int> ran{0};
-  auto p = std::make_shared<Program>(2, 1, 0, 0, 0, "changed");
+  auto p = std::make_shared<Program>(2, 1, 0, 0, 0, "finished");
   p->AddLaunch(0, MakeStep("x", [&](Lane*) { ++ran; }));
-  REQUIRE(p->Finish() == "");
-  REQUIRE(Engine::Get().Run(p, nullptr, nullptr).ok);
-  SUBCASE("by a buffer") { CHECK(p->AddBuffer({BufferKind::kScratch, -1, 0, 0, 0, {}}) == -1); }
-  SUBCASE("by a launch") {
-    CHECK(p->AddLaunch(1, MakeStep("y", [&](Lane*) { ++ran; })) == -1);
-    CHECK(p->launches().size() == 1);
+  REQUIRE(Problem(*p) == "");
+  REQUIRE(RunOnHost(p, {}, {}).ok);
+  std::string why;
+  auto change = [&](auto how) {
+    why = Try([&] {
+            how();
+            return std::vector<dfx::TraceRecord>();
+          }).error;
+  };
+  SUBCASE("by a buffer") {
+    change([&] { p->AddBuffer({BufferKind::kScratch, -1, 0, 0}); });
   }
-  SUBCASE("by a record") { p->AddRecord(0, 0); }
-  SUBCASE("by a wait") { p->AddWait(1, 0); }
-  CHECK_FALSE(p->finished());
-  CHECK(Contains(Engine::Get().Run(p, nullptr, nullptr).error, "was not finished"));
-  CHECK(Contains(p->Finish(), "changed after Finish"));  // it stays refused
-  CHECK_FALSE(Engine::Get().Run(p, nullptr, nullptr).ok);
-  CHECK(ran == 1);
+  SUBCASE("by a launch") {
+    change([&] { p->AddLaunch(1, MakeStep("y", [&](Lane*) { ++ran; })); });
+  }
+  SUBCASE("by a record") {
+    change([&] { p->AddRecord(0, 0); });
+  }
+  SUBCASE("by a wait") {
+    change([&] { p->AddWait(1, 0); });
+  }
+  SUBCASE("by finishing it again") { why = Problem(*p); }
+  CHECK(why == "finished: the program is finished and can no longer change");
+  CHECK(p->finished());
+  CHECK(p->launches().size() == 1);
+  CHECK(RunOnHost(p, {}, {}).ok);
+  CHECK(ran == 2);
   CHECK(Works());
 }
 
-TEST_CASE("no program, or null lists, are refused") {
-  CHECK_FALSE(Engine::Get().Run(nullptr, nullptr, nullptr).ok);
+TEST_CASE("no program, or lists of another length, are refused") {
+  CHECK_FALSE(RunOnHost(nullptr, {}, {}).ok);
   auto p = TwoLanes();
-  REQUIRE(p->Finish() == "");
-  CHECK(Contains(Engine::Get().Run(p, nullptr, nullptr).error, "takes 1 arguments and 1 results"));
+  REQUIRE(Problem(*p) == "");
+  CHECK(Contains(RunOnHost(p, {}, {}).error, "takes 1 arguments and 1 results"));
 }
 
 TEST_CASE("scratch that cannot be had is an error with its size, and no step runs") {
   std::atomic<bool> ran{false};
   auto p = std::make_shared<Program>(1, 0, 0, 0, int64_t{1} << 60, "huge");
   p->AddLaunch(0, MakeStep("x", [&](Lane*) { ran = true; }));
-  REQUIRE(p->Finish() == "");
-  auto result = Engine::Get().Run(p, nullptr, nullptr);
+  REQUIRE(Problem(*p) == "");
+  auto result = RunOnHost(p, {}, {});
   CHECK_FALSE(result.ok);
   CHECK(Contains(result.error, "no memory for a call of 'huge', which needs 1152921504606846976"));
   CHECK_FALSE(ran);
-  CHECK(Engine::Get().live_calls() == 0);
+  CHECK(Engine::Get().stats().live == 0);
   CHECK(Works());
 }
 
-TEST_CASE("whichever allocation of a call fails, it is an error and never an exception") {
+TEST_CASE("whichever allocation of a call fails, it is an error") {
   for (const bool profile : {false, true}) {
     CAPTURE(profile);
     int errors = 0;
@@ -138,14 +151,14 @@ TEST_CASE("whichever allocation of a call fails, it is an error and never an exc
     for (int64_t n = 0; !done; ++n) {
       REQUIRE(n < 1000);
       auto p = TwoLanes();  // a new program: its pool of calls is empty
-      REQUIRE(p->Finish() == "");
+      REQUIRE(Problem(*p) == "");
       int64_t in = 20, out = 0;
       void* args[] = {&in};
       void* results[] = {&out};
-      Engine::Result result;
+      Outcome result;
       {
         FailAllocationsAfter fail(n);
-        result = Engine::Get().Run(p, args, results, profile);
+        result = RunOnHost(p, args, results, profile);
         done = AllocationsLeft() > 0;
       }
       if (result.ok) {
@@ -154,7 +167,7 @@ TEST_CASE("whichever allocation of a call fails, it is an error and never an exc
         ++errors;
         CHECK_FALSE(result.error.empty());
       }
-      CHECK(Engine::Get().live_calls() == 0);
+      CHECK(Engine::Get().stats().live == 0);
       REQUIRE(Works());
     }
     CHECK(errors >= 3);
@@ -163,7 +176,7 @@ TEST_CASE("whichever allocation of a call fails, it is an error and never an exc
 
 TEST_CASE("a step that fails without memory for the words fails its call") {
   const std::string words(200, 'w');
-  const std::vector<Step> ways{
+  const std::vector<Function> ways{
       [&](const Buffer*, int, Buffer*, int, Lane*) -> int {
         std::runtime_error error(words);
         AllocationsLeft() = 0;
@@ -189,16 +202,16 @@ TEST_CASE("a step that fails without memory for the words fails its call") {
       p->AddRecord(lane, 0);
       p->AddWait(1 - lane, 0);
       p->AddLaunch(1 - lane, MakeStep("never", [&](Lane*) { ran_after = true; }));
-      REQUIRE(p->Finish() == "");
-      auto result = Engine::Get().Run(p, nullptr, nullptr);
+      REQUIRE(Problem(*p) == "");
+      auto result = RunOnHost(p, {}, {});
       AllocationsLeft() = -1;
       CHECK_FALSE(result.ok);
       CHECK(result.error == dfx::kOutOfMemory);
       CHECK_FALSE(ran_after);
       auto disarm = std::make_shared<Program>(2, 0, 0, 0, 0, "disarm");
       disarm->AddLaunch(1, MakeStep("x", [](Lane*) { AllocationsLeft() = -1; }));
-      REQUIRE(disarm->Finish() == "");
-      REQUIRE(Engine::Get().Run(disarm, nullptr, nullptr).ok);
+      REQUIRE(Problem(*disarm) == "");
+      REQUIRE(RunOnHost(disarm, {}, {}).ok);
       CHECK(Works());
     }
   }
@@ -206,11 +219,11 @@ TEST_CASE("a step that fails without memory for the words fails its call") {
 
 TEST_CASE("operands that need memory which cannot be had fail the call") {
   auto p = std::make_shared<Program>(1, 0, 0, 0, 64, "many operands");
-  const int s = p->AddBuffer({BufferKind::kScratch, -1, 0, 8, 0, {1}});
+  const int s = p->AddBuffer({BufferKind::kScratch, -1, 0, 8});
   p->AddLaunch(0, MakeStep("arm", [](Lane*) { AllocationsLeft() = 0; }));
   p->AddLaunch(0, MakeLaunch("x", Nothing, std::vector<int32_t>(100, s)));
-  REQUIRE(p->Finish() == "");
-  auto result = Engine::Get().Run(p, nullptr, nullptr);
+  REQUIRE(Problem(*p) == "");
+  auto result = RunOnHost(p, {}, {});
   AllocationsLeft() = -1;
   CHECK_FALSE(result.ok);
   CHECK_FALSE(result.error.empty());
@@ -222,29 +235,29 @@ TEST_CASE("a thread that cannot be had is an error, and the next call may have i
   constexpr int kLane = 40;  // no other test uses it
   auto p = std::make_shared<Program>(kLane + 1, 0, 0, 0, 0, "far lane");
   for (int lane : {0, 1, kLane}) p->AddLaunch(lane, MakeStep("x", [&](Lane*) { ++ran; }));
-  REQUIRE(p->Finish() == "");
+  REQUIRE(Problem(*p) == "");
   CHECK(Works());  // lane 1 has its thread
-  const int threads = Engine::Get().n_threads();
-  const int64_t calls = Engine::Get().calls();
+  const int threads = Engine::Get().stats().threads;
+  const int64_t calls = Engine::Get().stats().calls;
   {
     FailThreads fail;
-    auto result = Engine::Get().Run(p, nullptr, nullptr);
+    auto result = RunOnHost(p, {}, {});
     CHECK_FALSE(result.ok);
     CHECK(Contains(result.error, "cannot start lane 40"));
     CHECK(Works());  // lanes that have threads go on
   }
   CHECK(ran == 0);
-  CHECK(Engine::Get().n_threads() == threads);
-  CHECK(Engine::Get().calls() == calls + 1);  // the one that worked
-  CHECK(Engine::Get().Run(p, nullptr, nullptr).ok);
+  CHECK(Engine::Get().stats().threads == threads);
+  CHECK(Engine::Get().stats().calls == calls + 1);  // the one that worked
+  CHECK(RunOnHost(p, {}, {}).ok);
   CHECK(ran == 3);
-  CHECK(Engine::Get().n_threads() == threads + 1);
+  CHECK(Engine::Get().stats().threads == threads + 1);
 }
 
 TEST_CASE("an error on any lane, then a call that works, over and over") {
   constexpr int kLanes = 4;
   auto p = std::make_shared<Program>(kLanes, kLanes, 1, 0, 0, "one fails");
-  const int arg = p->AddBuffer({BufferKind::kArg, 0, 0, 8, 0, {}});
+  const int arg = p->AddBuffer({BufferKind::kArg, 0, 0, 8});
   for (int lane = 0; lane < kLanes; ++lane) {
     p->AddLaunch(lane, MakeLaunch("maybe",
                                   [lane](const Buffer* in, int, Buffer*, int, Lane*) {
@@ -255,25 +268,25 @@ TEST_CASE("an error on any lane, then a call that works, over and over") {
     p->AddRecord(lane, lane);
     p->AddWait(lane, (lane + 1) % kLanes);
   }
-  REQUIRE(p->Finish() == "");
-  const int64_t failures = Engine::Get().failures();
+  REQUIRE(Problem(*p) == "");
+  const int64_t failures = Engine::Get().stats().failures;
   for (int64_t i = 0; i < 400; ++i) {
     int64_t chosen = i % (kLanes + 1);  // the last value: no lane fails
     void* args[] = {&chosen};
-    auto result = Engine::Get().Run(p, args, nullptr);
+    auto result = RunOnHost(p, args, {});
     CHECK(result.ok == (chosen == kLanes));
     CHECK(result.error == (result.ok ? "" : "step 'maybe': chosen"));
   }
-  CHECK(Engine::Get().failures() == failures + 320);
-  CHECK(Engine::Get().live_calls() == 0);
+  CHECK(Engine::Get().stats().failures == failures + 320);
+  CHECK(Engine::Get().stats().live == 0);
 }
 
 TEST_CASE("many callers of one program: each gets its own values and its own errors") {
   auto p = std::make_shared<Program>(3, 2, 1, 1, 128, "shared");
-  const int a = p->AddBuffer({BufferKind::kArg, 0, 0, 8, 0, {}});
-  const int r = p->AddBuffer({BufferKind::kResult, 0, 0, 8, 0, {}});
-  const int s = p->AddBuffer({BufferKind::kScratch, -1, 0, 8, 0, {}});
-  const int t = p->AddBuffer({BufferKind::kScratch, -1, 64, 8, 0, {}});
+  const int a = p->AddBuffer({BufferKind::kArg, 0, 0, 8});
+  const int r = p->AddBuffer({BufferKind::kResult, 0, 0, 8});
+  const int s = p->AddBuffer({BufferKind::kScratch, -1, 0, 8});
+  const int t = p->AddBuffer({BufferKind::kScratch, -1, 64, 8});
   auto add = [](int64_t what) {
     return [what](const Buffer* in, int, Buffer* out, int, Lane*) {
       if (what == 2 && At(in[0]) % 7 == 0) throw std::runtime_error(std::to_string(At(in[0])));
@@ -288,7 +301,7 @@ TEST_CASE("many callers of one program: each gets its own values and its own err
   p->AddRecord(2, 1);
   p->AddWait(0, 1);
   p->AddLaunch(0, MakeLaunch("three", add(3), {t}, {r}));
-  REQUIRE(p->Finish() == "");
+  REQUIRE(Problem(*p) == "");
   std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
   for (int caller = 0; caller < 16; ++caller) {
@@ -306,5 +319,5 @@ TEST_CASE("many callers of one program: each gets its own values and its own err
   }
   for (auto& thread : threads) thread.join();
   CHECK(wrong == 0);
-  CHECK(Engine::Get().live_calls() == 0);
+  CHECK(Engine::Get().stats().live == 0);
 }

@@ -31,14 +31,16 @@ using dfx::test::At;
 using dfx::test::DeviceLanes;
 using dfx::test::HostLanes;
 using dfx::test::MakeLaunch;
+using dfx_test::Outcome;
+using dfx_test::Problem;
 
 // arg a, result r: lane 1 doubles a into scratch, lane 0 waits for it and adds one.
 template <typename Lanes>
 std::shared_ptr<Program> TwoLanes() {
   auto p = std::make_shared<Program>(2, 1, 1, 1, 64, "two lanes");
-  const int a = p->AddBuffer({BufferKind::kArg, 0, 0, 8, 0, {1}});
-  const int r = p->AddBuffer({BufferKind::kResult, 0, 0, 8, 0, {1}});
-  const int s = p->AddBuffer({BufferKind::kScratch, -1, 0, 8, 0, {1}});
+  const int a = p->AddBuffer({BufferKind::kArg, 0, 0, 8});
+  const int r = p->AddBuffer({BufferKind::kResult, 0, 0, 8});
+  const int s = p->AddBuffer({BufferKind::kScratch, -1, 0, 8});
   p->AddLaunch(1, Lanes::Compute("double", {{2}, 0}, {a}, {s}));
   p->AddRecord(1, 0);
   p->AddWait(0, 0);
@@ -47,7 +49,7 @@ std::shared_ptr<Program> TwoLanes() {
 }
 
 template <typename Lanes>
-Engine::Result RunOne(const std::shared_ptr<Program>& program, int64_t in, int64_t* out) {
+Outcome RunOne(const std::shared_ptr<Program>& program, int64_t in, int64_t* out) {
   void* args[] = {&in};
   void* results[] = {out};
   return Lanes::Run(program, args, results);
@@ -64,12 +66,12 @@ RandomProgram MakeRandom(std::mt19937& random, int64_t arg_value) {
   const int lanes = 1 + static_cast<int>(random() % 4);
   const int steps = 2 + static_cast<int>(random() % 24);
   auto p = std::make_shared<Program>(lanes, steps, 1, steps, 64 * steps, "random");
-  const int arg = p->AddBuffer({BufferKind::kArg, 0, 0, 8, 0, {}});
+  const int arg = p->AddBuffer({BufferKind::kArg, 0, 0, 8});
   std::vector<int> buffer, lane_of;
   std::vector<int64_t> expect;
   for (int i = 0; i < steps; ++i) {
-    buffer.push_back(p->AddBuffer({BufferKind::kScratch, -1, 64 * i, 8, 0, {}}));
-    const int out = p->AddBuffer({BufferKind::kResult, i, 0, 8, 0, {}});
+    buffer.push_back(p->AddBuffer({BufferKind::kScratch, -1, 64 * i, 8}));
+    const int out = p->AddBuffer({BufferKind::kResult, i, 0, 8});
     lane_of.push_back(static_cast<int>(random() % static_cast<unsigned>(lanes)));
     std::vector<int32_t> ins{arg};
     int64_t value = arg_value + i;
@@ -93,7 +95,7 @@ RandomProgram MakeRandom(std::mt19937& random, int64_t arg_value) {
 TEST_CASE_TEMPLATE("values cross lanes in order", Lanes, HostLanes, DeviceLanes PJRT_LANES) {
   Lanes lanes;
   auto program = TwoLanes<Lanes>();
-  REQUIRE(program->Finish() == "");
+  REQUIRE(Problem(*program) == "");
   for (int64_t i = 0; i < 1000; ++i) {
     int64_t out = -1;
     auto result = RunOne<Lanes>(program, i, &out);
@@ -111,12 +113,12 @@ TEST_CASE_TEMPLATE("many threads, many programs, different lanes", Lanes, HostLa
   for (int t = 0; t < 8; ++t) {
     threads.emplace_back([t, &wrong] {
       auto two = TwoLanes<Lanes>();
-      if (!two->Finish().empty()) ++wrong;
+      if (!Problem(*two).empty()) ++wrong;
       auto one = std::make_shared<Program>(3, 0, 1, 1, 0, "one lane");
-      const int a = one->AddBuffer({BufferKind::kArg, 0, 0, 8, 0, {}});
-      const int r = one->AddBuffer({BufferKind::kResult, 0, 0, 8, 0, {}});
+      const int a = one->AddBuffer({BufferKind::kArg, 0, 0, 8});
+      const int r = one->AddBuffer({BufferKind::kResult, 0, 0, 8});
       one->AddLaunch(t % 3, Lanes::Compute("copy", {{1}, 0}, {a}, {r}));
-      if (!one->Finish().empty()) ++wrong;
+      if (!Problem(*one).empty()) ++wrong;
       for (int64_t i = 0; i < 200; ++i) {
         int64_t x = -1, y = -1;
         if (!RunOne<Lanes>(two, i, &x).ok || x != 2 * i + 1) ++wrong;
@@ -140,11 +142,11 @@ TEST_CASE_TEMPLATE("a failing step fails its call only, and stops what waits for
   bad->AddRecord(1, 0);
   bad->AddWait(0, 0);
   bad->AddLaunch(0, Lanes::Launch("after", [&](const Buffer*, int, Buffer*) { ran_after = true; }));
-  REQUIRE(bad->Finish() == "");
+  REQUIRE(Problem(*bad) == "");
   auto good = TwoLanes<Lanes>();
-  REQUIRE(good->Finish() == "");
+  REQUIRE(Problem(*good) == "");
   for (int i = 0; i < 50; ++i) {
-    auto result = Lanes::Run(bad, nullptr, nullptr);
+    auto result = Lanes::Run(bad, {}, {});
     CHECK_FALSE(result.ok);
     CHECK(result.error == "boom in the middle");
     int64_t out = 0;
@@ -161,8 +163,8 @@ TEST_CASE_TEMPLATE("an exception in a step is an error of the call", Lanes, Host
   program->AddLaunch(1, MakeLaunch("double", [](const Buffer*, int, Buffer*, int, Lane*) -> int {
                        throw std::runtime_error("thrown");
                      }));
-  REQUIRE(program->Finish() == "");
-  auto result = Lanes::Run(program, nullptr, nullptr);
+  REQUIRE(Problem(*program) == "");
+  auto result = Lanes::Run(program, {}, {});
   CHECK_FALSE(result.ok);
   CHECK(result.error == "step 'double': thrown");
 }
@@ -171,7 +173,7 @@ TEST_CASE_TEMPLATE("a step that runs the engine is refused, not deadlocked", Lan
                    DeviceLanes) {
   Lanes lanes;
   auto inner = TwoLanes<Lanes>();
-  REQUIRE(inner->Finish() == "");
+  REQUIRE(Problem(*inner) == "");
   for (int lane = 0; lane < 2; ++lane) {
     auto outer = std::make_shared<Program>(2, 0, 0, 0, 0, "outer");
     std::string error;
@@ -180,8 +182,8 @@ TEST_CASE_TEMPLATE("a step that runs the engine is refused, not deadlocked", Lan
                        error = RunOne<Lanes>(inner, 1, &out).error;
                        return 0;
                      }));
-    REQUIRE(outer->Finish() == "");
-    CHECK(Lanes::Run(outer, nullptr, nullptr).ok);
+    REQUIRE(Problem(*outer) == "");
+    CHECK(Lanes::Run(outer, {}, {}).ok);
     CHECK(error.find("nested") != std::string::npos);
   }
 }
@@ -191,12 +193,12 @@ TEST_CASE_TEMPLATE("misuse is refused", Lanes, HostLanes, DeviceLanes) {
   auto program = TwoLanes<Lanes>();
   int64_t out = 0;
   CHECK(RunOne<Lanes>(program, 1, &out).error.find("not finished") != std::string::npos);
-  REQUIRE(program->Finish() == "");
-  CHECK(Lanes::Run(program, nullptr, nullptr).error.find("null list") != std::string::npos);
-  CHECK(Lanes::Run(nullptr, nullptr, nullptr).error.find("no program") != std::string::npos);
+  REQUIRE(Problem(*program) == "");
+  CHECK(Lanes::Run(program, {}, {}).error.find("got 0 and 0") != std::string::npos);
+  CHECK(Lanes::Run(nullptr, {}, {}).error.find("no program") != std::string::npos);
   auto empty = std::make_shared<Program>(0, 0, 0, 0, 0, "empty");
-  REQUIRE(empty->Finish() == "");
-  CHECK(Lanes::Run(empty, nullptr, nullptr).ok);
+  REQUIRE(Problem(*empty) == "");
+  CHECK(Lanes::Run(empty, {}, {}).ok);
 }
 
 TEST_CASE_TEMPLATE("a step behind the end of its lane is refused", Lanes, HostLanes, DeviceLanes) {
@@ -213,8 +215,8 @@ TEST_CASE_TEMPLATE("a step behind the end of its lane is refused", Lanes, HostLa
                        std::this_thread::sleep_for(std::chrono::milliseconds(30));
                        return 0;
                      }));
-  REQUIRE(program->Finish() == "");
-  auto result = Lanes::Run(program, nullptr, nullptr);
+  REQUIRE(Problem(*program) == "");
+  auto result = Lanes::Run(program, {}, {});
   CHECK_FALSE(result.ok);
   CHECK(result.error.find("'late' comes after its lane") != std::string::npos);
   CHECK_FALSE(ran);
@@ -226,13 +228,13 @@ TEST_CASE_TEMPLATE("random programs compute what a sequential run computes", Lan
   std::mt19937 random(7);
   for (int round = 0; round < 60; ++round) {
     auto [program, expect] = MakeRandom<Lanes>(random, 3);
-    REQUIRE(program->Finish() == "");
+    REQUIRE(Problem(*program) == "");
     int64_t in = 3;
     std::vector<int64_t> got(expect.size(), -1);
     std::vector<void*> results;
     for (auto& value : got) results.push_back(&value);
     void* args[] = {&in};
-    REQUIRE(Lanes::Run(program, args, results.data()).ok);
+    REQUIRE(Lanes::Run(program, args, results).ok);
     CHECK(got == expect);
   }
 }

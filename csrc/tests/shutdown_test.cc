@@ -25,7 +25,7 @@ namespace {
 Engine& engine() { return Engine::Get(); }
 
 std::shared_ptr<Program> Finished(std::shared_ptr<Program> program) {
-  EXPECT(program->Finish() == "");
+  EXPECT(Problem(*program) == "");
   return program;
 }
 
@@ -34,7 +34,7 @@ bool Closed() {
   int64_t out = 7;
   auto result = RunOne(program, 1, &out);
   return !result.ok && result.error == "engine is shut down" && out == 7 &&
-         engine().n_threads() == 0 && engine().live_calls() == 0;
+         engine().stats().threads == 0 && engine().stats().live == 0;
 }
 
 void Unused() {
@@ -44,7 +44,7 @@ void Unused() {
 
 void Twice() {
   EXPECT(Works());
-  EXPECT(engine().n_threads() == 1);
+  EXPECT(engine().stats().threads == 1);
   EXPECT(engine().Shutdown());
   EXPECT(Closed());
   EXPECT(engine().Shutdown());
@@ -63,7 +63,7 @@ void InStep() {
     auto program = std::make_shared<Program>(2, 0, 0, 0, 0, "in step");
     bool done = true;
     program->AddLaunch(lane, MakeStep("x", [&](Lane*) { done = engine().Shutdown(); }));
-    EXPECT(engine().Run(Finished(program), nullptr, nullptr).ok);
+    EXPECT(RunOnHost(Finished(program), {}, {}).ok);
     EXPECT(!done);
     EXPECT(Works());
   }
@@ -81,7 +81,7 @@ void InHook() {
         auto program = TwoLanes();
         int64_t out = 0;
         if (!engine().Shutdown()) ++hook_refusals;
-        if (program->Finish().empty() && !RunOne(program, 1, &out).ok) ++hook_refusals;
+        if (Problem(*program).empty() && !RunOne(program, 1, &out).ok) ++hook_refusals;
       },
       [](int) {
         ++hook_exits;
@@ -102,9 +102,9 @@ void InFlight() {
     EXPECT(RunOne(slow, 4, &out).ok);
     EXPECT(out == 9);
   });
-  while (engine().live_calls() == 0) std::this_thread::yield();
+  while (engine().stats().live == 0) std::this_thread::yield();
   EXPECT(engine().Shutdown());
-  EXPECT(engine().live_calls() == 0);
+  EXPECT(engine().stats().live == 0);
   busy.join();
   EXPECT(Closed());
 }
@@ -134,7 +134,7 @@ void Crowd() {
   for (int stopper = 0; stopper < 4; ++stopper) {
     threads.emplace_back([] {
       EXPECT(engine().Shutdown());
-      EXPECT(engine().n_threads() == 0);
+      EXPECT(engine().stats().threads == 0);
     });
   }
   for (auto& thread : threads) thread.join();
@@ -151,7 +151,7 @@ void LeavingLane() {
                        while (!release) std::this_thread::yield();
                        left = true;
                      }));
-  EXPECT(engine().Run(Finished(program), nullptr, nullptr).ok);
+  EXPECT(RunOnHost(Finished(program), {}, {}).ok);
   EXPECT(!left);
   std::thread releaser([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));

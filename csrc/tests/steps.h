@@ -26,7 +26,8 @@ using Work = std::function<void(const Buffer*, int, Buffer*)>;
 using dfx_test::At;
 using dfx_test::MakeLaunch;
 using dfx_test::Nothing;
-using dfx_test::Step;
+using dfx_test::Outcome;
+using dfx_test::RunOnHost;
 
 // Each output becomes constant + the sum of weight times input.
 struct Affine {
@@ -60,16 +61,25 @@ struct HostLanes {
         },
         std::move(ins), std::move(outs));
   }
-  static Engine::Result Run(const std::shared_ptr<Program>& program, void* const* args,
-                            void* const* results) {
-    return Engine::Get().Run(program, args, results);
+  static Outcome Run(const std::shared_ptr<Program>& program, std::span<void* const> args,
+                     std::span<void* const> results) {
+    return RunOnHost(program, args, results);
   }
   static LaunchDesc Compute(const std::string& name, Affine of, std::vector<int32_t> ins,
                             std::vector<int32_t> outs) {
     return LaunchAffine<HostLanes>(name, std::move(of), std::move(ins), std::move(outs));
   }
-  static int64_t LiveCalls() { return Engine::Get().live_calls(); }
+  static int64_t LiveCalls() { return Engine::Get().stats().live; }
 };
+
+inline Outcome RunOnDevice(CudaEngine& engine, const std::shared_ptr<Program>& program,
+                           std::span<void* const> args, std::span<void* const> results,
+                           CUstream_st* caller, void* scratch = nullptr, int device = -1) {
+  return dfx_test::Try([&] {
+    engine.Run(program, args, results, caller, scratch, device);
+    return std::vector<TraceRecord>();
+  });
+}
 
 // The fake driver with random delays, one engine, and a caller's stream for each thread.
 struct DeviceLanes {
@@ -98,10 +108,10 @@ struct DeviceLanes {
         },
         std::move(ins), std::move(outs));
   }
-  static Engine::Result Run(const std::shared_ptr<Program>& program, void* const* args,
-                            void* const* results) {
+  static Outcome Run(const std::shared_ptr<Program>& program, std::span<void* const> args,
+                     std::span<void* const> results) {
     fake::Stream caller;
-    Engine::Result result = engine()->Run(program, args, results, caller.get());
+    Outcome result = RunOnDevice(*engine(), program, args, results, caller.get());
     const CudaStatus status = caller.Synchronize();
     if (result.ok && status != kCudaSuccess) result = {false, "the stream failed", {}};
     return result;

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <new>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,20 +22,38 @@ using dfx::BufferKind;
 using dfx::Engine;
 using dfx::Lane;
 using dfx::LaunchDesc;
-using dfx::Launcher;
 using dfx::Program;
 
-using Step = std::function<int(const Buffer*, int, Buffer*, int, Lane*)>;
+using Function = std::function<int(const Buffer*, int, Buffer*, int, Lane*)>;
 
 inline int CallStep(void* user, const Buffer* ins, int n_ins, Buffer* outs, int n_outs,
                     Lane* lane) {
-  return (*static_cast<Step*>(user))(ins, n_ins, outs, n_outs, lane);
+  return (*static_cast<Function*>(user))(ins, n_ins, outs, n_outs, lane);
 }
 
-inline LaunchDesc MakeLaunch(const std::string& name, Step step, std::vector<int32_t> ins = {},
+inline LaunchDesc MakeLaunch(const std::string& name, Function step, std::vector<int32_t> ins = {},
                              std::vector<int32_t> outs = {}) {
-  return LaunchDesc{name, Launcher{&CallStep, std::make_shared<Step>(std::move(step))},
-                    std::move(ins), std::move(outs)};
+  return LaunchDesc{
+      dfx::MakeFunctionStep(name, &CallStep, std::make_shared<Function>(std::move(step))),
+      std::move(ins), std::move(outs)};
+}
+
+// How something went that may throw.
+struct Outcome {
+  bool ok = true;
+  std::string error;
+  std::vector<dfx::TraceRecord> trace;
+};
+
+template <typename Run>
+Outcome Try(Run run) {
+  try {
+    return {true, "", run()};
+  } catch (const std::bad_alloc&) {
+    return {false, dfx::kOutOfMemory, {}};
+  } catch (const std::exception& error) {
+    return {false, error.what(), {}};
+  }
 }
 
 // A step without operands.
@@ -52,9 +72,9 @@ inline int Nothing(const Buffer*, int, Buffer*, int, Lane*) { return 0; }
 inline std::shared_ptr<Program> TwoLanes(
     const std::function<void()>& in_first = [] {}, int aside = 1) {
   auto p = std::make_shared<Program>(aside + 1, 1, 1, 1, 64, "two lanes");
-  const int a = p->AddBuffer({BufferKind::kArg, 0, 0, 8, 0, {1}});
-  const int r = p->AddBuffer({BufferKind::kResult, 0, 0, 8, 0, {1}});
-  const int s = p->AddBuffer({BufferKind::kScratch, -1, 0, 8, 0, {1}});
+  const int a = p->AddBuffer({BufferKind::kArg, 0, 0, 8});
+  const int r = p->AddBuffer({BufferKind::kResult, 0, 0, 8});
+  const int s = p->AddBuffer({BufferKind::kScratch, -1, 0, 8});
   p->AddLaunch(aside, MakeLaunch("double",
                                  [in_first](const Buffer* in, int, Buffer* out, int, Lane*) {
                                    in_first();
@@ -73,18 +93,32 @@ inline std::shared_ptr<Program> TwoLanes(
   return p;
 }
 
-inline Engine::Result RunOne(const std::shared_ptr<Program>& program, int64_t in, int64_t* out,
-                             bool profile = false) {
+// "" or why the program cannot be finished.
+inline std::string Problem(Program& program) {
+  return Try([&] {
+           program.Finish();
+           return std::vector<dfx::TraceRecord>();
+         })
+      .error;
+}
+
+inline Outcome RunOnHost(const std::shared_ptr<Program>& program, std::span<void* const> args,
+                         std::span<void* const> results, bool profile = false, bool stay = false) {
+  return Try([&] { return Engine::Get().Run(program, args, results, profile, stay); });
+}
+
+inline Outcome RunOne(const std::shared_ptr<Program>& program, int64_t in, int64_t* out,
+                      bool profile = false) {
   void* args[] = {&in};
   void* results[] = {out};
-  return Engine::Get().Run(program, args, results, profile);
+  return RunOnHost(program, args, results, profile);
 }
 
 // Whether the engine still computes what it should.
 inline bool Works() {
   auto program = TwoLanes();
   int64_t out = 0;
-  return program->Finish().empty() && RunOne(program, 20, &out).ok && out == 41;
+  return Problem(*program).empty() && RunOne(program, 20, &out).ok && out == 41;
 }
 
 }  // namespace dfx_test

@@ -15,14 +15,10 @@ from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from typing import Literal, TypeAlias
 
+from dynaflow_xla import machine
 from dynaflow_xla.batch.proof import Mean, Sum
 from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.ir.graph import Graph, Join, Op, PartitionedGraph, Region, Value, View
-
-ALIGNMENT = 64
-"""XLA reads a view in place only from addresses that are multiples of this."""
-
-MERGE_BYTES_PER_NS = 8.0
 
 
 class Parts(enum.Enum):
@@ -186,7 +182,7 @@ class _Expansion:
         stop = start + lengths[nano]
         row = like.bytes // max(1, lengths[nano])
         contiguous = math.prod(like.shape[:axis]) == 1
-        aligned = start * row % ALIGNMENT == 0
+        aligned = start * row % machine.ALIGNMENT == 0
         in_place = (contiguous and aligned and like.bytes) or self.strided
         if in_place and not like.dtype.startswith("key<"):
             view = self.value(nano, local)
@@ -242,7 +238,7 @@ class _Expansion:
         value = self.value(-1, self.whole.outputs[number], index)
         read = tuple(dict.fromkeys(v for v, _ in reads))
         moved = 2 * self.values[value].bytes
-        cost = moved / MERGE_BYTES_PER_NS
+        cost = moved / machine.COPY_BYTES_PER_NS
         self.ops.append(
             Op(index, f"merge_{spec.how}", read, (value,), bytes_moved=moved, cost_ns=cost)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
+from dynaflow_xla import machine
 from dynaflow_xla.ir.clusters import Cluster, Seed, contract, grow, sink, topological
 from dynaflow_xla.ir.graph import Graph, Op, PartitionedGraph, Region, Resource, Source
 from dynaflow_xla.ir.rules import Rule, as_rules, check_matches
@@ -18,10 +19,10 @@ CALL_MAX_SHARE = 0.5
 OP_SHARE, OP_NS = 0.02, 100_000.0
 """An operator is expensive from this share of the cost, or this long."""
 
-REPLICATE_NS, COPY_BYTES_PER_NS, REPLICATE_SHARE = 5_000.0, 8.0, 0.01
+REPLICATE_NS, REPLICATE_SHARE = 5_000.0, 0.01
 """Preparation of inputs is repeated in each region that needs it, where that is cheaper than handing
-it over: a hand-off of this long, and two copies at this speed. What is more than this share of the
-function's cost is never repeated: it may run on its readers' lane, where nothing is handed over."""
+it over. What takes longer than this and more than this share of the function's cost is never repeated: it
+may run on its readers' lane, where nothing is handed over."""
 
 COMPUTE_INTENSITY = 4.0
 """Operations a byte from which a region counts as compute-bound (a core's ratio of the two)."""
@@ -222,7 +223,7 @@ def _handover_ns(graph: Graph, cluster: Cluster) -> float:
     made = {v for i in cluster.ops for v in graph.ops[i].outputs}
     used = {v for i in cluster.ops for v in graph.ops[i].inputs}
     crossing = sum(graph.values[v].bytes for v in made - used)
-    return REPLICATE_NS + 2 * crossing / COPY_BYTES_PER_NS
+    return machine.hand_over_ns(crossing)
 
 
 def _regions(graph: Graph, order: list[Cluster], ops_of: dict[int, list[int]]) -> list[Region]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-ALIGNMENT = 64
-"""Bytes: what XLA:CPU needs to use memory in place, and a cache line."""
+from dynaflow_xla.machine import ALIGNMENT, aligned
 
 
 @dataclass(frozen=True)
@@ -16,11 +15,6 @@ class Request:
     id: int
     bytes: int
     accesses: tuple[int, ...]
-
-
-def align(size: int) -> int:
-    """Rounds up to ``ALIGNMENT``."""
-    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 def disjoint_in_time(
@@ -46,7 +40,7 @@ def assign_offsets(
     offsets: dict[int, int] = {}
     peak = 0
     for request in sorted(requests, key=lambda r: (-r.bytes, r.id)):
-        size = max(align(request.bytes), ALIGNMENT)
+        size = max(aligned(request.bytes), ALIGNMENT)
         taken = sorted(
             (start, end)
             for start, end, other in placed

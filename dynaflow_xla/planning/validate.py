@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.graph import PartitionedGraph
-from dynaflow_xla.planning.memory import ALIGNMENT, disjoint_in_time
+from dynaflow_xla.machine import ALIGNMENT
+from dynaflow_xla.planning.memory import disjoint_in_time
 from dynaflow_xla.planning.order import HappensBefore
 from dynaflow_xla.planning.plan import (
     PLAN_VERSION,

@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Integral
 
-from dynaflow_xla import checks
+from dynaflow_xla import checks, machine
 from dynaflow_xla.errors import PlanError, bad_argument
 from dynaflow_xla.strategies.base import Handle, Recorder, Strategy
-
-HANDOFF_NS = 5_000.0
-"""Estimated cost of a cross-lane edge: the event, and waking the other lane."""
-
-BYTES_PER_NS = 8.0
-"""Estimated speed of the two copies a cross-lane tensor makes."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,7 +52,7 @@ class Branches(Strategy):
                 arrival = finish[pred]
                 if place[pred] not in (lane, -1):
                     crossing = sum(values[v].bytes for v in op.region.inputs if made.get(v) == pred)
-                    arrival += HANDOFF_NS + 2 * crossing / BYTES_PER_NS
+                    arrival += machine.hand_over_ns(crossing)
                 begin = max(begin, arrival)
             return begin
 

@@ -7,20 +7,11 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from dynaflow_xla import checks
+from dynaflow_xla import checks, machine
 from dynaflow_xla.errors import PlanError, bad_argument
 from dynaflow_xla.ir.graph import PartitionedGraph, contents
 from dynaflow_xla.planning.plan import Instruction, Launch, Merge, Plan, Record, Slice, Wait
 from dynaflow_xla.timelines.timeline import Bound, Span, SpanKind, Timeline, complete
-
-BYTES_PER_NS = 8.0
-"""Estimated speed of a copy into or out of shared memory."""
-
-HANDOFF_NS = 2_000.0
-"""Estimated time from a signal to the end of the wait for it."""
-
-LAUNCH_NS = 3_000.0
-"""Estimated time from the start of a stage until a lane's program runs."""
 
 Costs = Mapping[int, float] | Mapping[str, float] | Timeline
 
@@ -30,9 +21,9 @@ def simulate(
     pg: PartitionedGraph,
     costs: Costs | None = None,
     *,
-    handoff_ns: float = HANDOFF_NS,
-    launch_ns: float = LAUNCH_NS,
-    bytes_per_ns: float = BYTES_PER_NS,
+    handoff_ns: float = machine.HAND_OVER_NS,
+    launch_ns: float = machine.LANE_START_NS,
+    bytes_per_ns: float = machine.COPY_BYTES_PER_NS,
 ) -> Timeline:
     """Predicts when each region runs.
 

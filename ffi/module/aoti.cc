@@ -1,12 +1,12 @@
-#include "aoti.h"
-
 #include <dlfcn.h>
 #include <nanobind/stl/string.h>
 
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "bindings.h"
+#include "dfx/error.h"
 
 namespace nb = nanobind;
 
@@ -26,7 +26,7 @@ class Model {
  public:
   Model(const std::string& path, size_t models) {
     library_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library_ == nullptr) throw std::runtime_error(dlerror());
+    if (library_ == nullptr) throw Error(dlerror());
     auto create = Find<CreateFn>("AOTInductorModelContainerCreateWithDevice");
     delete_ = Find<DeleteFn>("AOTInductorModelContainerDelete");
     run_ = Find<RunFn>("AOTInductorModelContainerRun");
@@ -71,11 +71,11 @@ class Model {
   template <class Fn>
   Fn Find(const char* name) {
     void* found = dlsym(library_, name);
-    if (found == nullptr) throw std::runtime_error(std::string("the library has no ") + name);
+    if (found == nullptr) throw Error(std::string("the library has no ") + name);
     return reinterpret_cast<Fn>(found);
   }
   static void Check(int32_t status, const char* what) {
-    if (status != 0) throw std::runtime_error(std::string("the compiled region ") + what);
+    if (status != 0) throw Error(std::string("the compiled region ") + what);
   }
 
   void* library_ = nullptr;

@@ -9,19 +9,17 @@
 
 #include <exception>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "bindings.h"
 #include "dfx/cuda_engine.h"
 #include "dfx/cuda_streams.h"
 #include "dfx/kernel.h"
 #include "dfx/pjrt.h"
-#include "engine_error.h"
-#include "program_handle.h"
-#include "python_launcher.h"
+#include "python_step.h"
 
 namespace nb = nanobind;
 
@@ -29,17 +27,6 @@ namespace dfx::ffi {
 namespace {
 
 using Size3 = std::tuple<unsigned, unsigned, unsigned>;
-
-template <typename T>
-T* Pointer(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
-
-std::vector<void*> Pointers(const std::vector<uintptr_t>& addresses) {
-  std::vector<void*> pointers;
-  for (uintptr_t address : addresses) pointers.push_back(Pointer<void>(address));
-  return pointers;
-}
 
 std::string CudaProblem() {
   try {
@@ -64,15 +51,9 @@ CudaEngineHandle* MakeEngine(int device, std::vector<int> priorities,
 void RunOnDevice(const CudaEngineHandle& engine, const ProgramHandle& handle,
                  const std::vector<uintptr_t>& args, const std::vector<uintptr_t>& results,
                  uintptr_t stream, uintptr_t scratch, int device) {
-  RequireRunnable(handle, args.size(), results.size());
-  const std::vector<void*> arg_data = Pointers(args), result_data = Pointers(results);
-  Engine::Result result;
-  {
-    nb::gil_scoped_release release;
-    result = engine.engine->Run(handle.program, arg_data.data(), result_data.data(),
-                                Pointer<CUstream_st>(stream), Pointer<void>(scratch), device);
-  }
-  if (!result.ok) ThrowEngineError(result.error);
+  nb::gil_scoped_release release;
+  engine.engine->Run(handle.program, Pointers(args), Pointers(results),
+                     Pointer<CUstream_st>(stream), Pointer<void>(scratch), device);
 }
 
 KernelParameter MakeParameter(nb::handle parameter) {
@@ -96,17 +77,15 @@ int AddKernel(const CudaEngineHandle& engine, ProgramHandle& handle, int lane,
               const std::string& name, const nb::bytes& image, const std::string& kernel,
               Size3 grid, Size3 block, unsigned shared_bytes, const nb::list& parameters,
               std::vector<int32_t> ins, std::vector<int32_t> outs) {
-  RequireOpen(handle);
-  KernelStep step;
+  KernelSpec step;
   step.image.assign(image.c_str(), image.size());
   step.name = kernel;
   std::tie(step.grid[0], step.grid[1], step.grid[2]) = grid;
   std::tie(step.block[0], step.block[1], step.block[2]) = block;
   step.shared_bytes = shared_bytes;
   for (nb::handle parameter : parameters) step.parameters.push_back(MakeParameter(parameter));
-  return handle.program->AddLaunch(
-      lane, LaunchDesc{name, MakeKernelLauncher(*engine.engine, std::move(step)), std::move(ins),
-                       std::move(outs)});
+  return handle.program->AddLaunch(lane, {MakeKernelStep(name, *engine.engine, std::move(step)),
+                                          std::move(ins), std::move(outs)});
 }
 
 using Tensors = std::vector<std::tuple<int, std::vector<int64_t>>>;
@@ -124,8 +103,7 @@ std::shared_ptr<PjrtCounters> AddPjrt(ProgramHandle& handle, int lane, const std
                                       const Tensors& in_tensors, const Tensors& out_tensors,
                                       std::vector<bool> in_place, std::vector<int32_t> ins,
                                       std::vector<int32_t> outs) {
-  RequireOpen(handle);
-  PjrtStep step;
+  PjrtSpec step;
   step.api = Pointer<void>(api);
   step.client = Pointer<void>(client);
   step.executable = Pointer<void>(executable);
@@ -137,8 +115,8 @@ std::shared_ptr<PjrtCounters> AddPjrt(ProgramHandle& handle, int lane, const std
   step.in_place = std::move(in_place);
   step.counters = std::make_shared<PjrtCounters>();
   auto counters = step.counters;
-  handle.program->AddLaunch(
-      lane, LaunchDesc{name, MakePjrtLauncher(std::move(step)), std::move(ins), std::move(outs)});
+  handle.program->AddLaunch(lane,
+                            {MakePjrtStep(name, std::move(step)), std::move(ins), std::move(outs)});
   return counters;
 }
 
@@ -156,11 +134,10 @@ void BindCuda(nb::module_& m) {
       nb::arg("address"), nb::arg("shape"), nb::arg("code"), nb::arg("bits"), nb::arg("cuda"),
       nb::arg("device"), "Somebody's memory for DLPack; nobody keeps it alive.");
   m.def("cuda_problem", &CudaProblem, "'' if CUDA can be used, or why not.");
-  m.def("cuda_available", []() { return CudaProblem().empty(); });
-  m.def("cuda_device_count", &CudaDeviceCount, "Raises RuntimeError if there is no CUDA driver.");
 
   nb::class_<CudaEngineHandle>(
-      m, "CudaEngine", "Lanes on a CUDA device: lane 0 is the caller's stream, or all are given.")
+      m, "CudaEngine", nb::is_weak_referenceable(),
+      "Lanes on a CUDA device: lane 0 is the caller's stream, or all are given.")
       .def(nb::new_(&MakeEngine), nb::arg("device") = 0, nb::arg("priorities") = std::vector<int>(),
            nb::arg("streams") = std::vector<uintptr_t>(), nb::arg("sms") = std::vector<int>(),
            nb::arg("check_steps") = false,
@@ -190,9 +167,8 @@ void BindCuda(nb::module_& m) {
       .def_prop_ro(
           "sms", [](const CudaEngineHandle& h) { return h.engine->sms(); },
           "Multiprocessors of the lanes that have their own.")
-      .def_prop_ro("calls", [](const CudaEngineHandle& h) { return h.engine->calls(); })
-      .def_prop_ro("failures", [](const CudaEngineHandle& h) { return h.engine->failures(); })
-      .def_prop_ro("lane_sets", [](const CudaEngineHandle& h) { return h.engine->lane_sets(); });
+      .def_prop_ro("failures",
+                   [](const CudaEngineHandle& h) { return h.engine->stats().failures; });
 
   nb::class_<CudaStreams>(m, "CudaStreams",
                           "Streams of lanes 1 and up for somebody who enqueues on them himself.")
@@ -213,8 +189,7 @@ void BindCuda(nb::module_& m) {
   nb::class_<PjrtCounters>(m, "PjrtCounters", "What the steps of one XLA executable did.")
       .def_prop_ro("executions", [](const PjrtCounters& c) { return c.executions.load(); })
       .def_prop_ro("copied_inputs", [](const PjrtCounters& c) { return c.copied_inputs.load(); })
-      .def_prop_ro("copied_outputs", [](const PjrtCounters& c) { return c.copied_outputs.load(); })
-      .def_prop_ro("views", [](const PjrtCounters& c) { return c.views.load(); });
+      .def_prop_ro("copied_outputs", [](const PjrtCounters& c) { return c.copied_outputs.load(); });
   m.def("add_pjrt_launch", &AddPjrt, nb::arg("program"), nb::arg("lane"), nb::arg("name"),
         nb::arg("api"), nb::arg("client"), nb::arg("executable"), nb::arg("owner").none(),
         nb::arg("constants"), nb::arg("constant_data"), nb::arg("in_tensors"),

@@ -2,7 +2,9 @@
 
 #include <nanobind/nanobind.h>
 
-#include <stdexcept>
+#include <exception>
+
+#include "dfx/error.h"
 
 namespace dfx::ffi {
 
@@ -14,12 +16,16 @@ PyObject* EngineErrorType() {
   return type;
 }
 
-void ThrowEngineError(const std::string& text) {
-  PyObject* type = EngineErrorType();
-  if (type == nullptr) throw std::runtime_error(text);
-  PyErr_SetString(type, text.c_str());
-  Py_DECREF(type);
-  throw nanobind::python_error();
+void TranslateErrors() {
+  nanobind::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const Error& error) {
+      PyObject* type = EngineErrorType();
+      PyErr_SetString(type != nullptr ? type : PyExc_RuntimeError, error.what());
+      Py_XDECREF(type);
+    }
+  });
 }
 
 }  // namespace dfx::ffi

@@ -1,9 +1,8 @@
-// How an error of the engine is known outside of it.
+// How an error of the engine is known outside of it: in Python a dfx::Error is an EngineError (and
+// std::invalid_argument a ValueError), in XLA a text with a mark in front (see handlers.h).
 #pragma once
 
 #include <Python.h>
-
-#include <string>
 
 namespace dfx::ffi {
 
@@ -16,7 +15,7 @@ inline constexpr char kEngineErrorMark[] = "dynaflow_xla.EngineError: ";
 // Needs the GIL, and leaves no exception behind.
 PyObject* EngineErrorType();
 
-// Raises it in Python; called with the GIL held.
-[[noreturn]] void ThrowEngineError(const std::string& text);
+// From now on nanobind raises it where a binding throws dfx::Error.
+void TranslateErrors();
 
 }  // namespace dfx::ffi

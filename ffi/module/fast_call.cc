@@ -10,13 +10,13 @@
 // clang-format on
 //
 // All state belongs to the object and is touched with the GIL held.
-#include "fast_call.h"
-
 #include <pthread.h>
 
 #include <atomic>
 
-#include "python_launcher.h"
+#include "bindings.h"
+#include "dfx/error.h"
+#include "python_step.h"
 
 namespace dfx::ffi {
 namespace {
@@ -90,7 +90,7 @@ PyObject* Call(PyObject* object, PyObject* args, PyObject* kwargs) {
   Py_DECREF(target);
   if (result == nullptr) return Recover(object, args, kwargs);
   if (watch && !back) {
-    const bool waited = TakeGilWait().max_ns > kGilBusyNs;
+    const bool waited = TakeGilWait() > kGilBusyNs;
     if (waited && self->waited) self->step_back = kStepBackCalls;
     self->waited = waited && !self->waited;
   }
@@ -187,7 +187,7 @@ void BindFastCall(nanobind::module_& m) {
       []() {
         static const int failed =
             pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
-        if (failed != 0) throw std::runtime_error("pthread_atfork: out of memory");
+        if (failed != 0) throw Error("pthread_atfork: out of memory");
       },
       "From now on forked() is true in children of this process.");
   m.def("forked", []() { return forked.load(std::memory_order_relaxed); });

@@ -24,7 +24,8 @@ def build(folder: Path, green: bool = True) -> Path:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         raise FileNotFoundError("a C++ compiler")
-    flags = ["-std=c++20", "-O1", "-fPIC", f"-I{ROOT / 'csrc/src'}", f"-I{ROOT / 'csrc/tests'}"]
+    folders = [ROOT / "csrc" / name for name in ("include", "src", "tests")]
+    flags = ["-std=c++20", "-O1", "-fPIC", *(f"-I{folder}" for folder in folders)]
     jobs, objects = [], []
     for source in sorted((ROOT / "csrc/tests/fake_cuda").glob("*.cc")):
         exports = source.stem == "library" and not green

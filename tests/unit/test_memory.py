@@ -7,7 +7,8 @@ import random
 
 from hypothesis import given, settings, strategies as st
 
-from dynaflow_xla.planning.memory import ALIGNMENT, Request, align, assign_offsets, disjoint_in_time
+from dynaflow_xla.machine import ALIGNMENT, aligned
+from dynaflow_xla.planning.memory import Request, assign_offsets, disjoint_in_time
 from dynaflow_xla.planning.order import HappensBefore
 from dynaflow_xla.planning.plan import Instruction, Launch, Merge, Record, Slice, Wait
 
@@ -83,7 +84,7 @@ def test_happens_before_is_the_closure_of_its_edges(seed: int, lanes: int, count
 
 
 def test_align() -> None:
-    assert [align(n) for n in (0, 1, 63, 64, 65)] == [0, 64, 64, 64, 128]
+    assert [aligned(n) for n in (0, 1, 63, 64, 65)] == [0, 64, 64, 64, 128]
 
 
 def test_disjoint_in_time() -> None:
@@ -137,7 +138,7 @@ def test_live_buffers_never_overlap(seed: int, lanes: int, wanted: int) -> None:
     offsets, peak = assign_offsets(requests, before)
     assert set(offsets) == {r.id for r in requests}
     assert all(offset >= 0 and offset % ALIGNMENT == 0 for offset in offsets.values())
-    ends = [offsets[r.id] + max(align(r.bytes), ALIGNMENT) for r in requests]
+    ends = [offsets[r.id] + max(aligned(r.bytes), ALIGNMENT) for r in requests]
     assert peak == max(ends), "the peak that is stated is the one that is used"
     for a, b in itertools.combinations(requests, 2):
         apart = offsets[a.id] + a.bytes <= offsets[b.id] or offsets[b.id] + b.bytes <= offsets[a.id]
@@ -145,5 +146,5 @@ def test_live_buffers_never_overlap(seed: int, lanes: int, wanted: int) -> None:
             before(j, i) for i in a.accesses for j in b.accesses
         )
         assert apart or in_turn, (a, b)
-    assert peak <= sum(max(align(r.bytes), ALIGNMENT) for r in requests)
+    assert peak <= sum(max(aligned(r.bytes), ALIGNMENT) for r in requests)
     assert (offsets, peak) == assign_offsets(requests, before)

@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "dfx/event.h"
-#include "dfx/launcher.h"
 #include "dfx/observer.h"
 #include "dfx/program.h"
+#include "dfx/step.h"
 
 namespace dfx {
 
@@ -61,6 +61,8 @@ class Call {
   void Fail(std::string_view message) noexcept;
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::string error() const;
+  // Throws Error, for whoever waits for the call.
+  void ThrowIfFailed() const;
 
   // A lane has touched its last buffer. May be called from inside its last step, so that Run need
   // not wait for the rest of the step; idempotent. Steps that come after it are refused. A profiled

@@ -26,17 +26,17 @@
 //
 // On failure (of a step, of the driver) nothing more is enqueued, and the caller's stream is made
 // to wait for what was, so that the caller may free its memory in stream order; if not even that
-// works, the host waits for the lanes. Run returns the first error, and the next call works. A lost
+// works, the host waits for the lanes. Run throws the first error, and the next call works. A lost
 // context (a kernel faulted, a device fell off) is for ever: this and every later Run says so. Work
 // that fails after Run returned shows up where the caller synchronises, as for any CUDA work.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "dfx/engine.h"
 #include "dfx/lane.h"
 #include "dfx/program.h"
 
@@ -80,8 +80,8 @@ class CudaEngine {
     std::vector<CUstream_st*> streams;
   };
 
-  // On the real driver, or on a table of it. Throws CudaError (no driver, no such device, a
-  // priority out of range, more multiprocessors than there are, no memory).
+  // On the real driver, or on a table of it. Throws Error (no driver, no such device, a priority
+  // out of range, more multiprocessors than there are, no memory).
   explicit CudaEngine(Options options);
   CudaEngine(const CudaDriver& driver, Options options);
   // Waits for the device to finish what was enqueued. No Run may be under way.
@@ -91,10 +91,10 @@ class CudaEngine {
 
   // Enqueues a finished program. `scratch` is device memory of program->scratch_bytes() bytes, or
   // nullptr. `caller_device` is where the caller's memory lies, if that is known: another device
-  // than the lanes' is refused. Any number of threads may call it. Never throws.
-  Engine::Result Run(const std::shared_ptr<const Program>& program, void* const* args,
-                     void* const* results, CUstream_st* caller, void* scratch = nullptr,
-                     int caller_device = -1);
+  // than the lanes' is refused. Any number of threads may call it.
+  void Run(const std::shared_ptr<const Program>& program, std::span<void* const> args,
+           std::span<void* const> results, CUstream_st* caller, void* scratch = nullptr,
+           int caller_device = -1);
 
   int device() const;
   const CudaDriver& driver() const;
@@ -103,25 +103,23 @@ class CudaEngine {
   std::vector<int> sms() const;
   // The module of an image (see kernel.h), loaded once. The context must be current.
   CUmod_st* LoadModule(const std::string& image);
-  int64_t calls() const;
-  int64_t failures() const;
-  // Lane sets made so far: as many as there were Runs (or captures) at one time.
-  int64_t lane_sets() const;
+  struct Stats {
+    int64_t calls = 0;      // ever started
+    int64_t failures = 0;   // of those, how many ended with an error
+    int64_t lane_sets = 0;  // made so far: as many as there were Runs (or captures) at one time
+  };
+  Stats stats() const;
 
  private:
-  // Run, but for memory that its errors cannot have.
-  Engine::Result Checked(const std::shared_ptr<const Program>& program, void* const* args,
-                         void* const* results, CUstream_st* caller, void* scratch,
-                         int caller_device);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
-// Enqueues a copy between device addresses of the engine's device. Throws CudaError.
+// Enqueues a copy between device addresses of the engine's device.
 void CopyOnStream(const CudaEngine& engine, void* to, const void* from, size_t bytes,
                   CUstream_st* stream);
 
-// Number of CUDA devices. Throws CudaError saying why CUDA cannot be used.
+// Number of CUDA devices. Throws Error saying why CUDA cannot be used.
 int CudaDeviceCount();
 
 }  // namespace dfx

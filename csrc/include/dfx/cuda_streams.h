@@ -13,7 +13,7 @@ struct CudaDriver;
 class CudaStreams {
  public:
   // Streams of lanes 1 to `lanes` - 1; lane 0 is the caller's. `priorities` and `sms` are by lane,
-  // as in CudaEngine::Options. Throws CudaError.
+  // as in CudaEngine::Options. Throws Error.
   CudaStreams(int device, int lanes, const std::vector<int>& priorities,
               const std::vector<int>& sms);
   CudaStreams(const CudaDriver& driver, int device, int lanes, const std::vector<int>& priorities,

@@ -11,13 +11,12 @@
 // lane that still has to leave it. Whoever lets go last returns the call to its program's pool; if
 // nobody else holds the program, that may destroy the program (and its steps) on a lane thread.
 //
-// On failure Run returns an error and never throws: of a step (the first one wins), of memory or
-// threads that cannot be had (then no step has run), of misuse. All lanes are fit for the next
-// call.
+// On failure Run throws (see error.h): what a step failed with (the first one wins), memory or
+// threads that cannot be had (then no step has run), misuse. All lanes are fit for the next call.
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <span>
 #include <vector>
 
 #include "dfx/observer.h"
@@ -29,35 +28,35 @@ class Lane;
 
 class Engine {
  public:
-  struct Result {
-    bool ok = true;
-    std::string error;
-    std::vector<TraceRecord> trace;
+  // All are 0 in a forked child.
+  struct Stats {
+    int64_t live = 0;      // calls that entered Run and have not left it
+    int64_t calls = 0;     // ever started
+    int64_t failures = 0;  // of those, how many ended with an error
+    int threads = 0;
   };
 
   // Process-wide; never destroyed, because lanes may outlive static destructors.
   static Engine& Get();
 
   // The lane (its thread starts with the first call that uses it).
-  Lane* lane(int index);
+  Lane& lane(int index);
 
   // Runs a finished program to completion on the caller's thread (lane 0) and the lane threads.
   // `args` and `results` hold the program's numbers of addresses and are used until Run returns.
   // Any number of threads may call it. With `stay` the caller keeps to its core while lane 0 runs:
-  // for steps that sleep now and then (see StayOnCore), and that start no threads.
-  Result Run(const std::shared_ptr<const Program>& program, void* const* args, void* const* results,
-             bool profile = false, bool stay = false);
+  // for steps that sleep now and then (see StayOnCore), and that start no threads. Returns the
+  // records of a call with `profile`.
+  std::vector<TraceRecord> Run(const std::shared_ptr<const Program>& program,
+                               std::span<void* const> args, std::span<void* const> results,
+                               bool profile = false, bool stay = false);
 
   // Waits for calls in flight, joins the lane threads; later calls fail. Idempotent, from any
   // thread. False, and nothing is done, inside a step (it would wait for itself) and in a forked
   // child (which has no lanes).
   bool Shutdown();
 
-  // All are 0 in a forked child.
-  int64_t live_calls() const;  // entered Run and not left it
-  int64_t calls() const;       // ever started
-  int64_t failures() const;    // of those, how many ended with an error
-  int n_threads() const;
+  Stats stats() const;
 
   // Called on every lane thread at its start and end; must not throw. Set before the first Run.
   static void SetThreadHooks(void (*on_start)(int lane), void (*on_exit)(int lane));
@@ -65,8 +64,6 @@ class Engine {
  private:
   Engine();
   bool forked() const;
-  Result RunOrThrow(const std::shared_ptr<const Program>& program, void* const* args,
-                    void* const* results, bool profile, bool stay);
   struct Impl;
   Impl* impl_;
 };

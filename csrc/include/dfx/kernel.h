@@ -5,12 +5,12 @@
 // flight, or a graph that was captured, may need one long after the program that launched it is
 // gone.
 #pragma once
-#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "dfx/launcher.h"
+#include "dfx/step.h"
 
 namespace dfx {
 
@@ -22,7 +22,7 @@ struct KernelParameter {
   std::vector<char> bytes{};  // the constant as the kernel takes it
 };
 
-struct KernelStep {
+struct KernelSpec {
   std::string image;  // PTX text, or a cubin's or fatbin's bytes
   std::string name;   // as in the image: unmangled only for extern "C"
   unsigned grid[3] = {1, 1, 1};
@@ -31,9 +31,9 @@ struct KernelStep {
   std::vector<KernelParameter> parameters;
 };
 
-// Loads the kernel on the engine's device; the engine must outlive the launcher. Throws CudaError
-// (no such kernel, an image for another device, more shared memory than there is) and
-// std::invalid_argument (a grid or block that cannot be).
-Launcher MakeKernelLauncher(CudaEngine& engine, KernelStep step);
+// Loads the kernel on the engine's device; the engine must outlive the step. Throws Error (no such
+// kernel, an image for another device, more shared memory than there is) and std::invalid_argument
+// (a grid or block that cannot be).
+std::unique_ptr<Step> MakeKernelStep(std::string name, CudaEngine& engine, KernelSpec kernel);
 
 }  // namespace dfx

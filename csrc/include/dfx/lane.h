@@ -3,6 +3,7 @@
 // process; a lane runs one call at a time.
 #pragma once
 #include <atomic>
+#include <cstdint>
 
 namespace dfx {
 
@@ -23,6 +24,8 @@ class Lane {
   // step has not returned) find their call here.
   Call* current() const { return current_.load(std::memory_order_acquire); }
   void SetCurrent(Call* call) { current_.store(call, std::memory_order_release); }
+  // Of a profiled call: since when the lane has done what it does now. Its steps keep it.
+  int64_t since_ns = 0;
 
  private:
   const int index_;

@@ -1,12 +1,14 @@
 // Trace records of a profiled call.
 #pragma once
+#include <chrono>
 #include <cstdint>
 
 namespace dfx {
 
-// Ids of the engine's own records: a launch is -1 - launch, a wait is kWaitTraceId + event. Other
-// ids are the step's own numbers, which steps pass to Call::Trace.
-constexpr int kWaitTraceId = 1 << 24;
+// Ids of records: a launch is -1 - launch, a wait is kWaitTraceId + event. Others are the numbers
+// that steps pass to Call::Trace; a gate's are a region, and kCopyTraceId + region for its copies.
+inline constexpr int kWaitTraceId = 1 << 24;
+inline constexpr int kCopyTraceId = 1 << 25;
 
 struct TraceRecord {
   int id;
@@ -16,6 +18,10 @@ struct TraceRecord {
 };
 
 // steady_clock, in nanoseconds.
-int64_t NowNs();
+inline int64_t NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 }  // namespace dfx

@@ -15,12 +15,12 @@
 // step, the step would wait behind its own caller.
 #pragma once
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
-#include "dfx/launcher.h"
+#include "dfx/step.h"
 
 namespace dfx {
 
@@ -37,7 +37,7 @@ struct PjrtCounters {
   std::atomic<int64_t> views{0};
 };
 
-struct PjrtStep {
+struct PjrtSpec {
   const void* api = nullptr;    // what GetPjrtApi() returned
   void* client = nullptr;       // PJRT_Client
   void* executable = nullptr;   // PJRT_LoadedExecutable
@@ -51,7 +51,7 @@ struct PjrtStep {
   std::shared_ptr<PjrtCounters> counters;  // may be null
 };
 
-// Throws PjrtError: a plugin of another version, an executable with another number of outputs.
-Launcher MakePjrtLauncher(PjrtStep step);
+// Throws Error: a plugin of another version, an executable with another number of outputs.
+std::unique_ptr<Step> MakePjrtStep(std::string name, PjrtSpec spec);
 
 }  // namespace dfx

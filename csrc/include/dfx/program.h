@@ -1,21 +1,31 @@
 // A program: the executable form of a plan (or of one stage of it).
 //
-// Built by one thread; immutable once Finish returned "", and then shared by any number of threads
-// (only the pool of calls changes, under its mutex). A program that was not finished, or that was
-// changed after that, does not run: Engine::Run says so.
+// Built by one thread; immutable once Finish returned, and then shared by any number of threads
+// (only the pool of calls changes, under its mutex). A program that was not finished does not run:
+// Engine::Run says so.
+//
+// On failure everything here throws std::invalid_argument, and leaves the program as it was.
 #pragma once
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "dfx/launcher.h"
+#include "dfx/step.h"
 
 namespace dfx {
 
 class Call;
+
+// Version of the layout that plans are encoded in for the engine. Checked when Python loads it.
+inline constexpr int kPlanAbiVersion = 1;
+
+inline constexpr int kMaxLanes = 256;
+
+// Scratch, and every buffer in it, begins at a multiple of so many bytes; XLA:CPU uses memory in
+// place only there. The planner places buffers by the same number (dynaflow_xla.machine).
+inline constexpr int64_t kAlignment = 64;
 
 enum class BufferKind : uint8_t { kArg, kResult, kScratch };
 
@@ -24,8 +34,6 @@ struct BufferDesc {
   int32_t index;   // argument or result number
   int64_t offset;  // bytes into scratch, or into the argument or result
   int64_t bytes;
-  int32_t dtype;
-  std::vector<int64_t> dims;
 };
 
 struct Instr {
@@ -39,9 +47,8 @@ struct LaneInstr {
 };
 
 struct LaunchDesc {
-  std::string name;
-  Launcher launcher;
-  std::vector<int32_t> ins, outs;
+  std::unique_ptr<Step> step;
+  std::vector<int32_t> ins, outs;  // buffers
 };
 
 class Program {
@@ -52,19 +59,20 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  int AddBuffer(BufferDesc buffer);
+  // These return the number of what they added.
+  int AddBuffer(const BufferDesc& buffer);
   int AddLaunch(int lane, LaunchDesc launch);
-  void AddRecord(int lane, int event);
-  void AddWait(int lane, int event);
+  void AddRecord(int lane, int event) { OpenLane(lane).push_back({Instr::kRecord, event}); }
+  void AddWait(int lane, int event) { OpenLane(lane).push_back({Instr::kWait, event}); }
 
-  // "" or what is wrong: an id out of range, an event recorded twice, an event waited for and never
-  // recorded, an order of lanes and events that can never finish. An event that no instruction
-  // names is allowed: steps signal and await it themselves (gates).
-  std::string Finish();
+  // Throws for an id out of range, an event recorded twice, an event waited for and never recorded,
+  // an order of lanes and events that can never finish. An event that no instruction names is
+  // allowed: steps signal and await it themselves (gates).
+  void Finish();
   bool finished() const { return finished_; }
 
-  // "" or why lists of so many arguments and results do not fit.
-  std::string CheckCounts(size_t args, size_t results) const;
+  // The lanes and what each does, for people.
+  std::string Describe() const;
 
   const std::string& name() const { return name_; }
   int n_lanes() const { return n_lanes_; }
@@ -86,16 +94,16 @@ class Program {
   void GiveCall(std::unique_ptr<Call> call) const noexcept;
 
  private:
-  // Also works out the issue order.
-  std::string CheckOrder();
-  // Notes the first misuse of the builder, for Finish to report.
-  void Misuse(std::string what);
-  bool CheckOpen();
+  void CheckOpen() const;
+  std::vector<Instr>& OpenLane(int lane);
+  void CheckBuffers() const;
+  // An order in which the instructions can be issued.
+  std::vector<LaneInstr> IssueOrder() const;
+  [[noreturn]] void Refuse(const std::string& why) const;
 
   int n_lanes_, n_events_, n_args_, n_results_;
   int64_t scratch_bytes_;
   std::string name_;
-  std::string bad_;  // first misuse of the builder
   bool finished_ = false;
   std::vector<BufferDesc> buffers_;
   std::vector<LaunchDesc> launches_;

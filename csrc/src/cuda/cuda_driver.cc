@@ -10,23 +10,22 @@ namespace dfx {
 namespace {
 
 constexpr int kMinDriver = 11040;  // stream-ordered memory and capture information
-constexpr CudaStatus kNoLibrary = 100;
 
 std::unique_ptr<CudaDriver> Load() {
   const char* named = std::getenv("DYNAFLOW_XLA_LIBCUDA");
   void* library = dlopen(named != nullptr ? named : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
-    throw CudaError(kNoLibrary, std::string("there is no CUDA driver on this machine (") +
-                                    (why != nullptr ? why : "libcuda.so.1 not found") + ")");
+    throw Error(std::string("there is no CUDA driver on this machine (") +
+                (why != nullptr ? why : "libcuda.so.1 not found") + ")");
   }
   auto driver = std::make_unique<CudaDriver>();
 #define DFX_LOAD(member, symbol, parameters)                                            \
   driver->member = reinterpret_cast<CudaStatus(*) parameters>(dlsym(library, #symbol)); \
   if (driver->member == nullptr) {                                                      \
-    throw CudaError(kNoLibrary, "the CUDA driver has no " #symbol                       \
-                                ": it is older than the "                               \
-                                "11.4 that dynaflow_xla needs; update it");             \
+    throw Error("the CUDA driver has no " #symbol                                       \
+                ": it is older than the "                                               \
+                "11.4 that dynaflow_xla needs; update it");                             \
   }
   DFX_CUDA_FUNCTIONS(DFX_LOAD)
 #undef DFX_LOAD
@@ -38,9 +37,8 @@ std::unique_ptr<CudaDriver> Load() {
   int version = 0;
   CheckCuda(*driver, driver->DriverGetVersion(&version), "cuDriverGetVersion");
   if (version < kMinDriver) {
-    throw CudaError(kNoLibrary, "the CUDA driver speaks version " + std::to_string(version) +
-                                    "; dynaflow_xla needs " + std::to_string(kMinDriver) +
-                                    ": update it");
+    throw Error("the CUDA driver speaks version " + std::to_string(version) +
+                "; dynaflow_xla needs " + std::to_string(kMinDriver) + ": update it");
   }
   return driver;
 }

@@ -4,8 +4,9 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
 #include <string>
+
+#include "dfx/error.h"
 
 struct CUctx_st;
 struct CUdevResourceDesc_st;
@@ -108,15 +109,14 @@ struct CudaDriver {
 };
 
 // libcuda, loaded and initialised once for the process and never unloaded; the environment variable
-// DYNAFLOW_XLA_LIBCUDA names another file than libcuda.so.1. Throws CudaError saying what is
+// DYNAFLOW_XLA_LIBCUDA names another file than libcuda.so.1. Throws Error saying what is
 // missing (no library, an old one, no device). After a failure the next call tries again.
 const CudaDriver& LoadCudaDriver();
 
-class CudaError : public std::runtime_error {
+// What a function of the driver returned.
+class CudaError : public Error {
  public:
-  CudaError(CudaStatus status, const std::string& what)
-      : std::runtime_error(what), status_(status) {}
-  CudaStatus status() const { return status_; }
+  CudaError(CudaStatus status, const std::string& what) : Error(what), status_(status) {}
   // The context is of no use any more, for anybody in the process: a kernel faulted, or the device
   // fell off. (Every later call on the context returns the same status.)
   bool context_lost() const;

@@ -9,7 +9,6 @@
 #include <map>
 #include <mutex>
 #include <new>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -160,9 +159,7 @@ struct CudaEngine::Impl {
   std::condition_variable returned;
   std::vector<std::unique_ptr<LaneSet>> free;
   std::string lost;  // why the context is gone
-  int64_t sets = 0;
-  int64_t calls = 0;
-  int64_t failures = 0;
+  Stats stats;
   std::map<std::string, CUmod_st*> modules;  // by image
 
   // The set used last comes first: its streams and events are warm.
@@ -176,17 +173,16 @@ struct CudaEngine::Impl {
         free.erase(free.begin() + static_cast<std::ptrdiff_t>(i));
         return set;
       }
-      if (!external || sets == 0) {
+      if (!external || stats.lane_sets == 0) {
         // Give must not fail, so room for all sets is made here.
-        free.reserve(static_cast<size_t>(sets) + 1);
+        free.reserve(static_cast<size_t>(stats.lane_sets) + 1);
         auto set = std::make_unique<LaneSet>(driver, options, *parts);
-        ++sets;
+        ++stats.lane_sets;
         return set;
       }
       if (!free.empty()) {
-        throw std::runtime_error(
-            "the lanes' streams are in a stream capture that the caller's "
-            "stream is not in");
+        throw Error(
+            "the lanes' streams are in a stream capture that the caller's stream is not in");
       }
       returned.wait(lock);
     }
@@ -200,8 +196,10 @@ struct CudaEngine::Impl {
     returned.notify_one();
   }
 
-  void NoteError(const CudaError& error) noexcept {
-    if (!error.context_lost()) return;
+  // Keeps in mind that the context is gone, if that is what the error says.
+  void NoteError(const std::exception& error) noexcept {
+    const auto* cuda = dynamic_cast<const CudaError*>(&error);
+    if (cuda == nullptr || !cuda->context_lost()) return;
     std::lock_guard<std::mutex> lock(mutex);
     if (!lost.empty()) return;
     try {
@@ -217,10 +215,8 @@ struct CudaEngine::Impl {
     try {
       action();
       return true;
-    } catch (const CudaError& error) {
-      NoteError(error);
-      call.Fail(error.what());
     } catch (const std::exception& error) {
+      NoteError(error);
       call.Fail(error.what());
     }
     return false;
@@ -232,9 +228,8 @@ struct CudaEngine::Impl {
     CheckCuda(driver, driver.StreamGetCaptureInfo(caller, &status, &id, nullptr, nullptr, nullptr),
               "cuStreamGetCaptureInfo");
     if (status == kCaptureInvalidated) {
-      throw std::runtime_error(
-          "the caller's stream is in a capture that an earlier error made "
-          "invalid: end it first");
+      throw Error(
+          "the caller's stream is in a capture that an earlier error made invalid: end it first");
     }
     return status == kCaptureNone ? 0 : id;
   }
@@ -265,7 +260,8 @@ struct CudaEngine::Impl {
           lane.SetCurrent(nullptr);
           if (options.check_steps && !capturing && !call.failed()) {
             const LaunchDesc& launch = program.launches()[static_cast<size_t>(step.instr.a)];
-            const std::string what = "step '" + launch.name + "': cuStreamSynchronize after it";
+            const std::string what =
+                "step '" + launch.step->name() + "': cuStreamSynchronize after it";
             CheckCuda(driver, driver.StreamSynchronize(lane.stream()), what.c_str());
           }
           break;
@@ -297,8 +293,9 @@ struct CudaEngine::Impl {
     if (!joined && !capturing) Try(call, [&] { set.Drain(); });
   }
 
-  void RunOn(const Program& program, void* const* args, void* const* results, CUstream_st* caller,
-             void* scratch, Engine::Result& result) {
+  // The call, enqueued: its errors are in it. Throws where it was not started.
+  std::unique_ptr<Call> Start(const Program& program, void* const* args, void* const* results,
+                              CUstream_st* caller, void* scratch) {
     CudaContextScope scope(driver, context);
     const unsigned long long capture = CaptureOf(caller);
     std::unique_ptr<LaneSet> set = Take(capture);
@@ -321,9 +318,24 @@ struct CudaEngine::Impl {
     // The caller's stream is past all lanes here, also after a failure.
     Try(*call, [&] { CheckCuda(driver, memory.Free(), "cuMemFreeAsync"); });
     Give(std::move(set));
-    if (call->failed()) {
-      result.ok = false;
-      result.error = call->error();
+    return call;
+  }
+
+  void CheckUse(const Program& program, int caller_device) const {
+    if (getpid() != pid) throw Error("process was forked after the CUDA engine started");
+    if (enqueuing) {
+      throw Error("a step of a plan called the engine: nested runs are not possible");
+    }
+    if (caller_device >= 0 && caller_device != options.device) {
+      throw Error("plan '" + program.name() + "' has its lanes on CUDA device " +
+                  std::to_string(options.device) + ", its arrays are on device " +
+                  std::to_string(caller_device) +
+                  ": move them there (jax.device_put), or call fast.original");
+    }
+    const size_t given = options.streams.size();
+    if (given != 0 && static_cast<size_t>(program.n_lanes()) > given) {
+      throw Error("program '" + program.name() + "' has " + std::to_string(program.n_lanes()) +
+                  " lanes; the engine was given " + std::to_string(given) + " streams");
     }
   }
 };
@@ -336,8 +348,8 @@ CudaEngine::CudaEngine(const CudaDriver& driver, Options options)
   int count = 0;
   CheckCuda(driver, driver.DeviceGetCount(&count), "cuDeviceGetCount");
   if (o.device < 0 || o.device >= count) {
-    throw CudaError(kCudaSuccess, "there is no CUDA device " + std::to_string(o.device) +
-                                      ": this process sees " + std::to_string(count));
+    throw Error("there is no CUDA device " + std::to_string(o.device) + ": this process sees " +
+                std::to_string(count));
   }
   CheckCuda(driver, driver.DeviceGet(&impl_->device, o.device), "cuDeviceGet");
   CheckCuda(driver, driver.DevicePrimaryCtxRetain(&impl_->context, impl_->device),
@@ -346,9 +358,9 @@ CudaEngine::CudaEngine(const CudaDriver& driver, Options options)
     CudaContextScope scope(driver, impl_->context);
     CheckPriorities(driver, o.priorities);
     if (!o.streams.empty() && !o.sms.empty()) {
-      throw CudaError(kCudaSuccess,
-                      "lanes on given streams cannot be confined: a stream's multiprocessors are "
-                      "chosen when it is made");
+      throw Error(
+          "lanes on given streams cannot be confined: a stream's multiprocessors are "
+          "chosen when it is made");
     }
     impl_->parts = std::make_unique<SmParts>(driver, impl_->device, o.sms);
   } catch (...) {
@@ -374,67 +386,36 @@ CudaEngine::~CudaEngine() {
   impl_->driver.DevicePrimaryCtxRelease(impl_->device);
 }
 
-Engine::Result CudaEngine::Run(const std::shared_ptr<const Program>& program, void* const* args,
-                               void* const* results, CUstream_st* caller, void* scratch,
-                               int caller_device) {
-  try {
-    return Checked(program, args, results, caller, scratch, caller_device);
-  } catch (const std::bad_alloc&) {  // for the words of another error
-    Engine::Result result;
-    result.ok = false;
-    result.error = kOutOfMemory;
-    return result;
-  }
-}
-
-Engine::Result CudaEngine::Checked(const std::shared_ptr<const Program>& program, void* const* args,
-                                   void* const* results, CUstream_st* caller, void* scratch,
-                                   int caller_device) {
-  Engine::Result result;
-  auto refuse = [&result](std::string why) {
-    result.ok = false;
-    result.error = std::move(why);
-    return result;
-  };
-  if (getpid() != impl_->pid) return refuse("process was forked after the CUDA engine started");
-  if (enqueuing) return refuse("a step of a plan called the engine: nested runs are not possible");
-  std::string bad = CheckCallable(program.get(), args, results);
-  if (!bad.empty()) return refuse(std::move(bad));
-  if (caller_device >= 0 && caller_device != impl_->options.device) {
-    return refuse("plan '" + program->name() + "' has its lanes on CUDA device " +
-                  std::to_string(impl_->options.device) + ", its arrays are on device " +
-                  std::to_string(caller_device) +
-                  ": move them there (jax.device_put), or call fast.original");
-  }
-  const auto& streams = impl_->options.streams;
-  if (!streams.empty() && static_cast<size_t>(program->n_lanes()) > streams.size()) {
-    return refuse("program '" + program->name() + "' has " + std::to_string(program->n_lanes()) +
-                  " lanes; the engine was given " + std::to_string(streams.size()) + " streams");
-  }
-  if (program->used_lanes().empty()) return result;
+void CudaEngine::Run(const std::shared_ptr<const Program>& program, std::span<void* const> args,
+                     std::span<void* const> results, CUstream_st* caller, void* scratch,
+                     int caller_device) {
+  CheckCallable(program.get(), args, results);
+  impl_->CheckUse(*program, caller_device);
+  if (program->used_lanes().empty()) return;
   {
     std::lock_guard<std::mutex> lock(impl_->mutex);
     if (!impl_->lost.empty()) {
-      return refuse("the CUDA context is lost: " + impl_->lost +
-                    ". Start the process again; DYNAFLOW_XLA_CHECK_STEPS=1 names the step that "
-                    "faults");
+      throw Error("the CUDA context is lost: " + impl_->lost +
+                  ". Start the process again; DYNAFLOW_XLA_CHECK_STEPS=1 names the step that "
+                  "faults");
     }
-    ++impl_->calls;
+    ++impl_->stats.calls;
   }
   Enqueuing guard;
   try {
-    impl_->RunOn(*program, args, results, caller, scratch, result);
-  } catch (const CudaError& error) {
-    impl_->NoteError(error);
-    refuse("program '" + program->name() + "' was not started: " + error.what());
-  } catch (const std::exception& error) {
-    refuse("program '" + program->name() + "' was not started: " + error.what());
-  }
-  if (!result.ok) {
+    std::unique_ptr<Call> call;
+    try {
+      call = impl_->Start(*program, args.data(), results.data(), caller, scratch);
+    } catch (const std::exception& error) {
+      impl_->NoteError(error);
+      throw Error("program '" + program->name() + "' was not started: " + error.what());
+    }
+    call->ThrowIfFailed();
+  } catch (...) {
     std::lock_guard<std::mutex> lock(impl_->mutex);
-    ++impl_->failures;
+    ++impl_->stats.failures;
+    throw;
   }
-  return result;
 }
 
 int CudaEngine::device() const { return impl_->options.device; }
@@ -453,19 +434,9 @@ CUmod_st* CudaEngine::LoadModule(const std::string& image) {
   return module;
 }
 
-int64_t CudaEngine::calls() const {
+CudaEngine::Stats CudaEngine::stats() const {
   std::lock_guard<std::mutex> lock(impl_->mutex);
-  return impl_->calls;
-}
-
-int64_t CudaEngine::failures() const {
-  std::lock_guard<std::mutex> lock(impl_->mutex);
-  return impl_->failures;
-}
-
-int64_t CudaEngine::lane_sets() const {
-  std::lock_guard<std::mutex> lock(impl_->mutex);
-  return impl_->sets;
+  return impl_->stats;
 }
 
 void CopyOnStream(const CudaEngine& engine, void* to, const void* from, size_t bytes,

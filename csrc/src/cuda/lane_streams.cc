@@ -29,19 +29,19 @@ void SmParts::Make(CudaDevice device, const std::vector<int>& sms) {
   bool any = false;
   for (size_t lane = 0; lane < sms.size(); ++lane) {
     if (sms[lane] < 0 || (lane == 0 && sms[lane] != 0)) {
-      throw CudaError(kCudaSuccess, "lane " + std::to_string(lane) + " cannot have " +
-                                        std::to_string(sms[lane]) + " multiprocessors" +
-                                        (lane == 0 ? ": it is the caller's stream, so it must be 0"
-                                                   : ": give a number, or 0 for all"));
+      throw Error("lane " + std::to_string(lane) + " cannot have " + std::to_string(sms[lane]) +
+                  " multiprocessors" +
+                  (lane == 0 ? ": it is the caller's stream, so it must be 0"
+                             : ": give a number, or 0 for all"));
     }
     any = any || sms[lane] > 0;
   }
   if (!any) return;
 #define DFX_MISSING(member, symbol, parameters) || driver_.member == nullptr
   if (false DFX_CUDA_GREEN_FUNCTIONS(DFX_MISSING)) {
-    throw CudaError(kCudaSuccess,
-                    "lanes cannot be confined to multiprocessors: the CUDA driver has no green "
-                    "contexts (CUDA 12.5 brought them); update it, or leave sms out");
+    throw Error(
+        "lanes cannot be confined to multiprocessors: the CUDA driver has no green "
+        "contexts (CUDA 12.5 brought them); update it, or leave sms out");
   }
 #undef DFX_MISSING
   CudaResource left{};
@@ -58,12 +58,11 @@ void SmParts::Make(CudaDevice device, const std::vector<int>& sms) {
                 "cuDevSmResourceSplitByCount");
     }
     if (part.sm_count < wanted || groups == 0) {
-      throw CudaError(kCudaSuccess, "lane " + std::to_string(lane) + " asks for " +
-                                        std::to_string(wanted) + " multiprocessors; " +
-                                        std::to_string(left.sm_count) + " of the device's " +
-                                        std::to_string(all) +
-                                        " are left (parts are rounded up to what the device can "
-                                        "set apart)");
+      throw Error("lane " + std::to_string(lane) + " asks for " + std::to_string(wanted) +
+                  " multiprocessors; " + std::to_string(left.sm_count) + " of the device's " +
+                  std::to_string(all) +
+                  " are left (parts are rounded up to what the device can "
+                  "set apart)");
     }
     CUdevResourceDesc_st* descriptor = nullptr;
     CheckCuda(driver_, driver_.DevResourceGenerateDesc(&descriptor, &part, 1),
@@ -88,12 +87,11 @@ void CheckPriorities(const CudaDriver& driver, const std::vector<int>& prioritie
   for (size_t lane = 0; lane < priorities.size(); ++lane) {
     const int priority = priorities[lane];
     if (lane == 0 ? priority == 0 : priority >= greatest && priority <= least) continue;
-    throw CudaError(kCudaSuccess,
-                    "lane " + std::to_string(lane) + " cannot have priority " +
-                        std::to_string(priority) +
-                        (lane == 0 ? ": it is the caller's stream, so it must be 0"
-                                   : ": this device has " + std::to_string(greatest) +
-                                         " (first) to " + std::to_string(least) + " (last)"));
+    throw Error("lane " + std::to_string(lane) + " cannot have priority " +
+                std::to_string(priority) +
+                (lane == 0 ? ": it is the caller's stream, so it must be 0"
+                           : ": this device has " + std::to_string(greatest) + " (first) to " +
+                                 std::to_string(least) + " (last)"));
   }
 }
 

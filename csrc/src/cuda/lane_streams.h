@@ -11,7 +11,7 @@ namespace dfx {
 class SmParts {
  public:
   // `sms[lane]` or more multiprocessors; 0: no part. The device's context must be current. Throws
-  // CudaError: a driver without green contexts, a part for lane 0 (the caller's stream), more than
+  // Error: a driver without green contexts, a part for lane 0 (the caller's stream), more than
   // there is.
   SmParts(const CudaDriver& driver, CudaDevice device, const std::vector<int>& sms);
   ~SmParts();
@@ -30,7 +30,7 @@ class SmParts {
   std::vector<CUgreenCtx_st*> contexts_;
 };
 
-// Throws CudaError for a priority that the device has not; lane 0 must have 0.
+// Throws Error for a priority that the device has not; lane 0 must have 0.
 void CheckPriorities(const CudaDriver& driver, const std::vector<int>& priorities);
 
 // A stream in the lane's part. Throws CudaError.

@@ -8,12 +8,13 @@
 #include <list>
 #include <mutex>
 #include <new>
+#include <stdexcept>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "dfx/call.h"
+#include "dfx/error.h"
 #include "dfx/lane.h"
 #include "host/affinity.h"
 #include "host/spin.h"
@@ -21,8 +22,6 @@
 
 namespace dfx {
 namespace {
-
-constexpr int kMaxLanes = 256;
 
 void (*thread_start_hook)(int) = nullptr;
 void (*thread_exit_hook)(int) = nullptr;
@@ -130,8 +129,7 @@ void RunLane(Lane& lane, Call& call) noexcept {
       if (!signalled) break;
       continue;
     }
-    const LaunchDesc& launch = program.launches()[static_cast<size_t>(instr.a)];
-    RunStep(lane, call, launch, ins, outs);
+    RunStep(lane, call, program.launches()[static_cast<size_t>(instr.a)], ins, outs);
     if (profile) call.Trace(-1 - instr.a, lane.index(), t0, NowNs());
   }
   lane.SetCurrent(nullptr);
@@ -146,10 +144,7 @@ struct Engine::Impl {
   std::unique_ptr<HostLane> lanes[kMaxLanes];
   uint64_t next_ticket = 0;  // order of calls on lane 0
   uint64_t now_serving = 0;
-  int64_t live = 0;
-  int64_t calls = 0;
-  int64_t failures = 0;
-  int threads = 0;
+  Stats stats;
   bool closed = false;
 
   HostLane* GetLane(int index) {
@@ -157,19 +152,18 @@ struct Engine::Impl {
     return lanes[index].get();
   }
 
-  // Makes the lanes and starts their threads where that is still to be done; "" or what failed.
-  std::string StartLanes(const std::vector<int>& used) {
+  // Makes the lanes and starts their threads where that is still to be done.
+  void StartLanes(const std::vector<int>& used) {
     for (int lane : used) {
       try {
         HostLane* host = GetLane(lane);
         if (lane == 0 || host->started()) continue;
         host->Start();
-        ++threads;
+        ++stats.threads;
       } catch (const std::exception& e) {
-        return "cannot start lane " + std::to_string(lane) + ": " + e.what();
+        throw Error("cannot start lane " + std::to_string(lane) + ": " + e.what());
       }
     }
-    return "";
   }
 };
 
@@ -180,32 +174,23 @@ Engine& Engine::Get() {
   return *engine;
 }
 
-Lane* Engine::lane(int index) {
-  if (index < 0 || index >= kMaxLanes) return nullptr;
+Lane& Engine::lane(int index) {
+  if (index < 0 || index >= kMaxLanes) {
+    throw std::invalid_argument("there is no lane " + std::to_string(index));
+  }
   std::lock_guard<std::mutex> lock(impl_->mutex);
-  return impl_->GetLane(index);
+  return *impl_->GetLane(index);
 }
 
 bool Engine::forked() const { return getpid() != impl_->pid; }
 
-Engine::Result Engine::Run(const std::shared_ptr<const Program>& program, void* const* args,
-                           void* const* results, bool profile, bool stay) {
-  try {
-    return RunOrThrow(program, args, results, profile, stay);
-  } catch (const std::bad_alloc&) {
-    return Result{false, kOutOfMemory, {}};
-  }
-}
-
-// Throws std::bad_alloc only while no lane has heard of the call.
-Engine::Result Engine::RunOrThrow(const std::shared_ptr<const Program>& program, void* const* args,
-                                  void* const* results, bool profile, bool stay) {
-  auto refuse = [](std::string why) { return Result{false, std::move(why), {}}; };
-  if (forked()) return refuse("process was forked after the engine started");
-  if (in_lane) return refuse("a step of a plan called the engine: nested runs would deadlock");
-  std::string bad = CheckCallable(program.get(), args, results);
-  if (!bad.empty()) return refuse(std::move(bad));
-  if (program->used_lanes().empty()) return Result{};
+std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& program,
+                                     std::span<void* const> args, std::span<void* const> results,
+                                     bool profile, bool stay) {
+  if (forked()) throw Error("process was forked after the engine started");
+  if (in_lane) throw Error("a step of a plan called the engine: nested runs would deadlock");
+  CheckCallable(program.get(), args, results);
+  if (program->used_lanes().empty()) return {};
 
   std::shared_ptr<Ticket> ticket;
   Queue entries;
@@ -213,22 +198,22 @@ Engine::Result Engine::RunOrThrow(const std::shared_ptr<const Program>& program,
     ticket = std::make_shared<Ticket>(program);
     entries.resize(program->used_lanes().size(), ticket);
   } catch (const std::bad_alloc&) {
-    return refuse("no memory for a call of '" + program->name() + "', which needs " +
-                  std::to_string(program->scratch_bytes()) + " bytes of scratch");
+    throw Error("no memory for a call of '" + program->name() + "', which needs " +
+                std::to_string(program->scratch_bytes()) + " bytes of scratch");
   }
   Call& call = *ticket->call;
-  call.Reset(args, results, profile);
+  call.Reset(args.data(), results.data(), profile);
   const bool uses_caller = program->used_lanes().front() == 0;
   uint64_t mine = 0;
   int core = -1;
   {
     std::lock_guard<std::mutex> lock(impl_->mutex);
-    if (impl_->closed) return refuse("engine is shut down");
-    // Everything that can fail comes before the first push: no lane has heard of the call yet.
-    const std::string error = impl_->StartLanes(program->used_lanes());
-    if (!error.empty()) return refuse(error);
-    ++impl_->live;
-    ++impl_->calls;
+    if (impl_->closed) throw Error("engine is shut down");
+    // What can throw comes before the first push: no lane has heard of the call yet. After it
+    // nothing may, until all lanes are done with the caller's memory.
+    impl_->StartLanes(program->used_lanes());
+    ++impl_->stats.live;
+    ++impl_->stats.calls;
     for (int lane : program->used_lanes()) {
       if (lane == 0) continue;
       if (uses_caller) core = impl_->lanes[lane]->KeepOffCaller();
@@ -254,21 +239,15 @@ Engine::Result Engine::RunOrThrow(const std::shared_ptr<const Program>& program,
     impl_->turn.notify_all();
   }
   call.WaitAllLanes();
-  Result result;
-  result.ok = !call.failed();
-  try {
-    if (!result.ok) result.error = call.error();
-  } catch (const std::bad_alloc&) {
-    result.error = kOutOfMemory;
-  }
-  if (profile) result.trace = call.TakeTrace();
   {
     std::lock_guard<std::mutex> lock(impl_->mutex);
-    --impl_->live;
-    if (!result.ok) ++impl_->failures;
+    --impl_->stats.live;
+    if (call.failed()) ++impl_->stats.failures;
   }
   impl_->turn.notify_all();
-  return result;
+  call.ThrowIfFailed();
+  if (!profile) return {};
+  return call.TakeTrace();
 }
 
 bool Engine::Shutdown() {
@@ -277,40 +256,22 @@ bool Engine::Shutdown() {
   {
     std::unique_lock<std::mutex> lock(impl_->mutex);
     impl_->closed = true;
-    impl_->turn.wait(lock, [this] { return impl_->live == 0; });
+    impl_->turn.wait(lock, [this] { return impl_->stats.live == 0; });
   }
   // Lanes may still be leaving their last step. From here on nobody else starts or stops a thread.
   for (auto& lane : impl_->lanes) {
     if (lane == nullptr || !lane->started()) continue;
     lane->Stop();
     std::lock_guard<std::mutex> lock(impl_->mutex);
-    --impl_->threads;
+    --impl_->stats.threads;
   }
   return true;
 }
 
-int64_t Engine::live_calls() const {
-  if (forked()) return 0;  // the mutex may have been held when the process was forked
+Engine::Stats Engine::stats() const {
+  if (forked()) return {};  // the mutex may have been held when the process was forked
   std::lock_guard<std::mutex> lock(impl_->mutex);
-  return impl_->live;
-}
-
-int64_t Engine::calls() const {
-  if (forked()) return 0;
-  std::lock_guard<std::mutex> lock(impl_->mutex);
-  return impl_->calls;
-}
-
-int64_t Engine::failures() const {
-  if (forked()) return 0;
-  std::lock_guard<std::mutex> lock(impl_->mutex);
-  return impl_->failures;
-}
-
-int Engine::n_threads() const {
-  if (forked()) return 0;
-  std::lock_guard<std::mutex> lock(impl_->mutex);
-  return impl_->threads;
+  return impl_->stats;
 }
 
 void Engine::SetThreadHooks(void (*on_start)(int), void (*on_exit)(int)) {

@@ -1,17 +1,8 @@
 #include "dfx/event.h"
 
-#include <chrono>
-
-#include "dfx/observer.h"
 #include "host/spin.h"
 
 namespace dfx {
-
-int64_t NowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 void Event::Signal() {
   uint32_t expected = kClear;

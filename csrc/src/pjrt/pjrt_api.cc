@@ -1,21 +1,25 @@
 #include "pjrt/pjrt_api.h"
 
+#include <string>
+
+#include "dfx/error.h"
+
 namespace dfx::pjrt {
 
 Api::Api(const void* table) : table_(static_cast<const Table*>(table)) {
-  if (table == nullptr) throw PjrtError("the plugin has no PJRT C API (its table is null)");
+  if (table == nullptr) throw Error("the plugin has no PJRT C API (its table is null)");
   // The size first: a table too small has no version to read.
   constexpr size_t kNeeded =
       offsetof(Table, functions) + (kClientCreateViewOfDeviceBuffer + 1) * sizeof(void*);
   if (table_->head.struct_size < kNeeded) {
-    throw PjrtError("the plugin's PJRT table has " + std::to_string(table_->head.struct_size) +
-                    " bytes, " + std::to_string(kNeeded) + " are needed: it is too old");
+    throw Error("the plugin's PJRT table has " + std::to_string(table_->head.struct_size) +
+                " bytes, " + std::to_string(kNeeded) + " are needed: it is too old");
   }
   if (table_->major != kMajor || table_->minor < kMinMinor) {
-    throw PjrtError("the plugin speaks version " + std::to_string(table_->major) + "." +
-                    std::to_string(table_->minor) + " of the PJRT C API; version " +
-                    std::to_string(kMajor) + "." + std::to_string(kMinMinor) +
-                    " or a later minor is needed");
+    throw Error("the plugin speaks version " + std::to_string(table_->major) + "." +
+                std::to_string(table_->minor) + " of the PJRT C API; version " +
+                std::to_string(kMajor) + "." + std::to_string(kMinMinor) +
+                " or a later minor is needed");
   }
 }
 
@@ -31,7 +35,7 @@ void Api::Throw(PJRT_Error* error) const {
     throw;
   }
   Drop(error);
-  throw PjrtError(message);
+  throw Error(message);
 }
 
 void Api::Drop(PJRT_Error* error) const noexcept {

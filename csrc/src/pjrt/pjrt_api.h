@@ -4,8 +4,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 struct PJRT_Buffer;
@@ -150,15 +148,10 @@ enum Function : int {
   kClientCreateViewOfDeviceBuffer = 93,
 };
 
-class PjrtError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
 // A checked table.
 class Api {
  public:
-  // Throws PjrtError if the plugin speaks another version of the API, or an older one.
+  // Throws Error if the plugin speaks another version of the API, or an older one.
   explicit Api(const void* table);
 
   // A struct ready to be filled in.
@@ -168,7 +161,7 @@ class Api {
     args.struct_size = sizeof(Args);
     return args;
   }
-  // Calls a function; throws PjrtError with what the plugin says.
+  // Calls a function; throws Error with what the plugin says.
   template <typename Args>
   void Call(Function function, Args& args) const {
     PJRT_Error* error =

@@ -19,8 +19,10 @@ using dfx::test::IsRight;
 using dfx::test::kLanes;
 using dfx::test::MakeLaunch;
 using dfx::test::Memory;
+using dfx::test::RunOnDevice;
 using dfx::test::RunsRight;
 using dfx::test::Squares;
+using dfx_test::Problem;
 namespace fake = dfx::fake;
 
 }  // namespace
@@ -34,9 +36,9 @@ TEST_CASE("a captured call replays") {
   for (int round = 0; round < 3; ++round) {
     REQUIRE(fake::BeginCapture(caller.get()) == 0);
     for (int calls = 0; calls < 2; ++calls) {  // two calls in one graph
-      REQUIRE(device.engine
-                  ->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get())
-                  .ok);
+      REQUIRE(
+          RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list, caller.get())
+              .ok);
     }
     std::shared_ptr<fake::Graph> graph;
     REQUIRE(fake::EndCapture(caller.get(), &graph) == 0);
@@ -49,7 +51,7 @@ TEST_CASE("a captured call replays") {
     }
     CHECK(RunsRight(*device.engine, program));
   }
-  CHECK(device.engine->lane_sets() == 1);
+  CHECK(device.engine->stats().lane_sets == 1);
   CHECK(fake::BlockingCalls() == 0);
 }
 
@@ -61,7 +63,7 @@ TEST_CASE("captures and plain calls side by side do not share streams") {
   Memory a(1), b(50), c(100);
   std::shared_ptr<fake::Graph> graph_a, graph_b;
   auto run = [&](Memory& m, fake::Stream& stream) {
-    return device.engine->Run(program, m.arg_list.data(), m.result_list.data(), stream.get()).ok;
+    return RunOnDevice(*device.engine, program, m.arg_list, m.result_list, stream.get()).ok;
   };
   REQUIRE(fake::BeginCapture(first.get()) == 0);
   REQUIRE(run(a, first));
@@ -73,7 +75,7 @@ TEST_CASE("captures and plain calls side by side do not share streams") {
   CHECK(IsRight(c));
   REQUIRE(fake::EndCapture(second.get(), &graph_b) == 0);
   REQUIRE(fake::EndCapture(first.get(), &graph_a) == 0);
-  CHECK(device.engine->lane_sets() == 2);
+  CHECK(device.engine->stats().lane_sets == 2);
   CHECK(a.results[0] == -1);  // nothing ran so far
   REQUIRE(fake::LaunchGraph(graph_a, first.get()) == 0);
   REQUIRE(fake::LaunchGraph(graph_b, second.get()) == 0);
@@ -83,7 +85,7 @@ TEST_CASE("captures and plain calls side by side do not share streams") {
   CHECK(IsRight(b));
   REQUIRE(run(c, plain));  // the captures are over: their sets serve again
   REQUIRE(plain.Synchronize() == 0);
-  CHECK(device.engine->lane_sets() == 2);
+  CHECK(device.engine->stats().lane_sets == 2);
 }
 
 TEST_CASE("a step that fails in a capture leaves the capture joined, and the engine fit") {
@@ -94,8 +96,7 @@ TEST_CASE("a step that fails in a capture leaves the capture joined, and the eng
   Memory memory(3);
   REQUIRE(fake::BeginCapture(caller.get()) == 0);
   CHECK_FALSE(
-      device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get())
-          .ok);
+      RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list, caller.get()).ok);
   std::shared_ptr<fake::Graph> graph;
   CHECK(fake::EndCapture(caller.get(), &graph) == 0);
   CHECK(fake::BlockingCalls() == 0);
@@ -109,8 +110,7 @@ TEST_CASE("an invalid capture is refused, and ends without harm") {
   fake::Stream caller, other;
   Memory memory(3);
   auto run = [&] {
-    return device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(),
-                              caller.get());
+    return RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list, caller.get());
   };
   REQUIRE(fake::BeginCapture(caller.get()) == 0);
   REQUIRE(run().ok);
@@ -130,7 +130,7 @@ TEST_CASE("an invalid capture is refused, and ends without harm") {
   CHECK(fake::EndCapture(caller.get(), &graph) == 901);
   CHECK(run().ok);
   CHECK(caller.Synchronize() == 0);
-  CHECK(device.engine->lane_sets() == 2);
+  CHECK(device.engine->stats().lane_sets == 2);
 }
 
 TEST_CASE("lanes on streams of somebody else: one set, callers take turns") {
@@ -152,14 +152,13 @@ TEST_CASE("lanes on streams of somebody else: one set, callers take turns") {
   }
   for (auto& thread : threads) thread.join();
   CHECK(wrong == 0);
-  CHECK(device.engine->lane_sets() == 1);
+  CHECK(device.engine->stats().lane_sets == 1);
 
   fake::Stream caller;
   Memory memory(3);
   REQUIRE(fake::BeginCapture(streams[1]->get()) == 0);
   auto run = [&] {
-    return device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(),
-                              caller.get());
+    return RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list, caller.get());
   };
   auto result = run();
   CHECK_FALSE(result.ok);
@@ -171,7 +170,7 @@ TEST_CASE("lanes on streams of somebody else: one set, callers take turns") {
 
   auto wide = std::make_shared<Program>(kLanes + 1, 0, 0, 0, 0, "wide");
   wide->AddLaunch(kLanes, MakeLaunch("x", dfx::test::Nothing));
-  REQUIRE(wide->Finish() == "");
-  CHECK(device.engine->Run(wide, nullptr, nullptr, caller.get()).error.find("3 streams") !=
+  REQUIRE(Problem(*wide) == "");
+  CHECK(RunOnDevice(*device.engine, wide, {}, {}, caller.get()).error.find("3 streams") !=
         std::string::npos);
 }

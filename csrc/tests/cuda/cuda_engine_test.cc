@@ -19,7 +19,9 @@ using dfx::test::DeviceLanes;
 using dfx::test::IsRight;
 using dfx::test::kLanes;
 using dfx::test::Memory;
+using dfx::test::RunOnDevice;
 using dfx::test::Squares;
+using dfx_test::Problem;
 namespace fake = dfx::fake;
 
 }  // namespace
@@ -38,15 +40,15 @@ TEST_CASE("Run enqueues and returns while the device is busy") {
   p->AddRecord(1, 0);
   p->AddWait(0, 0);
   p->AddLaunch(0, DeviceLanes::Launch("after", [&](const Buffer*, int, Buffer*) { ++ran; }));
-  REQUIRE(p->Finish() == "");
-  for (int i = 0; i < 10; ++i) REQUIRE(device.engine->Run(p, nullptr, nullptr, caller.get()).ok);
+  REQUIRE(Problem(*p) == "");
+  for (int i = 0; i < 10; ++i) REQUIRE(RunOnDevice(*device.engine, p, {}, {}, caller.get()).ok);
   CHECK(ran == 0);
   CHECK(fake::BlockingCalls() == 0);
   p.reset();  // the program may go: the device has what it needs
   release = true;
   CHECK(caller.Synchronize() == 0);
   CHECK(ran == 20);
-  CHECK(device.engine->lane_sets() == 1);
+  CHECK(device.engine->stats().lane_sets == 1);
 }
 
 TEST_CASE("the caller's stream orders what comes before and after, call by call") {
@@ -63,8 +65,7 @@ TEST_CASE("the caller's stream orders what comes before and after, call by call"
       return true;
     });
     REQUIRE(
-        device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get())
-            .ok);
+        RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list, caller.get()).ok);
     fake::Launch(caller.get(), [&memory, &at = seen[static_cast<size_t>(i)]] {
       at.args = memory.args;
       at.results = memory.results;
@@ -83,10 +84,9 @@ TEST_CASE("scratch may be the caller's") {
   fake::Stream caller;
   Memory memory(3);
   alignas(64) char scratch[64 * kLanes];
-  REQUIRE(
-      device.engine
-          ->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get(), scratch)
-          .ok);
+  REQUIRE(RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list, caller.get(),
+                      scratch)
+              .ok);
   REQUIRE(caller.Synchronize() == 0);
   CHECK(IsRight(memory));
   CHECK(fake::Calls("cuMemAllocAsync") == 0);
@@ -103,8 +103,8 @@ TEST_CASE("the tests notice a missing wait") {
   for (int i = 0; i < 300; ++i) {
     fake::Stream caller;
     Memory memory(i + 1);
-    device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get(),
-                       scratch);
+    RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list, caller.get(),
+                scratch);
     caller.Synchronize();
     wrong += IsRight(memory) ? 0 : 1;
     device.engine.reset();  // waits for the lanes, which nobody joined
@@ -125,8 +125,7 @@ TEST_CASE("threads with streams of their own") {
       fake::Stream caller;
       for (int i = 0; i < 100; ++i) {
         Memory memory(100 * t + i);
-        if (!device.engine
-                 ->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get())
+        if (!RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list, caller.get())
                  .ok) {
           ++wrong;
         }
@@ -136,7 +135,7 @@ TEST_CASE("threads with streams of their own") {
   }
   for (auto& thread : threads) thread.join();
   CHECK(wrong == 0);
-  CHECK(device.engine->lane_sets() <= 4);
-  CHECK(device.engine->calls() == 400);
+  CHECK(device.engine->stats().lane_sets <= 4);
+  CHECK(device.engine->stats().calls == 400);
   CHECK(fake::BlockingCalls() == 0);
 }

@@ -18,7 +18,6 @@ namespace {
 
 using dfx::Buffer;
 using dfx::CudaEngine;
-using dfx::CudaError;
 using dfx::Engine;
 using dfx::Lane;
 using dfx::Program;
@@ -27,8 +26,11 @@ using dfx::test::Device;
 using dfx::test::kLanes;
 using dfx::test::MakeLaunch;
 using dfx::test::Memory;
+using dfx::test::RunOnDevice;
 using dfx::test::RunsRight;
 using dfx::test::Squares;
+using dfx_test::Outcome;
+using dfx_test::Problem;
 namespace fake = dfx::fake;
 
 }  // namespace
@@ -52,12 +54,12 @@ TEST_CASE("every driver call may fail: an error, nothing left running, and the n
       Device device;
       auto program = Squares();
       fake::FailCall(symbol, dfx::kCudaOutOfMemory, skip);
-      Engine::Result result;
+      Outcome result;
       {
         fake::Stream caller;
         auto memory = std::make_unique<Memory>(3);
-        result = device.engine->Run(program, memory->arg_list.data(), memory->result_list.data(),
-                                    caller.get());
+        result = RunOnDevice(*device.engine, program, memory->arg_list, memory->result_list,
+                             caller.get());
         CHECK(caller.Synchronize() == 0);
         // The caller is past the call: no lane may touch this any more (the sanitizers look).
         std::fill(memory->args.begin(), memory->args.end(), -5);
@@ -69,7 +71,7 @@ TEST_CASE("every driver call may fail: an error, nothing left running, and the n
       ++failures;
       CHECK_FALSE(result.ok);
       CHECK(result.error.find("CUDA_ERROR_OUT_OF_MEMORY") != std::string::npos);
-      CHECK(device.engine->failures() == 1);
+      CHECK(device.engine->stats().failures == 1);
       CHECK(RunsRight(*device.engine, program));
       if (symbol == "cuMemFreeAsync") {  // that memory cannot be had back
         std::string why;
@@ -95,14 +97,14 @@ TEST_CASE(
       Device device;
       auto program = Squares();
       if (warm) REQUIRE(RunsRight(*device.engine, program));
-      Engine::Result result;
+      Outcome result;
       {
         fake::Stream caller;
         Memory memory(3);
         {
           dfx_test::FailAllocationsAfter fail(n);
-          result = device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(),
-                                      caller.get());
+          result = RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list,
+                               caller.get());
           done = dfx_test::AllocationsLeft() > 0;
         }
         CHECK(caller.Synchronize() == 0);
@@ -134,8 +136,7 @@ TEST_CASE("if lanes cannot be joined on the device, the host waits for them") {
     Memory memory(3);
     const int64_t blocked = fake::BlockingCalls();
     CHECK_FALSE(
-        device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get())
-            .ok);
+        RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list, caller.get()).ok);
     CHECK(fake::BlockingCalls() > blocked);
     // The caller's stream still has lane 0's part; nobody else writes any more.
     for (size_t lane = 1; lane < kLanes; ++lane) memory.results[lane] = 0;
@@ -150,8 +151,8 @@ TEST_CASE("a failing step joins what was started") {
     auto program = Squares([bad](int lane) { return lane == bad; });
     auto memory = std::make_unique<Memory>(3);
     fake::Stream caller;
-    auto result = device.engine->Run(program, memory->arg_list.data(), memory->result_list.data(),
-                                     caller.get());
+    auto result =
+        RunOnDevice(*device.engine, program, memory->arg_list, memory->result_list, caller.get());
     CHECK_FALSE(result.ok);
     CHECK(result.error == "step 'may fail' failed with status 7");
     CHECK(caller.Synchronize() == 0);
@@ -169,8 +170,8 @@ TEST_CASE("a step may not use events itself") {
   p->AddLaunch(1, MakeLaunch("gate", [](const Buffer*, int, Buffer*, int, Lane* lane) {
                  return lane->current()->WaitEvent(0) ? 0 : 1;
                }));
-  REQUIRE(p->Finish() == "");
-  auto result = device.engine->Run(p, nullptr, nullptr, caller.get());
+  REQUIRE(Problem(*p) == "");
+  auto result = RunOnDevice(*device.engine, p, {}, {}, caller.get());
   CHECK_FALSE(result.ok);
   CHECK(result.error.find("host lanes only") != std::string::npos);
 }
@@ -186,13 +187,13 @@ TEST_CASE("a faulting kernel loses the context, and later calls say so") {
                    return false;
                  });
                }));
-  REQUIRE(p->Finish() == "");
+  REQUIRE(Problem(*p) == "");
   fake::Stream caller;
-  CHECK(device.engine->Run(p, nullptr, nullptr, caller.get()).ok);  // nobody knows yet
+  CHECK(RunOnDevice(*device.engine, p, {}, {}, caller.get()).ok);  // nobody knows yet
   release = true;
   CHECK(caller.Synchronize() == 700);
   for (int i = 0; i < 3; ++i) {
-    auto result = device.engine->Run(p, nullptr, nullptr, caller.get());
+    auto result = RunOnDevice(*device.engine, p, {}, {}, caller.get());
     CHECK_FALSE(result.ok);
     CHECK(result.error.find("CUDA_ERROR_ILLEGAL_ADDRESS") != std::string::npos);
     if (i > 0) CHECK(result.error.find("the CUDA context is lost") != std::string::npos);
@@ -213,12 +214,12 @@ TEST_CASE("with a check after each step, a faulting kernel is named in the calle
   }
   p->AddRecord(1, 0);
   p->AddWait(0, 0);
-  REQUIRE(p->Finish() == "");
+  REQUIRE(Problem(*p) == "");
   fake::Stream caller;
-  auto result = device.engine->Run(p, nullptr, nullptr, caller.get());
+  auto result = RunOnDevice(*device.engine, p, {}, {}, caller.get());
   CHECK(result.error.find("step 'broken': cuStreamSynchronize after it failed: "
                           "CUDA_ERROR_ILLEGAL_ADDRESS") == 0);
-  result = device.engine->Run(p, nullptr, nullptr, caller.get());
+  result = RunOnDevice(*device.engine, p, {}, {}, caller.get());
   CHECK(result.error.find("the CUDA context is lost: step 'broken'") == 0);
 }
 
@@ -234,8 +235,7 @@ TEST_CASE("with a check after each step, values and captures are the same") {
   fake::Stream caller;
   Memory memory(3);
   REQUIRE(fake::BeginCapture(caller.get()) == 0);
-  CHECK(device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get())
-            .ok);
+  CHECK(RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list, caller.get()).ok);
   std::shared_ptr<fake::Graph> graph;
   CHECK(fake::EndCapture(caller.get(), &graph) == 0);
   CHECK(fake::BlockingCalls() == before);
@@ -248,14 +248,13 @@ TEST_CASE("memory of a second device is refused, and the next call works") {
   auto program = Squares();
   fake::Stream caller;
   Memory memory(3);
-  auto result = device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(),
-                                   caller.get(), nullptr, 1);
+  auto result = RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list,
+                            caller.get(), nullptr, 1);
   CHECK(result.error.find("plan 'squares' has its lanes on CUDA device 0, its arrays are on device "
                           "1: move them there") == 0);
   CHECK(memory.results[0] == -1);
-  CHECK(device.engine
-            ->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get(), nullptr,
-                  0)
+  CHECK(RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list, caller.get(),
+                    nullptr, 0)
             .ok);
   CHECK(caller.Synchronize() == 0);
   CHECK(IsRight(memory));
@@ -271,12 +270,11 @@ TEST_CASE("a device lost while Run enqueues ends the call, whatever the call was
       fake::Stream caller;
       Memory memory(3);
       CHECK_FALSE(
-          device.engine
-              ->Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get())
+          RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list, caller.get())
               .ok);
       caller.Synchronize();
-      auto later = device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(),
-                                      caller.get());
+      auto later =
+          RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list, caller.get());
       const bool launch = std::string(symbol) == "cuLaunchKernel";
       // What a step's own launch returned is the step's affair; the engine's calls it sees itself.
       CHECK(later.ok == launch);
@@ -291,7 +289,7 @@ TEST_CASE("an engine that cannot be made says why, and leaves nothing behind") {
   auto error = [](CudaEngine::Options options) -> std::string {
     try {
       CudaEngine engine(fake::Driver(), std::move(options));
-    } catch (const CudaError& e) {
+    } catch (const dfx::Error& e) {
       return e.what();
     }
     return "";
@@ -318,7 +316,7 @@ TEST_CASE("the real driver loads, or says why not") {
   try {
     const int count = dfx::CudaDeviceCount();
     CHECK(count >= 0);
-  } catch (const CudaError& e) {
+  } catch (const dfx::Error& e) {
     CHECK(std::string(e.what()).find("CUDA") != std::string::npos);
   }
 }
@@ -332,8 +330,8 @@ TEST_CASE("a forked child gets an error from the CUDA engine") {
   Memory memory(3);
   const pid_t child = fork();
   if (child == 0) {
-    auto result = device.engine->Run(program, memory.arg_list.data(), memory.result_list.data(),
-                                     caller.get());
+    auto result =
+        RunOnDevice(*device.engine, program, memory.arg_list, memory.result_list, caller.get());
     _exit(!result.ok && result.error.find("forked") != std::string::npos ? 0 : 1);
   }
   int status = -1;

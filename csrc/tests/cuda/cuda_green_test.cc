@@ -14,7 +14,6 @@ namespace {
 using dfx::Buffer;
 using dfx::CudaDriver;
 using dfx::CudaEngine;
-using dfx::CudaError;
 using dfx::CudaStreams;
 using dfx::Lane;
 using dfx::Program;
@@ -22,8 +21,10 @@ using dfx::test::CleanDriver;
 using dfx::test::IsRight;
 using dfx::test::MakeLaunch;
 using dfx::test::Memory;
+using dfx::test::RunOnDevice;
 using dfx::test::RunsRight;
 using dfx::test::Squares;
+using dfx_test::Problem;
 namespace fake = dfx::fake;
 
 CudaEngine::Options Confined(std::vector<int> sms) {
@@ -35,7 +36,7 @@ CudaEngine::Options Confined(std::vector<int> sms) {
 std::string Error(const CudaDriver& driver, std::vector<int> sms) {
   try {
     CudaEngine engine(driver, Confined(std::move(sms)));
-  } catch (const CudaError& error) {
+  } catch (const dfx::Error& error) {
     return error.what();
   }
   return "";
@@ -55,9 +56,9 @@ TEST_CASE("a lane's stream has the multiprocessors that it asked for, rounded up
                    return 0;
                  }));
   }
-  REQUIRE(p->Finish() == "");
+  REQUIRE(Problem(*p) == "");
   fake::Stream caller;
-  REQUIRE(engine.Run(p, nullptr, nullptr, caller.get()).ok);
+  REQUIRE(RunOnDevice(engine, p, {}, {}, caller.get()).ok);
   CHECK(seen == std::vector<unsigned>{132, 24, 132, 8, 132});
 }
 
@@ -70,7 +71,7 @@ TEST_CASE("confined lanes give the same values, captured ones too") {
   fake::Stream caller;
   Memory memory(3);
   REQUIRE(fake::BeginCapture(caller.get()) == 0);
-  REQUIRE(engine.Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get()).ok);
+  REQUIRE(RunOnDevice(engine, program, memory.arg_list, memory.result_list, caller.get()).ok);
   std::shared_ptr<fake::Graph> graph;
   REQUIRE(fake::EndCapture(caller.get(), &graph) == 0);
   REQUIRE(fake::LaunchGraph(graph, caller.get()) == 0);
@@ -107,7 +108,7 @@ TEST_CASE("what cannot be confined is refused, and nothing is left behind") {
   auto given = Confined({0, 8});
   given.streams = {stream.get()};
   CHECK_THROWS_WITH_AS(CudaEngine(fake::Driver(), given),
-                       doctest::Contains("lanes on given streams cannot be confined"), CudaError);
+                       doctest::Contains("lanes on given streams cannot be confined"), dfx::Error);
 }
 
 TEST_CASE("a confined stream that cannot be made fails the call, and the next one works") {
@@ -131,11 +132,11 @@ TEST_CASE("streams for somebody else's lanes") {
     CHECK(fake::SmsOf(streams.streams()[1]) == 16);
     CHECK(streams.sms() == std::vector<int>{0, 0, 16});
   }
-  CHECK_THROWS_AS(CudaStreams(fake::Driver(), 3, 2, {}, {}), CudaError);
-  CHECK_THROWS_AS(CudaStreams(fake::Driver(), 0, 2, {0, 7}, {}), CudaError);
-  CHECK_THROWS_AS(CudaStreams(fake::Driver(), 0, 2, {}, {0, 200}), CudaError);
+  CHECK_THROWS_AS(CudaStreams(fake::Driver(), 3, 2, {}, {}), dfx::Error);
+  CHECK_THROWS_AS(CudaStreams(fake::Driver(), 0, 2, {0, 7}, {}), dfx::Error);
+  CHECK_THROWS_AS(CudaStreams(fake::Driver(), 0, 2, {}, {0, 200}), dfx::Error);
   for (int skip = 0; skip < 2; ++skip) {
     fake::FailCall("cuGreenCtxStreamCreate", dfx::kCudaOutOfMemory, skip);
-    CHECK_THROWS_AS(CudaStreams(fake::Driver(), 0, 3, {}, {0, 8, 8}), CudaError);
+    CHECK_THROWS_AS(CudaStreams(fake::Driver(), 0, 3, {}, {0, 8, 8}), dfx::Error);
   }
 }

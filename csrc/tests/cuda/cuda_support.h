@@ -15,6 +15,8 @@
 
 namespace dfx::test {
 
+using dfx_test::Problem;
+
 inline constexpr int kLanes = 3;
 
 // An engine on a fake driver with delays.
@@ -63,8 +65,8 @@ inline std::shared_ptr<Program> Squares(std::function<bool(int lane)> fail = nul
   auto p = std::make_shared<Program>(kLanes, kLanes, kLanes, kLanes, 64 * kLanes, "squares");
   std::vector<int32_t> scratch;
   for (int i = 0; i < kLanes; ++i) {
-    const int arg = p->AddBuffer({BufferKind::kArg, i, 0, 8, 0, {}});
-    scratch.push_back(p->AddBuffer({BufferKind::kScratch, -1, 64 * i, 8, 0, {}}));
+    const int arg = p->AddBuffer({BufferKind::kArg, i, 0, 8});
+    scratch.push_back(p->AddBuffer({BufferKind::kScratch, -1, 64 * i, 8}));
     p->AddLaunch(i, DeviceLanes::Launch("square",
                                         [](const Buffer* in, int, Buffer* out) {
                                           At(out[0]) = At(in[0]) * At(in[0]);
@@ -81,7 +83,7 @@ inline std::shared_ptr<Program> Squares(std::function<bool(int lane)> fail = nul
                      return fail(i) ? 7 : 0;
                    }));
     }
-    const int result = p->AddBuffer({BufferKind::kResult, i, 0, 8, 0, {}});
+    const int result = p->AddBuffer({BufferKind::kResult, i, 0, 8});
     p->AddLaunch(i, DeviceLanes::Launch("add",
                                         [i](const Buffer* in, int n, Buffer* out) {
                                           int64_t sum = i;
@@ -90,7 +92,7 @@ inline std::shared_ptr<Program> Squares(std::function<bool(int lane)> fail = nul
                                         },
                                         scratch, {result}));
   }
-  REQUIRE(p->Finish() == "");
+  REQUIRE(Problem(*p) == "");
   return p;
 }
 
@@ -106,8 +108,7 @@ inline bool IsRight(const Memory& memory) {
 inline bool RunsRight(CudaEngine& engine, const std::shared_ptr<Program>& program) {
   fake::Stream caller;
   Memory memory(3);
-  auto result =
-      engine.Run(program, memory.arg_list.data(), memory.result_list.data(), caller.get());
+  auto result = RunOnDevice(engine, program, memory.arg_list, memory.result_list, caller.get());
   return result.ok && caller.Synchronize() == 0 && IsRight(memory);
 }
 

@@ -15,9 +15,12 @@ namespace {
 using dfx::BufferKind;
 using dfx::CudaEngine;
 using dfx::KernelParameter;
-using dfx::KernelStep;
+using dfx::KernelSpec;
 using dfx::LaunchDesc;
 using dfx::Program;
+using dfx::test::RunOnDevice;
+using dfx::test::RunOnHost;
+using dfx_test::Problem;
 namespace fake = dfx::fake;
 
 template <typename T>
@@ -29,13 +32,13 @@ KernelParameter Constant(T value) {
 }
 
 // out[0] = in[0] * factor + in[1], all int64; the parameters are (out, in 1, factor, in 0).
-KernelStep MultiplyAdd(int64_t factor) {
+KernelSpec MultiplyAdd(int64_t factor) {
   fake::DefineKernel("multiply_add", {8, 8, 8, 8}, [](void* const* p) {
     auto address = [p](int i) { return *static_cast<int64_t* const*>(p[i]); };
     *address(0) = *address(3) * *static_cast<const int64_t*>(p[2]) + *address(1);
     return true;
   });
-  KernelStep step;
+  KernelSpec step;
   step.image = "fake";
   step.name = "multiply_add";
   step.block[0] = 32;
@@ -49,9 +52,9 @@ KernelStep MultiplyAdd(int64_t factor) {
 struct Fixture {
   CudaEngine engine{fake::Driver(), {}};
 
-  std::string Error(KernelStep step) {
+  std::string Error(KernelSpec step) {
     try {
-      dfx::MakeKernelLauncher(engine, std::move(step));
+      dfx::MakeKernelStep("multiply-add", engine, std::move(step));
     } catch (const std::exception& error) {
       return error.what();
     }
@@ -59,13 +62,14 @@ struct Fixture {
   }
 };
 
-std::shared_ptr<Program> OneKernel(dfx::Launcher launcher, std::vector<int32_t> ins = {0, 1}) {
+std::shared_ptr<Program> OneKernel(std::unique_ptr<dfx::Step> step,
+                                   std::vector<int32_t> ins = {0, 1}) {
   auto p = std::make_shared<Program>(2, 0, 2, 1, 0, "kernel");
-  p->AddBuffer({BufferKind::kArg, 0, 0, 8, 0, {}});
-  p->AddBuffer({BufferKind::kArg, 1, 0, 8, 0, {}});
-  p->AddBuffer({BufferKind::kResult, 0, 0, 8, 0, {}});
-  p->AddLaunch(1, LaunchDesc{"multiply-add", std::move(launcher), std::move(ins), {2}});
-  REQUIRE(p->Finish() == "");
+  p->AddBuffer({BufferKind::kArg, 0, 0, 8});
+  p->AddBuffer({BufferKind::kArg, 1, 0, 8});
+  p->AddBuffer({BufferKind::kResult, 0, 0, 8});
+  p->AddLaunch(1, LaunchDesc{std::move(step), std::move(ins), {2}});
+  REQUIRE(Problem(*p) == "");
   return p;
 }
 
@@ -73,13 +77,13 @@ std::shared_ptr<Program> OneKernel(dfx::Launcher launcher, std::vector<int32_t> 
 
 TEST_CASE_FIXTURE(Fixture, "a kernel gets addresses and constants in its own order") {
   fake::SetMaxDelayUs(100);
-  auto program = OneKernel(dfx::MakeKernelLauncher(engine, MultiplyAdd(7)));
+  auto program = OneKernel(dfx::MakeKernelStep("multiply-add", engine, MultiplyAdd(7)));
   fake::Stream caller;
   for (int64_t i = 0; i < 50; ++i) {
     int64_t a = i, b = 1000, out = -1;
     void* args[] = {&a, &b};
     void* results[] = {&out};
-    REQUIRE(engine.Run(program, args, results, caller.get()).error == "");
+    REQUIRE(RunOnDevice(engine, program, args, results, caller.get()).error == "");
     REQUIRE(caller.Synchronize() == 0);
     REQUIRE(out == 7 * i + 1000);
   }
@@ -87,7 +91,7 @@ TEST_CASE_FIXTURE(Fixture, "a kernel gets addresses and constants in its own ord
 
 TEST_CASE_FIXTURE(Fixture, "an image is loaded once") {
   const int64_t before = fake::Calls("cuModuleLoadData");
-  for (int64_t i = 0; i < 5; ++i) dfx::MakeKernelLauncher(engine, MultiplyAdd(i));
+  for (int64_t i = 0; i < 5; ++i) dfx::MakeKernelStep("multiply-add", engine, MultiplyAdd(i));
   CHECK(fake::Calls("cuModuleLoadData") == before + 1);
 }
 
@@ -116,18 +120,18 @@ TEST_CASE_FIXTURE(Fixture, "a launch that cannot be is an error of the call") {
   void* args[] = {&a, &b};
   void* results[] = {&out};
   auto error = [&](const std::shared_ptr<Program>& p) {
-    return engine.Run(p, args, results, caller.get()).error;
+    return RunOnDevice(engine, p, args, results, caller.get()).error;
   };
-  CHECK(error(OneKernel(dfx::MakeKernelLauncher(engine, MultiplyAdd(7)), {0}))
+  CHECK(error(OneKernel(dfx::MakeKernelStep("multiply-add", engine, MultiplyAdd(7)), {0}))
             .find("takes input 1 and output 0; the step has 1 inputs") != std::string::npos);
   auto wide = MultiplyAdd(7);
   wide.block[0] = 2048;
-  CHECK(error(OneKernel(dfx::MakeKernelLauncher(engine, wide)))
+  CHECK(error(OneKernel(dfx::MakeKernelStep("multiply-add", engine, wide)))
             .find("cuLaunchKernel failed: CUDA_ERROR_INVALID_VALUE") != std::string::npos);
-  auto good = OneKernel(dfx::MakeKernelLauncher(engine, MultiplyAdd(7)));
+  auto good = OneKernel(dfx::MakeKernelStep("multiply-add", engine, MultiplyAdd(7)));
   CHECK(error(good) == "");
   CHECK(caller.Synchronize() == 0);
   CHECK(out == 9);
-  auto on_host = dfx::Engine::Get().Run(good, args, results);
+  auto on_host = RunOnHost(good, args, results);
   CHECK(on_host.error.find("needs a CUDA lane; lane 1 runs on the host") != std::string::npos);
 }

@@ -93,10 +93,10 @@ std::string StableHlo(const std::string& shape, size_t n_ins, size_t n_outs, boo
          "\n return " + values + " : " + types + "\n} }";
 }
 
-PjrtStep MakeStep(const std::string& stablehlo, PjrtTensor tensor, size_t n_ins, size_t n_outs,
+PjrtSpec MakeStep(const std::string& stablehlo, PjrtTensor tensor, size_t n_ins, size_t n_outs,
                   bool in_place, std::shared_ptr<PjrtCounters> counters) {
   PjrtClient& client = PjrtClient::Get();
-  PjrtStep step;
+  PjrtSpec step;
   step.api = client.api();
   step.client = client.client();
   step.owner = client.Compile(stablehlo);
@@ -124,16 +124,17 @@ LaunchDesc PjrtLanes::Compute(const std::string& name, const Affine& of, std::ve
   const std::string text = StableHlo("1xi64", ins.size(), outs.size(), true, body);
   // Compiling takes longer than running: the same computation is compiled once.
   static std::mutex mutex;
-  static auto* compiled = new std::map<std::string, Launcher>;
+  static auto* compiled = new std::map<std::string, std::shared_ptr<Step>>;
   std::lock_guard<std::mutex> lock(mutex);
   auto it = compiled->find(text);
   if (it == compiled->end()) {
     it = compiled
-             ->emplace(text,
-                       MakePjrtLauncher(MakeStep(text, {kS64, {1}}, ins.size(), outs.size(), true)))
+             ->emplace(text, MakePjrtStep(
+                                 "xla", MakeStep(text, {kS64, {1}}, ins.size(), outs.size(), true)))
              .first;
   }
-  return LaunchDesc{name, it->second, std::move(ins), std::move(outs)};
+  return LaunchDesc{std::make_unique<SharedStep>(name, it->second), std::move(ins),
+                    std::move(outs)};
 }
 
 }  // namespace dfx::test

@@ -34,7 +34,21 @@ constexpr int kS64 = 5;
 std::string StableHlo(const std::string& shape, size_t n_ins, size_t n_outs, bool in_place,
                       const std::string& body);
 
-PjrtStep MakeStep(const std::string& stablehlo, PjrtTensor tensor, size_t n_ins, size_t n_outs,
+// A step that several programs, and several lanes at a time, launch.
+class SharedStep : public Step {
+ public:
+  SharedStep(std::string name, std::shared_ptr<Step> step)
+      : Step(std::move(name)), step_(std::move(step)) {}
+  std::string Describe() const override { return step_->Describe(); }
+  void Launch(std::span<const Buffer> ins, std::span<Buffer> outs, Lane& lane) override {
+    step_->Launch(ins, outs, lane);
+  }
+
+ private:
+  const std::shared_ptr<Step> step_;
+};
+
+PjrtSpec MakeStep(const std::string& stablehlo, PjrtTensor tensor, size_t n_ins, size_t n_outs,
                   bool in_place, std::shared_ptr<PjrtCounters> counters = nullptr);
 
 // Host lanes whose steps are XLA executables.

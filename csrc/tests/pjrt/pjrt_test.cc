@@ -20,11 +20,14 @@ using dfx::Engine;
 using dfx::LaunchDesc;
 using dfx::PjrtCounters;
 using dfx::Program;
-using dfx::pjrt::PjrtError;
 using dfx::test::kF32;
 using dfx::test::MakeStep;
 using dfx::test::PjrtClient;
+using dfx::test::SharedStep;
 using dfx::test::StableHlo;
+using dfx_test::Outcome;
+using dfx_test::Problem;
+using dfx_test::RunOnHost;
 
 // Our declarations against XLA's header.
 #define SAME_SIZE(ours, theirs) static_assert(sizeof(dfx::pjrt::ours) == sizeof(theirs))
@@ -104,25 +107,25 @@ std::string TwicePlusOne(bool in_place) {
 }
 
 // One step on lane 1, argument to result.
-std::shared_ptr<Program> OneStep(dfx::Launcher launcher, int64_t bytes = sizeof(Floats)) {
+std::shared_ptr<Program> OneStep(std::unique_ptr<dfx::Step> step, int64_t bytes = sizeof(Floats)) {
   auto p = std::make_shared<Program>(2, 0, 1, 1, 0, "pjrt");
-  const int a = p->AddBuffer({BufferKind::kArg, 0, 0, bytes, 0, {kN}});
-  const int r = p->AddBuffer({BufferKind::kResult, 0, 0, bytes, 0, {kN}});
-  p->AddLaunch(1, LaunchDesc{"xla", std::move(launcher), {a}, {r}});
-  REQUIRE(p->Finish() == "");
+  const int a = p->AddBuffer({BufferKind::kArg, 0, 0, bytes});
+  const int r = p->AddBuffer({BufferKind::kResult, 0, 0, bytes});
+  p->AddLaunch(1, LaunchDesc{std::move(step), {a}, {r}});
+  REQUIRE(Problem(*p) == "");
   return p;
 }
 
-Engine::Result Run(const std::shared_ptr<Program>& program, Floats& in, Floats& out) {
+Outcome Run(const std::shared_ptr<Program>& program, Floats& in, Floats& out) {
   void* args[] = {&in};
   void* results[] = {&out};
-  return Engine::Get().Run(program, args, results);
+  return RunOnHost(program, args, results);
 }
 
-std::string ErrorOf(dfx::PjrtStep step) {
+std::string ErrorOf(dfx::PjrtSpec step) {
   try {
-    dfx::MakePjrtLauncher(std::move(step));
-  } catch (const PjrtError& error) {
+    dfx::MakePjrtStep("xla", std::move(step));
+  } catch (const dfx::Error& error) {
     return error.what();
   }
   return "";
@@ -134,8 +137,8 @@ TEST_CASE("an output that aliases a donated view is written in place, any other 
   for (bool in_place : {true, false}) {
     CAPTURE(in_place);
     auto counters = std::make_shared<PjrtCounters>();
-    auto program = OneStep(dfx::MakePjrtLauncher(
-        MakeStep(TwicePlusOne(in_place), {kF32, {kN}}, 1, 1, in_place, counters)));
+    auto program = OneStep(dfx::MakePjrtStep(
+        "xla", MakeStep(TwicePlusOne(in_place), {kF32, {kN}}, 1, 1, in_place, counters)));
     // The memory changes from call to call in both ways: other addresses, other values.
     std::vector<Floats> ins(3), outs(3);
     for (int call = 0; call < 50; ++call) {
@@ -153,13 +156,13 @@ TEST_CASE("an output that aliases a donated view is written in place, any other 
 TEST_CASE("memory that XLA cannot use in place is copied, each call anew") {
   auto counters = std::make_shared<PjrtCounters>();
   auto program = OneStep(
-      dfx::MakePjrtLauncher(MakeStep(TwicePlusOne(true), {kF32, {kN}}, 1, 1, true, counters)));
+      dfx::MakePjrtStep("xla", MakeStep(TwicePlusOne(true), {kF32, {kN}}, 1, 1, true, counters)));
   alignas(64) float in[kN + 1], out[kN + 1];
   for (int call = 0; call < 10; ++call) {
     for (int i = 0; i < kN; ++i) in[i + 1] = static_cast<float>(call * i);
     void* args[] = {in + 1};
     void* results[] = {out + 1};
-    REQUIRE(Engine::Get().Run(program, args, results).error == "");
+    REQUIRE(RunOnHost(program, args, results).error == "");
     for (int i = 0; i < kN; ++i) REQUIRE(out[i + 1] == 2 * in[i + 1] + 1);
   }
   CHECK(counters->copied_inputs.load() == 10);
@@ -169,7 +172,7 @@ TEST_CASE("memory that XLA cannot use in place is copied, each call anew") {
 TEST_CASE("views of inputs are kept while the addresses stay") {
   auto counters = std::make_shared<PjrtCounters>();
   auto program = OneStep(
-      dfx::MakePjrtLauncher(MakeStep(TwicePlusOne(false), {kF32, {kN}}, 1, 1, false, counters)));
+      dfx::MakePjrtStep("xla", MakeStep(TwicePlusOne(false), {kF32, {kN}}, 1, 1, false, counters)));
   Floats in{}, out{};
   for (int call = 0; call < 10; ++call) REQUIRE(Run(program, in, out).ok);
   CHECK(counters->views.load() == 1);
@@ -177,22 +180,22 @@ TEST_CASE("views of inputs are kept while the addresses stay") {
 
 TEST_CASE("10 000 calls from four threads") {
   auto counters = std::make_shared<PjrtCounters>();
-  dfx::Launcher launcher =
-      dfx::MakePjrtLauncher(MakeStep(TwicePlusOne(true), {kF32, {kN}}, 1, 1, true, counters));
+  std::shared_ptr<dfx::Step> step =
+      dfx::MakePjrtStep("xla", MakeStep(TwicePlusOne(true), {kF32, {kN}}, 1, 1, true, counters));
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       // The same step on both lanes, of a program that each thread has for itself.
       auto p = std::make_shared<Program>(2, 1, 1, 1, sizeof(Floats), "two");
-      const int a = p->AddBuffer({BufferKind::kArg, 0, 0, sizeof(Floats), 0, {kN}});
-      const int s = p->AddBuffer({BufferKind::kScratch, -1, 0, sizeof(Floats), 0, {kN}});
-      const int r = p->AddBuffer({BufferKind::kResult, 0, 0, sizeof(Floats), 0, {kN}});
-      p->AddLaunch(1, LaunchDesc{"first", launcher, {a}, {s}});
+      const int a = p->AddBuffer({BufferKind::kArg, 0, 0, sizeof(Floats)});
+      const int s = p->AddBuffer({BufferKind::kScratch, -1, 0, sizeof(Floats)});
+      const int r = p->AddBuffer({BufferKind::kResult, 0, 0, sizeof(Floats)});
+      p->AddLaunch(1, LaunchDesc{std::make_unique<SharedStep>("first", step), {a}, {s}});
       p->AddRecord(1, 0);
       p->AddWait(0, 0);
-      p->AddLaunch(0, LaunchDesc{"second", launcher, {s}, {r}});
-      if (!p->Finish().empty()) ++wrong;
+      p->AddLaunch(0, LaunchDesc{std::make_unique<SharedStep>("second", step), {s}, {r}});
+      if (!Problem(*p).empty()) ++wrong;
       Floats in{}, out{};
       for (int call = 0; call < 2500; ++call) {
         in.at[7] = static_cast<float>(t + call);
@@ -209,9 +212,9 @@ TEST_CASE("10 000 calls from four threads") {
 TEST_CASE("what the plugin refuses is the call's error, and the next call works") {
   // One argument too few: the executable wants the donated one as well.
   auto step = MakeStep(TwicePlusOne(true), {kF32, {kN}}, 1, 1, true);
-  auto good = OneStep(dfx::MakePjrtLauncher(step));
+  auto good = OneStep(dfx::MakePjrtStep("xla", step));
   step.in_place = {false};
-  auto bad = OneStep(dfx::MakePjrtLauncher(step));
+  auto bad = OneStep(dfx::MakePjrtStep("xla", step));
   Floats in{}, out{};
   for (int i = 0; i < 3; ++i) {
     auto result = Run(bad, in, out);
@@ -220,8 +223,8 @@ TEST_CASE("what the plugin refuses is the call's error, and the next call works"
     CHECK(Run(good, in, out).ok);
     CHECK(out.at[0] == 1);
   }
-  auto small =
-      OneStep(dfx::MakePjrtLauncher(MakeStep(TwicePlusOne(false), {kF32, {kN}}, 1, 1, false)), 64);
+  auto small = OneStep(
+      dfx::MakePjrtStep("xla", MakeStep(TwicePlusOne(false), {kF32, {kN}}, 1, 1, false)), 64);
   auto result = Run(small, in, out);
   CHECK(result.error.find("an output has 1024 bytes, its place 64") != std::string::npos);
 }

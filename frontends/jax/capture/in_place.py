@@ -12,6 +12,7 @@ from typing import Any
 
 from jax.extend import core as jcore
 
+from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import costs
 from dynaflow_xla.frontends.jax.capture.capture import Captured
@@ -19,9 +20,6 @@ from dynaflow_xla.ir.graph import Op
 
 MIN_BYTES = 1 << 18
 """Smaller arrays are copied in less time than lanes take to meet before and after an outer operator."""
-
-_COPIED_PER_NS = 4.0
-"""Bytes that one core copies into fresh memory in a nanosecond."""
 
 _WORTH = 0.25
 """A loop stays in the outer program if copies of what it carries would take this part of its own time."""
@@ -95,4 +93,4 @@ def _outer(op: Op, reason: str) -> Op:
 
 
 def _worth(op: Op, size: int) -> bool:
-    return op.kind in _UPDATES or 2 * size / _COPIED_PER_NS >= _WORTH * op.cost_ns
+    return op.kind in _UPDATES or 2 * size / machine.FRESH_COPY_BYTES_PER_NS >= _WORTH * op.cost_ns

@@ -18,9 +18,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from dynaflow_xla import machine
 from dynaflow_xla.errors import DynaflowError, EngineError, PlanError, UnsupportedError
 from dynaflow_xla.ffi import _compat as ffi_compat, _engine, programs
-from dynaflow_xla.ffi.device_lanes import HOST_ALIGNMENT, DeviceLanes, cuda_lanes
+from dynaflow_xla.ffi.device_lanes import DeviceLanes, cuda_lanes
 from dynaflow_xla.ffi.device_steps import add_step
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture.physical import (
@@ -312,7 +313,7 @@ class DeviceStageBuilder(StageBuilder):
             for origin in (*map(self.origin_of, segment.inputs), *unread):
                 if origin in written and origin not in results and origin not in offsets:
                     offsets[origin] = written[origin], end
-                    end += -(-self.buffer(written[origin]).bytes // align) * align
+                    end += machine.aligned(self.buffer(written[origin]).bytes, align)
         return offsets, end
 
     def _buffers(
@@ -339,7 +340,7 @@ class DeviceStageBuilder(StageBuilder):
                 buffer = add("result", index, offset, part)
                 places.setdefault(self.origin[part], buffer)
                 writes.setdefault(self.origin[part], []).append((part, buffer))
-                aligned[buffer] = offset % HOST_ALIGNMENT == 0
+                aligned[buffer] = offset % machine.ALIGNMENT == 0
         for origin, (number, offset) in offsets.items():
             buffer = add("scratch", -1, offset, number)
             places[origin], aligned[buffer] = buffer, True

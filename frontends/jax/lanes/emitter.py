@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dynaflow_xla import machine
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import xla
 from dynaflow_xla.frontends.jax.capture.physical import (
@@ -20,7 +21,6 @@ from dynaflow_xla.frontends.jax.capture.physical import (
 )
 from dynaflow_xla.frontends.jax.lanes.parts import StageParts
 from dynaflow_xla.ir.graph import Graph, Region
-from dynaflow_xla.ir.partition import COPY_BYTES_PER_NS
 from dynaflow_xla.planning.plan import Launch, Record, Wait
 
 _HOLD_MIN_NS = 50_000
@@ -176,7 +176,10 @@ class LaneEmitter:
             )
             if number is None or is_key(avals[builder.buffer(number).value]):
                 continue
-            if builder.buffer(number).bytes / COPY_BYTES_PER_NS < _HOLD_MAX_SHARE * region.cost_ns:
+            if (
+                builder.buffer(number).bytes / machine.COPY_BYTES_PER_NS
+                < _HOLD_MAX_SHARE * region.cost_ns
+            ):
                 held.append(self.held[number])
                 behind.add(builder.origin_of(number))
         return held

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dynaflow_xla.ffi.lane_program import aligned_bytes
 from dynaflow_xla.frontends.jax.capture import physical
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
 from dynaflow_xla.frontends.jax.planned import Memory
@@ -22,9 +23,7 @@ _MAX_SECONDS = 1.0
 
 def _aligned_empty(spec: Any) -> np.ndarray[Any, Any]:
     size = int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
-    raw = np.empty(size + 64, np.uint8)
-    shift = -raw.ctypes.data % 64
-    return raw[shift : shift + size].view(spec.dtype).reshape(spec.shape)
+    return aligned_bytes(size).view(spec.dtype).reshape(spec.shape)  # type: ignore[no-any-return]
 
 
 def run(stage: Stage, captured: Any, memory: Memory) -> list[Trace]:

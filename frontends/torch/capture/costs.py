@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from dynaflow_xla import machine
+
 GEMM_FLOPS_PER_NS = 30.0
 CONV_FLOPS_PER_NS = 20.0
 FACTOR_FLOPS_PER_NS = 6.0
-BYTES_PER_NS = 8.0
+BYTES_PER_NS = machine.COPY_BYTES_PER_NS  # an eager operator goes through memory
 OP_OVERHEAD_NS = 1_500.0
 """An eager operator: dispatch, allocation, the Python call."""
 

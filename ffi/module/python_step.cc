@@ -1,9 +1,9 @@
-#include "python_launcher.h"
+#include "python_step.h"
 
+#include <nanobind/nanobind.h>
 #include <sys/resource.h>
 
 #include <atomic>
-#include <chrono>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -30,7 +30,6 @@ Pending& GetPending() {
   return *pending;
 }
 
-std::atomic<int64_t> gil_last_ns{0};
 std::atomic<int64_t> gil_max_ns{0};
 std::atomic<int> steps_in_python{0};
 
@@ -38,12 +37,6 @@ std::atomic<int> steps_in_python{0};
 int64_t TimesBlocked() {
   rusage usage;
   return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
-}
-
-int64_t NowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
 }
 
 bool InterpreterGone() {
@@ -100,52 +93,68 @@ std::string TakeErrorText() {
   return text;
 }
 
-int RunPythonStep(void* user, const Buffer* ins, int n_ins, Buffer* outs, int n_outs, Lane* lane) {
-  Call* call = lane->current();
+// The addresses of all buffers as a Python tuple; nullptr, and a Python exception, without memory.
+PyObject* Addresses(std::span<const Buffer> ins, std::span<const Buffer> outs) {
+  PyObject* made = PyTuple_New(static_cast<Py_ssize_t>(ins.size() + outs.size()));
+  Py_ssize_t at = 0;
+  for (auto list : {ins, outs}) {
+    for (const Buffer& buffer : list) {
+      PyObject* number = made != nullptr ? PyLong_FromVoidPtr(buffer.data) : nullptr;
+      if (number == nullptr) {
+        Py_XDECREF(made);
+        return nullptr;
+      }
+      PyTuple_SET_ITEM(made, at++, number);
+    }
+  }
+  return made;
+}
+
+class PythonStep : public Step {
+ public:
+  PythonStep(std::string name, PyObject* callable)
+      : Step(std::move(name)), callable_(KeepAlive(callable)) {}
+  std::string Describe() const override { return "Python callable"; }
+  void Launch(std::span<const Buffer> ins, std::span<Buffer> outs, Lane& lane) override;
+
+ private:
+  const std::shared_ptr<void> callable_;
+};
+
+void PythonStep::Launch(std::span<const Buffer> ins, std::span<Buffer> outs, Lane& lane) {
+  Call* call = lane.current();
   if (InterpreterGone()) {
     call->Fail("the Python interpreter is shutting down");
-    return 1;
+    return;
   }
   // On a loaded machine the kernel takes this thread's core, or that of another lane which has the
   // GIL: such waits are long, too, but say nothing about other Python threads.
   const bool first = steps_in_python.fetch_add(1, std::memory_order_relaxed) == 0;
   const int64_t blocked = TimesBlocked();
   const int64_t before = NowNs();
-  PyGILState_STATE gil = PyGILState_Ensure();
+  nanobind::gil_scoped_acquire gil;
   const int64_t waited = NowNs() - before;
-  gil_last_ns.store(waited, std::memory_order_relaxed);
   if (first && waited > gil_max_ns.load(std::memory_order_relaxed) && TimesBlocked() != blocked) {
     gil_max_ns.store(waited, std::memory_order_relaxed);
   }
-  auto* callable = static_cast<PyObject*>(user);
-  PyObject* pointers = PyTuple_New(n_ins + n_outs);
-  bool ok = pointers != nullptr;
-  for (int i = 0; ok && i < n_ins + n_outs; ++i) {
-    void* data = i < n_ins ? ins[i].data : outs[i - n_ins].data;
-    PyObject* number = PyLong_FromVoidPtr(data);
-    ok = number != nullptr;
-    if (ok) PyTuple_SET_ITEM(pointers, i, number);
-  }
+  PyObject* pointers = Addresses(ins, outs);
   PyObject* result = nullptr;
   bool interrupted = false;
   bool done = false;
-  while (ok && !done) {
-    result = PyObject_CallOneArg(callable, pointers);
+  while (pointers != nullptr && !done) {
+    result = PyObject_CallOneArg(static_cast<PyObject*>(callable_.get()), pointers);
     if (result != nullptr || !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) break;
     // On the main thread Ctrl-C is noticed between bytecodes: before the lane program started or
     // after it ended, never inside. So run it if it has not run, and interrupt the caller later.
     PyErr_Clear();
     interrupted = true;
-    done = call->IsLaneDone(lane->index());
+    done = call->IsLaneDone(lane.index());
   }
   if (interrupted) PyErr_SetInterrupt();
-  const bool failed = result == nullptr && !done;
-  if (failed) call->Fail(TakeErrorText());
+  if (result == nullptr && !done) call->Fail(TakeErrorText());
   Py_XDECREF(result);
   Py_XDECREF(pointers);
   steps_in_python.fetch_sub(1, std::memory_order_relaxed);
-  PyGILState_Release(gil);
-  return failed ? 1 : 0;
 }
 
 thread_local PyThreadState* lane_state = nullptr;
@@ -156,8 +165,8 @@ std::shared_ptr<void> KeepAlive(PyObject* object) {
   return {Py_NewRef(object), [](void* kept) { DropLater(static_cast<PyObject*>(kept)); }};
 }
 
-Launcher MakePythonLauncher(PyObject* callable) {
-  return Launcher{&RunPythonStep, KeepAlive(callable)};
+std::unique_ptr<Step> MakePythonStep(std::string name, PyObject* callable) {
+  return std::make_unique<PythonStep>(std::move(name), callable);
 }
 
 void ReleasePending() {
@@ -171,10 +180,7 @@ void ReleasePending() {
   for (PyObject* object : objects) Py_DECREF(object);
 }
 
-GilWait TakeGilWait() {
-  return GilWait{gil_last_ns.load(std::memory_order_relaxed),
-                 gil_max_ns.exchange(0, std::memory_order_relaxed)};
-}
+int64_t TakeGilWait() { return gil_max_ns.exchange(0, std::memory_order_relaxed); }
 
 void OnLaneStart(int) {
   if (InterpreterGone()) return;

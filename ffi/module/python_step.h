@@ -5,15 +5,17 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
-#include "dfx/launcher.h"
+#include "dfx/step.h"
 
 namespace dfx::ffi {
 
 // A step that calls `callable(pointers)` with the GIL held, where `pointers` is a tuple of the
 // addresses of its input buffers followed by those of its output buffers. A Python exception fails
-// the call with its text. Takes a new reference. The GIL must be held.
-Launcher MakePythonLauncher(PyObject* callable);
+// the call with its text alone: callables say who they are. Takes a new reference. The GIL must be
+// held.
+std::unique_ptr<Step> MakePythonStep(std::string name, PyObject* callable);
 
 // Keeps a Python object alive for C++. Whoever lets go of it last needs no GIL and never waits for
 // it: the interpreter drops the object soon after (ReleasePending does it at once). Takes a new
@@ -23,13 +25,9 @@ std::shared_ptr<void> KeepAlive(PyObject* object);
 // Drops references that were given up by threads without the GIL. The GIL must be held.
 void ReleasePending();
 
-// Nanoseconds that Python steps waited for the GIL: last wait, and the largest since the last reset
-// that other Python threads caused.
-struct GilWait {
-  int64_t last_ns;
-  int64_t max_ns;
-};
-GilWait TakeGilWait();
+// The most nanoseconds that a Python step waited for the GIL since the last time, as far as other
+// Python threads were the cause.
+int64_t TakeGilWait();
 
 // Attach and detach a Python thread state on an engine lane thread, so that a step does not pay for
 // creating one.

@@ -5,7 +5,9 @@
 
 #include "cuda/cuda_driver.h"
 #include "dfx/cuda_engine.h"
+#include "dfx/error.h"
 #include "dfx/pjrt.h"
+#include "dfx/program.h"
 #include "pjrt/pjrt_api.h"
 
 namespace dfx {
@@ -13,9 +15,6 @@ namespace {
 
 using pjrt::Api;
 using pjrt::Owned;
-using pjrt::PjrtError;
-
-constexpr uintptr_t kHostAlignment = 64;  // XLA:CPU refuses a view of other memory
 
 // Views of the inputs at the addresses of the last call.
 struct InputViews {
@@ -23,31 +22,30 @@ struct InputViews {
   std::vector<Owned<PJRT_Buffer>> views;
 };
 
-class Executable {
+class PjrtStep : public Step {
  public:
-  explicit Executable(PjrtStep step)
-      : api_(step.api),
-        step_(std::move(step)),
-        client_(static_cast<PJRT_Client*>(step_.client)),
-        executable_(static_cast<PJRT_LoadedExecutable*>(step_.executable)) {
+  PjrtStep(std::string name, PjrtSpec spec)
+      : Step(std::move(name)),
+        api_(spec.api),
+        spec_(std::move(spec)),
+        client_(static_cast<PJRT_Client*>(spec_.client)),
+        executable_(static_cast<PJRT_LoadedExecutable*>(spec_.executable)) {
     if (client_ == nullptr || executable_ == nullptr) {
-      throw PjrtError("a PJRT step needs a client and an executable; got a null pointer");
+      throw Error("a PJRT step needs a client and an executable; got a null pointer");
     }
-    if (step_.in_place.size() != step_.outs.size()) {
-      throw PjrtError("a PJRT step with " + std::to_string(step_.outs.size()) +
-                      " outputs needs in_place for each; got " +
-                      std::to_string(step_.in_place.size()));
+    if (spec_.in_place.size() != spec_.outs.size()) {
+      throw Error("a PJRT step with " + std::to_string(spec_.outs.size()) +
+                  " outputs needs in_place for each; got " + std::to_string(spec_.in_place.size()));
     }
-    if (step_.constants.size() != step_.constant_data.size()) {
-      throw PjrtError("a PJRT step has " + std::to_string(step_.constants.size()) +
-                      " constants, and addresses for " +
-                      std::to_string(step_.constant_data.size()));
+    if (spec_.constants.size() != spec_.constant_data.size()) {
+      throw Error("a PJRT step has " + std::to_string(spec_.constants.size()) +
+                  " constants, and addresses for " + std::to_string(spec_.constant_data.size()));
     }
-    if (step_.counters == nullptr) step_.counters = std::make_shared<PjrtCounters>();
+    if (spec_.counters == nullptr) spec_.counters = std::make_shared<PjrtCounters>();
     auto devices = Api::Make<pjrt::AddressableDevicesArgs>();
     devices.client = client_;
     api_.Call(pjrt::kClientAddressableDevices, devices);
-    if (devices.n_devices == 0) throw PjrtError("the PJRT client has no device");
+    if (devices.n_devices == 0) throw Error("the PJRT client has no device");
     device_ = devices.devices[0];
     auto get = Api::Make<pjrt::GetExecutableArgs>();
     get.loaded_executable = executable_;
@@ -56,40 +54,41 @@ class Executable {
     auto outputs = Api::Make<pjrt::NumOutputsArgs>();
     outputs.executable = executable.get();
     api_.Call(pjrt::kExecutableNumOutputs, outputs);
-    if (outputs.num_outputs != step_.outs.size()) {
-      throw PjrtError("the executable has " + std::to_string(outputs.num_outputs) +
-                      " outputs, the step says " + std::to_string(step_.outs.size()));
+    if (outputs.num_outputs != spec_.outs.size()) {
+      throw Error("the executable has " + std::to_string(outputs.num_outputs) +
+                  " outputs, the step says " + std::to_string(spec_.outs.size()));
     }
-    for (size_t i = 0; i < step_.constants.size(); ++i) {
-      constants_.push_back(MakeView(step_.constant_data[i], step_.constants[i]));
+    for (size_t i = 0; i < spec_.constants.size(); ++i) {
+      constants_.push_back(MakeView(spec_.constant_data[i], spec_.constants[i]));
     }
   }
 
-  void Run(const Buffer* ins, int n_ins, Buffer* outs, int n_outs, Lane* lane) {
-    if (static_cast<size_t>(n_ins) != step_.ins.size() ||
-        static_cast<size_t>(n_outs) != step_.outs.size()) {
-      throw PjrtError("the executable takes " + std::to_string(step_.ins.size()) +
-                      " inputs and gives " + std::to_string(step_.outs.size()) +
-                      " outputs; the step has " + std::to_string(n_ins) + " and " +
-                      std::to_string(n_outs));
+  std::string Describe() const override { return "XLA executable"; }
+
+  void Launch(std::span<const Buffer> ins, std::span<Buffer> outs, Lane& lane) override {
+    if (ins.size() != spec_.ins.size() || outs.size() != spec_.outs.size()) {
+      throw Error("the executable takes " + std::to_string(spec_.ins.size()) +
+                  " inputs and gives " + std::to_string(spec_.outs.size()) +
+                  " outputs; the step has " + std::to_string(ins.size()) + " and " +
+                  std::to_string(outs.size()));
     }
-    const bool host = lane->cuda() == nullptr;
+    const bool host = lane.cuda() == nullptr;
     InputViews inputs = TakeViews();
     UpdateViews(inputs, ins, host);
     std::vector<PJRT_Buffer*> arguments;
-    arguments.reserve(constants_.size() + inputs.views.size() + step_.outs.size());
+    arguments.reserve(constants_.size() + inputs.views.size() + spec_.outs.size());
     for (auto& constant : constants_) arguments.push_back(constant.get());
     for (auto& view : inputs.views) arguments.push_back(view.get());
     std::vector<Owned<PJRT_Buffer>> donated;
-    for (size_t i = 0; i < step_.outs.size(); ++i) {
-      if (!step_.in_place[i]) continue;
+    for (size_t i = 0; i < spec_.outs.size(); ++i) {
+      if (!spec_.in_place[i]) continue;
       // XLA:CPU writes into memory that it imported for that, and never into a view.
-      donated.push_back(host ? Import(outs[i].data, step_.outs[i], pjrt::kMutableZeroCopy)
-                             : MakeView(outs[i].data, step_.outs[i]));
+      donated.push_back(host ? Import(outs[i].data, spec_.outs[i], pjrt::kMutableZeroCopy)
+                             : MakeView(outs[i].data, spec_.outs[i]));
       arguments.push_back(donated.back().get());
     }
 
-    std::vector<PJRT_Buffer*> raw(step_.outs.size(), nullptr);
+    std::vector<PJRT_Buffer*> raw(spec_.outs.size(), nullptr);
     PJRT_Event* raw_done = nullptr;
     std::vector<Owned<PJRT_Buffer>> results;
     results.reserve(raw.size());  // nothing may throw between the execution and its owners
@@ -99,8 +98,8 @@ class Executable {
       Owned<PJRT_Event> done(api_, raw_done);
       Await(done);
     }
-    for (size_t i = 0; i < results.size(); ++i) PutOutput(results[i], outs[i], lane);
-    step_.counters->executions.fetch_add(1, std::memory_order_relaxed);
+    for (size_t i = 0; i < results.size(); ++i) PutOutput(results[i], outs[i], lane.cuda());
+    spec_.counters->executions.fetch_add(1, std::memory_order_relaxed);
     GiveViews(std::move(inputs));
   }
 
@@ -118,18 +117,18 @@ class Executable {
     free_.push_back(std::move(inputs));
   }
 
-  void UpdateViews(InputViews& inputs, const Buffer* ins, bool host) {
-    inputs.addresses.resize(step_.ins.size(), nullptr);
-    inputs.views.resize(step_.ins.size());
-    for (size_t i = 0; i < step_.ins.size(); ++i) {
-      if (host && reinterpret_cast<uintptr_t>(ins[i].data) % kHostAlignment != 0) {
-        inputs.views[i] = Import(ins[i].data, step_.ins[i], pjrt::kCopyDuringCall);
+  void UpdateViews(InputViews& inputs, std::span<const Buffer> ins, bool host) {
+    inputs.addresses.resize(spec_.ins.size(), nullptr);
+    inputs.views.resize(spec_.ins.size());
+    for (size_t i = 0; i < spec_.ins.size(); ++i) {
+      if (host && reinterpret_cast<uintptr_t>(ins[i].data) % kAlignment != 0) {
+        inputs.views[i] = Import(ins[i].data, spec_.ins[i], pjrt::kCopyDuringCall);
         inputs.addresses[i] = nullptr;  // holds what was there in this call
-        step_.counters->copied_inputs.fetch_add(1, std::memory_order_relaxed);
+        spec_.counters->copied_inputs.fetch_add(1, std::memory_order_relaxed);
         continue;
       }
       if (inputs.views[i].get() != nullptr && inputs.addresses[i] == ins[i].data) continue;
-      inputs.views[i] = MakeView(ins[i].data, step_.ins[i]);
+      inputs.views[i] = MakeView(ins[i].data, spec_.ins[i]);
       inputs.addresses[i] = ins[i].data;
     }
   }
@@ -144,7 +143,7 @@ class Executable {
     args.device = device_;
     args.on_delete_callback = [](void*, void*) {};
     api_.Call(pjrt::kClientCreateViewOfDeviceBuffer, args);
-    step_.counters->views.fetch_add(1, std::memory_order_relaxed);
+    spec_.counters->views.fetch_add(1, std::memory_order_relaxed);
     return {api_, args.buffer};
   }
 
@@ -184,7 +183,7 @@ class Executable {
     api_.Call(pjrt::kEventAwait, args);
   }
 
-  void PutOutput(const Owned<PJRT_Buffer>& result, const Buffer& out, Lane* lane) {
+  void PutOutput(const Owned<PJRT_Buffer>& result, const Buffer& out, CudaLane* cuda) {
     if (out.bytes == 0) return;
     auto where = Api::Make<pjrt::BufferPointerArgs>();
     where.buffer = result.get();
@@ -194,11 +193,11 @@ class Executable {
     size.buffer = result.get();
     api_.Call(pjrt::kBufferOnDeviceSize, size);
     if (size.bytes != static_cast<size_t>(out.bytes)) {
-      throw PjrtError("an output has " + std::to_string(size.bytes) + " bytes, its place " +
-                      std::to_string(out.bytes));
+      throw Error("an output has " + std::to_string(size.bytes) + " bytes, its place " +
+                  std::to_string(out.bytes));
     }
-    step_.counters->copied_outputs.fetch_add(1, std::memory_order_relaxed);
-    if (CudaLane* cuda = lane->cuda(); cuda != nullptr) {
+    spec_.counters->copied_outputs.fetch_add(1, std::memory_order_relaxed);
+    if (cuda != nullptr) {
       // The buffer goes when this returns; its client frees in the order of the same stream.
       CheckCuda(cuda->driver(),
                 cuda->driver().MemcpyDtoDAsync(reinterpret_cast<CudaAddress>(out.data),
@@ -213,24 +212,19 @@ class Executable {
   }
 
   const Api api_;
-  PjrtStep step_;
+  PjrtSpec spec_;
   PJRT_Client* client_;
   PJRT_LoadedExecutable* executable_;
   PJRT_Device* device_ = nullptr;
   std::vector<Owned<PJRT_Buffer>> constants_;
-  std::mutex mutex_;  // guards free_
-  std::vector<InputViews> free_;
+  std::mutex mutex_;              // guards free_
+  std::vector<InputViews> free_;  // one for each Launch that was under way at one time
 };
-
-int RunExecutable(void* user, const Buffer* ins, int n_ins, Buffer* outs, int n_outs, Lane* lane) {
-  static_cast<Executable*>(user)->Run(ins, n_ins, outs, n_outs, lane);
-  return 0;
-}
 
 }  // namespace
 
-Launcher MakePjrtLauncher(PjrtStep step) {
-  return Launcher{&RunExecutable, std::make_shared<Executable>(std::move(step))};
+std::unique_ptr<Step> MakePjrtStep(std::string name, PjrtSpec spec) {
+  return std::make_unique<PjrtStep>(std::move(name), std::move(spec));
 }
 
 }  // namespace dfx

@@ -1,0 +1,60 @@
+"""The engine as Python sees it: programs, what they refuse, and the numbers that both sides use."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynaflow_xla import machine
+from dynaflow_xla.timelines import measured
+
+_engine = pytest.importorskip("dynaflow_xla.ffi._engine")
+
+
+def test_a_call_with_other_lists_than_the_programs_is_refused() -> None:
+    """What is missing would be read from beyond the list's end."""
+    program = _engine.Program(1, 0, 2, 1, 0, "p")
+    with pytest.raises(ValueError, match=r"finish\(\) before run"):
+        program.run([0, 0], [0])
+    program.finish()
+    for args, results in ([], [0]), ([0], [0]), ([0, 0, 0], [0]), ([0, 0], []), ([0, 0], [0, 0]):
+        with pytest.raises(
+            ValueError,
+            match=f"program 'p' takes 2 arguments and 1 results; got {len(args)} and {len(results)}",
+        ):
+            program.run(args, results)
+    assert program.run([0, 0], [0]) == []
+
+
+def test_a_program_says_what_its_lanes_do() -> None:
+    program = _engine.Program(2, 1, 1, 1, 64, "p")
+    source, target = program.add_buffer("arg", 0, 0, 4), program.add_buffer("result", 0, 0, 4)
+    program.add_c_launch(0, "nothing", 0, 0, [source], [target])
+    program.add_record(0, 0)
+    program.add_wait(1, 0)
+    program.add_python_launch(1, "mine", print, [], [])
+    assert repr(program).splitlines()[1:] == [
+        "  lane 0: launch 'nothing' (C function), record 0",
+        "  lane 1: wait 0, launch 'mine' (Python callable)",
+    ]
+
+
+def test_what_cannot_be_in_a_program_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="counts must not be negative, and lanes at most 256"):
+        _engine.Program(257, 0, 0, 0, 0, "p")
+    program = _engine.Program(1, 0, 0, 0, 0, "p")
+    with pytest.raises(ValueError, match="p: lane 1 of 1 lanes"):
+        program.add_record(1, 0)
+    program.finish()
+    for change in (
+        lambda: program.add_buffer("scratch", -1, 0, 0),
+        lambda: program.add_python_launch(0, "late", print, [], []),
+        program.finish,
+    ):
+        with pytest.raises(ValueError, match="finished and can no longer change"):
+            change()
+    assert program.run([], []) == []
+
+
+def test_python_and_the_engine_use_the_same_numbers() -> None:
+    assert machine.ALIGNMENT == _engine.ALIGNMENT
+    assert (measured.TRACE_WAIT, measured.TRACE_COPY) == (_engine.TRACE_WAIT, _engine.TRACE_COPY)
