@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from dynaflow_xla import machine
-from dynaflow_xla.errors import DynaflowError, EngineError, PlanError, UnsupportedError
+from dynaflow_xla.errors import EngineError, PlanError, UnsupportedError
 from dynaflow_xla.ffi import _compat as ffi_compat, _engine, programs
 from dynaflow_xla.ffi.device_lanes import DeviceLanes, cuda_lanes
 from dynaflow_xla.ffi.device_steps import add_step
@@ -253,8 +253,6 @@ class DeviceStageBuilder(StageBuilder):
                 kernel.shared_bytes, made.parameters, [places[self.origin_of(b)] for b in reads],
                 [places[region.id, value] for value in region.outputs],
             )  # fmt: skip
-        except DynaflowError:
-            raise  # a built-in error, too, but not one of those meant here
         except (RuntimeError, ValueError) as error:
             raise EngineError(
                 f"kernel {kernel.name!r} cannot replace region {region.name!r}: {error}"

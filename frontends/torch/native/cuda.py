@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dynaflow_xla.errors import DynaflowError, EngineError, UnsupportedError
+from dynaflow_xla.errors import EngineError, UnsupportedError
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.native.regions import Stretch
@@ -97,8 +97,6 @@ class CudaStreams:
                 torch.cuda.init()
                 streams = _own_streams(self, device.index or 0, lanes, gpu).streams
                 self._own = [torch.cuda.ExternalStream(s, device) for s in streams]
-        except DynaflowError:
-            raise  # a built-in error, too, but not one of those meant here
         except RuntimeError as error:
             raise EngineError(f"cannot make {gpu or lanes} lanes on {device}: {error}") from error
 
