@@ -90,6 +90,10 @@ _MAX_CHILDREN = 64
 _MAX_NOTES = 64
 
 
+class _NoGraph(Exception):
+    """AOTAutograd fails on a graph of Dynamo's, before anything of it reaches us."""
+
+
 class Planned(BaseException):
     """Ends a call as soon as its first graph is planned; no ``Exception``, so that nobody keeps it."""
 
@@ -242,11 +246,18 @@ class Core:
             inner = _compat.inner_error(error)
             if isinstance(inner, DynaflowError):
                 raise inner from None
-            raise
+            if not isinstance(inner, _NoGraph):
+                raise
+            if self.breaks:
+                raise UnsupportedError(
+                    f"PyTorch can make no graph of a part of {self.options.name!r} "
+                    f"({str(inner).splitlines()[0]}); call the original"
+                ) from None
+            failed: BaseException = inner
         except _compat.capture_failed() as error:
             if self.breaks:
                 raise  # a part of it may have run: not again
-            failed: BaseException = error
+            failed = error
         except Exception as error:
             if self.breaks or not _compat.raised_by_capture(error):
                 raise
@@ -258,6 +269,7 @@ class Core:
         with marks.ignore():
             result = self.original(*args, **kwargs)
         text = str(error).splitlines()[0]
+        self._warned = True
         self._warn(f"{self.options.name!r} cannot be captured ({text}), so the original runs")
         return result
 
@@ -477,6 +489,7 @@ class Core:
         """What AOTAutograd calls with a functional graph."""
 
         def compile_graph(gm: Any, example_inputs: Any) -> Callable[[list[Any]], Any]:
+            state["reached"] = True
             gm.meta[_compat.LABELS] = state["names"]
             own_memory = self.options.backend != "torch" or self.splits
             if kind != "backward" and own_memory and _compat.needs_places(gm):
@@ -573,6 +586,7 @@ class _Backend:
             "batch": (),
             "whole": None,
             "sources": sources,
+            "reached": False,
         }
         if core.splits:
             state["batch"], state["whole"] = batch.sizes_in(gm), 1
@@ -592,6 +606,10 @@ class _Backend:
         except _compat.says_nothing() as error:  # Dynamo gives the graph up, and tells nobody
             _state.left_out = f"PyTorch can make no graph of it: {_compat.told_by_fake(error)}"
             raise
+        except Exception as error:
+            if isinstance(error, DynaflowError) or state["reached"]:
+                raise
+            raise _NoGraph(str(error)) from error
         if grad:
             watched = handed.watch if state["batch"] else None
             run = second_derivatives.refused(run, core.options.name, watched)

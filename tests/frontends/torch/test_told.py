@@ -134,3 +134,54 @@ def test_why_there_is_no_graph(function: Any, why: str) -> None:
     fast, x = dfx.schedule(function, dfx.Sequential(), backend="torch"), torch.randn(3, 4)
     with pytest.warns(dfx.FallbackWarning, match=f"so the original runs .*{why}"):
         assert torch.equal(torch.as_tensor(fast(x)), torch.as_tensor(function(x)))
+
+
+@pytest.fixture
+def fails_from(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Lets AOTAutograd fail from its n-th graph on, as it does for some operators (``polygamma_``)."""
+    from dynaflow_xla.frontends.torch import core
+
+    whole, made = core._compat.aot_backend, []
+
+    def fail(first: int) -> None:
+        def backend(*compilers: Any) -> Any:
+            def run(gm: Any, examples: Any) -> Any:
+                made.append(gm)
+                if len(made) > first:
+                    raise RuntimeError("functionalizes no operator of this kind")
+                return whole(*compilers)(gm, examples)
+
+            return run
+
+        monkeypatch.setattr(core._compat, "aot_backend", backend)
+
+    return fail
+
+
+def test_what_pytorch_makes_no_graph_of_runs_as_the_original(fails_from: Any) -> None:
+    fails_from(0)
+    fast = dfx.schedule(lambda x: x.mul_(2), dfx.Sequential(), backend="torch")
+    x = torch.rand(3, 4)
+    got = x.clone()
+    with pytest.warns(
+        dfx.FallbackWarning, match="cannot be captured.*so the original runs"
+    ) as told:
+        result = fast(got)
+    assert len(told) == 1
+    assert result is got
+    assert torch.equal(got, x * 2)
+
+
+def test_what_pytorch_makes_no_graph_of_behind_a_break_is_unsupported(fails_from: Any) -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + 1
+
+    fails_from(1)
+    fast = dfx.schedule(broken, dfx.Sequential(), backend="torch")
+    with (
+        pytest.warns(dfx.FallbackWarning, match="several graphs"),
+        pytest.raises(dfx.UnsupportedError, match="no graph of a part of 'broken'.*original"),
+    ):
+        fast(torch.rand(3, 4))
