@@ -611,7 +611,8 @@ class _Backend:
                 raise
             raise _NoGraph(str(error)) from error
         if grad:
-            watched = handed.watch if state["batch"] else None
+            parts = state["batch"] and core.options.backend == "torch"
+            watched = handed.watch if parts else None
             run = second_derivatives.refused(run, core.options.name, watched)
         return draws.without_last(run, unused) if unused else run
 

@@ -1,9 +1,9 @@
 """The proof that a captured graph can run nano-batch by nano-batch, and how its parts fit together.
 
-In a training step there are two graphs. What the forward keeps for the backward is put together like a
-result, and the backward starts from what is known of it. The gradient of a result that is no total
-reaches each nano-batch's backward weighted by its share of the batch, so that gradients of parameters
-are sums over nano-batches whatever the result was.
+In a training step there are two graphs. What the forward keeps for the backward is proved like a result,
+although it need not be put together (``handed``), and the backward starts from what is known of it. The
+gradient of a result that is no total reaches each nano-batch's backward weighted by its share of the
+batch, so that gradients of parameters are sums over nano-batches whatever the result was.
 """
 
 from __future__ import annotations
