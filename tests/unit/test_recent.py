@@ -57,7 +57,7 @@ def test_many_threads() -> None:
 
 # Why what is there cannot grow without bound. Whatever is not here should be a ``Recent``.
 KNOWN = {
-    "api.py": {"_BY_NAME": "constant"},
+    "batch/arguments.py": {"_parameters_of": "weak: functions that somebody owns"},
     "machine.py": {"cpu_model": "no arguments"},
     "ir/rules.py": {"_backends": "one for each frontend", "_load": "by name of a frontend"},
     "ffi/device_lanes.py": {"_cuda": "one for each device"},
