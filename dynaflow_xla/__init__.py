@@ -25,7 +25,7 @@ from dynaflow_xla.errors import (
     UnsupportedError as UnsupportedError,
     VerificationError as VerificationError,
 )
-from dynaflow_xla.ir.graph import PartitionedGraph as PartitionedGraph
+from dynaflow_xla.ir.partitioned import PartitionedGraph as PartitionedGraph
 from dynaflow_xla.ir.rules import (
     Call as Call,
     Module as Module,

@@ -10,7 +10,7 @@ import msgspec
 
 from dynaflow_xla import dispatch
 from dynaflow_xla.dispatch import EitherFunction, serving
-from dynaflow_xla.ir.graph import PartitionedGraph
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.settings import checked

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir.graph import PartitionedGraph
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.selection import Selection
 from dynaflow_xla.settings import Settings

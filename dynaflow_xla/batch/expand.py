@@ -18,7 +18,8 @@ from typing import Literal, TypeAlias
 from dynaflow_xla import machine
 from dynaflow_xla.batch.proof import Mean, Sum
 from dynaflow_xla.errors import PlanError, UnsupportedError
-from dynaflow_xla.ir.graph import Graph, Join, Op, PartitionedGraph, Region, Value, View
+from dynaflow_xla.ir.graph import Graph, Join, Op, Region, Value, View
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 
 
 class Parts(enum.Enum):

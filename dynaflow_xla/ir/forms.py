@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 
-from dynaflow_xla.ir.graph import PartitionedGraph, Region
+from dynaflow_xla.ir.graph import Graph, Region
 
 _COLORS = {"compute": "#cfe2f3", "memory": "#fff2cc", "network": "#f4cccc", "host": "#d9ead3"}
 
 
-def _types(pg: PartitionedGraph, ids: tuple[int, ...]) -> str:
-    return ", ".join(f"v{v}:{pg.graph.values[v].type_str()}" for v in ids)
+def _types(graph: Graph, ids: tuple[int, ...]) -> str:
+    return ", ".join(f"v{v}:{graph.values[v].type_str()}" for v in ids)
 
 
-def graph_text(pg: PartitionedGraph) -> str:
+def graph_text(graph: Graph, regions: Sequence[Region], notes: Sequence[str]) -> str:
     """One paragraph a region: what it reads, its operators with their lines, what it makes."""
-    graph = pg.graph
-    lines = [f"graph {graph.name}({_types(pg, graph.inputs)}) -> ({_types(pg, graph.outputs)})"]
-    for region in pg.regions:
+    lines = [
+        f"graph {graph.name}({_types(graph, graph.inputs)}) -> ({_types(graph, graph.outputs)})"
+    ]
+    for region in regions:
         tags = f" tags={','.join(sorted(region.tags))}" if region.tags else ""
         lines.append(
             f"region {region.id} {region.name}: {region.resource}, {region.cost_ns / 1e3:.1f} us, "
             f"{region.flops:.3g} flop, {region.bytes_moved} bytes, rule {region.rule}{tags}"
         )
-        lines.append(f"  reads  {_types(pg, region.inputs)}")
+        lines.append(f"  reads  {_types(graph, region.inputs)}")
         for index in region.ops:
             op = graph.ops[index]
             outs = ", ".join(f"v{v}" for v in op.outputs)
@@ -32,8 +34,8 @@ def graph_text(pg: PartitionedGraph) -> str:
             where = f"  # {op.source}" if op.source else ""
             params = f" [{op.params}]" if op.params else ""
             lines.append(f"    {outs} = {op.kind}({ins}){params}{where}")
-        lines.append(f"  makes  {_types(pg, region.outputs)}")
-    lines += [f"note: {note}" for note in pg.notes]
+        lines.append(f"  makes  {_types(graph, region.outputs)}")
+    lines += [f"note: {note}" for note in notes]
     return "\n".join(lines)
 
 
@@ -57,9 +59,8 @@ def _region_dict(region: Region) -> dict[str, object]:
     }
 
 
-def graph_json(pg: PartitionedGraph) -> str:
+def graph_json(graph: Graph, regions: Sequence[Region], notes: Sequence[str]) -> str:
     """JSON with sorted keys; the same graph gives the same text."""
-    graph = pg.graph
     data = {
         "name": graph.name,
         "inputs": list(graph.inputs),
@@ -93,8 +94,8 @@ def graph_json(pg: PartitionedGraph) -> str:
             }
             for op in graph.ops
         ],
-        "regions": [_region_dict(region) for region in pg.regions],
-        "notes": list(pg.notes),
+        "regions": [_region_dict(region) for region in regions],
+        "notes": list(notes),
     }
     return json.dumps(data, sort_keys=True, indent=1)
 
@@ -103,21 +104,20 @@ def _quote(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def graph_dot(pg: PartitionedGraph) -> str:
+def graph_dot(graph: Graph, regions: Sequence[Region], made: Mapping[int, int]) -> str:
     """Graphviz source: regions as boxes coloured by resource, edges with their bytes."""
-    lines = [f"digraph {_quote(pg.graph.name)} {{", "  rankdir=TB; node [shape=box, style=filled];"]
-    for region in pg.regions:
+    lines = [f"digraph {_quote(graph.name)} {{", "  rankdir=TB; node [shape=box, style=filled];"]
+    for region in regions:
         label = f"{region.name}\n{region.cost_ns / 1e3:.1f} us, {len(region.ops)} ops"
         label_text = _quote(label).replace("\n", "\\n")
         lines.append(
             f'  r{region.id} [label={label_text}, fillcolor="{_COLORS[region.resource]}"];'
         )
-    made = pg.producer_region()
-    for region in pg.regions:
+    for region in regions:
         crossing: dict[int, int] = {}
         for value in region.inputs:
             if value in made:
-                crossing[made[value]] = crossing.get(made[value], 0) + pg.graph.values[value].bytes
+                crossing[made[value]] = crossing.get(made[value], 0) + graph.values[value].bytes
         for source, size in sorted(crossing.items()):
             lines.append(f'  r{source} -> r{region.id} [label="{size} B"];')
     return "\n".join([*lines, "}"])

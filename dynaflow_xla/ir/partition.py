@@ -7,7 +7,8 @@ from itertools import count
 
 from dynaflow_xla import machine
 from dynaflow_xla.ir.clusters import Cluster, Seed, contract, grow, sink, topological
-from dynaflow_xla.ir.graph import Graph, Op, PartitionedGraph, Region, Resource, Source
+from dynaflow_xla.ir.graph import Graph, Op, Region, Resource, Source
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.rules import Rule, as_rules, check_matches
 
 CALL_SHARE, CALL_NS = 0.05, 20_000.0

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dynaflow_xla.ir.graph import Join, PartitionedGraph
-from dynaflow_xla.planning.memory import Request, assign_offsets
-from dynaflow_xla.planning.order import HappensBefore
-from dynaflow_xla.planning.plan import (
-    PLAN_VERSION,
+from dynaflow_xla.ir.graph import Join
+from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.planning.instructions import (
     Instruction,
     Launch,
     Merge,
-    Plan,
     PlanBuffer,
     Record,
     Slice,
     Wait,
 )
+from dynaflow_xla.planning.memory import Request, assign_offsets
+from dynaflow_xla.planning.order import HappensBefore
+from dynaflow_xla.planning.plan import PLAN_VERSION, Plan
 from dynaflow_xla.planning.recording import Recording
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaflow_xla.planning.plan import Instruction, Launch, Merge, Record, Slice, Wait
+from dynaflow_xla.planning.instructions import Instruction, Launch, Merge, Record, Slice, Wait
 
 
 class HappensBefore:

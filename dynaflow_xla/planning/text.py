@@ -1,4 +1,4 @@
-"""The text form of a plan: one line an item, read back exactly; and a table of its regions to look at."""
+"""The text form of a plan: one line an item, read back exactly."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 import msgspec
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir.graph import PartitionedGraph
-from dynaflow_xla.planning.plan import (
+from dynaflow_xla.planning.instructions import (
     Instruction,
     Launch,
     Merge,
-    Plan,
     PlanBuffer,
     Record,
     Slice,
@@ -31,7 +29,7 @@ def _fields(item: Any) -> str:
     return " ".join(f"{key}={json.dumps(value)}" for key, value in data.items())
 
 
-def plan_to_text(plan: Plan) -> str:
+def written(plan: Any) -> str:
     """A header line, then notes, buffers and instructions in order."""
     head = {
         "version": plan.version, "graph": plan.graph, "strategy": plan.strategy,
@@ -65,8 +63,8 @@ def _parse(line: str, number: int) -> tuple[str, dict[str, Any]]:
     return word, data
 
 
-def plan_from_text(text: str) -> Plan:
-    """Reads ``plan_to_text``'s form.
+def read(text: str) -> dict[str, Any]:
+    """The JSON form of a plan, from the text that ``written`` makes.
 
     Raises:
         PlanError: with the line number.
@@ -94,32 +92,9 @@ def plan_from_text(text: str) -> Plan:
             raise PlanError(f"line {number}: malformed {word}: {error}") from error
     if head is None:
         raise PlanError("a plan's text must begin with a line 'plan version=...'")
-    document = {
+    return {
         **head,
         "notes": notes,
         "buffers": [msgspec.to_builtins(b) for b in buffers],
         "instructions": [msgspec.to_builtins(i) for i in instructions],
     }
-    return Plan.from_json(json.dumps(document))
-
-
-def region_table(plan: Plan, pg: PartitionedGraph) -> list[str]:
-    """A heading and a line for each region, for ``explain``."""
-    lanes = {i.region: i for i in plan.instructions if isinstance(i, Launch)}
-    rows = [("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")]
-    for region in pg.regions:
-        launch = lanes[region.id]
-        rows.append(
-            (
-                region.name + (f" (replaced by {launch.replace})" if launch.replace else ""),
-                "outer" if launch.lane < 0 else str(launch.lane),
-                region.resource,
-                f"{region.cost_ns / 1e3:.1f}",
-                f"{region.bytes_moved / 1e6:.2f}",
-                str(len(region.ops)),
-                ",".join(sorted(region.tags)) or "-",
-                str(region.source or "-"),
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir.graph import PartitionedGraph
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.machine import ALIGNMENT
+from dynaflow_xla.planning.instructions import Launch, Merge, PlanBuffer, Record, Slice, Wait
 from dynaflow_xla.planning.memory import disjoint_in_time
 from dynaflow_xla.planning.order import HappensBefore
-from dynaflow_xla.planning.plan import (
-    PLAN_VERSION,
-    Launch,
-    Merge,
-    Plan,
-    PlanBuffer,
-    Record,
-    Slice,
-    Wait,
-)
+from dynaflow_xla.planning.plan import PLAN_VERSION, Plan
 
 
 def validate(plan: Plan, pg: PartitionedGraph) -> None:

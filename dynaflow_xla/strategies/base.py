@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 from dynaflow_xla import checks
 from dynaflow_xla.batch.expand import even_sizes
 from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument
-from dynaflow_xla.ir.graph import Graph, PartitionedGraph, Region, Source
+from dynaflow_xla.ir.graph import Graph, Region, Source
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.recording import Decision, Recording
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from dynaflow_xla.ir.graph import PartitionedGraph, contents
-from dynaflow_xla.planning.plan import Instruction, Launch, Plan, Record
+from dynaflow_xla.ir.partitioned import PartitionedGraph, contents
+from dynaflow_xla.planning.instructions import Instruction, Launch, Record
+from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.timelines.simulator import lower_bound
-from dynaflow_xla.timelines.timeline import Span, Timeline, complete
+from dynaflow_xla.timelines.spans import Span
+from dynaflow_xla.timelines.timeline import Timeline, complete
 
 # Trace ids (csrc/include/dfx/observer.h and ffi/module/xla_handlers.cc): a lane's whole program is negative,
 # a region is its number, a wait and a copy are these plus a number.

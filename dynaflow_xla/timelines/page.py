@@ -11,7 +11,8 @@ from typing import Any
 
 from dynaflow_xla import checks
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.timelines.timeline import Span, Timeline, us as _show
+from dynaflow_xla.timelines.run import Run
+from dynaflow_xla.timelines.spans import Span, us as _show
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _RESOURCES = ("compute", "memory", "network", "host")
@@ -19,7 +20,7 @@ _MOST_IDLE = 12
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
-def write_html(timeline: Timeline, path: Path, original_ms: float | Timeline | None) -> Path:
+def write_html(timeline: Run, path: Path, original_ms: float | Run | None) -> Path:
     """Writes the page of ``Timeline.to_html``; returns its path."""
     original = _original(original_ms)
     parts = {
@@ -27,7 +28,7 @@ def write_html(timeline: Timeline, path: Path, original_ms: float | Timeline | N
         "kind": _text(timeline.kind),
         "summary": _summary(timeline, original),
         "lanes": _lanes(timeline),
-        "legend": _legend([timeline] + ([original] if isinstance(original, Timeline) else [])),
+        "legend": _legend([timeline] + ([original] if isinstance(original, Run) else [])),
         "notes": _notes(timeline),
         "idle": _idle(timeline),
         "table": _table(timeline),
@@ -41,15 +42,13 @@ def write_html(timeline: Timeline, path: Path, original_ms: float | Timeline | N
     return path
 
 
-def _original(given: float | Timeline | None) -> float | Timeline | None:
+def _original(given: float | Run | None) -> float | Run | None:
     """Nanoseconds, a timeline or None."""
-    if given is None or isinstance(given, Timeline):
+    if given is None or isinstance(given, Run):
         return given
     number = checks.real(given)
     if number is None or not 0 < number < math.inf:
-        raise PlanError(
-            f"original_ms must be a time in milliseconds > 0 or a Timeline; got {given!r}"
-        )
+        raise PlanError(f"original_ms must be a time in milliseconds > 0 or a Run; got {given!r}")
     return number * 1e6
 
 
@@ -71,16 +70,16 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole else "0%"
 
 
-def _summary(timeline: Timeline, original: float | Timeline | None) -> str:
+def _summary(timeline: Run, original: float | Run | None) -> str:
     total = timeline.total_ns
     facts = [("total", _time(total))]
     if original is not None:
-        before = original.total_ns if isinstance(original, Timeline) else original
+        before = original.total_ns if isinstance(original, Run) else original
         facts.append(("original", _time(before)))
         if total and before:
             ratio = before / total
             text = f"{ratio:.2f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
-            kind = original.kind if isinstance(original, Timeline) else "measured"
+            kind = original.kind if isinstance(original, Run) else "measured"
             if kind != timeline.kind:
                 text += f" ({timeline.kind} against {kind})"
             facts.append(("against the original", text))
@@ -91,7 +90,7 @@ def _summary(timeline: Timeline, original: float | Timeline | None) -> str:
     return "".join(f"<div><dt>{_text(k)}</dt><dd>{_text(v)}</dd></div>" for k, v in facts)
 
 
-def _lanes(timeline: Timeline) -> str:
+def _lanes(timeline: Run) -> str:
     return "".join(
         f'<li><span>lane {lane}</span><meter min="0" max="{max(timeline.total_ns, 1)}" '
         f'value="{timeline.busy_ns(lane)}" aria-label="lane {lane} busy"></meter>'
@@ -100,7 +99,7 @@ def _lanes(timeline: Timeline) -> str:
     )
 
 
-def _legend(timelines: list[Timeline]) -> str:
+def _legend(timelines: list[Run]) -> str:
     spans = [s for t in timelines for s in t.spans]
     launched = {s.resource for s in spans if s.kind == "launch"}
     items = [(f"fill r-{_class(r)}", r or "region") for r in sorted(launched)]
@@ -121,12 +120,12 @@ def _class(resource: str) -> str:
     return resource if resource in _RESOURCES else "other"
 
 
-def _notes(timeline: Timeline) -> str:
+def _notes(timeline: Run) -> str:
     notes = timeline.meta.get("notes", ())
     return "".join(f"<p>{_text(note)}</p>" for note in notes)
 
 
-def _idle(timeline: Timeline) -> str:
+def _idle(timeline: Run) -> str:
     sums: dict[tuple[int, str], int] = {}
     for span in timeline.idle():
         key = (span.lane, span.reason)
@@ -147,7 +146,7 @@ def _row_name(lane: int) -> str:
     return f"lane {lane}" if lane >= 0 else "outer program"
 
 
-def _table(timeline: Timeline) -> str:
+def _table(timeline: Run) -> str:
     critical = set(timeline.critical_indices())
     order = sorted(enumerate(timeline.spans), key=lambda x: (x[1].start_ns, x[1].lane, x[0]))
     rows = []
@@ -171,20 +170,20 @@ def _si(value: float) -> str:
     return f"{value:.3g} "
 
 
-def _data(timeline: Timeline, original: float | Timeline | None) -> dict[str, Any]:
+def _data(timeline: Run, original: float | Run | None) -> dict[str, Any]:
     groups = []
-    if isinstance(original, Timeline):
+    if isinstance(original, Run):
         groups.append(_group(original, f"original ({original.kind})", False))
     elif original is not None:
         name = f"original {_time(original)}"
         span = {"s": 0, "e": original, "n": name, "k": "launch", "r": "other", "own": "original"}
         groups.append({"title": "original", "rows": [{"label": "call", "spans": [span]}]})
     groups.append(_group(timeline, f"scheduled ({timeline.kind})", True))
-    end = original.total_ns if isinstance(original, Timeline) else original or 0
+    end = original.total_ns if isinstance(original, Run) else original or 0
     return {"end": max(timeline.total_ns, end), "groups": groups}
 
 
-def _group(timeline: Timeline, title: str, main: bool) -> dict[str, Any]:
+def _group(timeline: Run, title: str, main: bool) -> dict[str, Any]:
     critical = {index: order for order, index in enumerate(timeline.critical_indices())}
     several = len({s.nano for s in timeline.spans}) > 1
     outer = any(s.lane < 0 for s in timeline.spans)
@@ -199,7 +198,7 @@ def _group(timeline: Timeline, title: str, main: bool) -> dict[str, Any]:
     return {"title": title, "rows": rows, "edges": timeline.hand_overs() if main else ()}
 
 
-def _span(timeline: Timeline, index: int, s: Span, critical: int, several: bool) -> dict[str, Any]:
+def _span(timeline: Run, index: int, s: Span, critical: int, several: bool) -> dict[str, Any]:
     made: dict[str, Any] = {
         "i": index, "s": s.start_ns, "e": s.end_ns, "n": s.name, "k": s.kind,
         "r": "copy" if s.kind == "copy" else _class(s.resource), "own": _row_name(s.lane),

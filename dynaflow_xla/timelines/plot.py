@@ -8,14 +8,15 @@ from typing import Any
 
 from dynaflow_xla import _optional
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.timelines.timeline import Span, Timeline
+from dynaflow_xla.timelines.run import Run
+from dynaflow_xla.timelines.spans import Span
 
 COLORS = {"compute": "#2f6fb7", "memory": "#b4570a", "network": "#157f6b", "host": "#7a4fb5"}
 _OTHER, _COPY, _IDLE, _CRITICAL = "#5b6470", "#8a6d3b", "#eceff3", "#c2185b"
 _UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0))
 
 
-def write_plot(timeline: Timeline, path: Path, original: Timeline | None = None) -> Path:
+def write_plot(timeline: Run, path: Path, original: Run | None = None) -> Path:
     """Draws the picture of ``Timeline.plot``, ``original`` above it on the same axis; returns its path."""
     if path.suffix not in (".png", ".svg"):
         raise PlanError(f"plot writes .png or .svg; got {path.name!r}")
@@ -51,12 +52,12 @@ def write_plot(timeline: Timeline, path: Path, original: Timeline | None = None)
     return path
 
 
-def _rows(timeline: Timeline) -> list[int]:
+def _rows(timeline: Run) -> list[int]:
     """Lanes from the top; the outer program, -1, above them if it has any span."""
     return [*([-1] if any(s.lane < 0 for s in timeline.spans) else []), *range(timeline.lanes)]
 
 
-def _draw(axes: Any, timeline: Timeline, scale: float) -> list[tuple[Any, float]]:
+def _draw(axes: Any, timeline: Run, scale: float) -> list[tuple[Any, float]]:
     """Draws the spans on one pair of axes; returns the names with the lengths of their bars."""
     rows, critical, texts = _rows(timeline), set(timeline.critical_indices()), []
     for i, span in enumerate(timeline.spans):

@@ -9,9 +9,11 @@ from typing import Any
 
 from dynaflow_xla import checks, machine
 from dynaflow_xla.errors import PlanError, bad_argument
-from dynaflow_xla.ir.graph import PartitionedGraph, contents
-from dynaflow_xla.planning.plan import Instruction, Launch, Merge, Plan, Record, Slice, Wait
-from dynaflow_xla.timelines.timeline import Bound, Span, SpanKind, Timeline, complete
+from dynaflow_xla.ir.partitioned import PartitionedGraph, contents
+from dynaflow_xla.planning.instructions import Instruction, Launch, Merge, Record, Slice, Wait
+from dynaflow_xla.planning.plan import Plan
+from dynaflow_xla.timelines.spans import Bound, Span, SpanKind
+from dynaflow_xla.timelines.timeline import Timeline, complete
 
 Costs = Mapping[int, float] | Mapping[str, float] | Timeline
 

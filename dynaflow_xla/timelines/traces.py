@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from dynaflow_xla import _optional
-from dynaflow_xla.timelines.timeline import Span, Timeline
+from dynaflow_xla.timelines.run import Run
+from dynaflow_xla.timelines.spans import Span
 
 _SEQUENCE = 1
 _PROCESS_TRACK = 1
 
 
-def write_trace(timeline: Timeline, path: Path) -> Path:
+def write_trace(timeline: Run, path: Path) -> Path:
     """Writes the trace of ``Timeline.to_perfetto``, its form by the suffix; returns its path."""
     if path.suffix == ".pftrace":
         path.write_bytes(_protobuf(timeline))
@@ -22,7 +23,7 @@ def write_trace(timeline: Timeline, path: Path) -> Path:
     return path
 
 
-def _rows(timeline: Timeline) -> list[tuple[int, str]]:
+def _rows(timeline: Run) -> list[tuple[int, str]]:
     """(lane, row name); the outer program has a row only if something ran there."""
     rows = [(lane, f"lane {lane}") for lane in range(timeline.lanes)]
     if any(s.lane < 0 for s in timeline.spans):
@@ -38,11 +39,11 @@ def _details(span: Span) -> dict[str, Any]:
     return found
 
 
-def _thread(timeline: Timeline, lane: int) -> int:
+def _thread(timeline: Run, lane: int) -> int:
     return lane if lane >= 0 else timeline.lanes
 
 
-def _events(timeline: Timeline) -> dict[str, Any]:
+def _events(timeline: Run) -> dict[str, Any]:
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": 1, "name": "process_name",
          "args": {"name": f"{timeline.name} ({timeline.kind})"}}
@@ -69,7 +70,7 @@ def _events(timeline: Timeline) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": dict(timeline.meta)}
 
 
-def _protobuf(timeline: Timeline) -> bytes:
+def _protobuf(timeline: Run) -> bytes:
     why, extra = "Timeline.to_perfetto with the suffix .pftrace", "trace"
     builder = _optional.require("perfetto.trace_builder.proto_builder", why, extra)
     messages = _optional.require("perfetto.protos.perfetto.trace.perfetto_trace_pb2", why, extra)

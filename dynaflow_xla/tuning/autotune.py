@@ -19,7 +19,7 @@ from typing import Any
 
 from dynaflow_xla import machine
 from dynaflow_xla.errors import FallbackWarning, PlanError
-from dynaflow_xla.ir.graph import PartitionedGraph
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.tuning import quiet
 

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from dynaflow_xla.frontends.jax.capture.capture import Captured
 from dynaflow_xla.frontends.jax.planned import Planned
-from dynaflow_xla.ir.graph import PartitionedGraph, Region
+from dynaflow_xla.ir.graph import Region
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import CudaKernel
 
 

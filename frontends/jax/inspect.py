@@ -13,7 +13,7 @@ from dynaflow_xla.errors import PlanError, VerificationError
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted, looks_inside
 from dynaflow_xla.frontends.jax.adapters.wrapper import array_copies, same
 from dynaflow_xla.frontends.jax.tuning import auto
-from dynaflow_xla.planning.text import region_table
+from dynaflow_xla.planning.table import region_table
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.timelines.simulator import simulate
 from dynaflow_xla.timelines.timeline import Timeline

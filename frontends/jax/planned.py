@@ -13,8 +13,10 @@ from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.regions.functions import KernelRegion
-from dynaflow_xla.ir.graph import Graph, PartitionedGraph
-from dynaflow_xla.planning.plan import Launch, Merge, Plan, Slice
+from dynaflow_xla.ir.graph import Graph
+from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.planning.instructions import Launch, Merge, Slice
+from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.timelines.timeline import Timeline
 

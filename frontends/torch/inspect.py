@@ -15,7 +15,7 @@ from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.signature.entry import Entry
 from dynaflow_xla.frontends.torch.tuning import auto, keeping
-from dynaflow_xla.planning.text import region_table
+from dynaflow_xla.planning.table import region_table
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.tuning import quiet
 from dynaflow_xla.verification import Report, Row

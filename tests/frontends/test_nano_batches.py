@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla.planning.plan import Launch, Merge, Slice
+from dynaflow_xla.planning.instructions import Launch, Merge, Slice
 
 W = jnp.asarray(np.random.default_rng(0).normal(size=(4, 4)), jnp.float32)
 X = jnp.asarray(np.random.default_rng(1).normal(size=(6, 4)), jnp.float32)

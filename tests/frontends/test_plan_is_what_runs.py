@@ -23,7 +23,8 @@ from dynaflow_xla.errors import PlanError  # noqa: E402
 from dynaflow_xla.ffi import device_lanes  # noqa: E402
 from dynaflow_xla.frontends.jax.lanes import device_stage  # noqa: E402
 from dynaflow_xla.frontends.jax.xla import build  # noqa: E402
-from dynaflow_xla.planning.plan import Launch, Merge, Plan, Record, Slice, Wait  # noqa: E402
+from dynaflow_xla.planning.instructions import Launch, Merge, Record, Slice, Wait  # noqa: E402
+from dynaflow_xla.planning.plan import Plan  # noqa: E402
 from dynaflow_xla.planning.validate import validate  # noqa: E402
 
 _clients: list[Any] = []

@@ -22,11 +22,13 @@ from hypothesis import given, settings, strategies as st
 from dynaflow_xla.batch.expand import Cut, Expanded, Reads, expand, group, transfer
 from dynaflow_xla.batch.proof import Sum
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir.graph import Graph, Op, PartitionedGraph, Value
+from dynaflow_xla.ir.graph import Graph, Op, Value
 from dynaflow_xla.ir.partition import partition
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.rules import Op as OpRule
 from dynaflow_xla.planning.build import build_plan
-from dynaflow_xla.planning.plan import Launch, Merge, Plan, Record, Slice, Wait
+from dynaflow_xla.planning.instructions import Launch, Merge, Record, Slice, Wait
+from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.planning.recording import Recording
 from dynaflow_xla.planning.validate import validate
 from dynaflow_xla.strategies.base import Context, Recorder, Strategy, record

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir.graph import Graph, Op, PartitionedGraph, Value
+from dynaflow_xla.ir.graph import Graph, Op, Value
 from dynaflow_xla.ir.partition import partition
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.rules import Where
 from dynaflow_xla.planning.build import build_plan
+from dynaflow_xla.planning.instructions import Launch, Record, Wait
 from dynaflow_xla.planning.order import HappensBefore
-from dynaflow_xla.planning.plan import Launch, Plan, Record, Wait
+from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.planning.validate import validate
 from dynaflow_xla.strategies.base import Context, Recorder, Strategy, record
 from dynaflow_xla.strategies.branches import Branches

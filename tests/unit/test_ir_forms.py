@@ -11,8 +11,9 @@ from collections.abc import Callable
 from hypothesis import given, settings, strategies as st
 
 import dynaflow_xla as dfx
-from dynaflow_xla.ir.graph import Graph, Join, Op, PartitionedGraph, Region, Source, Value, View
+from dynaflow_xla.ir.graph import Graph, Join, Op, Region, Source, Value, View
 from dynaflow_xla.ir.partition import partition
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 
 Make = Callable[..., Graph]
 

@@ -8,9 +8,9 @@ import random
 from hypothesis import given, settings, strategies as st
 
 from dynaflow_xla.machine import ALIGNMENT, aligned
+from dynaflow_xla.planning.instructions import Instruction, Launch, Merge, Record, Slice, Wait
 from dynaflow_xla.planning.memory import Request, assign_offsets, disjoint_in_time
 from dynaflow_xla.planning.order import HappensBefore
-from dynaflow_xla.planning.plan import Instruction, Launch, Merge, Record, Slice, Wait
 
 
 def launch(lane: int) -> Launch:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import dynaflow_xla as dfx
-from dynaflow_xla.ir.graph import Graph, Op, OpMark, PartitionedGraph, Source, Value
+from dynaflow_xla.ir.graph import Graph, Op, OpMark, Source, Value
 from dynaflow_xla.ir.partition import partition
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 
 Make = Callable[..., Graph]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.planning.plan import Launch, Plan, PlanBuffer, Record, Wait
+from dynaflow_xla.planning.instructions import Launch, PlanBuffer, Record, Wait
+from dynaflow_xla.planning.plan import Plan
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -10,8 +10,9 @@ import pytest
 
 import dynaflow_xla as dfx
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir.graph import Graph, PartitionedGraph, Region, Value
+from dynaflow_xla.ir.graph import Graph, Region, Value
 from dynaflow_xla.ir.partition import partition
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.recording import Recording
 from dynaflow_xla.strategies.base import Context, Recorder, Strategy, record, sizes_of
 

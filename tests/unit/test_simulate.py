@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir.graph import Graph, Op, PartitionedGraph, Value
-from dynaflow_xla.planning.plan import Launch, Plan, Record, Wait
+from dynaflow_xla.ir.graph import Graph, Op, Value
+from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.planning.instructions import Launch, Record, Wait
+from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.sequential import Sequential
 from dynaflow_xla.timelines.simulator import simulate

@@ -12,11 +12,13 @@ from msgspec.structs import replace
 from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.proof import Sum
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir.graph import Graph, Op, PartitionedGraph, Value
+from dynaflow_xla.ir.graph import Graph, Op, Value
 from dynaflow_xla.ir.partition import partition
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.rules import Op as OpRule
 from dynaflow_xla.planning.build import build_plan
-from dynaflow_xla.planning.plan import Launch, Merge, Plan, Slice
+from dynaflow_xla.planning.instructions import Launch, Merge, Slice
+from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.planning.validate import validate
 from dynaflow_xla.strategies.base import Context, record
 from dynaflow_xla.strategies.nano_batch import NanoBatch

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.timelines.timeline import Bound, Span, Timeline, complete, us
+from dynaflow_xla.timelines.spans import Bound, Span, us
+from dynaflow_xla.timelines.timeline import Timeline, complete
 
 HOSTILE = (
     "</script><script>alert(1)</script>",

@@ -21,8 +21,8 @@ from dynaflow_xla.frontends.jax.regions.functions import (
     region_function,
     replaced_function,
 )
-from dynaflow_xla.ir.graph import PartitionedGraph
 from dynaflow_xla.ir.partition import partition
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import CudaKernel
 from dynaflow_xla.planning.recording import Decision, Recording
 

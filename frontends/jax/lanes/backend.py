@@ -13,7 +13,8 @@ from dynaflow_xla.frontends.jax.capture.capture import Captured
 from dynaflow_xla.frontends.jax.lanes import device_stage
 from dynaflow_xla.frontends.jax.lanes.entry import Entry
 from dynaflow_xla.frontends.jax.regions.functions import kernel_function
-from dynaflow_xla.ir.graph import PartitionedGraph, Region
+from dynaflow_xla.ir.graph import Region
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import CudaKernel
 from dynaflow_xla.settings import Settings
 

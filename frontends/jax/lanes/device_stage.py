@@ -34,7 +34,7 @@ from dynaflow_xla.frontends.jax.lanes.parts import Origin
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
 from dynaflow_xla.frontends.jax.regions.functions import KernelRegion
 from dynaflow_xla.kernels import Lanes
-from dynaflow_xla.planning.plan import Launch, Record, Wait
+from dynaflow_xla.planning.instructions import Launch, Record, Wait
 
 _override = threading.local()
 

@@ -21,7 +21,7 @@ from dynaflow_xla.frontends.jax.capture.physical import (
 )
 from dynaflow_xla.frontends.jax.lanes.parts import StageParts
 from dynaflow_xla.ir.graph import Graph, Region
-from dynaflow_xla.planning.plan import Launch, Record, Wait
+from dynaflow_xla.planning.instructions import Launch, Record, Wait
 
 _HOLD_MIN_NS = 50_000
 _HOLD_MAX_SHARE = 0.05

@@ -19,8 +19,9 @@ from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.lanes import device_stage, stage_primitive, stamped
 from dynaflow_xla.frontends.jax.lanes.stage import Stage, split_stages
 from dynaflow_xla.frontends.jax.planned import Memory, Planned
-from dynaflow_xla.ir.graph import PartitionedGraph
-from dynaflow_xla.planning.plan import Launch, Plan
+from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.planning.instructions import Launch
+from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.timelines.measured import Measured
 from dynaflow_xla.timelines.timeline import Timeline

@@ -25,7 +25,7 @@ from dynaflow_xla.frontends.jax.capture.physical import (
 from dynaflow_xla.frontends.jax.lanes.emitter import LaneEmitter
 from dynaflow_xla.frontends.jax.lanes.parts import StageParts
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
-from dynaflow_xla.planning.plan import Launch, Record
+from dynaflow_xla.planning.instructions import Launch, Record
 
 
 class StageBuilder(StageParts):

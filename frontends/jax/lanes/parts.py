@@ -11,8 +11,9 @@ import jax
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.jax.capture.capture import Captured
 from dynaflow_xla.frontends.jax.capture.physical import from_physical, physical_spec, to_physical
-from dynaflow_xla.ir.graph import PartitionedGraph
-from dynaflow_xla.planning.plan import Launch, Merge, Plan, PlanBuffer, Slice
+from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.planning.instructions import Launch, Merge, PlanBuffer, Slice
+from dynaflow_xla.planning.plan import Plan
 
 Origin = tuple[int, int]
 """A region and a value that it makes: all buffers that one launch writes the same value to."""

@@ -9,7 +9,8 @@ from typing import Any
 from dynaflow_xla.ffi import programs
 from dynaflow_xla.ffi.lane_program import LaneProgram
 from dynaflow_xla.frontends.jax import _compat
-from dynaflow_xla.planning.plan import Launch, Merge, Plan, Slice
+from dynaflow_xla.planning.instructions import Launch, Merge, Slice
+from dynaflow_xla.planning.plan import Plan
 
 
 @_compat.weak_parameter

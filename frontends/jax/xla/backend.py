@@ -12,7 +12,8 @@ from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax.capture.capture import Captured
 from dynaflow_xla.frontends.jax.xla import build, gate_placement, loops, xla_options
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
-from dynaflow_xla.ir.graph import PartitionedGraph, Region
+from dynaflow_xla.ir.graph import Region
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import CudaKernel
 from dynaflow_xla.settings import Settings
 

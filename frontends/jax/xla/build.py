@@ -13,8 +13,9 @@ from dynaflow_xla.frontends.jax.xla import collectives, placed_results
 from dynaflow_xla.frontends.jax.xla.gate_placement import Gate, overwritten, place_gates
 from dynaflow_xla.frontends.jax.xla.region_order import RegionOrder
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
-from dynaflow_xla.ir.graph import PartitionedGraph
-from dynaflow_xla.planning.plan import Launch, Merge, Plan
+from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.planning.instructions import Launch, Merge
+from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.planning.recording import Decision
 
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from dynaflow_xla.frontends.jax.capture import costs
 from dynaflow_xla.frontends.jax.xla.region_order import RegionOrder
-from dynaflow_xla.ir.graph import Op, PartitionedGraph, Region
+from dynaflow_xla.ir.graph import Op, Region
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 
 # Operators that XLA computes inside the kernel of their reader: it is the reader that is ordered.
 _ABSORBED = frozenset(

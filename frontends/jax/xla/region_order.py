@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dynaflow_xla.ir.graph import PartitionedGraph
-from dynaflow_xla.planning.plan import Launch, Plan, Record, Wait
+from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.planning.instructions import Launch, Record, Wait
+from dynaflow_xla.planning.plan import Plan
 
 
 class RegionOrder:

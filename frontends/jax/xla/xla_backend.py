@@ -23,8 +23,8 @@ from dynaflow_xla.frontends.jax.regions import lapack_guard, order_gate
 from dynaflow_xla.frontends.jax.xla import placed_results
 from dynaflow_xla.frontends.jax.xla.gate_placement import Gate
 from dynaflow_xla.frontends.jax.xla.region_order import RegionOrder
-from dynaflow_xla.planning.plan import Launch, Merge, Slice
-from dynaflow_xla.planning.text import region_table
+from dynaflow_xla.planning.instructions import Launch, Merge, Slice
+from dynaflow_xla.planning.table import region_table
 from dynaflow_xla.timelines.timeline import Timeline
 
 PLAN_SCOPE = "dfx_plan"

@@ -23,7 +23,8 @@ from dynaflow_xla.frontends.torch.capture.captured import (
 )
 from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Layout, Sized
 from dynaflow_xla.frontends.torch.native import regions
-from dynaflow_xla.ir.graph import Op, PartitionedGraph, Region
+from dynaflow_xla.ir.graph import Op, Region
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.recording import Decision, Recording
 
 Function = Callable[..., Sequence[Any]]

@@ -23,7 +23,8 @@ from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch import _compat
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.native import compile_worker
-from dynaflow_xla.ir.graph import PartitionedGraph, Region
+from dynaflow_xla.ir.graph import Region
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.recent import Recent
 from dynaflow_xla.tuning import autotune
 

@@ -27,9 +27,10 @@ from dynaflow_xla.errors import EngineError, UnsupportedError
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.native.regions import Stretch
-from dynaflow_xla.ir.graph import PartitionedGraph
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import Lanes
-from dynaflow_xla.planning.plan import Plan, Record, Wait
+from dynaflow_xla.planning.instructions import Record, Wait
+from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.recent import Recent
 
 

@@ -25,8 +25,9 @@ from dynaflow_xla.frontends.torch import _compat
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.native import threads
 from dynaflow_xla.frontends.torch.native.regions import Environment, Stretch, build_stretch
-from dynaflow_xla.ir.graph import PartitionedGraph
-from dynaflow_xla.planning.plan import Instruction, Launch, Plan, Record, Wait
+from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.planning.instructions import Instruction, Launch, Record, Wait
+from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.timelines.measured import TRACE_WAIT, Measured, Trace
 
 

@@ -16,7 +16,8 @@ from typing import Any
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Placed, Ref, place
 from dynaflow_xla.frontends.torch.native import calls
-from dynaflow_xla.ir.graph import PartitionedGraph, Region
+from dynaflow_xla.ir.graph import Region
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 
 Environment = list[Any]
 

@@ -33,7 +33,7 @@ from dynaflow_xla.frontends.torch.on_xla.engine_call import EngineCall
 from dynaflow_xla.frontends.torch.on_xla.to_jax import JaxFunction, Layout
 from dynaflow_xla.frontends.torch.rewrite import recurrent as _recurrent  # noqa: F401
 from dynaflow_xla.frontends.torch.signature.for_sizes import ForSizes, boxed
-from dynaflow_xla.ir.graph import PartitionedGraph
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.settings import Settings
 

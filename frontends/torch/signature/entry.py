@@ -11,8 +11,9 @@ from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.native import compilers, cuda, native, regions
 from dynaflow_xla.frontends.torch.native.native import Native
-from dynaflow_xla.ir.graph import ORDERED, PartitionedGraph, Region
+from dynaflow_xla.ir.graph import ORDERED, Region
 from dynaflow_xla.ir.partition import partition
+from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.rules import Rule, as_rules
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.planning.build import build_plan

@@ -19,7 +19,7 @@ from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.tuning import keeping
 from dynaflow_xla.frontends.torch.tuning.trial import Trial
-from dynaflow_xla.planning.plan import Launch
+from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.recent import Recent
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.base import Strategy

@@ -13,7 +13,7 @@ from dynaflow_xla.errors import (
     PlanError,
     SeparabilityError,
 )
-from dynaflow_xla.planning.plan import Launch, Merge, Slice
+from dynaflow_xla.planning.instructions import Launch, Merge, Slice
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 F = torch.nn.functional

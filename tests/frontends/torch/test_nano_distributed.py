@@ -105,7 +105,7 @@ def test_values_and_gradients_of_a_tensor_parallel_block(tmp_path: Path) -> None
 def test_communication_has_a_lane_and_an_order(tmp_path: Path) -> None:
     outs = both(
         """
-        from dynaflow_xla.planning.plan import Launch, Wait
+        from dynaflow_xla.planning.instructions import Launch, Wait
         fast = dfx.schedule(model, dfx.DualBatch(), in_axes=0, lanes=2)
         with torch.no_grad():
             plan, pg = dfx.plan(fast, x), dfx.graph(fast, x)

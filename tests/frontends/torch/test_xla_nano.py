@@ -10,7 +10,7 @@ from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.errors import FallbackWarning, SeparabilityError, UnsupportedError
-from dynaflow_xla.planning.plan import Launch, Merge, Slice
+from dynaflow_xla.planning.instructions import Launch, Merge, Slice
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 jax = pytest.importorskip("jax", reason="JAX is not installed")

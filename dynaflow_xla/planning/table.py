@@ -1,0 +1,29 @@
+"""The regions of a plan as a table, for ``explain``."""
+
+from __future__ import annotations
+
+from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.planning.instructions import Launch
+from dynaflow_xla.planning.plan import Plan
+
+
+def region_table(plan: Plan, pg: PartitionedGraph) -> list[str]:
+    """A heading and a line for each region, for ``explain``."""
+    lanes = {i.region: i for i in plan.instructions if isinstance(i, Launch)}
+    rows = [("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")]
+    for region in pg.regions:
+        launch = lanes[region.id]
+        rows.append(
+            (
+                region.name + (f" (replaced by {launch.replace})" if launch.replace else ""),
+                "outer" if launch.lane < 0 else str(launch.lane),
+                region.resource,
+                f"{region.cost_ns / 1e3:.1f}",
+                f"{region.bytes_moved / 1e6:.2f}",
+                str(len(region.ops)),
+                ",".join(sorted(region.tags)) or "-",
+                str(region.source or "-"),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
