@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from dynaflow_xla import verification
-from dynaflow_xla.errors import PlanError, VerificationError
+from dynaflow_xla.errors import VerificationError
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted, looks_inside
 from dynaflow_xla.frontends.jax.adapters.wrapper import array_copies, same
 from dynaflow_xla.frontends.jax.tuning import auto
@@ -17,7 +17,7 @@ from dynaflow_xla.planning.table import region_table
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.timelines.simulator import simulate
 from dynaflow_xla.timelines.timeline import Timeline
-from dynaflow_xla.tuning import autotune, quiet
+from dynaflow_xla.tuning import choice as choosing, quiet
 from dynaflow_xla.verification import Report
 
 
@@ -57,11 +57,8 @@ def _what_runs(fast: Any, args: Any, kwargs: Any) -> list[str]:
     choice = fast.decision(args, kwargs)
     if choice is None:
         why = fast.put_off.reason(fast._signature(args, kwargs))
-        return [
-            f"{name}: the original runs until something is decided",
-            f"auto: nothing decided yet for these arguments ({why or 'a top-level call decides'})",
-        ]
-    lines = [f"{name}: {autotune.the(choice.name)} runs", *choice.lines()]
+        return choosing.undecided(name, why or "a top-level call decides")
+    lines = [f"{name}: {choosing.the(choice.name)} runs", *choice.lines()]
     if back := fast.stepped_back():
         lines.append(f"auto: another Python thread is busy; the original runs for {back} calls")
     return lines
@@ -186,12 +183,10 @@ def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
 @looks_inside
 def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
     """Decides as ``dynaflow_xla.tune`` says, within the given seconds; returns what was chosen."""
-    strategy = fast._options.strategy
-    if not isinstance(strategy, Auto):
-        raise PlanError(f"tune measures Auto's candidates; this function has {strategy!r}")
-    if not budget_s > 0:
-        raise PlanError(f"budget_s must be a positive number of seconds; got {budget_s!r}")
-    with quiet.turn(wait_s=budget_s) as watch:
+
+    def choose(watch: quiet.Watch) -> auto.Choice:
         choice = auto.choose(fast, args, kwargs, watch, budget_s=budget_s)
         fast.decide(fast._signature(args, kwargs), choice)
-    return choice
+        return choice
+
+    return choosing.tuned(fast._options.strategy, budget_s, choose)

@@ -28,7 +28,7 @@ from dynaflow_xla.frontends.jax.xla import xla_backend, xla_options
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.identity import identity
-from dynaflow_xla.tuning import autotune, budget, quiet
+from dynaflow_xla.tuning import autotune, budget, choice as choosing, quiet
 
 _MAX_ENTRIES = 128
 _MAX_CHOICES = 1024
@@ -590,7 +590,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         if made is not None and made.child is not None:
             return ""
         strategy = repr(self.planning(args, kwargs)._options.strategy)
-        return autotune.plan_not_run(strategy, None if made is None else made.name)
+        return choosing.plan_not_run(strategy, None if made is None else made.name)
 
     def planned(self, args: Any, kwargs: Any) -> Any:
         """The planned entry for these arguments, see ``planning``."""

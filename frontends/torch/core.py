@@ -43,7 +43,7 @@ from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.identity import candidates as named_candidates, identity
-from dynaflow_xla.tuning import autotune, budget, quiet
+from dynaflow_xla.tuning import autotune, budget, choice as choosing, quiet
 
 _WITHOUT_EFFECT = re.compile(
     r"depends on a tensor's value|[Dd]ata.dependent|Tensor\.item|[Dd]ynamic (output )?shape|graph_break\(\)"
@@ -386,7 +386,7 @@ class Core:
         if choice is not None and choice.child is not None:
             return ""
         strategy = repr(self.target(args, kwargs).options.strategy)
-        return autotune.plan_not_run(strategy, None if choice is None else choice.name)
+        return choosing.plan_not_run(strategy, None if choice is None else choice.name)
 
     # -- planning ---------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaflow_xla.errors import PlanError, VerificationError
+from dynaflow_xla.errors import VerificationError
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.core import Core
@@ -17,7 +17,7 @@ from dynaflow_xla.frontends.torch.signature.entry import Entry
 from dynaflow_xla.frontends.torch.tuning import auto, keeping
 from dynaflow_xla.planning.table import region_table
 from dynaflow_xla.strategies.auto import Auto
-from dynaflow_xla.tuning import quiet
+from dynaflow_xla.tuning import choice as choosing, quiet
 from dynaflow_xla.verification import Report, Row
 
 
@@ -46,12 +46,9 @@ def _what_runs(fast: Core, args: Any, kwargs: Any) -> list[str]:
     choice = fast.decision(args, kwargs)
     if choice is None:
         why = fast.put_off.reason(auto.signature(fast.original, args, kwargs))
-        lines = [
-            f"{name}: the original runs until something is decided",
-            f"auto: nothing decided yet for these arguments ({why or 'a call decides'})",
-        ]
+        lines = choosing.undecided(name, why or "a call decides")
     else:
-        lines = [f"{name}: {choice.name} runs", *choice.lines()]
+        lines = [f"{name}: {choosing.the(choice.name)} runs", *choice.lines()]
     if aside := fast.beside_the_plan(args, kwargs):
         lines.append(f"{aside}:")
     return lines
@@ -155,12 +152,9 @@ def _compared(name: str, want: Any, got: Any, seen: set[int]) -> list[Row]:
 
 def tune(fast: Core, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
     """Decides as ``dynaflow_xla.tune`` says, within the given seconds; returns what was chosen."""
-    strategy = fast.options.strategy
-    if not isinstance(strategy, Auto):
-        raise PlanError(f"tune measures Auto's candidates; this function has {strategy!r}")
-    if not budget_s > 0:
-        raise PlanError(f"budget_s must be a positive number of seconds; got {budget_s!r}")
     signature = auto.signature(fast.original, args, kwargs)
-    with quiet.turn(wait_s=budget_s) as watch:
-        choice = auto.choose(fast, args, kwargs, watch, budget_s=budget_s)
-        return fast.decide(signature, choice)
+
+    def choose(watch: quiet.Watch) -> auto.Choice:
+        return fast.decide(signature, auto.choose(fast, args, kwargs, watch, budget_s=budget_s))
+
+    return choosing.tuned(fast.options.strategy, budget_s, choose)

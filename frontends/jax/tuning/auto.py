@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from dynaflow_xla.frontends.jax.tuning import on_caller, ways as ways_to_run
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.timelines.simulator import simulate
-from dynaflow_xla.tuning import autotune, budget, quiet
+from dynaflow_xla.tuning import autotune, budget, choice as choice_of, quiet
 
 _FAR_BEHIND = 1.3
 _FAR_BEHIND_MS = 0.1
@@ -49,30 +49,14 @@ _MEASURED = 4
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(choice_of.Choice):
     """What Auto decided for one signature.
 
     Attributes:
-        child: The scheduled function to call, or None for the original.
-        reason: One sentence.
-        medians_ms: Candidate -> median milliseconds; empty if nothing was measured.
-        predicted_ms: Candidate -> milliseconds that the simulator expects.
-        left_out: Candidate -> why it was not measured.
-        seconds: What the decision took.
-        costs: Measured costs of regions, if ``dfx.tune`` decided.
         on_caller: The original runs on the thread that calls it.
-        candidate: Name of the child's strategy among the candidates.
     """
 
-    child: Any
-    reason: str
-    medians_ms: dict[str, float] = field(default_factory=dict)
-    predicted_ms: dict[str, float] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
-    costs: autotune.RegionCosts | None = None
     on_caller: bool = False
-    candidate: str = ""
 
     @property
     def kind(self) -> str:
@@ -83,18 +67,12 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """What runs: "original" or the candidate."""
-        if self.child is None:
-            return ON_CALLER if self.on_caller else "original"
-        return self.candidate or repr(self.child._options.strategy)
+        """What runs: the original, on the caller's thread or not, or the candidate."""
+        return ON_CALLER if self.kind == "caller" else super().name
 
     def lines(self) -> list[str]:
-        """For ``explain``."""
-        lines = autotune.decision_lines(
-            f"the {self.name}" if self.child is None else self.name,
-            self.reason, self.medians_ms, self.predicted_ms, self.left_out, self.seconds,
-            "measured" if self.costs is not None else "estimated",
-        )  # fmt: skip
+        """The decision, and where it holds, for ``explain``."""
+        lines = super().lines()
         return [*lines, _ALONE] if self.medians_ms else lines
 
 
@@ -194,7 +172,7 @@ def choose(
         autotune.store(key, decision)
     return Choice(
         _child(fast, choice), reason, medians, predicted, left_out, seconds, costs,
-        choice == ON_CALLER, choice,
+        choice, choice == ON_CALLER,
     )  # fmt: skip
 
 

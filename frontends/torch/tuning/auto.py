@@ -6,7 +6,7 @@ import enum
 import importlib.metadata
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,48 +25,13 @@ from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.timelines.simulator import simulate
 from dynaflow_xla.tuning import autotune, budget, quiet, ways as ways_to_run
+from dynaflow_xla.tuning.choice import Choice as Choice, the
 
 _OPERATOR_S = 1e-3
 """Capturing takes at least so long for each operator: for what was captured before."""
 
 _SPLITS, _COMPILES = 4, 2
 """Planning nano-batches, and compiling, are taken for so many captures until the first time tells."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What Auto decided for one signature.
-
-    Attributes:
-        child: The core to call, or None for the original.
-        reason: One sentence.
-        medians_ms: Candidate -> median milliseconds; empty if nothing was measured.
-        predicted_ms: Candidate -> milliseconds that the simulator expects of a forward.
-        left_out: Candidate -> why it was not measured.
-        seconds: What the decision took.
-        candidate: Name of the child's strategy among the candidates.
-    """
-
-    child: Any
-    reason: str
-    medians_ms: dict[str, float] = field(default_factory=dict)
-    predicted_ms: dict[str, float] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
-    candidate: str = ""
-
-    @property
-    def name(self) -> str:
-        """What runs: "the original" or the candidate."""
-        if self.child is None:
-            return "the original"
-        return self.candidate or repr(self.child.options.strategy)
-
-    def lines(self) -> list[str]:
-        """For ``explain``."""
-        return autotune.decision_lines(
-            self.name, self.reason, self.medians_ms, self.predicted_ms, self.left_out, self.seconds
-        )
 
 
 def signature(original: Any, args: Any, kwargs: Any) -> Any:
@@ -127,8 +92,8 @@ class Decisions:
         if signature in self._once or found is None:
             return None
         split = found.child is not None and found.child.splits
-        what = "the original runs" if split or found.child is None else f"{found.name} runs"
-        reason = f"these sizes came once: {what}, after {found.name} for other sizes"
+        what = "the original" if split else the(found.name)
+        reason = f"these sizes came once: {what} runs, after {the(found.name)} for other sizes"
         child = None if split else found.child
         self._once[signature] = made = Choice(child, reason, candidate=found.candidate)
         return made
@@ -287,7 +252,7 @@ def _choose(
             "left_out": left_out, "seconds": seconds,
         })  # fmt: skip
     child = _child(core, candidates, choice)
-    return Choice(child, reason, medians, predicted, left_out, seconds, choice)
+    return Choice(child, reason, medians, predicted, left_out, seconds, candidate=choice)
 
 
 def _key(core: Any, entries: list[Any], candidates: Iterable[Strategy], wanted: int) -> str | None:

@@ -1,0 +1,106 @@
+"""What ``Auto`` decided for one signature, and how that is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.strategies.auto import Auto
+from dynaflow_xla.tuning import quiet
+from dynaflow_xla.tuning.autotune import RegionCosts
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What Auto decided for one signature.
+
+    Attributes:
+        child: What is called, scheduled under the chosen strategy; None for the original.
+        reason: One sentence.
+        medians_ms: Candidate -> median milliseconds; empty if nothing was measured.
+        predicted_ms: Candidate -> milliseconds that the simulator expects.
+        left_out: Candidate -> why it was not measured.
+        seconds: What the decision took.
+        costs: Measured costs of regions, if ``dfx.tune`` decided and measured them.
+        candidate: Name of the child's strategy among the candidates.
+    """
+
+    child: Any
+    reason: str
+    medians_ms: dict[str, float] = field(default_factory=dict)
+    predicted_ms: dict[str, float] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    costs: RegionCosts | None = None
+    candidate: str = ""
+
+    @property
+    def name(self) -> str:
+        """What runs: "original" or the candidate."""
+        return "original" if self.child is None else self.candidate or "a candidate"
+
+    def lines(self) -> list[str]:
+        """The decision, for ``explain``."""
+        lines = [f"auto: {the(self.name)} runs; {self.reason}"]
+        for candidate in dict.fromkeys([*self.medians_ms, *self.predicted_ms, *self.left_out]):
+            parts = []
+            if candidate in self.predicted_ms:
+                parts.append(f"predicted {self.predicted_ms[candidate]:.3g} ms")
+            if candidate in self.medians_ms:
+                parts.append(f"measured {self.medians_ms[candidate]:.3g} ms")
+            if candidate in self.left_out:
+                parts.append(f"not measured: {self.left_out[candidate]}")
+            lines.append(f"auto:   {candidate}: {', '.join(parts)}")
+        if self.medians_ms:
+            costs = "estimated" if self.costs is None else "measured"
+            lines.append(
+                f"auto: the decision took {self.seconds:.2f} s; predictions use {costs} costs of regions"
+            )
+        return lines
+
+
+def the(name: str) -> str:
+    """A candidate's name in a sentence: "the original", "Branches(lanes=2)"."""
+    return f"the {name}" if name.startswith("original") else name
+
+
+def plan_not_run(strategy: str, runs: str | None) -> str:
+    """A sentence for a plan that is shown though a call runs something else.
+
+    Args:
+        strategy: The plan's.
+        runs: What runs; None: nothing is decided yet.
+    """
+    what = "nothing is decided yet" if runs is None else f"{the(runs)} runs"
+    return f"{what}: this is the plan of {strategy}, a candidate of Auto's, which does not run"
+
+
+def undecided(name: str, why: str) -> list[str]:
+    """What runs before there is a decision, for ``explain``."""
+    return [
+        f"{name}: the original runs until something is decided",
+        f"auto: nothing decided yet for these arguments ({why})",
+    ]
+
+
+def tuned(strategy: Any, budget_s: Any, choose: Callable[[quiet.Watch], T]) -> T:
+    """Decides within the user's seconds, while nothing else of this process is measured.
+
+    Args:
+        strategy: Of the function.
+        budget_s: Seconds, as given.
+        choose: Decides.
+
+    Raises:
+        PlanError: there is nothing to choose, or the seconds are no such.
+    """
+    if not isinstance(strategy, Auto):
+        raise PlanError(f"tune measures Auto's candidates; this function has {strategy!r}")
+    if not budget_s > 0:
+        raise PlanError(f"budget_s must be a positive number of seconds; got {budget_s!r}")
+    with quiet.turn(wait_s=budget_s) as watch:
+        return choose(watch)
