@@ -157,7 +157,6 @@ def examples() -> int:
 COMMON = settings(
     max_examples=examples(),
     deadline=None,
-    derandomize="CI" in os.environ,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

@@ -89,8 +89,14 @@ ROWS = [
     Row(
         "a function of two real numbers",
         scalars(POSITIVE, 2),
-        jax=jax_ops("atan2 igamma igammac nextafter pow polygamma rem zeta")
+        jax=jax_ops("atan2 nextafter pow polygamma rem zeta"),
+    ),
+    Row(
+        "a function of two real numbers that takes long to compile",
+        scalars(POSITIVE, 2),
+        jax=jax_ops("igamma igammac")
         | {"igamma_grad_a": lambda lax, x, y: lax.igamma_grad_a(x, y)},
+        few=2,
     ),
     Row(
         "a function of three real numbers",

@@ -55,8 +55,9 @@ def check(name: str, row: Row, function: Any, rng: np.random.Generator, tally: T
           most: int = 6, more: int = 4) -> None:  # fmt: skip
     """Tries a rule on operands of all states."""
     uses: list[_Use] = []
+    enough = row.enough(tally, most)
     for layout in layouts(row, rng):
-        if len(uses) == most:
+        if enough(len(uses)):
             break
         traces = _traced(function, layout, row)
         if traces is None:

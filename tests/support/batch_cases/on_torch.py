@@ -168,9 +168,9 @@ def _array(x: torch.Tensor) -> np.ndarray:
 def check(name: str, row: Row, function: Any, rng: np.random.Generator, tally: Tally,
           most: int = 10, more: int = 4) -> None:  # fmt: skip
     """Tries a rule on operands of all states."""
-    fits = 0
+    fits, enough = 0, row.enough(tally, most)
     for layout in layouts(row, rng):
-        if fits == most:
+        if enough(fits):
             return
         site = Site(function, layout, row.operands)
         plain = [

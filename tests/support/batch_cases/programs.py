@@ -217,6 +217,7 @@ ROWS = [
         "a distribution for each key",
         (KEYS, Operand((4,), POSITIVE)),
         jax={"random_gamma": _keyed(lambda jax, k, a: jax.vmap(jax.random.gamma)(k, a))},
+        few=2,
     ),
     Row(
         "bits from bits",

@@ -41,6 +41,7 @@ class Row:
         never: The rules accept no rows, scaled values or totals at all.
         together: Numbers of operands of which all have the same rows or none has any: the operator
             relies on it without a check.
+        few: At most so many layouts, for what takes long to compile; 0: as many as for all.
     """
 
     idea: str
@@ -49,6 +50,18 @@ class Row:
     torch: Mapping[str, Function | Stand] = field(default_factory=dict)
     never: bool = False
     together: tuple[int, ...] = ()
+    few: int = 0
+
+    def enough(self, tally: Tally, most: int) -> Callable[[int], bool]:
+        """Whether so many layouts suffice: ``most``, or more while the rule accepted none, by chance."""
+        before, least = tally.accepted, min(most, self.few or most)
+
+        def enough(tried: int) -> bool:
+            if self.never or tally.accepted > before:
+                return tried >= least
+            return tried >= 8 * most
+
+        return enough
 
 
 def functions(rows: Sequence[Row], framework: str) -> list[tuple[str, Row, Function | Stand]]:
