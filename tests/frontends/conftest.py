@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -127,6 +128,15 @@ def _run_program(code: str, *, limit_s: int = 360, devices: int = 1) -> str:
         f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     )
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def quick_to_compile() -> Iterator[None]:
+    """Values are what is tested, not the compiler's optimisations, which take most of the time."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="session")

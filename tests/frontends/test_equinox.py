@@ -16,6 +16,8 @@ import numpy as np  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 
 

@@ -15,6 +15,8 @@ import numpy as np  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 X = jnp.arange(8.0)
 
 

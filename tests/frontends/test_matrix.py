@@ -106,14 +106,12 @@ _made: dict[Any, Any] = {}
 _wanted: dict[Any, Any] = {}
 
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+
 @pytest.fixture(autouse=True)
-def quick_to_compile(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Values are what is tested, not the compiler's optimisations, which take most of the time."""
+def kept_decisions(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def made(

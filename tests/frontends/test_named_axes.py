@@ -11,6 +11,8 @@ import pytest
 
 import dynaflow_xla as dfx
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass

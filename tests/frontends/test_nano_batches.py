@@ -13,6 +13,8 @@ import pytest
 import dynaflow_xla as dfx
 from dynaflow_xla.planning.instructions import Launch, Merge, Slice
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 W = jnp.asarray(np.random.default_rng(0).normal(size=(4, 4)), jnp.float32)
 X = jnp.asarray(np.random.default_rng(1).normal(size=(6, 4)), jnp.float32)
 

@@ -14,6 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 import dynaflow_xla as dfx  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 DEVICE = jax.devices()[0]
 NAMED = NamedSharding(Mesh(np.array([DEVICE]), ("x",)), PartitionSpec("x"))
 

@@ -13,6 +13,8 @@ optax = pytest.importorskip("optax")
 
 import dynaflow_xla as dfx  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 @pytest.fixture(autouse=True)
 def quick_to_compile() -> Any:

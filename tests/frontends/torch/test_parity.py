@@ -10,6 +10,8 @@ import pytest
 
 import dynaflow_xla as dfx
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 if importlib.util.find_spec("torchax") is None:  # importing it would change settings of PyTorch

@@ -16,6 +16,8 @@ if importlib.util.find_spec("torchax") is None:  # importing it would change set
     pytest.skip("torchax is not installed", allow_module_level=True)
 from torch_models import transformer  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 F = torch.nn.functional
 
 NEAR = {"rtol": 5e-4, "atol": 5e-5}
