@@ -6,31 +6,28 @@ import contextlib
 import functools
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError
+from dynaflow_xla.errors import DynaflowError, FallbackWarning
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import _compat, inspect
 from dynaflow_xla.frontends.jax.adapters import libraries
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
-from dynaflow_xla.frontends.jax.batch import axes, split as splitting
-from dynaflow_xla.frontends.jax.capture import capture, effects, tracing
-from dynaflow_xla.frontends.jax.signature import backends, donation, entry
-from dynaflow_xla.frontends.jax.transform.in_xla import XlaProgram
-from dynaflow_xla.frontends.jax.transform.primitive import Program
+from dynaflow_xla.frontends.jax.batch import split as splitting
+from dynaflow_xla.frontends.jax.capture import effects, tracing
+from dynaflow_xla.frontends.jax.signature import backends, donation
+from dynaflow_xla.frontends.jax.transform.programs import Programs
 from dynaflow_xla.frontends.jax.tuning import auto, decided, on_caller
-from dynaflow_xla.frontends.jax.xla import xla_backend, xla_options
+from dynaflow_xla.frontends.jax.xla import xla_options
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.identity import identity
 from dynaflow_xla.tuning import autotune, budget, choice as choosing, quiet
 
-_MAX_ENTRIES = 128
 _MAX_CHOICES = 1024
 _NOT_TRACED = "it cannot be compared with the original while it is traced: call it once outside"
 
@@ -64,14 +61,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._options = options
         self.backend = backends.of(options)
         self._jit_options = _compat.jit_options(jitted)
-        self._has_static = bool(
-            self._jit_options["static_argnums"] or self._jit_options["static_argnames"]
-        )
-        self._donates = bool(
-            self._jit_options["donate_argnums"] or self._jit_options["donate_argnames"]
-        )
         self._candidate = False  # of a function under Auto, which measures what its plans cost
-        self._entries: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
         self._fallback: str = ""
         self._choices: dict[Any, auto.Choice] = {}
         self._children: dict[Hashable, ScheduledFunction] = {}
@@ -83,6 +73,10 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._tracing = threading.local()
         function = fn if self._plain else _compat.wrapped_function(jitted)
         functools.update_wrapper(self, function, updated=())
+        self._by_signature = Programs(
+            jitted, self.__wrapped__, options, self._jit_options,
+            copies_results=self.backend.copies_results,
+        )  # fmt: skip
         self._jit = self._jitted(self._traced)
         # JAX takes compiler options for whole programs only.
         self.inner = self._jitted(self.__wrapped__) if given else jitted
@@ -118,7 +112,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         if tracing.capturing() or _compat.under_disable_jit() or self._unsupported_platform():
             return self.original(*args, **kwargs)
         xla.check_process()
-        if self._donates and (
+        if self.donates and (
             error := donation.given_twice(self._options.name, self._jit_options, args, kwargs)
         ):
             raise error
@@ -145,7 +139,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
     def _with_way_out(self, error: TypeError, args: Any, kwargs: Any) -> TypeError:
         """JAX's error about an argument that it cannot trace, with what can be done about it."""
-        _, *dynamic = self._split_static(args, kwargs)
+        _, *dynamic = self._by_signature.split_static(args, kwargs)
         way_out = effects.untraceable(self._options.name, *dynamic)
         if not way_out or way_out in str(error):
             return error
@@ -178,7 +172,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             return error
         if (made := xla.engine_error(error)) is not None:
             return made
-        if self._donates and "donate" in str(error):
+        if self.donates and "donate" in str(error):
             twice = donation.given_twice(self._options.name, self._jit_options, args, kwargs)
             if twice is not None:
                 twice.__cause__ = error
@@ -262,7 +256,8 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         for part in parts:
             part.clear_cache()
         for cache in (
-            self._entries, self._choices, self._children, self._with_options, self._programs, self.put_off
+            self._by_signature, self._choices, self._children, self._with_options, self._programs,
+            self.put_off,
         ):  # fmt: skip
             cache.clear()  # type: ignore[attr-defined]
 
@@ -322,24 +317,6 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
     # -- planning -----------------------------------------------------------------------------
 
-    def _static(self, args: Any) -> tuple[set[int], set[str]]:
-        """Numbers and names of static arguments."""
-        nums = {n % len(args) if n < 0 else n for n in self._jit_options["static_argnums"] if args}
-        return nums, set(self._jit_options["static_argnames"])
-
-    def _split_static(self, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        """Static values with their places, and the dynamic positional and keyword arguments."""
-        nums, names = self._static(args)
-        static = tuple((i, a) for i, a in enumerate(args) if i in nums)
-        static += tuple(sorted((k, v) for k, v in kwargs.items() if k in names))
-        dynamic = tuple(a for i, a in enumerate(args) if i not in nums)
-        return static, dynamic, {k: v for k, v in kwargs.items() if k not in names}
-
-    def dynamic_leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The flat arguments without static ones."""
-        _, dynamic, keyword = self._split_static(args, kwargs)
-        return jax.tree_util.tree_leaves((dynamic, keyword))
-
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
         if self._lift(args, kwargs):
             raise _NotLifted
@@ -356,91 +333,15 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
                 stacklevel=2,
             )
             return self.original(*args, **kwargs)
-        traced, consts, program = self._program(args, kwargs)
+        traced, consts, program = self._by_signature.program(args, kwargs, warn=not self._candidate)
         if program.entry.unproven and check:
             raise splitting.NotCompared(program.entry)
         outs = program(*consts, *self.dynamic_leaves(args, kwargs))
         return jax.tree_util.tree_unflatten(traced.out_tree, outs)
 
     def _entry(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
-        traced, consts, program = self._program(args, kwargs)
+        traced, consts, program = self._by_signature.program(args, kwargs, warn=not self._candidate)
         return traced, consts, program.entry
-
-    def _program(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
-        traced, captured, consts = self._captured(args, kwargs, known=True)
-        found = self._entries.get(id(traced.jaxpr))
-        if found is None:
-            if captured is None:
-                _, captured, _ = self._captured(args, kwargs)
-            batched = self._batched(traced, captured, consts, args, kwargs)
-            made = entry.build_entry(captured, self._options, batched)
-            if self._donates and self.backend.copies_results:
-                donation.copied(made, traced, warn=not self._candidate)
-            found = (traced, self._differentiable(made, captured, traced))
-            self._entries[id(traced.jaxpr)] = found
-            if len(self._entries) > _MAX_ENTRIES:
-                self._entries.popitem(last=False)
-        return traced, consts, found[1]
-
-    def _differentiable(self, made: Any, captured: Any, traced: Any) -> Any:
-        if isinstance(made, xla_backend.XlaEntry) and (
-            made.split is None or not capture.holds_custom_rules(traced.jaxpr.jaxpr)
-        ):
-            return XlaProgram(made, traced)
-        return Program(made, captured, made.split)
-
-    def _captured(
-        self, args: Any, kwargs: Any, *, known: bool = False
-    ) -> tuple[Any, Any, list[Any]]:
-        """The traced original, its graph (None if ``known`` and planned already), closed-over values."""
-        with tracing.Capturing():
-            traced = self.original.trace(*args, **kwargs)
-        consts = _const_order(traced, _compat.traced_consts(traced))
-        if known and id(traced.jaxpr) in self._entries:
-            return traced, None, consts
-        captured = capture.capture(traced.jaxpr, len(traced._consts), self._options.name)
-        return traced, captured, consts
-
-    def _batched(
-        self, traced: Any, captured: Any, consts: list[Any], args: Any, kwargs: Any
-    ) -> splitting.BatchedFunction | None:
-        """What a split needs to know, if the user named batch axes."""
-        options = self._options
-        if options.in_axes is None:
-            return None
-        nums, names = self._static(args)
-        in_axes, batch = axes.input_axes(
-            options.name, options.in_axes, self.__wrapped__, args, kwargs, nums, names,
-            options.batch_size,
-        )  # fmt: skip
-        results = jax.tree_util.tree_unflatten(traced.out_tree, list(traced.jaxpr.out_avals))
-        out_axes = axes.output_specs(options.name, options.out_axes, results)
-
-        def capture_at(size: int) -> tuple[capture.Captured, list[Any]]:
-            resized = iter(in_axes)
-
-            def resize(leaf: Any) -> Any:
-                axis = next(resized)
-                return leaf if axis is None else _resized(leaf, axis, size)
-
-            def resize_argument(number: int, value: Any) -> Any:
-                return value if number in nums else jax.tree_util.tree_map(resize, value)
-
-            new_args = [resize_argument(n, value) for n, value in enumerate(args)]
-            dynamic = {k: v for k, v in kwargs.items() if k not in names}
-            new_kwargs = {**kwargs, **jax.tree_util.tree_map(resize, dynamic)}
-            try:
-                _, part, values = self._captured(new_args, new_kwargs)
-            except DynaflowError:
-                raise  # a built-in error, too, but not one of those meant here
-            except (TypeError, ValueError) as error:  # what JAX raises for shapes that do not fit
-                raise SeparabilityError(
-                    f"{options.name!r} cannot be traced with {size} instead of {batch} rows "
-                    f"({str(error).splitlines()[0]}). Write shapes in terms of the arguments' shapes"
-                ) from error
-            return part, values
-
-        return splitting.BatchedFunction(captured, consts, batch, in_axes, out_axes, capture_at)
 
     def _unsupported_platform(self) -> bool:
         if not self._fallback and (why := self.backend.unavailable()):
@@ -609,35 +510,31 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         _, consts, _ = self._entry(args, kwargs)
         return [*consts, *self.dynamic_leaves(args, kwargs)]
 
+    def dynamic_leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The flat arguments without static ones."""
+        return self._by_signature.dynamic_leaves(args, kwargs)
+
+    @property
+    def donates(self) -> bool:
+        """Whether any argument is donated."""
+        return self._by_signature.donates
+
     def donated_leaves(self, args: Any, kwargs: Any) -> list[int]:
         """Which of the flat arguments are donated."""
-        info = self.original.trace(*args, **kwargs).args_info
-        return [i for i, leaf in enumerate(jax.tree_util.tree_leaves(info)) if leaf.donated]
+        return self._by_signature.donated_leaves(args, kwargs)
 
     def _signature(self, args: Any, kwargs: Any) -> Any:
         """What a decision depends on: structure, abstract values and static arguments."""
         static: Any = ()
-        if self._has_static:
-            static, args, kwargs = self._split_static(args, kwargs)
+        if self._by_signature.has_static:
+            static, args, kwargs = self._by_signature.split_static(args, kwargs)
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         return tree, static, tuple([decided.abstract(leaf) for leaf in leaves])
-
-
-def _const_order(traced: Any, consts: list[Any]) -> list[Any]:
-    """Closed-over values in the order of the captured inputs: jaxpr constants, then hoisted ones."""
-    hoisted = len(traced._consts)
-    return consts[hoisted:] + consts[:hoisted]
 
 
 def _symbolic(leaves: list[Any]) -> bool:
     """Whether a shape has sizes that ``jax.export`` leaves open."""
     return any(not isinstance(n, int) for leaf in leaves for n in getattr(leaf, "shape", ()))
-
-
-def _resized(leaf: Any, axis: int, size: int) -> jax.ShapeDtypeStruct:
-    """Another number of rows."""
-    aval = jax.typeof(leaf)
-    return _compat.struct_like(aval, (*aval.shape[:axis], size, *aval.shape[axis + 1 :]))
 
 
 def _made_again(fn: Any, jit_options: dict[str, Any], options: Settings) -> ScheduledFunction:

@@ -743,9 +743,9 @@ def test_many_signatures(strategy: str, schedule: Any, assert_same: Any) -> None
 
 def test_more_signatures_than_are_kept(schedule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signature that was dropped is planned anew; executables in use keep their programs."""
-    from dynaflow_xla.frontends.jax import scheduled
+    from dynaflow_xla.frontends.jax.transform import programs
 
-    monkeypatch.setattr(scheduled, "_MAX_ENTRIES", 2)
+    monkeypatch.setattr(programs, "_MAX_ENTRIES", 2)
     fast = schedule(lambda x: jnp.sort(x) + jnp.flip(x))
     for _ in range(2):
         for n in range(1, 6):

@@ -102,7 +102,7 @@ def _runner(fn: Any, fast: Any, args: Any, kwargs: Any) -> Callable[[], None]:
         a, k = given
         jax.block_until_ready(fn(*a, **k))
 
-    if not fast._donates:
+    if not fast.donates:
         return lambda: run((args, kwargs))
     leaves = fast.dynamic_leaves(args, kwargs)
     away = {id(leaves[i]) for i in fast.donated_leaves(args, kwargs)}
