@@ -1,11 +1,13 @@
-"""The private jaxlib names that the run-time side uses, in one place."""
+"""The private names of jax and jaxlib that the run-time side uses, in one place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+from jax._src import config, mesh
 from jaxlib import _jax, xla_client
 
 _COMPILE_SETTINGS = (
@@ -69,3 +71,26 @@ def execute_on_device(executable: Any, arguments: list[Any]) -> list[Any]:
     """Runs a loaded executable of one device on arrays of it; its outputs."""
     results = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
     return [shards[0] for shards in results]
+
+
+@contextlib.contextmanager
+def without_mesh() -> Iterator[None]:
+    """A block without the mesh of ``jax.set_mesh``, also while something is traced.
+
+    What is compiled for a lane's client is of other devices. The public way works outside of traces only.
+    """
+    contexts: list[tuple[Any, Any]] = []
+    for name, nothing in (
+        ("abstract_mesh_context_manager", "empty_abstract_mesh"),
+        ("device_context", "empty_concrete_mesh"),
+    ):
+        if hasattr(config, name):  # None is no mesh there
+            contexts.append((getattr(config, name), None))
+        elif hasattr(mesh, name):  # jax 0.12
+            contexts.append((getattr(mesh, name), getattr(mesh, nothing)))
+    before = [context.swap_local(empty) for context, empty in contexts]
+    try:
+        yield
+    finally:
+        for (context, _), value in zip(contexts, before, strict=True):
+            context.set_local(value)

@@ -183,7 +183,8 @@ class CudaLanes(DeviceLanes):
         """The stream that a lane's client computes on: a custom call in that client sees it.
 
         Somebody's program is being traced or lowered when lanes are first asked for. So nothing here is a
-        part of that trace: the probe is compiled ahead of time and run as it is, on an array of now.
+        part of that trace, or of its mesh: the probe is compiled ahead of time and run as it is, on an
+        array of now.
         """
         device = self.device(lane)
         sharding = jax.sharding.SingleDeviceSharding(device)
@@ -193,7 +194,7 @@ class CudaLanes(DeviceLanes):
                 STREAM_TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype), has_side_effect=True
             )(x)
 
-        with jax.ensure_compile_time_eval():
+        with jax.ensure_compile_time_eval(), _compat.without_mesh():
             spec = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)
             probe = jax.jit(lane_stream, in_shardings=sharding, out_shardings=sharding)
             compiled = probe.lower(spec).compile({"xla_gpu_enable_command_buffer": ""})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
-from jax._src import config, core, source_info_util, util
+from jax._src import core, source_info_util, util
 from jax._src.interpreters import mlir
 from jax.extend import core as jcore
 
@@ -249,22 +248,6 @@ def dispatches_asynchronously() -> bool:
 def leaves_out_passes() -> bool:
     """Whether JAX itself asks XLA to leave out passes (``jax_compiler_enable_remat_pass``)."""
     return not jax.config.values.get("jax_compiler_enable_remat_pass", True)
-
-
-@contextlib.contextmanager
-def without_mesh() -> Iterator[None]:
-    """A block without the mesh of ``jax.set_mesh``, also while something is traced.
-
-    The public way works outside of traces only.
-    """
-    named = ("abstract_mesh_context_manager", "device_context")
-    contexts = [context for name in named if (context := getattr(config, name, None)) is not None]
-    before = [context.swap_local(None) for context in contexts]
-    try:
-        yield
-    finally:
-        for context, value in zip(contexts, before, strict=True):
-            context.set_local(value)
 
 
 def compiler_options(jitted: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -318,3 +319,45 @@ def test_streams_of_lanes_are_found_while_a_program_is_traced(
     jax.lax.scan(lambda c, v: (c, f(v)), 0, x[None])
     jax.eval_shape(lambda v: f(v) + 1, x)
     assert found == [0x100, 0x200, 0x300, 0x400, 0x500]
+
+
+@pytest.mark.parametrize("axis", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_lanes_are_of_no_mesh_of_the_caller(lanes: Any, axis: Any) -> None:
+    """A mesh that is set names JAX's own devices, and the clients of lanes have others."""
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(axis,))
+    x, y = np.random.default_rng(8).standard_normal((2, 8, 8)).astype(np.float32)
+    want = branches(x, y)
+    fast = dfx.schedule(branches, RoundRobin(), lanes=2)
+    inside = dfx.schedule(branches, RoundRobin(), lanes=2)
+    with jax.set_mesh(mesh):
+        _close(want, fast(x, y))
+        _close(want, jax.jit(lambda a, b: inside(a, b))(x, y))
+        assert _stages(fast, x, y) and _stages(inside, x, y)
+
+
+def test_streams_of_lanes_are_found_while_a_mesh_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    xla.ensure_registered()
+    streams = iter([0, 0x100, 0, 0x200])
+    monkeypatch.setattr(device_lanes, "STREAM_TARGET", xla.FAIL_TARGET)
+    monkeypatch.setattr(device_lanes._engine, "take_lane_stream", lambda: next(streams))
+    lanes, found = _LanesOfThisCpu(), list[int]()
+
+    def f(x: Any) -> Any:
+        found.append(lanes._find_stream(0))
+        return jnp.sin(x)
+
+    with jax.set_mesh(jax.make_mesh((1,), ("rows",))):
+        f(1.0)
+        jax.jit(f)(jnp.ones(4))
+    assert found == [0x100, 0x200]
+
+
+def test_lanes_are_of_the_default_gpu_however_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = SimpleNamespace(platform="gpu"), SimpleNamespace(platform="gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [first, second])
+    assert device_stage.default_gpu() is first
+    for chosen in ("cpu", "gpu", jax.devices("cpu")[0]):
+        monkeypatch.setattr(device_stage.jax, "config", SimpleNamespace(jax_default_device=chosen))
+        assert device_stage.default_gpu() is first
+    monkeypatch.setattr(device_stage.jax, "config", SimpleNamespace(jax_default_device=second))
+    assert device_stage.default_gpu() is second

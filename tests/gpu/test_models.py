@@ -14,6 +14,7 @@ from dynaflow_xla.errors import UnsupportedError
 
 # Libraries may choose another algorithm on another stream; what races leaves is far from that.
 CLOSE = {"rtol": 2e-3, "atol": 2e-3}
+LANES = dfx.Lanes(3)  # streams: as many on a machine of few cores, where a plain number is refused
 STRATEGIES = [dfx.Sequential(), dfx.Branches(), RoundRobin()]
 
 
@@ -40,7 +41,7 @@ def _jax_cases(jax: Any) -> dict[str, Any]:
 def test_jax(jax: Any, name: str, strategy: Any, backend: str) -> None:
     fn = _jax_cases(jax)[name]
     try:
-        fast = dfx.schedule(fn, strategy=strategy, backend=backend, lanes=3)
+        fast = dfx.schedule(fn, strategy=strategy, backend=backend, lanes=LANES)
     except dfx.UnsupportedError as error:
         pytest.skip(str(error))
     rng = np.random.default_rng(0)
@@ -57,7 +58,9 @@ def test_jax(jax: Any, name: str, strategy: Any, backend: str) -> None:
 
 
 def test_jax_outputs_are_in_place(jax: Any) -> None:
-    fast = dfx.schedule(_jax_cases(jax)["branches"], strategy=RoundRobin(), backend="ffi", lanes=3)
+    fast = dfx.schedule(
+        _jax_cases(jax)["branches"], strategy=RoundRobin(), backend="ffi", lanes=LANES
+    )
     x = jax.numpy.ones((128, 128))
     jax.block_until_ready(fast(x, x))
     text = dfx.explain(fast, x, x)
@@ -94,7 +97,7 @@ def _torch_cases(torch: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["branches", "experts"])
 def test_torch(torch: Any, name: str, strategy: Any) -> None:
     fn = _torch_cases(torch)[name]
-    fast = dfx.schedule(fn, strategy=strategy, backend="torch", lanes=3)
+    fast = dfx.schedule(fn, strategy=strategy, backend="torch", lanes=LANES)
     w = torch.randn(128, 128, device="cuda") / 11
     with torch.no_grad():
         for _ in range(10):
@@ -117,7 +120,7 @@ def test_torch_race_hunt(torch: Any, seed: int) -> None:
     fn = _torch_cases(torch)["branches"]
     w = torch.randn(128, 128, device="cuda") / 11
     with torch.no_grad():
-        fast = dfx.schedule(fn, strategy=RoundRobin(), backend="torch", lanes=3)
+        fast = dfx.schedule(fn, strategy=RoundRobin(), backend="torch", lanes=LANES)
         fast(torch.randn(128, 128, device="cuda"), w)
         plain = fast._dfx_core.planned((torch.randn(128, 128, device="cuda"), w), {}).native
         runner = cuda.StreamRunner(plain, cuda.CudaStreams(torch.device("cuda", 0), 3))
@@ -173,7 +176,9 @@ def test_torch_checkpointed_attention(torch: Any, dropout: float) -> None:
 @pytest.mark.parametrize("name", ["branches", "experts"])
 def test_torch_with_regions_of_inductor(torch: Any, name: str) -> None:
     fn = _torch_cases(torch)[name]
-    fast = dfx.schedule(fn, strategy=dfx.Branches(), backend="torch", lanes=3, compiler="inductor")
+    fast = dfx.schedule(
+        fn, strategy=dfx.Branches(), backend="torch", lanes=LANES, compiler="inductor"
+    )
     w = torch.randn(128, 128, device="cuda") / 11
     with torch.no_grad():
         for _ in range(6):  # directly, captured, replayed
@@ -186,7 +191,7 @@ def test_torch_with_regions_of_inductor(torch: Any, name: str) -> None:
 
 
 def test_torch_in_buckets(torch: Any) -> None:
-    fast = dfx.schedule(_torch_cases(torch)["branches"], RoundRobin(), backend="torch", lanes=3)
+    fast = dfx.schedule(_torch_cases(torch)["branches"], RoundRobin(), backend="torch", lanes=LANES)
     buckets = dfx.bucketed(fast, [16, 64], in_axes=(0, None), out_axes=(0, 0))
     w = torch.randn(128, 128, device="cuda") / 11
     with torch.no_grad():
@@ -216,7 +221,7 @@ def test_torch_lanes_with_multiprocessors_of_their_own(torch: Any) -> None:
 
 def test_torch_ten_thousand_replays(torch: Any) -> None:
     fn = _torch_cases(torch)["experts"]
-    fast = dfx.schedule(fn, strategy=dfx.Branches(), backend="torch", lanes=3)
+    fast = dfx.schedule(fn, strategy=dfx.Branches(), backend="torch", lanes=LANES)
     w = torch.randn(128, 128, device="cuda") / 11
     xs = [torch.randn(128, 128, device="cuda") for _ in range(8)]
     with torch.no_grad():

@@ -373,19 +373,24 @@ class DeviceStageBuilder(StageBuilder):
         outs = [self.spec(b) for b, _ in segment.writes]
         specs = list(map(self.spec, segment.inputs))
         specs += [spec for spec, wanted in zip(outs, in_place, strict=True) if wanted]
-        traced = jax.jit(
+        jitted = jax.jit(
             dfx_segment,
             in_shardings=sharding,
             out_shardings=sharding,
             keep_unused=True,
             donate_argnums=tuple(range(n_inputs, len(specs))),
-        ).trace(*[jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in specs])
+        )
+        with ffi_compat.without_mesh():  # it is of other devices
+            traced = jitted.trace(
+                *[jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in specs]
+            )
         if any(isinstance(const, jax.core.Tracer) for const in _compat.traced_consts(traced)):
             raise PlanError(
                 f"a replacement on lane {segment.lane} of {self.plan.graph!r} closes over a traced "
                 "value; make it an argument of the scheduled function instead"
             )
-        return traced.lower()
+        with ffi_compat.without_mesh():
+            return traced.lower()
 
     def _compile(
         self, lowered: Any, text: str, lane: int, compiled: dict[str, tuple[int, Any]]
@@ -419,6 +424,14 @@ def where(on_gpu: bool) -> str:
     return platform(on_gpu)
 
 
+def default_gpu() -> Any:
+    """The GPU that JAX computes on: its default device, if that is one, else the first of this process."""
+    chosen = jax.config.jax_default_device  # a device, the name of a platform, or None
+    if getattr(chosen, "platform", None) == "gpu":
+        return chosen
+    return jax.local_devices()[0]
+
+
 def builder(on_gpu: bool, *args: Any, gpu: Lanes | None = None) -> Callable[..., Stage]:
     """The builder for the lanes in force, for those of the GPU if asked for, or for the CPU's.
 
@@ -428,7 +441,7 @@ def builder(on_gpu: bool, *args: Any, gpu: Lanes | None = None) -> Callable[...,
     """
     lanes = lanes_in_force()
     if lanes is None and platform(on_gpu) == "cuda":
-        lanes = cuda_lanes(jax.config.jax_default_device or jax.devices()[0])
+        lanes = cuda_lanes(default_gpu())
     if gpu is not None and (lanes is None or lanes.platform != "cuda"):
         gpu.refuse_on_cpu()
     own = gpu if gpu is not None and gpu.special else None

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ffi import _engine, programs, xla
+from dynaflow_xla.ffi import _compat as ffi_compat, _engine, programs, xla
 from dynaflow_xla.ffi.lane_program import LaneProgram
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture.physical import (
@@ -157,12 +157,12 @@ class StageBuilder(StageParts):
         jitted = jax.jit(
             lane_function, in_shardings=sharding, out_shardings=sharding, keep_unused=True
         )
-        with _compat.without_mesh():  # it is of other devices
+        with ffi_compat.without_mesh():  # it is of other devices
             traced = jitted.trace(*specs)
         if any(isinstance(const, jax.core.Tracer) for const in _compat.traced_consts(traced)):
             raise PlanError(
                 f"a replacement on lane {lane} of {self.plan.graph!r} closes over a traced value; "
                 "make it an argument of the scheduled function instead"
             )
-        with _compat.without_mesh():
+        with ffi_compat.without_mesh():
             return traced.lower()
