@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -19,11 +21,24 @@ from dynaflow_xla.machine import ALIGNMENT
 _CACHE_ENTRIES = 32
 _CACHE_ADDRESSES = 64
 
-_Views = tuple[list[Any], list[tuple[Any, Any]]]
-"""Views for an executable, and (target, source) of what is copied before it runs."""
+_SMALL_BYTES = 1 << 16
+"""Up to here, copying an input that lies at a new address is quicker than making a view of it: a view
+takes some 50 to 100 us where the processor has just done something else, a copy at most 10."""
 
-_View = tuple[Any, tuple[Any, Any] | None]
-"""One view, and (target, source) if its memory is copied."""
+
+@dataclass
+class _Made:
+    """What an executable takes for one combination of addresses.
+
+    Attributes:
+        views: Its operands.
+        copies: (target, source, bytes) of what is copied before it runs.
+        small: Inputs among these that are copied because views of them were not there yet.
+    """
+
+    views: list[Any]
+    copies: list[tuple[int, int, int]] = field(default_factory=list)
+    small: list[int] = field(default_factory=list)
 
 
 class LaneProgram:
@@ -31,7 +46,9 @@ class LaneProgram:
 
     Called by one lane, hence by one thread at a time. A view says where memory is, not what is in
     it, so views are kept by address and used again: callers' loops reuse the same buffers. They are kept
-    for each input too, because a training step's parameters come from few addresses in many combinations.
+    for each shape and type too, because a training step's state comes from few addresses in many
+    combinations: what was a parameter's memory in one step is a moment's in the next. Small inputs are
+    copied until the same addresses come again.
 
     Memory that is not aligned is copied here, before each call, into memory that is. XLA would copy
     it, too, but a large copy in the background, and a program on a synchronous client does not wait
@@ -63,12 +80,17 @@ class LaneProgram:
         self._device = device
         self._sharding = SingleDeviceSharding(device)
         self._avals = [ShapedArray(s.shape, s.dtype) for s in specs]
+        self._sizes = [math.prod(s.shape) * s.dtype.itemsize for s in specs]
         with jax.enable_x64(True):
             made = [jax.device_put(np.asarray(c), device) for c in consts]
         self._consts = jax.block_until_ready(made)
-        self._aligned: dict[int, Any] = {}  # input -> where it is copied to if it is not aligned
-        self._views: OrderedDict[tuple[int, ...], _Views] = OrderedDict()
-        self._of_input: list[OrderedDict[int, _View]] = [OrderedDict() for _ in specs]
+        self._aligned: dict[int, tuple[int, Any]] = {}
+        self._views: OrderedDict[tuple[int, ...], _Made] = OrderedDict()
+        kinds: dict[Any, OrderedDict[int, Any]] = {}
+        self._known = [kinds.setdefault((s.shape, s.dtype), OrderedDict()) for s in specs]
+        self._most = {id(known): 0 for known in self._known}  # views that are kept
+        for known in self._known:
+            self._most[id(known)] += _CACHE_ADDRESSES
 
     def __call__(self, addresses: tuple[int, ...]) -> None:
         """Runs to the end.
@@ -79,59 +101,66 @@ class LaneProgram:
         made = self._views.get(addresses)
         if made is None:
             made = self._make_views(addresses)
-        views, copies = made
-        for target, source in copies:
-            np.copyto(target, source)
-        self.copied_views = len(copies)
+        elif made.small:
+            made = self._make_views(addresses, again=True)
+        for target, source, size in made.copies:
+            ctypes.memmove(target, source, size)
+        self.copied_views = len(made.copies) - len(made.small)
         try:
-            self._execute(views)
+            self._execute(made.views)
         except Exception as error:
             raise EngineError(f"{self.name} failed: {error}") from error
 
-    def _make_views(self, addresses: tuple[int, ...]) -> _Views:
+    def _make_views(self, addresses: tuple[int, ...], *, again: bool = False) -> _Made:
         if len(addresses) != len(self._specs):
             raise EngineError(
                 f"lane program {self.name!r} takes {len(self._specs)} buffers, got {len(addresses)}"
             )
-        views, copies = list(self._consts), []
-        for index, (address, known) in enumerate(zip(addresses, self._of_input, strict=True)):
-            found = known.get(address)
-            if found is None:
-                found = known[address] = self._make_view(index, address)
-                if len(known) > _CACHE_ADDRESSES:
-                    known.popitem(last=False)
-            view, copy = found
-            views.append(view)
-            if copy is not None:
-                copies.append(copy)
-        self._views[addresses] = made = views, copies
+        made = _Made(list(self._consts))
+        # Lane threads have JAX's default settings; without x64, 64-bit memory would be narrowed.
+        with jax.enable_x64(True):
+            for index, (address, known) in enumerate(zip(addresses, self._known, strict=True)):
+                size = self._sizes[index]
+                aligned = address % ALIGNMENT == 0 or not size
+                view = known.get(address) if aligned else None
+                if view is None and aligned and (again or not 0 < size <= _SMALL_BYTES):
+                    view = known[address] = self._view(index, self._memory(index, address))
+                    if len(known) > self._most[id(known)]:
+                        known.popitem(last=False)
+                elif view is None:
+                    target, view = self._aligned_input(index)
+                    made.copies.append((target, address, size))
+                    if aligned:
+                        made.small.append(index)
+                made.views.append(view)
+        self._views[addresses] = made
         if len(self._views) > _CACHE_ENTRIES:
             self._views.popitem(last=False)
         return made
 
-    def _make_view(self, index: int, address: int) -> _View:
-        spec = self._specs[index]
-        size = int(np.prod(spec.shape)) * spec.dtype.itemsize
-        copy = None
+    def _aligned_input(self, index: int) -> tuple[int, Any]:
+        """Where an input is copied to, and the view of that."""
+        if index not in self._aligned:
+            memory = aligned_bytes(self._sizes[index])  # the view keeps it
+            self._aligned[index] = memory.ctypes.data, self._view(index, memory)
+        return self._aligned[index]
+
+    def _memory(self, index: int, address: int) -> Any:
+        size = self._sizes[index]
         if size == 0:
-            memory = np.zeros(0, np.uint8)
-        else:
-            memory = np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
-            if address % ALIGNMENT:
-                if index not in self._aligned:
-                    self._aligned[index] = aligned_bytes(size)
-                copy = self._aligned[index], memory
-                memory = self._aligned[index]
+            return np.zeros(0, np.uint8)
+        return np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
+
+    def _view(self, index: int, memory: Any) -> Any:
+        spec = self._specs[index]
         array = memory.view(spec.dtype).reshape(spec.shape)
-        # Lane threads have JAX's default settings; without x64, 64-bit memory would be narrowed.
-        with jax.enable_x64(True):
-            view = _compat.put_view(self._avals[index], self._sharding, array, self._device)
-        if size and view.unsafe_buffer_pointer() != memory.ctypes.data:
+        view = _compat.put_view(self._avals[index], self._sharding, array, self._device)
+        if self._sizes[index] and view.unsafe_buffer_pointer() != memory.ctypes.data:
             raise EngineError(
                 f"{self.name}: XLA must take input {index} ({spec.dtype}{list(spec.shape)}) in "
                 "place and copied it; this version of jaxlib is not supported"
             )
-        return view, copy
+        return view
 
 
 def aligned_bytes(size: int) -> Any:
