@@ -26,9 +26,10 @@ COPY_BYTES_PER_NS = 8.0
 FRESH_COPY_BYTES_PER_NS = 4.0
 """The same into memory that was just allocated: the system clears its pages first."""
 
-HAND_OVER_NS = 2_000.0
+HAND_OVER_NS = 5_000.0
 """From a signal on one lane to the end of the wait for it on another, gates of both included. (The event
-alone takes 0.1 us while the waiting lane is awake: ``benchmarks/engine_native.py``.)"""
+alone takes 0.1 us while the waiting lane is awake: ``benchmarks/engine_native.py``; a lane that sleeps is
+woken first, so a planner does well to assume more.)"""
 
 LANE_START_NS = 3_000.0
 """From the start of a stage until a lane's program runs; for lanes of Python steps: to take the interpreter

@@ -566,6 +566,11 @@ def backend_failed() -> type[BaseException]:
     return BackendCompilerFailed
 
 
+def of_dynamo() -> type[Exception]:
+    """What Dynamo raises for itself: that it starts a capture again, skips a frame, or gives up."""
+    return torch._dynamo.exc.TorchDynamoException
+
+
 def capture_failed() -> tuple[type[BaseException], ...]:
     """Classes of Dynamo's errors where an operator fails on the shapes of a call, or Dynamo itself does."""
     from torch._dynamo.exc import InternalTorchDynamoError, TorchRuntimeError

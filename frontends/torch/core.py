@@ -268,7 +268,7 @@ class Core:
         """A call that cannot be captured: most often the original fails, too, and tells it better."""
         with marks.ignore():
             result = self.original(*args, **kwargs)
-        text = str(error).splitlines()[0]
+        text = (str(error) or type(error).__name__).splitlines()[0]
         self._warned = True
         self._warn(f"{self.options.name!r} cannot be captured ({text}), so the original runs")
         return result
@@ -606,10 +606,12 @@ class _Backend:
         except _compat.says_nothing() as error:  # Dynamo gives the graph up, and tells nobody
             _state.left_out = f"PyTorch can make no graph of it: {_compat.told_by_fake(error)}"
             raise
+        except _compat.of_dynamo():
+            raise  # it captures anew, say
         except Exception as error:
             if isinstance(error, DynaflowError) or state["reached"]:
                 raise
-            raise _NoGraph(str(error)) from error
+            raise _NoGraph(str(error) or type(error).__name__) from error
         if grad:
             parts = state["batch"] and core.options.backend == "torch"
             watched = handed.watch if parts else None

@@ -34,7 +34,7 @@ graphs = st.builds(
 )
 overheads = st.fixed_dictionaries(
     {
-        "handoff_ns": st.sampled_from([0.0, 2_000.0]),
+        "handoff_ns": st.sampled_from([0.0, 5_000.0]),
         "launch_ns": st.sampled_from([0.0, 3_000.0]),
         "bytes_per_ns": st.sampled_from([math.inf, 8.0, 0.01]),
     }
@@ -187,7 +187,7 @@ def test_monotone_in_costs(graph: Graph, seed: int, lanes: int, more: int) -> No
             assert after.total_ns >= before.total_ns
             assert after.bound is not None and before.bound is not None
             assert after.bound.ns >= before.bound.ns
-        assert simulate(plan, pg, handoff_ns=2_000 + more).total_ns >= before.total_ns
+        assert simulate(plan, pg, handoff_ns=5_000 + more).total_ns >= before.total_ns
         assert simulate(plan, pg, launch_ns=3_000 + more).total_ns >= before.total_ns
 
 
@@ -210,9 +210,9 @@ def test_by_hand() -> None:
     assert (launches["sort"].start_ns, launches["sort"].end_ns) == (3000, 4000)
     slow = launches["sort_1"]
     assert (slow.start_ns, slow.end_ns) == (3000, 8000)
-    # Lane 0 sorts and adds: copy out 400, hand-over 2000, copy in 400.
+    # Lane 0 sorts and adds: copy out 400, hand-over 5000, copy in 400.
     assert (slow.lane, launches["add"].lane) == (1, 0)
-    assert launches["add"].start_ns == 8000 + 400 + 2000 + 400
+    assert launches["add"].start_ns == 8000 + 400 + 5000 + 400
     assert timeline.total_ns == launches["add"].end_ns + 400
     assert [s.name for s in timeline.critical_path()] == [
         "sort_1", "copy out", "copy in", "add", "copy results",

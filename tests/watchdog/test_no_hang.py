@@ -206,20 +206,25 @@ def test_calls_end(group: str) -> None:
 
 
 def test_keyboard_interrupt_during_a_call() -> None:
+    """Python loses an interrupt that meets a finaliser or a weak reference's callback: it is sent again."""
     run("""
-    import _thread, signal
+    import signal
     big = jnp.asarray(np.random.default_rng(0).random((512, 512)), jnp.float32)
     fast(big).block_until_ready()
     interrupted = 0
     for i in range(10):
-        timer = threading.Timer(0.02 + 0.003 * i, os.kill, (os.getpid(), signal.SIGINT))
-        try:
-            timer.start()  # on a busy machine it may fire before the next line
-            for _ in range(10000):
-                fast(big).block_until_ready()
-        except KeyboardInterrupt:
-            interrupted += 1
-        timer.join()
+        for attempt in range(3):
+            timer = threading.Timer(0.02 + 0.003 * i, os.kill, (os.getpid(), signal.SIGINT))
+            try:
+                timer.start()  # on a busy machine it may fire before the next line
+                until = time.monotonic() + 20
+                while time.monotonic() < until:
+                    fast(big).block_until_ready()
+            except KeyboardInterrupt:
+                interrupted += 1
+                break
+            finally:
+                timer.join()
         check(fast(x))
     assert interrupted == 10, interrupted
     print("done")
