@@ -106,7 +106,10 @@ def serving(fast: Any, caller: str, args: Any, kwargs: Any) -> Scheduled:
     Raises:
         UnsupportedTypeError: it is none.
     """
-    found = _found(fast, args, kwargs)
+    return _known(_found(fast, args, kwargs), fast, caller)
+
+
+def _known(found: Scheduled | None, fast: Any, caller: str) -> Scheduled:
     if found is None:
         raise UnsupportedTypeError(
             f"{caller} takes what dynaflow_xla.schedule returned; got {type(fast).__name__}"
@@ -130,7 +133,7 @@ def compiling(fast: Any, args: Any, kwargs: Any) -> Scheduled:
     found = _found(fast, args, kwargs)
     if found is None and jax is not None:
         found = jax.around(fast)
-    return serving(fast, "compile", args, kwargs) if found is None else found
+    return _known(found, fast, "compile")
 
 
 def bucketed(fast: Any, sizes: Sequence[int], in_axes: Any, out_axes: Any, check: bool) -> Any:
@@ -168,7 +171,7 @@ class EitherFunction:
 
     def __init__(self, fn: Any, settings: Settings) -> None:
         self._given, self._settings = fn, settings
-        self._torch = frontend("torch")  # loaded already
+        self._torch: Any = frontend("torch")  # loaded already
         self._made: dict[str, Any] = {}
         functools.update_wrapper(self, fn, updated=())
 
@@ -188,15 +191,14 @@ class EitherFunction:
         Raises:
             UnsupportedError: they belong to both.
         """
-        if not self._torch.owns_arguments(args, kwargs):
-            return self._get("jax")
-        if "jax" in sys.modules and frontend("jax").owns_arguments(args, kwargs):
+        has_tensor, has_array = self._torch.kinds(args, kwargs)
+        if has_tensor and has_array:
             raise UnsupportedError(
                 f"{getattr(self, '__name__', 'the function')} got torch tensors and JAX arrays in one "
                 "call; a schedule runs one framework. Convert with torch.from_dlpack or jnp.from_dlpack "
                 "before the call."
             )
-        return self._get("torch")
+        return self._get("torch" if has_tensor else "jax")
 
     def _get(self, framework: str) -> Any:
         if framework not in self._made:

@@ -69,12 +69,6 @@ class Frontend(Protocol):
             UnsupportedError: the settings ask for what it does not have.
         """
 
-    def owns_arguments(self, args: Any, kwargs: Any) -> bool:
-        """Whether something among the arguments of a call is this framework's."""
-
-    def inlines(self) -> bool:
-        """Whether this framework traces what is called now into a program of somebody else's."""
-
     def serving(self, fast: Any, args: Any, kwargs: Any) -> Scheduled | None:
         """What serves these arguments inside of a callable; None if it is not of this frontend."""
 

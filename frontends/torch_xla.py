@@ -68,7 +68,7 @@ from dynaflow_xla.frontends.torch.on_xla.engine_call import EngineCall  # noqa: 
 from dynaflow_xla.frontends.torch.on_xla.flat import Flat, state_of, strip  # noqa: E402
 from dynaflow_xla.frontends.torch.serving import (  # noqa: E402
     inlines as inlines,
-    owns_arguments as owns_arguments,
+    kinds as kinds,
     serving as serving,
 )
 from dynaflow_xla.ir.graph import Source  # noqa: E402

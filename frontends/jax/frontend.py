@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import given, inspect
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
@@ -38,16 +36,6 @@ def schedule(fn: Any, settings: Settings) -> Any:
         for name, strategy in selection.strategies.items()
     }
     return Selected(selection, members, base, settings.in_axes)
-
-
-def owns_arguments(args: Any, kwargs: Any) -> bool:
-    """Whether an array is among the arguments of a call."""
-    return any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves((args, kwargs)))
-
-
-def inlines() -> bool:
-    """JAX traces scheduled functions as what they are."""
-    return False
 
 
 def target(name: object) -> str:

@@ -584,10 +584,8 @@ def raised_by_capture(error: BaseException) -> bool:
     Dynamo lets errors of some classes through (``IndexError`` among them), with its own words added, which
     it remembers on the error. Its own classes are no operator's.
     """
-    from torch._dynamo.exc import TorchDynamoException
-
     followed = hasattr(error, "innermost_user_frame_summary")
-    return followed and not isinstance(error, TorchDynamoException)
+    return followed and not isinstance(error, of_dynamo())
 
 
 _TRANSFORMS = {

@@ -12,7 +12,7 @@ from dynaflow_xla.frontends.torch import scheduled
 from dynaflow_xla.frontends.torch.batch.buckets import Bucketed
 from dynaflow_xla.frontends.torch.serving import (
     inlines as inlines,
-    owns_arguments as owns_arguments,
+    kinds as kinds,
     serving as serving,
 )
 from dynaflow_xla.settings import Settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,15 @@ from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.verification import Report
 
 
-def owns_arguments(args: Any, kwargs: Any) -> bool:
-    """Whether a tensor or a module is among the arguments of a call."""
-    kinds = torch.Tensor | torch.nn.Module
-    return any(isinstance(leaf, kinds) for leaf in pytree.tree_leaves((args, kwargs)))
+def kinds(args: Any, kwargs: Any) -> tuple[bool, bool]:
+    """Whether tensors or modules, and whether JAX arrays, are among the arguments of a call."""
+    jax = sys.modules.get("jax")
+    array: Any = () if jax is None else getattr(jax, "Array", ())  # half imported it has none yet
+    has_tensor = has_array = False
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        has_tensor |= isinstance(leaf, torch.Tensor | torch.nn.Module)
+        has_array |= isinstance(leaf, array)
+    return has_tensor, has_array
 
 
 def inlines() -> bool:
