@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from jax.sharding import SingleDeviceSharding
 from dynaflow_xla.errors import EngineError
 from dynaflow_xla.ffi import _compat
 from dynaflow_xla.machine import ALIGNMENT
+from dynaflow_xla.recent import Recent
 
 _CACHE_ENTRIES = 32
 _CACHE_ADDRESSES = 64
@@ -86,11 +87,11 @@ class LaneProgram:
         self._consts = jax.block_until_ready(made)
         self._aligned: dict[int, tuple[int, Any]] = {}
         self._views: OrderedDict[tuple[int, ...], _Made] = OrderedDict()
-        kinds: dict[Any, OrderedDict[int, Any]] = {}
-        self._known = [kinds.setdefault((s.shape, s.dtype), OrderedDict()) for s in specs]
-        self._most = {id(known): 0 for known in self._known}  # views that are kept
-        for known in self._known:
-            self._most[id(known)] += _CACHE_ADDRESSES
+        alike = Counter((s.shape, s.dtype) for s in specs)
+        kinds: dict[Any, Recent[int, Any]] = {
+            kind: Recent(_CACHE_ADDRESSES * count) for kind, count in alike.items()
+        }
+        self._known = [kinds[s.shape, s.dtype] for s in specs]
 
     def __call__(self, addresses: tuple[int, ...]) -> None:
         """Runs to the end.
@@ -125,8 +126,6 @@ class LaneProgram:
                 view = known.get(address) if aligned else None
                 if view is None and aligned and (again or not 0 < size <= _SMALL_BYTES):
                     view = known[address] = self._view(index, self._memory(index, address))
-                    if len(known) > self._most[id(known)]:
-                        known.popitem(last=False)
                 elif view is None:
                     target, view = self._aligned_input(index)
                     made.copies.append((target, address, size))

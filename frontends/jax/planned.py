@@ -12,7 +12,7 @@ import jax
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import capture
-from dynaflow_xla.frontends.jax.regions.functions import KernelRegion
+from dynaflow_xla.frontends.jax.regions.functions import KernelRegion, cut_rows
 from dynaflow_xla.ir.graph import Graph
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import Launch, Merge, Slice
@@ -53,8 +53,7 @@ class Memory:
         if number not in self._held:
             made_of = self._made_of.get(number)
             if isinstance(made_of, Slice):
-                x = self[made_of.src]
-                x = jax.lax.slice_in_dim(x, made_of.start, made_of.stop, axis=made_of.axis)
+                x = cut_rows(self[made_of.src], made_of)
             elif isinstance(made_of, Merge):
                 x = jax.lax.concatenate([self[part] for part in made_of.srcs], made_of.axis)
             else:

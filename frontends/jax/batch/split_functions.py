@@ -6,12 +6,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from dynaflow_xla.batch import expand
 from dynaflow_xla.frontends.jax.capture.capture import Captured
-from dynaflow_xla.frontends.jax.regions.functions import Second, region_function
+from dynaflow_xla.frontends.jax.regions.functions import Second, cut_rows, region_function
 from dynaflow_xla.ir.graph import Region
 
 
@@ -69,7 +68,7 @@ def with_second(
 
 
 def _cut(x: Any, cut: expand.Cut | None) -> Any:
-    return x if cut is None else jax.lax.slice_in_dim(x, cut.start, cut.stop, axis=cut.axis)
+    return x if cut is None else cut_rows(x, cut)
 
 
 def batched(

@@ -104,8 +104,7 @@ class DeviceStageBuilder(StageBuilder):
             scratch_bytes=scratch_bytes,
             name=self.plan.graph,
         )
-        told: list[tuple[Any, ...]] = []
-        places, writes, aligned = self._buffers(program, offsets, told)
+        places, writes, aligned = self._buffers(program, offsets)
         lanes = self._lanes
         steps = [i for i in items if isinstance(i, _Segment)]
         capturable = all(s.kernel is not None for s in steps)
@@ -142,7 +141,7 @@ class DeviceStageBuilder(StageBuilder):
             outputs=tuple(output.value for output in self.outputs),
             reads=self.inputs,
             writes=tuple(output.buffers for output in self.outputs),
-            told=(*told, *self._orders(items, number, places)),
+            told=(*self.told, *self._orders(items, number, places)),
             hash=name,
             lanes=self.lanes,
             loaded=programs.shared(name, load, engine),
@@ -315,32 +314,19 @@ class DeviceStageBuilder(StageBuilder):
         return offsets, end
 
     def _buffers(
-        self,
-        program: Any,
-        offsets: dict[Origin, tuple[int, int]],
-        told: list[tuple[Any, ...]],
+        self, program: Any, offsets: dict[Origin, tuple[int, int]]
     ) -> tuple[dict[Origin, int], dict[Origin, list[tuple[int, int]]], dict[int, bool]]:
         """Where values are read, where they are written, and which places XLA can write to itself."""
-        places: dict[Origin, int] = {}
         writes: dict[Origin, list[tuple[int, int]]] = {}
         aligned: dict[int, bool] = {}
-
-        def add(kind: str, index: int, offset: int, number: int) -> int:
-            told.append((kind, index, offset, self.buffer(number).bytes))
-            return int(program.add_buffer(*told[-1]))
-
-        for number in self.arguments:
-            position = self.inputs.index(self.whole(number))
-            offset = max(0, self.buffer(number).offset)
-            places[self.origin_of(number)] = add("arg", position, offset, number)
-        for index, output in enumerate(self.outputs):
-            for part, offset in output.parts:
-                buffer = add("result", index, offset, part)
-                places.setdefault(self.origin[part], buffer)
-                writes.setdefault(self.origin[part], []).append((part, buffer))
-                aligned[buffer] = offset % machine.ALIGNMENT == 0
+        arguments, results = self._outside(program)
+        places = {self.origin_of(number): buffer for number, buffer in arguments.items()}
+        for part, offset, buffer in results:
+            places.setdefault(self.origin[part], buffer)
+            writes.setdefault(self.origin[part], []).append((part, buffer))
+            aligned[buffer] = offset % machine.ALIGNMENT == 0
         for origin, (number, offset) in offsets.items():
-            buffer = add("scratch", -1, offset, number)
+            buffer = self._add(program, "scratch", -1, offset, number)
             places[origin], aligned[buffer] = buffer, True
             writes.setdefault(origin, []).append((number, buffer))
         return places, writes, aligned
@@ -369,28 +355,12 @@ class DeviceStageBuilder(StageBuilder):
                     held[self.origin[b]] = x
             return [to_physical(held[self.origin[b]], aval(b)) for b, _ in segment.writes]
 
-        sharding = jax.sharding.SingleDeviceSharding(self._lanes.device(segment.lane))
         outs = [self.spec(b) for b, _ in segment.writes]
         specs = list(map(self.spec, segment.inputs))
         specs += [spec for spec, wanted in zip(outs, in_place, strict=True) if wanted]
-        jitted = jax.jit(
-            dfx_segment,
-            in_shardings=sharding,
-            out_shardings=sharding,
-            keep_unused=True,
-            donate_argnums=tuple(range(n_inputs, len(specs))),
-        )
-        with ffi_compat.without_mesh():  # it is of other devices
-            traced = jitted.trace(
-                *[jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in specs]
-            )
-        if any(isinstance(const, jax.core.Tracer) for const in _compat.traced_consts(traced)):
-            raise PlanError(
-                f"a replacement on lane {segment.lane} of {self.plan.graph!r} closes over a traced "
-                "value; make it an argument of the scheduled function instead"
-            )
-        with ffi_compat.without_mesh():
-            return traced.lower()
+        donated = range(n_inputs, len(specs))
+        device = self._lanes.device(segment.lane)
+        return self._lowered(dfx_segment, specs, segment.lane, device, donated)
 
     def _compile(
         self, lowered: Any, text: str, lane: int, compiled: dict[str, tuple[int, Any]]

@@ -9,6 +9,7 @@ chained in lane order, so the plan's happens-before order is the order of every 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -44,23 +45,11 @@ class StageBuilder(StageParts):
             scratch_bytes=self.plan.scratch_bytes,
             name=self.plan.graph,
         )
-        told: list[tuple[Any, ...]] = []
-
-        def add(kind: str, index: int, offset: int, number: int) -> int:
-            told.append((kind, index, offset, self.buffer(number).bytes))
-            return int(program.add_buffer(*told[-1]))
-
-        arg_buffer = {}
-        for number in self.arguments:
-            position = self.inputs.index(self.whole(number))
-            arg_buffer[number] = add("arg", position, max(0, self.buffer(number).offset), number)
-        self.result_writes = [
-            (part, add("result", position, offset, part))
-            for position, output in enumerate(self.outputs)
-            for part, offset in output.parts
-        ]
+        arg_buffer, results = self._outside(program)
+        self.result_writes = [(part, buffer) for part, _, buffer in results]
         for number in self._crossing():
-            self.shared[number] = add("scratch", -1, self.buffer(number).offset, number)
+            offset = self.buffer(number).offset
+            self.shared[number] = self._add(program, "scratch", -1, offset, number)
         lowered = {}
         lane_inputs: dict[int, list[int]] = {}
         for lane in self.lanes:
@@ -106,7 +95,7 @@ class StageBuilder(StageParts):
             outputs=tuple(output.value for output in self.outputs),
             reads=self.inputs,
             writes=tuple(output.buffers for output in self.outputs),
-            told=(*told, *(("lane", lane, lane_inputs[lane]) for lane in self.lanes)),
+            told=(*self.told, *(("lane", lane, lane_inputs[lane]) for lane in self.lanes)),
             hash=identity.text(),
             lanes=self.lanes,
             loaded=loaded,
@@ -115,6 +104,29 @@ class StageBuilder(StageParts):
             lane_texts=texts,
             program_name=self.plan.graph,
         )
+
+    def _add(self, program: Any, kind: str, index: int, offset: int, number: int) -> int:
+        """Tells the engine of memory for a buffer of the plan; the engine's number of it."""
+        self.told.append((kind, index, offset, self.buffer(number).bytes))
+        return int(program.add_buffer(*self.told[-1]))
+
+    def _outside(self, program: Any) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
+        """Tells the engine of arguments and results.
+
+        Returns:
+            The engine's numbers of the arguments; the parts of results, where each begins in its result,
+            and the engine's numbers of them.
+        """
+        arguments = {}
+        for number in self.arguments:
+            position, offset = self.inputs.index(self.whole(number)), self.buffer(number).offset
+            arguments[number] = self._add(program, "arg", position, max(0, offset), number)
+        results = [
+            (part, offset, self._add(program, "result", position, offset, part))
+            for position, output in enumerate(self.outputs)
+            for part, offset in output.parts
+        ]
+        return arguments, results
 
     def _crossing(self) -> list[int]:
         """The scratch buffers of the stage; first those that are read, in the order of the reads."""
@@ -149,16 +161,35 @@ class StageBuilder(StageParts):
             )
 
         lane_function.__name__ = f"{self.plan.graph}_lane{lane}"
-        sharding = jax.sharding.SingleDeviceSharding(xla.lane_device(lane))
-        specs = [
-            jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding)
-            for s in map(self.spec, inputs)
-        ]
+        return self._lowered(
+            lane_function, list(map(self.spec, inputs)), lane, xla.lane_device(lane)
+        )
+
+    def _lowered(
+        self,
+        function: Callable[..., Any],
+        specs: Sequence[Any],
+        lane: int,
+        device: Any,
+        donated: Sequence[int] = (),
+    ) -> Any:
+        """Lowers a function for a lane's device.
+
+        Raises:
+            PlanError: it closes over a traced value.
+        """
+        sharding = jax.sharding.SingleDeviceSharding(device)
         jitted = jax.jit(
-            lane_function, in_shardings=sharding, out_shardings=sharding, keep_unused=True
+            function,
+            in_shardings=sharding,
+            out_shardings=sharding,
+            keep_unused=True,
+            donate_argnums=tuple(donated),
         )
         with ffi_compat.without_mesh():  # it is of other devices
-            traced = jitted.trace(*specs)
+            traced = jitted.trace(
+                *[jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in specs]
+            )
         if any(isinstance(const, jax.core.Tracer) for const in _compat.traced_consts(traced)):
             raise PlanError(
                 f"a replacement on lane {lane} of {self.plan.graph!r} closes over a traced value; "

@@ -11,6 +11,7 @@ import jax
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.jax.capture.capture import Captured
 from dynaflow_xla.frontends.jax.capture.physical import from_physical, physical_spec, to_physical
+from dynaflow_xla.frontends.jax.regions.functions import cut_rows
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import Launch, Merge, PlanBuffer, Slice
 from dynaflow_xla.planning.plan import Plan
@@ -77,6 +78,7 @@ class StageParts:
         self.outputs = tuple(self._outputs())
         self.result_writes: list[tuple[int, int]] = []  # the plan's buffer, the engine's
         self.shared: dict[int, int] = {}  # the same for scratch
+        self.told: list[tuple[Any, ...]] = []  # memory that the engine was told of
 
     def buffer(self, number: int) -> PlanBuffer:
         """A buffer of the plan."""
@@ -141,8 +143,7 @@ class StageParts:
         }
         for number in self.arguments:
             if (cut := self.slices.get(number)) is not None:
-                x = held[cut.src]
-                held[number] = jax.lax.slice_in_dim(x, cut.start, cut.stop, axis=cut.axis)
+                held[number] = cut_rows(held[cut.src], cut)
         for launch in self.launches:
             for number in launch.ins:
                 if number not in held:

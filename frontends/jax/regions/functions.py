@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from jax.extend import core as jcore
@@ -137,3 +137,24 @@ def no_kernel_for_parts(kernel: CudaKernel, region: Region) -> UnsupportedError:
         f"kernel {kernel.name!r} cannot replace region {region.name!r} of a nano-batch: its sizes and "
         "where its values lie differ from part to part. Replace it by a function"
     )
+
+
+class Cut(Protocol):
+    """Some rows along an axis, as plans (``Slice``) and splits (``expand.Cut``) name them."""
+
+    @property
+    def axis(self) -> int:
+        """Along which they are counted."""
+
+    @property
+    def start(self) -> int:
+        """The first."""
+
+    @property
+    def stop(self) -> int:
+        """The first behind them."""
+
+
+def cut_rows(x: Any, cut: Cut) -> Any:
+    """The rows that a cut names."""
+    return jax.lax.slice_in_dim(x, cut.start, cut.stop, axis=cut.axis)

@@ -6,7 +6,7 @@ from typing import Any
 
 from dynaflow_xla.batch.states import Counted, NoRule, Position, Refuse, Rows, Same, State, scaled
 from dynaflow_xla.frontends.torch.batch.rules.pointwise import converted, dtype_of
-from dynaflow_xla.frontends.torch.batch.rules.shapes import out_shapes
+from dynaflow_xla.frontends.torch.batch.rules.shapes import out_shapes, out_value
 from dynaflow_xla.frontends.torch.batch.rules.walk import PROBES, Site, rows_by_shape, rule, varying
 from dynaflow_xla.frontends.torch.capture.captured import Ref
 
@@ -33,8 +33,7 @@ def _constant(site: Site) -> State:
 @rule("full", "full_like", "new_full", "fill", first=True, sizes=("size",))
 def _full(site: Site) -> State:
     value = site.args.get("fill_value", site.args.get("value"))
-    graph = site.walker.captured.graph
-    into = graph.values[[v for v in site.op.payload.outputs if v is not None][0]].dtype
+    into = site.walker.captured.graph.values[out_value(site)].dtype
     state = converted(site.state(value), _number_type(site, value), into)
     if not isinstance(state, Same):
         raise NoRule("is filled with something that is not the same for all")
@@ -55,8 +54,7 @@ def _number_type(site: Site, value: Any) -> str:
 @rule("scalar_tensor", first=True)
 def _scalar(site: Site) -> State:
     value = site.args["s"]
-    graph = site.walker.captured.graph
-    into = graph.values[[v for v in site.op.payload.outputs if v is not None][0]].dtype
+    into = site.walker.captured.graph.values[out_value(site)].dtype
     return converted(site.state(value), _number_type(site, value), into)
 
 
@@ -68,8 +66,7 @@ def _arange(site: Site) -> State:
         return Same()
     start, step = (site.fixed(site.args.get(*at)) for at in (("start", 0), ("step", 1)))
     site.pair(site.args["end"])
-    graph = site.walker.captured.graph
-    dtype = graph.values[[v for v in site.op.payload.outputs if v is not None][0]].dtype
+    dtype = site.walker.captured.graph.values[out_value(site)].dtype
     if start == 0 and shapes[0][0] == PROBES[0]:
         return converted(Position(0), "int64", dtype) if step == 1 else Counted(0, step)
     raise Refuse("counts the rows of the batch")

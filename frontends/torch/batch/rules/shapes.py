@@ -23,9 +23,15 @@ from dynaflow_xla.frontends.torch.batch.rules.pointwise import converted, dtype_
 from dynaflow_xla.frontends.torch.batch.rules.walk import PROBES, Site, rows_by_shape, rule, varying
 
 
+def out_value(site: Site, number: int = 0) -> int:
+    """The id of a result."""
+    made: list[int] = [v for v in site.op.payload.outputs if v is not None]
+    return made[number]
+
+
 def out_shapes(site: Site, number: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape of a result at both probes."""
-    value = [v for v in site.op.payload.outputs if v is not None][number]
+    value = out_value(site, number)
     return site.walker.shapes[value]
 
 
