@@ -68,15 +68,17 @@ def the(name: str) -> str:
     return f"the {name}" if name.startswith("original") else name
 
 
-def plan_not_run(strategy: str, runs: str | None) -> str:
-    """A sentence for a plan that is shown though a call runs something else.
+def beside_the_plan(choice: Choice | None, shown: Any) -> str:
+    """A sentence for a plan that is shown though a call runs something else, else "".
 
     Args:
-        strategy: The plan's.
-        runs: What runs; None: nothing is decided yet.
+        choice: What was decided; None: nothing yet.
+        shown: The strategy whose plan is shown.
     """
-    what = "nothing is decided yet" if runs is None else f"{the(runs)} runs"
-    return f"{what}: this is the plan of {strategy}, a candidate of Auto's, which does not run"
+    if choice is not None and choice.child is not None:
+        return ""
+    what = "nothing is decided yet" if choice is None else f"{the(choice.name)} runs"
+    return f"{what}: this is the plan of {shown!r}, a candidate of Auto's, which does not run"
 
 
 def undecided(name: str, why: str) -> list[str]:

@@ -56,7 +56,7 @@ def _what_runs(fast: Any, args: Any, kwargs: Any) -> list[str]:
         return []
     choice = fast.decision(args, kwargs)
     if choice is None:
-        why = fast.put_off.reason(fast._signature(args, kwargs))
+        why = fast.decisions.put_off.reason(fast._signature(args, kwargs))
         return choosing.undecided(name, why or "a top-level call decides")
     lines = [f"{name}: {choosing.the(choice.name)} runs", *choice.lines()]
     if back := fast.stepped_back():
@@ -186,7 +186,6 @@ def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
 
     def choose(watch: quiet.Watch) -> auto.Choice:
         choice = auto.choose(fast, args, kwargs, watch, budget_s=budget_s)
-        fast.decide(fast._signature(args, kwargs), choice)
-        return choice
+        return fast.decide(fast._signature(args, kwargs), choice)  # type: ignore[no-any-return]
 
     return choosing.tuned(fast._options.strategy, budget_s, choose)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,21 +17,17 @@ from dynaflow_xla.frontends.jax.adapters import libraries
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
 from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import effects, tracing
-from dynaflow_xla.frontends.jax.signature import backends, donation
+from dynaflow_xla.frontends.jax.signature import backends
 from dynaflow_xla.frontends.jax.transform.programs import Programs
-from dynaflow_xla.frontends.jax.tuning import auto, decided, on_caller
+from dynaflow_xla.frontends.jax.tuning import auto, decided
 from dynaflow_xla.frontends.jax.xla import xla_options
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.identity import identity
-from dynaflow_xla.tuning import autotune, budget, choice as choosing, quiet
+from dynaflow_xla.tuning import choice as choosing
+from dynaflow_xla.tuning.decisions import Decisions
 
-_MAX_CHOICES = 1024
 _NOT_TRACED = "it cannot be compared with the original while it is traced: call it once outside"
-
-
-class _NotDecided(Exception):
-    """A signature that Auto has not met yet."""
 
 
 class _NotLifted(Exception):
@@ -63,24 +57,19 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._jit_options = _compat.jit_options(jitted)
         self._candidate = False  # of a function under Auto, which measures what its plans cost
         self._fallback: str = ""
-        self._choices: dict[Any, auto.Choice] = {}
+        self.decisions = Decisions(auto.Choice)
+        self.by_decision = decided.ByDecision(self)
         self._children: dict[Hashable, ScheduledFunction] = {}
-        self._candidates: dict[str, Any] | None = None
-        self._programs: dict[str, Any] = {}  # by Choice.kind
-        self.purse = budget.Purse()
-        self.put_off = quiet.PutOff()
         self._lifted: dict[str, Lifted] = {}  # by library
-        self._tracing = threading.local()
         function = fn if self._plain else _compat.wrapped_function(jitted)
         functools.update_wrapper(self, function, updated=())
-        self._by_signature = Programs(
+        self.programs = Programs(
             jitted, self.__wrapped__, options, self._jit_options,
             copies_results=self.backend.copies_results,
         )  # fmt: skip
-        self._jit = self._jitted(self._traced)
+        self._jit = self.jitted(self._traced)
         # JAX takes compiler options for whole programs only.
-        self.inner = self._jitted(self.__wrapped__) if given else jitted
-        self._watched: decided.Watched | None = None
+        self.inner = self.jitted(self.__wrapped__) if given else jitted
         self._with_options: dict[Any, Any] = {}
 
     # -- calling ------------------------------------------------------------------------------
@@ -112,9 +101,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         if tracing.capturing() or _compat.under_disable_jit() or self._unsupported_platform():
             return self.original(*args, **kwargs)
         xla.check_process()
-        if self.donates and (
-            error := donation.given_twice(self._options.name, self._jit_options, args, kwargs)
-        ):
+        if error := self.programs.given_twice(args, kwargs):
             raise error
         if isinstance(self._options.strategy, Auto):
             return self._call_auto(args, kwargs)
@@ -129,7 +116,9 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
     def _recover(self, error: BaseException, args: Any, kwargs: Any) -> Any:
         """A call of the settled program raised ``error``."""
-        if isinstance(error, _NotDecided | splitting.NotCompared):  # a signature it has not met yet
+        if isinstance(
+            error, decided.NotDecided | splitting.NotCompared
+        ):  # a signature it has not met yet
             return self._call(*args, **kwargs)
         if self._lift(args, kwargs):
             return self._call(*args, **kwargs)
@@ -139,7 +128,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
     def _with_way_out(self, error: TypeError, args: Any, kwargs: Any) -> TypeError:
         """JAX's error about an argument that it cannot trace, with what can be done about it."""
-        _, *dynamic = self._by_signature.split_static(args, kwargs)
+        _, *dynamic = self.programs.split_static(args, kwargs)
         way_out = effects.untraceable(self._options.name, *dynamic)
         if not way_out or way_out in str(error):
             return error
@@ -172,11 +161,9 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             return error
         if (made := xla.engine_error(error)) is not None:
             return made
-        if self.donates and "donate" in str(error):
-            twice = donation.given_twice(self._options.name, self._jit_options, args, kwargs)
-            if twice is not None:
-                twice.__cause__ = error
-                return twice
+        if "donate" in str(error) and (twice := self.programs.given_twice(args, kwargs)):
+            twice.__cause__ = error
+            return twice
         return error
 
     def _compare(self, made: Any, args: Any, kwargs: Any) -> Any:
@@ -188,7 +175,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             lambda x: x.copy() if isinstance(x, jax.Array) else x, (args, kwargs)
         )
         # A jit of its own: what it keeps must not serve later calls if the values differ.
-        once = self._jitted(lambda *a, **k: self._run(a, k, check=False))
+        once = self.jitted(lambda *a, **k: self._run(a, k, check=False))
         result = self._guarded(once, *given)
         expected = self.original(*args, **kwargs)
         if difference := inspect.first_difference(expected, result):
@@ -199,7 +186,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         )
         return result
 
-    def _jitted(self, call: Callable[..., Any], **options: Any) -> Any:
+    def jitted(self, call: Callable[..., Any], **options: Any) -> Any:
         """Jits with the original's options; programs, profiles and errors bear its names."""
 
         def named(*args: Any, **kwargs: Any) -> Any:
@@ -207,10 +194,6 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
         functools.update_wrapper(named, self.__wrapped__, updated=())
         return jax.jit(named, **options, **self._jit_options)
-
-    def jitted(self, call: Callable[..., Any]) -> Any:
-        """Jits a function of the same arguments with what was given to the original's ``jax.jit``."""
-        return self._jitted(call, compiler_options=self.jit_compiler_options or None)
 
     def options_by_plan(self) -> bool:
         """Whether each plan is compiled with XLA options of its own, so one program cannot serve all."""
@@ -228,7 +211,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         options = self.compiler_options(args, kwargs)
         key = tuple(sorted(options.items()))
         if key not in self._with_options:
-            self._with_options[key] = self._jitted(self._traced, compiler_options=options)
+            self._with_options[key] = self.jitted(self._traced, compiler_options=options)
         return self._with_options[key]
 
     def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -248,18 +231,14 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
     def clear_cache(self) -> None:
         """Forgets plans, compiled programs and decisions, as ``jax.jit(f).clear_cache`` does."""
         self._settle(None, None)
-        self._watched = self._candidates = None
-        kept = (*self._programs.values(), *self._with_options.values())
-        for made in (self.original, self.inner, self._jit, *kept):
+        parts = (*self._with_options.values(), *self._children.values(), *self._lifted.values())
+        for made in (self.original, self.inner, self._jit, *parts):
             made.clear_cache()
-        parts: list[Any] = [*self._children.values(), *self._lifted.values()]
-        for part in parts:
-            part.clear_cache()
-        for cache in (
-            self._by_signature, self._choices, self._children, self._with_options, self._programs,
-            self.put_off,
-        ):  # fmt: skip
-            cache.clear()  # type: ignore[attr-defined]
+        self._with_options.clear()
+        self._children.clear()
+        self.programs.clear()
+        self.by_decision.clear()
+        self.decisions.clear()
 
     def __copy__(self) -> ScheduledFunction:
         return self
@@ -298,8 +277,9 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
             return getattr(self.original, how)(*args, **kwargs)
         if choice.child is not None and self.options_by_plan():
             return getattr(choice.child, how)(*args, **kwargs)
-        with self.as_decided(choice):
-            return self._proved(getattr(self.program(choice.kind), how), args, kwargs)
+        with self.by_decision.tracing(choice):
+            program = self.by_decision.program(choice.kind)
+            return self._proved(getattr(program, how), args, kwargs)
 
     @staticmethod
     def _proved(ahead: Any, args: Any, kwargs: Any) -> Any:
@@ -318,14 +298,22 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
     # -- planning -----------------------------------------------------------------------------
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
-        if self._lift(args, kwargs):
-            raise _NotLifted
-        if _compat.operator_by_operator():
+        if self.left_alone(args, kwargs):
             return self.original(*args, **kwargs)
         return self._run(args, kwargs, check=self._options.check)
 
+    def left_alone(self, args: Any, kwargs: Any) -> bool:
+        """Whether a trace is to hold the original as it is.
+
+        Raises:
+            _NotLifted: it cannot hold these arguments.
+        """
+        if self._lift(args, kwargs):
+            raise _NotLifted
+        return _compat.operator_by_operator()
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool) -> Any:
-        if _symbolic(self.dynamic_leaves(args, kwargs)):
+        if _symbolic(self.programs.dynamic_leaves(args, kwargs)):
             warnings.warn(
                 f"{self._options.name}: a plan is for sizes that are known; with symbolic ones the original "
                 "runs, as fast.original does. Schedule the function where its sizes are known",
@@ -333,14 +321,14 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
                 stacklevel=2,
             )
             return self.original(*args, **kwargs)
-        traced, consts, program = self._by_signature.program(args, kwargs, warn=not self._candidate)
+        traced, consts, program = self.programs.program(args, kwargs, warn=not self._candidate)
         if program.entry.unproven and check:
             raise splitting.NotCompared(program.entry)
-        outs = program(*consts, *self.dynamic_leaves(args, kwargs))
+        outs = program(*consts, *self.programs.dynamic_leaves(args, kwargs))
         return jax.tree_util.tree_unflatten(traced.out_tree, outs)
 
     def _entry(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
-        traced, consts, program = self._by_signature.program(args, kwargs, warn=not self._candidate)
+        traced, consts, program = self.programs.program(args, kwargs, warn=not self._candidate)
         return traced, consts, program.entry
 
     def _unsupported_platform(self) -> bool:
@@ -355,108 +343,38 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         outside = not _compat.tracing()
         signature = self._signature(args, kwargs)
         try:
-            choice = self._choices.get(signature)
+            choice = self.decisions.decided(signature)
         except TypeError:
             return self.original(*args, **kwargs)  # JAX's own error: a static value has no hash
+        if choice is None and outside:  # never measures inside somebody's trace
+            choice = self.decisions.now(
+                signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide
+            )
         if choice is None:
-            if not outside:
-                return self.original(*args, **kwargs)  # never measures inside somebody's trace
-            choice = self._decided_now(signature, args, kwargs)
-            if choice is None:
-                return self.original(*args, **kwargs)
+            return self.original(*args, **kwargs)
         if not outside:
             return (choice.child or self.original)(*args, **kwargs)
         if choice.child is not None and self.options_by_plan():
             return choice.child(*args, **kwargs)
-        with self.as_decided(choice):
-            program = self.program(choice.kind)
-            if self._watched is not None and choice.child is not None:
-                program = self._watched
-            return self._guarded(program, args, kwargs)
+        with self.by_decision.tracing(choice):
+            return self._guarded(self.by_decision.called(choice), args, kwargs)
 
-    @contextlib.contextmanager
-    def as_decided(self, choice: Any) -> Iterator[None]:
-        """A block in which this function's programs are traced as this decision says."""
-        self._tracing.choice = choice
-        try:
-            yield
-        finally:
-            self._tracing.choice = None
-
-    def program(self, kind: str) -> Any:
-        """The jitted program of all signatures with such a decision, see ``Choice.kind``."""
-        if kind not in self._programs:
-            # A new function each time: JAX keeps what it traced by function.
-            def call(*args: Any, **kwargs: Any) -> Any:
-                return self._traced_choice(args, kwargs)
-
-            options = self.jit_compiler_options or None
-            self._programs[kind] = (
-                self.on_caller(call)
-                if kind == "caller"
-                else self._jitted(call, compiler_options=options)
-            )
-        return self._programs[kind]
-
-    def _decided_now(self, signature: Any, args: Any, kwargs: Any) -> auto.Choice | None:
-        """Decides, unless something else of this process runs."""
-
-        def choose(watch: quiet.Watch) -> auto.Choice:
-            if signature not in self._choices:  # another thread may have been here
-                try:
-                    choice = auto.choose(self, args, kwargs, watch)
-                except autotune.BudgetTooSmall as error:
-                    choice = auto.Choice(None, str(error))
-                self.decide(signature, choice)
-            return self._choices[signature]
-
-        def give_up(reason: str) -> auto.Choice:
-            self.decide(signature, auto.Choice(None, reason))
-            return self._choices[signature]
-
-        return self.put_off.decide(signature, choose, give_up)
-
-    def decide(self, signature: Any, choice: auto.Choice) -> None:
+    def decide(self, signature: Any, choice: auto.Choice) -> auto.Choice:
         """Keeps a decision."""
-        self.put_off.done(signature)
-        again = signature in self._choices
-        self._choices[signature] = choice
-        if len(self._choices) > _MAX_CHOICES:
-            self._choices.pop(next(iter(self._choices)))
-        if again:  # the decision may be for another child
-            self._programs.pop("lanes", None)
-        self._watched = None
-        if len(self.put_off):  # what is put off comes again only if calls come here
-            self._settle(None, None)
-        else:
-            self._watched = decided.settle(self, self._choices.values())
+        if signature in self.decisions:  # the decision may be for another child
+            self.by_decision.forget("lanes")
+        self.decisions.put(signature, choice)
+        # What is put off comes again only if calls come here.
+        self.by_decision.settle([] if len(self.decisions.put_off) else self.decisions.values())
+        return choice
 
     def stepped_back(self) -> int:
         """For how many calls the original still runs because another Python thread is busy."""
-        return self._step_back or (self._watched._step_back if self._watched is not None else 0)
+        return self._step_back or self.by_decision.stepped_back()
 
-    def _traced_choice(self, args: Any, kwargs: Any) -> Any:
-        if self._lift(args, kwargs):
-            raise _NotLifted
-        if _compat.operator_by_operator():
-            return self.original(*args, **kwargs)
-        choice = getattr(self._tracing, "choice", None)
-        if choice is None:
-            raise _NotDecided
-        if choice.child is None:
-            return self.inner(*args, **kwargs)
-        return choice.child._traced(*args, **kwargs)
-
-    def on_caller(self, call: Callable[..., Any]) -> Any:
-        """Jits what the original would do, to run on the thread that calls it, at top level only."""
-        return self._jitted(
-            lambda *a, **k: on_caller.marked(call(*a, **k), (a, k)),
-            compiler_options={**self.jit_compiler_options, **on_caller.OPTIONS},
-        )
-
-    def decision(self, args: Any, kwargs: Any) -> Any:
+    def decision(self, args: Any, kwargs: Any) -> auto.Choice | None:
         """What Auto decided for these arguments, or None (also for a fixed strategy)."""
-        return self._choices.get(self._signature(args, kwargs))
+        return self.decisions.decided(self._signature(args, kwargs))
 
     def with_strategy(self, strategy: Any) -> ScheduledFunction:
         """The same function and options under another strategy; made once a strategy."""
@@ -468,12 +386,11 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         return self._children[key]
 
     def candidates(self) -> dict[str, Any]:
-        """Auto's candidates by name; asked for once, since a strategy may be known by its object only."""
-        if self._candidates is None:
-            options = self._options
-            made = options.strategy.candidates(options.lanes, batched=options.in_axes is not None)  # type: ignore[attr-defined]
-            self._candidates = auto.named(made)
-        return self._candidates
+        """Auto's candidates by name."""
+        strategy, lanes = self._options.strategy, self._options.lanes
+        batched = self._options.in_axes is not None
+        reserved = ("original", auto.ON_CALLER)
+        return self.decisions.candidates(strategy, lanes, batched=batched, reserved=reserved)
 
     def planning(self, args: Any, kwargs: Any) -> ScheduledFunction:
         """Whose plan these arguments get: its own; under Auto the chosen or first candidate's."""
@@ -487,11 +404,8 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         """What to know of the plan of these arguments if it is not what a call runs, else ""."""
         if not isinstance(self._options.strategy, Auto):
             return ""
-        made = self.decision(args, kwargs)
-        if made is not None and made.child is not None:
-            return ""
-        strategy = repr(self.planning(args, kwargs)._options.strategy)
-        return choosing.plan_not_run(strategy, None if made is None else made.name)
+        shown = self.planning(args, kwargs)._options.strategy
+        return choosing.beside_the_plan(self.decision(args, kwargs), shown)
 
     def planned(self, args: Any, kwargs: Any) -> Any:
         """The planned entry for these arguments, see ``planning``."""
@@ -508,26 +422,13 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
     def flat_inputs(self, args: Any, kwargs: Any) -> list[Any]:
         """Values of the graph's inputs, in order."""
         _, consts, _ = self._entry(args, kwargs)
-        return [*consts, *self.dynamic_leaves(args, kwargs)]
-
-    def dynamic_leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The flat arguments without static ones."""
-        return self._by_signature.dynamic_leaves(args, kwargs)
-
-    @property
-    def donates(self) -> bool:
-        """Whether any argument is donated."""
-        return self._by_signature.donates
-
-    def donated_leaves(self, args: Any, kwargs: Any) -> list[int]:
-        """Which of the flat arguments are donated."""
-        return self._by_signature.donated_leaves(args, kwargs)
+        return [*consts, *self.programs.dynamic_leaves(args, kwargs)]
 
     def _signature(self, args: Any, kwargs: Any) -> Any:
         """What a decision depends on: structure, abstract values and static arguments."""
         static: Any = ()
-        if self._by_signature.has_static:
-            static, args, kwargs = self._by_signature.split_static(args, kwargs)
+        if self.programs.has_static:
+            static, args, kwargs = self.programs.split_static(args, kwargs)
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         return tree, static, tuple([decided.abstract(leaf) for leaf in leaves])
 

@@ -382,11 +382,8 @@ class Core:
         """What to know of the plan of these arguments if it is not what a call runs, else ""."""
         if not isinstance(self.options.strategy, Auto):
             return ""
-        choice = self.decision(args, kwargs)
-        if choice is not None and choice.child is not None:
-            return ""
-        strategy = repr(self.target(args, kwargs).options.strategy)
-        return choosing.plan_not_run(strategy, None if choice is None else choice.name)
+        shown = self.target(args, kwargs).options.strategy
+        return choosing.beside_the_plan(self.decision(args, kwargs), shown)
 
     # -- planning ---------------------------------------------------------------------------------
 

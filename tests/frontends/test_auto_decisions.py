@@ -134,7 +134,7 @@ def test_what_is_never_undisturbed_is_the_original_and_says_so(
 ) -> None:
     fast, args = auto_of(jax.jit(sorts)), arguments()
     now = 0.0
-    fast.put_off = quiet.PutOff(clock=lambda: now)
+    fast.decisions.put_off = quiet.PutOff(clock=lambda: now)
 
     def measure(*_: Any, **__: Any) -> Any:
         raise quiet.Disturbed("not measured: the thread 'x' ran beside it")
@@ -186,7 +186,7 @@ CALL = "dfx_run"
 def decided(f: Any, times: dict[str, Any], which: str, **options: Any) -> tuple[Any, Any]:
     """An Auto function for which this was decided, and arguments."""
     fast, args = auto_of(f, **options), arguments()
-    first = repr(auto.candidates_of(fast)[0])
+    first = repr(next(iter(fast.candidates().values())))
     times[{"lanes": first, "original": "original"}[which]] = 1.0
     fast(*args)
     choice = fast.decision(args, {})
@@ -222,7 +222,7 @@ def test_ahead_of_time_is_what_a_call_runs(
 def test_ahead_of_time_follows_a_new_decision(times: dict[str, Any]) -> None:
     fast, args = decided(jax.jit(sorts), times, "original")
     assert CALL not in fast.lower(*args).as_text()
-    times |= {"original": 2.0, repr(auto.candidates_of(fast)[0]): 1.0}
+    times |= {"original": 2.0, repr(next(iter(fast.candidates().values()))): 1.0}
     dfx.tune(fast, *args)
     assert CALL in fast.lower(*args).as_text()
 
@@ -243,7 +243,7 @@ def test_ahead_of_time_on_the_callers_thread(times: dict[str, Any], assert_same:
 def test_static_and_donated_arguments_ahead_of_time(times: dict[str, Any]) -> None:
     f = jax.jit(lambda x, y, power: sorts(x, y) ** power, static_argnums=2, donate_argnames="x")
     fast, (x, y) = auto_of(f), arguments()
-    times[repr(auto.candidates_of(fast)[0])] = 1.0
+    times[repr(next(iter(fast.candidates().values())))] = 1.0
     fast(x.copy(), y, 2)
     assert CALL in fast.lower(x, y, 2).as_text()
     assert CALL not in fast.lower(x, y, 3).as_text(), "nothing was decided for this one"
@@ -263,7 +263,7 @@ def test_what_is_shown_is_what_runs_or_says_so(times: dict[str, Any], which: str
         fast, args = auto_of(jax.jit(sorts)), arguments()
     else:
         fast, args = decided(jax.jit(sorts), times, which)
-    candidate = repr(auto.candidates_of(fast)[0])
+    candidate = repr(next(iter(fast.candidates().values())))
     first, *rest = dfx.explain(fast, *args).splitlines()
     runs = {"lanes": candidate, "original": "the original runs", "undecided": "the original runs"}
     assert runs[which] in first
@@ -429,7 +429,7 @@ def test_nothing_is_compiled_twice(monkeypatch: pytest.MonkeyPatch, times: dict[
 
 def test_decisions_of_several_kinds(times: dict[str, Any], assert_same: Any) -> None:
     fast = auto_of(jax.jit(sorts))
-    first = repr(auto.candidates_of(fast)[0])
+    first = repr(next(iter(fast.candidates().values())))
     named = {}
     for size, which in ((256, "original"), (512, first), (768, "original"), (1024, first)):
         times.pop("original", None)

@@ -365,7 +365,7 @@ def test_auto_decides_by_type_not_by_scalar_value() -> None:
     for scalar in (1.0, 2.0, 3.0):
         for static in (1, 2):
             fast(jnp.arange(4.0), scalar, static)
-    assert len(fast._choices) == 2
+    assert len(fast.decisions) == 2
 
 
 # -- faults at run time ----------------------------------------------------------------------------

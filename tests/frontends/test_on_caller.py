@@ -68,7 +68,7 @@ def test_a_marked_program_is_over_when_the_call_returns() -> None:
         return jax.lax.fori_loop(0, 60, lambda _, y: jnp.sort(-y), x)
 
     x = jax.random.normal(jax.random.key(0), (1 << 16,))
-    here = dfx.schedule(jax.jit(long)).on_caller(long)
+    here = dfx.schedule(jax.jit(long)).by_decision.on_caller(long)
     want = jax.block_until_ready(jax.jit(long)(x))
     jax.block_until_ready(here(x))
     late = here(jax.jit(long)(x))
@@ -87,7 +87,7 @@ def test_auto_offers_and_runs_it(fastest: Any, added: list[Any], assert_same: An
     fast = dfx.schedule(jax.jit(small), dfx.Auto(min_cost_ns=0.0))
     args = arguments()
     assert_same(small(*args), fast(*args))
-    candidates = [repr(auto.candidates_of(fast)[0]), auto.ON_CALLER]
+    candidates = [repr(next(iter(fast.candidates().values()))), auto.ON_CALLER]
     assert fastest["measured"] == [["original", *candidates]]
     choice = fast.decision(args, {})
     assert choice.on_caller and choice.child is None and choice.name == auto.ON_CALLER
@@ -147,7 +147,7 @@ def test_inside_other_programs_it_leaves_no_trace(
 )
 def test_a_plan_has_to_be_clearly_faster(fastest: Any, here: float, plan: float, runs: str) -> None:
     fast = dfx.schedule(jax.jit(small), dfx.Auto(min_cost_ns=0.0))
-    branches = repr(auto.candidates_of(fast)[0])
+    branches = repr(next(iter(fast.candidates().values())))
     fastest |= {"original": 2.0, auto.ON_CALLER: here, branches: plan}
     fast(*arguments())
     names = {"here": auto.ON_CALLER, "plan": branches, "original": "original"}
@@ -159,7 +159,7 @@ def test_a_plan_has_to_be_clearly_faster(fastest: Any, here: float, plan: float,
 def test_signatures_that_differ(fastest: Any, added: list[Any], assert_same: Any) -> None:
     fast = dfx.schedule(jax.jit(small), dfx.Auto(min_cost_ns=0.0))
     names = {}
-    branches = repr(auto.candidates_of(fast)[0])
+    branches = repr(next(iter(fast.candidates().values())))
     for size, name in ((48, auto.ON_CALLER), (32, "original"), (16, branches)):
         fastest["fastest"] = name
         before = len(added)
@@ -250,7 +250,7 @@ f = lambda x: jnp.tanh(x @ x.T)
 fast = dfx.schedule(f, "auto")
 regions = dfx.graph(fast, x).regions
 print(on_caller.may_help(regions, (x,), {}, {}), on_caller.may_help(regions, (xs,), {}, {}))
-np.testing.assert_allclose(dfx.schedule(f).on_caller(f)(xs), f(x), rtol=1e-5, atol=1e-5)
+np.testing.assert_allclose(dfx.schedule(f).by_decision.on_caller(f)(xs), f(x), rtol=1e-5, atol=1e-5)
 """,
         devices=8,
     )
@@ -263,7 +263,9 @@ def test_a_function_with_compiler_options(fastest: Any, assert_same: Any, runs: 
     options = {"xla_cpu_enable_fast_math": True}
     f = jax.jit(small, compiler_options=options)
     fast = dfx.schedule(f, dfx.Auto(min_cost_ns=0.0))
-    fastest["fastest"] = repr(auto.candidates_of(fast)[0]) if runs == "branches" else runs
+    fastest["fastest"] = (
+        repr(next(iter(fast.candidates().values()))) if runs == "branches" else runs
+    )
     args = arguments()
     for _ in range(3):
         assert_same(f(*args), fast(*args))
@@ -287,7 +289,7 @@ def test_auto_steps_back_while_another_thread_is_busy(fastest: Any, mixed: bool)
 
     x = jax.random.normal(jax.random.key(0), (1 << 15,))
     fast = dfx.schedule(jax.jit(f), dfx.Auto(min_cost_ns=0.0))
-    fastest["fastest"] = repr(auto.candidates_of(fast)[0])
+    fastest["fastest"] = repr(next(iter(fast.candidates().values())))
     jax.block_until_ready(fast(x))
     assert fast.decision((x,), {}).child is not None
     if mixed:
@@ -313,7 +315,7 @@ def test_auto_steps_back_while_another_thread_is_busy(fastest: Any, mixed: bool)
             # Lanes wait for who runs. On a busy machine the other thread waits itself, for a core.
             ran, wanted = quiet._seconds(thread.native_id or 0)
             assert ran < 0.8 * wanted
-            (fast._watched if mixed else fast)._step_back = 50
+            (fast.by_decision._watched if mixed else fast)._step_back = 50
         assert fast.stepped_back()
         assert "another Python thread is busy" in dfx.explain(fast, x)
     finally:

@@ -49,7 +49,7 @@ def compile_report(
             {"scheduled": fast.planning(args, kwargs)._jit, "original": fast.original},
             specs,
             target,
-            donated=fast.donated_leaves(args, kwargs),
+            donated=fast.programs.donated_leaves(args, kwargs),
             repeats=repeats,
         )
     made, options, programs, notes = _outer_function(fast, specs)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from dynaflow_xla.errors import DynaflowError, SeparabilityError
+from dynaflow_xla.errors import DynaflowError, PlanError, SeparabilityError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch import axes, split as splitting
 from dynaflow_xla.frontends.jax.capture import capture, tracing
@@ -75,6 +75,12 @@ class Programs:
         """Which of the flat arguments are donated."""
         info = self._original.trace(*args, **kwargs).args_info
         return [i for i, leaf in enumerate(jax.tree_util.tree_leaves(info)) if leaf.donated]
+
+    def given_twice(self, args: Any, kwargs: Any) -> PlanError | None:
+        """The error for an array that is donated and given a second time, if there is one."""
+        if not self.donates:
+            return None
+        return donation.given_twice(self.options.name, self._jit_options, args, kwargs)
 
     def program(self, args: Any, kwargs: Any, *, warn: bool = True) -> tuple[Any, list[Any], Any]:
         """The traced original, its closed-over values, and the program for these arguments.

@@ -76,16 +76,6 @@ class Choice(choice_of.Choice):
         return [*lines, _ALONE] if self.medians_ms else lines
 
 
-def named(candidates: Any) -> dict[str, Any]:
-    """Candidates by the names they have in decisions."""
-    return identity.candidates(candidates, ("original", ON_CALLER))
-
-
-def candidates_of(fast: Any) -> list[Any]:
-    """Auto's candidates for a scheduled function."""
-    return list(fast.candidates().values())
-
-
 def choose(
     fast: Any, args: Any, kwargs: Any, watch: quiet.Watch, *, budget_s: float | None = None
 ) -> Choice:
@@ -107,7 +97,9 @@ def choose(
     strategy = fast._options.strategy
     if jax.process_count() > 1:
         return Choice(None, "more than one process: no measurement, the original runs")
-    spending = budget.Budget(fast.purse, strategy.budget_s if budget_s is None else budget_s)
+    spending = budget.Budget(
+        fast.decisions.purse, strategy.budget_s if budget_s is None else budget_s
+    )
     with Capturing():
         began = budget.clock()
         traced = fast.original.trace(*args, **kwargs)  # a plain call would, too

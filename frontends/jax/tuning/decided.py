@@ -1,8 +1,10 @@
-"""What ``Auto`` needs around its decisions: when they hold, and when a program steps back."""
+"""What runs once ``Auto`` has decided: programs by kind of decision, and when lanes step back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,7 @@ import jax
 
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax.tuning import on_caller
 
 
 class Watched(_engine.FastCall):  # type: ignore[misc]
@@ -31,6 +34,115 @@ class Watched(_engine.FastCall):  # type: ignore[misc]
         raise error
 
 
+class NotDecided(Exception):
+    """A signature that Auto has not met yet."""
+
+
+class ByDecision:
+    """The compiled programs of a function under ``Auto``: one for each kind of decision.
+
+    What was compiled to be measured serves the calls.
+
+    Args:
+        fast: The scheduled function.
+    """
+
+    def __init__(self, fast: Any) -> None:
+        self._fast = fast
+        self._programs: dict[str, Any] = {}
+        self._watched: Watched | None = None
+        self._on_this_thread = threading.local()
+
+    @contextlib.contextmanager
+    def tracing(self, choice: Any) -> Iterator[None]:
+        """A block in which the programs are traced as this decision says."""
+        before = self._choice()
+        self._on_this_thread.choice = choice
+        try:
+            yield
+        finally:
+            self._on_this_thread.choice = before
+
+    def _choice(self) -> Any:
+        return getattr(self._on_this_thread, "choice", None)
+
+    def _traced(self, args: Any, kwargs: Any) -> Any:
+        fast = self._fast
+        if fast.left_alone(args, kwargs):
+            return fast.original(*args, **kwargs)
+        choice = self._choice()
+        if choice is None:
+            raise NotDecided
+        if choice.child is None:
+            return fast.inner(*args, **kwargs)
+        return choice.child._traced(*args, **kwargs)
+
+    def program(self, kind: str) -> Any:
+        """The jitted program of all signatures with such a decision, see ``Choice.kind``."""
+        if kind not in self._programs:
+            # A new function each time: JAX keeps what it traced by function.
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return self._traced(args, kwargs)
+
+            options = self._fast.jit_compiler_options or None
+            self._programs[kind] = (
+                self.on_caller(call)
+                if kind == "caller"
+                else self._fast.jitted(call, compiler_options=options)
+            )
+        return self._programs[kind]
+
+    def on_caller(self, call: Callable[..., Any]) -> Any:
+        """Jits what the original would do, to run on the thread that calls it, at top level only."""
+        options = {**self._fast.jit_compiler_options, **on_caller.OPTIONS}
+        return self._fast.jitted(
+            lambda *a, **k: on_caller.marked(call(*a, **k), (a, k)), compiler_options=options
+        )
+
+    def called(self, choice: Any) -> Any:
+        """What a call with this decision runs."""
+        if self._watched is not None and choice.child is not None:
+            return self._watched
+        return self.program(choice.kind)
+
+    def settle(self, choices: Iterable[Any]) -> None:
+        """Sends the function's calls straight to the program that serves all decisions, if one does.
+
+        Where decisions are of several kinds, calls find their program in Python.
+
+        Args:
+            choices: What was decided; none: every call asks again.
+        """
+        fast = self._fast
+        self._watched = None
+        kinds = {made.kind for made in choices}
+        by_plan = "lanes" in kinds and fast.options_by_plan()  # the call looks for its plan
+        if len(kinds) != 1 or by_plan:
+            fast._settle(None, None)
+            if "lanes" in kinds and not by_plan:
+                self._watched = Watched(self.program("lanes"), fast.original)
+            return
+        (kind,) = kinds
+        # What has compiler options cannot become a part of another program.
+        alone = _compat.at_top_level if fast.jit_compiler_options or kind == "caller" else None
+        fast._settle(self.program(kind), fast.original if kind == "lanes" else None, alone)
+
+    def stepped_back(self) -> int:
+        """For how many calls the original still runs in the place of lanes."""
+        return 0 if self._watched is None else self._watched._step_back
+
+    def forget(self, kind: str) -> None:
+        """The next decision of this kind has a program of its own."""
+        self._programs.pop(kind, None)
+
+    def clear(self) -> None:
+        """Forgets programs and what they compiled."""
+        self._watched = None
+        for program in self._programs.values():
+            program.clear_cache()
+        self._programs.clear()
+
+
 @dataclass(frozen=True)
 class Trial:
     """Stands for a decision while the original is measured.
@@ -44,33 +156,6 @@ class Trial:
 
 ORIGINAL = Trial()
 ON_CALLER = Trial()
-
-
-def settle(fast: Any, choices: Iterable[Any]) -> Watched | None:
-    """Sends a function's calls straight to the program that serves all its decisions, if one does.
-
-    Each kind of decision has a program of its own: what was compiled to be measured then serves the
-    calls. Where decisions are of several kinds, calls find their program in Python.
-
-    Args:
-        fast: The scheduled function.
-        choices: What was decided, by signature.
-
-    Returns:
-        If there are several, that of the lanes.
-    """
-    kinds = {made.kind for made in choices}
-    if "lanes" in kinds and fast.options_by_plan():  # the call looks for its plan
-        fast._settle(None, None)
-        return None
-    # What has compiler options cannot become a part of another program.
-    alone = _compat.at_top_level if fast.jit_compiler_options or kinds == {"caller"} else None
-    if len(kinds) == 1:
-        (kind,) = kinds
-        fast._settle(fast.program(kind), fast.original if kind == "lanes" else None, alone)
-        return None
-    fast._settle(None, None)
-    return Watched(fast.program("lanes"), fast.original) if "lanes" in kinds else None
 
 
 def abstract(leaf: Any) -> Any:

@@ -41,9 +41,9 @@ class Ways(ways.Ways):
         self._limits_blas = False
         self._operators = max(1, len(first.captured.graph.ops))
         # The program that is measured is the one that calls will run, if this is what is decided.
-        run = _runner(fast.program("original"), fast, args, kwargs)
+        run = _runner(fast.by_decision.program("original"), fast, args, kwargs)
         anew = self._operators * _OPERATOR_S
-        with fast.as_decided(decided.ORIGINAL):
+        with fast.by_decision.tracing(decided.ORIGINAL):
             self.original(run, anew)
         self._compile_s = max(spending.own_s - self.call_s, anew)
 
@@ -74,8 +74,9 @@ class Ways(ways.Ways):
 
     def add_on_caller(self) -> str:
         """Compiles the original to run on the thread that calls it; or says why not."""
-        run = _runner(self._fast.program("caller"), self._fast, self._args, self._kwargs)
-        with self._fast.as_decided(decided.ON_CALLER):
+        by_decision = self._fast.by_decision
+        run = _runner(by_decision.program("caller"), self._fast, self._args, self._kwargs)
+        with by_decision.tracing(decided.ON_CALLER):
             return self._tried(ON_CALLER, run, self._compile_s)
 
     def measure(self, watch: quiet.Watch) -> dict[str, float]:
@@ -102,10 +103,11 @@ def _runner(fn: Any, fast: Any, args: Any, kwargs: Any) -> Callable[[], None]:
         a, k = given
         jax.block_until_ready(fn(*a, **k))
 
-    if not fast.donates:
+    programs = fast.programs
+    if not programs.donates:
         return lambda: run((args, kwargs))
-    leaves = fast.dynamic_leaves(args, kwargs)
-    away = {id(leaves[i]) for i in fast.donated_leaves(args, kwargs)}
+    leaves = programs.dynamic_leaves(args, kwargs)
+    away = {id(leaves[i]) for i in programs.donated_leaves(args, kwargs)}
 
     def copy(leaf: Any) -> Any:
         return leaf.copy() if isinstance(leaf, jax.Array) and id(leaf) in away else leaf

@@ -1,0 +1,105 @@
+"""What ``Auto`` keeps for one callable: its candidates, what was decided, and what deciding may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from dynaflow_xla.recent import Recent
+from dynaflow_xla.strategies import identity
+from dynaflow_xla.strategies.base import Strategy
+from dynaflow_xla.tuning import autotune, budget, quiet
+from dynaflow_xla.tuning.choice import Choice
+
+_MAX_DECISIONS = 1024
+
+C = TypeVar("C", bound=Choice)
+
+
+class Decisions(Generic[C]):
+    """The decisions of one callable, by signature.
+
+    Args:
+        undecided: Makes the decision for the original of which nothing was measured, from the reason.
+
+    Attributes:
+        purse: What decisions may still take.
+        put_off: Those that something else of the process disturbed.
+    """
+
+    def __init__(self, undecided: Callable[[None, str], C]) -> None:
+        self.purse = budget.Purse()
+        self.put_off = quiet.PutOff()
+        self._undecided = undecided
+        self._made: Recent[Any, C] = Recent(_MAX_DECISIONS)
+        self._candidates: dict[bool, dict[str, Strategy]] = {}
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __contains__(self, signature: Any) -> bool:
+        return signature in self._made
+
+    def decided(self, signature: Any) -> C | None:
+        """What was decided, or None."""
+        return self._made.get(signature)
+
+    def values(self) -> list[C]:
+        """All that was decided."""
+        return self._made.values()
+
+    def put(self, signature: Any, choice: C) -> C:
+        """Keeps a decision."""
+        self.put_off.done(signature)
+        self._made[signature] = choice
+        return choice
+
+    def now(
+        self, signature: Any, choose: Callable[[quiet.Watch], C], keep: Callable[[Any, C], C]
+    ) -> C | None:
+        """Decides by measuring, unless something else of this process runs.
+
+        Args:
+            signature: What is decided for.
+            choose: Measures.
+            keep: Keeps what was decided; it calls ``put``.
+
+        Returns:
+            The decision; None if it has to wait.
+        """
+
+        def measured(watch: quiet.Watch) -> C:
+            if (made := self.decided(signature)) is not None:  # another thread may have been here
+                return made
+            try:
+                made = choose(watch)
+            except autotune.BudgetTooSmall as error:
+                made = self._undecided(None, str(error))
+            return keep(signature, made)
+
+        def give_up(reason: str) -> C:
+            return keep(signature, self._undecided(None, reason))
+
+        return self.put_off.decide(signature, measured, give_up)
+
+    def candidates(
+        self, strategy: Any, lanes: int, *, batched: bool, reserved: tuple[str, ...]
+    ) -> dict[str, Strategy]:
+        """Auto's candidates by name; asked for once, since a strategy may be known by its object only.
+
+        Args:
+            strategy: The ``Auto``.
+            lanes: As the user asked.
+            batched: Whether nano-batches are among them.
+            reserved: Names that are no candidate's.
+        """
+        if batched not in self._candidates:
+            made = strategy.candidates(lanes, batched=batched)
+            self._candidates[batched] = identity.candidates(made, reserved)
+        return self._candidates[batched]
+
+    def clear(self) -> None:
+        """Forgets candidates and decisions, not what they took."""
+        self._made.clear()
+        self._candidates.clear()
+        self.put_off.clear()
