@@ -7,6 +7,7 @@ equation, an fx node) rides along as ``Op.payload`` and is read by its frontend 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -48,6 +49,11 @@ class Value:
     bytes: int
     producer: int
     weak_type: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
 
     def type_str(self) -> str:
         """``float32[8,128]``."""

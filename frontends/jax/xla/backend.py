@@ -10,7 +10,7 @@ import jax
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax.capture.capture import Captured
-from dynaflow_xla.frontends.jax.xla import build, gate_placement, loops, xla_options
+from dynaflow_xla.frontends.jax.xla import build, fusion, loops, xla_options
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -25,7 +25,7 @@ class ProgramBackend:
         settings: Of the function.
     """
 
-    fused = gate_placement.ELEMENTWISE
+    fused = fusion.ELEMENTWISE
     plans_loops = True
     copies_results = False
 

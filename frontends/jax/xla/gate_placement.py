@@ -10,50 +10,17 @@ reading, cannot be taken in place; it passes beside the gate: its readers wait f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from dynaflow_xla.frontends.jax.capture import costs
+from dynaflow_xla.frontends.jax.xla import fusion
 from dynaflow_xla.frontends.jax.xla.region_order import RegionOrder
 from dynaflow_xla.ir.graph import Op, Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 
-# Operators that XLA computes inside the kernel of their reader: it is the reader that is ordered.
-_ABSORBED = frozenset(
-    "broadcast_in_dim bitcast_convert_type convert_element_type copy expand_dims iota reshape "
-    "slice squeeze stop_gradient transpose".split()
-)
-
-# Operators that XLA does not compute in the kernel of what they read.
-_UNFUSED = frozenset(
-    "dot_general ragged_dot conv_general_dilated fft sort top_k scan while cond ffi_call pallas_call "
-    "cholesky lu geqrf qr householder_product eigh eig svd schur hessenberg tridiagonal "
-    "triangular_solve tridiagonal_solve psum psum_invariant pmax pmin all_gather "
-    "all_gather_invariant all_to_all ppermute reduce_scatter psum_scatter ragged_all_to_all".split()
-)
-
-# Operators that XLA computes in the kernel of such a reader, whatever they read themselves.
-ELEMENTWISE = _ABSORBED.union(
-    costs.GENERATORS,
-    costs.TRANSCENDENTAL,
-    "square one_minus_square integer_pow div rem clamp floor ceil round is_finite nextafter real "
-    "imag complex conj population_count clz shift_left shift_right_logical "
-    "shift_right_arithmetic add_any copy_p".split(),
-)
 # Collectives that write their result where their operand was. All other collectives have memory of
 # their own for the result.
 _IN_PLACE = frozenset("psum psum_invariant pmax pmin".split())
-
-# XLA cuts the summed axis of products whose results have few elements for its length. Read back on
-# 0.10.2 and 0.12.0: none of (elements >= 1024 * length) is cut for an H200.
-_UNCUT = 1024
-
-# A reduction over fewer elements than a warp has is computed where it is read, as element-wise
-# operators are: read back on 0.10.2 and 0.12.0, a softmax over 16 is no kernel, one over 32 is.
-_WARP = 32
-
-_BOUNDED = ("float16", "float32", "float64", "bfloat16", "int", "uint", "bool")
 
 
 @dataclass(frozen=True)
@@ -225,7 +192,7 @@ class _Placer:
             int, int
         ] = {}  # value -> operators behind it that are not element-wise, as bits
         for op in ops:
-            bits = 0 if op.kind in ELEMENTWISE else 1 << op.index
+            bits = 0 if op.kind in fusion.ELEMENTWISE else 1 << op.index
             for value in op.inputs:
                 bits |= heavy.get(value, 0)
             heavy.update(dict.fromkeys(op.outputs, bits))
@@ -235,7 +202,7 @@ class _Placer:
             mine = [v for v in op.outputs if v in outputs]
             if mine and read.isdisjoint(op.outputs):
                 bits = heavy[mine[0]]
-                if op.kind in ELEMENTWISE and bits and not bits & ~told:
+                if op.kind in fusion.ELEMENTWISE and bits and not bits & ~told:
                     continue
                 told |= bits
                 last += self._made_by_readers(region, op) or [self._smallest(mine)]
@@ -260,28 +227,19 @@ class _Placer:
         seen, waiting = {last.index}, [last]
         while waiting:
             op = waiting.pop()
-            small = self._is_small_reduction(op)
+            small = fusion.is_small_reduction(self.pg.graph, op)
             reduces |= small
-            if not small and op.kind not in ELEMENTWISE:
+            if not small and op.kind not in fusion.ELEMENTWISE:
                 kernels[op.index] = self._smallest(op.outputs)
                 continue
-            elements = max(elements, *(self._elements(v) for v in op.outputs))
+            elements = max(elements, *(self.pg.graph.values[v].size for v in op.outputs))
             for value in op.inputs:
                 producer = producers.get(value)
                 if producer is not None and producer.index not in seen:
                     seen.add(producer.index)
                     waiting.append(producer)
-        stored = sum(self._elements(v) for v in kernels.values())
+        stored = sum(self.pg.graph.values[v].size for v in kernels.values())
         return list(kernels.values()) if reduces and elements <= stored else []
-
-    def _elements(self, value: int) -> int:
-        return math.prod(self.pg.graph.values[value].shape)
-
-    def _is_small_reduction(self, op: Op) -> bool:
-        if not op.kind.startswith("reduce_") or "axes" not in op.payload.params:
-            return False
-        shape = self.pg.graph.values[op.inputs[0]].shape
-        return math.prod(shape[axis] for axis in op.payload.params["axes"]) < _WARP
 
     def _is_read_by_elementwise(self, values: Iterable[int], region: Region) -> bool:
         """Whether only element-wise operators of other regions read these values."""
@@ -292,7 +250,7 @@ class _Placer:
                 return False
             for reader in readers:
                 for op in self._ops(reader):
-                    if value in op.inputs and op.kind not in ELEMENTWISE:
+                    if value in op.inputs and op.kind not in fusion.ELEMENTWISE:
                         return False
         return True
 
@@ -347,32 +305,19 @@ class _Placer:
         )
 
     def _passes_as_result(self, start: _Start, region: Region) -> bool:
-        """Whether a start is a product in whose kernel XLA takes the maximum of its result.
+        """Whether a start is a product of arguments in whose kernel XLA takes the maximum of its result.
 
-        Only one of arguments: what the program computes XLA may make in the kernels that read it, and
-        the product would be tied to another one of these. Not where another product of the region reads the
-        same (XLA makes one of the two), nor where XLA would cut the summed axis to fill the GPU.
+        What the program computes XLA may make in the kernels that read it, and the product would be tied
+        to another one of these.
         """
-        if start.op < 0 or start.path:
+        if start.op < 0 or start.path or not self.arguments.issuperset(start.through):
             return False
-        op = self.pg.graph.ops[start.op]
-        values = self.pg.graph.values
-        if op.kind != "dot_general" or not values[op.outputs[0]].dtype.startswith(_BOUNDED):
-            return False
-        if not self.arguments.issuperset(start.through):
-            return False
-        products = [r for r in self._ops(region) if r.kind == "dot_general" and r is not op]
-        if any(not set(op.inputs).isdisjoint(r.inputs) for r in products):
-            return False
-        (summed, _), (batch, _) = op.payload.params["dimension_numbers"]
-        shape = values[op.inputs[0]].shape
-        width = math.prod(shape[axis] for axis in summed)
-        return not batch and math.prod(values[op.outputs[0]].shape) >= _UNCUT * width
+        return fusion.ends_in_maximum(self.pg.graph, start.op, self._ops(region))
 
     def _unbounded(self, region: Region) -> set[int]:
         """Inputs whose type has no maximum with a smallest number."""
         values = self.pg.graph.values
-        return {v for v in region.inputs if not values[v].dtype.startswith(_BOUNDED)}
+        return {v for v in region.inputs if not values[v].dtype.startswith(fusion.BOUNDED)}
 
     def _starts(self, region: Region, view: dict[int, int], need: int) -> list[_Start]:
         outside = {v: frozenset([v]) for v in region.inputs if self._can_pass(v)}
@@ -393,11 +338,11 @@ class _Placer:
             through = frozenset[int]().union(*(outside.get(v, frozenset()) for v in op.inputs))
             path = frozenset[int]().union(*(paths.get(v, frozenset()) for v in op.inputs))
             missing = need & ~bits
-            if op.generator or op.kind in _ABSORBED or op.index in joining:
+            if op.generator or op.kind in fusion.ABSORBED or op.index in joining:
                 outside.update(dict.fromkeys(op.outputs, through))
                 paths.update(dict.fromkeys(op.outputs, path | {op.index}))
             elif through:
-                starts.append(_Start(op.index, path, through, missing, op.kind in _UNFUSED))
+                starts.append(_Start(op.index, path, through, missing, op.kind in fusion.UNFUSED))
                 bits |= missing
             for value in op.outputs:
                 view[value] = bits | 1 << value
@@ -415,7 +360,7 @@ class _Placer:
             bits = 0
             for value in op.inputs:
                 bits |= known[value]
-            if op.kind not in ELEMENTWISE:
+            if op.kind not in fusion.ELEMENTWISE:
                 bits |= need  # by a gate, if not by data
             if not need & ~bits:
                 behind.add(op.index)
@@ -427,12 +372,12 @@ class _Placer:
         for op in reversed(self._ops(region)):
             mine = [r for v in op.outputs for r in readers.get(v, ())]
             if (
-                op.kind in ELEMENTWISE
+                op.kind in fusion.ELEMENTWISE
                 and op.index not in behind
                 and outside.isdisjoint(op.outputs)
                 and mine
                 and all(r.index in behind or r.index in joining for r in mine)
-                and all(r.kind in ELEMENTWISE or r.kind.startswith("reduce_") for r in mine)
+                and all(r.kind in fusion.ELEMENTWISE or r.kind.startswith("reduce_") for r in mine)
             ):
                 joining.add(op.index)
             for value in op.inputs:
