@@ -118,6 +118,12 @@ class Rows:
     power: int = 0
     fill: Any = None
 
+    @property
+    def runs(self) -> int:
+        """How many runs of the batch lie one after the other; 1 where their order tells nothing."""
+        # None at all (a repetition of none): then there is nothing to put in order.
+        return max(1, self.outer) if self.fill is None else 1
+
     def __str__(self) -> str:
         parts = [f"axis={self.axis}"]
         parts += [f"{k}={v}" for k in ("outer", "inner") if (v := getattr(self, k)) != 1]

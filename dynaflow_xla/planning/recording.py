@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dynaflow_xla.ir.graph import Source
@@ -28,3 +28,11 @@ class Recording:
     """A strategy's decisions in order."""
 
     decisions: tuple[Decision, ...]
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """Regions that run as one batch."""
+        return [d.group for d in self.decisions if d.group]
+
+    def renumbered(self, new: Mapping[int, int]) -> Recording:
+        """The same for a graph in which regions have other ids."""
+        return Recording(tuple(replace(d, region=new[d.region]) for d in self.decisions))

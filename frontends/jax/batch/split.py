@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.proof import Mean, OutSpec, Proof, Sum
-from dynaflow_xla.batch.states import Partial, Rows, Same, State, is_plain_same
+from dynaflow_xla.batch.split import Function, SplitGraph
+from dynaflow_xla.batch.states import Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError, SeparabilityError
 from dynaflow_xla.frontends.jax.batch import separability, split_functions
 from dynaflow_xla.frontends.jax.capture.capture import Captured
@@ -21,6 +22,7 @@ from dynaflow_xla.frontends.jax.regions.functions import (
     region_function,
     replaced_function,
 )
+from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import CudaKernel
@@ -159,29 +161,18 @@ def _untraced(value: Any, name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Split:
+class Split(SplitGraph):
     """A function split over its batch.
 
     Attributes:
         captured: The expanded graph in the form that lowering takes.
-        expanded: The same, with where everything comes from.
-        sizes: Rows of each nano-batch.
         resolved: What it was made from.
-        cuts: The partitioned graph of each nano-batch.
     """
 
     captured: Captured
-    expanded: expand.Expanded
-    sizes: tuple[int, ...]
     resolved: Resolved
-    cuts: tuple[PartitionedGraph, ...]
     function_of: Splitting = field(repr=False)
     assume_separable: bool = False
-
-    @property
-    def pg(self) -> PartitionedGraph:
-        """Regions of all nano-batches."""
-        return self.expanded.pg
 
     def inputs(self, flat: Sequence[Any]) -> list[Any]:
         """Graph inputs from those of the whole function: what stays in parts is replaced by them."""
@@ -200,28 +191,21 @@ class Split:
         Raises:
             PlanError: a region that cannot run several nano-batches as one.
         """
-        groups = [d.group for d in recording.decisions if d.group]
+        groups = recording.groups()
         if not groups:
             return self, recording
-        nanos = [[self.pg.regions[m].nano for m in members] for members in groups]
-        sizes = {sum(self.sizes[n] for n in ns) for ns in nanos} - self.resolved.at.keys()
         resolved = self.resolved
+        sizes = {self.joint_size(self.nanos_of(m)) for m in groups} - resolved.at.keys()
         if sizes:
             more = self.function_of.resolve(
                 self.sizes, assume_separable=self.assume_separable, also=sorted(sizes)
             )
-            at = {**self.resolved.at, **{size: more.at[size] for size in sizes}}
-            resolved = replace(self.resolved, at=at)
-        made = replace(self, resolved=resolved)
-        costs = []
-        for members, ns in zip(groups, nanos, strict=True):
-            origin = self.expanded.origins[members[0]]
-            assert isinstance(origin, expand.Origin)  # the recorder hides merges
-            costs.append(made._joint(ns)[1].regions[origin.region])
-        expanded, new = expand.group(self.expanded, groups, costs)
-        decisions = tuple(replace(d, region=new[d.region]) for d in recording.decisions)
+            at = {**resolved.at, **{size: more.at[size] for size in sizes}}
+            resolved = replace(resolved, at=at)
+        expanded, new = self.grouped_graph(groups, lambda size: resolved.at[size].graph)
         captured = replace(self.captured, graph=expanded.pg.graph)
-        return replace(made, expanded=expanded, captured=captured), Recording(decisions)
+        made = replace(self, resolved=resolved, expanded=expanded, captured=captured)
+        return made, recording.renumbered(new)
 
     def joint_regions(self) -> frozenset[int]:
         """Regions that are no single nano-batch's: merges, and groups that run as one batch."""
@@ -231,50 +215,36 @@ class Split:
             if not isinstance(origin, expand.Origin) or len(origin.nanos) > 1
         )
 
-    def _joint(self, nanos: Sequence[int]) -> tuple[Captured, PartitionedGraph]:
-        """The function at the joint size of several nano-batches, and its cut.
+    def _local(self, origin: expand.Origin) -> tuple[Captured, Region]:
+        """The captured function that a region's operators come from, and its region there.
 
         Raises:
-            PlanError: it has other operators at one of these sizes.
+            PlanError: it has other operators at one of the sizes that run as one.
         """
-        joint = sum(self.sizes[n] for n in nanos)
-        captured = self.resolved.at[joint]
-        cut = expand.transfer(self.cuts[nanos[0]], captured.graph)
-        for n in nanos:
-            if cut is None or expand.transfer(cut, self.cuts[n].graph) is None:
-                raise PlanError(
-                    f"nano-batches {list(nanos)} of {captured.graph.name!r} cannot run as one batch: "
-                    f"the function has other operators for {self.sizes[n]} rows than for {joint}"
-                )
-        assert cut is not None
-        return captured, cut
+        nanos = origin.nanos
+        if len(nanos) == 1:
+            return self.part(nanos[0]), self.cuts[nanos[0]].regions[origin.region]
+        captured = self.resolved.at[self.joint_size(nanos)]
+        return captured, self.joint_cut(nanos, captured.graph).regions[origin.region]
 
     def source(self, region: int) -> tuple[Captured, tuple[int, ...]]:
         """The captured function that a region's operators come from, and these; a merge has none."""
         origin = self.expanded.origins[region]
         if isinstance(origin, expand.MergeSpec):
             return self.captured, ()
-        captured, cut = self.part(origin.nanos[0]), self.cuts[origin.nanos[0]]
-        if len(origin.nanos) > 1:
-            captured, cut = self._joint(origin.nanos)
-        return captured, cut.regions[origin.region].ops
+        captured, local = self._local(origin)
+        return captured, local.ops
 
-    def function(
-        self, region: int, decision: Decision, second: Second | None = None
-    ) -> Callable[..., list[Any]]:
+    def function(self, region: int, decision: Decision, second: Second | None = None) -> Function:
         """A region as a traceable function from its inputs to its outputs.
 
         ``second``, of one nano-batch's region: see ``regions.functions``.
         """
-        origin = self.expanded.origins[region]
+        origin, made = self.expanded.origins[region], self.pg.regions[region]
         if isinstance(origin, expand.MergeSpec):
             reads = self.expanded.merge_reads[region]
-            return split_functions.merged(origin, self.pg.regions[region].inputs, reads)
-        captured, cut = self.part(origin.nanos[0]), self.cuts[origin.nanos[0]]
-        if len(origin.nanos) > 1:
-            captured, cut = self._joint(origin.nanos)
-        local = cut.regions[origin.region]
-        made = self.pg.regions[region]
+            return split_functions.merged(origin, made.inputs, reads)
+        captured, local = self._local(origin)
         if second is not None:
             kept = [local.outputs.index(self.expanded.sources[v][1]) for v in made.outputs]
             return split_functions.with_second(captured, made, local, origin.reads[0], kept, second)
@@ -284,49 +254,8 @@ class Split:
             raise no_kernel_for_parts(decision.replace, made)
         else:
             inner = replaced_function(decision.replace, captured, local, str(decision.source))
-        # Of its outputs those that somebody reads.
-        wanted = [self.expanded.sources[v] for v in made.outputs]
-        if len(origin.nanos) == 1:
-            kept = [local.outputs.index(v) for _, v in wanted]
-            return split_functions.with_cuts(inner, made.inputs, origin.reads[0], kept)
-        axes_in = [self._joined(v, made.name) for v in local.inputs]
-        places = [
-            (local.outputs.index(v), *self._share(v, n, origin.nanos, made.name)) for n, v in wanted
-        ]
-        return split_functions.batched(inner, made.inputs, origin.reads, axes_in, places)
-
-    def _state(self, value: int) -> State | None:
-        """What is proved of a value: the operators, hence the value ids, are the same at every size."""
-        states = self.resolved.states
-        return states[value] if value < len(states) else None
-
-    def _joined(self, value: int, name: str) -> int | None:
-        """Along which axis nano-batches of a value lie, None if it is the same in all."""
-        state = self._state(value)
-        if isinstance(state, Rows) and state.power == 0 and state.outer == 1:
-            return state.axis
-        if isinstance(state, Same) and is_plain_same(state):
-            return None
-        known = "nothing is proved" if state is None else f"all that is proved is: {state}"
-        raise PlanError(
-            f"region {name!r} cannot run several nano-batches as one batch: along which axis value "
-            f"{value} holds their rows must be proved; {known}"
-        )
-
-    def _share(
-        self, value: int, nano_batch: int, nanos: Sequence[int], name: str
-    ) -> tuple[expand.Cut | None, bool]:
-        """What a nano-batch gets of a value made for several: its rows, and whether it gets zeros."""
-        state = self._state(value)
-        if isinstance(state, Partial) and state.power in (0, -1):
-            # Of a sum the first gets all; a mean is the mean of each.
-            return None, state.power == 0 and nano_batch != nanos[0]
-        axis = self._joined(value, name)
-        if axis is None:
-            return None, False
-        each = state.inner if isinstance(state, Rows) else 1
-        start = sum(self.sizes[n] for n in nanos[: nanos.index(nano_batch)])
-        return expand.Cut(axis, start * each, (start + self.sizes[nano_batch]) * each), False
+        put = self.single if len(origin.nanos) == 1 else self.several
+        return put(inner, made, local, split_functions.ARRAYS)
 
 
 def _check_merges(
@@ -407,7 +336,9 @@ def split(
         outputs += [next(produced) if ok else part.outputs[number] for part in of]
         is_value += [ok] * len(of)
     captured = Captured(expanded.pg.graph, [], outputs, is_value, avals, whole.jaxpr)
-    return Split(captured, expanded, sizes, resolved, cuts, function, assume_separable)
+    return Split(
+        expanded, sizes, cuts, resolved.states, captured, resolved, function, assume_separable
+    )
 
 
 class NotCompared(Exception):

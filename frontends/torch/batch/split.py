@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 
 from dynaflow_xla.batch import expand
-from dynaflow_xla.batch.states import Partial, Rows, Same, State, is_plain_same
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.batch.split import Arrays, SplitGraph
+from dynaflow_xla.batch.states import Rows, State
 from dynaflow_xla.frontends.torch.batch import handed
 from dynaflow_xla.frontends.torch.capture.captured import (
     Captured,
@@ -31,17 +30,13 @@ Function = Callable[..., Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Split:
+class Split(SplitGraph):
     """A graph of all nano-batches.
 
     Attributes:
         captured: The expanded graph in the form that running takes.
-        expanded: The same, with where everything comes from.
-        sizes: Rows of each nano-batch.
         whole: The graph at full size.
         at: The graph by size.
-        cuts: The partitioned graph of each nano-batch.
-        states: What is proved of each value of the graph.
         sized: Makes the graph at another size.
         weighted: Positions among the whole's inputs of gradients handed out in shares.
         taken: By such a position: what the forward kept in parts.
@@ -50,23 +45,14 @@ class Split:
     """
 
     captured: Captured
-    expanded: expand.Expanded
-    sizes: tuple[int, ...]
     whole: Sized
     at: dict[int, Sized]
-    cuts: tuple[PartitionedGraph, ...]
-    states: Sequence[State]
     sized: Callable[[int], Sized] = field(repr=False)
     kept: tuple[int, ...] = ()
     weighted: frozenset[int] = frozenset()
     taken: Mapping[int, handed.Taken] = field(default_factory=dict)
     kept_parts: tuple[handed.Joined | None, ...] = ()
     drawn: Callable[[Sequence[Any]], Sequence[Any]] = field(default=lambda given: given, repr=False)
-
-    @property
-    def pg(self) -> PartitionedGraph:
-        """Regions of all nano-batches."""
-        return self.expanded.pg
 
     def inputs(self, given: Sequence[Any]) -> list[Any]:
         """Inputs of the expanded graph from those of the captured one."""
@@ -88,32 +74,17 @@ class Split:
         Raises:
             PlanError: a region that cannot run several nano-batches as one.
         """
-        groups = [d.group for d in recording.decisions if d.group]
+        groups = recording.groups()
         if not groups:
             return self, recording
-        costs = []
-        for members in groups:
-            nanos = [self.pg.regions[m].nano for m in members]
-            origin = self.expanded.origins[members[0]]
-            assert isinstance(origin, expand.Origin)  # the recorder hides merges
-            costs.append(self._joint(nanos)[1].regions[origin.region])
-        expanded, new = expand.group(self.expanded, groups, costs)
-        decisions = tuple(replace(d, region=new[d.region]) for d in recording.decisions)
-        return replace(self, expanded=expanded), Recording(decisions)
+        expanded, new = self.grouped_graph(groups, lambda size: self._at(size).graph)
+        return replace(self, expanded=expanded), recording.renumbered(new)
 
-    def _joint(self, nanos: Sequence[int]) -> tuple[Captured, PartitionedGraph]:
-        """The graph at the joint size of several nano-batches, and its cut."""
-        joint = sum(self.sizes[n] for n in nanos)
-        if joint not in self.at:
-            self.at[joint] = self.sized(joint)
-        captured = self.at[joint].captured
-        cut = expand.transfer(self.cuts[nanos[0]], captured.graph)
-        if cut is None:
-            raise PlanError(
-                f"nano-batches {list(nanos)} of {captured.graph.name!r} cannot run as one batch: the "
-                f"graph has other operators for {joint} rows"
-            )
-        return captured, cut
+    def _at(self, size: int) -> Captured:
+        """The graph at another size."""
+        if size not in self.at:
+            self.at[size] = self.sized(size)
+        return self.at[size].captured
 
     def functions(self, recording: Recording) -> dict[int, Function]:
         """Functions of the regions that do not run operator by operator.
@@ -144,10 +115,10 @@ class Split:
             return _sum_of_two
 
         def run(*args: Any) -> list[Any]:
-            parts = [_cut(args[n], cut) for n, cut in zip(reads, cuts, strict=True)]
+            parts = [_ARRAYS.read(args[n], cut) for n, cut in zip(reads, cuts, strict=True)]
             if spec.how == "concat":
                 return [how.whole(parts)]
-            return [_total(parts, spec)]
+            return [_ARRAYS.total(parts, spec)]
 
         return run
 
@@ -155,72 +126,19 @@ class Split:
         number = origin.nanos[0]
         local = self.cuts[number].regions[origin.region]
         assert decision.replace is not None
-        fn = regions.replacement(
-            decision.replace, self.at[self.sizes[number]].captured, local, str(decision.source)
-        )
-        reads = [region.inputs.index(v) for v, _ in origin.reads[0]]
-        kept = [local.outputs.index(self.expanded.sources[v][1]) for v in region.outputs]
-
-        def run(*args: Any) -> list[Any]:
-            outs = fn(*[args[n] for n in reads])
-            return [outs[n] for n in kept]
-
-        return run
+        captured = self.at[self.sizes[number]].captured
+        fn = regions.replacement(decision.replace, captured, local, str(decision.source))
+        return self.single(fn, region, local, _ARRAYS)
 
     def _batched(self, region: Region, origin: expand.Origin, decision: Decision) -> Function:
-        captured, cut = self._joint(origin.nanos)
+        captured = self._at(self.joint_size(origin.nanos))
+        cut = self.joint_cut(origin.nanos, captured.graph)
         local = cut.regions[origin.region]
         if decision.replace is None:
             fn = region_function(captured, cut, local)
         else:
             fn = regions.replacement(decision.replace, captured, local, str(decision.source))
-        axes = [self._joined(v, region.name) for v in local.inputs]
-        reads = [[region.inputs.index(v) for v, _ in each] for each in origin.reads]
-        places = []
-        for value in region.outputs:
-            number, inner = self.expanded.sources[value]
-            place = local.outputs.index(inner)
-            places.append((place, *self._share(inner, number, origin.nanos, region.name)))
-
-        def run(*args: Any) -> list[Any]:
-            joined = []
-            for position, axis in enumerate(axes):
-                parts = [args[each[position]] for each in reads]
-                joined.append(parts[0] if axis is None else torch.cat(parts, axis))
-            outs = fn(*joined)
-            return [
-                torch.zeros_like(outs[n]) if zero else _cut(outs[n], rows)
-                for n, rows, zero in places
-            ]
-
-        return run
-
-    def _joined(self, value: int, name: str) -> int | None:
-        """Along which axis nano-batches of a value lie, None if it is the same in all."""
-        state = self.states[value]
-        if isinstance(state, Rows) and state.power == 0 and _runs(self.states, value) == 1:
-            return state.axis
-        if isinstance(state, Same) and is_plain_same(state):
-            return None
-        raise PlanError(
-            f"region {name!r} cannot run several nano-batches as one batch: along which axis value "
-            f"{value} holds their rows must be proved; all that is proved is: {state}"
-        )
-
-    def _share(
-        self, value: int, number: int, nanos: Sequence[int], name: str
-    ) -> tuple[expand.Cut | None, bool]:
-        """What a nano-batch gets of a value made for several: its rows, and whether it gets zeros."""
-        state = self.states[value]
-        if isinstance(state, Partial) and state.power in (0, -1):
-            # Of a sum the first gets all; a mean is the mean of each.
-            return None, state.power == 0 and number != nanos[0]
-        axis = self._joined(value, name)
-        if axis is None:
-            return None, False
-        each = state.inner if isinstance(state, Rows) else 1
-        start = sum(self.sizes[n] for n in nanos[: list(nanos).index(number)])
-        return expand.Cut(axis, start * each, (start + self.sizes[number]) * each), False
+        return self.several(fn, region, local, _ARRAYS)
 
 
 def taken(given: Sequence[Any], made: list[Any]) -> list[Any]:
@@ -234,23 +152,22 @@ def _layout(example: torch.Tensor) -> Layout:
     return Layout.of(example, Evaluator({}))
 
 
-def _cut(x: Any, cut: expand.Cut | None) -> Any:
-    return x if cut is None else x.narrow(cut.axis, cut.start, cut.stop - cut.start)
-
-
 def _sum_of_two(a: Any, b: Any) -> tuple[Any]:
     """The most frequent total, of a parameter's gradient; rounded once, whatever the type."""
     return (torch.add(a, b),)
 
 
-def _total(parts: Sequence[Any], spec: expand.MergeSpec) -> Any:
-    dtype = parts[0].dtype
-    # Narrow floats are added up as float32: n roundings of a partial sum would add up.
-    narrow = dtype in (torch.float16, torch.bfloat16)
-    terms = [x.to(torch.float32) if narrow else x for x in parts]
-    if spec.how == "mean":
-        terms = [x * w for x, w in zip(terms, spec.weights, strict=True)]
-    return functools.reduce(torch.add, terms).to(dtype)
+def _widened(x: Any) -> Any:
+    return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+_ARRAYS = Arrays(
+    cut=lambda x, cut: x.narrow(cut.axis, cut.start, cut.stop - cut.start),
+    concatenate=torch.cat,
+    zeros_like=torch.zeros_like,
+    widened=_widened,
+    as_type=lambda x, like: x.to(like.dtype),
+)
 
 
 def region_function(captured: Captured, pg: PartitionedGraph, region: Region) -> Function:
@@ -365,7 +282,7 @@ def split(
     expanded = replace(expanded, pg=replace(expanded.pg, graph=captured.graph))
     joined = [_kept(out, whole, out_specs, states, between) for out in whole.captured.outputs]
     return Split(
-        captured, expanded, sizes, whole, at, tuple(slim), states, sized, tuple(kept),
+        expanded, sizes, tuple(slim), states, captured, whole, at, sized, tuple(kept),
         frozenset(weighted), parted, tuple(joined),
     )  # fmt: skip
 
@@ -419,8 +336,7 @@ def _payloads(
 def _runs(states: Sequence[State], value: int) -> int:
     """How many runs of the batch a value holds one after the other."""
     state = states[value]
-    # None at all (a repetition of none): then there is nothing to put in order.
-    return max(1, state.outer) if isinstance(state, Rows) and state.fill is None else 1
+    return state.runs if isinstance(state, Rows) else 1
 
 
 def _shared(example: torch.Tensor, axis: int, runs: int) -> tuple[int, ...]:
