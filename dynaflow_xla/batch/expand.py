@@ -187,7 +187,7 @@ class _Expansion:
         in_place = (contiguous and aligned and like.bytes) or self.strided
         if in_place and not like.dtype.startswith("key<"):
             view = self.value(nano, local)
-            self.views.append(View(view, position, axis, start, stop, start * row, nano))
+            self.views.append(View(view, position, axis, start, stop, start * row))
             self.ids[nano][local] = view
         else:
             self.cuts[nano][local] = Cut(axis, start, stop)

@@ -137,7 +137,6 @@ class View:
     start: int
     stop: int
     offset: int
-    nano: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from dynaflow_xla.ir.graph import Join
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import (
@@ -73,7 +75,10 @@ def build_plan(
     offsets, peak = assign_offsets(
         [Request(b.id, b.bytes, tuple(accesses[b.id])) for b in used], HappensBefore(instructions)
     )
-    final = tuple(b if b.kind != "scratch" else _with_offset(b, offsets[b.id]) for b in buffers.all)
+    final = tuple(
+        b if b.kind != "scratch" else msgspec.structs.replace(b, offset=offsets[b.id])
+        for b in buffers.all
+    )
     # What lanes hand over to the caller or to a later stage; outer regions write where they should.
     results = {b.value for b in final if b.kind == "result"}
     on_lanes = {v for region in pg.regions if not region.outer for v in region.outputs}
@@ -108,10 +113,6 @@ def build_plan(
         copied_bytes=copied,
         notes=tuple(notes),
     )
-
-
-def _with_offset(b: PlanBuffer, offset: int) -> PlanBuffer:
-    return PlanBuffer(b.id, b.kind, b.value, b.nano, b.shape, b.dtype, b.bytes, b.index, offset)
 
 
 def _places(pg: PartitionedGraph, recording: Recording) -> dict[int, _Place]:
@@ -174,7 +175,7 @@ class _Buffers:
                 self._add("arg", value, index)
         for view in graph.views:
             if view.value in used:
-                self._add("arg", view.value, view.input, view.offset, view.nano)
+                self._add("arg", view.value, view.input, view.offset)
         joins = {join.value: join for join in graph.joins}
         for index, value in enumerate(graph.outputs):
             if value in joins:
@@ -192,24 +193,24 @@ class _Buffers:
                 crossing = {p.lane for p in inner if p.lane != me.lane}
                 self.reader_lanes[value] = crossing
                 if any(p.lane == me.lane for p in inner):
-                    self._add("local", value, nano=region.nano)
+                    self._add("local", value)
                 if crossing:
-                    self._add("scratch", value, nano=region.nano)
+                    self._add("scratch", value)
                 if len(inner) < len(there):
-                    self._add("stage", value, nano=region.nano)
+                    self._add("stage", value)
                 for index, output in enumerate(graph.outputs):
                     if output == value:
-                        self._add("result", value, index, nano=region.nano)
+                        self._add("result", value, index)
                     elif output in joins and value in joins[output].parts:
                         join = joins[output]
                         offset = join.offsets[join.parts.index(value)]
-                        self._add("result", value, index, offset, region.nano)
+                        self._add("result", value, index, offset)
 
-    def _add(self, kind: str, value: int, index: int = -1, offset: int = -1, nano: int = 0) -> None:
+    def _add(self, kind: str, value: int, index: int = -1, offset: int = -1) -> None:
         v = self.pg.graph.values[value]
         number = len(self.all)
         self.all.append(
-            PlanBuffer(number, kind, value, nano, v.shape, v.dtype, v.bytes, index, offset)  # type: ignore[arg-type]
+            PlanBuffer(number, kind, value, v.shape, v.dtype, v.bytes, index, offset)  # type: ignore[arg-type]
         )
         self._by_kind.setdefault((kind, value), number)
         if kind != "arg":
@@ -220,8 +221,7 @@ class _Buffers:
         views = {view.value: view for view in self.pg.graph.views}
         return [
             Slice(
-                self._by_kind["arg", self.pg.graph.inputs[b.index]], b.id, view.axis, view.start,
-                view.stop, view.nano,
+                self._by_kind["arg", self.pg.graph.inputs[b.index]], b.id, view.axis, view.start, view.stop,
             )
             for b in self.all
             if b.kind == "arg" and (view := views.get(b.value)) is not None

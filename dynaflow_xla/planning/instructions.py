@@ -18,7 +18,6 @@ class PlanBuffer(msgspec.Struct, frozen=True):
             engine memory), ``local`` (never leaves its lane, managed by the lane program),
             ``stage`` (crosses an outer region, a value of the outer program).
         value: Value id in the graph.
-        nano: Nano-batch the value belongs to (0 when the batch is not split).
         shape, dtype, bytes: As in the graph.
         index: Argument or result number for ``arg`` and ``result``, else -1.
         offset: Byte offset in scratch for ``scratch``; where a nano-batch begins within the argument
@@ -28,7 +27,6 @@ class PlanBuffer(msgspec.Struct, frozen=True):
     id: int
     kind: BufferKind
     value: int
-    nano: int
     shape: tuple[int, ...]
     dtype: str
     bytes: int
@@ -77,7 +75,6 @@ class Slice(msgspec.Struct, frozen=True, tag="slice"):
     axis: int
     start: int
     stop: int
-    nano: int
 
 
 class Merge(msgspec.Struct, frozen=True, tag="merge"):

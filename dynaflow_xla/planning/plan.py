@@ -15,7 +15,7 @@ from dynaflow_xla.errors import PlanError
 from dynaflow_xla.planning import text as text_form
 from dynaflow_xla.planning.instructions import Instruction, PlanBuffer
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 """Version of the plan format, apart from the package version."""
 
 

@@ -77,8 +77,6 @@ class _Validator:
 
     def _buffers(self) -> None:
         graph = self.pg.graph
-        nanos = {view.value: view.nano for view in graph.views}
-        nanos |= {v: region.nano for region in self.pg.regions for v in region.outputs}
         for position, buffer in enumerate(self.plan.buffers):
             what = f"buffer {position}"
             if buffer.id != position:
@@ -94,11 +92,6 @@ class _Validator:
                 raise PlanError(
                     f"{what} must be {value.type_str()} of {value.bytes} bytes; got "
                     f"{buffer.dtype}{list(buffer.shape)} of {buffer.bytes}"
-                )
-            if buffer.nano != nanos.get(buffer.value, 0):
-                raise PlanError(
-                    f"{what} holds a value of nano-batch {nanos.get(buffer.value, 0)}; the plan says "
-                    f"{buffer.nano}"
                 )
             if buffer.kind == "arg" and (buffer.index, buffer.offset) not in self._places(
                 buffer.value, graph.inputs, self.viewed
@@ -191,8 +184,8 @@ class _Validator:
             out = plan.buffers[instruction.out]
             if isinstance(instruction, Slice):
                 view = views.get(out.value)
-                want = view and (view.axis, view.start, view.stop, view.nano)
-                got = (instruction.axis, instruction.start, instruction.stop, instruction.nano)
+                want = view and (view.axis, view.start, view.stop)
+                got = (instruction.axis, instruction.start, instruction.stop)
                 src = plan.buffers[instruction.src]
                 if number > first or want != got or (src.kind, src.index, src.offset) != (
                     "arg", out.index, -1

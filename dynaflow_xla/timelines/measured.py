@@ -37,7 +37,7 @@ class Measured:
         self._pg = pg
         self._spans: list[Span] = []
         self._now = 0
-        self._launch_of: dict[tuple[int, int], int] = {}  # (region, nano-batch) -> its span
+        self._launch_of: dict[int, int] = {}  # region -> its span
         self._barrier: tuple[int, ...] = ()
         self._preds = pg.predecessors()
         self._contents = contents(pg)
@@ -48,11 +48,9 @@ class Measured:
         # The program numbers its events in the order in which they are recorded.
         producers: list[Launch | None] = []
         last: dict[int, Launch] = {}
-        order: dict[tuple[int, int], list[Launch]] = {}  # by lane and region, in lane order
         for instruction in instructions:
             if isinstance(instruction, Launch):
                 last[instruction.lane] = instruction
-                order.setdefault((instruction.lane, instruction.region), []).append(instruction)
             elif isinstance(instruction, Record):
                 producers.append(last.get(instruction.lane))
         # A lane's first stamp starts where its program did: gates know ends only.
@@ -84,33 +82,30 @@ class Measured:
                     reason=f"waits for {name!r} on lane {where}", after=after,
                 )  # fmt: skip
             else:
-                nano = order[lane, number].pop(0).nano
-                self._launch_of[number, nano] = len(self._spans)
-                span = self._region(number, lane, at, until, nano, after)
+                self._launch_of[number] = len(self._spans)
+                span = self._region(number, lane, at, until, after)
             self._spans.append(span)
         # What a span follows may stand behind it in the list: known only now.
         for i in range(first, len(self._spans)):
             span = self._spans[i]
             found = set(span.after)
             if i in waits:
-                found.add(self._signal(self._launch_of[waits[i].region, waits[i].nano]))
+                found.add(self._signal(self._launch_of[waits[i].region]))
             if span.kind == "launch":
-                found.update(self._producers(span.region, span.nano))
+                found.update(self._producers(span.region))
             self._spans[i] = msgspec.structs.replace(span, after=tuple(sorted(found)))
         self._now = max((s.end_ns for s in self._spans), default=0)
 
-    def _region(
-        self, number: int, lane: int, begin: int, end: int, nano: int, after: tuple[int, ...]
-    ) -> Span:
+    def _region(self, number: int, lane: int, begin: int, end: int, after: tuple[int, ...]) -> Span:
         region = self._pg.regions[number]
         return Span(
-            lane, region.name, "launch", begin, end, number, nano, region.resource, region.flops,
+            lane, region.name, "launch", begin, end, number, region.nano, region.resource, region.flops,
             region.bytes_moved, str(region.source or ""), after=after,
             content=self._contents[number],
         )  # fmt: skip
 
-    def _producers(self, region: int, nano: int) -> set[int]:
-        spans = (self._launch_of.get((p, nano)) for p in self._preds[region])
+    def _producers(self, region: int) -> set[int]:
+        spans = (self._launch_of.get(p) for p in self._preds[region])
         return {i for i in spans if i is not None}
 
     def _signal(self, launch: int) -> int:
@@ -128,13 +123,11 @@ class Measured:
         for i in range(self._barrier[0] + 1 if self._barrier else 0, len(self._spans)):
             last[self._spans[i].lane] = i
         found = {*last.values(), *self._barrier}
-        found.update(self._producers(launch.region, launch.nano))
+        found.update(self._producers(launch.region))
         index = len(self._spans)
         end = self._now + took_ns
-        self._spans.append(
-            self._region(launch.region, -1, self._now, end, launch.nano, tuple(sorted(found)))
-        )
-        self._launch_of[launch.region, launch.nano] = index
+        self._spans.append(self._region(launch.region, -1, self._now, end, tuple(sorted(found))))
+        self._launch_of[launch.region] = index
         self._barrier = (index,)
         self._now = end
 

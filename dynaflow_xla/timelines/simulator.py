@@ -85,17 +85,17 @@ def lower_bound(
         bytes_per_ns: As for :func:`simulate`.
     """
     cost, dispatch = _checked(pg, costs), _time("launch_ns", launch_ns)
-    finish: dict[tuple[int, int], int] = {}
-    copied: set[tuple[int, int]] = set()
+    finish: dict[int, int] = {}
+    copied: set[int] = set()
     longest = outer_end = outer = inner = stages = 0
     lane_ran = False
     for launch in plan.instructions:
         if not isinstance(launch, Launch):
             continue
-        reads = [(plan.buffers[b].value, plan.buffers[b].nano) for b in launch.ins]
+        reads = [plan.buffers[b].value for b in launch.ins]
         begin = max((finish.get(v, 0) for v in reads), default=0)
         results = {
-            (plan.buffers[b].value, plan.buffers[b].nano): plan.buffers[b].bytes
+            plan.buffers[b].value: plan.buffers[b].bytes
             for b in launch.outs
             if plan.buffers[b].kind == "result" and launch.lane >= 0
         }
@@ -112,7 +112,7 @@ def lower_bound(
             lane_ran = True
         end = begin + cost[launch.region]
         outer_end = end if launch.lane < 0 else outer_end
-        finish.update({(plan.buffers[b].value, plan.buffers[b].nano): end for b in launch.outs})
+        finish.update({plan.buffers[b].value: end for b in launch.outs})
         longest = max(longest, end + copy)
     shared = outer + -(-inner // max(plan.lanes, 1)) + (dispatch if stages else 0)
     return Bound(outer + inner + dispatch * stages, longest, shared, plan.lanes)
@@ -208,9 +208,9 @@ class _Run:
         self._clock: dict[int, int] = {}  # by lane, of lanes that started in this stage
         self._last: dict[int, int] = {}  # by lane, its last span in this stage
         self._received: set[tuple[int, int]] = set()
-        self._results: dict[int, dict[tuple[int, int], int]] = {}  # by lane: value -> bytes
+        self._results: dict[int, dict[int, int]] = {}  # by lane: value -> bytes
         self._recorded: dict[int, tuple[int, int, str, int]] = {}
-        self._producer: dict[tuple[int, int], int] = {}
+        self._producer: dict[int, int] = {}
 
     def step(self, instruction: Instruction) -> None:
         if isinstance(instruction, Launch) and instruction.lane < 0:
@@ -250,7 +250,7 @@ class _Run:
 
     def _region(self, launch: Launch) -> dict[str, Any]:
         region = self.pg.regions[launch.region]
-        reads = [(self.plan.buffers[b].value, self.plan.buffers[b].nano) for b in launch.ins]
+        reads = [self.plan.buffers[b].value for b in launch.ins]
         return {
             "region": region.id,
             "nano": launch.nano,
@@ -264,7 +264,7 @@ class _Run:
 
     def _made(self, launch: Launch, index: int) -> None:
         for b in launch.outs:
-            self._producer[self.plan.buffers[b].value, self.plan.buffers[b].nano] = index
+            self._producer[self.plan.buffers[b].value] = index
 
     def _launch(self, launch: Launch) -> None:
         lane, buffers = launch.lane, self.plan.buffers
@@ -278,7 +278,7 @@ class _Run:
         self._copy(lane, "copy out", shared)
         results = self._results.setdefault(lane, {})
         leaving = [buffers[b] for b in launch.outs if buffers[b].kind in ("result", "stage")]
-        results.update({(b.value, b.nano): b.bytes for b in leaving})
+        results.update({b.value: b.bytes for b in leaving})
 
     def _wait(self, wait: Wait) -> None:
         if wait.event not in self._recorded:

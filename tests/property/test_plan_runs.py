@@ -375,7 +375,7 @@ def mutants(plan: Plan) -> list[tuple[str, Plan]]:
                 "slice late",
                 msgspec.structs.replace(plan, instructions=(*found[-1][1].instructions, i)),
             )
-            for key in ("axis", "start", "stop", "nano"):
+            for key in ("axis", "start", "stop"):
                 swap(f"slice {key}", n, **{key: getattr(i, key) + 1})
             for key in ("src", "out"):
                 for other in (-1, count, (getattr(i, key) + 1) % count):

@@ -75,7 +75,7 @@ def random_cut(seed: int) -> PartitionedGraph:
         )  # fmt: skip
     graph = Graph(rng.choice(names), tuple(values), tuple(ops), (0, 1), (len(values) - 1, 0))
     pg = partition(graph, [dfx.Op("*", tags=set(names[:3]))] if ops else None)
-    views = (View(1, 0, 0, 0, 4, 64, 1),) if rng.random() < 0.5 else ()
+    views = (View(1, 0, 0, 0, 4, 64),) if rng.random() < 0.5 else ()
     joins = (Join(0, (1,), (0,), 0),) if views else ()
     return PartitionedGraph(
         dataclasses.replace(graph, views=views, joins=joins),

@@ -33,7 +33,7 @@ def test_lane_order_events_and_barriers() -> None:
 
 
 def test_slices_and_merges_order_nothing() -> None:
-    before = HappensBefore([Slice(0, 1, 0, 0, 4, 0), launch(0), launch(0), Merge((1,), 2, 0)])
+    before = HappensBefore([Slice(0, 1, 0, 0, 4), launch(0), launch(0), Merge((1,), 2, 0)])
     assert before(1, 2)
     assert not any(before(0, i) or before(i, 3) for i in range(4))
 

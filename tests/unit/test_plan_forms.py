@@ -15,9 +15,9 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def example() -> Plan:
     buffers = (
-        PlanBuffer(0, "arg", 0, 0, (8,), "float32", 32, 0),
-        PlanBuffer(1, "scratch", 1, 0, (8,), "float32", 32, -1, 0),
-        PlanBuffer(2, "result", 2, 0, (8,), "float32", 32, 0),
+        PlanBuffer(0, "arg", 0, (8,), "float32", 32, 0),
+        PlanBuffer(1, "scratch", 1, (8,), "float32", 32, -1, 0),
+        PlanBuffer(2, "result", 2, (8,), "float32", 32, 0),
     )
     instructions = (
         Launch(0, "sort", 1, 0, (0,), (1,)),
@@ -25,7 +25,7 @@ def example() -> Plan:
         Wait(0, 0),
         Launch(1, "add", 0, 0, (1,), (2,), "my_add"),
     )
-    return Plan(2, "f", "Branches()", 2, 1, buffers, instructions, 64, 96, ("a note",))
+    return Plan(3, "f", "Branches()", 2, 1, buffers, instructions, 64, 96, ("a note",))
 
 
 def test_golden_text_and_json() -> None:
@@ -51,9 +51,9 @@ def test_plans_are_immutable() -> None:
     ("text", "what"),
     [
         ("{", "JSON"),
-        ('{"version": 1}', "version"),
+        ('{"version": 2}', "reads plan version 3; got version 2"),
         ("[]", "version"),
-        ('{"version": 2, "graph": 3}', "malformed"),
+        ('{"version": 3, "graph": 3}', "malformed"),
     ],
 )
 def test_bad_json(text: str, what: str) -> None:
@@ -66,7 +66,7 @@ def test_bad_json(text: str, what: str) -> None:
     [
         (("launch ", "lunch "), "line 6: unknown"),
         (('"sort"', "sort"), "line 6: the value"),
-        (("plan version=2", "plan version=7"), "version 7"),
+        (("plan version=3", "plan version=7"), "version 7"),
         (("lane=0\n", "lane=null\n"), "line"),
     ],
 )

@@ -196,7 +196,6 @@ MUTATIONS: dict[str, Callable[[Plan], Plan]] = {
     "part of another value": lambda p: with_buffer(
         p, parts(p)[1], value=p.buffers[parts(p)[0]].value
     ),
-    "part of another nano-batch": lambda p: with_buffer(p, parts(p)[1], nano=0),
     "part written twice": writes_both_parts,
     "part never written": writes_no_part,
     "whole result written by a nano-batch": writes_the_whole,
@@ -210,13 +209,11 @@ MUTATIONS: dict[str, Callable[[Plan], Plan]] = {
     "slice of a result": lambda p: with_instruction(p, 0, src=merge_of(p)[1].out),
     "slice from elsewhere": change_slice(start=4),
     "slice to elsewhere": change_slice(stop=7),
-    "slice of another nano-batch": change_slice(nano=0),
     "slice along another axis": change_slice(axis=1),
     "slice to no buffer": change_slice(out=99),
     "view shifted": lambda p: with_buffer(p, views(p)[1], offset=p.buffers[views(p)[1]].offset - 64),
     "view of the whole": lambda p: with_buffer(p, views(p)[1], offset=-1),
     "view of another argument": lambda p: with_buffer(p, views(p)[1], index=1),
-    "view of another nano-batch": lambda p: with_buffer(p, views(p)[1], nano=0),
     "views swapped": lambda p: reads(p, "mul@0", views(p)[0], views(p)[1]),
     "whole read in place of a view": lambda p: reads(p, "mul@0", views(p)[0], whole_argument(p)),
     "nano-batch dropped": lambda p: without(p, launch_named(p, "sort@1")[0]),
@@ -250,7 +247,7 @@ def test_every_changed_number_of_a_slice_merge_or_part_is_caught() -> None:
             if isinstance(old, int):
                 mutants += [with_instruction(plan, number, **{name: old + d}) for d in (-1, 1)]
     for buffer in (*views(plan), *parts(plan)):
-        for name in ("value", "nano", "bytes", "index", "offset"):
+        for name in ("value", "bytes", "index", "offset"):
             old = getattr(plan.buffers[buffer], name)
             mutants += [with_buffer(plan, buffer, **{name: old + d}) for d in (-1, 1)]
     assert len(mutants) > 50
