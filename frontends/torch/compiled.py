@@ -11,11 +11,12 @@ from dynaflow_xla.frontends.jax.readback import deviceless
 from dynaflow_xla.frontends.jax.readback.report import CompiledReport
 from dynaflow_xla.frontends.jax.xla import xla_options
 from dynaflow_xla.frontends.torch.core import Core
-from dynaflow_xla.frontends.torch.on_xla import xla_backend
+from dynaflow_xla.frontends.torch.on_xla import entry as on_xla
+from dynaflow_xla.frontends.torch.on_xla.backend import ProgramBackend
 
 
-def _entry(fast: Core, caller: str, args: Any, kwargs: Any) -> xla_backend.XlaEntry:
-    if fast.options.backend != "xla":
+def _entry(fast: Core, caller: str, args: Any, kwargs: Any) -> on_xla.XlaEntry:
+    if not isinstance(fast.backend, ProgramBackend):
         raise UnsupportedError(
             f"{caller} is for backend='xla'; {fast.options.name!r} was scheduled with "
             f"backend={fast.options.backend!r}. Use schedule(..., backend='xla')."
@@ -36,7 +37,7 @@ def compile_report(fast: Core, args: Any, kwargs: Any, target: object = None) ->
     planned = jax.jit(lambda *xs: made(*xs))
     # Inline: its operators keep the marks, by which the report counts what became of them.
     original = jax.jit(lambda *xs: program.function(*xs[len(closed) :], inline=True))
-    with jax.enable_x64(True), xla_backend.matmul_precision():
+    with jax.enable_x64(True), on_xla.matmul_precision():
         return deviceless.report_of(
             made, {"scheduled": planned, "original": original}, (tuple(inputs), {}), target
         )

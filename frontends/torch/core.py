@@ -21,22 +21,14 @@ import torch
 
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch import _compat, second_derivatives
-from dynaflow_xla.frontends.torch.backends import build_entry
-from dynaflow_xla.frontends.torch.batch import axes, handed, open_batch as batch
-from dynaflow_xla.frontends.torch.batch.batched import BatchedGraph
+from dynaflow_xla.frontends.torch.backend import BySizes, Entry
+from dynaflow_xla.frontends.torch.batch import axes, handed
 from dynaflow_xla.frontends.torch.capture import draws, effects, marks, overlap
-from dynaflow_xla.frontends.torch.capture.capture import (
-    CAPTURE_OPTIONS,
-    ROOT_FILE,
-    ROOT_NAME,
-    capture,
-    user_name,
-)
+from dynaflow_xla.frontends.torch.capture.capture import ROOT_FILE, ROOT_NAME, user_name
+from dynaflow_xla.frontends.torch.capture.context import graph_name
 from dynaflow_xla.frontends.torch.native import native
-from dynaflow_xla.frontends.torch.rewrite import recurrent, spectra
-from dynaflow_xla.frontends.torch.signature import by_size
-from dynaflow_xla.frontends.torch.signature.by_size import BySize
-from dynaflow_xla.frontends.torch.signature.entry import Entry, graph_name, whole_entry
+from dynaflow_xla.frontends.torch.rewrite import recurrent
+from dynaflow_xla.frontends.torch.signature import backends, open_batch as batch
 from dynaflow_xla.frontends.torch.tuning import auto, keeping
 from dynaflow_xla.recent import Recent
 from dynaflow_xla.settings import Settings
@@ -143,7 +135,8 @@ class Core:
     ) -> None:
         self.original = original
         self.options = options
-        self.entries: deque[Entry | BatchedGraph | BySize] = deque(maxlen=_MAX_ENTRIES)
+        self.backend = backends.of(options)
+        self.entries: deque[Entry | BySizes] = deque(maxlen=_MAX_ENTRIES)
         self.splits = auto.splits(options.strategy)
         self.parent = parent
         self.breaks: list[str] = []
@@ -161,16 +154,16 @@ class Core:
         self._apart: dict[overlap.Pattern, Core] = {}
         self._graphs = 0
         self._lock = threading.RLock()
-        self._jax_side: Any = None
+        self._for_arrays: Callable[..., Any] | None = None
         root = _root_function(original)
         self._compiled: Callable[..., Any] = torch.compile(
             root,
             backend=_Backend(self),
-            **_compile_options(options),
+            **self.backend.capture_options(),
             **_compat.captures_kept(MAX_CAPTURES),
         )
         self._root = root
-        plain = options.backend == "torch" and not self.splits
+        plain = self.backend.whole_layers and not self.splits
         self._shortcut = _compat.Shortcut(root) if plain else None
 
     # -- calling ----------------------------------------------------------------------------------
@@ -236,7 +229,7 @@ class Core:
                 return made(*args, **kwargs)
         try:
             _settings.ensure()
-            if self.options.backend != "torch":
+            if not self.backend.whole_layers:
                 with _compat.unfused_layers():
                     return self._offered(args, kwargs)
             if self.splits:
@@ -298,16 +291,9 @@ class Core:
         return result
 
     def _with_arrays(self, args: Any, kwargs: Any) -> Any:
-        if self.options.backend == "torch":
-            raise UnsupportedError(
-                f"{self.options.name!r} is scheduled for PyTorch and got a JAX array; convert it with "
-                "torch.from_dlpack before the call, or use backend='ffi' to call it from JAX"
-            )
-        if self._jax_side is None:
-            from dynaflow_xla.frontends.torch.on_xla.jax_call import JaxSide
-
-            self._jax_side = JaxSide(self.original, self.options)
-        return self._jax_side(args, kwargs)
+        if self._for_arrays is None:
+            self._for_arrays = self.backend.for_arrays(self.original)
+        return self._for_arrays(args, kwargs)
 
     def _call_auto(self, args: Any, kwargs: Any) -> Any:
         signature = auto.signature(self.original, args, kwargs)
@@ -488,7 +474,7 @@ class Core:
         def compile_graph(gm: Any, example_inputs: Any) -> Callable[[list[Any]], Any]:
             state["reached"] = True
             gm.meta[_compat.LABELS] = state["names"]
-            own_memory = self.options.backend != "torch" or self.splits
+            own_memory = not self.backend.in_place or self.splits
             if kind != "backward" and own_memory and _compat.needs_places(gm):
                 raise UnsupportedError(
                     f"{self.options.name!r} writes into one of several arguments that share memory, and "
@@ -496,18 +482,18 @@ class Core:
                     "own. Pass tensors with memory of their own, or use backend='torch' with a strategy "
                     "that keeps the batch whole"
                 )
-            draws.lower_checkpoints(gm, native=self.options.backend == "torch" and not self.splits)
+            draws.lower_checkpoints(gm, native=not own_memory)
             with self._lock:
-                if kind == "inference" and self.options.backend == "torch":
-                    spectra.without_vectors(gm)
+                self.backend.lower(gm, kind)
                 entry: Any = None
                 if state["batch"]:
                     entry = batch.graph_of(
-                        gm, self.options, kind, state["number"], state["batch"],
+                        gm, self.backend, kind, state["number"], state["batch"],
                         state.get("forward"), self._warn,
                     )  # fmt: skip
                 if entry is None:
-                    entry = self._whole_graph(gm, kind, state["number"], state["whole"])
+                    name = graph_name(self.options, kind, state["number"])
+                    entry = self.backend.by_size(gm, kind, name, state["whole"], self._warn)
                 self.entries.append(entry)
             if kind == "backward":
                 _compat.allow_second_backward()
@@ -523,28 +509,17 @@ class Core:
 
         return compile_graph
 
-    def _whole_graph(self, gm: Any, kind: str, number: int, batch: int | None) -> Any:
-        """A graph whose batch stays whole; ``batch`` as in ``build_entry``."""
-        options = self.options
-        if options.backend == "torch":
-            captured = capture(gm, graph_name(options, kind, number))
-            if (made := by_size.of_graph(captured, options, kind, batch, self._warn)) is not None:
-                return made
-            return whole_entry(captured, options, kind, batch)
-        entry = build_entry(gm, options, kind, number, batch)
-        entry.warn = self._warn
-        return entry
-
 
 class _Runner:
     """A compiled graph: counts itself among what a call ran, then runs."""
 
-    def __init__(self, graph: Entry | BatchedGraph | BySize) -> None:
-        self.graph = graph
+    def __init__(self, graph: Entry | BySizes) -> None:
+        self.graph: Any = graph
+        self.resolves = hasattr(graph, "resolve")  # plans by sizes
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         graph = self.graph
-        entry = graph.resolve(inputs) if isinstance(graph, BatchedGraph | BySize) else graph
+        entry = graph.resolve(inputs) if self.resolves else graph
         observed = Core.observed(entry)
         if observed is not None:
             return observed[1](inputs)  # type: ignore[no-any-return]
@@ -565,8 +540,7 @@ class _Backend:
         grad = torch.is_grad_enabled() and any(
             getattr(x, "requires_grad", False) for x in example_inputs
         )
-        native_eager = core.options.compiler == "eager" and core.options.backend == "torch"
-        recurrent.keep_whole(gm, grad, cells=native_eager)
+        recurrent.keep_whole(gm, grad, cells=core.backend.whole_cells)
         unused = draws.keep(gm)
         gm.recompile()
         sources = effects.sources_of(gm)
@@ -610,7 +584,7 @@ class _Backend:
                 raise
             raise _NoGraph(str(error) or type(error).__name__) from error
         if grad:
-            parts = state["batch"] and core.options.backend == "torch"
+            parts = state["batch"] and core.backend.in_place
             watched = handed.watch if parts else None
             run = second_derivatives.refused(run, core.options.name, watched)
         return draws.without_last(run, unused) if unused else run
@@ -648,17 +622,3 @@ def _root_function(original: Callable[..., Any]) -> types.FunctionType:
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     weakref.finalize(made, linecache.cache.pop, file, None)
     return made
-
-
-def _compile_options(options: Settings) -> dict[str, Any]:
-    if options.compiler != "eager":
-        return {}  # sizes that change are captured open, and compiled one by one
-    given = dict(options.compiler_options or {})
-    if options.backend != "torch":
-        return {k: v for k, v in given.items() if k in CAPTURE_OPTIONS}  # the others are XLA's
-    if unknown := set(given) - CAPTURE_OPTIONS:
-        raise UnsupportedError(
-            f"compiler_options of eager regions are {sorted(CAPTURE_OPTIONS)} (as in torch.compile); got "
-            f"{sorted(unknown)}"
-        )
-    return given

@@ -10,9 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch.backends import build_entry
+from dynaflow_xla.frontends.torch.backend import Entry
 from dynaflow_xla.frontends.torch.core import Core
-from dynaflow_xla.frontends.torch.signature.entry import Entry
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.identity import identity
 
@@ -74,8 +73,8 @@ class _ExportCore(Core):
         """The planned graph; made once."""
         with self._once:
             if self._entry is None:
-                self._entry = build_entry(
-                    self._functional.graph_module, self.options, "inference", 0
+                self._entry = self.backend.whole(
+                    self._functional.graph_module, "inference", self.options.name
                 )
                 self.entries.append(self._entry)
             return self._entry

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from dynaflow_xla import _optional
-from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch import scheduled
 from dynaflow_xla.frontends.torch.batch.buckets import Bucketed
 from dynaflow_xla.frontends.torch.serving import (
@@ -15,6 +12,7 @@ from dynaflow_xla.frontends.torch.serving import (
     kinds as kinds,
     serving as serving,
 )
+from dynaflow_xla.frontends.torch.signature import backends
 from dynaflow_xla.settings import Settings
 
 
@@ -24,16 +22,7 @@ def schedule(fn: Any, settings: Settings) -> Any:
     Raises:
         UnsupportedError: JAX is missing, or the settings ask for what there is not.
     """
-    if settings.backend == "auto":
-        settings = replace(settings, backend="torch")
-    if settings.backend != "torch":
-        _optional.require("jax", "running a PyTorch model on XLA", "jax")
-        if settings.compiler != "eager":
-            raise UnsupportedError(
-                f"compiler={settings.compiler!r} is for backend='torch'; XLA compiles the regions of "
-                f"backend={settings.backend!r}: leave compiler out"
-            )
-    return scheduled.schedule(fn, settings)
+    return scheduled.schedule(fn, backends.resolved(settings))
 
 
 def bucketed(

@@ -10,10 +10,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import VerificationError
+from dynaflow_xla.frontends.torch.backend import Backend, Entry
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.core import Core
-from dynaflow_xla.frontends.torch.signature.entry import Entry
 from dynaflow_xla.frontends.torch.tuning import auto, keeping
 from dynaflow_xla.planning.table import region_table
 from dynaflow_xla.strategies.auto import Auto
@@ -27,11 +27,11 @@ def explain(fast: Core, args: Any, kwargs: Any) -> str:
     target = fast.target(args, kwargs)
     lines = _what_runs(fast, args, kwargs)
     for entry in entries:
-        lines += _explain_entry(entry)
+        lines += _explain_entry(entry, target.backend)
         later = getattr(entry, "later", None)
         backward = entry.backward if later is None else later()
         if backward is not None:
-            lines += _explain_entry(backward)
+            lines += _explain_entry(backward, target.backend)
     if not entries:
         lines.append(f"{fast.options.name}: {target.why_original(args, kwargs)}")
     lines += [f"note: {text}" for text in target.breaks]
@@ -54,12 +54,10 @@ def _what_runs(fast: Core, args: Any, kwargs: Any) -> list[str]:
     return lines
 
 
-def _explain_entry(entry: Entry) -> list[str]:
-    how = entry.options.backend
-    if how == "torch":
-        how = f"torch ({entry.captured.device.type}), regions {entry.options.compiler}"
+def _explain_entry(entry: Entry, backend: Backend) -> list[str]:
     lines = [
-        f"{entry.captured.graph.name} ({entry.kind}): strategy {entry.plan.strategy}, backend {how}"
+        f"{entry.captured.graph.name} ({entry.kind}): strategy {entry.plan.strategy}, backend "
+        f"{backend.told(entry)}"
     ]
     lines += region_table(entry.plan, entry.pg)
     lines += entry.describe()

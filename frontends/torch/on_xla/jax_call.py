@@ -25,8 +25,8 @@ from dynaflow_xla.frontends.jax.scheduled import ScheduledFunction
 from dynaflow_xla.frontends.torch.capture.capture import capture
 from dynaflow_xla.frontends.torch.on_xla import to_jax, torchax_table
 from dynaflow_xla.frontends.torch.on_xla.aten_lowering import DTYPES
+from dynaflow_xla.frontends.torch.on_xla.entry import Way, jax_options
 from dynaflow_xla.frontends.torch.on_xla.flat import Flat, state_of
-from dynaflow_xla.frontends.torch.on_xla.xla_backend import jax_options
 from dynaflow_xla.recent import Recent
 from dynaflow_xla.strategies.base import Strategy
 
@@ -41,7 +41,8 @@ _TORCH_TYPES = {jax.numpy.dtype(v): k for k, v in DTYPES.items()}
 class _Exported:
     """The export of one signature."""
 
-    def __init__(self, original: Any, args: Any, kwargs: Any, options: Any) -> None:
+    def __init__(self, original: Any, args: Any, kwargs: Any, way: Way) -> None:
+        options = way.settings
         examples = pytree.tree_map_only(jax.Array, _example, (args, kwargs))
         flat = Flat(original, *examples)
         tensors = [x for x in pytree.tree_leaves(examples) if isinstance(x, torch.Tensor)]
@@ -77,7 +78,7 @@ class _Exported:
             else:
                 self.sources.append(("constant", program.constants[spec.target]))
         self.scheduled = ScheduledFunction(
-            jax.jit(self._run), jax_options(options, self.function.captured, "inference")
+            jax.jit(self._run), jax_options(way, self.function.captured, "inference")
         )
 
     def _run(self, *flat: Any) -> list[Any]:
@@ -136,11 +137,11 @@ class JaxSide:
 
     Args:
         original: The module or function.
-        options: The torch frontend's options.
+        way: As lane programs, or as one.
     """
 
-    def __init__(self, original: Any, options: Any) -> None:
-        self.original, self.options = original, options
+    def __init__(self, original: Any, way: Way) -> None:
+        self.original, self.way, self.options = original, way, way.settings
         self._made: Recent[Any, _Exported] = Recent(_MAX_EXPORTED)
         self._lock = threading.RLock()
 
@@ -170,5 +171,5 @@ class JaxSide:
         with self._lock:
             made = self._made.get(key)
             if made is None:
-                made = self._made[key] = _Exported(self.original, args, kwargs, self.options)
+                made = self._made[key] = _Exported(self.original, args, kwargs, self.way)
         return made(self.original, [x for x in leaves if isinstance(x, jax.Array)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import importlib.metadata
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -266,23 +265,8 @@ def _key(core: Any, entries: list[Any], candidates: Iterable[Strategy], wanted: 
         options.strategy.margin, __version__, torch.__version__, torch.get_num_threads(),
         options.lanes, options.gpu, options.in_axes, options.out_axes, options.batch_size,
         options.backend, options.compiler, options.compiler_options or {}, wanted,
-        *_where(options.backend, entries),
+        *core.backend.place(entries),
     )  # fmt: skip
-
-
-def _where(backend: str, entries: list[Any]) -> list[str]:
-    """Where the graphs run, and under which versions of XLA."""
-    if backend == "torch":
-        return sorted({_place(e.captured.device) for e in entries})
-    import jax
-
-    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib")]
-    return [*versions, jax.default_backend(), jax.devices()[0].device_kind]
-
-
-def _place(device: torch.device) -> str:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return f"{device} {name}"
 
 
 class _CandidateError(Exception):
@@ -331,7 +315,7 @@ def _planned(
             left_out[name] = "the function runs as several graphs, which are not split together"
             continue
         captures = _SPLITS if splits(candidate) else int(name != first)
-        if first not in ways.runs and _compiles(core.options):
+        if first not in ways.runs and core.backend.compiles:
             captures += _COMPILES
         compile_s = captures * capture_s * ways.spending.rate
         if reason := ways.refuses(name, compile_s):
@@ -355,11 +339,6 @@ def _planned(
         if reason := ways.too_slow(name):
             left_out[name] = reason
     return predicted, left_out
-
-
-def _compiles(options: Any) -> bool:
-    """Whether a candidate's first call compiles what was captured."""
-    return options.backend != "torch" or options.compiler != "eager"
 
 
 def _short(error: DynaflowError) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla.frontends.torch import core
-from dynaflow_xla.frontends.torch.batch import open_batch as batch
+from dynaflow_xla.frontends.torch.native import backend as native
+from dynaflow_xla.frontends.torch.signature import open_batch as batch
 from dynaflow_xla.tuning import autotune, budget
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -23,7 +23,7 @@ class Work:
         self.capture_s, self.original_s = 0.0, 0.0
         self.measured: list[list[str]] = []
         patch.setattr(budget, "clock", lambda: self.now)
-        patch.setattr(core, "capture", self.taking(core.capture))
+        patch.setattr(native, "capture", self.taking(native.capture))
         patch.setattr(batch, "graph_of", self.taking(batch.graph_of))
 
         def measure(runs: Any, **_: Any) -> dict[str, float]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla.frontends.torch.batch import batched
-from dynaflow_xla.frontends.torch.signature import entry
+from dynaflow_xla.frontends.torch.native import entry, nano_batches
+from dynaflow_xla.frontends.torch.signature import batched
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn, F = torch.nn, torch.nn.functional
@@ -74,7 +74,7 @@ def test_a_growing_cache_is_captured_once(split: bool, monkeypatch: pytest.Monke
         raise AssertionError("planned again")
 
     monkeypatch.setattr(entry, "planned_entry", refuse)
-    monkeypatch.setattr(batched, "planned_entry", refuse)
+    monkeypatch.setattr(nano_batches, "planned_entry", refuse)
     for g, w in zip(grow(fast, 9), want, strict=True):  # another sequence, the same sizes
         torch.testing.assert_close(g, w)
     if not split:  # one plan serves all sizes, seen or not
@@ -105,7 +105,7 @@ def test_a_static_cache_is_planned_once(split: bool, monkeypatch: pytest.MonkeyP
         for step in range(8):
             if step == 1:
                 monkeypatch.setattr(entry, "planned_entry", None)
-                monkeypatch.setattr(batched, "planned_entry", None)
+                monkeypatch.setattr(nano_batches, "planned_entry", None)
             at = torch.tensor([step])
             x, y = fast(x, caches[0], caches[1], at), model(y, caches[2], caches[3], at)
             torch.testing.assert_close(x, y)

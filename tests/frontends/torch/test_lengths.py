@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dynaflow_xla as dfx
-from dynaflow_xla.frontends.torch.signature import for_sizes
+from dynaflow_xla.frontends.torch.capture import for_sizes
 
 
 class Tagger(nn.Module):

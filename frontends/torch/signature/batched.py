@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections import OrderedDict
@@ -16,28 +15,21 @@ from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.proof import Sum, refusal
 from dynaflow_xla.batch.states import Late, Partial, Rows, Same, State
 from dynaflow_xla.errors import EngineError, PlanError, SeparabilityError, VerificationError
+from dynaflow_xla.frontends.torch.backend import Backend, Entry
 from dynaflow_xla.frontends.torch.batch import (
     drawn,
     handed,
     proof as proving,
     shape_check,
-    split as splitting,
     totals,
 )
+from dynaflow_xla.frontends.torch.batch.nano import NanoBatches, taken
 from dynaflow_xla.frontends.torch.capture.captured import Captured
+from dynaflow_xla.frontends.torch.capture.context import context_of
 from dynaflow_xla.frontends.torch.capture.sizes import Binding, Sized, Symbol, at_sizes, bindings_of
 from dynaflow_xla.frontends.torch.compare import compare
-from dynaflow_xla.frontends.torch.signature.entry import (
-    Entry,
-    context_of,
-    cut,
-    planned_entry,
-    refuse_outer,
-    whole_entry,
-)
 from dynaflow_xla.settings import Settings
-from dynaflow_xla.strategies.base import record, sizes_of
-from dynaflow_xla.strategies.sequential import Sequential
+from dynaflow_xla.strategies.base import sizes_of
 
 _MAX_PLANS = 256
 """Sizes whose plans are kept: those used last. A plan takes some kilobytes for each operator."""
@@ -58,7 +50,7 @@ class BatchedGraph:
 
     Attributes:
         captured: The graph.
-        options: What the user asked for.
+        backend: Who runs it.
         kind: "inference", "forward" or "backward".
         batch_symbols: The sizes that are the number of rows.
         roles: See ``proof.Question``.
@@ -67,7 +59,7 @@ class BatchedGraph:
     """
 
     captured: Captured
-    options: Settings
+    backend: Backend
     kind: str
     batch_symbols: frozenset[Symbol]
     roles: Sequence[str]
@@ -87,6 +79,11 @@ class BatchedGraph:
             raise PlanError(
                 f"{self.captured.graph.name!r}: no input tells the size of the batch, so it cannot be split"
             )
+
+    @property
+    def options(self) -> Settings:
+        """What the user asked for."""
+        return self.backend.settings
 
     def resolve(self, inputs: Sequence[Any]) -> Entry:
         """The plan for the sizes of these inputs.
@@ -165,13 +162,9 @@ class BatchedGraph:
         """The plan without a split."""
         made = at_sizes(self.captured, values, 1.0, frozenset())
         kept = [n for n, v in enumerate(self.captured.graph.inputs) if v not in made.numbers]
-        entry: Any
-        if self.options.backend == "torch":
-            entry = whole_entry(made.captured, self.options, self.kind, batch)
-        else:
-            entry = _xla().whole_entry(made.captured, self.options, self.kind, batch)
-        entry.prepare = lambda inputs: _chosen(inputs, kept)
-        return entry  # type: ignore[no-any-return]
+        entry = self.backend.fixed(made.captured, self.kind, batch)
+        entry.prepare = lambda inputs: taken(inputs, [inputs[n] for n in kept])
+        return entry
 
     def made_for(self, values: Mapping[Symbol, int], batch: int) -> _Made:
         """What was made for these sizes, or a batch of this size, by the call whose backward runs now."""
@@ -287,9 +280,8 @@ class BatchedGraph:
         batch: int,
         sizes: tuple[int, ...],
         fit: proving.Fit,
-        t0: float,
+        began: float,
     ) -> Entry:
-        options = self.options
         slim, out_specs, tail = totals.behind(self.captured, fit.states, dict(fit.out_specs))
         captured, states, draws = drawn.before(slim, fit.states)
         fit = replace(
@@ -307,39 +299,12 @@ class BatchedGraph:
         whole = at[batch]
         self._refuse_unfit(at, whole, fit)
         kept = [n for n, v in enumerate(captured.graph.inputs) if v not in whole.numbers]
-        if options.backend != "torch":
-            made = _xla().split_entry(whole, at, sizes, fit, options, self.kind)
-            draw = drawn.drawer(draws, whole, captured)
-            made.prepare = lambda inputs: _chosen(draw(inputs), kept)
-            return _finished(made, tail, whole)  # type: ignore[no-any-return]
-        main = cut(at[max(sizes)].captured, options, self.kind)
-        cuts = []
-        for size in sizes:
-            moved = expand.transfer(main, at[size].captured.graph)
-            if moved is None:
-                raise PlanError(f"{captured.graph.name!r} has other operators for {size} rows")
-            cuts.append(moved)
-        by_size = dict(zip(sizes, cuts, strict=True))
-        split = splitting.split(
-            whole, at, [by_size[size] for size in sizes], sizes, fit.in_specs, fit.out_specs,
-            fit.states, kept, sized, self._handed(captured, out_specs, tail),
+        nano = NanoBatches(
+            captured, self.kind, whole, at, sizes, fit, kept, sized,
+            self._handed(captured, out_specs, tail),
+            drawn.drawer(draws, whole, captured) if draws else None, began,
         )  # fmt: skip
-        if draws:
-            split = replace(split, drawn=drawn.drawer(draws, whole, captured))
-        t1 = time.perf_counter()
-        context = context_of(captured, options, batch)
-        recording = record(options.strategy, split.pg, context, joint=self.kind != "backward")
-        split, recording = split.grouped(recording)
-        for decision in recording.decisions:
-            if decision.replace is not None:
-                refuse_outer(split.pg.regions[decision.region])
-        entry = planned_entry(
-            split.captured, split.pg, recording, options, self.kind, t1 - t0,
-            split.functions(recording),
-        )  # fmt: skip
-        entry.prepare = split.inputs
-        entry.finish = handed.packer(split.kept_parts, sizes)
-        return _finished(entry, tail, whole)  # type: ignore[no-any-return]
+        return _finished(self.backend.split(nano), tail, whole)
 
     def _handed(
         self,
@@ -378,12 +343,11 @@ class BatchedGraph:
             SeparabilityError: the results differ.
         """
         assert made.fit is not None
-        plain = replace(self.options, strategy=Sequential(), compiler="eager", lanes=1)
-        whole = whole_entry(self.captured, plain, self.kind)
         inputs = [handed.whole(x) for x in inputs]
         given = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         state = torch.get_rng_state()
-        wants = whole.native.run(list(given))
+        with torch.no_grad():
+            wants = self.captured.module(*given)
         written = [given[self.captured.graph.inputs.index(w)] for w, _ in self.captured.epilogue]
         given = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         torch.set_rng_state(state)
@@ -420,22 +384,13 @@ class BatchedGraph:
         return SeparabilityError(f"{self.captured.graph.name!r} cannot be split: {seen}")
 
 
-def _xla() -> Any:
-    """What plans nano-batches on XLA: JAX is optional, and only the backends of XLA need it."""
-    return importlib.import_module("dynaflow_xla.frontends.torch.on_xla.xla_split")
-
-
-def _finished(entry: Any, tail: totals.Tail | None, whole: Sized) -> Any:
+def _finished(entry: Entry, tail: totals.Tail | None, whole: Sized) -> Entry:
     """The entry with what runs behind it."""
     if tail is not None:
         before, behind = entry.finish, tail.finisher(whole)
         entry.finish = behind if before is None else lambda results: behind(before(results))
         entry.notes = (*entry.notes, tail.describe())
     return entry
-
-
-def _chosen(given: Sequence[Any], positions: Sequence[int]) -> list[Any]:
-    return splitting.taken(given, [given[n] for n in positions])
 
 
 def values_hint(captured: Captured, symbols: frozenset[Symbol]) -> int:

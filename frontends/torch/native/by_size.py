@@ -17,6 +17,7 @@ import torch
 from dynaflow_xla.frontends.torch.capture import costs
 from dynaflow_xla.frontends.torch.capture.capture import OPEN_SIZES
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Ref
+from dynaflow_xla.frontends.torch.capture.for_sizes import ForSizes, boxed
 from dynaflow_xla.frontends.torch.capture.sizes import (
     Binding,
     Evaluator,
@@ -24,8 +25,7 @@ from dynaflow_xla.frontends.torch.capture.sizes import (
     at_sizes,
     bindings_of,
 )
-from dynaflow_xla.frontends.torch.signature.entry import Entry, whole_entry
-from dynaflow_xla.frontends.torch.signature.for_sizes import ForSizes, boxed
+from dynaflow_xla.frontends.torch.native.entry import Entry, whole_entry
 from dynaflow_xla.settings import Settings
 
 MAX_CLASSES = 32

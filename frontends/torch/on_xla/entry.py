@@ -1,4 +1,4 @@
-"""Running a torch graph on XLA: the backends ``ffi`` and ``xla`` of scheduled torch callables.
+"""A planned torch graph that runs on XLA, as lane programs or one program.
 
 The functional aten graph becomes a jaxpr (``to_jax``) and takes the path of a JAX function from
 there. With ``ffi`` the engine runs it on the tensors' own memory: arguments are read where they lie,
@@ -12,7 +12,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import torch
@@ -28,16 +28,28 @@ from dynaflow_xla.frontends.jax.signature import entry as jax_entry
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry as XlaPlan
 from dynaflow_xla.frontends.torch.capture.capture import CAPTURE_OPTIONS, capture
 from dynaflow_xla.frontends.torch.capture.captured import Captured
+from dynaflow_xla.frontends.torch.capture.for_sizes import ForSizes, boxed
 from dynaflow_xla.frontends.torch.on_xla import aten_table, to_jax
 from dynaflow_xla.frontends.torch.on_xla.engine_call import EngineCall
 from dynaflow_xla.frontends.torch.on_xla.to_jax import JaxFunction, Layout
 from dynaflow_xla.frontends.torch.rewrite import recurrent as _recurrent  # noqa: F401
-from dynaflow_xla.frontends.torch.signature.for_sizes import ForSizes, boxed
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.settings import Settings
 
 aten_table.register_recurrent(torch.ops.dynaflow_xla)  # defined by ``recurrent``
+
+
+class Way(Protocol):
+    """What differs between lane programs and one program; see ``OnXla``."""
+
+    settings: Settings
+
+    def refuse(self, captured: Captured) -> None:
+        """Raises UnsupportedError for a graph that it cannot run."""
+
+    def jax_settings(self) -> dict[str, Any]:
+        """What the JAX frontend's settings say of the backend."""
 
 
 def _in_memory(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -112,7 +124,7 @@ class XlaEntry:
         seconds: Time spent by step: "partition", "plan", "compile".
     """
 
-    options: Any
+    way: Way
     kind: str
     gm: Any
     name: str
@@ -126,6 +138,11 @@ class XlaEntry:
     later: Callable[[], Any] | None = None
     finish: Callable[[list[Any]], list[Any]] | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> Settings:
+        """What the user asked for."""
+        return self.way.settings
 
     @property
     def captured(self) -> Any:
@@ -158,7 +175,7 @@ class XlaEntry:
 
         def make() -> Program:
             gm = specialised(self.gm, inputs)
-            return build_program(capture(gm, self.name), self.options, self.kind)
+            return build_program(capture(gm, self.name), self.way, self.kind)
 
         return self.programs.get(_sizes(inputs), make)
 
@@ -275,7 +292,7 @@ def specialised(gm: Any, inputs: Sequence[Any]) -> Any:
     return made
 
 
-def build_entry(gm: Any, options: Any, kind: str, name: str, batched: Any = None) -> XlaEntry:
+def build_entry(gm: Any, way: Way, kind: str, name: str, batched: Any = None) -> XlaEntry:
     """Captures, partitions, plans, validates and compiles a functional aten graph for XLA.
 
     ``batched``: see ``program_of``.
@@ -290,18 +307,18 @@ def build_entry(gm: Any, options: Any, kind: str, name: str, batched: Any = None
         for x in examples
     )
     program = build_program(
-        capture(specialised(gm, examples) if symbolic else gm, name), options, kind, batched
+        capture(specialised(gm, examples) if symbolic else gm, name), way, kind, batched
     )
     seconds = program.call.made.seconds
-    entry = XlaEntry(options, kind, gm, name, program, seconds, symbolic=symbolic)
+    entry = XlaEntry(way, kind, gm, name, program, seconds, symbolic=symbolic)
     if symbolic:
         entry.programs.get(_sizes(examples), lambda: program)
     return entry
 
 
-def build_program(captured: Captured, options: Any, kind: str, batched: Any = None) -> Program:
+def build_program(captured: Captured, way: Way, kind: str, batched: Any = None) -> Program:
     """Traces, plans and compiles a graph with fixed sizes; ``batched``: see ``program_of``."""
-    return program_of(to_jax.jax_function(captured), options, kind, batched=batched)
+    return program_of(to_jax.jax_function(captured), way, kind, batched=batched)
 
 
 def traced(function: JaxFunction) -> tuple[Any, Any]:
@@ -315,7 +332,7 @@ def traced(function: JaxFunction) -> tuple[Any, Any]:
 
 def program_of(
     function: JaxFunction,
-    options: Any,
+    way: Way,
     kind: str,
     trace: tuple[Any, Any] | None = None,
     batched: Any = None,
@@ -325,18 +342,18 @@ def program_of(
 
     Args:
         function: A graph with fixed sizes.
-        options: What the user asked for.
+        way: As lane programs, or as one.
         kind: "inference", "forward" or "backward".
         trace: What ``traced`` made of it, if that is there.
         batched: What is needed to split it, or its number of rows; see ``frontends.jax.split``.
         shares: See ``Program``.
     """
     captured = function.captured
-    _check_devices(captured, options.backend)
+    way.refuse(captured)
     t0 = time.perf_counter()
     closed, found = traced(function) if trace is None else trace
     with jax.enable_x64(True), matmul_precision():
-        made = jax_entry.build_entry(found, jax_options(options, captured, kind), batched)
+        made = jax_entry.build_entry(found, jax_options(way, captured, kind), batched)
     made.seconds["trace"] = time.perf_counter() - t0 - sum(made.seconds.values())
     consts = closed.consts if made.split is None else made.split.inputs(closed.consts)
     results = [(layout.physical, layout.dtype) for layout in function.result_layouts]
@@ -349,9 +366,10 @@ def matmul_precision() -> Any:
     return jax.default_matmul_precision(wanted if wanted in ("highest", "high") else "default")
 
 
-def jax_options(options: Any, captured: Captured, kind: str) -> Any:
+def jax_options(way: Way, captured: Captured, kind: str) -> Settings:
     """The JAX frontend's options for a graph."""
-    made = {
+    options = way.settings
+    made: dict[str, Any] = {
         "name": captured.graph.name,
         "strategy": options.strategy,
         "rules": options.rules,
@@ -365,18 +383,8 @@ def jax_options(options: Any, captured: Captured, kind: str) -> Any:
     if kind == "backward" and options.rules is not None:
         # The backward has other operators than the forward for which the rules were written.
         made["rules"] = tuple(r for r in options.rules if _matches(r, captured))
-    if options.backend == "xla":
-        made.update(backend="xla", target=options.target)
-    return Settings(**made)
+    return Settings(**made, **way.jax_settings())
 
 
 def _matches(rule: Any, captured: Captured) -> bool:
     return bool(rule.groups(captured.graph))
-
-
-def _check_devices(captured: Captured, backend: str) -> None:
-    if backend == "ffi" and captured.device.type != "cpu":
-        raise UnsupportedError(
-            f"backend='ffi' runs PyTorch models on lanes of the CPU; in {captured.graph.name!r} the tensors "
-            f"are on {captured.device}. Use backend='xla' or backend='torch'."
-        )

@@ -9,6 +9,7 @@ from typing import Any
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.capture.captured import Captured
+from dynaflow_xla.frontends.torch.capture.context import context_of
 from dynaflow_xla.frontends.torch.native import compilers, cuda, native, regions
 from dynaflow_xla.frontends.torch.native.native import Native
 from dynaflow_xla.ir.graph import ORDERED, Region
@@ -21,7 +22,7 @@ from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.planning.recording import Recording
 from dynaflow_xla.planning.validate import validate
 from dynaflow_xla.settings import Settings
-from dynaflow_xla.strategies.base import Context, record, sizes_of
+from dynaflow_xla.strategies.base import record, sizes_of
 
 
 @dataclass
@@ -81,12 +82,6 @@ class Entry:
         )
 
 
-def graph_name(options: Settings, kind: str, number: int) -> str:
-    """Name of the ``number``-th graph of a scheduled callable."""
-    name = options.name if number == 0 else f"{options.name}.{number}"
-    return f"{name}.backward" if kind == "backward" else name
-
-
 def cut(captured: Captured, options: Settings, kind: str) -> PartitionedGraph:
     """The regions of a graph by the user's rules, the strategy's, or the default ones."""
     graph = captured.graph
@@ -112,18 +107,6 @@ def _with_network(pg: PartitionedGraph) -> PartitionedGraph:
         for r in pg.regions
     )
     return replace(pg, regions=regions)
-
-
-def context_of(captured: Captured, options: Settings, batch: int | None) -> Context:
-    """What the strategy may look at."""
-    graph = captured.graph
-    return Context(
-        batch_size=batch,
-        shapes=tuple(graph.values[v].shape for v in graph.inputs),
-        platform=captured.device.type,
-        lanes=options.lanes,
-        user=options.user,
-    )
 
 
 def whole_entry(

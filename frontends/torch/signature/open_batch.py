@@ -12,12 +12,12 @@ import torch
 
 from dynaflow_xla.errors import DynaflowError, PlanError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch.backend import Backend
 from dynaflow_xla.frontends.torch.batch import axes, mean_losses
-from dynaflow_xla.frontends.torch.batch.batched import BatchedGraph
 from dynaflow_xla.frontends.torch.capture.capture import capture
+from dynaflow_xla.frontends.torch.capture.context import graph_name
 from dynaflow_xla.frontends.torch.capture.sizes import expression
-from dynaflow_xla.frontends.torch.signature.entry import graph_name
-from dynaflow_xla.settings import Settings
+from dynaflow_xla.frontends.torch.signature.batched import BatchedGraph
 from dynaflow_xla.strategies.base import Context, sizes_of
 
 
@@ -154,7 +154,7 @@ def _tensors(gm: Any) -> list[torch.Tensor]:
 
 def graph_of(
     gm: Any,
-    options: Settings,
+    backend: Backend,
     kind: str,
     number: int,
     sizes: Sequence[Size],
@@ -166,6 +166,7 @@ def graph_of(
     Raises:
         SeparabilityError: the function fixes the size of the batch.
     """
+    options = backend.settings
     symbols = set()
     for size in sizes:
         expr = expression(size.size)
@@ -209,7 +210,7 @@ def graph_of(
     if forward is not None and not isinstance(forward, BatchedGraph):
         raise PlanError(f"{captured.graph.name!r}: its forward is not split")
     made = BatchedGraph(
-        captured=captured, options=options, kind=kind, batch_symbols=frozenset(symbols),
+        captured=captured, backend=backend, kind=kind, batch_symbols=frozenset(symbols),
         roles=roles, warn=warn, forward=forward,
     )  # fmt: skip
     made.described = descriptions

@@ -6,7 +6,7 @@ proved are those of the permuted arrays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +16,11 @@ from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.states import Rows, State
 from dynaflow_xla.errors import SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.jax.batch.split import Resolved
-from dynaflow_xla.frontends.torch.batch.proof import Fit
+from dynaflow_xla.frontends.torch.batch.nano import NanoBatches
 from dynaflow_xla.frontends.torch.capture.captured import Captured
-from dynaflow_xla.frontends.torch.capture.sizes import Sized
 from dynaflow_xla.frontends.torch.on_xla import to_jax
+from dynaflow_xla.frontends.torch.on_xla.entry import Program, Way, XlaEntry, program_of, traced
 from dynaflow_xla.frontends.torch.on_xla.to_jax import JaxFunction, Layout
-from dynaflow_xla.frontends.torch.on_xla.xla_backend import Program, XlaEntry, program_of, traced
 
 
 @dataclass
@@ -45,29 +44,20 @@ def rows(batch: int) -> _Traced:
     return _Traced(batch, ())
 
 
-def whole_entry(captured: Captured, options: Any, kind: str, batch: int) -> XlaEntry:
+def whole_entry(captured: Captured, way: Way, kind: str, batch: int) -> XlaEntry:
     """Plans a graph with fixed sizes whose batch is known and stays whole."""
-    program = program_of(to_jax.jax_function(captured), options, kind, batched=rows(batch))
-    return _entry(program, options, kind, captured)
+    program = program_of(to_jax.jax_function(captured), way, kind, batched=rows(batch))
+    return _entry(program, way, kind, captured)
 
 
-def split_entry(
-    whole: Sized, at: Mapping[int, Sized], sizes: tuple[int, ...], fit: Fit, options: Any, kind: str
-) -> XlaEntry:
+def split_entry(nano: NanoBatches, way: Way) -> XlaEntry:
     """Plans a graph split over its batch.
-
-    Args:
-        whole: The graph at full size, without random operators.
-        at: The graph by size, for each of ``sizes``.
-        sizes: Rows of each nano-batch.
-        fit: How it is cut and put together.
-        options: What the user asked for.
-        kind: "inference", "forward" or "backward".
 
     Raises:
         UnsupportedError: a result holds the batch several times over.
         SeparabilityError: the graph has other constants at another size.
     """
+    whole, at, sizes, fit = nano.whole, nano.at, nano.sizes, nano.fit
     function = to_jax.jax_function(whole.captured)
     batch = sum(sizes)
     parts = {size: _like(function, at[size].captured) for size in dict.fromkeys(sizes)}
@@ -105,14 +95,16 @@ def split_entry(
         const_parts=const_parts,
     )
     program = program_of(
-        function, options, kind, traces[batch], _Traced(batch, sizes, resolved), shares
+        function, way, nano.kind, traces[batch], _Traced(batch, sizes, resolved), shares
     )
-    return _entry(program, options, kind, whole.captured)
+    entry = _entry(program, way, nano.kind, whole.captured)
+    entry.prepare = lambda given: nano.chosen(nano.drawn(given))
+    return entry
 
 
-def _entry(program: Program, options: Any, kind: str, captured: Captured) -> XlaEntry:
+def _entry(program: Program, way: Way, kind: str, captured: Captured) -> XlaEntry:
     seconds = program.call.made.seconds
-    return XlaEntry(options, kind, captured.module, captured.graph.name, program, seconds)
+    return XlaEntry(way, kind, captured.module, captured.graph.name, program, seconds)
 
 
 def _like(whole: JaxFunction, captured: Captured) -> JaxFunction:

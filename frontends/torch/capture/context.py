@@ -1,0 +1,25 @@
+"""What a captured graph is called, and what a strategy may look at of it."""
+
+from __future__ import annotations
+
+from dynaflow_xla.frontends.torch.capture.captured import Captured
+from dynaflow_xla.settings import Settings
+from dynaflow_xla.strategies.base import Context
+
+
+def graph_name(options: Settings, kind: str, number: int) -> str:
+    """Name of the ``number``-th graph of a scheduled callable."""
+    name = options.name if number == 0 else f"{options.name}.{number}"
+    return f"{name}.backward" if kind == "backward" else name
+
+
+def context_of(captured: Captured, options: Settings, batch: int | None) -> Context:
+    """What the strategy may look at."""
+    graph = captured.graph
+    return Context(
+        batch_size=batch,
+        shapes=tuple(graph.values[v].shape for v in graph.inputs),
+        platform=captured.device.type,
+        lanes=options.lanes,
+        user=options.user,
+    )

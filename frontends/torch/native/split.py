@@ -1,0 +1,188 @@
+"""A captured graph split over its batch: expansion, and the functions of regions that need their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.split import Arrays, SplitGraph
+from dynaflow_xla.batch.states import Rows, State
+from dynaflow_xla.frontends.torch.batch import handed
+from dynaflow_xla.frontends.torch.batch.nano import NanoBatches, taken
+from dynaflow_xla.frontends.torch.capture.captured import (
+    Captured,
+    overlapping,
+)
+from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Layout
+from dynaflow_xla.frontends.torch.native import regions
+from dynaflow_xla.ir.graph import Region
+from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.planning.recording import Decision, Recording
+
+Function = Callable[..., Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Split(SplitGraph):
+    """A graph of all nano-batches.
+
+    Attributes:
+        nano: What was asked for.
+        captured: The expanded graph in the form that running takes.
+        weighted: Positions among the whole's inputs of gradients handed out in shares.
+        taken: By such a position: what the forward kept in parts.
+        kept_parts: For each result of a call how the parts lie that the backward gets, if it is such.
+    """
+
+    nano: NanoBatches
+    captured: Captured
+    weighted: frozenset[int]
+    taken: Mapping[int, handed.Taken]
+    kept_parts: tuple[handed.Joined | None, ...]
+
+    def inputs(self, given: Sequence[Any]) -> list[Any]:
+        """Inputs of the expanded graph from those of the captured one."""
+        made: list[Any] = []
+        batch = sum(self.sizes)
+        given = self.nano.drawn(given)
+        for position, number in enumerate(self.nano.kept):
+            if position in self.weighted:
+                made += [given[number] * (size / batch) for size in self.sizes]
+            elif (how := self.taken.get(position)) is not None:
+                made += how.parts(given[number], self.sizes)
+            else:
+                made.append(handed.whole(given[number]))
+        return taken(given, made)
+
+    def grouped(self, recording: Recording) -> tuple[Split, Recording]:
+        """The same with the recording's groups as one region each.
+
+        Raises:
+            PlanError: a region that cannot run several nano-batches as one.
+        """
+        groups = recording.groups()
+        if not groups:
+            return self, recording
+        expanded, new = self.grouped_graph(groups, lambda size: self.nano.captured_at(size).graph)
+        return replace(self, expanded=expanded), recording.renumbered(new)
+
+    def functions(self, recording: Recording) -> dict[int, Function]:
+        """Functions of the regions that do not run operator by operator.
+
+        Raises:
+            PlanError: a region that cannot run several nano-batches as one.
+        """
+        made: dict[int, Function] = {}
+        decisions = {d.region: d for d in recording.decisions}
+        for region, origin in zip(self.pg.regions, self.expanded.origins, strict=True):
+            if isinstance(origin, expand.MergeSpec):
+                made[region.id] = self._merge(region, origin)
+            elif len(origin.nanos) > 1:
+                made[region.id] = self._batched(region, origin, decisions[region.id])
+            elif decisions[region.id].replace is not None:
+                made[region.id] = self._replaced(region, origin, decisions[region.id])
+        return made
+
+    def _merge(self, region: Region, spec: expand.MergeSpec) -> Function:
+        reads = [region.inputs.index(v) for v, _ in self.expanded.merge_reads[region.id]]
+        cuts = [cut for _, cut in self.expanded.merge_reads[region.id]]
+        (value,) = self.pg.graph.ops[region.ops[0]].outputs
+        how = joined_at(
+            self.captured.examples[value], self.states, self.expanded.sources[value][1], spec.axis
+        )
+
+        if spec.how == "sum" and reads == [0, 1] and cuts == [None, None]:
+            return _sum_of_two
+
+        def run(*args: Any) -> list[Any]:
+            parts = [_ARRAYS.read(args[n], cut) for n, cut in zip(reads, cuts, strict=True)]
+            if spec.how == "concat":
+                return [how.whole(parts)]
+            return [_ARRAYS.total(parts, spec)]
+
+        return run
+
+    def _replaced(self, region: Region, origin: expand.Origin, decision: Decision) -> Function:
+        number = origin.nanos[0]
+        local = self.cuts[number].regions[origin.region]
+        assert decision.replace is not None
+        captured = self.nano.captured_at(self.sizes[number])
+        fn = regions.replacement(decision.replace, captured, local, str(decision.source))
+        return self.single(fn, region, local, _ARRAYS)
+
+    def _batched(self, region: Region, origin: expand.Origin, decision: Decision) -> Function:
+        captured = self.nano.captured_at(self.joint_size(origin.nanos))
+        cut = self.joint_cut(origin.nanos, captured.graph)
+        local = cut.regions[origin.region]
+        if decision.replace is None:
+            fn = region_function(captured, cut, local)
+        else:
+            fn = regions.replacement(decision.replace, captured, local, str(decision.source))
+        return self.several(fn, region, local, _ARRAYS)
+
+
+def layout_of(example: torch.Tensor) -> Layout:
+    """How a tensor of fixed sizes lies in memory."""
+    return Layout.of(example, Evaluator({}))
+
+
+def _sum_of_two(a: Any, b: Any) -> tuple[Any]:
+    """The most frequent total, of a parameter's gradient; rounded once, whatever the type."""
+    return (torch.add(a, b),)
+
+
+def _widened(x: Any) -> Any:
+    return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+_ARRAYS = Arrays(
+    cut=lambda x, cut: x.narrow(cut.axis, cut.start, cut.stop - cut.start),
+    concatenate=torch.cat,
+    zeros_like=torch.zeros_like,
+    widened=_widened,
+    as_type=lambda x, like: x.to(like.dtype),
+)
+
+
+def region_function(captured: Captured, pg: PartitionedGraph, region: Region) -> Function:
+    """A region as a function of its inputs."""
+    stretch = regions.build_stretch(
+        captured, pg, [region.id], set(region.outputs), set(region.inputs), {}
+    )
+    size = len(captured.graph.values)
+
+    def run(*args: Any) -> list[Any]:
+        env: list[Any] = [None] * size
+        for value, x in zip(region.inputs, args, strict=True):
+            env[value] = x
+        del args
+        stretch.run(env)
+        return [env[v] for v in region.outputs]
+
+    return run
+
+
+def joined_at(
+    example: torch.Tensor, states: Sequence[State], value: int, axis: int
+) -> handed.Joined:
+    """How parts of a value of the captured graph lie in the whole."""
+    runs = runs_of(states, value)
+    return handed.Joined(layout_of(example), axis, runs, shared_in(example, axis, runs))
+
+
+def runs_of(states: Sequence[State], value: int) -> int:
+    """How many runs of the batch a value holds one after the other."""
+    state = states[value]
+    return state.runs if isinstance(state, Rows) else 1
+
+
+def shared_in(example: torch.Tensor, axis: int, runs: int) -> tuple[int, ...]:
+    """Dimensions of a part (its runs apart) along which the memory is the same."""
+    made = overlapping(example)
+    if runs == 1:
+        return made
+    return tuple(d + n for d in made for n in ((0, 1) if d == axis else (int(d > axis),)))
