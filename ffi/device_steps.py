@@ -26,6 +26,8 @@ _PJRT_TYPES = {
 # DLPack's type codes by the kind of a dtype.
 _DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 
+_DEFAULT_STREAM = 0
+
 
 def tensor(spec: Any) -> tuple[int, list[int]]:
     """Element type and shape as PJRT wants them.
@@ -49,7 +51,6 @@ def add_step(
     ins: tuple[Sequence[Any], Sequence[int]],
     outs: tuple[Sequence[Any], Sequence[int]],
     in_place: Sequence[bool],
-    stream: int = 0,
 ) -> Any:
     """Adds an executable to a lane of an engine program.
 
@@ -64,7 +65,6 @@ def add_step(
         ins: Shapes and dtypes of the inputs, and their buffers in the program.
         outs: The same for the outputs.
         in_place: Which outputs are written where they belong.
-        stream: The lane's CUstream, for the Python launcher.
 
     Returns:
         Counters of what the step does: executions, copied inputs and outputs.
@@ -91,7 +91,7 @@ def add_step(
         )
     step = PythonStep(
         name, executable, consts, specs_in, specs_out, in_place, lanes.device(lane),
-        lanes.engine(lane + 1), stream,
+        lanes.engine(lane + 1),
     )  # fmt: skip
     program.add_python_launch(lane, name, step, list(buffers_in), list(buffers_out))
     return step
@@ -114,13 +114,12 @@ class PythonStep:
         in_place: Sequence[bool],
         device: Any,
         engine: Any,
-        stream: int,
     ):
         self.name = name
         self.executions = self.copied_inputs = self.copied_outputs = 0
         self._executable, self._consts, self._device = executable, list(consts), device
         self._ins, self._outs, self._in_place = list(ins), list(outs), list(in_place)
-        self._engine, self._stream = engine, stream
+        self._engine = engine
 
     def __call__(self, addresses: tuple[int, ...]) -> None:
         """Runs; on CUDA it enqueues and does not wait.
@@ -175,4 +174,4 @@ class PythonStep:
         if self._engine is None:
             ctypes.memmove(address, where, size)
         else:
-            self._engine.copy(address, where, size, self._stream)
+            self._engine.copy(address, where, size, _DEFAULT_STREAM)

@@ -114,7 +114,7 @@ def grow(
     return clusters
 
 
-def contract(graph: Graph, clusters: list[Cluster], max_regions: int) -> list[Cluster]:
+def contract(clusters: list[Cluster], max_regions: int) -> list[Cluster]:
     """Merges clusters in rounds until nothing is left to merge and at most ``max_regions`` remain."""
     total = sum(c.cost_ns for c in clusters) or 1.0
     tiny = min(TINY_NS, TINY_SHARE * total)

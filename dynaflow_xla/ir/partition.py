@@ -58,7 +58,7 @@ def partition(
     seeds = _seeds(graph, live, rules, notes, fused)
     generated = _generated(graph, live, seeds)
     placed = [i for i in live if i not in generated]
-    clusters = contract(graph, grow(graph, placed, seeds, fused), max_regions)
+    clusters = contract(grow(graph, placed, seeds, fused), max_regions)
     sink(graph, clusters, fused)
     order = topological(clusters)
     ops_of = _replicate(graph, order, one_program=bool(fused))

@@ -6,8 +6,10 @@ import contextlib
 import difflib
 import fnmatch
 import functools
+import importlib
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -367,11 +369,6 @@ def register_mark_backend(
         _backends.append(enter)
 
 
-def mark_loaders() -> Sequence[str]:
-    """Names of the frontends' mark modules by framework module; imported when both are present."""
-    return ("jax",)
-
-
 class mark(contextlib.ContextDecorator):  # noqa: N801 - used as a statement, like jax.named_scope
     """Makes what is traced inside one region: ``with dfx.mark("attention", tags={"attn"}): ...``.
 
@@ -403,7 +400,8 @@ class mark(contextlib.ContextDecorator):  # noqa: N801 - used as a statement, li
             traced.__enter__()
             self._stacks.append(traced)
             return self
-        _load_backends()
+        if "jax" in sys.modules:
+            _load_jax()
         stack = contextlib.ExitStack()
         for enter in _backends:
             stack.enter_context(enter(self._info))
@@ -418,16 +416,6 @@ class mark(contextlib.ContextDecorator):  # noqa: N801 - used as a statement, li
 
 
 @functools.cache
-def _load(framework: str) -> None:
-    import importlib
-
-    module = importlib.import_module(f"dynaflow_xla.frontends.{framework}.capture.marks")
+def _load_jax() -> None:
+    module = importlib.import_module("dynaflow_xla.frontends.jax.capture.marks")
     register_mark_backend(module.enter_mark)
-
-
-def _load_backends() -> None:
-    import sys
-
-    for framework in mark_loaders():
-        if framework in sys.modules:
-            _load(framework)

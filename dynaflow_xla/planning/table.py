@@ -1,6 +1,8 @@
-"""The regions of a plan as a table, for ``explain``."""
+"""What ``explain`` says of a plan: its regions as a table, and what making it took."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import Launch
@@ -27,3 +29,9 @@ def region_table(plan: Plan, pg: PartitionedGraph) -> list[str]:
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+
+
+def time_to_make(seconds: Mapping[str, float]) -> str:
+    """How long each step took, for ``explain``."""
+    steps = ", ".join(f"{name} {taken * 1e3:.0f} ms" for name, taken in seconds.items())
+    return f"time to make: {steps}"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from dynaflow_xla.errors import PlanError
+from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.strategies.auto import Auto
-from dynaflow_xla.tuning import quiet
+from dynaflow_xla.tuning import autotune, quiet
 from dynaflow_xla.tuning.autotune import RegionCosts
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Choice")
+
+_HERE = ("child", "candidate")
+"""Fields of a decision that are this process's own, or have another name on disk."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Choice:
         left_out: Candidate -> why it was not measured.
         seconds: What the decision took.
         costs: Measured costs of regions, if ``dfx.tune`` decided and measured them.
-        candidate: Name of the child's strategy among the candidates.
+        candidate: What was chosen, by name: a candidate, or a way to run the original.
     """
 
     child: Any
@@ -81,12 +86,53 @@ def beside_the_plan(choice: Choice | None, shown: Any) -> str:
     return f"{what}: this is the plan of {shown!r}, a candidate of Auto's, which does not run"
 
 
-def undecided(name: str, why: str) -> list[str]:
-    """What runs before there is a decision, for ``explain``."""
+def what_runs(name: str, choice: Choice | None, why: str) -> list[str]:
+    """What a call runs under ``Auto``, for ``explain``.
+
+    Args:
+        name: Of the function.
+        choice: What was decided; None: nothing yet.
+        why: Nothing is.
+    """
+    if choice is not None:
+        return [f"{name}: {the(choice.name)} runs", *choice.lines()]
     return [
         f"{name}: the original runs until something is decided",
         f"auto: nothing decided yet for these arguments ({why})",
     ]
+
+
+def too_small(regions: Iterable[Region], strategy: Auto) -> str:
+    """Why no plan of these regions is measured, or ""."""
+    total_ns = sum(region.cost_ns for region in regions)
+    if total_ns >= strategy.min_cost_ns:
+        return ""
+    return (
+        f"estimated work {total_ns / 1e3:.0f} us is under {strategy.min_cost_ns / 1e3:.0f} us: "
+        "hand-offs would cost more than overlap gains"
+    )
+
+
+def from_disk(key: str | None, child: Callable[[str], Any], made: type[C]) -> C | None:
+    """A decision that an earlier process kept; None without one.
+
+    Args:
+        key: Its name on disk, if it has one.
+        child: By a candidate's name what is called then.
+        made: The frontend's class of decisions.
+    """
+    cached = autotune.load(key) if key else None
+    if cached is None:
+        return None
+    name, reason = cached.pop("choice"), cached.pop("reason")
+    return made(child(name), f"cached: {reason}", **cached, candidate=name)
+
+
+def to_disk(key: str | None, choice: Choice) -> None:
+    """Keeps a decision that was measured for later processes."""
+    if key:
+        decision = {f.name: getattr(choice, f.name) for f in fields(choice) if f.name not in _HERE}
+        autotune.store(key, {"choice": choice.candidate, **decision})
 
 
 def tuned(strategy: Any, budget_s: Any, choose: Callable[[quiet.Watch], T]) -> T:

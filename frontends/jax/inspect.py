@@ -13,7 +13,7 @@ from dynaflow_xla.errors import VerificationError
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted, looks_inside
 from dynaflow_xla.frontends.jax.adapters.wrapper import array_copies, same
 from dynaflow_xla.frontends.jax.tuning import auto
-from dynaflow_xla.planning.table import region_table
+from dynaflow_xla.planning.table import region_table, time_to_make
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.timelines.simulator import simulate
 from dynaflow_xla.timelines.timeline import Timeline
@@ -34,10 +34,7 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
     known = fast.known_costs(args, kwargs)
     summary = simulate(made.plan, made.pg, known).summary()
     lines.append(summary + ("" if known is None else "; from measured costs of regions"))
-    lines.append(
-        "time to make: "
-        + ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in made.seconds.items())
-    )
+    lines.append(time_to_make(made.seconds))
     lines += made.ran()
     inner = {i for region in made.pg.regions if not region.outer for i in region.ops}
     for op in made.captured.graph.ops:
@@ -55,11 +52,9 @@ def _what_runs(fast: Any, args: Any, kwargs: Any) -> list[str]:
     if not isinstance(fast._options.strategy, Auto):
         return []
     choice = fast.decision(args, kwargs)
-    if choice is None:
-        why = fast.decisions.put_off.reason(fast._signature(args, kwargs))
-        return choosing.undecided(name, why or "a top-level call decides")
-    lines = [f"{name}: {choosing.the(choice.name)} runs", *choice.lines()]
-    if back := fast.stepped_back():
+    why = fast.decisions.put_off.reason(fast._signature(args, kwargs))
+    lines = choosing.what_runs(name, choice, why or "a top-level call decides")
+    if choice is not None and (back := fast.stepped_back()):
         lines.append(f"auto: another Python thread is busy; the original runs for {back} calls")
     return lines
 

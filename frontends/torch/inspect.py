@@ -15,7 +15,7 @@ from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.tuning import auto, keeping
-from dynaflow_xla.planning.table import region_table
+from dynaflow_xla.planning.table import region_table, time_to_make
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.tuning import choice as choosing, quiet
 from dynaflow_xla.verification import Report, Row
@@ -42,13 +42,9 @@ def _what_runs(fast: Core, args: Any, kwargs: Any) -> list[str]:
     """Under ``Auto`` what a call runs, and why; nothing for a fixed strategy, whose plan runs."""
     if not isinstance(fast.options.strategy, Auto):
         return []
-    name = fast.options.name
+    why = fast.put_off.reason(auto.signature(fast.original, args, kwargs))
     choice = fast.decision(args, kwargs)
-    if choice is None:
-        why = fast.put_off.reason(auto.signature(fast.original, args, kwargs))
-        lines = choosing.undecided(name, why or "a call decides")
-    else:
-        lines = [f"{name}: {choosing.the(choice.name)} runs", *choice.lines()]
+    lines = choosing.what_runs(fast.options.name, choice, why or "a call decides")
     if aside := fast.beside_the_plan(args, kwargs):
         lines.append(f"{aside}:")
     return lines
@@ -61,10 +57,7 @@ def _explain_entry(entry: Entry, backend: Backend) -> list[str]:
     ]
     lines += region_table(entry.plan, entry.pg)
     lines += entry.describe()
-    lines.append(
-        "time to make: "
-        + ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in entry.seconds.items())
-    )
+    lines.append(time_to_make(entry.seconds))
     for region in entry.pg.regions:
         op = entry.pg.graph.ops[region.ops[0]]
         if region.outer:

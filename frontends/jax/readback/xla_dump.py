@@ -126,7 +126,7 @@ class GraphOrder:
     edges: dict[int, set[int]] = field(default_factory=dict)
 
 
-def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool = False) -> GraphOrder:
+def order_of(top: list[Thunk], graphs: list[list[set[int]]], *, serial: bool) -> GraphOrder:
     """The order in which steps run.
 
     Steps run one after another on one stream; inside a command buffer the CUDA graph's edges rule

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -50,13 +51,12 @@ _MEASURED = 4
 
 @dataclass(frozen=True)
 class Choice(choice_of.Choice):
-    """What Auto decided for one signature.
+    """What Auto decided for one signature."""
 
-    Attributes:
-        on_caller: The original runs on the thread that calls it.
-    """
-
-    on_caller: bool = False
+    @property
+    def on_caller(self) -> bool:
+        """Whether the original runs on the thread that calls it."""
+        return self.candidate == ON_CALLER
 
     @property
     def kind(self) -> str:
@@ -112,17 +112,12 @@ def choose(
     if reason := _not_measured(first):
         return Choice(None, reason)
     here = on_caller.may_help(first.pg.regions, args, kwargs, fast.jit_compiler_options)
-    small = _too_small(first, strategy)
+    small = choice_of.too_small(first.pg.regions, strategy)
     if small and not here:
         return Choice(None, small)
     key = _key(fast, first, candidates.values(), here, bool(small))
-    cached = autotune.load(key) if key and budget_s is None else None
-    if cached is not None:
-        choice, reason = cached.pop("choice"), cached.pop("reason")
-        child = _child(fast, choice)
-        return Choice(
-            child, f"cached: {reason}", **cached, on_caller=choice == ON_CALLER, candidate=choice
-        )
+    if budget_s is None and (known := choice_of.from_disk(key, partial(_child, fast), Choice)):
+        return known
     try:
         ways = ways_to_run.Ways(fast, args, kwargs, spending, first)
         costs = None
@@ -156,16 +151,11 @@ def choose(
         baseline, margin = ON_CALLER, max(margin, _SHORT_MARGIN)
     choice, reason = autotune.pick(medians, baseline, margin)
     seconds = time.perf_counter() - start
-    decision = {
-        "choice": choice, "reason": reason, "medians_ms": medians, "predicted_ms": predicted,
-        "left_out": left_out, "seconds": seconds, "costs": costs,
-    }  # fmt: skip
-    if key and not (ways.refused and choice == "original"):  # a later process may have more time
-        autotune.store(key, decision)
-    return Choice(
-        _child(fast, choice), reason, medians, predicted, left_out, seconds, costs,
-        choice, choice == ON_CALLER,
-    )  # fmt: skip
+    child = _child(fast, choice)
+    made = Choice(child, reason, medians, predicted, left_out, seconds, costs, choice)
+    if not (ways.refused and choice == "original"):  # a later process may have more time
+        choice_of.to_disk(key, made)
+    return made
 
 
 def _key(fast: Any, first: Any, candidates: Iterable[Any], here: bool, small: bool) -> str | None:
@@ -197,17 +187,6 @@ def _not_measured(made: Any) -> str:
     )
     if outer:
         return f"the function has effects or callbacks ({', '.join(outer)}): it is not measured"
-    return ""
-
-
-def _too_small(made: Any, strategy: Any) -> str:
-    """Why no plan of a function is measured, or ""."""
-    total_ns = sum(region.cost_ns for region in made.pg.regions)
-    if total_ns < strategy.min_cost_ns:
-        return (
-            f"estimated work {total_ns / 1e3:.0f} us is under {strategy.min_cost_ns / 1e3:.0f} us: "
-            "hand-offs would cost more than overlap gains"
-        )
     return ""
 
 

@@ -73,9 +73,9 @@ class _Start:
 def place_gates(
     pg: PartitionedGraph,
     order: RegionOrder,
-    opaque: frozenset[int] = frozenset(),
+    opaque: frozenset[int],
     *,
-    inside: bool = False,
+    inside: bool,
 ) -> list[Gate]:
     """The gates of a plan, in the order of its launches.
 
@@ -218,7 +218,7 @@ class _Placer:
         Empty where the result is stored anyway: nothing is reduced, or there is more of the result than
         of what it is made of (read back: XLA then stores what is reduced, too).
         """
-        if not self.inside or not self._is_read_by_elementwise(last.outputs, region):
+        if not self.inside or not self._is_read_by_elementwise(last.outputs):
             return []
         producers = {v: op for op in self._ops(region) for v in op.outputs}
         kernels: dict[int, int] = {}
@@ -241,7 +241,7 @@ class _Placer:
         stored = sum(self.pg.graph.values[v].size for v in kernels.values())
         return list(kernels.values()) if reduces and elements <= stored else []
 
-    def _is_read_by_elementwise(self, values: Iterable[int], region: Region) -> bool:
+    def _is_read_by_elementwise(self, values: Iterable[int]) -> bool:
         """Whether only element-wise operators of other regions read these values."""
         kept = set(self.pg.graph.outputs).union(v for j in self.pg.graph.joins for v in j.parts)
         for value in values:

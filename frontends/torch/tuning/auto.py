@@ -6,6 +6,7 @@ import enum
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from dynaflow_xla.recent import Recent
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.timelines.simulator import simulate
-from dynaflow_xla.tuning import autotune, budget, quiet, ways as ways_to_run
+from dynaflow_xla.tuning import autotune, budget, choice as choice_of, quiet, ways as ways_to_run
 from dynaflow_xla.tuning.choice import Choice as Choice, the
 
 _OPERATOR_S = 1e-3
@@ -197,25 +198,16 @@ def _choose(
     outer = sorted({op.kind for e in entries for op in e.captured.graph.ops if op.outer})
     if outer:
         return Choice(None, f"the graph communicates ({', '.join(outer)}): it is not measured")
-    total_ns = sum(region.cost_ns for e in entries for region in e.pg.regions)
-    if total_ns < strategy.min_cost_ns:
-        return Choice(
-            None,
-            f"estimated work {total_ns / 1e3:.0f} us is under {strategy.min_cost_ns / 1e3:.0f} us: "
-            "hand-offs would cost more than overlap gains",
-        )
+    if small := choice_of.too_small((r for e in entries for r in e.pg.regions), strategy):
+        return Choice(None, small)
     try:
         run = Trial(core, args, kwargs)
     except UnsupportedError as error:
         return Choice(None, f"not measured: {error}")
     key = _key(core, entries, candidates.values(), len(run.wanted))
-    cached = autotune.load(key) if key and not tuned else None
-    if cached is not None:
-        cached.pop("costs")
-        choice, reason = cached.pop("choice"), cached.pop("reason")
-        return Choice(
-            _child(core, candidates, choice), f"cached: {reason}", **cached, candidate=choice
-        )
+    child_of = partial(_child, core, candidates)
+    if not tuned and (kept := choice_of.from_disk(key, child_of, Choice)):
+        return kept
     with keeping.preserved(core.original, core.changes, args, kwargs) as run.put_back:
 
         def original(*a: Any, **k: Any) -> Any:
@@ -245,13 +237,10 @@ def _choose(
     choice, reason = autotune.pick(medians, baseline="original", margin=strategy.margin)
     reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
     seconds = time.perf_counter() - start
-    if key and not (ways.refused and choice == "original"):  # a later process may have more time
-        autotune.store(key, {
-            "choice": choice, "reason": reason, "medians_ms": medians, "predicted_ms": predicted,
-            "left_out": left_out, "seconds": seconds,
-        })  # fmt: skip
-    child = _child(core, candidates, choice)
-    return Choice(child, reason, medians, predicted, left_out, seconds, candidate=choice)
+    made = Choice(child_of(choice), reason, medians, predicted, left_out, seconds, None, choice)
+    if not (ways.refused and choice == "original"):  # a later process may have more time
+        choice_of.to_disk(key, made)
+    return made
 
 
 def _key(core: Any, entries: list[Any], candidates: Iterable[Strategy], wanted: int) -> str | None:

@@ -174,7 +174,7 @@ def _proportional(whole: np.ndarray, part: np.ndarray, b: int, n: int, power: in
     )
 
 
-def require_same_params(params: Sequence[Mapping[str, Any]], except_: Sequence[str] = ()) -> None:
+def require_same_params(params: Sequence[Mapping[str, Any]], except_: Sequence[str]) -> None:
     """Checks that an operator has the same parameters in every trace.
 
     Raises:
