@@ -64,6 +64,7 @@ from dynaflow_xla.frontends.jax.capture.tracing import Capturing  # noqa: E402
 from dynaflow_xla.frontends.jax.lanes.entry import build_stages  # noqa: E402
 from dynaflow_xla.frontends.jax.signature import entry as jax_entry  # noqa: E402
 from dynaflow_xla.frontends.torch.core import Core  # noqa: E402
+from dynaflow_xla.frontends.torch.dynamo import running  # noqa: E402
 from dynaflow_xla.frontends.torch.on_xla.engine_call import EngineCall  # noqa: E402
 from dynaflow_xla.frontends.torch.on_xla.flat import Flat, state_of, strip  # noqa: E402
 from dynaflow_xla.frontends.torch.serving import (  # noqa: E402
@@ -74,7 +75,6 @@ from dynaflow_xla.frontends.torch.serving import (  # noqa: E402
 from dynaflow_xla.ir.graph import Source  # noqa: E402
 from dynaflow_xla.recent import Recent  # noqa: E402
 from dynaflow_xla.settings import Settings  # noqa: E402
-from dynaflow_xla.strategies.identity import identity  # noqa: E402
 
 _MAX_PROGRAMS = 128
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
@@ -318,13 +318,10 @@ class _XlaCore(Core):
         """The one graph of these arguments' signature: an export has no graph breaks."""
         return [self.target(args, kwargs).entry(args, kwargs)]  # type: ignore[attr-defined]
 
-    def with_strategy(self, strategy: Any) -> Core:
-        """This model under another strategy; made once a strategy."""
-        key = identity(strategy)
-        if key not in self.children:
-            original = self._program if self._program is not None else self.original
-            self.children[key] = _XlaCore(original, replace(self.options, strategy=strategy))
-        return self.children[key]
+    def made_for(self, strategy: Any) -> Core:
+        """This model under another strategy."""
+        original = self._program if self._program is not None else self.original
+        return _XlaCore(original, replace(self.options, strategy=strategy))
 
     def _with_arrays(self, args: Any, kwargs: Any) -> Any:
         raise UnsupportedError(
@@ -342,11 +339,11 @@ class _XlaCore(Core):
             )
         entry = self.entry(args, kwargs)
         device = next((x.device for x in (*tensors, *state.values())), torch.device("cpu"))
-        observed = self.observed(entry)  # type: ignore[arg-type]
-        if observed is not None:
-            outs = observed[1]((state, tensors))
+        observer = running.observer(entry)
+        if observer is not None:
+            outs = observer((state, tensors))
         else:
-            self.note_run(entry)  # type: ignore[arg-type]
+            running.note_run(entry)
             outs = entry(state, tensors)
         return pytree.tree_unflatten([x.to(device) for x in outs], entry.out_tree)
 

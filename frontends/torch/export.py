@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch.backend import Entry
 from dynaflow_xla.frontends.torch.core import Core
+from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.settings import Settings
-from dynaflow_xla.strategies.identity import identity
 
 
 class ScheduledExport:
@@ -83,14 +83,9 @@ class _ExportCore(Core):
         """The program's one graph, whatever the shapes."""
         return [self.target(args, kwargs).entry()]  # type: ignore[attr-defined]
 
-    def with_strategy(self, strategy: Any) -> Core:
-        """The same program under another strategy; made once a strategy."""
-        key = identity(strategy)
-        found = self.children.get(key)
-        if found is None:
-            made = _ExportCore(self.program, replace(self.options, strategy=strategy))
-            found = self.children.setdefault(key, made)
-        return found
+    def made_for(self, strategy: Any) -> Core:
+        """The same program under another strategy."""
+        return _ExportCore(self.program, replace(self.options, strategy=strategy))
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
         entry = self.entry()
@@ -103,11 +98,11 @@ class _ExportCore(Core):
                 "schedule the module itself"
             )
         written = [(number, inputs[where]) for number, where in self._written]
-        observed = self.observed(entry)
-        if observed is not None:
-            outputs = observed[1](inputs)
+        observer = running.observer(entry)
+        if observer is not None:
+            outputs = observer(inputs)
         else:
-            self.note_run(entry)
+            running.note_run(entry)
             outputs = entry(inputs)
         for number, target in written:
             target.copy_(outputs[number])

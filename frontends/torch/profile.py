@@ -7,6 +7,7 @@ from typing import Any
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch.core import Core
+from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.tuning import keeping
 from dynaflow_xla.timelines.measured import Measured
 from dynaflow_xla.timelines.timeline import Timeline
@@ -34,7 +35,7 @@ def profile(fast: Core, args: Any, kwargs: Any) -> Timeline:
         return outputs if finish is None else finish(outputs)  # type: ignore[no-any-return]
 
     kept = keeping.preserved(target.original, target.changes, args, kwargs)
-    with kept as put_back, target.observing(entry, run):
+    with kept as put_back, running.observing(entry, run):
         target.call(*keeping.copies((args, kwargs)))  # the first run warms up
         if not timelines:
             raise UnsupportedError(f"{target.options.name!r} did not run a captured graph")

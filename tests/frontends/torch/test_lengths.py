@@ -179,9 +179,10 @@ def test_compiled_regions_are_for_some_sizes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_no_silent_end_of_captures(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynaflow_xla.frontends.torch import _compat, core
+    from dynaflow_xla.frontends.torch import _compat
+    from dynaflow_xla.frontends.torch.dynamo import capturing
 
-    monkeypatch.setattr(core, "MAX_CAPTURES", 3)
+    monkeypatch.setattr(capturing, "MAX_CAPTURES", 3)
     fast = dfx.schedule(lambda x, way: torch.sort(x)[0] if way else x, "branches")
     x = torch.randn(5)
     with (

@@ -1,0 +1,58 @@
+"""Where Dynamo starts: the function that it compiles for a callable, and its settings while it does."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch.capture import marks
+from dynaflow_xla.frontends.torch.capture.capture import ROOT_FILE, ROOT_NAME
+from dynaflow_xla.frontends.torch.dynamo import running
+from dynaflow_xla.frontends.torch.rewrite import recurrent
+from dynaflow_xla.frontends.torch.signature import open_batch
+
+MAX_CAPTURES = 64
+"""So many captures of one callable are kept. What comes after runs as the original, with a warning."""
+
+_schedules = itertools.count()
+
+
+@contextmanager
+def _around() -> Iterator[None]:
+    """What is open while Dynamo captures for us."""
+    before = _compat.break_counts()
+    with recurrent.lengths_open(), open_batch.around():
+        yield
+    if reason := _compat.reason_of_break(before):
+        running.leave_out(reason)
+
+
+settings = _compat.CompilationSettings(marks.watched, _around)
+
+
+def root_function(original: Callable[..., Any]) -> types.FunctionType:
+    """A function of its own code that calls the original.
+
+    Dynamo keeps what it compiled, and counts recompilations, by code object, and remembers by file
+    and line which sizes changed; two schedules must not count against each other. The text is where
+    ``inspect`` finds it: functions without a source get one code object for all before torch 2.13.
+    """
+    scope: dict[str, Any] = {}
+    text = (
+        f"def make({ROOT_NAME}):\n"
+        f"    def scheduled(*args, **kwargs):\n"
+        f"        return {ROOT_NAME}(*args, **kwargs)\n"
+        f"    return scheduled\n"
+    )
+    file = f"{ROOT_FILE} {next(_schedules)}>"
+    exec(compile(text, file, "exec"), scope)
+    made: types.FunctionType = scope["make"](original)
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    weakref.finalize(made, linecache.cache.pop, file, None)
+    return made

@@ -1,0 +1,248 @@
+"""The Dynamo backend of a scheduled callable: from Dynamo's graphs to what runs in their place."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError, UnsupportedError
+from dynaflow_xla.frontends.torch import _compat, second_derivatives
+from dynaflow_xla.frontends.torch.backend import Backend, BySizes, Entry
+from dynaflow_xla.frontends.torch.batch import handed
+from dynaflow_xla.frontends.torch.capture import draws, effects, marks, overlap
+from dynaflow_xla.frontends.torch.capture.capture import user_name
+from dynaflow_xla.frontends.torch.capture.context import graph_name
+from dynaflow_xla.frontends.torch.dynamo import running
+from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES
+from dynaflow_xla.frontends.torch.rewrite import recurrent
+from dynaflow_xla.frontends.torch.signature import open_batch
+
+_WITHOUT_EFFECT = re.compile(
+    r"depends on a tensor's value|[Dd]ata.dependent|Tensor\.item|[Dd]ynamic (output )?shape|graph_break\(\)"
+)
+"""Reasons of graph breaks that are no calls of what may have effects (a print, an optimizer's step)."""
+
+_INTERNAL = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__)))) + os.sep,
+    "<dynaflow_xla",
+)
+_MAX_ENTRIES = 2 * MAX_CAPTURES
+"""Of so many graphs, the last ones, it is known what they are: forwards and backwards."""
+_MAX_NOTES = 64
+
+
+class NoGraph(Exception):
+    """AOTAutograd fails on a graph of Dynamo's, before anything of it reaches us."""
+
+
+@dataclass
+class _Graph:
+    """A graph of Dynamo's, of which AOTAutograd makes a forward and a backward.
+
+    Attributes:
+        number: Which one of the callable it is.
+        names: What the user calls its inputs, as far as is known.
+        sources: What it writes outside, see ``effects``.
+        batch: The offered sizes in it.
+        rows: Rows of the batch where it is too small to be split, or not in this graph.
+        forward: What was made of the forward.
+        reached: Whether AOTAutograd came to us with anything of it.
+    """
+
+    number: int
+    names: list[str]
+    sources: Any
+    batch: Sequence[open_batch.Size] = ()
+    rows: int | None = None
+    forward: Any = None
+    reached: bool = False
+
+
+class Graphs:
+    """What Dynamo captured of one callable; as a function it is the Dynamo backend.
+
+    Args:
+        original: The callable.
+        backend: Who runs its graphs.
+        splits: Whether the strategy can ask for nano-batches.
+        parent: Of a candidate of ``Auto``: the graphs of what it is made for, which gets its warnings.
+
+    Attributes:
+        entries: What was made of the last graphs.
+        breaks: Where graphs broke, and why.
+        notes: What the user was warned of.
+        changes: What calls change outside.
+        writes: Whether a graph writes into an argument.
+        shared: Which arguments share memory, known from the first call on.
+    """
+
+    def __init__(
+        self, original: Callable[..., Any], backend: Backend, splits: bool, parent: Graphs | None
+    ) -> None:
+        self.original, self.backend, self.splits, self.parent = original, backend, splits, parent
+        self.name = backend.settings.name
+        self.entries: deque[Entry | BySizes] = deque(maxlen=_MAX_ENTRIES)
+        self.breaks: list[str] = []
+        self.notes: deque[str] = deque(maxlen=_MAX_NOTES)
+        self.changes: effects.Changes = effects.Changes() if parent is None else parent.changes
+        self.writes = False
+        self.shared: overlap.Pattern | None = None
+        self._count = 0
+        self._lock = threading.RLock()
+
+    def warn(self, note: str) -> None:
+        """Tells the user of something, at the line of the call."""
+        if self.parent is not None:
+            if note not in self.parent.notes:
+                self.parent.warn(note)
+            return
+        self.notes.append(note)
+        # The line of the user's call: neither this package's nor PyTorch's.
+        level, frame = 1, sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_INTERNAL):
+            level, frame = level + 1, frame.f_back
+        warnings.warn(note, FallbackWarning, stacklevel=level)
+
+    def __call__(self, gm: Any, example_inputs: Any) -> Callable[..., Any]:
+        """What runs in the place of a graph of Dynamo's."""
+        marks.settle(gm)
+        grad = torch.is_grad_enabled() and any(
+            getattr(x, "requires_grad", False) for x in example_inputs
+        )
+        recurrent.keep_whole(gm, grad, cells=self.backend.whole_cells)
+        unused = draws.keep(gm)
+        gm.recompile()
+        sources = effects.sources_of(gm)
+        self.changes.places |= effects.changed_objects()
+        self._note_break(_compat.break_reason(gm))
+        names = [user_name(self.original, source) for source in _compat.sources_of_inputs(gm)]
+        graph = _Graph(self._count, names, sources)
+        if self.splits:
+            graph.batch, graph.rows = open_batch.sizes_in(gm), 1
+            if not graph.batch:
+                told = (
+                    f"a graph of {self.name!r} takes no argument with a batch, so it is not split"
+                )
+                if self.parent is not None:
+                    raise SeparabilityError(told)
+                self.warn(told)
+        self._count += 1
+        run = self._with_gradients(gm, example_inputs, graph)
+        if grad:
+            parts = graph.batch and self.backend.in_place
+            run = second_derivatives.refused(run, self.name, handed.watch if parts else None)
+        return draws.without_last(run, unused) if unused else run
+
+    def _with_gradients(self, gm: Any, example_inputs: Any, graph: _Graph) -> Callable[..., Any]:
+        """What AOTAutograd makes of a graph, with our forward and backward."""
+        aot = _compat.aot_backend(
+            self._compiler("forward", graph),
+            self._compiler("backward", graph),
+            self._compiler("inference", graph),
+        )
+        try:
+            return aot(gm, example_inputs)  # type: ignore[no-any-return]
+        except _compat.says_nothing() as error:  # Dynamo gives the graph up, and tells nobody
+            running.leave_out(f"PyTorch can make no graph of it: {_compat.told_by_fake(error)}")
+            raise
+        except _compat.of_dynamo():
+            raise  # it captures anew, say
+        except Exception as error:
+            if isinstance(error, DynaflowError) or graph.reached:
+                raise
+            raise NoGraph(str(error) or type(error).__name__) from error
+
+    def _compiler(self, kind: str, graph: _Graph) -> Callable[..., Any]:
+        """What AOTAutograd calls with a functional graph."""
+
+        def compile_graph(gm: Any, example_inputs: Any) -> Callable[[list[Any]], Any]:
+            graph.reached = True
+            gm.meta[_compat.LABELS] = graph.names
+            own_memory = self.splits or not self.backend.in_place
+            if kind != "backward" and own_memory and _compat.needs_places(gm):
+                raise UnsupportedError(
+                    f"{self.name!r} writes into one of several arguments that share memory, and "
+                    "returns a view of one; under XLA and under nano-batches results have memory of their "
+                    "own. Pass tensors with memory of their own, or use backend='torch' with a strategy "
+                    "that keeps the batch whole"
+                )
+            draws.lower_checkpoints(gm, native=not own_memory)
+            with self._lock:
+                self.backend.lower(gm, kind)
+                made = self._planned(gm, kind, graph)
+                self.entries.append(made)
+            if kind == "backward":
+                _compat.allow_second_backward()
+                graph.forward.backward = made
+            else:
+                _compat.mend_views_of_merged(gm)
+                self.writes |= _compat.writes_inputs()
+                if self.writes and self.shared is not None:
+                    overlap.check(self.shared, self.name)
+                self.changes.places |= effects.written_outside(graph.sources)
+                graph.forward = made
+            return _compat.boxed(_Runner(made))
+
+        return compile_graph
+
+    def _planned(self, gm: Any, kind: str, graph: _Graph) -> Entry | BySizes:
+        """A functional graph, split over its batch or whole."""
+        if graph.batch:
+            made = open_batch.graph_of(
+                gm, self.backend, kind, graph.number, graph.batch, graph.forward, self.warn
+            )
+            if made is not None:
+                return made
+        name = graph_name(self.backend.settings, kind, graph.number)
+        return self.backend.by_size(gm, kind, name, graph.rows, self.warn)
+
+    def _note_break(self, broken: tuple[str, Any] | None) -> None:
+        """Remembers how a graph ended, if it broke, and warns at the first."""
+        if not self.breaks and effects.broke_before(known=broken is not None):
+            self.changes.others |= {"whatever the code before its first graph does"}
+        if broken is None:
+            return
+        reason, frame = broken
+        where = f"{frame.filename}:{frame.lineno}" if frame is not None else "an unknown line"
+        text = reason.splitlines()[0]
+        if text.startswith("generic_jump"):
+            text = "control flow depends on a tensor's value"
+        elif text.startswith("step_unsupported"):
+            text = "an instruction that Dynamo cannot follow"
+        told = f"graph break at {where}: {text}"
+        known = told in self.breaks or len(self.breaks) == _MAX_NOTES
+        if not known:
+            self.breaks.append(told)
+        if _WITHOUT_EFFECT.search(text) is None:
+            self.changes.others |= {f"whatever the code between its graphs does, see {where}"}
+        if len(self.breaks) == 1 and not known:
+            self.warn(
+                f"{self.name!r} is captured in several graphs, each scheduled on its own: {self.breaks[0]}"
+            )
+
+
+class _Runner:
+    """A compiled graph: counts itself among what a call ran, then runs."""
+
+    def __init__(self, graph: Entry | BySizes) -> None:
+        self.graph: Any = graph
+        self.resolves = hasattr(graph, "resolve")  # plans by sizes
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        entry = self.graph.resolve(inputs) if self.resolves else self.graph
+        observer = running.observer(entry)
+        if observer is not None:
+            return observer(inputs)
+        if entry.kind != "backward":
+            running.note_run(entry)
+        return entry(inputs)  # type: ignore[no-any-return]

@@ -1,0 +1,92 @@
+"""What a scheduled call of this thread runs, and why it runs nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dynaflow_xla.frontends.torch.capture import marks
+
+Run = Callable[[Any], list[Any]]
+
+
+class _State(threading.local):
+    ran: list[Any] | None = None
+    left_out: str = ""
+    stop = False
+    observed: tuple[Any, Run] | None = None
+
+
+_state = _State()
+
+
+class Planned(BaseException):
+    """Ends a call as soon as its first graph is planned; no ``Exception``, so that nobody keeps it."""
+
+    def __init__(self, entry: Any) -> None:
+        self.entry = entry
+
+
+class Running(marks.Watch):
+    """Context of a scheduled call: collects the entries that it runs, or stops at the first.
+
+    A class: what ``contextlib`` makes of a generator costs some microseconds a call.
+    """
+
+    __slots__ = ("saved", "stop")
+
+    def __init__(self, stop: bool = False) -> None:
+        self.stop = stop
+
+    def __enter__(self) -> list[Any]:
+        state = _state
+        self.saved = state.ran, state.stop
+        ran: list[Any] = []
+        state.ran, state.stop = ran, self.stop
+        marks.Watch.__enter__(self)
+        return ran
+
+    def __exit__(self, *error: object) -> None:
+        marks.Watch.__exit__(self)
+        _state.ran, _state.stop = self.saved
+
+
+def note_run(entry: Any) -> None:
+    """Notes that a call of this thread runs a graph; ends the call if only planning is wanted."""
+    if _state.ran is not None:
+        _state.ran.append(entry)
+    if _state.stop:
+        raise Planned(entry)
+
+
+@contextmanager
+def observing(entry: Any, run: Run) -> Iterator[None]:
+    """While open, calls on this thread do ``run`` in place of ``entry``."""
+    _state.observed = (entry, run)
+    try:
+        yield
+    finally:
+        _state.observed = None
+
+
+def observes() -> bool:
+    """Whether this thread is inside of ``observing``."""
+    return _state.observed is not None
+
+
+def observer(entry: Any) -> Run | None:
+    """What ``observing`` was opened with on this thread for this entry."""
+    observed = _state.observed
+    return observed[1] if observed is not None and observed[0] is entry else None
+
+
+def left_out() -> str:
+    """Why Dynamo ended or gave up a graph in a call of this thread; "" if it did not."""
+    return _state.left_out
+
+
+def leave_out(reason: str) -> None:
+    """Remembers such a reason."""
+    _state.left_out = reason

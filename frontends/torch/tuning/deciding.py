@@ -1,0 +1,122 @@
+"""``Auto``'s side of a scheduled callable: what was decided for which arguments, and the candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from dynaflow_xla.errors import SeparabilityError
+from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch.capture import marks
+from dynaflow_xla.frontends.torch.native import native
+from dynaflow_xla.frontends.torch.tuning import auto
+from dynaflow_xla.recent import Recent
+from dynaflow_xla.settings import Settings
+from dynaflow_xla.strategies.auto import Auto
+from dynaflow_xla.strategies.base import Strategy
+from dynaflow_xla.strategies.identity import candidates as named_candidates, identity
+from dynaflow_xla.tuning import autotune, budget, choice as choosing, quiet
+
+_MAX_CHILDREN = 64
+
+
+class Deciding:
+    """A callable that may be scheduled by ``Auto``, which has one like itself for each candidate.
+
+    Args:
+        original: A module or function.
+        options: See :class:`Settings`.
+    """
+
+    captured_ahead = False
+    """Whether there is one graph from the start, without a backward."""
+
+    def __init__(self, original: Callable[..., Any], options: Settings) -> None:
+        self.original = original
+        self.options = options
+        self.decisions = auto.Decisions()
+        self.purse = budget.Purse()
+        self.put_off = quiet.PutOff()
+        self.children: Recent[Hashable, Any] = Recent(_MAX_CHILDREN)
+        self._candidates: dict[bool, dict[str, Strategy]] = {}
+
+    def made_for(self, strategy: Strategy) -> Any:
+        """One like this, under another strategy."""
+        raise NotImplementedError
+
+    def with_strategy(self, strategy: Strategy) -> Any:
+        """The same under another strategy; made once a strategy."""
+        key = identity(strategy)
+        found = self.children.get(key)
+        return self.children.setdefault(key, self.made_for(strategy)) if found is None else found
+
+    def as_written(self, args: Any, kwargs: Any) -> Any:
+        """Runs the original; its marks have no effect."""
+        with marks.ignore():
+            return self.original(*args, **kwargs)
+
+    def call_decided(self, args: Any, kwargs: Any) -> Any:
+        """A call under ``Auto``, which decides if that is still to be done."""
+        signature = auto.signature(self.original, args, kwargs)
+        choice = self.decisions.decided(signature) or self.decisions.of_other_sizes(signature)
+        if choice is None:
+            if native.in_lane() or _compat.modes_active() or _compat.watched_by_autograd():
+                return self.original(*args, **kwargs)
+            choice = self._decided_now(signature, args, kwargs)
+        if choice is not None and choice.child is not None:
+            try:
+                return choice.child.call(args, kwargs)
+            except SeparabilityError as error:
+                # Something changed that is no argument, say a module in it is in training mode now.
+                reason = f"{choice.name} is left: {str(error).splitlines()[0]}"
+                self.decide(signature, auto.Choice(None, reason))
+        return self.as_written(args, kwargs)
+
+    def _decided_now(self, signature: Any, args: Any, kwargs: Any) -> auto.Choice | None:
+        """Decides, unless something else of this process runs."""
+
+        def choose(watch: quiet.Watch) -> auto.Choice:
+            if (made := self.decisions.decided(signature)) is not None:
+                return made
+            try:
+                made = auto.choose(self, args, kwargs, watch)
+            except autotune.BudgetTooSmall as error:
+                made = auto.Choice(None, str(error))
+            return self.decide(signature, made)
+
+        def give_up(reason: str) -> auto.Choice:
+            return self.decide(signature, auto.Choice(None, reason))
+
+        return self.put_off.decide(signature, choose, give_up)
+
+    def decide(self, signature: Any, choice: auto.Choice) -> auto.Choice:
+        """Keeps a decision."""
+        self.put_off.done(signature)
+        return self.decisions.put(signature, choice)
+
+    def candidates(self, *, batched: bool = False) -> dict[str, Strategy]:
+        """Auto's candidates by name; asked for once, since a strategy may be known by its object only."""
+        if batched not in self._candidates:
+            made = self.options.strategy.candidates(self.options.lanes, batched=batched)  # type: ignore[attr-defined]
+            self._candidates[batched] = named_candidates(made, ("original",))
+        return self._candidates[batched]
+
+    def target(self, args: Any, kwargs: Any) -> Any:
+        """Under ``Auto`` what was chosen for these arguments, or the first candidate; else this."""
+        if not isinstance(self.options.strategy, Auto):
+            return self
+        choice = self.decision(args, kwargs)
+        if choice is not None and choice.child is not None:
+            return choice.child
+        return self.with_strategy(next(iter(self.candidates().values())))
+
+    def decision(self, args: Any, kwargs: Any) -> auto.Choice | None:
+        """What Auto decided for these arguments, or took for sizes that came once; or None."""
+        return self.decisions.get(auto.signature(self.original, args, kwargs))
+
+    def beside_the_plan(self, args: Any, kwargs: Any) -> str:
+        """What to know of the plan of these arguments if it is not what a call runs, else ""."""
+        if not isinstance(self.options.strategy, Auto):
+            return ""
+        shown = self.target(args, kwargs).options.strategy
+        return choosing.beside_the_plan(self.decision(args, kwargs), shown)
