@@ -314,6 +314,8 @@ class Recorder:
             self._fail(
                 f"region {first.name!r}: replace must be a function; got {replace!r}", PlanTypeError
             )
+        if replace is not None and first.outer:
+            self._fail(f"region {first.name!r} stays in the outer program and cannot be replaced")
         place = -1 if first.outer or number is None else number
         if self._joint and len(handles) > 1:
             group = tuple(h.region.id for h in handles)

@@ -131,6 +131,14 @@ def test_a_handle_of_another_recording(two: PartitionedGraph) -> None:
         run(two, lambda s: s.execute(kept[0]))
 
 
+def test_a_replacement_of_an_outer_region(make: Make) -> None:
+    pg = partition(make("a = print x", "a", a={"outer": True}))
+    with pytest.raises(
+        PlanError, match=r"'print' stays in the outer program.*test_recording\.py:\d"
+    ):
+        run(pg, lambda s: s.execute(s.ready()[0], replace=lambda x: x))
+
+
 def test_a_replacement_that_is_no_function(two: PartitionedGraph) -> None:
     with pytest.raises(PlanError, match="replace must be a function; got 'fast'"):
         run(two, lambda s: s.execute(s.ready()[0], replace="fast"))  # type: ignore[arg-type]

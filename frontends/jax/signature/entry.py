@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from dynaflow_xla.errors import PlanError, RuleError
+from dynaflow_xla.errors import RuleError
 from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.tracing import exact_types
@@ -94,10 +94,6 @@ def _build(
     functions: dict[int, Callable[..., list[Any]]] = {}
     for decision in recording.decisions:
         region = pg.regions[decision.region]
-        if region.outer and decision.replace is not None:
-            raise PlanError(
-                f"region {region.name!r} stays in the outer program and cannot be replaced"
-            )
         if split is not None:
             functions[region.id] = split.function(region.id, decision)
         elif decision.replace is None:

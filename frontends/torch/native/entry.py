@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.context import context_of
 from dynaflow_xla.frontends.torch.native import compilers, cuda, native, regions
 from dynaflow_xla.frontends.torch.native.native import Native
-from dynaflow_xla.ir.graph import ORDERED, Region
+from dynaflow_xla.ir.graph import ORDERED
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.rules import Rule, as_rules
@@ -183,14 +182,7 @@ def _replacements(
         region = pg.regions[decision.region]
         if decision.replace is None:
             continue
-        refuse_outer(region)
         made[region.id] = regions.replacement(
             decision.replace, captured, region, str(decision.source)
         )
     return made
-
-
-def refuse_outer(region: Region) -> None:
-    """Raises PlanError for the replacement of a region that stays in the outer program."""
-    if region.outer:
-        raise PlanError(f"region {region.name!r} stays in the outer program and cannot be replaced")

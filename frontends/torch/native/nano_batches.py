@@ -16,7 +16,7 @@ from dynaflow_xla.frontends.torch.batch.nano import NanoBatches
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Placed, Ref
 from dynaflow_xla.frontends.torch.capture.context import context_of
 from dynaflow_xla.frontends.torch.capture.sizes import Sized
-from dynaflow_xla.frontends.torch.native.entry import Entry, cut, planned_entry, refuse_outer
+from dynaflow_xla.frontends.torch.native.entry import Entry, cut, planned_entry
 from dynaflow_xla.frontends.torch.native.split import (
     Split,
     joined_at,
@@ -42,9 +42,6 @@ def split_entry(nano: NanoBatches, options: Settings) -> Entry:
     context = context_of(nano.captured, options, sum(nano.sizes))
     recording = record(options.strategy, split.pg, context, joint=nano.kind != "backward")
     split, recording = split.grouped(recording)
-    for decision in recording.decisions:
-        if decision.replace is not None:
-            refuse_outer(split.pg.regions[decision.region])
     entry = planned_entry(
         split.captured, split.pg, recording, options, nano.kind, t1 - nano.began,
         split.functions(recording),
