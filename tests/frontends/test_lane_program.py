@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
@@ -91,3 +95,97 @@ def test_the_views_of_a_program_are_bounded(size: int) -> None:
     for program in programs:
         assert len(program._views) <= 32
         assert all(0 < len(known) <= 64 for known in program._known)
+
+
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often lane programs were entered, and how often by a thread while another was inside."""
+    counts = {"calls": 0, "together": 0}
+    inside: dict[int, int] = {}
+    lock = threading.Lock()
+    call = lane_program.LaneProgram.__call__
+
+    def counted(self: Any, addresses: tuple[int, ...]) -> None:
+        with lock:
+            counts["calls"] += 1
+            counts["together"] += inside.get(id(self), 0) != 0
+            inside[id(self)] = inside.get(id(self), 0) + 1
+        try:
+            call(self, addresses)
+        finally:
+            with lock:
+                inside[id(self)] -= 1
+
+    monkeypatch.setattr(lane_program.LaneProgram, "__call__", counted)
+    return counts
+
+
+WAYS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "directly": lambda fn: fn,
+    "in another jit": lambda fn: jax.jit(lambda *xs: fn(*xs)),
+    "in a scan": lambda fn: jax.jit(
+        lambda *xs: jax.lax.scan(lambda carry, _: (carry, fn(*xs)), 0, None, length=2)[1]
+    ),
+    "as a jvp": lambda fn: jax.jit(lambda *xs: jax.jvp(fn, xs, xs)[0]),
+}
+
+
+@pytest.mark.parametrize(("strategy", "lanes"), [(dfx.Branches, 2), (dfx.Sequential, 1)])
+def test_threads_take_turns_in_a_lane_program(
+    entered: dict[str, int], strategy: Any, lanes: int
+) -> None:
+    """Small inputs at new addresses are copied into one place for each input of a lane program.
+
+    Two threads in one program would read each other's inputs. None has a lock: what runs a lane program
+    is the engine alone, for calls from Python, in a caller's jit, loop or transformation (the custom call)
+    and for profiles. A lane program belongs to one lane, and a lane does one call after another: lane 0,
+    the caller's own thread, in the order of tickets, the others, each one thread, in that of a queue.
+    """
+    fast = dfx.schedule(jax.jit(mixed), strategy(), lanes=lanes, backend="ffi")
+    reference = jax.jit(mixed)
+    ways = [way(fast) for way in WAYS.values()]
+    errors: list[BaseException] = []
+
+    def arrays(rng: np.random.Generator) -> list[jax.Array]:
+        shapes = ((16, 16), (16,), (32, 16))
+        return [jnp.asarray(rng.normal(size=s).astype(np.float32)) for s in shapes]
+
+    def work(seed: int, way: Callable[..., Any]) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(40):
+            xs = arrays(rng)
+            for got, want in zip(way(*xs), reference(*xs), strict=True):
+                np.testing.assert_allclose(
+                    got, np.broadcast_to(want, got.shape), rtol=1e-4, atol=1e-4
+                )
+
+    def profiles() -> None:
+        for _ in range(3):
+            dfx.profile(fast, *xs)
+
+    def watched(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as error:
+            errors.append(error)
+
+    xs = arrays(np.random.default_rng(99))
+    for way in ways:
+        way(*xs)  # compiled before all run together
+    jobs = [profiles, *(functools.partial(work, n, way) for n, way in enumerate(ways * 2))]
+    # Daemons: what hangs is interrupted by the time limit of a test.
+    threads = [threading.Thread(target=watched, args=(job,), daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors[0]
+    assert entered["calls"] > 40 * 2 * len(ways)
+    assert not entered["together"]
+
+
+def mixed(a: Any, b: Any, x: Any) -> Any:
+    y = x
+    for _ in range(3):
+        y = jnp.tanh(y @ a + b)
+    return jnp.sort(y, axis=0) + b, jnp.sort(-y, axis=0) * a[0]

@@ -38,6 +38,16 @@ def exact() -> Iterator[None]:
     jax.config.update("jax_traceback_filtering", before)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The operands are tiny: threads of PyTorch would only wait for each other, on busy cores for long."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def _names(framework: str) -> list[str]:
     return sorted({name for name, _, _ in functions(ROWS, framework)})
 
@@ -57,8 +67,7 @@ def _tried(framework: str, check: Any, name: str, layouts: int, more: int) -> No
 
 
 @pytest.mark.parametrize("name", _names("torch"))
-def test_torch(name: str) -> None:
-    pytest.importorskip("torch")
+def test_torch(name: str, one_thread: None) -> None:
     from batch_cases import on_torch
 
     _tried("torch", on_torch.check, name, int(LAYOUTS or 3), 1)

@@ -28,9 +28,10 @@ def _ids(batch: int = 2, steps: int = 9) -> Any:
     return torch.randint(3, 64, (batch, steps))
 
 
-def _llama() -> Any:
+def _llama(layers: int = 2) -> Any:
     tf = pytest.importorskip("transformers", reason="transformers is not installed")
-    return tf.LlamaForCausalLM(tf.LlamaConfig(**SMALL, num_key_value_heads=2))
+    options = {**SMALL, "num_hidden_layers": layers}
+    return tf.LlamaForCausalLM(tf.LlamaConfig(**options, num_key_value_heads=2))
 
 
 def _gpt2() -> Any:
@@ -150,7 +151,7 @@ def test_decoding_token_by_token() -> None:
     """A cache that grows by hand: a prompt, then a token a call."""
     from transformers import DynamicCache
 
-    model = _llama().eval()
+    model = _llama(layers=1).eval()
     fast = dfx.schedule(model, strategy=dfx.Sequential())
     ids = _ids(1, 5)
     runs = []
@@ -209,7 +210,7 @@ def test_cells_stay_whole_and_equal(cls: Any, bias: bool, round_robin: Any) -> N
                     outs.append(state[0] if isinstance(state, tuple) else state)
             return torch.stack(outs)
 
-    model, x = Loop(), torch.randn(4, 3, 6)
+    model, x = Loop(), torch.randn(2, 3, 6)  # two steps: each is traced
     fast = dfx.schedule(model, strategy=round_robin)
     with torch.no_grad():
         assert torch.equal(model(x), fast(x))

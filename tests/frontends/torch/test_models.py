@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from round_robin import RoundRobin
 
 import dynaflow_xla as dfx
 
@@ -125,22 +126,37 @@ def test_training_recurrent_dropout_needs_no_whole_graph(strategy: Any) -> None:
 # -- transformers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "mixtral", "qwen3_moe"])
-def test_transformers(name: str, round_robin: Any) -> None:
+# Nearly all of a test's time is Dynamo's and AOTAutograd's, which capture the same for either strategy:
+# one of each model, the other with -m slow.
+BRIEF = {"llama": RoundRobin, "gpt2": dfx.Branches, "bert": RoundRobin, "mixtral": dfx.Branches,
+         "qwen3_moe": RoundRobin}  # fmt: skip
+PRODUCT = [
+    pytest.param(
+        name,
+        strategy(),
+        id=f"{name}-{strategy.__name__}",
+        marks=() if BRIEF[name] is strategy else pytest.mark.slow,
+    )
+    for name in BRIEF
+    for strategy in (dfx.Branches, RoundRobin)
+]
+
+
+@pytest.mark.parametrize(("name", "strategy"), PRODUCT)
+def test_transformers(name: str, strategy: Any) -> None:
     model = transformer(name).eval()
     plain = as_captured(model)
     ids = torch.randint(3, 64, (2, 10))
-    for strategy in (dfx.Branches(), round_robin):
-        fast = dfx.schedule(model, strategy=strategy)
-        with torch.no_grad():
-            assert torch.equal(model(ids).logits, fast(ids).logits)
-        model.zero_grad()
-        plain(ids, labels=ids).loss.backward()
-        want = {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
-        model.zero_grad()
-        fast(ids, labels=ids).loss.backward()
-        for key, parameter in model.named_parameters():
-            assert torch.equal(want[key], parameter.grad), key
+    fast = dfx.schedule(model, strategy=strategy)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, fast(ids).logits)
+    model.zero_grad()
+    plain(ids, labels=ids).loss.backward()
+    want = {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    fast(ids, labels=ids).loss.backward()
+    for key, parameter in model.named_parameters():
+        assert torch.equal(want[key], parameter.grad), key
 
 
 def test_rules_see_modules() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,7 @@ print("done", rank)
 
 def both(body: str, tmp_path: Path) -> list[str]:
     """Runs the body in two processes; what each printed. Both are killed if one hangs."""
-    text = WORKER.format(limit=LIMIT, body=textwrap.dedent(body))
+    text = WORKER.format(limit=LIMIT, body=body)
     command = [sys.executable, "-P", "-c", text]
     runs = [
         subprocess.Popen(
@@ -79,50 +78,56 @@ def both(body: str, tmp_path: Path) -> list[str]:
     return outs
 
 
-def test_values_and_gradients_of_a_tensor_parallel_block(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def outs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What both processes say. They run all parts: most of their time is PyTorch's import."""
+    return both(VALUES + ORDER, tmp_path_factory.mktemp("distributed"))
+
+
+VALUES = """
+for strategy in (dfx.Sequential(), dfx.Branches(), dfx.NanoBatch(2), dfx.DualBatch()):
+    torch._dynamo.reset()
+    fast = dfx.schedule(copy.deepcopy(model), strategy, in_axes=0, lanes=2)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+    results = []
+    for m in (model, fast):
+        m.zero_grad()
+        given = x.clone().requires_grad_()
+        out = m(given)
+        out.square().mean().backward()
+        results.append([out.detach(), given.grad, *(p.grad.clone() for p in m.parameters())])
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)
+    print("equal", strategy)
+"""
+
+# With the last of the strategies, DualBatch.
+ORDER = """
+from dynaflow_xla.planning.instructions import Launch, Wait
+with torch.no_grad():
+    plan, pg = dfx.plan(fast, x), dfx.graph(fast, x)
+    launches = [i for i in plan.instructions if isinstance(i, Launch)]
+    network = [i for i in launches if pg.regions[i.region].resource == "network"]
+    assert {i.lane for i in network} == {1}, plan
+    assert {i.lane for i in launches} == {0, 1}
+    # Compute of the other nano-batch stands between a collective and who waits for it.
+    order = [(i.nano, pg.regions[i.region].resource == "network") for i in launches]
+    first = order.index((0, True))
+    assert (1, False) in order[first + 1 : order.index((1, True))], order
+    print("order", [i.name for i in network])
+    for _ in range(20):
+        torch.testing.assert_close(fast(x), model(x))
+"""
+
+
+def test_values_and_gradients_of_a_tensor_parallel_block(outs: list[str]) -> None:
     """Under every strategy; ``DualBatch`` has communication on a lane of its own."""
-    both(
-        """
-        for strategy in (dfx.Sequential(), dfx.Branches(), dfx.NanoBatch(2), dfx.DualBatch()):
-            torch._dynamo.reset()
-            fast = dfx.schedule(copy.deepcopy(model), strategy, in_axes=0, lanes=2)
-            with torch.no_grad():
-                torch.testing.assert_close(fast(x), model(x))
-            results = []
-            for m in (model, fast):
-                m.zero_grad()
-                given = x.clone().requires_grad_()
-                out = m(given)
-                out.square().mean().backward()
-                results.append([out.detach(), given.grad, *(p.grad.clone() for p in m.parameters())])
-            for want, got in zip(*results, strict=True):
-                torch.testing.assert_close(got, want)
-        """,
-        tmp_path,
-    )
+    for out in outs:
+        assert out.count("equal ") == 4, out
 
 
-def test_communication_has_a_lane_and_an_order(tmp_path: Path) -> None:
-    outs = both(
-        """
-        from dynaflow_xla.planning.instructions import Launch, Wait
-        fast = dfx.schedule(model, dfx.DualBatch(), in_axes=0, lanes=2)
-        with torch.no_grad():
-            plan, pg = dfx.plan(fast, x), dfx.graph(fast, x)
-            launches = [i for i in plan.instructions if isinstance(i, Launch)]
-            network = [i for i in launches if pg.regions[i.region].resource == "network"]
-            assert {i.lane for i in network} == {1}, plan
-            assert {i.lane for i in launches} == {0, 1}
-            # Compute of the other nano-batch stands between a collective and who waits for it.
-            order = [(i.nano, pg.regions[i.region].resource == "network") for i in launches]
-            first = order.index((0, True))
-            assert (1, False) in order[first + 1 : order.index((1, True))], order
-            print("order", [i.name for i in network])
-            for _ in range(20):
-                torch.testing.assert_close(fast(x), model(x))
-        """,
-        tmp_path,
-    )
+def test_communication_has_a_lane_and_an_order(outs: list[str]) -> None:
     lines = [next(line for line in out.splitlines() if line.startswith("order")) for out in outs]
     assert lines[0] == lines[1]
     assert "all_reduce@0" in lines[0] and "all_reduce_1@1" in lines[0]
