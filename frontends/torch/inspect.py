@@ -42,7 +42,7 @@ def _what_runs(fast: Core, args: Any, kwargs: Any) -> list[str]:
     """Under ``Auto`` what a call runs, and why; nothing for a fixed strategy, whose plan runs."""
     if not isinstance(fast.options.strategy, Auto):
         return []
-    why = fast.put_off.reason(auto.signature(fast.original, args, kwargs))
+    why = fast.decisions.put_off.reason(auto.signature(fast.original, args, kwargs))
     choice = fast.decision(args, kwargs)
     lines = choosing.what_runs(fast.options.name, choice, why or "a call decides")
     if aside := fast.beside_the_plan(args, kwargs):

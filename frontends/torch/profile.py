@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.tuning import keeping
-from dynaflow_xla.timelines.measured import Measured
+from dynaflow_xla.timelines.measured import Measured, fastest
 from dynaflow_xla.timelines.timeline import Timeline
-
-# What other processes take away is no property of the plan: of this many runs, or as many as fit,
-# the fastest counts.
-_RUNS = 7
-_MAX_SECONDS = 1.0
 
 
 def profile(fast: Core, args: Any, kwargs: Any) -> Timeline:
@@ -36,12 +30,17 @@ def profile(fast: Core, args: Any, kwargs: Any) -> Timeline:
 
     kept = keeping.preserved(target.original, target.changes, args, kwargs)
     with kept as put_back, running.observing(entry, run):
-        target.call(*keeping.copies((args, kwargs)))  # the first run warms up
-        if not timelines:
-            raise UnsupportedError(f"{target.options.name!r} did not run a captured graph")
-        timelines.clear()
-        until = time.monotonic() + _MAX_SECONDS
-        while not timelines or (len(timelines) < _RUNS and time.monotonic() < until):
+
+        def once() -> Timeline:
             put_back()
+            timelines.clear()
             target.call(*keeping.copies((args, kwargs)))
-    return min(timelines, key=lambda timeline: timeline.total_ns)
+            if not timelines:
+                raise UnsupportedError(f"{target.options.name!r} did not run a captured graph")
+            return min(timelines, key=_length)
+
+        return fastest(once, _length)
+
+
+def _length(timeline: Timeline) -> int:
+    return timeline.total_ns

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from typing import Any
 
 import jax
@@ -13,12 +12,7 @@ from dynaflow_xla.ffi.lane_program import aligned_bytes
 from dynaflow_xla.frontends.jax.capture import physical
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
 from dynaflow_xla.frontends.jax.planned import Memory
-from dynaflow_xla.timelines.measured import Trace
-
-# What other processes take away is no property of the plan: of this many runs, or as many as fit,
-# the fastest counts.
-_RUNS = 7
-_MAX_SECONDS = 1.0
+from dynaflow_xla.timelines.measured import Trace, fastest
 
 
 def _aligned_empty(spec: Any) -> np.ndarray[Any, Any]:
@@ -37,15 +31,15 @@ def run(stage: Stage, captured: Any, memory: Memory) -> list[Trace]:
         addresses.append(array.ctypes.data)
     results = [_aligned_empty(physical.physical_spec(captured.avals[v])) for v in stage.outputs]
     pointers = [ctypes.c_void_p(r.ctypes.data).value or 0 for r in results]
-    stage.program.run(addresses, pointers, profile=True)  # the first run of a program loads it
-    runs: list[list[Trace]] = []
-    until = time.monotonic() + _MAX_SECONDS
-    while not runs or (len(runs) < _RUNS and time.monotonic() < until):
-        runs.append([tuple(r) for r in stage.program.run(addresses, pointers, profile=True)])
+
+    def once() -> list[Trace]:
+        return [tuple(r) for r in stage.program.run(addresses, pointers, profile=True)]
+
+    records = fastest(once, _length)
     for numbers, value, array in zip(stage.writes, stage.outputs, results, strict=True):
         x = physical.from_physical(jax.numpy.array(array), captured.avals[value])
         memory.put(numbers, x)
-    return min(runs, key=_length)
+    return records
 
 
 def _length(records: list[Trace]) -> int:

@@ -24,7 +24,14 @@ from dynaflow_xla.recent import Recent
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.timelines.simulator import simulate
-from dynaflow_xla.tuning import autotune, budget, choice as choice_of, quiet, ways as ways_to_run
+from dynaflow_xla.tuning import (
+    autotune,
+    budget,
+    choice as choice_of,
+    decisions,
+    quiet,
+    ways as ways_to_run,
+)
 from dynaflow_xla.tuning.choice import Choice as Choice, the
 
 _OPERATOR_S = 1e-3
@@ -55,11 +62,11 @@ def _part(leaf: Any) -> Any:
     return type(leaf), repr(leaf)
 
 
-_MAX_DECISIONS = 1024
+_MAX_KINDS = 1024
 _MAX_ONCE = 4096
 
 
-class Decisions:
+class Decisions(decisions.Decisions[Choice]):
     """Auto's decisions of one callable, by signature.
 
     Sizes that come for the first time take what was decided for others, and are decided for when they
@@ -69,22 +76,13 @@ class Decisions:
     """
 
     def __init__(self) -> None:
-        self._made: Recent[Any, Choice] = Recent(_MAX_DECISIONS)
-        self._kinds: Recent[Any, Choice] = Recent(
-            _MAX_DECISIONS
-        )  # without sizes: the last decision
+        super().__init__(Choice)
+        self._kinds: Recent[Any, Choice] = Recent(_MAX_KINDS)  # without sizes: the last decision
         self._once: Recent[Any, Choice] = Recent(_MAX_ONCE)
-
-    def __len__(self) -> int:
-        return len(self._made)
 
     def get(self, signature: Any) -> Choice | None:
         """What was decided, or what the one call so far took; None before the first call."""
-        return self._made.get(signature) or self._once.get(signature)
-
-    def decided(self, signature: Any) -> Choice | None:
-        """What was decided, or None."""
-        return self._made.get(signature)
+        return self.decided(signature) or self._once.get(signature)
 
     def of_other_sizes(self, signature: Any) -> Choice | None:
         """For sizes that come for the first time: the decision for others, if there is one."""
@@ -101,8 +99,8 @@ class Decisions:
     def put(self, signature: Any, choice: Choice) -> Choice:
         """Keeps a decision."""
         self._once.pop(signature)
-        self._made[signature] = self._kinds[_kind(signature)] = choice
-        return choice
+        self._kinds[_kind(signature)] = choice
+        return super().put(signature, choice)
 
 
 def _kind(signature: Any) -> Any:
@@ -163,7 +161,7 @@ def choose(
         quiet.Disturbed: something else ran; nothing is decided.
     """
     asked = core.options.strategy.budget_s if budget_s is None else budget_s
-    spending = budget.Budget(core.purse, asked)
+    spending = budget.Budget(core.decisions.purse, asked)
     try:
         return _choose(core, args, kwargs, watch, spending, tuned=budget_s is not None)
     except quiet.Disturbed:

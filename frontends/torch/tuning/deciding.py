@@ -14,8 +14,8 @@ from dynaflow_xla.recent import Recent
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
-from dynaflow_xla.strategies.identity import candidates as named_candidates, identity
-from dynaflow_xla.tuning import autotune, budget, choice as choosing, quiet
+from dynaflow_xla.strategies.identity import identity
+from dynaflow_xla.tuning import choice as choosing
 
 _MAX_CHILDREN = 64
 
@@ -35,10 +35,7 @@ class Deciding:
         self.original = original
         self.options = options
         self.decisions = auto.Decisions()
-        self.purse = budget.Purse()
-        self.put_off = quiet.PutOff()
         self.children: Recent[Hashable, Any] = Recent(_MAX_CHILDREN)
-        self._candidates: dict[bool, dict[str, Strategy]] = {}
 
     def made_for(self, strategy: Strategy) -> Any:
         """One like this, under another strategy."""
@@ -62,7 +59,9 @@ class Deciding:
         if choice is None:
             if native.in_lane() or _compat.modes_active() or _compat.watched_by_autograd():
                 return self.original(*args, **kwargs)
-            choice = self._decided_now(signature, args, kwargs)
+            choice = self.decisions.now(
+                signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide
+            )
         if choice is not None and choice.child is not None:
             try:
                 return choice.child.call(args, kwargs)
@@ -72,34 +71,14 @@ class Deciding:
                 self.decide(signature, auto.Choice(None, reason))
         return self.as_written(args, kwargs)
 
-    def _decided_now(self, signature: Any, args: Any, kwargs: Any) -> auto.Choice | None:
-        """Decides, unless something else of this process runs."""
-
-        def choose(watch: quiet.Watch) -> auto.Choice:
-            if (made := self.decisions.decided(signature)) is not None:
-                return made
-            try:
-                made = auto.choose(self, args, kwargs, watch)
-            except autotune.BudgetTooSmall as error:
-                made = auto.Choice(None, str(error))
-            return self.decide(signature, made)
-
-        def give_up(reason: str) -> auto.Choice:
-            return self.decide(signature, auto.Choice(None, reason))
-
-        return self.put_off.decide(signature, choose, give_up)
-
     def decide(self, signature: Any, choice: auto.Choice) -> auto.Choice:
         """Keeps a decision."""
-        self.put_off.done(signature)
         return self.decisions.put(signature, choice)
 
     def candidates(self, *, batched: bool = False) -> dict[str, Strategy]:
-        """Auto's candidates by name; asked for once, since a strategy may be known by its object only."""
-        if batched not in self._candidates:
-            made = self.options.strategy.candidates(self.options.lanes, batched=batched)  # type: ignore[attr-defined]
-            self._candidates[batched] = named_candidates(made, ("original",))
-        return self._candidates[batched]
+        """Auto's candidates by name."""
+        strategy, lanes = self.options.strategy, self.options.lanes
+        return self.decisions.candidates(strategy, lanes, batched=batched, reserved=("original",))
 
     def target(self, args: Any, kwargs: Any) -> Any:
         """Under ``Auto`` what was chosen for these arguments, or the first candidate; else this."""

@@ -9,7 +9,7 @@ import pytest
 from unhurried import unhurried
 
 import dynaflow_xla as dfx
-from dynaflow_xla.frontends.torch import core
+from dynaflow_xla.frontends.torch.dynamo import graphs
 from dynaflow_xla.frontends.torch.tuning import auto
 from dynaflow_xla.recent import Recent
 from dynaflow_xla.tuning import autotune
@@ -97,7 +97,7 @@ def test_decisions_are_bounded() -> None:
 
 def test_captures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that forgets its compiled code, as ``torch.compiler.reset`` makes it do."""
-    monkeypatch.setattr(core, "_MAX_ENTRIES", 2)
+    monkeypatch.setattr(graphs, "_MAX_ENTRIES", 2)
     fast, x = dfx.schedule(scaled, dfx.Branches(), lanes=2, backend="torch"), torch.randn(4, 8)
     with torch.no_grad():
         for turn in range(4):

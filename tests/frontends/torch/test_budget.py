@@ -90,7 +90,7 @@ def test_the_backward_counts_too(work: Work, more: float, fits: int) -> None:
     """It is planned when the first candidate runs; after that it is known that others have one."""
     work.capture_s = 4.0
     fast, x = auto_of(work), torch.randn(8, 64, requires_grad=True)
-    fast._dfx_core.purse.left_s = more
+    fast._dfx_core.decisions.purse.left_s = more
     (want,) = torch.autograd.grad(sorts(x).sum(), x)
     (got,) = torch.autograd.grad(fast(x).sum(), x)
     assert torch.equal(got, want)

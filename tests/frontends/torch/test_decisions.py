@@ -116,7 +116,7 @@ def test_what_is_never_undisturbed_is_the_original_and_says_so(
     monkeypatch: pytest.MonkeyPatch, x: Any
 ) -> None:
     fast, now = scheduled(), 0.0
-    fast._dfx_core.put_off = quiet.PutOff(clock=lambda: now)
+    fast._dfx_core.decisions.put_off = quiet.PutOff(clock=lambda: now)
 
     def measure(*_: Any, **__: Any) -> Any:
         raise quiet.Disturbed("not measured: the thread 'x' ran beside it")
