@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import DynaflowError, UnsupportedError
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import captures, failures, modes, operators
 from dynaflow_xla.frontends.torch.backend import Entry
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import overlap
@@ -60,10 +60,10 @@ class Core(Deciding):
             self._root,
             backend=self.graphs,
             **self.backend.capture_options(),
-            **_compat.captures_kept(capturing.MAX_CAPTURES),
+            **captures.captures_kept(capturing.MAX_CAPTURES),
         )
         plain = self.backend.whole_layers and not self.splits
-        self._shortcut = _compat.Shortcut(self._root) if plain else None
+        self._shortcut = captures.Shortcut(self._root) if plain else None
 
     def made_for(self, strategy: Strategy) -> Core:
         """A candidate of ``Auto``."""
@@ -79,7 +79,7 @@ class Core(Deciding):
         if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
             return self._with_arrays(args, kwargs)
         native.check_process()
-        if (around := _compat.tracer_around()) is not None:
+        if (around := modes.tracer_around()) is not None:
             return self._under(around, args, kwargs)
         if isinstance(self.options.strategy, Auto):
             return self.call_decided(args, kwargs)
@@ -105,8 +105,8 @@ class Core(Deciding):
     def why_original(self, args: Any, kwargs: Any) -> str:
         """Why a call with these arguments ran no graph."""
         name = self.options.name
-        count, reason = _compat.captures_of(self._root, {"args": args, "kwargs": kwargs})
-        if count >= _compat.capture_limit(capturing.MAX_CAPTURES):
+        count, reason = captures.captures_of(self._root, {"args": args, "kwargs": kwargs})
+        if count >= captures.capture_limit(capturing.MAX_CAPTURES):
             return (
                 f"{name!r} was captured {count} times, which is the most that is kept, and these arguments "
                 f"need another capture ({reason}), so the original runs for them. Sizes are captured twice, "
@@ -134,13 +134,13 @@ class Core(Deciding):
         try:
             capturing.settings.ensure()
             if not self.backend.whole_layers:
-                with _compat.unfused_layers():
+                with operators.unfused_layers():
                     return self._offered(args, kwargs)
             if self.splits:
                 return self._offered(args, kwargs)
             return self._compiled(*args, **kwargs)
-        except _compat.backend_failed() as error:
-            inner = _compat.inner_error(error)
+        except failures.backend_failed() as error:
+            inner = failures.inner_error(error)
             if isinstance(inner, DynaflowError):
                 raise inner from None
             if not isinstance(inner, NoGraph):
@@ -151,12 +151,12 @@ class Core(Deciding):
                     f"({str(inner).splitlines()[0]}); call the original"
                 ) from None
             failed: BaseException = inner
-        except _compat.capture_failed() as error:
+        except failures.capture_failed() as error:
             if self.breaks:
                 raise  # a part of it may have run: not again
             failed = error
         except Exception as error:
-            if self.breaks or not _compat.raised_by_capture(error):
+            if self.breaks or not failures.raised_by_capture(error):
                 raise
             failed = error
         return self._uncaptured(failed, args, kwargs)
@@ -188,7 +188,7 @@ class Core(Deciding):
             return self._compiled(*args, **kwargs)
         options = self.options
         offered = open_batch.offered(options.name, options.in_axes, self.original, args, kwargs)
-        with offered, _compat.layers_of_any_size():
+        with offered, operators.layers_of_any_size():
             result = self._compiled(*args, **kwargs)
         axes.check_results(options.name, options.out_axes, result)
         return result

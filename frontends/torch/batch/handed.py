@@ -16,7 +16,7 @@ import torch
 
 from dynaflow_xla.batch import expand
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.batch import totals
 from dynaflow_xla.frontends.torch.capture.captured import Captured, place, rows_of
 from dynaflow_xla.frontends.torch.capture.sizes import Layout
@@ -61,7 +61,7 @@ class _Others:
 
 def keep(parts: Sequence[torch.Tensor], sizes: tuple[int, ...], how: Joined) -> torch.Tensor:
     """What autograd keeps for a value of nano-batches of these sizes."""
-    if _compat.saved_is_read():
+    if modes.saved_is_read():
         return how.whole(parts)
     first = parts[0]
     # Autograd itself keeps no view, but another tensor of the same memory. A value that does not depend
@@ -138,12 +138,12 @@ def _lying(rows: torch.Tensor, layout: Layout, how: Joined) -> torch.Tensor:
 
 def watch() -> Callable[[Any], None] | None:
     """What is to be called before the backward of the forward that just ran; None if that kept no parts."""
-    return None if _compat.saved_is_read() else _refuse_compiled_autograd
+    return None if modes.saved_is_read() else _refuse_compiled_autograd
 
 
 def _refuse_compiled_autograd(_: Any) -> None:
     """Compiled autograd that came after the forward would take parts for values."""
-    if _compat.in_compiled_autograd():
+    if modes.in_compiled_autograd():
         raise UnsupportedError(
             "the forward of nano-batches ran before compiled autograd was enabled, so that what it kept is "
             "in parts. Enable compiled autograd around the forward, too"

@@ -45,14 +45,13 @@ from dynaflow_xla.frontends.torch.batch.rules import (
     reductions,
     shapes,
 )
-from dynaflow_xla.frontends.torch.batch.rules.walk import (
+from dynaflow_xla.frontends.torch.batch.rules.probes import (
     PROBES,
-    RULES,
-    Walker,
     number_state,
     rows_by_shape,
     varying,
 )
+from dynaflow_xla.frontends.torch.batch.rules.walk import RULES, Walker
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Symbol
 

@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dynaflow_xla.batch.states import Finding
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import failures
 from dynaflow_xla.frontends.torch.capture.captured import Payload, Ref
 from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Layout, Sized
 from dynaflow_xla.ir.graph import Op
@@ -47,7 +47,7 @@ def _touched(op: Op, sized: Sized, whole: Sized) -> bool:
     return bool(payload.args != other.args or payload.kwargs != other.kwargs)
 
 
-_UNSAID: tuple[type[BaseException], ...] = (*_compat.says_nothing(), NotImplementedError)
+_UNSAID: tuple[type[BaseException], ...] = (*failures.says_nothing(), NotImplementedError)
 
 
 class _Check:

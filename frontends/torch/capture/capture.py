@@ -7,10 +7,7 @@ operators keep their order whatever lanes they run on.
 
 from __future__ import annotations
 
-import inspect
 import operator
-import os
-import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -18,33 +15,17 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import aot
 from dynaflow_xla.frontends.torch.capture import costs, marks
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.draws import draws_numbers
-from dynaflow_xla.ir.graph import Graph, Op, OpMark, Source, Value
-
-ROOT_FILE = "<dynaflow_xla schedule"
-"""How the files of functions begin that call a scheduled callable; their numbers say nothing."""
+from dynaflow_xla.frontends.torch.capture.names import path_parts, source_of, without_counts
+from dynaflow_xla.ir.graph import Graph, Op, OpMark, Value
 
 OPEN_SIZES = "sizes that may change are shown as they were at the first call"
 
 CAPTURE_OPTIONS = frozenset({"dynamic", "fullgraph"})
 """Compiler options that go to ``torch.compile``."""
-
-_TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
-_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
-_ROOT = re.compile(r"^[LG]\['(\w+)'\]")
-
-
-def source_of(node: Any) -> Source | None:
-    """The innermost line of a node's stack trace outside PyTorch, or else the innermost in it."""
-    found = _FRAME.findall(node.meta.get("stack_trace") or "")
-    frames = [frame for frame in found if not frame[0].startswith(ROOT_FILE)]
-    for file, line, function in reversed(frames):
-        if not file.startswith(_TORCH_DIR):
-            return Source(file, int(line), function)
-    return Source(frames[-1][0], int(frames[-1][1]), frames[-1][2]) if frames else None
 
 
 def _is_random(node: Any, modules: dict[str, Any]) -> bool:
@@ -165,11 +146,13 @@ class _Builder:
         classes: list[str] = []
         calls = []
         for key, path, cls in stack:
-            parts = _path_parts(path)
+            parts = path_parts(path)
             _, at, repeat = key.partition("@")
             if at and parts:
                 parts[-1] = f"{parts[-1]}@{repeat}"
-            if len(parts) < len(scope) or _plain(parts[: len(scope)]) != _plain(scope):
+            if len(parts) < len(scope) or without_counts(parts[: len(scope)]) != without_counts(
+                scope
+            ):
                 scope, classes = [], []
             parts[: len(scope)] = scope
             classes += [""] * (len(parts) - len(classes))
@@ -310,51 +293,6 @@ class _Token:
 _TOKEN = _Token()
 
 
-def _plain(parts: list[str]) -> list[str]:
-    return [part.partition("@")[0] for part in parts]
-
-
-def _path_parts(path: str) -> list[str]:
-    """Components of a module path as Dynamo or export write it; the scheduled module is the root."""
-    match = _ROOT.match(path)
-    parts: list[str] = []
-    if match:
-        path = path[match.end() :]
-        if match.group(1) not in ("self", ROOT_NAME):
-            parts.append(match.group(1))
-    path = re.sub(r"\['?(\w+)'?\]", r".\1", path.replace("._modules", ""))
-    return parts + [part for part in path.split(".") if part]
-
-
-_ARGUMENT = re.compile(r"^L\['(args|kwargs)'\]\[(.+?)\](.*)$")
-
-
-def user_name(original: Any, source: str) -> str:
-    """What the user calls an input that Dynamo writes as ``source``; "" if that is not known.
-
-    An argument has the name that the function gives it, a parameter its path in the module.
-    """
-    match = _ARGUMENT.match(source)
-    if match is None:
-        parts = [p for p in _path_parts(source) if p not in ("_parameters", "_buffers")]
-        return ".".join(parts) if _ROOT.match(source) else ""
-    where, key, rest = match.groups()
-    if where == "kwargs":
-        return key.strip("'") + rest
-    called = original.forward if isinstance(original, torch.nn.Module) else original
-    try:
-        parameters = list(inspect.signature(called).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    number = int(key)
-    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return (plain[number] if number < len(plain) else f"argument {number}") + rest
-
-
-ROOT_NAME = "_dfx_root"
-"""Name under which the scheduled module is seen by Dynamo; not part of a scope."""
-
-
 def _params_text(node: Any) -> str:
     parts = []
     for i, arg in enumerate(node.args):
@@ -411,7 +349,7 @@ def capture(gm: Any, name: str) -> Captured:
     captured = Captured(
         graph, builder.ids, builder.examples, outputs, builder.epilogue, gm, device=device
     )
-    captured.labels = _compat.input_labels(gm)
+    captured.labels = aot.input_labels(gm)
     if builder.symbolic:
         captured.symbolic = True
         captured.notes.append(OPEN_SIZES)

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.frontends.torch._compat import guard_names, writes_inputs
-from dynaflow_xla.frontends.torch.capture.capture import ROOT_FILE, ROOT_NAME
+from dynaflow_xla.frontends.torch._compat.aot import writes_inputs
+from dynaflow_xla.frontends.torch._compat.dynamo_graphs import guard_names
+from dynaflow_xla.frontends.torch.capture.names import ROOT_FILE, ROOT_NAME
 from dynaflow_xla.tuning.put_back import Saved
 
 _ARGUMENTS = ("L['args']", "L['kwargs']")

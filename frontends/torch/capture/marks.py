@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import captures
 from dynaflow_xla.ir.graph import OpMark
 from dynaflow_xla.ir.rules import MarkInfo, mark, register_mark_backend, set_traced_mark
 
@@ -169,5 +169,5 @@ def mark_of(meta: Any) -> OpMark | None:
 
 register_mark_backend(enter_mark)
 set_traced_mark(torch.compiler.is_dynamo_compiling, _TracedMark)
-_compat.never_compile(mark.__enter__.__code__)
-_compat.never_compile(mark.__exit__.__code__)
+captures.never_compile(mark.__enter__.__code__)
+captures.never_compile(mark.__exit__.__code__)

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.shared_memory import View, overlapping
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -41,7 +41,7 @@ def pattern(args: Any, kwargs: Any) -> Pattern:
         for number, x in enumerate(pytree.tree_leaves((args, kwargs)))
         if type(x) in _PLAIN and x.layout is torch.strided and not x.is_meta
     ]
-    if len(leaves) < 2 or _compat.in_transform():
+    if len(leaves) < 2 or modes.in_transform():
         return _APART
     leaves = [(number, x) for number, x in leaves if x.numel() and x.data_ptr()]
     pairs = overlapping([_view(x) for _, x in leaves])

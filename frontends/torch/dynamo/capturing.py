@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import captures, dynamo_graphs
 from dynaflow_xla.frontends.torch.capture import marks
-from dynaflow_xla.frontends.torch.capture.capture import ROOT_FILE, ROOT_NAME
+from dynaflow_xla.frontends.torch.capture.names import ROOT_FILE, ROOT_NAME
 from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.rewrite import recurrent
 from dynaflow_xla.frontends.torch.signature import open_batch
@@ -26,14 +26,14 @@ _schedules = itertools.count()
 @contextmanager
 def _around() -> Iterator[None]:
     """What is open while Dynamo captures for us."""
-    before = _compat.break_counts()
+    before = dynamo_graphs.break_counts()
     with recurrent.lengths_open(), open_batch.around():
         yield
-    if reason := _compat.reason_of_break(before):
+    if reason := dynamo_graphs.reason_of_break(before):
         running.leave_out(reason)
 
 
-settings = _compat.CompilationSettings(marks.watched, _around)
+settings = captures.CompilationSettings(marks.watched, _around)
 
 
 def root_function(original: Callable[..., Any]) -> types.FunctionType:

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError, UnsupportedError
-from dynaflow_xla.frontends.torch import _compat, second_derivatives
+from dynaflow_xla.frontends.torch import second_derivatives
+from dynaflow_xla.frontends.torch._compat import aot, dynamo_graphs, failures
 from dynaflow_xla.frontends.torch.backend import Backend, BySizes, Entry
 from dynaflow_xla.frontends.torch.batch import handed
 from dynaflow_xla.frontends.torch.capture import draws, effects, marks, overlap
-from dynaflow_xla.frontends.torch.capture.capture import user_name
 from dynaflow_xla.frontends.torch.capture.context import graph_name
+from dynaflow_xla.frontends.torch.capture.names import user_name
 from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES
 from dynaflow_xla.frontends.torch.rewrite import recurrent
@@ -124,8 +125,8 @@ class Graphs:
         gm.recompile()
         sources = effects.sources_of(gm)
         self.changes.places |= effects.changed_objects()
-        self._note_break(_compat.break_reason(gm))
-        names = [user_name(self.original, source) for source in _compat.sources_of_inputs(gm)]
+        self._note_break(dynamo_graphs.break_reason(gm))
+        names = [user_name(self.original, source) for source in dynamo_graphs.sources_of_inputs(gm)]
         graph = _Graph(self._count, names, sources)
         if self.splits:
             graph.batch, graph.rows = open_batch.sizes_in(gm), 1
@@ -145,17 +146,17 @@ class Graphs:
 
     def _with_gradients(self, gm: Any, example_inputs: Any, graph: _Graph) -> Callable[..., Any]:
         """What AOTAutograd makes of a graph, with our forward and backward."""
-        aot = _compat.aot_backend(
+        derive = aot.aot_backend(
             self._compiler("forward", graph),
             self._compiler("backward", graph),
             self._compiler("inference", graph),
         )
         try:
-            return aot(gm, example_inputs)  # type: ignore[no-any-return]
-        except _compat.says_nothing() as error:  # Dynamo gives the graph up, and tells nobody
-            running.leave_out(f"PyTorch can make no graph of it: {_compat.told_by_fake(error)}")
+            return derive(gm, example_inputs)  # type: ignore[no-any-return]
+        except failures.says_nothing() as error:  # Dynamo gives the graph up, and tells nobody
+            running.leave_out(f"PyTorch can make no graph of it: {failures.told_by_fake(error)}")
             raise
-        except _compat.of_dynamo():
+        except failures.of_dynamo():
             raise  # it captures anew, say
         except Exception as error:
             if isinstance(error, DynaflowError) or graph.reached:
@@ -167,9 +168,9 @@ class Graphs:
 
         def compile_graph(gm: Any, example_inputs: Any) -> Callable[[list[Any]], Any]:
             graph.reached = True
-            gm.meta[_compat.LABELS] = graph.names
+            gm.meta[aot.LABELS] = graph.names
             own_memory = self.splits or not self.backend.in_place
-            if kind != "backward" and own_memory and _compat.needs_places(gm):
+            if kind != "backward" and own_memory and aot.needs_places(gm):
                 raise UnsupportedError(
                     f"{self.name!r} writes into one of several arguments that share memory, and "
                     "returns a view of one; under XLA and under nano-batches results have memory of their "
@@ -182,16 +183,16 @@ class Graphs:
                 made = self._planned(gm, kind, graph)
                 self.entries.append(made)
             if kind == "backward":
-                _compat.allow_second_backward()
+                aot.allow_second_backward()
                 graph.forward.backward = made
             else:
-                _compat.mend_views_of_merged(gm)
-                self.writes |= _compat.writes_inputs()
+                aot.mend_views_of_merged(gm)
+                self.writes |= aot.writes_inputs()
                 if self.writes and self.shared is not None:
                     overlap.check(self.shared, self.name)
                 self.changes.places |= effects.written_outside(graph.sources)
                 graph.forward = made
-            return _compat.boxed(_Runner(made))
+            return aot.boxed(_Runner(made))
 
         return compile_graph
 

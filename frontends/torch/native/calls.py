@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import modes, operators
 from dynaflow_xla.frontends.torch.capture.captured import Payload, Ref
 from dynaflow_xla.frontends.torch.rewrite import recurrent
 from dynaflow_xla.recent import Recent
@@ -39,10 +39,10 @@ def call_of(payload: Payload, examples: Mapping[int, Any]) -> tuple[Callable[...
         key = (target, _kind(payload.args, examples), _kind(payload.kwargs, examples))
         made = _made.get(key)
         if made is None:
-            with _compat.apart():
+            with modes.apart():
                 made = _made[key] = _asked(target, payload, examples)
     if made is None or made is target:
-        return _compat.bare(target), payload.args, payload.kwargs
+        return operators.bare(target), payload.args, payload.kwargs
     return made, _tuples(payload.args), _tuples(payload.kwargs)
 
 
@@ -113,7 +113,7 @@ def _asked(target: Any, payload: Payload, examples: Mapping[int, Any]) -> Callab
     # What takes no tensor may have its device changed by a mode that knows the Python function.
     if wanted is None or wanted[0] is not target or not standing:
         return target  # type: ignore[no-any-return]
-    for candidate in _compat.python_functions(target):
+    for candidate in operators.python_functions(target):
         found = _told(candidate, _tuples(args), _tuples(kwargs))
         if found is not None and _equal(found, wanted):
             return candidate

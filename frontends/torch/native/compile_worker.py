@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import compiling
 
 Request = tuple[torch.fx.GraphModule, list[torch.Tensor], str]
 """(module, examples, the file to make)"""
@@ -50,7 +50,7 @@ def compile_aoti(
     Raises:
         UnsupportedError: an operator needs PyTorch's own executor, which a library cannot bring.
     """
-    made = _compat.aot_compile(module, examples, settings)
+    made = compiling.aot_compile(module, examples, settings)
     if made.with_suffix(".json").exists():  # calls that only PyTorch's own executor can make
         raise UnsupportedError(
             f"compiler='aoti': {where} holds operators that AOTInductor has no code for; use "
@@ -65,7 +65,7 @@ def compile_one(compiler: str, settings: Mapping[str, Any], request: Request) ->
     if compiler == "aoti":
         compile_aoti(module, examples, settings, path)
     else:
-        _compat.inductor(module, examples, settings)
+        compiling.inductor(module, examples, settings)
         place(b"", path)
 
 

@@ -20,7 +20,7 @@ import torch
 from dynaflow_xla import machine
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import _engine
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import compiling, modes
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.native import compile_worker
 from dynaflow_xla.ir.graph import Region
@@ -116,7 +116,7 @@ def _stored(compiler: str, key: str) -> bool:
 def _load(compiler: str, structure: Structure, settings: Mapping[str, Any]) -> Implementation:
     path = _target(compiler, structure.key)
     if compiler == "inductor":
-        made = _compat.inductor(structure.module, structure.examples, settings)
+        made = compiling.inductor(structure.module, structure.examples, settings)
         compile_worker.place(b"", path)
         return made
     if not os.path.exists(path):
@@ -125,7 +125,7 @@ def _load(compiler: str, structure: Structure, settings: Mapping[str, Any]) -> I
         )
     # As many at a time as there may be lanes: regions of one structure share the library.
     model = _engine.AotiModel(path, max(1, len(os.sched_getaffinity(0))))
-    run, handles, tensors = model.run, _compat.tensor_handles, _compat.tensors_of_handles
+    run, handles, tensors = model.run, compiling.tensor_handles, compiling.tensors_of_handles
 
     def call(*inputs: Any) -> Sequence[Any]:
         return tensors(run(handles(inputs)))
@@ -185,7 +185,7 @@ def _structure(
             values[payload.outputs[0]] = node
     graph.output(tuple(values[v] for v in region.outputs))
     key.append([values[v].name for v in region.outputs])
-    with _compat.apart():
+    with modes.apart():
         examples = [_concrete(captured.examples[v]) for v in region.inputs]
     text = hashlib.sha256(str(key).encode()).hexdigest()[:32]
     where = f"region {region.name!r} (from {region.source})"

@@ -21,7 +21,7 @@ import torch
 
 from dynaflow_xla.errors import DynaflowError, EngineError
 from dynaflow_xla.ffi import _engine
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.native import threads
 from dynaflow_xla.frontends.torch.native.regions import Environment, Stretch, build_stretch
@@ -109,7 +109,7 @@ class _Step:
         """A thread of the engine: its settings are made the caller's for the time of the step."""
         grad, flush = torch.is_grad_enabled(), _flushes()
         saved = threads.limit()
-        _compat.set_grad_enabled(False)
+        modes.set_grad_enabled(False)
         if flush != call.flush:
             torch.set_flush_denormal(call.flush)
         try:
@@ -121,7 +121,7 @@ class _Step:
         finally:
             if flush != call.flush:
                 torch.set_flush_denormal(flush)
-            _compat.set_grad_enabled(grad)
+            modes.set_grad_enabled(grad)
             threads.restore(saved)
 
 
@@ -152,7 +152,7 @@ class Stage:
         Raises:
             EngineError: a region failed; the exception is its cause.
         """
-        if self.program is None or in_lane() or _compat.modes_active():
+        if self.program is None or in_lane() or modes.modes_active():
             for stretch in self.order:
                 try:
                     stretch.run(call.env)
@@ -218,8 +218,8 @@ class Native:
         env: Environment = self.captured.environment(inputs)
         call = _Call(env, torch.is_inference_mode_enabled(), _flushes())
         grad = torch.is_grad_enabled()
-        _compat.set_grad_enabled(False)
-        views = _compat.keep_views_plain()
+        modes.set_grad_enabled(False)
+        views = modes.keep_views_plain()
         try:
             for stage, outer in self.stages:
                 stage.run(call, measured)
@@ -235,8 +235,8 @@ class Native:
                 raise cause from None  # Ctrl-C
             raise self._explain(call, error) from cause
         finally:
-            _compat.set_grad_enabled(grad)
-            _compat.restore_views(views)
+            modes.set_grad_enabled(grad)
+            modes.restore_views(views)
         captured = self.captured
         if captured.placed:
             captured.finish(env)

@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import DynaflowError, UnsupportedError
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.on_xla import aten_table, torchax_table
 
 DTYPES = {
@@ -221,7 +221,7 @@ def constant(value: Any, name: str) -> Any:
         raise UnsupportedError(
             f"the constant {name} of the graph has no values; use backend='torch'"
         )
-    with _compat.apart():
+    with modes.apart():
         tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         if tensor.dtype == torch.bfloat16:  # NumPy has no such type by itself
             return jnp.asarray(tensor.view(torch.uint16).numpy().view(dtype))

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import operators
 
 _lock = threading.Lock()
 _NAME = "torchax"
@@ -60,7 +60,7 @@ def table() -> Mapping[Any, Callable[..., Any]]:
             _stand_in(f"{_NAME}.tensor").Tensor = type("Tensor", (), {})  # type: ignore[attr-defined]
             logger.setLevel(logging.ERROR)  # it notes each operator that it registers twice
             registry = importlib.import_module(f"{_NAME}.ops.ops_registry")
-            with _compat.removed_operators() as nothing:
+            with operators.removed_operators() as nothing:
                 importlib.import_module(f"{_NAME}.ops.jaten")
         except (ImportError, AttributeError) as error:
             raise UnsupportedError(

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import operators
 
 _KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
@@ -64,8 +64,8 @@ def _layer(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[T, B, I] -> [T, B, H], and the last state (for other kinds than LSTM the third is empty)."""
     whole = kind == "lstm" and has_biases and len(params) == 4  # no projection
-    if reverse and whole and _compat.lstm_is_onednn((x, *hx, *params)):
-        return _compat.reversed_lstm(x, hx, params, train)  # as the original: without two copies
+    if reverse and whole and operators.lstm_is_onednn((x, *hx, *params)):
+        return operators.reversed_lstm(x, hx, params, train)  # as the original: without two copies
     if reverse:
         x = x.flip(0)
     state: Any = list(hx) if kind == "lstm" else hx[0]
@@ -316,7 +316,7 @@ def _in_place_of_steps(kind: str, given: Sequence[Any]) -> Any:
     return stacked(kind, torch.is_grad_enabled(), *numbers)
 
 
-_compat.replace_steps({kind: partial(_in_place_of_steps, kind) for kind in _KINDS})
+operators.replace_steps({kind: partial(_in_place_of_steps, kind) for kind in _KINDS})
 
 
 def _rewrite(gm: Any, node: Any, args: Sequence[Any], kind: str, grad: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import DynaflowError, PlanError, SeparabilityError, UnsupportedError
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import aot, dynamo_graphs
 from dynaflow_xla.frontends.torch.backend import Backend
 from dynaflow_xla.frontends.torch.batch import axes, mean_losses
 from dynaflow_xla.frontends.torch.capture.capture import capture
@@ -71,7 +71,7 @@ def around() -> Iterator[None]:
         offer.error = error  # told by the backend: nobody listens to an exception here
         offer.dims = []
     marks = axes.Marks(offer.dims)
-    with _compat.sizes_apart():
+    with dynamo_graphs.sizes_apart():
         marks.open()
         try:
             yield
@@ -103,7 +103,7 @@ def sizes_in(gm: Any) -> list[Size]:
     for node in gm.graph.nodes:
         if node.op != "placeholder":
             continue
-        given = _compat.given_tensor(node)
+        given = dynamo_graphs.given_tensor(node)
         for number, (tensor, dim) in enumerate(offer.dims):
             if tensor is given:
                 size = node.meta["example_value"].shape[dim]
@@ -179,7 +179,7 @@ def graph_of(
                 context = Context(int(expr), shapes, "cpu", options.lanes, options.user)
                 sizes_of(options.strategy, context)  # refuses more nano-batches than rows
                 return None
-            where = _compat.where_fixed(size.size)
+            where = dynamo_graphs.where_fixed(size.size)
             tied = (
                 f"fixes it to {int(expr)}{where}: something with {int(expr)} entries meets the rows"
             )
@@ -192,12 +192,12 @@ def graph_of(
             f"{size.what} must be a size of its own, and the function {tied}. Ways out: {'; '.join(ways)}"
         )
     captured = mean_losses.as_quotients(capture(gm, graph_name(options, kind, number)))
-    descriptions = _compat.output_descriptions(gm)
+    descriptions = aot.output_descriptions(gm)
     if kind == "backward":
         roles = ["gradient"] * len(captured.outputs)
     elif len(descriptions) == len(captured.outputs):
         roles = [
-            "saved" if _compat.is_saved(d) else "updated" if _compat.is_update(d) else "result"
+            "saved" if aot.is_saved(d) else "updated" if aot.is_update(d) else "result"
             for d in descriptions
         ]
     elif kind == "inference":
@@ -215,9 +215,9 @@ def graph_of(
     )  # fmt: skip
     made.described = descriptions
     if forward is not None:
-        results = [d for d in forward.described if not _compat.is_saved(d)]
+        results = [d for d in forward.described if not aot.is_saved(d)]
         for node in gm.graph.nodes:
-            wanted = _compat.tangent_of(node) if node.op == "placeholder" else None
+            wanted = aot.tangent_of(node) if node.op == "placeholder" else None
             if wanted is not None and wanted in results:
                 made.tangents[node.name] = results.index(wanted)
     return made

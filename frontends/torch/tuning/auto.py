@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla._version import __version__
 from dynaflow_xla.errors import DynaflowError, UnsupportedError
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.tuning import keeping
@@ -346,7 +346,7 @@ def _hooked(original: Any) -> str | None:
     """Path of a module with hooks, if there is one: they may have effects."""
     if isinstance(original, torch.nn.Module):
         for name, module in original.named_modules():
-            if _compat.has_hooks(module):
+            if operators.has_hooks(module):
                 return f"the module {name!r}" if name else "the module"
     return None
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from dynaflow_xla.errors import SeparabilityError
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.tuning import auto
@@ -57,7 +57,7 @@ class Deciding:
         signature = auto.signature(self.original, args, kwargs)
         choice = self.decisions.decided(signature) or self.decisions.of_other_sizes(signature)
         if choice is None:
-            if native.in_lane() or _compat.modes_active() or _compat.watched_by_autograd():
+            if native.in_lane() or modes.modes_active() or modes.watched_by_autograd():
                 return self.original(*args, **kwargs)
             choice = self.decisions.now(
                 signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide

@@ -32,13 +32,13 @@ RULES = [dfx.Module("layers/*"), dfx.Module("last")]
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Notes each compilation of this process; there are no others."""
-    from dynaflow_xla.frontends.torch import _compat
+    from dynaflow_xla.frontends.torch._compat import compiling
     from dynaflow_xla.frontends.torch.native import compile_worker, compilers
 
     made: list[str] = []
 
     def count(name: str) -> Any:
-        original = getattr(_compat, name)
+        original = getattr(compiling, name)
 
         def call(*args: Any) -> Any:
             made.append(name)
@@ -46,8 +46,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         return call
 
-    monkeypatch.setattr(_compat, "inductor", count("inductor"))
-    monkeypatch.setattr(_compat, "aot_compile", count("aot_compile"))
+    monkeypatch.setattr(compiling, "inductor", count("inductor"))
+    monkeypatch.setattr(compiling, "aot_compile", count("aot_compile"))
     monkeypatch.setattr(compile_worker, "compile_all", lambda *_: None)
     monkeypatch.setattr(compilers, "_compiled", {})
     return made
@@ -96,16 +96,16 @@ _PROCESS = """
 from torch import nn
 torch.set_num_threads(1)
 made = []
-from dynaflow_xla.frontends.torch import _compat
+from dynaflow_xla.frontends.torch._compat import compiling
 from dynaflow_xla.frontends.torch.native import compile_worker
-original, everything = _compat.aot_compile, compile_worker.compile_all
+original, everything = compiling.aot_compile, compile_worker.compile_all
 def aot_compile(*args):
     made.append("here")
     return original(*args)
 def compile_all(compiler, settings, requests):
     made.extend("process" for _ in requests)
     return everything(compiler, settings, requests)
-_compat.aot_compile, compile_worker.compile_all = aot_compile, compile_all
+compiling.aot_compile, compile_worker.compile_all = aot_compile, compile_all
 model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 4))).eval()
 fast = dfx.schedule(model, strategy=dfx.Branches(), compiler="aoti",
                     rules=[dfx.Module("0"), dfx.Module("1")])

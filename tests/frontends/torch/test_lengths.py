@@ -179,7 +179,7 @@ def test_compiled_regions_are_for_some_sizes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_no_silent_end_of_captures(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynaflow_xla.frontends.torch import _compat
+    from dynaflow_xla.frontends.torch._compat import captures
     from dynaflow_xla.frontends.torch.dynamo import capturing
 
     monkeypatch.setattr(capturing, "MAX_CAPTURES", 3)
@@ -191,7 +191,7 @@ def test_no_silent_end_of_captures(monkeypatch: pytest.MonkeyPatch) -> None:
             dfx.FallbackWarning, match=r"captured 3 times.* == 'a'.*the original runs"
         ) as told,
     ):
-        assert _compat.capture_limit(3) == 3
+        assert captures.capture_limit(3) == 3
         for way in ("a", "b", "c", "d", "e"):
             torch.testing.assert_close(fast(x, way), torch.sort(x)[0])
     assert sum("could be captured" in str(w.message) for w in told) == 0

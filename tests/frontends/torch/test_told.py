@@ -139,9 +139,9 @@ def test_why_there_is_no_graph(function: Any, why: str) -> None:
 @pytest.fixture
 def fails_from(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lets AOTAutograd fail from its n-th graph on, as it does for some operators (``polygamma_``)."""
-    from dynaflow_xla.frontends.torch import core
+    from dynaflow_xla.frontends.torch._compat import aot
 
-    whole, made = core._compat.aot_backend, []
+    whole, made = aot.aot_backend, []
 
     def fail(first: int) -> None:
         def backend(*compilers: Any) -> Any:
@@ -153,7 +153,7 @@ def fails_from(monkeypatch: pytest.MonkeyPatch) -> Any:
 
             return run
 
-        monkeypatch.setattr(core._compat, "aot_backend", backend)
+        monkeypatch.setattr(aot, "aot_backend", backend)
 
     return fail
 

@@ -16,7 +16,8 @@ from dynaflow_xla.batch.states import (
     State,
     is_plain_same,
 )
-from dynaflow_xla.frontends.torch.batch.rules.walk import COUNTS, Site, rows_by_shape, rule
+from dynaflow_xla.frontends.torch.batch.rules.probes import rows_by_shape
+from dynaflow_xla.frontends.torch.batch.rules.walk import COUNTS, Site, rule
 
 _BAG = ("_embedding_bag", "_embedding_bag_forward_only")
 _BACKWARD = (

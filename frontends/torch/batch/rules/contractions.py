@@ -18,7 +18,8 @@ from dynaflow_xla.batch.states import (
     is_plain_same,
     moved,
 )
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site, rule, shifted, varying
+from dynaflow_xla.frontends.torch.batch.rules.probes import varying
+from dynaflow_xla.frontends.torch.batch.rules.walk import Site, rule, shifted
 
 
 def _matrix_product(site: Site, left: Any, right: Any) -> State:

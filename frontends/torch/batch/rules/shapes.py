@@ -20,7 +20,8 @@ from dynaflow_xla.batch.states import (
     moved,
 )
 from dynaflow_xla.frontends.torch.batch.rules.pointwise import converted, dtype_of
-from dynaflow_xla.frontends.torch.batch.rules.walk import PROBES, Site, rows_by_shape, rule, varying
+from dynaflow_xla.frontends.torch.batch.rules.probes import PROBES, rows_by_shape, varying
+from dynaflow_xla.frontends.torch.batch.rules.walk import Site, rule
 
 
 def out_value(site: Site, number: int = 0) -> int:

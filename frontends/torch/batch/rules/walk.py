@@ -1,8 +1,7 @@
 """Walks a captured graph whose batch size is open, and says of each value what the batch is to it.
 
-Sizes are looked at for two batch sizes that nothing else has: a size that is the same for both does
-not depend on the batch. At each operator its rule gives the states of the results; the shapes at both
-sizes are then held against these states, whatever the rule.
+At each operator its rule gives the states of the results; the shapes at both batch sizes of ``probes``
+are then held against these states, whatever the rule.
 """
 
 from __future__ import annotations
@@ -37,13 +36,17 @@ from dynaflow_xla.batch.states import (
     moved,
     unfilled,
 )
+from dynaflow_xla.frontends.torch.batch.rules.probes import (
+    PROBES,
+    Shape,
+    fits,
+    number_state,
+    rows_by_shape,
+    varying,
+)
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.ir.graph import Op
 
-PROBES = (10_007, 20_011)
-"""Batch sizes to look at: primes, so that no size is a multiple of them by accident."""
-
-Shape = tuple[int, ...]
 Rule = Callable[["Site"], "State | list[State]"]
 RULES: dict[str, Rule] = {}
 
@@ -393,21 +396,6 @@ def failed(site: Site, error: Exception) -> State:
     return Unknown(Finding("unproven", op.kind, reason, op.source, op.scope))
 
 
-def number_state(pair: tuple[Any, Any], *, irregular: bool = False) -> State:
-    """State of a number that is known at both probes, and may follow another law elsewhere."""
-    first, second = pair
-    if irregular:
-        return Mixed(Finding("mixed", "size", "a number depends on the batch size"))
-    if first == second:
-        return Same(0, first if isinstance(first, (int, float)) else None)
-    for power in (1, 2):
-        scale = [n / p**power for n, p in zip(pair, PROBES, strict=True)]
-        if scale[0] == scale[1] and scale[0]:
-            return Same(power)
-    blame = Finding("mixed", "size", "a number depends on the batch size")
-    return Mixed(blame)
-
-
 def arguments(payload: Payload) -> dict[str, Any]:
     """Arguments by the names in the operator's schema; {} if it has none."""
     schema = getattr(payload.target, "_schema", None)
@@ -422,40 +410,6 @@ def arguments(payload: Payload) -> dict[str, Any]:
         else:
             made[argument.name] = argument.default_value
     return made
-
-
-def fits(state: State, shapes: Sequence[Shape], sizes: Sequence[int]) -> bool:
-    """Whether a value of these shapes at these batch sizes can have the state."""
-    if any(len(shape) != len(shapes[0]) for shape in shapes):
-        return False
-    if isinstance(state, Rows | Position | Counted):
-        rank, axis = len(shapes[0]), state.axis
-        if not 0 <= axis < rank:
-            return False
-        each = 1 if isinstance(state, Position) else state.inner
-        each *= state.outer if isinstance(state, Rows) else 1
-        rest = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
-        rows = all(s[axis] == each * n for s, n in zip(shapes, sizes, strict=True))
-        return rows and len(rest) == 1
-    if isinstance(state, Same | Partial):
-        return len(set(shapes)) == 1
-    return True
-
-
-def varying(shapes: Sequence[Shape]) -> list[int]:
-    """The dimensions that depend on the batch size."""
-    return [d for d, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
-
-
-def rows_by_shape(shapes: Sequence[Shape]) -> Rows | None:
-    """The one dimension that is a multiple of the batch, as a state; None if there is no such one."""
-    found = varying(shapes)
-    if len(found) != 1:
-        return None
-    each = [shape[found[0]] / n for shape, n in zip(shapes, PROBES, strict=True)]
-    if each[0] != each[1] or each[0] != int(each[0]):
-        return None
-    return Rows(found[0], 1, int(each[0]))
 
 
 def axis_in(state: State, dims: Any, rank: int) -> bool:

@@ -1,0 +1,141 @@
+"""What AOTAutograd makes of a graph, and what it knows of its inputs and outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+def aot_backend(
+    forward: Callable[..., Any], backward: Callable[..., Any], inference: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A Dynamo backend that hands functional aten graphs to the three compilers.
+
+    The public way to it is a ``torch.compile`` backend, but AOTAutograd itself has only this name.
+    The default partitioner keeps every forward value that the backward reads: nothing is computed
+    again, so gradients have the original's bits.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import default_partition
+
+    return aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=default_partition,
+        decompositions={},
+    )
+
+
+def boxed(fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Marks a compiled function as one that takes a list it may empty, so that inputs die early."""
+    fn._boxed_call = True  # type: ignore[attr-defined]
+    return fn
+
+
+def allow_second_backward() -> None:
+    """Called while a backward is compiled: nobody writes into what its forward saved.
+
+    AOTAutograd otherwise refuses ``backward(retain_graph=True)``, for the sake of compilers that do.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
+def writes_inputs() -> bool:
+    """Called while a forward is compiled: whether it changes the data of an input."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return True  # not known
+    return any(info.mutates_data for info in context.fw_metadata.input_info)
+
+
+def _views_of_merged(gm: Any) -> Iterator[tuple[list[Any], int, Any]]:
+    """Called while a forward is compiled: results that are views of arguments which share memory.
+
+    Where one of such arguments is written, the graph gets their common base in their place. Gives what
+    AOTAutograd knows of all results, which of them it is, and its example.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return
+    inputs = list(gm.graph.find_nodes(op="placeholder"))
+    (output,) = gm.graph.find_nodes(op="output")
+    told = zip(output_descriptions(gm), output.args[0], strict=False)
+    results = {
+        d.idx: node.meta.get("val") for d, node in told if type(d).__name__ == "PlainAOTOutput"
+    }
+    infos = context.fw_metadata.output_info
+    for number, info in enumerate(infos):
+        base = None if info.base_idx is None or number not in results else inputs[info.base_idx]
+        if base is None or type(base.meta.get("desc")).__name__ not in _MERGED:
+            continue
+        if _place(results[number]) != _place(base.meta["val"]):
+            yield infos, number, results[number]
+
+
+_MERGED = ("ViewBaseAOTInput", "SyntheticBaseAOTInput")
+
+
+def _place(x: Any) -> Any:
+    return x.shape, x.stride(), x.storage_offset()
+
+
+def mend_views_of_merged(gm: Any) -> None:
+    """A written argument that is returned comes back as the view it is.
+
+    AOTAutograd before torch 2.13 gives back the base, if it has the argument's number among inputs.
+    """
+    from torch._functorch._aot_autograd.schemas import OutputType
+
+    for infos, number, _ in _views_of_merged(gm):
+        if infos[number].output_type is OutputType.is_input:
+            infos[number] = dataclasses.replace(
+                infos[number], output_type=OutputType.alias_of_input
+            )
+
+
+def needs_places(gm: Any) -> bool:
+    """Whether a result must lie as in the original: AOTAutograd makes a view of an argument like it."""
+    return any(x.storage_offset() or not x.is_contiguous() for _, _, x in _views_of_merged(gm))
+
+
+LABELS = "dynaflow_xla_labels"
+"""Key of a graph's ``meta``: what the user calls each input of the Dynamo graph it was made of."""
+
+
+def input_labels(gm: Any) -> dict[str, str]:
+    """Name of an input of AOTAutograd's graph -> what the user calls it, as far as is known."""
+    labels = gm.meta.get(LABELS, ())
+    found = {}
+    for node in gm.graph.find_nodes(op="placeholder"):
+        number = getattr(node.meta.get("desc"), "idx", None)
+        if isinstance(number, int) and number < len(labels) and labels[number]:
+            if type(node.meta["desc"]).__name__ == "PlainAOTInput":
+                found[node.name] = labels[number]
+    return found
+
+
+def output_descriptions(gm: Any) -> list[Any]:
+    """What each output of AOTAutograd's graph is, as it says itself."""
+    (output,) = [node for node in gm.graph.nodes if node.op == "output"]
+    return list(output.meta.get("desc") or ())
+
+
+def is_saved(description: Any) -> bool:
+    """Whether an output of a forward is kept for the backward."""
+    return type(description).__name__.startswith("SavedForBackwards")
+
+
+def is_update(description: Any) -> bool:
+    """Whether an output is what an argument or a buffer is to hold after the call."""
+    return type(description).__name__ == "InputMutationAOTOutput"
+
+
+def tangent_of(node: Any) -> Any:
+    """The description of the forward's output whose gradient an input of a backward is."""
+    return getattr(node.meta.get("desc"), "output", None)

@@ -1,0 +1,157 @@
+"""Dynamo's captures: its settings while it makes them, those it keeps, and a way to them without it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dynaflow_xla.frontends.torch._compat import modes
+from dynaflow_xla.recent import Recent
+
+
+def never_compile(code: types.CodeType) -> None:
+    """Keeps Dynamo from compiling a frame of this code by itself; inlining it stays possible."""
+    from torch._dynamo.eval_frame import skip_code
+
+    skip_code(code)
+
+
+class CompilationSettings:
+    """Dynamo's settings while it compiles for us, and only then.
+
+    Recurrent modules are captured (Dynamo breaks graphs at them by default), and hooks that modules
+    get after the capture are noticed. Dynamo settings belong to a thread; to set them at each call
+    would cost 20 us.
+
+    Args:
+        ours: Whether the compilation that starts now on this thread is for a scheduled call.
+        around: Makes what else is open while it lasts.
+    """
+
+    WANTED: Mapping[str, Any] = {"allow_rnn": True, "skip_nnmodule_hook_guards": False}
+
+    def __init__(
+        self, ours: Callable[[], bool], around: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> None:
+        self._ours, self._around = ours, around
+        self._here = threading.local()
+        # A backward is compiled inside of the captured function if that calls ``backward``. Dynamo would
+        # then compile the hooks too, and wait for the lock under which it calls them.
+        self._hooks = torch.compiler.disable(self._start), torch.compiler.disable(self._end)
+
+    def ensure(self) -> None:
+        """Registers the hooks; ``torch._dynamo.reset`` may have removed them."""
+        handler = torch._dynamo.callback.callback_handler
+        start, end = self._hooks
+        if start not in handler.start_callbacks:
+            handler.register_start_callback(start)
+            handler.register_end_callback(end)
+
+    def _start(self, _: Any) -> None:
+        self._here.patch = None
+        if self._ours():
+            self._here.patch = contextlib.ExitStack()
+            self._here.patch.enter_context(torch._dynamo.config.patch(**self.WANTED))
+            self._here.patch.enter_context(self._around())
+
+    def _end(self, _: Any) -> None:
+        patch = getattr(self._here, "patch", None)
+        if patch is not None:
+            self._here.patch = None
+            patch.close()
+
+
+_TAKES_LIMIT = "recompile_limit" in inspect.signature(torch.compile).parameters
+
+
+def captures_kept(count: int) -> dict[str, Any]:
+    """Arguments of ``torch.compile`` by which so many captures are kept; it has none before torch 2.13."""
+    return {"recompile_limit": count} if _TAKES_LIMIT else {}
+
+
+def capture_limit(count: int) -> int:
+    """How many captures are kept if ``count`` are asked for."""
+    return count if _TAKES_LIMIT else int(torch._dynamo.config.recompile_limit)
+
+
+def captures_of(fn: types.FunctionType, given: Mapping[str, Any]) -> tuple[int, str]:
+    """How many captures of a function are kept, and why the last does not fit a call.
+
+    Args:
+        fn: The function.
+        given: The call's local names.
+    """
+    from torch._dynamo import eval_frame
+
+    entries = eval_frame._debug_get_cache_entry_list(fn.__code__)
+    if not entries:
+        return 0, ""
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+    scope = {**given, **{name: cell.cell_contents for name, cell in cells}}
+    told = entries[-1].guard_manager.check_verbose(scope).verbose_code_parts
+    reason = str(told[0]).partition("#")[0].strip() if told else "a guard of the last fails"
+    return len(entries), reason
+
+
+_SHORTCUT_TESTED = frozenset({"2.11", "2.12", "2.13", "2.14", "2.15"})
+
+
+class Shortcut:
+    """What Dynamo compiled for a function, called without Dynamo where its guards hold.
+
+    The wrapper of ``torch.compile`` puts Dynamo into the interpreter for whatever the function may
+    call, which costs 8 us. Code that is one whole graph calls nothing else. PyTorch calls its own
+    precompiled functions in this way: guards, then code. The names are private, so this is for the
+    versions that it was tested with; in others every call goes through the wrapper.
+
+    Args:
+        fn: A function of ``*args`` and ``**kwargs``, and what it closes over.
+    """
+
+    def __init__(self, fn: types.FunctionType) -> None:
+        from torch._dynamo import eval_frame, guards
+
+        cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+        self._fn = fn
+        self._closed = {name: cell.cell_contents for name, cell in cells}
+        self._state: Any = eval_frame
+        self._entries: Any = getattr(eval_frame, "_debug_get_cache_entry_list", None)
+        self._callback: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+        self._valid = getattr(guards, "GuardManagerWrapper", None)
+        names = (self._entries, self._callback, getattr(eval_frame, "_stance", None), self._valid)
+        tested = ".".join(torch.__version__.split(".")[:2]) in _SHORTCUT_TESTED
+        self.usable = tested and None not in names
+        self._made: Recent[int, tuple[types.CodeType, types.FunctionType | None]] = Recent(64)
+
+    def find(self, args: Any, kwargs: Any) -> Callable[..., Any] | None:
+        """What was compiled for such arguments, or None: the wrapper has to be asked."""
+        if not self.usable or self._callback() is not None:  # inside of somebody's torch.compile
+            return None
+        stance = self._state._stance
+        if stance.stance != "default" or stance.backend is not None:
+            return None
+        if torch._C._is_tracing() or modes.modes_active():
+            return None
+        given = {"args": args, "kwargs": kwargs, **self._closed}
+        # Looked up anew: entries go when Dynamo is reset, and when something guarded is freed.
+        for entry in self._entries(self._fn.__code__):
+            manager = entry.guard_manager
+            if type(manager) is self._valid and manager.check(given):
+                return self._function(entry.code)
+        return None
+
+    def _function(self, code: types.CodeType) -> Callable[..., Any] | None:
+        known = self._made.get(id(code))
+        if known is None:
+            graphs = [n for n in code.co_names if n.startswith("__compiled_fn")]
+            whole = len(graphs) == 1 and not any(n.startswith("__resume") for n in code.co_names)
+            fn = self._fn
+            made = types.FunctionType(code, fn.__globals__, fn.__name__, None, fn.__closure__)
+            known = self._made[id(code)] = (code, made if whole else None)
+        return known[1]

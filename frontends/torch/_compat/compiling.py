@@ -1,0 +1,47 @@
+"""PyTorch's compilers of functional graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynaflow_xla.frontends.torch._compat import modes
+
+
+def inductor(
+    gm: Any, examples: Sequence[Any], options: Mapping[str, Any]
+) -> Callable[..., Sequence[Any]]:
+    """Compiles a functional graph module; apart from any capture that is going on."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile as inductor_compile
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    # Inductor looks into its cache on disk only where there are shapes to guard on.
+    context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))
+    with modes.apart(), tracing(context), torch.no_grad():
+        return inductor_compile(gm, list(examples), options=dict(options))  # type: ignore[no-any-return]
+
+
+def aot_compile(gm: Any, examples: Sequence[torch.Tensor], options: Mapping[str, Any]) -> Path:
+    """Compiles a functional graph module to a library; its path."""
+    from torch._inductor import aot_compile as inductor_aot_compile
+
+    with modes.apart(), torch.no_grad():
+        settings = {**options, "aot_inductor.package": False}
+        return Path(str(inductor_aot_compile(gm, tuple(examples), options=settings)))
+
+
+tensor_handles: Callable[[Sequence[torch.Tensor]], list[Any]] = (
+    torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+)
+"""Tensors to handles of AOTInductor's C interface, which the receiver owns."""
+
+
+tensors_of_handles: Callable[[list[Any]], list[torch.Tensor]] = (
+    torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+)
+"""Handles to tensors, which own them."""

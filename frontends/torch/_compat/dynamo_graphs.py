@@ -1,0 +1,95 @@
+"""Dynamo's graphs: where their inputs come from, why they end, and which sizes are open."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def guard_names() -> dict[str, Any]:
+    """What Dynamo's names of objects may refer to beside ``L`` and ``G``."""
+    from torch._dynamo import guards
+
+    made = getattr(guards, "_get_closure_vars", None)
+    return dict(made()) if made is not None else dict(getattr(guards, "CLOSURE_VARS", {}))
+
+
+def given_tensor(node: Any) -> Any:
+    """The caller's tensor that an input of a Dynamo graph stands for, or None."""
+    argument = node.meta.get("grapharg")
+    try:
+        return None if argument is None else argument.example
+    except AssertionError:  # it is gone already
+        return None
+
+
+def sources_of_inputs(gm: Any) -> list[str]:
+    """Where the inputs of a Dynamo graph come from, as Dynamo writes it."""
+    found = []
+    for node in gm.graph.find_nodes(op="placeholder"):
+        name: Any = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", "")
+        found.append(str(name() if callable(name) else name))  # a method before torch 2.12
+    return found
+
+
+def break_reason(gm: Any) -> tuple[str, Any] | None:
+    """(reason, innermost frame) if a graph ended because Dynamo could not go on, else None."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None or not getattr(reason, "graph_break", False):
+        return None
+    stack = list(getattr(reason, "user_stack", ()))
+    return str(reason.reason), stack[-1] if stack else None
+
+
+def break_counts() -> Counter[str]:
+    """How often this process ended a graph for which reason; without a graph there is no other trace."""
+    return Counter(torch._dynamo.utils.counters["graph_break"])
+
+
+def reason_of_break(before: Mapping[str, int]) -> str:
+    """The reason that was added last; "" if there is none."""
+    added = [r for r, n in break_counts().items() if n > before.get(r, 0)]
+    if not added:
+        return ""
+    lines = [line.strip() for line in added[-1].splitlines()]
+    told = dict(line.split(":", 1) for line in lines if ":" in line)
+    explained = told.get("Explanation", "").strip().rstrip(".")
+    context = told.get("Developer debug context", "").strip()
+    return explained or (f"{lines[0]}: {context}" if context else lines[0])
+
+
+@contextlib.contextmanager
+def sizes_apart() -> Iterator[None]:
+    """Sizes that are equal by accident stay two sizes in a capture."""
+    from torch.fx.experimental import _config
+
+    with _config.patch(use_duck_shape=False):
+        yield
+
+
+def where_fixed(size: Any) -> str:
+    """Where in the program an open size became a number, as far as PyTorch remembers."""
+    node: Any = getattr(size, "node", None)
+    for guard in getattr(getattr(node, "shape_env", None), "guards", ()):
+        if node._expr in guard.expr.free_symbols:
+            return f" (at {_with_whole_path(str(guard.sloc).rpartition('#')[2].strip())})"
+    return ""
+
+
+def _with_whole_path(place: str) -> str:
+    """A place in a program as PyTorch shortens it: without what its file's path shares with PyTorch's own.
+
+    Of a path that shares only the root it cuts a letter, too.
+    """
+    name, colon, rest = place.partition(":")
+    for folder in Path(torch.__file__).parents:
+        if (folder / name).is_file():
+            return f"{folder / name}{colon}{rest}"
+    found = [] if glob.has_magic(name) else glob.glob(f"/?{name}")
+    return f"{found[0]}{colon}{rest}" if len(found) == 1 else place

@@ -1,0 +1,57 @@
+"""What PyTorch raises where a function cannot be captured."""
+
+from __future__ import annotations
+
+import torch
+
+
+def says_nothing() -> tuple[type[BaseException], ...]:
+    """What an operator raises on tensors without data where it needs the data, or has no kernel for them."""
+    from torch._subclasses import fake_tensor
+
+    return (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        fake_tensor.UnsupportedFakeTensorException,
+        fake_tensor.UnsupportedOperatorException,
+    )
+
+
+def told_by_fake(error: BaseException) -> str:
+    """What one of these says, which may be the operator alone."""
+    named = getattr(error, "func", None)
+    return f"{named} needs the data of its tensors" if named is not None else str(error)
+
+
+def inner_error(error: BaseException) -> BaseException:
+    """What a backend raised, without Dynamo's wrapping."""
+    return getattr(error, "inner_exception", None) or error
+
+
+def backend_failed() -> type[BaseException]:
+    """The class in which Dynamo wraps a backend's exception."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    return BackendCompilerFailed
+
+
+def of_dynamo() -> type[Exception]:
+    """What Dynamo raises for itself: that it starts a capture again, skips a frame, or gives up."""
+    return torch._dynamo.exc.TorchDynamoException
+
+
+def capture_failed() -> tuple[type[BaseException], ...]:
+    """Classes of Dynamo's errors where an operator fails on the shapes of a call, or Dynamo itself does."""
+    from torch._dynamo.exc import InternalTorchDynamoError, TorchRuntimeError
+
+    return TorchRuntimeError, InternalTorchDynamoError
+
+
+def raised_by_capture(error: BaseException) -> bool:
+    """Whether an operator raised this on tensors without data, while Dynamo followed the function.
+
+    Dynamo lets errors of some classes through (``IndexError`` among them), with its own words added, which
+    it remembers on the error. Its own classes are no operator's.
+    """
+    followed = hasattr(error, "innermost_user_frame_summary")
+    return followed and not isinstance(error, of_dynamo())

@@ -1,0 +1,93 @@
+"""The state of a thread: transforms, traces, modes, and what autograd is told."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Apart from any capture that is going on: no tracing, tensors are real."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with torch._guards.tracing(None), _disable_current_modes():
+        yield
+
+
+_TRANSFORMS = {
+    "Vmap": "torch.func.vmap",
+    "Grad": "torch.func.grad (or vjp, jacrev)",
+    "Jvp": "torch.func.jvp (or jacfwd)",
+    "Functionalize": "torch.func.functionalize",
+}
+
+
+def tracer_around() -> str | None:
+    """The functorch transform or the trace that a call is in, by its public name."""
+    if torch._C._is_tracing():
+        return "torch.jit.trace"
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    if interpreter is None:
+        return None
+    kind = interpreter.key().name
+    return _TRANSFORMS.get(kind, f"a transform of torch.func ({kind})")
+
+
+def modes_active() -> bool:
+    """Whether a dispatch or function mode of this thread would miss what other threads do."""
+    return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
+
+
+def watched_by_autograd() -> bool:
+    """Whether a functorch transform or hooks on saved tensors are open here: they would see what is measured.
+
+    ``torch.utils.checkpoint`` works by such hooks.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None or in_transform()
+
+
+def saved_is_read() -> bool:
+    """Whether somebody will look at what a forward that runs now keeps: hooks, or compiled autograd."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return (
+        hooks is not None or in_compiled_autograd() or bool(torch._dynamo.config.compiled_autograd)
+    )
+
+
+def in_compiled_autograd() -> bool:
+    """Whether compiled autograd is enabled on this thread, or runs now."""
+    made = torch._dynamo.compiled_autograd
+    return bool(getattr(made, "compiled_autograd_enabled", False)) or bool(
+        getattr(made, "in_compiled_autograd_region", False)
+    )
+
+
+def in_transform() -> bool:
+    """Whether a functorch transform is open: its tensors have no memory to look at."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+"""The bare setter: the public one is a context object, made anew for each step."""
+
+
+def keep_views_plain() -> bool:
+    """Views of this thread take no note of how to make them anew, as AOTAutograd asks for around a forward.
+
+    Autograd keeps apart what a captured graph returns, so that nobody asks. Each view would cost twice as
+    much. Returns what ``restore_views`` needs.
+    """
+    before = bool(torch._C._is_view_replay_enabled())
+    if before:
+        torch._C._set_view_replay_enabled(False)
+    return before
+
+
+def restore_views(before: bool) -> None:
+    """Undoes ``keep_views_plain`` on the same thread."""
+    if before:
+        torch._C._set_view_replay_enabled(True)

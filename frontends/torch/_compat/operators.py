@@ -1,0 +1,127 @@
+"""Operators and modules: what they call, and what stands in their place."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+def bare(target: Any) -> Callable[..., Any]:
+    """What an operator of ``torch.ops`` calls, without the frames of Python around it."""
+    made: Callable[..., Any] = getattr(target, "_op", target)
+    return made
+
+
+def python_functions(target: Any) -> list[Callable[..., Any]]:
+    """Functions in C of an operator's name that Python code calls: methods, those of torch and of nn."""
+    name = target.overloadpacket.__name__
+    places = (torch.Tensor, torch._C._VariableFunctions, torch._C._nn)
+    found = [getattr(place, name, None) for place in places]
+    in_c = (types.MethodDescriptorType, types.BuiltinFunctionType)
+    return [f for f in found if isinstance(f, in_c)]
+
+
+_REMOVED = ("cholesky", "qr")
+"""Operators of ``torch.ops.aten`` that newer versions lack and torchax 0.0.13 names as it is loaded."""
+
+
+@contextlib.contextmanager
+def removed_operators() -> Iterator[frozenset[object]]:
+    """While open, names of removed operators are there and stand for nothing; gives what they stand for."""
+    aten = torch.ops.aten
+    stand_ins = {name: object() for name in _REMOVED if not hasattr(aten, name)}
+    for name, nothing in stand_ins.items():
+        setattr(aten, name, nothing)
+    try:
+        yield frozenset(stand_ins.values())
+    finally:
+        for name in stand_ins:
+            delattr(aten, name)
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether hooks are registered on a module or its parameters; there is no public way to ask."""
+    of_module = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    of_tensor = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    parameters = module.parameters(recurse=False)
+    return any(getattr(module, name) for name in of_module) or any(
+        getattr(p, name) for p in parameters for name in of_tensor
+    )
+
+
+def lstm_is_onednn(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether ``torch.lstm`` with biases runs oneDNN's layers on these tensors, as far as is known."""
+    return (
+        torch.backends.mkldnn.is_available()
+        and torch._C._get_mkldnn_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
+        and tensors[0].numel() > 0
+    )
+
+
+def reversed_lstm(
+    x: torch.Tensor, hx: Sequence[torch.Tensor], params: Sequence[torch.Tensor], train: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One layer of an LSTM from the last step to the first, by the operator that ``torch.lstm`` uses.
+
+    ``x`` is [T, B, I], the states [1, B, H]; returns [T, B, H] and the last states.
+    """
+    lstm_mode = 2
+    y, h, c, _ = torch.ops.aten.mkldnn_rnn_layer.default(
+        x.contiguous(), *params, hx[0][0], hx[1][0], True, [], lstm_mode, hx[0].shape[-1], 1, True,
+        True, False, train,
+    )  # fmt: skip
+    return y, h.reshape(hx[0].shape), c.reshape(hx[1].shape)
+
+
+def replace_steps(replacements: Mapping[str, Callable[[Sequence[Any]], Any]]) -> None:
+    """Asks before a recurrent operator is decomposed into one operator for each time step.
+
+    PyTorch keeps its decompositions in a table of each operator; there is no public way to another one for
+    some captures only. What is put there asks and goes on to PyTorch's own, so nobody else notices.
+
+    Args:
+        replacements: Name of an operator -> function of its arguments; it answers None to go on.
+    """
+
+    def asking(replacement: Callable[[Sequence[Any]], Any], steps: Callable[..., Any]) -> Any:
+        def call(*args: Any) -> Any:
+            made = replacement(args)
+            return steps(*args) if made is None else made
+
+        return call
+
+    for name, replacement in replacements.items():
+        operator = getattr(torch.ops.aten, name).input
+        for key, steps in operator.py_kernels.items():
+            operator.py_kernels[key] = asking(replacement, steps)
+        operator._dispatch_cache.clear()
+
+
+_LAYERS_OF_ANY_SIZE = (
+    torch.ops.aten._transformer_encoder_layer_fwd.default.has_kernel_for_dispatch_key(
+        torch._C.DispatchKey.Meta
+    )
+)
+"""Whether Dynamo can follow a whole transformer layer with an open batch; not before torch 2.13."""
+
+
+def layers_of_any_size() -> contextlib.AbstractContextManager[None]:
+    """Context in which modules can be captured with an open batch."""
+    return contextlib.nullcontext() if _LAYERS_OF_ANY_SIZE else unfused_layers()
+
+
+@contextlib.contextmanager
+def unfused_layers() -> Iterator[None]:
+    """Context: no operators that are a whole transformer layer; they have no decomposition."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

@@ -1,0 +1,74 @@
+"""What the operators and inputs of a graph are in the user's code: lines, modules, arguments."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from typing import Any
+
+import torch
+
+from dynaflow_xla.ir.graph import Source
+
+ROOT_FILE = "<dynaflow_xla schedule"
+"""How the files of functions begin that call a scheduled callable; their numbers say nothing."""
+
+ROOT_NAME = "_dfx_root"
+"""Name under which the scheduled module is seen by Dynamo; not part of a scope."""
+
+_TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+_ROOT = re.compile(r"^[LG]\['(\w+)'\]")
+
+
+def source_of(node: Any) -> Source | None:
+    """The innermost line of a node's stack trace outside PyTorch, or else the innermost in it."""
+    found = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = [frame for frame in found if not frame[0].startswith(ROOT_FILE)]
+    for file, line, function in reversed(frames):
+        if not file.startswith(_TORCH_DIR):
+            return Source(file, int(line), function)
+    return Source(frames[-1][0], int(frames[-1][1]), frames[-1][2]) if frames else None
+
+
+def without_counts(parts: list[str]) -> list[str]:
+    """Components of a path without the numbers of calls."""
+    return [part.partition("@")[0] for part in parts]
+
+
+def path_parts(path: str) -> list[str]:
+    """Components of a module path as Dynamo or export write it; the scheduled module is the root."""
+    match = _ROOT.match(path)
+    parts: list[str] = []
+    if match:
+        path = path[match.end() :]
+        if match.group(1) not in ("self", ROOT_NAME):
+            parts.append(match.group(1))
+    path = re.sub(r"\['?(\w+)'?\]", r".\1", path.replace("._modules", ""))
+    return parts + [part for part in path.split(".") if part]
+
+
+_ARGUMENT = re.compile(r"^L\['(args|kwargs)'\]\[(.+?)\](.*)$")
+
+
+def user_name(original: Any, source: str) -> str:
+    """What the user calls an input that Dynamo writes as ``source``; "" if that is not known.
+
+    An argument has the name that the function gives it, a parameter its path in the module.
+    """
+    match = _ARGUMENT.match(source)
+    if match is None:
+        parts = [p for p in path_parts(source) if p not in ("_parameters", "_buffers")]
+        return ".".join(parts) if _ROOT.match(source) else ""
+    where, key, rest = match.groups()
+    if where == "kwargs":
+        return key.strip("'") + rest
+    called = original.forward if isinstance(original, torch.nn.Module) else original
+    try:
+        parameters = list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    number = int(key)
+    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return (plain[number] if number < len(plain) else f"argument {number}") + rest
