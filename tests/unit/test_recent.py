@@ -59,7 +59,7 @@ def test_many_threads() -> None:
 KNOWN = {
     "batch/arguments.py": {"_parameters_of": "weak: functions that somebody owns"},
     "machine.py": {"cpu_model": "no arguments"},
-    "ir/rules.py": {"_backends": "one for each frontend", "_load": "by name of a frontend"},
+    "ir/rules.py": {"_backends": "one for each frontend", "_load_jax": "no arguments"},
     "ffi/device_lanes.py": {"_cuda": "one for each device"},
     "ffi/programs.py": {"_living": "weak: programs that somebody owns"},
     "ffi/xla.py": {"_clients": "one for each lane"},
