@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from dynaflow_xla.ir import work
+from dynaflow_xla.ir.work import Work
+
 # Fitted to XLA:CPU of jaxlib 0.10 on one core of a 2024 server processor with AVX-512.
 GEMM_FLOPS_PER_NS = 220.0
 CONV_FLOPS_PER_NS = 180.0
@@ -23,8 +26,6 @@ FFT_FLOPS_PER_NS = 38.0
 BYTES_PER_NS = 50.0  # operators mostly read what is in a cache, or fused into them
 SORT_NS, SORT_MORE_NS = 11.0, 2.0  # a comparison with its moves; for each further operand
 OP_OVERHEAD_NS = 150.0
-WHILE_TRIPS = 100
-"""Assumed trip count of a while loop, which its jaxpr does not tell."""
 
 SPREAD_NS = 50_000.0
 """XLA:CPU gives operators of about this much work to all of its threads, if it can: see ``original_ns``."""
@@ -53,17 +54,7 @@ CALLBACKS = frozenset(
 )
 OUTER_CALLS = frozenset(["dfx_call", "dfx_program", "shard_map", "xla_pmap", "device_put"])
 
-Work = tuple[float, int, float]
-"""Flops, bytes moved, nanoseconds."""
-
 Leaf = Callable[[Any, str, dict[str, Any]], Work]
-
-# n is the matrix order; the constants are the usual leading terms (Golub & Van Loan, 4th ed.).
-_FACTORIZATIONS = {
-    "cholesky": 1 / 3, "cholesky_update": 2.0, "lu": 2 / 3, "geqrf": 4 / 3, "qr": 8 / 3,
-    "householder_product": 4 / 3, "eigh": 9.0, "eig": 25.0, "svd": 20.0, "schur": 25.0,
-    "hessenberg": 10 / 3, "tridiagonal": 4 / 3, "triangular_solve": 1.0, "tridiagonal_solve": 0.1,
-}  # fmt: skip
 
 
 def aval_bytes(aval: Any) -> int:
@@ -79,15 +70,11 @@ def _size(aval: Any) -> int:
 
 def _inner(jaxpr: Any, leaf: Leaf) -> Work:
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    flops, moved, cost = 0.0, 0, 0.0
-    for eqn in jaxpr.eqns:
-        f, b, c = _walk(eqn, leaf)
-        flops, moved, cost = flops + f, moved + b, cost + c
-    return flops, moved, cost
+    return work.together(_walk(eqn, leaf) for eqn in jaxpr.eqns)
 
 
 def estimate(eqn: Any) -> Work:
-    """(flops, bytes moved, nanoseconds on one core) of one equation, control flow included."""
+    """The work of one equation, control flow included."""
     return _walk(eqn, _primitive)
 
 
@@ -100,27 +87,23 @@ def original_ns(jaxpr: Any, cores: int) -> float:
     """
 
     def leaf(eqn: Any, name: str, params: dict[str, Any]) -> Work:
-        flops, moved, cost = _primitive(eqn, name, params)
-        alone = name in ONE_CORE or name in _FACTORIZATIONS or name.startswith(_ONE_CORE_STARTS)
-        return flops, moved, cost if alone or cost < SPREAD_NS else cost / cores
+        made = _primitive(eqn, name, params)
+        alone = name in ONE_CORE or name in work.FACTORIZATIONS or name.startswith(_ONE_CORE_STARTS)
+        return made if alone or made.ns < SPREAD_NS else made._replace(ns=made.ns / cores)
 
-    return _inner(jaxpr, leaf)[2]
+    return _inner(jaxpr, leaf).ns
 
 
 def _walk(eqn: Any, leaf: Leaf) -> Work:
     name = eqn.primitive.name
     params = eqn.params
     if name == "scan":
-        flops, moved, cost = _inner(params["jaxpr"], leaf)
-        n = int(params["length"])
-        return flops * n, moved * n, cost * n
+        return _inner(params["jaxpr"], leaf).times(int(params["length"]))
     if name == "while":
-        f1, b1, c1 = _inner(params["body_jaxpr"], leaf)
-        f2, b2, c2 = _inner(params["cond_jaxpr"], leaf)
-        return (f1 + f2) * WHILE_TRIPS, (b1 + b2) * WHILE_TRIPS, (c1 + c2) * WHILE_TRIPS
+        parts = (_inner(params[part], leaf) for part in ("body_jaxpr", "cond_jaxpr"))
+        return work.together(parts).times(work.LOOP_TRIPS)
     if name == "cond":
-        works = (_inner(branch, leaf) for branch in params["branches"])
-        return max(works, key=lambda work: work[2])
+        return work.longest(_inner(branch, leaf) for branch in params["branches"])
     for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         if key in params and hasattr(getattr(params[key], "jaxpr", params[key]), "eqns"):
             return _inner(params[key], leaf)
@@ -145,7 +128,7 @@ def _convolution(ins: Any, out: Any, params: dict[str, Any]) -> tuple[float, flo
     return flops, flops * groups / rate
 
 
-def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> tuple[float, int, float]:
+def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     ins = [v.aval for v in eqn.invars if hasattr(v.aval, "shape")]
     outs = [v.aval for v in eqn.outvars if hasattr(v.aval, "shape")]
     moved = sum(map(aval_bytes, ins)) + sum(map(aval_bytes, outs))
@@ -153,46 +136,46 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> tuple[float, int,
     in_size = max(map(_size, ins), default=0)
     memory_ns = moved / BYTES_PER_NS
     if name in FREE:
-        return 0.0, 0, 0.0
+        return Work()
     if name == "dot_general":
         (lhs_contract, _), _ = params["dimension_numbers"]
         k = math.prod(ins[0].shape[d] for d in lhs_contract)
         flops = 2.0 * out_size * k
-        return flops, moved, max(flops / GEMM_FLOPS_PER_NS, memory_ns) + OP_OVERHEAD_NS
+        return Work(flops, moved, max(flops / GEMM_FLOPS_PER_NS, memory_ns) + OP_OVERHEAD_NS)
     if name == "conv_general_dilated":
         flops, cost = _convolution(ins, outs[0], params)
-        return flops, moved, max(cost, memory_ns) + OP_OVERHEAD_NS
-    if name in _FACTORIZATIONS and ins and len(ins[0].shape) >= 2:
-        *batch, m, n = ins[0].shape
-        flops = _FACTORIZATIONS[name] * math.prod(batch) * m * n * min(m, n)
+        return Work(flops, moved, max(cost, memory_ns) + OP_OVERHEAD_NS)
+    if name in work.FACTORIZATIONS and ins and len(ins[0].shape) >= 2:
+        flops = work.factorization(name, ins[0].shape)
         if name == "triangular_solve":
+            *batch, m, _ = ins[0].shape
             rhs = ins[1].shape
             flops = float(
                 math.prod(batch) * m * m * (rhs[-1] if params.get("left_side") else rhs[-2])
             )
-        return flops, moved, flops / FACTOR_FLOPS_PER_NS + 2000.0
+        return Work(flops, moved, flops / FACTOR_FLOPS_PER_NS + 2000.0)
     if name == "sort":
         dim = params["dimension"]
-        work = in_size * math.log2(max(ins[0].shape[dim] if ins[0].shape else 1, 2))
+        steps = work.comparisons(in_size, ins[0].shape[dim] if ins[0].shape else 1)
         each = SORT_NS + SORT_MORE_NS * (len(ins) - 1)
-        return work, moved, work * each + OP_OVERHEAD_NS
+        return Work(steps, moved, steps * each + OP_OVERHEAD_NS)
     if name in ("top_k", "approx_top_k"):
-        return float(in_size), moved, 1.2 * in_size + OP_OVERHEAD_NS
+        return Work(float(in_size), moved, 1.2 * in_size + OP_OVERHEAD_NS)
     if name == "fft":
-        work = 5.0 * in_size * max(1.0, math.log2(max(math.prod(params["fft_lengths"]), 2)))
-        return work, moved, work / FFT_FLOPS_PER_NS + 1000.0
+        flops = work.fourier(in_size, math.prod(params["fft_lengths"]))
+        return Work(flops, moved, flops / FFT_FLOPS_PER_NS + 1000.0)
     if name in ("random_bits", "threefry2x32"):
-        return 20.0 * out_size, moved, 3.0 * out_size + OP_OVERHEAD_NS
+        return Work(20.0 * out_size, moved, 3.0 * out_size + OP_OVERHEAD_NS)
     if name == "gather" or name.startswith("scatter"):
         moving = out_size if name == "gather" else _size(ins[-1])
-        return 0.0, moved, max(1.3 * moving, memory_ns) + OP_OVERHEAD_NS
+        return Work(0.0, moved, max(1.3 * moving, memory_ns) + OP_OVERHEAD_NS)
     if name.startswith(("cum", "arg", "reduce_window", "select_and")):
-        return float(in_size), moved, max(4.5 * in_size, memory_ns) + OP_OVERHEAD_NS
+        return Work(float(in_size), moved, max(4.5 * in_size, memory_ns) + OP_OVERHEAD_NS)
     if name.startswith("reduce"):
-        return float(in_size), moved, max(0.05 * in_size, memory_ns) + OP_OVERHEAD_NS
+        return Work(float(in_size), moved, max(0.05 * in_size, memory_ns) + OP_OVERHEAD_NS)
     if name in TRANSCENDENTAL:
-        return 10.0 * out_size, moved, max(0.4 * out_size, memory_ns) + OP_OVERHEAD_NS
+        return Work(10.0 * out_size, moved, max(0.4 * out_size, memory_ns) + OP_OVERHEAD_NS)
     if name in ("broadcast_in_dim", "iota", "slice", "concatenate", "pad", "transpose", "rev",
                 "convert_element_type", "copy", "select_n"):  # fmt: skip
-        return 0.0, moved, memory_ns + OP_OVERHEAD_NS
-    return float(out_size), moved, max(0.05 * out_size, memory_ns) + OP_OVERHEAD_NS
+        return Work(0.0, moved, memory_ns + OP_OVERHEAD_NS)
+    return Work(float(out_size), moved, max(0.05 * out_size, memory_ns) + OP_OVERHEAD_NS)

@@ -14,6 +14,8 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from dynaflow_xla import machine
+from dynaflow_xla.ir import work
+from dynaflow_xla.ir.work import Work
 
 GEMM_FLOPS_PER_NS = 30.0
 CONV_FLOPS_PER_NS = 20.0
@@ -22,17 +24,14 @@ BYTES_PER_NS = machine.COPY_BYTES_PER_NS  # an eager operator goes through memor
 OP_OVERHEAD_NS = 1_500.0
 """An eager operator: dispatch, allocation, the Python call."""
 
-LOOP_TRIPS = 100
-"""Assumed trip count of a while loop, which its graph does not tell."""
-
-# n is the matrix order; the usual leading terms (Golub & Van Loan, 4th ed.).
 _FACTORIZATIONS = {
-    "linalg_cholesky_ex": 1 / 3, "cholesky": 1 / 3, "linalg_lu_factor_ex": 2 / 3, "linalg_lu": 2 / 3,
-    "linalg_qr": 8 / 3, "geqrf": 4 / 3, "linalg_householder_product": 4 / 3, "_linalg_eigh": 9.0,
-    "linalg_eig": 25.0, "_linalg_eigvals": 10.0, "_linalg_svd": 20.0, "_linalg_solve_ex": 2 / 3,
-    "linalg_inv_ex": 2.0,
-    "linalg_solve_triangular": 1.0, "triangular_solve": 1.0, "_linalg_det": 2 / 3,
-    "linalg_ldl_factor_ex": 1 / 3, "linalg_matrix_exp": 20.0, "cholesky_solve": 2.0,
+    "linalg_cholesky_ex": "cholesky", "cholesky": "cholesky", "linalg_lu_factor_ex": "lu",
+    "linalg_lu": "lu", "_linalg_solve_ex": "lu", "_linalg_det": "lu", "linalg_qr": "qr",
+    "geqrf": "geqrf", "linalg_householder_product": "householder_product", "_linalg_eigh": "eigh",
+    "linalg_eig": "eig", "_linalg_eigvals": "eigvals", "_linalg_svd": "svd",
+    "linalg_inv_ex": "inverse", "linalg_solve_triangular": "triangular_solve",
+    "triangular_solve": "triangular_solve", "linalg_ldl_factor_ex": "ldl",
+    "linalg_matrix_exp": "exponential", "cholesky_solve": "cholesky_solve",
 }  # fmt: skip
 _TRANSCENDENTAL = frozenset(
     "exp exp2 log log1p log2 log10 expm1 tanh sigmoid sin cos tan erf erfinv erfc pow sqrt rsqrt "
@@ -91,47 +90,41 @@ def _is_view(target: Any) -> bool:
     )
 
 
-def estimate(target: Any, args: Any, kwargs: Any, out: Any) -> tuple[float, int, float]:
-    """(flops, bytes moved, nanoseconds on one core) of one call with example values."""
+def estimate(target: Any, args: Any, kwargs: Any, out: Any) -> Work:
+    """The work of one call with example values."""
     if _is_view(target):
-        return 0.0, 0, OP_OVERHEAD_NS
+        return Work(ns=OP_OVERHEAD_NS)
     inner = [a for a in args if isinstance(a, torch.fx.GraphModule)]
     if inner:
         return _higher_order(str(target), inner, args)
     ins, outs = _tensors((args, kwargs)), _tensors(out)
     moved = sum(map(tensor_bytes, ins)) + sum(map(tensor_bytes, outs))
     if not outs:
-        return 0.0, 0, 200.0
+        return Work(ns=200.0)
     name = getattr(getattr(target, "overloadpacket", target), "__name__", "")
     flops, work_ns = _work(name, target, args, kwargs, ins, outs, out)
-    return flops, moved, max(work_ns, moved / BYTES_PER_NS) + OP_OVERHEAD_NS
+    return Work(flops, moved, max(work_ns, moved / BYTES_PER_NS) + OP_OVERHEAD_NS)
 
 
-def _higher_order(name: str, inner: list[Any], args: Any) -> tuple[float, int, float]:
+def _higher_order(name: str, inner: list[Any], args: Any) -> Work:
     works = [_graph(gm) for gm in inner]
     trips = 1
     if "while" in name:
-        trips = LOOP_TRIPS
+        trips = work.LOOP_TRIPS
     elif "scan" in name or "map" in name:
         sizes = [shape_of(t)[0] for t in _tensors(args) if t.ndim]
         trips = max(sizes, default=1)
     elif "cond" in name:
-        works = [max(works, key=lambda w: w[2])]
-    return (
-        trips * sum(w[0] for w in works),
-        trips * sum(w[1] for w in works),
-        trips * sum(w[2] for w in works) + OP_OVERHEAD_NS,
+        works = [work.longest(works)]
+    return work.together([work.together(works).times(trips), Work(ns=OP_OVERHEAD_NS)])
+
+
+def _graph(gm: Any) -> Work:
+    return work.together(
+        estimate(node.target, example(node.args), example(node.kwargs), node.meta["val"])
+        for node in gm.graph.nodes
+        if node.op == "call_function" and "val" in node.meta
     )
-
-
-def _graph(gm: Any) -> tuple[float, int, float]:
-    flops, moved, cost = 0.0, 0, 0.0
-    for node in gm.graph.nodes:
-        if node.op == "call_function" and "val" in node.meta:
-            args, kwargs = example(node.args), example(node.kwargs)
-            f, b, c = estimate(node.target, args, kwargs, node.meta["val"])
-            flops, moved, cost = flops + f, moved + b, cost + c
-    return flops, moved, cost
 
 
 def example(arg: Any) -> Any:
@@ -149,15 +142,14 @@ def _work(
     out: Any,
 ) -> tuple[float, float]:
     """(operations, nanoseconds) apart from memory traffic and overhead."""
-    out_size = float(sum(math.prod(shape_of(t)) for t in outs))
-    in_size = float(max((math.prod(shape_of(t)) for t in ins), default=0))
+    out_size = sum(math.prod(shape_of(t)) for t in outs)
+    in_size = max((math.prod(shape_of(t)) for t in ins), default=0)
     formula = flop_registry.get(getattr(target, "overloadpacket", None))
     if formula is not None:
         flops = float(formula(*_concrete(args), **_concrete(kwargs), out_val=_concrete(out)))
         return flops, flops / (CONV_FLOPS_PER_NS if "conv" in name else GEMM_FLOPS_PER_NS)
     if name in _FACTORIZATIONS and ins and ins[0].ndim >= 2:
-        *batch, m, n = shape_of(ins[0])
-        flops = _FACTORIZATIONS[name] * math.prod(batch) * m * n * min(m, n)
+        flops = work.factorization(_FACTORIZATIONS[name], shape_of(ins[0]))
         return flops, flops / FACTOR_FLOPS_PER_NS + 2_000.0
     if name in ("mkldnn_rnn_layer", "rnn_layer", "rnn_layer_backward") or name.endswith("_cell"):
         # Every weight matrix [gates*hidden, k] meets every step and row of the input once.
@@ -165,16 +157,15 @@ def _work(
         flops = 2.0 * rows * sum(math.prod(shape_of(t)) for t in ins[1:] if t.ndim == 2)
         return flops, flops / 10.0 + 20.0 * out_size
     if name in _SORTS and ins:
-        n = max(shape_of(ins[0])[-1] if ins[0].ndim else 1, 2)
-        work = in_size * math.log2(n)
-        return work, work * 2.0
+        steps = work.comparisons(in_size, shape_of(ins[0])[-1] if ins[0].ndim else 1)
+        return steps, steps * 2.0
     if name.startswith("_fft"):
-        work = 5.0 * in_size * max(1.0, math.log2(max(in_size, 2)))
-        return work, work / 4.0 + 1_000.0
+        flops = work.fourier(in_size, in_size)
+        return flops, flops / 4.0 + 1_000.0
     if name in _RANDOM:
         return 20.0 * out_size, 4.0 * out_size
     if name.startswith(("index", "gather", "scatter", "embedding", "_unsafe_index")):
         return 0.0, 2.0 * out_size
     if name in _TRANSCENDENTAL:
         return 10.0 * out_size, 1.5 * out_size
-    return max(out_size, in_size), 0.3 * max(out_size, in_size)
+    return float(max(out_size, in_size)), 0.3 * max(out_size, in_size)

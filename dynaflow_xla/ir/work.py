@@ -1,0 +1,66 @@
+"""How much work operators are, counted in one way for every framework; rates are the frontends' own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+LOOP_TRIPS = 100
+"""Assumed trip count of a while loop, which its program does not tell."""
+
+# n is the matrix order; the usual leading terms (Golub & Van Loan, 4th ed.).
+FACTORIZATIONS = {
+    "cholesky": 1 / 3, "cholesky_update": 2.0, "cholesky_solve": 2.0, "ldl": 1 / 3, "lu": 2 / 3,
+    "geqrf": 4 / 3, "qr": 8 / 3, "householder_product": 4 / 3, "eigh": 9.0, "eigvals": 10.0,
+    "eig": 25.0, "svd": 20.0, "schur": 25.0, "hessenberg": 10 / 3, "tridiagonal": 4 / 3,
+    "triangular_solve": 1.0, "tridiagonal_solve": 0.1, "inverse": 2.0, "exponential": 20.0,
+}  # fmt: skip
+"""Of matrices, and solutions by one: operations by ``n**3``."""
+
+
+class Work(NamedTuple):
+    """What an operator takes.
+
+    Attributes:
+        flops: Operations.
+        bytes_moved: Read and written.
+        ns: On one core.
+    """
+
+    flops: float = 0.0
+    bytes_moved: int = 0
+    ns: float = 0.0
+
+    def times(self, count: int) -> Work:
+        """That so often."""
+        return Work(self.flops * count, self.bytes_moved * count, self.ns * count)
+
+
+def together(works: Iterable[Work]) -> Work:
+    """One after another."""
+    flops, moved, ns = 0.0, 0, 0.0
+    for work in works:
+        flops, moved, ns = flops + work.flops, moved + work.bytes_moved, ns + work.ns
+    return Work(flops, moved, ns)
+
+
+def longest(works: Iterable[Work]) -> Work:
+    """Of the branches of a condition the one that takes longest."""
+    return max(works, key=lambda work: work.ns)
+
+
+def factorization(kind: str, shape: Sequence[int]) -> float:
+    """Operations of one of ``FACTORIZATIONS`` of matrices ``[..., m, n]``."""
+    *batch, m, n = shape
+    return FACTORIZATIONS[kind] * math.prod(batch) * m * n * min(m, n)
+
+
+def comparisons(size: int, length: int) -> float:
+    """Of a sort of so many elements in rows of that length."""
+    return size * math.log2(max(length, 2))
+
+
+def fourier(size: int, length: int) -> float:
+    """Operations of a fast Fourier transform over so many elements."""
+    return 5.0 * size * max(1.0, math.log2(max(length, 2)))
