@@ -1,27 +1,28 @@
 """Regions as Python code: one straight-line function for each stretch of regions on a lane.
 
-Operators are called one after another with local variables for values, which are dropped after
-their last use. Values that other stretches read pass through the call's environment, a list indexed
-by value id. Who owns a value: the environment until its only reader takes it out, or until the call
-ends if there are several readers or it is a result.
+Operators are called one after another, most of them without Python (see ``interpreted``); values are
+dropped after their last use. Values that other stretches read pass through the call's environment, a
+list indexed by value id. Who owns a value: the environment until its only reader takes it out, or until the
+call ends if there are several readers or it is a result.
 """
 
 from __future__ import annotations
 
-import linecache
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
+import torch
+
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Placed, Ref, place
-from dynaflow_xla.frontends.torch.native import calls
+from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
+from dynaflow_xla.frontends.torch.native.interpreted import LEAST, Run
+from dynaflow_xla.frontends.torch.native.source import Code, Step
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 
 Environment = list[Any]
-
-_SIMPLE = (bool, int, str, type(None), type(...))
 
 
 @dataclass(frozen=True)
@@ -31,119 +32,25 @@ class Stretch:
     Attributes:
         regions: Their ids, in order.
         run: Reads values from an environment and leaves there what others read.
-        line_regions: Region id for each line of the generated code, the first line first.
+        lines: By code object that ``run`` is made of, the region of each of its lines.
+        operators: How many it runs, regions that run as a whole among them.
+        interpreted: How many of them run without Python.
     """
 
     regions: tuple[int, ...]
     run: Callable[[Environment], None]
-    line_regions: tuple[int, ...]
+    lines: dict[CodeType, tuple[int, ...]]
+    operators: int
+    interpreted: int
 
     def region_of(self, error: BaseException) -> int:
         """The region in which an exception that ``run`` raised came up."""
-        trace = error.__traceback__
+        trace, found = error.__traceback__, self.regions[0]
         while trace is not None:
-            if trace.tb_frame.f_code is self.run.__code__:  # type: ignore[attr-defined]
-                return self.line_regions[trace.tb_lineno - 1]
+            if (lines := self.lines.get(trace.tb_frame.f_code)) is not None:
+                found = lines[trace.tb_lineno - 1]
             trace = trace.tb_next
-        return self.regions[0]
-
-
-class _Writer:
-    """Source text of one stretch."""
-
-    def __init__(self, captured: Captured, exported: set[int], taken: set[int]) -> None:
-        self.captured = captured
-        self.exported = exported
-        self.taken = taken
-        self.names: dict[str, Any] = {}
-        self.known: dict[int, str] = {}
-        self.lines: list[str] = []
-        self.line_regions: list[int] = []
-        self.have: set[int] = set()
-        # Part of a result -> places it is written to.
-        self.slots: dict[int, list[tuple[int, Placed]]] = {}
-        for placed in captured.placed:
-            for value, slot, _, _ in placed.parts:
-                self.slots.setdefault(value, []).append((slot, placed))
-
-    def constant(self, value: Any) -> str:
-        name = self.known.get(id(value))
-        if name is None:
-            name = self.known[id(value)] = f"c{len(self.known)}"
-            self.names[name] = value
-        return name
-
-    def expression(self, arg: Any) -> str:
-        if isinstance(arg, Ref):
-            return f"v{arg.value}"
-        if isinstance(arg, _SIMPLE):
-            return repr(arg)
-        if isinstance(arg, (list, tuple)):
-            inner = ", ".join(self.expression(item) for item in arg)
-            if isinstance(arg, list):
-                return f"[{inner}]"
-            return f"({inner},)" if len(arg) == 1 else f"({inner})"
-        if isinstance(arg, dict):
-            inner = ", ".join(f"{k!r}: {self.expression(v)}" for k, v in arg.items())
-            return f"{{{inner}}}"
-        if isinstance(arg, slice):
-            parts = (self.expression(x) for x in (arg.start, arg.stop, arg.step))
-            return f"slice({', '.join(parts)})"
-        return self.constant(arg)
-
-    def emit(self, line: str, region: int) -> None:
-        self.lines.append(f"    {line}")
-        self.line_regions.append(region)
-
-    def load(self, values: Iterable[int], region: int) -> None:
-        for value in values:
-            if value in self.have or self.is_token(value):
-                continue
-            self.have.add(value)
-            self.emit(f"v{value} = env[{value}]", region)
-            if value in self.taken:
-                self.emit(f"env[{value}] = None", region)
-
-    def is_token(self, value: int) -> bool:
-        return self.captured.graph.values[value].dtype == "token"
-
-    def call(self, index: int, region: int) -> None:
-        op = self.captured.graph.ops[index]
-        payload: Payload = op.payload
-        if all(v in self.have for v in op.outputs) and not op.once:
-            return  # repeated in an earlier region of this stretch
-        self.load(op.inputs, region)
-        function, given, named = calls.call_of(payload, self.captured.examples)
-        args = [self.expression(arg) for arg in given]
-        args += [f"{k}={self.expression(v)}" for k, v in named.items()]
-        call = f"{self.constant(function)}({', '.join(args)})"
-        if payload.multiple:
-            targets = ", ".join("_" if v is None else f"v{v}" for v in payload.outputs)
-            call = f"[{targets}] = {call}" if targets else call
-        elif payload.outputs:
-            call = f"v{payload.outputs[0]} = {call}"
-        self.emit(call, region)
-        self.made(op.outputs, region)
-
-    def made(self, values: Iterable[int], region: int) -> None:
-        for value in values:
-            self.have.add(value)
-            if value in self.exported and not self.is_token(value):
-                self.emit(f"env[{value}] = v{value}", region)
-            for slot, placed in self.slots.get(value, ()):
-                part = f"v{value}"
-                if placed.runs > 1:
-                    axis, runs = placed.axis, placed.runs
-                    part += f".unflatten({axis}, ({runs}, {part}.shape[{axis}] // {runs}))"
-                write = self.constant(place)
-                shared = f", {placed.shared}" if placed.shared else ""
-                self.emit(f"env[{slot}] = {write}(env[{slot}], {part}{shared})", region)
-
-    def drop(self, values: Iterable[int], region: int) -> None:
-        dead = [v for v in dict.fromkeys(values) if v in self.have and not self.is_token(v)]
-        if dead:
-            self.emit(f"del {', '.join(f'v{v}' for v in dead)}", region)
-            self.have.difference_update(dead)
+        return found
 
 
 def build_stretch(
@@ -162,35 +69,45 @@ def build_stretch(
         regions: Region ids, in order.
         exported: Values that somebody outside of the stretch reads.
         taken: Values that only this stretch reads, which it takes out of the environment.
-        implementations: Region id -> function of the region's inputs that returns its outputs, for
-            regions that do not run operator by operator.
+        implementations: For regions that do not run operator by operator a function of the inputs that
+            returns the outputs, or one operator of PyTorch's with one output.
     """
-    writer = _Writer(captured, exported, taken)
+    names = ", ".join(pg.regions[r].name for r in regions[:3])
+    code = Code(captured, f"{captured.graph.name}: {names}", exported, taken)
     steps = _steps(captured, pg, regions, implementations)
-    last: dict[int, int] = {}
-    for number, (_, _, reads, writes) in enumerate(steps):
-        for value in (*reads, *writes):
-            last[value] = number
-    for number, (region, index, reads, writes) in enumerate(steps):
-        if index is not None:
-            writer.call(index, region.id)
+    last = {v: number for number, step in enumerate(steps) for v in (*step.reads, *step.writes)}
+    until = interpreted = 0
+    for group, run in _groups(captured, steps):
+        begin, until = until, until + len(group)
+        if run is None or len(group) < LEAST:
+            for number, step in enumerate(group, begin):
+                code.step(step)
+                dead = [v for v in (*step.reads, *step.writes) if last[v] == number]
+                code.drop(dead, step.region)
         else:
-            writer.load(reads, region.id)
-            name = writer.constant(implementations[region.id])
-            args = ", ".join(f"v{v}" for v in reads if not writer.is_token(v))
-            data = [v for v in writes if not writer.is_token(v)]
-            targets = ", ".join(f"v{v}" for v in data)
-            writer.emit(f"[{targets}] = {name}({args})" if data else f"{name}({args})", region.id)
-            writer.made(writes, region.id)
-        writer.drop((v for v in (*reads, *writes) if last[v] == number), region.id)
-    text = "def run(env):\n" + "\n".join(writer.lines or ["    pass"]) + "\n"
-    names = [pg.regions[r].name for r in regions]
-    filename = f"<dynaflow_xla {captured.graph.name}: {', '.join(names[:3])} #{id(writer):x}>"
-    scope: dict[str, Any] = dict(writer.names)
-    exec(compile(text, filename, "exec"), scope)  # the text is made of the names above alone
-    linecache.cache.pop(filename, None)
-    line_regions = (regions[0] if regions else -1, *writer.line_regions)
-    return Stretch(tuple(regions), scope["run"], line_regions)
+            results = [v for v in run.made if last[v] >= until or code.wanted(v)]
+            code.interpreted(run, group, results)
+            interpreted += len(group)
+            dead = [v for v in (*run.inputs, *results) if last[v] < until]
+            code.drop(dead, group[-1].region)
+    return Stretch(tuple(regions), code.function("env"), code.regions, len(steps), interpreted)
+
+
+def _groups(captured: Captured, steps: Sequence[Step]) -> list[tuple[list[Step], Run | None]]:
+    """Neighbouring steps that run together: in the interpreter of graphs, or from Python."""
+    groups: list[tuple[list[Step], Run | None]] = []
+    for step in steps:
+        if step.payload is not None:
+            run = groups[-1][1] if groups else None
+            if run is not None and not run.full() and run.add(step.payload):
+                groups[-1][0].append(step)
+                continue
+            run = Run(captured)
+            if run.add(step.payload):
+                groups.append(([step], run))
+                continue
+        groups.append(([step], None))
+    return groups
 
 
 def _steps(
@@ -198,17 +115,26 @@ def _steps(
     pg: PartitionedGraph,
     regions: Sequence[int],
     implementations: dict[int, Callable[..., Sequence[Any]]],
-) -> list[tuple[Region, int | None, tuple[int, ...], tuple[int, ...]]]:
-    """(region, operator or None for a whole region, values read, values made) in order."""
-    steps: list[tuple[Region, int | None, tuple[int, ...], tuple[int, ...]]] = []
+) -> list[Step]:
+    """What runs, in order; operators that stand in several regions run in the first."""
+    steps: list[Step] = []
+    made: set[int] = set()
     for number in regions:
         region = pg.regions[number]
         if number in implementations:
-            steps.append((region, None, region.inputs, region.outputs))
+            function = implementations[number]
+            if type(function) is torch._ops.OpOverload:
+                call = Payload(function, tuple(map(Ref, region.inputs)), {}, region.outputs, False)
+                steps.append(Step(number, call, None, region.inputs, region.outputs))
+            else:
+                steps.append(Step(number, None, function, region.inputs, region.outputs))
+            made.update(region.outputs)
             continue
         for index in region.ops:
             op = captured.graph.ops[index]
-            steps.append((region, index, op.inputs, op.outputs))
+            if op.once or not made.issuperset(op.outputs):
+                steps.append(Step(number, op.payload, None, op.inputs, op.outputs))
+                made.update(op.outputs)
     return steps
 
 

@@ -96,7 +96,7 @@ class Split(SplitGraph):
         )
 
         if spec.how == "sum" and reads == [0, 1] and cuts == [None, None]:
-            return _sum_of_two
+            return torch.ops.aten.add.Tensor  # the most frequent total: a parameter's gradient
 
         def run(*args: Any) -> list[Any]:
             parts = [_ARRAYS.read(args[n], cut) for n, cut in zip(reads, cuts, strict=True)]
@@ -128,11 +128,6 @@ class Split(SplitGraph):
 def layout_of(example: torch.Tensor) -> Layout:
     """How a tensor of fixed sizes lies in memory."""
     return Layout.of(example, Evaluator({}))
-
-
-def _sum_of_two(a: Any, b: Any) -> tuple[Any]:
-    """The most frequent total, of a parameter's gradient; rounded once, whatever the type."""
-    return (torch.add(a, b),)
 
 
 def _widened(x: Any) -> Any:

@@ -1,0 +1,227 @@
+"""PyTorch's interpreter of graphs: operators one after another, without Python between them.
+
+It is TorchScript's, used for what it does at run time only: nothing is scripted or traced, a graph is
+written operator by operator. It calls the operators that ``torch.ops`` calls, with the same
+kernels, and gives the interpreter lock back while it runs. All of it is private to PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_made = threading.Lock()
+
+_FORMATS = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+"""c10::MemoryFormat; the interpreter's form of it is its number."""
+
+
+class Unwritable(Exception):
+    """An operator or argument that cannot stand in a graph of the interpreter."""
+
+
+def interpreter_exists() -> bool:
+    """Whether this PyTorch has an interpreter with the names used here."""
+    names = ("Graph", "_create_function_from_graph", "_jit_set_profiling_mode", "TensorType")
+    return all(hasattr(torch._C, name) for name in names)
+
+
+class Writer:
+    """A graph that is written operator by operator.
+
+    A value of it is what ``input`` and ``operator`` return.
+    """
+
+    def __init__(self) -> None:
+        self._graph = torch._C.Graph()
+        self._tensor = torch._C.TensorType.get()
+
+    def input(self, name: str, example: Any) -> Any:
+        """One more argument, a tensor or an int as the example is.
+
+        Raises:
+            Unwritable: it is something else.
+        """
+        if not isinstance(example, torch.Tensor | torch.SymInt | int) or isinstance(example, bool):
+            raise Unwritable(f"an argument {type(example).__name__}")
+        value = self._graph.addInput(name)
+        is_tensor = isinstance(example, torch.Tensor)
+        value.setType(self._tensor if is_tensor else torch._C.IntType.get())
+        return value
+
+    def operator(self, target: Any, args: Sequence[Any], kwargs: Any, value_of: Any) -> list[Any]:
+        """Calls an operator that returns tensors, or one list of tensors whose length is ``results``.
+
+        Args:
+            target: An ``OpOverload``.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            value_of: From an argument to the value that it stands for, or None if it is a constant.
+
+        Returns:
+            Its result: one value for each return of the schema.
+
+        Raises:
+            Unwritable: it cannot be written; the graph is as before, constants that nobody reads aside.
+        """
+        schema = target._schema
+        if schema.is_mutable:
+            raise Unwritable("it writes into its arguments")
+        kinds = [r.type for r in schema.returns]
+        if not kinds or any(not _is_tensors(kind) for kind in kinds):
+            raise Unwritable("its results are no tensors")
+        inputs, numbers = [], False
+        for position, formal in enumerate(schema.arguments):
+            if position < len(args) and not formal.kwarg_only:
+                given = args[position]
+            elif formal.name in kwargs:
+                given = kwargs[formal.name]
+            elif formal.has_default_value():
+                given = formal.default_value
+            else:
+                raise Unwritable(f"{formal.name} is missing")
+            numbers |= formal.type.kind() == "TensorType" and isinstance(
+                given, int | float | complex
+            )
+            inputs.append(self._argument(given, formal.type, value_of))
+        node = self._graph.create(schema.name, inputs, len(kinds))
+        self._graph.insertNode(node)
+        try:
+            found = torch._C.parse_schema(node.schema())
+            if found != schema and not (numbers and _same_but_for_numbers(found, schema)):
+                raise Unwritable(f"the interpreter would call {found}")
+        except (RuntimeError, Unwritable) as error:
+            node.destroy()
+            raise Unwritable(str(error)) from None
+        outputs = list(node.outputs())
+        for output, kind in zip(outputs, kinds, strict=True):
+            output.setType(kind)
+        return outputs
+
+    def unpack(self, tensors: Any, count: int) -> list[Any]:
+        """The members of a list of tensors."""
+        node = self._graph.create("prim::ListUnpack", [tensors], count)
+        self._graph.insertNode(node)
+        outputs = list(node.outputs())
+        for output in outputs:
+            output.setType(self._tensor)
+        return outputs
+
+    def function(self, name: str, results: Sequence[Any]) -> Callable[..., Any]:
+        """The graph as a function of its inputs: one tensor, or a tuple of them."""
+        result = results[0] if len(results) == 1 else None
+        if result is None:
+            node = self._graph.create("prim::TupleConstruct", list(results), 1)
+            self._graph.insertNode(node)
+            result = node.output()
+            result.setType(torch._C.TupleType([r.type() for r in results]))
+        self._graph.registerOutput(result)
+        return _function(name, self._graph)
+
+    def _argument(self, given: Any, kind: Any, value_of: Any) -> Any:
+        value = value_of(given)
+        name = kind.kind()
+        if value is not None:
+            if name == "OptionalType":
+                name = kind.getElementType().kind()
+            mine = value.type().kind()
+            if name != mine and not (name == "NumberType" and mine == "IntType"):
+                raise Unwritable(f"{mine} for {kind}")
+            return value
+        if name == "OptionalType":
+            if given is None:
+                return self._graph.insertConstant(None)
+            return self._argument(given, kind.getElementType(), value_of)
+        if name == "ListType":
+            return self._list(given, kind, value_of)
+        if isinstance(given, torch.Tensor):
+            if type(given) is not torch.Tensor or given.requires_grad:
+                raise Unwritable("a tensor that is no plain constant")
+            return self._graph.insertConstant(given)
+        return self._graph.insertConstant(_constant(given, name))
+
+    def _list(self, given: Any, kind: Any, value_of: Any) -> Any:
+        if not isinstance(given, list | tuple):
+            raise Unwritable(f"{given!r} for {kind}")
+        element = kind.getElementType()
+        if given and element.kind() in _NUMBERS and all(value_of(x) is None for x in given):
+            return self._graph.insertConstant([_constant(x, element.kind()) for x in given])
+        items = [self._argument(x, element, value_of) for x in given]
+        node = self._graph.create("prim::ListConstruct", items, 1)
+        self._graph.insertNode(node)
+        node.output().setType(kind)
+        return node.output()
+
+
+_NUMBERS = {"IntType": int, "FloatType": float, "BoolType": bool, "ComplexType": complex}
+
+
+def _constant(given: Any, kind: str) -> Any:
+    if isinstance(given, torch.memory_format):
+        given = _FORMATS[given]
+    if kind == "IntType" and isinstance(given, torch.dtype | torch.layout):
+        return given
+    if kind in ("NumberType", "TensorType"):
+        if type(given) in (int, float, bool, complex):
+            return given
+    elif kind in _NUMBERS:
+        wanted = _NUMBERS[kind]
+        exact = type(given) is wanted or (wanted is float and type(given) is int)
+        if exact:
+            return wanted(given)
+    elif kind == "StringType" and isinstance(given, str):
+        return given
+    elif kind == "DeviceObjType" and isinstance(given, torch.device | str):
+        return torch.device(given)
+    raise Unwritable(f"{given!r} for {kind}")
+
+
+def _is_tensors(kind: Any) -> bool:
+    if kind.kind() == "ListType":
+        kind = kind.getElementType()
+    return bool(kind.kind() == "TensorType")
+
+
+def _same_but_for_numbers(found: Any, wanted: Any) -> bool:
+    """Whether the overload for numbers was found, where a number was given for a tensor.
+
+    The number is then made a tensor in the operator, as it is before the other overload's call.
+    """
+    if found.name != wanted.name or len(found.arguments) != len(wanted.arguments):
+        return False
+    if [str(r.type) for r in found.returns] != [str(r.type) for r in wanted.returns]:
+        return False
+    return all(
+        a.name == b.name
+        and (
+            str(a.type) == str(b.type)
+            or (a.type.kind() == "NumberType" and b.type.kind() == "TensorType")
+        )
+        for a, b in zip(found.arguments, wanted.arguments, strict=True)
+    )
+
+
+def _function(name: str, graph: Any) -> Callable[..., Any]:
+    made: Any = torch._C._create_function_from_graph(name, graph)
+    # The executor is made at the first look. With these settings it is the one that runs a graph as it was
+    # written; the other would profile, join and reorder operators, and so change roundings.
+    with _made:
+        optimizes = torch._C._get_graph_executor_optimize()
+        profiles = torch._C._jit_set_profiling_mode(False)
+        torch._C._set_graph_executor_optimize(False)
+        try:
+            with contextlib.suppress(RuntimeError):  # it has nothing to tell before it has run
+                made.get_debug_state()
+        finally:
+            torch._C._set_graph_executor_optimize(optimizes)
+            torch._C._jit_set_profiling_mode(profiles)
+    return made  # type: ignore[no-any-return]

@@ -1,0 +1,91 @@
+"""Operators that run one after another without Python between them.
+
+Each call of an operator from Python gives the interpreter lock back and takes it again: two lanes of small
+operators spend their time handing it to each other, and even one lane reads every argument anew. So
+what can be is written as a graph of PyTorch's own interpreter, which a lane calls once. The operators and
+their order are the same, hence the values bit for bit.
+
+Not written: operators that write into their arguments, whose results are no tensors, or that are Python
+themselves. A call that fails runs again operator by operator in Python, on the same inputs, which
+raises what the original raises and tells where. On CUDA a plan is captured as a graph, or launches
+from Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dynaflow_xla.frontends.torch import _compat_interpreter as interpreter
+from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
+from dynaflow_xla.frontends.torch.rewrite import recurrent
+
+LEAST = 3
+"""So many operators at least: a call costs as much as one or two operators from Python."""
+
+_EXISTS = interpreter.interpreter_exists()
+
+_HELD_BYTES = 1 << 20
+_HELD_OPERATORS = 32
+"""Inputs are held until a call ends, so calls that hold much are kept this short."""
+
+
+class Run:
+    """Operators to be interpreted, collected one by one.
+
+    Attributes:
+        inputs: Values that it takes, in order.
+        made: Values that its operators make, in order.
+
+    Args:
+        captured: The graph that they are of.
+    """
+
+    def __init__(self, captured: Captured) -> None:
+        self._captured = captured
+        self._writer = interpreter.Writer()
+        self._values: dict[int, Any] = {}
+        self._bytes = 0
+        self._operators = 0
+        self.inputs: list[int] = []
+        self.made: list[int] = []
+
+    def full(self) -> bool:
+        """Whether what comes next is better left to another run."""
+        return self._operators >= _HELD_OPERATORS and self._bytes >= _HELD_BYTES
+
+    def add(self, payload: Payload) -> bool:
+        """Writes an operator; False if it cannot be, and then nothing else can come after."""
+        target = payload.target
+        if not _EXISTS or self._captured.device.type != "cpu":
+            return False
+        if type(target) is not torch._ops.OpOverload or recurrent.direct(target) is not target:
+            return False
+        examples = self._captured.examples
+        read = payload.reads()
+        try:
+            for value in read:
+                if value not in self._values:
+                    self._values[value] = self._writer.input(f"v{value}", examples[value])
+                    self.inputs.append(value)
+                    self._bytes += self._captured.graph.values[value].bytes
+            results = self._writer.operator(target, payload.args, payload.kwargs, self._value)
+        except interpreter.Unwritable:
+            return False
+        if payload.multiple and len(results) == 1:
+            results = self._writer.unpack(results[0], len(payload.outputs))
+        for output, result in zip(payload.outputs, results, strict=True):
+            if output is not None:
+                self._values[output] = result
+                self.made.append(output)
+        self._operators += 1
+        return True
+
+    def function(self, name: str, results: Sequence[int]) -> Callable[..., Any]:
+        """What runs them: from tensors for ``inputs`` to one for each of ``results``, alone if it is one."""
+        return self._writer.function(name, [self._values[v] for v in results])
+
+    def _value(self, arg: Any) -> Any:
+        return self._values[arg.value] if isinstance(arg, Ref) else None
