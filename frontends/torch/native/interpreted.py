@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.frontends.torch import _compat_interpreter as interpreter
+from dynaflow_xla.frontends.torch._compat import interpreter
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.rewrite import recurrent
 
