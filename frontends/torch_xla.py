@@ -171,9 +171,7 @@ class _Stamped:
     def __init__(self, entry: Entry) -> None:
         made = entry.call.made
         with jax.enable_x64(True):
-            self.stage = build_stages(
-                made.captured, made.pg, made.plan, made.functions, made.options, profile=True
-            )[0][0]
+            self.stage = build_stages(made, profile=True)[0][0]
         self.entry = entry
 
     def run(self, inputs: Sequence[Any], measured: Any) -> list[Any]:

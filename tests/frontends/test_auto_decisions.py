@@ -317,10 +317,10 @@ class Work:
         patch.setattr(budget, "clock", lambda: self.now)
         stages, plan = lanes_entry.build_stages, entry.build_plan
 
-        def compiling(captured: Any, pg: Any, made: Any, *given: Any, **options: Any) -> Any:
+        def compiling(made: Any, **options: Any) -> Any:
             self.now += self.lanes_s
-            self.compiled.append(made.strategy)
-            return stages(captured, pg, made, *given, **options)
+            self.compiled.append(made.plan.strategy)
+            return stages(made, **options)
 
         def planning(*given: Any, **options: Any) -> Any:
             self.now += self.plan_s

@@ -11,7 +11,7 @@ events, as the plan says.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from dynaflow_xla.frontends.jax.capture.physical import (
 from dynaflow_xla.frontends.jax.lanes.lower import StageBuilder
 from dynaflow_xla.frontends.jax.lanes.parts import Origin
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
+from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.frontends.jax.regions.functions import KernelRegion
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.planning.instructions import Launch, Record, Wait
@@ -75,8 +76,10 @@ class _Segment:
 class DeviceStageBuilder(StageBuilder):
     """Lowers one stage of a plan to a program of executables on device lanes."""
 
-    def __init__(self, lanes: DeviceLanes, gpu: Lanes | None, *args: Any):
-        super().__init__(*args)
+    def __init__(
+        self, lanes: DeviceLanes, gpu: Lanes | None, made: Planned, instructions: Sequence[Any]
+    ):
+        super().__init__(made, instructions)
         self._lanes, self._gpu = lanes, gpu
 
     def build(self, *, profile: bool = False) -> Stage:
@@ -402,18 +405,21 @@ def default_gpu() -> Any:
     return jax.local_devices()[0]
 
 
-def builder(on_gpu: bool, *args: Any, gpu: Lanes | None = None) -> Callable[..., Stage]:
+def builder(made: Planned, instructions: Sequence[Any]) -> StageBuilder:
     """The builder for the lanes in force, for those of the GPU if asked for, or for the CPU's.
 
     Raises:
         EngineError: CUDA lanes are asked for and cannot be had, with the reason.
         UnsupportedError, PlanError: lanes of a CPU are to have what only a GPU's can, or are too many.
     """
+    gpu = made.options.gpu
     lanes = lanes_in_force()
-    if lanes is None and platform(on_gpu) == "cuda":
+    if lanes is None and platform(made.options.gpu_lanes) == "cuda":
         lanes = cuda_lanes(default_gpu())
     if gpu is not None and (lanes is None or lanes.platform != "cuda"):
         gpu.refuse_on_cpu()
-    own = gpu if gpu is not None and gpu.special else None
-    made = StageBuilder(*args) if lanes is None else DeviceStageBuilder(lanes, own, *args)
-    return made.build
+    if lanes is None:
+        return StageBuilder(made, instructions)
+    return DeviceStageBuilder(
+        lanes, gpu if gpu is not None and gpu.special else None, made, instructions
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,16 +13,12 @@ import jax
 from dynaflow_xla import progress
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import blas, xla
-from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.lanes import device_stage, stage_primitive, stamped
 from dynaflow_xla.frontends.jax.lanes.stage import Stage, split_stages
 from dynaflow_xla.frontends.jax.planned import Memory, Planned
-from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import Launch
-from dynaflow_xla.planning.plan import Plan
-from dynaflow_xla.settings import Settings
 from dynaflow_xla.timelines.measured import Measured
 from dynaflow_xla.timelines.timeline import Timeline
 
@@ -52,9 +48,7 @@ class Entry(Planned):
                 xla.ensure_registered()
                 lanes = len({i.lane for i in self.plan.instructions if isinstance(i, Launch)})
                 with progress.report(f"compiling {self.options.name!r}: {lanes} lane programs"):
-                    self._stages = build_stages(
-                        self.captured, self.pg, self.plan, self.functions, self.options
-                    )
+                    self._stages = build_stages(self)
                 blas.register()  # lowering the first program that needs LAPACK has loaded it
                 self.seconds["compile"] = time.perf_counter() - t0
             return self._stages
@@ -110,9 +104,7 @@ class Entry(Planned):
             raise UnsupportedError(
                 "profile runs the function: it takes arrays, not shapes or tracers"
             )
-        stages = build_stages(
-            self.captured, self.pg, self.plan, self.functions, self.options, profile=True
-        )
+        stages = build_stages(self, profile=True)
         memory = Memory(self.plan, self.captured.graph, inputs)
         measured = Measured(self.plan, self.pg)
         for (stage, outer), (instructions, _) in zip(stages, split_stages(self.plan), strict=True):
@@ -128,31 +120,14 @@ class Entry(Planned):
 
 
 def build_stages(
-    captured: capture.Captured,
-    pg: PartitionedGraph,
-    plan: Plan,
-    functions: dict[int, Callable[..., list[Any]]],
-    options: Settings,
-    *,
-    profile: bool = False,
+    made: Planned, *, profile: bool = False
 ) -> list[tuple[Stage | None, Launch | None]]:
     """Lowers and compiles every stage of a plan."""
     stages: list[tuple[Stage | None, Launch | None]] = []
-    for instructions, outer in split_stages(plan):
-        if not any(isinstance(i, Launch) for i in instructions):
-            stages.append((None, outer))
-            continue
-        build = device_stage.builder(
-            options.gpu_lanes,
-            captured,
-            pg,
-            plan,
-            instructions,
-            functions,
-            options.compiler_options,
-            gpu=options.gpu,
-        )
-        with exact_types(captured):
-            stage = build(profile=profile)
+    for instructions, outer in split_stages(made.plan):
+        stage = None
+        if any(isinstance(i, Launch) for i in instructions):
+            with exact_types(made.captured):
+                stage = device_stage.builder(made, instructions).build(profile=profile)
         stages.append((stage, outer))
     return stages

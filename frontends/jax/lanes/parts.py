@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.frontends.jax.capture.capture import Captured
 from dynaflow_xla.frontends.jax.capture.physical import from_physical, physical_spec, to_physical
+from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.frontends.jax.regions.functions import cut_rows
-from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import Launch, Merge, PlanBuffer, Slice
-from dynaflow_xla.planning.plan import Plan
 
 Origin = tuple[int, int]
 """A region and a value that it makes: all buffers that one launch writes the same value to."""
@@ -48,19 +46,11 @@ class StageParts:
         lane_of: By region that is launched here.
     """
 
-    def __init__(
-        self,
-        captured: Captured,
-        pg: PartitionedGraph,
-        plan: Plan,
-        instructions: Sequence[Any],
-        functions: dict[int, Callable[..., list[Any]]],
-        compiler_options: dict[str, Any] | None,
-    ):
-        self.captured, self.pg, self.plan = captured, pg, plan
+    def __init__(self, made: Planned, instructions: Sequence[Any]):
+        self.captured, self.pg, self.functions = made.captured, made.pg, made.functions
+        self.plan = plan = made.plan
         self.instructions = instructions
-        self.functions = functions
-        self.compiler_options = compiler_options
+        self.compiler_options = made.options.compiler_options
         self.launches = [i for i in instructions if isinstance(i, Launch)]
         self.lanes = tuple(sorted({launch.lane for launch in self.launches}))
         self.lane_of = {launch.region: launch.lane for launch in self.launches}

@@ -235,9 +235,7 @@ class Stamped:
                 "profile needs backend='ffi' or 'torch': one XLA program has no lanes of its own"
             )
         with jax.enable_x64(True):
-            stages = build_stages(
-                made.captured, made.pg, made.plan, made.functions, made.options, profile=True
-            )
+            stages = build_stages(made, profile=True)
         self.entry, self.stage = entry, stages[0][0]
 
     def run(self, inputs: Sequence[Any], measured: Any) -> list[Any]:
