@@ -130,13 +130,17 @@ def _run_program(code: str, *, limit_s: int = 360, devices: int = 1) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def quick_to_compile() -> Iterator[None]:
+def _quick_to_compile() -> Iterator[None]:
     """Values are what is tested, not the compiler's optimisations, which take most of the time."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+quick_to_compile = pytest.fixture(_quick_to_compile, scope="module", name="quick_to_compile")
+one_quick_to_compile = pytest.fixture(_quick_to_compile, name="one_quick_to_compile")
+"""For single tests of a module."""
 
 
 @pytest.fixture(scope="session")

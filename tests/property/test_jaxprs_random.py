@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -197,8 +197,18 @@ def test_any_lanes_equal_one_lane(
             assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+@pytest.fixture(scope="module")
+def quick_to_compile() -> Iterator[None]:
+    """The compiler's optimisations, which take most of the time, are met by the tests above."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @COMMON
 @given(programs(smooth=True), st.integers(0, 2**31))
+@pytest.mark.usefixtures("quick_to_compile")
 def test_gradients_equal(program: Any, seed: int) -> None:
     dtypes, steps, outputs = program
     fn = jax.jit(build(steps, outputs))

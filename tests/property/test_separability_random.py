@@ -105,7 +105,7 @@ def check(program: Program, rng: np.random.Generator, tally: Counter[str]) -> No
             tally[f"  {output.finding}"[:90]] += 1
 
 
-EXAMPLES = int(os.environ.get("DFX_PROPERTY_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("DFX_PROPERTY_EXAMPLES", "60"))
 
 
 @pytest.mark.timeout(0)

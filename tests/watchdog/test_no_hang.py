@@ -272,12 +272,12 @@ def test_a_forked_worker_ends() -> None:
 @pytest.mark.parametrize("how", ["main", "thread", "exception"])
 def test_exit_with_work_in_flight(how: str) -> None:
     code = {
-        "main": "outs = [fast(big) for _ in range(64)]",
+        "main": "outs = [fast(big) for _ in range(16)]",
         "thread": """
-    threading.Thread(target=lambda: [fast(big) for _ in range(64)]).start()
+    threading.Thread(target=lambda: [fast(big) for _ in range(16)]).start()
     """,
         "exception": """
-    outs = [fast(big) for _ in range(64)]
+    outs = [fast(big) for _ in range(16)]
     try:
         raise SystemExit(0)
     finally:
@@ -351,7 +351,7 @@ def test_deleted_while_the_outer_executable_lives() -> None:
 def test_made_and_dropped_many_times() -> None:
     run("""
     import gc
-    for i in range(30):
+    for i in range(10):
         one = dfx.schedule(lambda x, i=i: jnp.sort(x) * i + jnp.cos(x), "branches", lanes=LANES)
         out = one(x)
         jax.grad(lambda x: one(x).sum())(x)
