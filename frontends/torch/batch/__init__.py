@@ -1,1 +1,1 @@
-"""Nano-batches of PyTorch graphs: axes, open sizes, the proof and its rules, the split graphs."""
+"""Nano-batches of PyTorch graphs: axes, the proof and its rules, and what a backend gets to plan a split."""

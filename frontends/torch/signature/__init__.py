@@ -1,1 +1,1 @@
-"""One captured graph: planned, runnable, by class of sizes."""
+"""Who runs a graph, and graphs whose batch is open, with a plan for each number of rows."""

@@ -56,6 +56,8 @@ class BatchedGraph:
         roles: See ``proof.Question``.
         forward: Of a backward: the graph of its forward.
         warn: Tells the user of something, once.
+        described: What each result is, as AOTAutograd says.
+        tangents: Of a backward: name of a gradient that comes in -> number of the result it is of.
     """
 
     captured: Captured
@@ -66,6 +68,8 @@ class BatchedGraph:
     warn: Callable[[str], None]
     forward: BatchedGraph | None = None
     backward: BatchedGraph | None = None
+    described: list[Any] = field(default_factory=list)
+    tangents: dict[str, int] = field(default_factory=dict)
     bindings: tuple[Binding, ...] = ()
     _plans: OrderedDict[tuple[int, ...], _Made] = field(default_factory=OrderedDict)
     _fit: set[int] = field(default_factory=lambda: {0})
@@ -267,12 +271,6 @@ class BatchedGraph:
                 if isinstance(state, Rows):
                     given[name] = Rows(state.axis, state.outer, state.inner)
         return given, sums, late, cuts
-
-    described: list[Any] = field(default_factory=list)
-    """What each result is, as AOTAutograd says."""
-
-    tangents: dict[str, int] = field(default_factory=dict)
-    """Of a backward: name of a gradient that comes in -> number of the result it is of."""
 
     def _split(
         self,
