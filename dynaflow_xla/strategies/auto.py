@@ -20,8 +20,8 @@ class Auto(Strategy):
     compiled. Among these is one lane alone: a pool of one thread runs small programs faster. A JAX
     program of up to about 0.3 ms on a CPU is also measured as it is, but on the thread that calls it:
     XLA's hand-over to threads of its own takes longer than some programs. Inside a trace without a
-    decision the original runs. Functions with effects are never measured. Decisions
-    are kept on disk (``DYNAFLOW_XLA_CACHE_DIR``, default ``~/.cache/dynaflow_xla``).
+    decision the original runs. Functions with effects are never measured. Decisions are kept on disk
+    (``DYNAFLOW_XLA_CACHE_DIR``, default ``dynaflow_xla`` in ``XDG_CACHE_HOME`` or ``~/.cache``).
 
     Args:
         budget_s: Seconds that a decision may take beside the original's own first call, compiling

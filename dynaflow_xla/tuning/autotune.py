@@ -78,9 +78,17 @@ class RegionCosts:
 
 
 def cache_dir() -> Path:
-    """Folder of decisions: ``DYNAFLOW_XLA_CACHE_DIR``, else ``~/.cache/dynaflow_xla``."""
+    """Folder of decisions: ``DYNAFLOW_XLA_CACHE_DIR``, else ``dynaflow_xla`` in the user's cache folder.
+
+    That is ``XDG_CACHE_HOME`` where it is set, else ``~/.cache``.
+    """
     root = os.environ.get("DYNAFLOW_XLA_CACHE_DIR")
-    return Path(root) if root else Path.home() / ".cache" / "dynaflow_xla"
+    if root:
+        return Path(root)
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    # The standard of these variables has relative paths ignored.
+    folder = Path(caches) if os.path.isabs(caches) else Path.home() / ".cache"
+    return folder / "dynaflow_xla"
 
 
 _VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS")

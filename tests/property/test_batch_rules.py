@@ -93,7 +93,7 @@ def test_jax(name: str, exact: None) -> None:
 
     if not on_jax.is_here(name):
         pytest.skip(f"this JAX has no {name}")
-    _tried("jax", on_jax.check, name, int(LAYOUTS or 3), 1)
+    _tried("jax", on_jax.check, name, int(LAYOUTS or 4), 1)
 
 
 def test_every_rule_of_jax_has_a_case() -> None:

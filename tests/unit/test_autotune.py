@@ -35,6 +35,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path / "deep" / "cache"
 
 
+def test_the_folder_is_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("DYNAFLOW_XLA_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    at_home = tmp_path / ".cache" / "dynaflow_xla"
+    assert autotune.cache_dir() == at_home
+    for unset in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unset)
+        assert autotune.cache_dir() == at_home
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert autotune.cache_dir() == tmp_path / "caches" / "dynaflow_xla"
+    monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path / "mine"))
+    assert autotune.cache_dir() == tmp_path / "mine"
+
+
 def test_what_is_stored_is_read_back(folder: Path) -> None:
     assert autotune.load("k") is None  # nothing there: no warning (warnings are errors here)
     autotune.store("k", DECISION)
