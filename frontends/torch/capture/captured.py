@@ -60,23 +60,17 @@ class Payload:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A result that the nano-batches write, each its part.
+class JoinedLayout:
+    """How a result lies in memory that the nano-batches write, each its part.
 
     Attributes:
-        value: Its id.
         empty: Makes the tensor.
-        axis: Along which the parts lie.
         runs: How many runs of the whole batch lie there one after the other; a part has its rows of each.
-        parts: For each part its value id, the place of the view in the environment, start and rows.
         shared: Dimensions of a part along which the memory is the same.
     """
 
-    value: int
     empty: Callable[[], Any]
-    axis: int
     runs: int
-    parts: tuple[tuple[int, int, int, int], ...]
     shared: tuple[int, ...] = ()
 
 
@@ -103,7 +97,7 @@ class Captured:
         labels: Name of an input -> what the user calls it.
         symbolic: Some size was not fixed when the graph was captured.
         device: Where its tensors are (numbers in tensors of one element may be on the CPU).
-        placed: Of a graph of nano-batches the results that are put together in place.
+        joined: Of a graph of nano-batches the results that are put together in place, by value id.
         copied: Of such a graph the views of inputs that have to be copied: how many runs of the batch
             they take rows from, and what makes the tensor.
     """
@@ -118,60 +112,8 @@ class Captured:
     labels: Mapping[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     device: torch.device = torch.device("cpu")
-    placed: tuple[Placed, ...] = ()
+    joined: dict[int, JoinedLayout] = field(default_factory=dict)
     copied: dict[int, tuple[int, Callable[[], Any]]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        ids, values = self.graph.inputs, self.graph.values
-        # Values are numbered from the inputs on, unless there are views among them.
-        self._in_order = tuple(ids) == tuple(range(len(ids)))
-        self._others = [None] * (len(values) - len(ids))
-
-    def environment(self, inputs: Sequence[Any]) -> list[Any]:
-        """What a call starts with: inputs, views of them, and results to be written in place.
-
-        A list of inputs is emptied.
-        """
-        graph = self.graph
-        if not graph.views and not self.placed:
-            if self._in_order:
-                env = [*inputs, *self._others]
-            else:
-                env = [None] * len(graph.values)
-                for value, x in zip(graph.inputs, inputs, strict=True):
-                    env[value] = x
-        else:
-            env = [None] * (len(graph.values) + sum(len(p.parts) for p in self.placed))
-            for value, x in zip(graph.inputs, inputs, strict=True):
-                env[value] = x
-            for view in graph.views:
-                whole = env[graph.inputs[view.input]]
-                runs, empty = self.copied.get(view.value, (1, None))
-                made = rows_of(whole, view.axis, view.start, view.stop - view.start, runs)
-                if empty is not None:
-                    copy = empty()
-                    rows_of(copy, view.axis, 0, copy.shape[view.axis], runs).copy_(made)
-                    made = copy
-                env[view.value] = made
-            for placed in self.placed:
-                made = env[placed.value] = placed.empty()
-                for _, slot, start, rows in placed.parts:
-                    env[slot] = rows_of(made, placed.axis, start, rows, placed.runs)
-        if isinstance(inputs, list):
-            inputs.clear()  # the environment owns them now
-        return env
-
-    def finish(self, env: list[Any]) -> None:
-        """Puts together what could not be written in place."""
-        for placed in self.placed:
-            whole = env[placed.value]
-            parts = [env[slot] for _, slot, _, _ in placed.parts]
-            if all(part.dtype is whole.dtype for part in parts):
-                continue
-            made = torch.empty_like(whole, dtype=parts[0].dtype)
-            for part, (_, _, start, rows) in zip(parts, placed.parts, strict=True):
-                rows_of(made, placed.axis, start, rows, placed.runs).copy_(part)
-            env[placed.value] = made
 
 
 def overlapping(example: torch.Tensor) -> tuple[int, ...]:

@@ -27,10 +27,8 @@ from dynaflow_xla.errors import EngineError, UnsupportedError
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.native.regions import Stretch
-from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.planning.instructions import Record, Wait
-from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.recent import Recent
 
 
@@ -145,9 +143,8 @@ class StreamRunner:
     _stages: list[tuple[list[_Step], Stretch | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        plan, pg = self.plain.plan, self.plain.pg
         for stage, outer in self.plain.stages:
-            self._stages.append((_steps(plan, pg, stage), outer))
+            self._stages.append((_steps(stage), outer))
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Enqueues a call; flat inputs to flat outputs, in the order of the caller's stream.
@@ -155,8 +152,8 @@ class StreamRunner:
         Raises:
             EngineError: a region failed; names it, and has the exception as its cause.
         """
-        captured, streams = self.plain.captured, self.streams
-        env = captured.environment(list(inputs))
+        memory, streams = self.plain.memory, self.streams
+        env = memory.environment(list(inputs))
         # The lane in whose order a value's memory is freed.
         home = {value: 0 for value, x in enumerate(env) if x is not None}
         call = native._Call(env, torch.is_inference_mode_enabled(), False)
@@ -169,11 +166,11 @@ class StreamRunner:
         except Exception as error:
             cause = call.error[1] if call.error else error
             raise self.plain._explain(call, error) from cause
-        captured.finish(env)
-        for written, value in captured.epilogue:
+        memory.finish(env)
+        for into, value in memory.written:
             streams.used_by(0, env[value])
-            env[written].copy_(env[value])
-        outputs = [out[1] if isinstance(out, tuple) else env[out] for out in captured.outputs]
+            env[into].copy_(env[value])
+        outputs = [out[1] if isinstance(out, tuple) else env[out] for out in memory.results]
         for out in outputs:
             if isinstance(out, torch.Tensor):
                 streams.used_by(0, out)
@@ -218,7 +215,7 @@ class StreamRunner:
             raise
 
 
-def _steps(plan: Plan, pg: PartitionedGraph, stage: native.Stage) -> list[_Step]:
+def _steps(stage: native.Stage) -> list[_Step]:
     layout, _ = native._stretches(stage.instructions, True)
     steps = []
     for lane, item in layout:
@@ -227,11 +224,7 @@ def _steps(plan: Plan, pg: PartitionedGraph, stage: native.Stage) -> list[_Step]
         if not isinstance(item, int):
             continue
         stretch = stage.order[item]
-        makes = tuple(v for r in stretch.regions for v in pg.regions[r].outputs)
-        reads = dict.fromkeys(v for r in stretch.regions for v in pg.regions[r].inputs)
-        steps.append(
-            _Step(lane, stretch, reads=tuple(v for v in reads if v not in makes), makes=makes)
-        )
+        steps.append(_Step(lane, stretch, reads=stretch.reads, makes=stretch.makes))
     return steps
 
 

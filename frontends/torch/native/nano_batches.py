@@ -13,7 +13,7 @@ from dynaflow_xla.batch.states import State
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.batch import handed
 from dynaflow_xla.frontends.torch.batch.nano import NanoBatches
-from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Placed, Ref
+from dynaflow_xla.frontends.torch.capture.captured import Captured, JoinedLayout, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.context import context_of
 from dynaflow_xla.frontends.torch.capture.sizes import Sized
 from dynaflow_xla.frontends.torch.native.entry import Entry, cut, planned_entry
@@ -120,7 +120,12 @@ def split_graph(nano: NanoBatches, cuts: Sequence[PartitionedGraph]) -> Split:
         module=whole.captured.module,
         device=whole.captured.device,
     )
-    captured.placed = _placed(expanded, captured, states)
+    for join in made.joins:
+        example = captured.examples[join.value]
+        runs = runs_of(states, expanded.sources[join.value][1])
+        captured.joined[join.value] = JoinedLayout(
+            layout_of(example).empty, runs, shared_in(example, join.axis, runs)
+        )
     for view in made.views:
         example = captured.examples[view.value]
         runs = runs_of(states, expanded.sources[view.value][1])
@@ -188,27 +193,6 @@ def _payloads(
             made = replace(payload, args=args, kwargs=kwargs, outputs=outputs)
             ops[index] = replace(new, payload=made)
     return tuple(ops)
-
-
-def _placed(
-    expanded: expand.Expanded, captured: Captured, states: Sequence[State]
-) -> tuple[Placed, ...]:
-    """Where the parts of joined results go."""
-    placed = []
-    slot = len(captured.graph.values)
-    for join in captured.graph.joins:
-        rows = [captured.graph.values[v].shape[join.axis] for v in join.parts]
-        starts = [sum(rows[:n]) for n in range(len(rows))]
-        places = tuple(
-            (value, slot + n, start, count)
-            for n, (value, start, count) in enumerate(zip(join.parts, starts, rows, strict=True))
-        )
-        slot += len(rows)
-        layout = layout_of(captured.examples[join.value])
-        runs = runs_of(states, expanded.sources[join.value][1])
-        shared = shared_in(captured.examples[join.value], join.axis, runs)
-        placed.append(Placed(join.value, layout.empty, join.axis, runs, places, shared))
-    return tuple(placed)
 
 
 class _Examples(dict[int, Any]):

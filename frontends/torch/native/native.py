@@ -24,7 +24,8 @@ from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.native import threads
-from dynaflow_xla.frontends.torch.native.regions import Environment, Stretch, build_stretch
+from dynaflow_xla.frontends.torch.native.memory import Environment, Flow, Memory
+from dynaflow_xla.frontends.torch.native.regions import Stretch, build_stretch
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import Instruction, Launch, Record, Wait
 from dynaflow_xla.planning.plan import Plan
@@ -192,12 +193,14 @@ class Native:
         captured: The graph.
         pg: Its regions.
         plan: The plan.
+        memory: What its buffers are in a call.
         stages: Stages, each with the outer region that follows, as a stretch.
     """
 
     captured: Captured
     pg: PartitionedGraph
     plan: Plan
+    memory: Memory
     stages: list[tuple[Stage, Stretch | None]]
 
     def _launch(self, region: int) -> Launch:
@@ -215,7 +218,8 @@ class Native:
 
     def run(self, inputs: Sequence[Any], measured: Measured | None = None) -> list[Any]:
         """As a call; tells ``measured`` when regions ran."""
-        env: Environment = self.captured.environment(inputs)
+        memory = self.memory
+        env = memory.environment(inputs)
         call = _Call(env, torch.is_inference_mode_enabled(), _flushes())
         grad = torch.is_grad_enabled()
         modes.set_grad_enabled(False)
@@ -237,12 +241,10 @@ class Native:
         finally:
             modes.set_grad_enabled(grad)
             modes.restore_views(views)
-        captured = self.captured
-        if captured.placed:
-            captured.finish(env)
-        for written, value in captured.epilogue:
-            env[written].copy_(env[value])
-        return [env[out] if type(out) is int else out[1] for out in captured.outputs]
+        memory.finish(env)
+        for into, value in memory.written:
+            env[into].copy_(env[value])
+        return [env[out] if isinstance(out, int) else out[1] for out in memory.results]
 
     def _run_outer(self, outer: Stretch, call: _Call) -> None:
         try:
@@ -295,25 +297,18 @@ def build(
         fuse: Join neighbouring regions of a lane; without it each region is a step (for profiles).
         always: Use the engine for one lane too (for profiles).
     """
+    memory = Memory(captured, plan)
     cut = split_stages(plan)
     grouped = [_stretches(instructions, fuse) for instructions, _ in cut]
     everything = [list(s) for _, stretches in grouped for s in stretches]
     everything += [[outer.region] for _, outer in cut if outer is not None]
-    home = {region: number for number, group in enumerate(everything) for region in group}
-    readers: dict[int, set[int]] = {}
-    for region in pg.regions:
-        for value in region.inputs:
-            readers.setdefault(value, set()).add(home[region.id])
-    kept = {out for out in captured.graph.outputs}
-    kept.update(written for written, _ in captured.epilogue)
+    flow = Flow(plan, pg, everything, {into for into, _ in memory.written})
 
     def make(group: Sequence[int]) -> Stretch:
-        me = home[group[0]]
-        made = {v for r in group for v in pg.regions[r].outputs}
-        exported = {v for v in made if v in kept or readers.get(v, set()) - {me}}
-        reads = {v for r in group for v in pg.regions[r].inputs} - made
-        taken = {v for v in reads if v not in kept and readers[v] == {me}}
-        return build_stretch(captured, pg, group, exported, taken, implementations)
+        return build_stretch(
+            captured, pg, group, flow.exported(group), flow.taken(group), implementations,
+            memory.placed, flow.read_as,
+        )  # fmt: skip
 
     stages: list[tuple[Stage, Stretch | None]] = []
     for (instructions, outer), (layout, groups) in zip(cut, grouped, strict=True):
@@ -321,7 +316,7 @@ def build(
         stage = _stage(plan, layout, stretches, captured.graph.name, always)
         stage.instructions = instructions
         stages.append((stage, None if outer is None else make([outer.region])))
-    return Native(captured, pg, plan, stages)
+    return Native(captured, pg, plan, memory, stages)
 
 
 def _stretches(

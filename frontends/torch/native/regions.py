@@ -8,9 +8,9 @@ call ends if there are several readers or it is a result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import CodeType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType, MappingProxyType
 from typing import Any
 
 import torch
@@ -18,11 +18,10 @@ import torch
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.native.interpreted import LEAST, Run
+from dynaflow_xla.frontends.torch.native.memory import Environment, Placed
 from dynaflow_xla.frontends.torch.native.source import Code, Step
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
-
-Environment = list[Any]
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,8 @@ class Stretch:
 
     Attributes:
         regions: Their ids, in order.
+        reads: Values of others that they read.
+        makes: Values that they make.
         run: Reads values from an environment and leaves there what others read.
         lines: By code object that ``run`` is made of, the region of each of its lines.
         operators: How many it runs, regions that run as a whole among them.
@@ -38,6 +39,8 @@ class Stretch:
     """
 
     regions: tuple[int, ...]
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
     run: Callable[[Environment], None]
     lines: dict[CodeType, tuple[int, ...]]
     operators: int
@@ -60,6 +63,8 @@ def build_stretch(
     exported: set[int],
     taken: set[int],
     implementations: dict[int, Callable[..., Sequence[Any]]],
+    placed: Sequence[Placed] = (),
+    read_as: Mapping[int, Mapping[int, int]] = MappingProxyType({}),
 ) -> Stretch:
     """Generates the code of a stretch.
 
@@ -71,10 +76,12 @@ def build_stretch(
         taken: Values that only this stretch reads, which it takes out of the environment.
         implementations: For regions that do not run operator by operator a function of the inputs that
             returns the outputs, or one operator of PyTorch's with one output.
+        placed: Results that are put together in place.
+        read_as: Region id -> input -> value that is read for it, where that is another one.
     """
     names = ", ".join(pg.regions[r].name for r in regions[:3])
-    code = Code(captured, f"{captured.graph.name}: {names}", exported, taken)
-    steps = _steps(captured, pg, regions, implementations)
+    code = Code(captured, f"{captured.graph.name}: {names}", exported, taken, placed)
+    steps = _steps(captured, pg, regions, implementations, read_as)
     last = {v: number for number, step in enumerate(steps) for v in (*step.reads, *step.writes)}
     until = interpreted = 0
     for group, run in _groups(captured, steps):
@@ -90,7 +97,12 @@ def build_stretch(
             interpreted += len(group)
             dead = [v for v in (*run.inputs, *results) if last[v] < until]
             code.drop(dead, group[-1].region)
-    return Stretch(tuple(regions), code.function("env"), code.regions, len(steps), interpreted)
+    makes = dict.fromkeys(v for step in steps for v in step.writes)
+    reads = dict.fromkeys(v for step in steps for v in step.reads if v not in makes)
+    return Stretch(
+        tuple(regions), tuple(reads), tuple(makes), code.function("env"), code.regions,
+        len(steps), interpreted,
+    )  # fmt: skip
 
 
 def _groups(captured: Captured, steps: Sequence[Step]) -> list[tuple[list[Step], Run | None]]:
@@ -115,27 +127,36 @@ def _steps(
     pg: PartitionedGraph,
     regions: Sequence[int],
     implementations: dict[int, Callable[..., Sequence[Any]]],
+    read_as: Mapping[int, Mapping[int, int]],
 ) -> list[Step]:
     """What runs, in order; operators that stand in several regions run in the first."""
     steps: list[Step] = []
     made: set[int] = set()
     for number in regions:
         region = pg.regions[number]
+        other = read_as.get(number, {})
         if number in implementations:
             function = implementations[number]
+            reads = tuple(other.get(v, v) for v in region.inputs)
+            call = None
             if type(function) is torch._ops.OpOverload:
-                call = Payload(function, tuple(map(Ref, region.inputs)), {}, region.outputs, False)
-                steps.append(Step(number, call, None, region.inputs, region.outputs))
-            else:
-                steps.append(Step(number, None, function, region.inputs, region.outputs))
+                call = Payload(function, tuple(map(Ref, reads)), {}, region.outputs, False)
+            steps.append(Step(number, call, function, reads, region.outputs))
             made.update(region.outputs)
             continue
         for index in region.ops:
             op = captured.graph.ops[index]
             if op.once or not made.issuperset(op.outputs):
-                steps.append(Step(number, op.payload, None, op.inputs, op.outputs))
+                payload = _renamed(op.payload, other) if other else op.payload
+                reads = tuple(other.get(v, v) for v in op.inputs)
+                steps.append(Step(number, payload, None, reads, op.outputs))
                 made.update(op.outputs)
     return steps
+
+
+def _renamed(payload: Payload, names: Mapping[int, int]) -> Payload:
+    args, kwargs = payload.mapped(lambda ref: Ref(names.get(ref.value, ref.value)))
+    return replace(payload, args=args, kwargs=kwargs)
 
 
 def replacement(

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Placed, Ref, place
+from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref, place
 from dynaflow_xla.frontends.torch.native import calls
 from dynaflow_xla.frontends.torch.native.interpreted import Run
+from dynaflow_xla.frontends.torch.native.memory import Placed
 
 _SIMPLE = (bool, int, str, type(None), type(...))
 _numbers = itertools.count()
@@ -49,9 +50,17 @@ class Code:
         title: For tracebacks.
         exported: Values that are left in the environment as soon as they are made.
         taken: Values that are taken out of the environment when they are read.
+        placed_results: Results that are put together in place.
     """
 
-    def __init__(self, captured: Captured, title: str, exported: set[int], taken: set[int]) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        title: str,
+        exported: set[int],
+        taken: set[int],
+        placed_results: Sequence[Placed] = (),
+    ) -> None:
         self.regions: dict[CodeType, tuple[int, ...]] = {}
         self._captured = captured
         self._title = title
@@ -64,7 +73,7 @@ class Code:
         self._have: set[int] = set()
         # Part of a result -> places it is written to.
         self._slots: dict[int, list[tuple[int, Placed]]] = {}
-        for placed in captured.placed:
+        for placed in placed_results:
             for value, slot, _, _ in placed.parts:
                 self._slots.setdefault(value, []).append((slot, placed))
 
@@ -181,11 +190,11 @@ class Code:
                 self._emit(f"env[{value}] = v{value}", region)
             for slot, placed in self._slots.get(value, ()):
                 part = f"v{value}"
-                if placed.runs > 1:
-                    axis, runs = placed.axis, placed.runs
+                axis, runs = placed.axis, placed.layout.runs
+                if runs > 1:
                     part += f".unflatten({axis}, ({runs}, {part}.shape[{axis}] // {runs}))"
                 write = self._constant(place)
-                shared = f", {placed.shared}" if placed.shared else ""
+                shared = f", {placed.layout.shared}" if placed.layout.shared else ""
                 self._emit(f"env[{slot}] = {write}(env[{slot}], {part}{shared})", region)
 
 
