@@ -59,7 +59,7 @@ class Writer:
         return value
 
     def operator(self, target: Any, args: Sequence[Any], kwargs: Any, value_of: Any) -> list[Any]:
-        """Calls an operator that returns tensors, or one list of tensors whose length is ``results``.
+        """Calls an operator that returns tensors, or lists of tensors.
 
         Args:
             target: An ``OpOverload``.
@@ -185,6 +185,9 @@ def _constant(given: Any, kind: str) -> Any:
     raise Unwritable(f"{given!r} for {kind}")
 
 
+_TAKE_NUMBERS = frozenset(f"aten::{name}" for name in ("add", "sub", "mul", "div"))
+
+
 def _is_tensors(kind: Any) -> bool:
     if kind.kind() == "ListType":
         kind = kind.getElementType()
@@ -194,9 +197,13 @@ def _is_tensors(kind: Any) -> bool:
 def _same_but_for_numbers(found: Any, wanted: Any) -> bool:
     """Whether the overload for numbers was found, where a number was given for a tensor.
 
-    The number is then made a tensor in the operator, as it is before the other overload's call.
+    Of these operators it makes a tensor of the number and calls the other overload.
     """
-    if found.name != wanted.name or len(found.arguments) != len(wanted.arguments):
+    if (
+        found.name not in _TAKE_NUMBERS
+        or found.name != wanted.name
+        or len(found.arguments) != len(wanted.arguments)
+    ):
         return False
     if [str(r.type) for r in found.returns] != [str(r.type) for r in wanted.returns]:
         return False

@@ -38,6 +38,7 @@ class Run:
     Attributes:
         inputs: Values that it takes, in order.
         made: Values that its operators make, in order.
+        drawn: Values among these without which a draw of random numbers would be left out.
 
     Args:
         captured: The graph that they are of.
@@ -51,6 +52,7 @@ class Run:
         self._operators = 0
         self.inputs: list[int] = []
         self.made: list[int] = []
+        self.drawn: set[int] = set()
 
     def full(self) -> bool:
         """Whether what comes next is better left to another run."""
@@ -63,6 +65,10 @@ class Run:
             return False
         if type(target) is not torch._ops.OpOverload or recurrent.direct(target) is not target:
             return False
+        lists = [r.type.kind() == "ListType" for r in target._schema.returns]
+        one_list = payload.multiple and lists == [True]
+        if not payload.outputs or not (one_list or lists == [False] * len(payload.outputs)):
+            return False
         examples = self._captured.examples
         read = payload.reads()
         try:
@@ -74,12 +80,14 @@ class Run:
             results = self._writer.operator(target, payload.args, payload.kwargs, self._value)
         except interpreter.Unwritable:
             return False
-        if payload.multiple and len(results) == 1:
+        if one_list:
             results = self._writer.unpack(results[0], len(payload.outputs))
         for output, result in zip(payload.outputs, results, strict=True):
             if output is not None:
                 self._values[output] = result
                 self.made.append(output)
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            self.drawn.update(self.made[-1:])
         self._operators += 1
         return True
 

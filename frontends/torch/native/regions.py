@@ -92,7 +92,7 @@ def build_stretch(
                 dead = [v for v in (*step.reads, *step.writes) if last[v] == number]
                 code.drop(dead, step.region)
         else:
-            results = [v for v in run.made if last[v] >= until or code.wanted(v)]
+            results = [v for v in run.made if last[v] >= until or code.wanted(v) or v in run.drawn]
             code.interpreted(run, group, results)
             interpreted += len(group)
             dead = [v for v in (*run.inputs, *results) if last[v] < until]

@@ -225,6 +225,10 @@ class _Again:
         for step in self._steps:
             code.step(step)
         run = code.function(", ".join(f"v{v}" for v in self._inputs))
-        with torch.random.fork_rng(devices=[]):
-            run(*inputs)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                run(*inputs)
+        except Exception as original:
+            original.__context__ = None  # the interpreter's form of it, which says less
+            raise
         raise error  # it did not happen again: no memory then, say

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import threading
+import traceback
 import weakref
 from typing import Any
 
@@ -82,6 +83,37 @@ def test_random_operators_draw_what_the_original_draws() -> None:
     assert counted(fast, x)[0] >= 3
 
 
+def test_a_draw_that_nobody_reads_is_drawn() -> None:
+    def f(x: Any) -> Any:
+        y = x.sin().cos()
+        torch.rand(3)
+        nn.functional.dropout(y, 0.5, training=True)
+        return y.tan() + torch.rand_like(y).exp()
+
+    x = torch.randn(4)
+    fast = dfx.schedule(f, dfx.Sequential())
+    torch.manual_seed(0)
+    want = f(x)
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    assert torch.equal(fast(x), want)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_results_that_are_lists() -> None:
+    def f(x: Any) -> Any:
+        a, b, c = torch.split(x.sin(), [1, 2, 1])
+        rows = torch.unbind(x.cos().tan())
+        norms = torch._foreach_norm([a, b, c])
+        return a, b.exp(), rows[1], norms, torch.var_mean(x.neg(), 0)
+
+    x = torch.randn(4, 3)
+    fast = dfx.schedule(f, dfx.Sequential())
+    flat = torch.utils._pytree.tree_leaves
+    for a, b in zip(flat(fast(x)), flat(f(x)), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_an_error_is_the_originals_and_names_its_region() -> None:
     def f(x: Any, at: Any) -> Any:
         with dfx.mark("first"):
@@ -106,6 +138,8 @@ def test_an_error_is_the_originals_and_names_its_region() -> None:
     with pytest.raises(dfx.EngineError, match=r"region 'second'.*IndexError") as failed:
         fast(x, bad)
     assert str(original.value) in str(failed.value)
+    assert isinstance(failed.value.__cause__, IndexError)
+    assert "TorchScript" not in "".join(traceback.format_exception(failed.value))
     assert torch.equal(torch.get_rng_state(), state)  # drawn once, though looked at twice
     torch.manual_seed(2)
     got = fast(x, good)  # nothing is left behind
