@@ -89,7 +89,7 @@ TEST_CASE("a lane may run on every core of the caller but the caller's own") {
       MESSAGE("only one core: nothing to test");
       return;
     }
-    int stayed = 0;
+    int stayed = 0, kept_free = 0;
     for (int turn = 0; turn < 200 && stayed < 20; ++turn) {
       const int before = sched_getcpu();
       const std::vector<int> lane = LaneCores(50);
@@ -97,9 +97,11 @@ TEST_CASE("a lane may run on every core of the caller but the caller's own") {
       REQUIRE(lane.size() == cores.size() - 1);
       if (sched_getcpu() != before) continue;
       ++stayed;
-      CHECK(std::find(lane.begin(), lane.end(), before) == lane.end());
+      kept_free += std::find(lane.begin(), lane.end(), before) == lane.end();
     }
+    // Not all: on a busy machine a caller that was moved there and back looks as if it had stayed.
     CHECK(stayed > 0);
+    CHECK(2 * kept_free > stayed);
   });
 }
 
