@@ -46,6 +46,10 @@ class Entry(Protocol):
     def plan(self) -> Plan:
         """The validated plan."""
 
+    @property
+    def without_python(self) -> int:
+        """How many of PyTorch's operators run without Python between them."""
+
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Flat inputs to flat outputs; a list of inputs is emptied."""
 

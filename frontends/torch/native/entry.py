@@ -65,17 +65,19 @@ class Entry:
         results = (self.native if self.runner is None else self.runner)(inputs)
         return results if self.finish is None else self.finish(results)  # type: ignore[no-any-return]
 
+    @property
+    def without_python(self) -> int:
+        """How many operators run without Python between them."""
+        return sum(s.interpreted for s in self.native.stretches())
+
     def describe(self) -> list[str]:
         """Lines of ``explain`` behind the table of regions."""
-        stages = self.native.stages
-        steps = sum(len(stage.order) for stage, _ in stages)
-        stretches = [s for stage, outer in stages for s in (*stage.order, outer) if s is not None]
-        operators = sum(s.operators for s in stretches)
-        interpreted = sum(s.interpreted for s in stretches)
+        steps = sum(len(stage.order) for stage, _ in self.native.stages)
+        operators = sum(s.operators for s in self.native.stretches())
         return [
             f"lanes {self.plan.lanes}, events {self.plan.events}, Python steps a call {steps}; "
             "tensors cross lanes by reference, nothing is copied",
-            f"{interpreted} of {operators} operators run without Python between them",
+            f"{self.without_python} of {operators} operators run without Python between them",
             *(f"note: {note}" for note in (*self.captured.notes, *self.notes)),
         ]
 

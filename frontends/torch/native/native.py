@@ -203,6 +203,10 @@ class Native:
     memory: Memory
     stages: list[tuple[Stage, Stretch | None]]
 
+    def stretches(self) -> list[Stretch]:
+        """All that runs, in order."""
+        return [s for stage, outer in self.stages for s in (*stage.order, outer) if s is not None]
+
     def _launch(self, region: int) -> Launch:
         return next(
             i for i in self.plan.instructions if isinstance(i, Launch) and i.region == region

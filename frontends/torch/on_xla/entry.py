@@ -190,6 +190,11 @@ class XlaEntry:
         with torch.no_grad():
             return list(self.gm(*inputs))
 
+    @property
+    def without_python(self) -> int:
+        """How many of PyTorch's operators run without Python between them."""
+        return 0
+
     def describe(self) -> list[str]:
         """Lines of ``explain`` behind the table of regions."""
         made = self.program.call.made

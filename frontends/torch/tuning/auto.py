@@ -37,6 +37,9 @@ from dynaflow_xla.tuning.choice import Choice as Choice, the
 _OPERATOR_S = 1e-3
 """Capturing takes at least so long for each operator: for what was captured before."""
 
+_WORTH_WHILE = 16
+"""So many operators without Python between them outweigh what a captured graph adds to a call."""
+
 _SPLITS, _COMPILES = 4, 2
 """Planning nano-batches, and compiling, are taken for so many captures until the first time tells."""
 
@@ -296,8 +299,12 @@ def _planned(
         child = core.with_strategy(candidate)
         run.put_back()
         if not splits(candidate) and not overlaps:
-            left_out[name] = "the plan has one lane: nothing would overlap"
-            continue
+            if name != first:
+                left_out[name] = f"the plan is that of {first}"
+                continue
+            if sum(e.without_python for e in entries) < _WORTH_WHILE:
+                left_out[name] = "the plan has one lane: nothing would overlap"
+                continue
         if splits(candidate) and len(entries) > 1:
             left_out[name] = "the function runs as several graphs, which are not split together"
             continue

@@ -48,6 +48,25 @@ def scheduled(fn: Any, **options: Any) -> Any:
     return dfx.schedule(fn, dfx.Auto(min_cost_ns=0.0), **{**two_lanes, **options})
 
 
+def test_many_small_operators_on_one_lane_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing overlaps there, but no Python runs between them."""
+
+    def chain(x: Any) -> Any:
+        for _ in range(20):
+            x = torch.tanh(x) + 1
+        return x.sum()
+
+    seen = always(monkeypatch, "Branches(lanes=2)")
+    x = torch.randn(8, 16)
+    fast = scheduled(chain)
+    with torch.no_grad():
+        assert torch.equal(fast(x), chain(x)) and torch.equal(fast(x), chain(x))
+        text = dfx.explain(fast, x)
+    assert seen[0] >= {"original", "Branches(lanes=2)"} and "Sequential()" not in seen[0]
+    assert "auto: Branches(lanes=2) runs" in text
+    assert "Sequential(): not measured: the plan is that of Branches(lanes=2)" in text
+
+
 def test_nano_batches_are_chosen_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = always(monkeypatch, "NanoBatch(2)")
     model, x = net(), torch.randn(8, 16)
