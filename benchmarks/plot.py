@@ -71,7 +71,7 @@ def pairs_markdown(record: dict[str, Any]) -> str:
 def torch_markdown(record: dict[str, Any]) -> str:
     """Returns the table of docs/torch.md.
 
-    At best two lanes take half of one thread's time, which bounds the ratio.
+    At best two lanes take half of one thread's time, which bounds the ratio where Python takes none.
     """
     lines = [
         "| case | strategy | 1 thread ms | 2 threads ms | scheduled ms | ratio | 95 % | at best |",

@@ -104,20 +104,57 @@ def symmetric(b: int, n: int) -> Any:
     return x + x.mT
 
 
+class Logits(nn.Module):
+    """A small language model of transformers, called with ids alone."""
+
+    def __init__(self, name: str, width: int) -> None:
+        super().__init__()
+        import transformers
+
+        cls = getattr(transformers, name)
+        self.model = cls(
+            cls.config_class(
+                vocab_size=64, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2,
+                num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=64,
+                attention_dropout=0.0, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+                use_cache=False,
+            )
+        ).eval()  # fmt: skip
+
+    def forward(self, ids: Any) -> Any:
+        return self.model(input_ids=ids).logits
+
+
 @dataclass(frozen=True)
 class Case:
-    """What is timed: a function on its arguments, under a strategy; ``bound`` is the ratio to reach."""
+    """What is timed: a function on its arguments, under a strategy; ``bound`` is the ratio to reach.
+
+    With ``training`` a call is the function, the sum of its result, and the backward of that.
+    """
 
     fn: Any
     args: tuple[Any, ...]
     bound: float
     strategy: dfx.Strategy = field(default_factory=dfx.Branches)
+    lanes: int = 2
+    training: bool = False
+
+    def call(self, fn: Any) -> Callable[[], None]:
+        """One call of the function, or of what it is scheduled as."""
+
+        def step() -> None:
+            fn(*self.args).sum().backward()
+
+        return step if self.training else partial(fn, *self.args)
 
 
 def cases() -> dict[str, Case]:
     """By name; a bound of inf: a known loss."""
     torch.manual_seed(0)
     matrices, halves = torch.randn(16, 128, 128), dfx.NanoBatch(2)
+    ids, one = torch.randint(3, 64, (8, 16)), dfx.Sequential()
+    bert, llama = Logits("BertForMaskedLM", 32), Logits("LlamaForCausalLM", 32)
+    wider = Logits("BertForMaskedLM", 128)
     return {
         "two sorts 2^18": Case(two_sorts, (torch.randn(2**18), torch.randn(2**18)), 0.70),
         "bi-GRU loop T64 B64 d256": Case(BiGru(256).eval(), (torch.randn(64, 64, 256),), 0.70),
@@ -152,16 +189,22 @@ def cases() -> dict[str, Case]:
             (torch.randn(16, 32), *(torch.randn(32, 32) / 6 for _ in range(8))),
             float("inf"),
         ),
+        "BERT d32 B8 T16": Case(bert, (ids,), 0.95, one, 1),
+        "Llama d32 B8 T16": Case(llama, (ids,), 0.95, one, 1),
+        "BERT d32 B8 T16, step": Case(bert, (ids,), 1.0, one, 1, training=True),
+        "BERT d32 B8 T16, step, one lane": Case(bert, (ids,), 1.2, halves, 1, training=True),
+        "BERT d32 B8 T16, step, two lanes": Case(bert, (ids,), 1.2, halves, training=True),
+        "BERT d128 B8 T16, step, two lanes": Case(wider, (ids,), 1.2, halves, training=True),
     }
 
 
 def measure_case(name: str, case: Case, rounds: int) -> dict[str, Any]:
     axes = {"in_axes": 0} if isinstance(case.strategy, dfx.NanoBatch) else {}
-    fast = dfx.schedule(case.fn, strategy=case.strategy, backend="torch", lanes=2, **axes)
-    with torch.no_grad(), measure.torch_threads(1):
+    fast = dfx.schedule(case.fn, strategy=case.strategy, backend="torch", lanes=case.lanes, **axes)
+    with torch.set_grad_enabled(case.training), measure.torch_threads(1):
         report = dfx.verify(fast, *case.args)
         runs = {"scheduled": fast, "plain 1": case.fn, "plain 2": case.fn}
-        runs = {k: partial(f, *case.args) for k, f in runs.items()}
+        runs = {k: case.call(f) for k, f in runs.items()}
         contexts = {"plain 2": lambda: measure.torch_threads(2)}
         with measure.Contention() as contention:
             samples, calls = measure.paired(runs, rounds, contexts=contexts, rest_ms=60.0)
