@@ -23,6 +23,7 @@ from rich.table import Table
 from torch import nn
 
 import dynaflow_xla as dfx
+from dynaflow_xla.frontends.torch.dynamo import running
 
 RESULTS = Path(__file__).parent / "results"
 F = nn.functional
@@ -237,7 +238,7 @@ def by_hand(fast: Any, x: Any) -> Callable[[], Any]:
         values.update(zip(entry.captured.graph.inputs, inputs, strict=True))
         return entry(inputs)
 
-    with core.observing(entry, grab):
+    with running.observing(entry, grab):
         fast(x)
     first, second = entry.pg.regions
     a, b = entry.implementations[first.id], entry.implementations[second.id]
