@@ -13,7 +13,15 @@ import msgspec
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.planning import text as text_form
-from dynaflow_xla.planning.instructions import Instruction, PlanBuffer
+from dynaflow_xla.planning.instructions import (
+    Instruction,
+    Launch,
+    Merge,
+    PlanBuffer,
+    Record,
+    Slice,
+    Wait,
+)
 
 PLAN_VERSION = 3
 """Version of the plan format, apart from the package version."""
@@ -49,6 +57,26 @@ class Plan(msgspec.Struct, frozen=True):
     scratch_bytes: int
     copied_bytes: int
     notes: tuple[str, ...] = ()
+
+    @property
+    def lanes_used(self) -> frozenset[int]:
+        """Lanes on which something is launched, the outer program's aside."""
+        launched = (i.lane for i in self.instructions if isinstance(i, Launch))
+        return frozenset(lane for lane in launched if lane >= 0)
+
+    def stages(self) -> list[tuple[list[Launch | Record | Wait], Launch | None]]:
+        """What lanes do, cut at outer launches: instructions, and the outer launch after them.
+
+        The last stage has no outer launch after it.
+        """
+        stages: list[tuple[list[Launch | Record | Wait], Launch | None]] = [([], None)]
+        for instruction in self.instructions:
+            if isinstance(instruction, Launch) and instruction.lane < 0:
+                stages[-1] = (stages[-1][0], instruction)
+                stages.append(([], None))
+            elif not isinstance(instruction, Slice | Merge):
+                stages[-1][0].append(instruction)
+        return stages
 
     def to_json(self) -> str:
         """JSON form; ``Plan.from_json`` reads it back, equal."""

@@ -16,6 +16,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
+from edited_plans import ByName, edited, launch, moved, swapped, with_edge, with_other  # noqa: E402
 from jaxlib import xla_client  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
@@ -23,7 +24,7 @@ from dynaflow_xla.errors import PlanError  # noqa: E402
 from dynaflow_xla.ffi import device_lanes  # noqa: E402
 from dynaflow_xla.frontends.jax.lanes import device_stage  # noqa: E402
 from dynaflow_xla.frontends.jax.xla import build  # noqa: E402
-from dynaflow_xla.planning.instructions import Launch, Merge, Record, Slice, Wait  # noqa: E402
+from dynaflow_xla.planning.instructions import Merge, Slice, Wait  # noqa: E402
 from dynaflow_xla.planning.plan import Plan  # noqa: E402
 from dynaflow_xla.planning.validate import validate  # noqa: E402
 
@@ -92,18 +93,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
         yield request.param
 
 
-class ByName(dfx.Strategy):
-    """Regions named here on lane 1, all others on lane 0."""
-
-    def __init__(self, *second: str):
-        self.second = second
-
-    def schedule(self, s: Any) -> None:
-        while ready := s.ready():
-            for op in ready:
-                s.execute(op, lane=int(op.name in self.second))
-
-
 def marked(x: Any, y: Any) -> Any:
     with dfx.mark("left"):
         a = jnp.sin(x) @ y
@@ -117,27 +106,6 @@ def marked(x: Any, y: Any) -> Any:
 
 
 ARGS = tuple(np.random.default_rng(0).standard_normal((2, 24, 24)).astype(np.float32))
-
-
-def edited(plan: Plan, change: Callable[[Any], Any]) -> Plan:
-    """The plan with each instruction as ``change`` gives it: itself, another, several, or none."""
-    made: list[Any] = []
-    for instruction in plan.instructions:
-        new = change(instruction)
-        made += new if isinstance(new, list) else [new]
-    return msgspec.structs.replace(plan, instructions=tuple(made))
-
-
-def moved(name: str, lane: int) -> Callable[[Any], Any]:
-    def change(i: Any) -> Any:
-        mine = isinstance(i, Launch) and i.name == name
-        return msgspec.structs.replace(i, lane=lane) if mine else i
-
-    return change
-
-
-def region_names(made: Any) -> dict[str, Any]:
-    return {i.name: i for i in made.plan.instructions if isinstance(i, Launch)}
 
 
 def planned(backend: Backend, f: Any, strategy: Any, *args: Any, **options: Any) -> Any:
@@ -159,15 +127,7 @@ def test_a_dropped_wait(backend: Backend) -> None:
     """An edge that only the plan asks for: ``late`` after ``right``, of which it reads nothing."""
     made = planned(backend, marked, ByName("right", "both"), *ARGS)
     event = made.plan.events
-
-    def with_edge(i: Any) -> Any:
-        if isinstance(i, Launch) and i.name == "right":
-            return [i, Record(event, i.lane)]
-        return [Wait(event, i.lane), i] if isinstance(i, Launch) and i.name == "late" else i
-
-    plan = msgspec.structs.replace(edited(made.plan, with_edge), events=event + 1)
-    names = [i.name for i in plan.instructions if isinstance(i, Launch)]
-    assert names.index("right") < names.index("late")
+    plan = with_edge(made.plan, "right", "late")
     validate(plan, made.pg)
     without = edited(plan, lambda i: [] if isinstance(i, Wait) and i.event == event else i)
     texts = [backend.lowered(backend.with_plan(made, p), *ARGS) for p in (plan, without)]
@@ -196,18 +156,14 @@ def test_swapped_buffers(backend: Backend) -> None:
 
     made = planned(backend, f, ByName(), *ARGS)
 
-    def swap(i: Any) -> Any:
-        if isinstance(i, Launch) and i.name == "c":
-            return msgspec.structs.replace(i, ins=i.ins[::-1])
-        return i
-
-    plan = edited(made.plan, swap)
+    mine = launch(made.plan, "c")
+    assert len(mine.ins) == 2
+    plan = with_other(made.plan, mine, ins=mine.ins[::-1])
     with pytest.raises(PlanError, match="must read values"):
         validate(plan, made.pg)
     other = backend.with_plan(made, plan)
     assert backend.lowered(other, *ARGS) != backend.lowered(made, *ARGS)
     x, y = ARGS
-    assert len(region_names(made)["c"].ins) == 2
     np.testing.assert_allclose(ran(made, x, y)[0], np.tanh(np.sin(x) - 2 * np.cos(y)), atol=1e-5)
     np.testing.assert_allclose(ran(other, x, y)[0], np.tanh(np.cos(y) - 2 * np.sin(x)), atol=1e-5)
 
@@ -219,11 +175,7 @@ def test_swapped_results(backend: Backend) -> None:
         return jnp.sin(x) @ y, jnp.cos(y) @ x
 
     made = planned(backend, f, dfx.Branches(), *ARGS)
-    first, second = (b for b in made.plan.buffers if b.kind == "result")
-    buffers = list(made.plan.buffers)
-    buffers[first.id] = msgspec.structs.replace(first, index=second.index)
-    buffers[second.id] = msgspec.structs.replace(second, index=first.index)
-    plan = msgspec.structs.replace(made.plan, buffers=tuple(buffers))
+    plan = swapped(made.plan, "result")
     with pytest.raises(PlanError, match="is result 1"):
         validate(plan, made.pg)
     want, got = ran(made, *ARGS), ran(backend.with_plan(made, plan), *ARGS)
@@ -240,7 +192,7 @@ def test_a_launch_on_another_lane(backend: Backend) -> None:
         return a, b
 
     made = planned(backend, f, ByName("right"), *ARGS)
-    plan = edited(made.plan, moved("right", 0))
+    plan = moved(made.plan, "right", 0)
     validate(plan, made.pg)  # nothing crosses lanes: as good a plan
     other = backend.with_plan(made, plan)
     texts = [backend.lowered(m, *ARGS) for m in (made, other)]
@@ -254,7 +206,7 @@ def test_a_launch_on_another_lane(backend: Backend) -> None:
 def test_a_launch_where_its_values_do_not_reach(backend: Backend) -> None:
     """The same with a reader left behind: lanes have nothing to read it from, and say so."""
     made = planned(backend, marked, ByName("right", "both"), *ARGS)
-    plan = edited(made.plan, moved("late", 1))
+    plan = moved(made.plan, "late", 1)
     with pytest.raises(PlanError, match="does not reach|a wait is missing"):
         validate(plan, made.pg)
     if backend.name == "lanes":
@@ -281,12 +233,8 @@ def test_a_slice_of_other_rows(backend: Backend) -> None:
     buffers[second.out] = msgspec.structs.replace(
         buffers[second.out], offset=buffers[first.out].offset
     )
-    plan = edited(
-        msgspec.structs.replace(made.plan, buffers=tuple(buffers)),
-        lambda i: (
-            msgspec.structs.replace(i, start=first.start, stop=first.stop) if i == second else i
-        ),
-    )
+    plan = msgspec.structs.replace(made.plan, buffers=tuple(buffers))
+    plan = with_other(plan, second, start=first.start, stop=first.stop)
     with pytest.raises(PlanError, match="is argument"):
         validate(plan, made.pg)
     other = backend.with_plan(made, plan)
@@ -307,10 +255,8 @@ def test_parts_of_a_result_the_other_way_round(backend: Backend) -> None:
     offsets = buffers[first].offset, buffers[second].offset
     buffers[first] = msgspec.structs.replace(buffers[first], offset=offsets[1])
     buffers[second] = msgspec.structs.replace(buffers[second], offset=offsets[0])
-    plan = edited(
-        msgspec.structs.replace(made.plan, buffers=tuple(buffers)),
-        lambda i: msgspec.structs.replace(i, srcs=i.srcs[::-1]) if i == merge else i,
-    )
+    plan = msgspec.structs.replace(made.plan, buffers=tuple(buffers))
+    plan = with_other(plan, merge, srcs=merge.srcs[::-1])
     with pytest.raises(PlanError, match="is result 0 at"):
         validate(plan, made.pg)
     (want,), (got,) = ran(made, *ARGS), ran(backend.with_plan(made, plan), *ARGS)

@@ -16,7 +16,7 @@ from dynaflow_xla.ffi import blas, xla
 from dynaflow_xla.frontends.jax.capture.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.lanes import device_stage, stage_primitive, stamped
-from dynaflow_xla.frontends.jax.lanes.stage import Stage, split_stages
+from dynaflow_xla.frontends.jax.lanes.stage import Stage
 from dynaflow_xla.frontends.jax.planned import Memory, Planned
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.timelines.measured import Measured
@@ -46,7 +46,7 @@ class Entry(Planned):
             if self._stages is None:
                 t0 = time.perf_counter()
                 xla.ensure_registered()
-                lanes = len({i.lane for i in self.plan.instructions if isinstance(i, Launch)})
+                lanes = len(self.plan.lanes_used)
                 with progress.report(f"compiling {self.options.name!r}: {lanes} lane programs"):
                     self._stages = build_stages(self)
                 blas.register()  # lowering the first program that needs LAPACK has loaded it
@@ -77,7 +77,7 @@ class Entry(Planned):
     def account(self) -> list[str]:
         """What the engine runs, in numbers."""
         plan = self.plan
-        calls = sum(bool(instructions) for instructions, _ in split_stages(plan))
+        calls = sum(bool(instructions) for instructions, _ in plan.stages())
         return [
             f"lanes {plan.lanes}, events {plan.events}, scratch {plan.scratch_bytes} bytes, copied per call "
             f"{plan.copied_bytes} bytes, custom calls {calls}"
@@ -107,7 +107,7 @@ class Entry(Planned):
         stages = build_stages(self, profile=True)
         memory = Memory(self.plan, self.captured.graph, inputs)
         measured = Measured(self.plan, self.pg)
-        for (stage, outer), (instructions, _) in zip(stages, split_stages(self.plan), strict=True):
+        for (stage, outer), (instructions, _) in zip(stages, self.plan.stages(), strict=True):
             if stage is not None:
                 measured.add_stage(instructions, stamped.run(stage, self.captured, memory))
             if outer is not None:
@@ -124,7 +124,7 @@ def build_stages(
 ) -> list[tuple[Stage | None, Launch | None]]:
     """Lowers and compiles every stage of a plan."""
     stages: list[tuple[Stage | None, Launch | None]] = []
-    for instructions, outer in split_stages(made.plan):
+    for instructions, outer in made.plan.stages():
         stage = None
         if any(isinstance(i, Launch) for i in instructions):
             with exact_types(made.captured):

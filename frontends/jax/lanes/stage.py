@@ -9,8 +9,6 @@ from typing import Any
 from dynaflow_xla.ffi import programs
 from dynaflow_xla.ffi.lane_program import LaneProgram
 from dynaflow_xla.frontends.jax import _compat
-from dynaflow_xla.planning.instructions import Launch, Merge, Slice
-from dynaflow_xla.planning.plan import Plan
 
 
 @_compat.weak_parameter
@@ -70,15 +68,3 @@ class Stage:
     def note(self) -> str:
         """Of device lanes: a sentence for explain."""
         return self.loaded.note
-
-
-def split_stages(plan: Plan) -> list[tuple[list[Any], Launch | None]]:
-    """Cuts the instruction list at outer launches: (instructions, the outer launch after them)."""
-    stages: list[tuple[list[Any], Launch | None]] = [([], None)]
-    for instruction in plan.instructions:
-        if isinstance(instruction, Launch) and instruction.lane < 0:
-            stages[-1] = (stages[-1][0], instruction)
-            stages.append(([], None))
-        elif not isinstance(instruction, Slice | Merge):
-            stages[-1][0].append(instruction)
-    return stages

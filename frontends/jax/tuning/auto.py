@@ -19,7 +19,6 @@ from dynaflow_xla.ffi import _compat as ffi_compat
 from dynaflow_xla.frontends.jax.capture import capture, costs as costs_of
 from dynaflow_xla.frontends.jax.capture.tracing import Capturing
 from dynaflow_xla.frontends.jax.tuning import on_caller, ways as ways_to_run
-from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.timelines.simulator import simulate
 from dynaflow_xla.tuning import autotune, budget, choice as choice_of, quiet
@@ -252,8 +251,7 @@ def _predicted(
 
 def _program(made: Any) -> Any:
     """What is equal for plans that compile to the same programs: XLA orders one lane as it likes."""
-    lanes = {i.lane for i in made.plan.instructions if isinstance(i, Launch)}
-    if len(lanes) > 1 or made.split is not None:
+    if len(made.plan.lanes_used) > 1 or made.split is not None:
         return made.plan.instructions
     return _ONE_LANE
 

@@ -26,21 +26,13 @@ from dynaflow_xla.strategies.base import record, sizes_of
 
 @dataclass
 class Entry:
-    """A planned graph.
+    """A planned graph that runs as PyTorch's own operators; ``backend.Entry`` tells what any has.
 
     Attributes:
-        kind: "inference", "forward" or "backward".
         captured: Graph with payloads.
-        pg: Its regions.
-        plan: The validated plan.
         implementations: Functions of regions that do not run operator by operator.
         native: The runnable plan.
         runner: On CUDA what runs it on streams, or as CUDA graphs.
-        later: Makes the plan of the backward when asked for.
-        prepare: From the inputs of a call to those of the planned graph, if they are others.
-        finish: From the results of the planned graph to those of a call, if they are others.
-        notes: Lines for ``explain``.
-        seconds: Time spent by step: "partition", "plan", "compile".
     """
 
     options: Settings
@@ -160,9 +152,8 @@ def planned_entry(
     t2 = time.perf_counter()
     made = _replacements(captured, pg, recording) if functions is None else functions
     if options.compiler != "eager":
-        lanes = {d.lane for d in recording.decisions if d.lane >= 0}
         compilers.compile_regions(
-            captured, pg, len(lanes), made, options.compiler, options.compiler_options
+            captured, pg, len(plan.lanes_used), made, options.compiler, options.compiler_options
         )
     runnable = native.build(captured, pg, plan, made)
     runner: Any = None

@@ -270,18 +270,6 @@ class Native:
         )
 
 
-def split_stages(plan: Plan) -> list[tuple[list[Instruction], Launch | None]]:
-    """Instructions between outer launches, each list with the outer launch that follows it."""
-    stages: list[tuple[list[Instruction], Launch | None]] = [([], None)]
-    for instruction in plan.instructions:
-        if isinstance(instruction, Launch) and instruction.lane < 0:
-            stages[-1] = (stages[-1][0], instruction)
-            stages.append(([], None))
-        else:
-            stages[-1][0].append(instruction)
-    return stages
-
-
 def build(
     captured: Captured,
     pg: PartitionedGraph,
@@ -302,7 +290,7 @@ def build(
         always: Use the engine for one lane too (for profiles).
     """
     memory = Memory(captured, plan)
-    cut = split_stages(plan)
+    cut = plan.stages()
     grouped = [_stretches(instructions, fuse) for instructions, _ in cut]
     everything = [list(s) for _, stretches in grouped for s in stretches]
     everything += [[outer.region] for _, outer in cut if outer is not None]

@@ -19,7 +19,6 @@ from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.tuning import keeping
 from dynaflow_xla.frontends.torch.tuning.trial import Trial
-from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.recent import Recent
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.base import Strategy
@@ -294,7 +293,7 @@ def _planned(
     first = next(iter(candidates))
     predicted: dict[str, float] = {}
     left_out: dict[str, str] = {}
-    overlaps = any(_lanes(e.plan) > 1 for e in entries)
+    overlaps = any(len(e.plan.lanes_used) > 1 for e in entries)
     for name, candidate in candidates.items():
         child = core.with_strategy(candidate)
         run.put_back()
@@ -339,10 +338,6 @@ def _short(error: DynaflowError) -> str:
     """The error's first finding, without the ways out."""
     first, *others = str(error).splitlines()
     return f"{first} {others[0].strip(' -')}" if first.endswith(":") and others else first
-
-
-def _lanes(plan: Any) -> int:
-    return len({i.lane for i in plan.instructions if isinstance(i, Launch)})
 
 
 def _caller(child: Any) -> Callable[..., Any]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from edited_plans import ByName, edited, launch, moved, swapped, with_edge, with_other  # noqa: E402
+
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.errors import PlanError  # noqa: E402
 from dynaflow_xla.frontends.torch.native import interpreted, native  # noqa: E402
-from dynaflow_xla.planning.instructions import Launch, Merge, Record, Slice, Wait  # noqa: E402
+from dynaflow_xla.planning.instructions import Merge, Slice, Wait  # noqa: E402
 from dynaflow_xla.planning.plan import Plan  # noqa: E402
 from dynaflow_xla.planning.validate import validate  # noqa: E402
 
@@ -23,18 +23,6 @@ X, Y = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(0))
 @pytest.fixture(params=[True, False], ids=["interpreted", "python"], autouse=True)
 def both_forms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreted, "_EXISTS", request.param)
-
-
-class ByName(dfx.Strategy):
-    """Regions named here on lane 1, all others on lane 0."""
-
-    def __init__(self, *second: str):
-        self.second = second
-
-    def schedule(self, s: Any) -> None:
-        while ready := s.ready():
-            for op in ready:
-                s.execute(op, lane=int(op.name in self.second))
 
 
 def marked(x: Any, y: Any) -> Any:
@@ -69,23 +57,6 @@ def ran(entry: Any, runnable: Any) -> list[Any]:
     with torch.no_grad():
         result = entry.fast(X, Y)
     return list(result) if isinstance(result, tuple) else [result]
-
-
-def edited(plan: Plan, change: Callable[[Any], Any]) -> Plan:
-    """The plan with each instruction as ``change`` gives it: itself, another, several, or none."""
-    made: list[Any] = []
-    for instruction in plan.instructions:
-        new = change(instruction)
-        made += new if isinstance(new, list) else [new]
-    return msgspec.structs.replace(plan, instructions=tuple(made))
-
-
-def moved(name: str, lane: int) -> Callable[[Any], Any]:
-    def change(i: Any) -> Any:
-        mine = isinstance(i, Launch) and i.name == name
-        return msgspec.structs.replace(i, lane=lane) if mine else i
-
-    return change
 
 
 class Told:
@@ -153,7 +124,7 @@ def test_a_launch_on_another_lane() -> None:
         return a, b
 
     entry = planned(f, ByName("right"))
-    plan = edited(entry.plan, moved("right", 0))
+    plan = moved(entry.plan, "right", 0)
     validate(plan, entry.pg)  # nothing crosses lanes: as good a plan
     lanes = [
         {call[1] for call in told(entry, p) if call[0] == "add_python_launch"}
@@ -166,7 +137,7 @@ def test_a_launch_on_another_lane() -> None:
 
 def test_a_launch_where_its_values_do_not_reach() -> None:
     entry = planned(marked, ByName("right", "both"))
-    plan = edited(entry.plan, moved("late", 1))
+    plan = moved(entry.plan, "late", 1)
     with pytest.raises(PlanError, match="'late' on lane 1 reads buffer .* which nothing"):
         with_plan(entry, plan)
 
@@ -182,10 +153,9 @@ def test_swapped_buffers() -> None:
         return c
 
     entry = planned(f, ByName())
-    (mine,) = (i for i in entry.plan.instructions if isinstance(i, Launch) and i.name == "c")
+    mine = launch(entry.plan, "c")
     assert len(mine.ins) == 2
-    other = msgspec.structs.replace(mine, ins=mine.ins[::-1])
-    plan = edited(entry.plan, lambda i: other if i == mine else i)
+    plan = with_other(entry.plan, mine, ins=mine.ins[::-1])
     with pytest.raises(PlanError, match="must read values"):
         validate(plan, entry.pg)
     torch.testing.assert_close(ran(entry, entry.native)[0], f(X, Y))
@@ -195,11 +165,7 @@ def test_swapped_buffers() -> None:
 
 def test_swapped_results() -> None:
     entry = planned(lambda x, y: (torch.sin(x) @ y, torch.cos(y) @ x), dfx.Branches())
-    first, second = (b for b in entry.plan.buffers if b.kind == "result")
-    buffers = list(entry.plan.buffers)
-    buffers[first.id] = msgspec.structs.replace(first, index=second.index)
-    buffers[second.id] = msgspec.structs.replace(second, index=first.index)
-    plan = msgspec.structs.replace(entry.plan, buffers=tuple(buffers))
+    plan = swapped(entry.plan, "result")
     with pytest.raises(PlanError, match="is result 1"):
         validate(plan, entry.pg)
     want, got = ran(entry, entry.native), ran(entry, with_plan(entry, plan))
@@ -213,8 +179,7 @@ def _rows(x: Any, y: Any) -> Any:
 def test_a_slice_of_other_rows() -> None:
     entry = planned(_rows, dfx.NanoBatch(2), in_axes=(0, None))
     first, second = (i for i in entry.plan.instructions if isinstance(i, Slice))
-    other = msgspec.structs.replace(second, start=first.start, stop=first.stop)
-    plan = edited(entry.plan, lambda i: other if i == second else i)
+    plan = with_other(entry.plan, second, start=first.start, stop=first.stop)
     with pytest.raises(PlanError):
         validate(plan, entry.pg)
     (want,), (got,) = ran(entry, entry.native), ran(entry, with_plan(entry, plan))
@@ -225,8 +190,7 @@ def test_a_slice_of_other_rows() -> None:
 def test_parts_of_a_result_the_other_way_round() -> None:
     entry = planned(_rows, dfx.NanoBatch(2), in_axes=(0, None))
     (merge,) = (i for i in entry.plan.instructions if isinstance(i, Merge))
-    other = msgspec.structs.replace(merge, srcs=merge.srcs[::-1])
-    plan = edited(entry.plan, lambda i: other if i == merge else i)
+    plan = with_other(entry.plan, merge, srcs=merge.srcs[::-1])
     with pytest.raises(PlanError):
         validate(plan, entry.pg)
     (want,), (got,) = ran(entry, entry.native), ran(entry, with_plan(entry, plan))
@@ -236,11 +200,7 @@ def test_parts_of_a_result_the_other_way_round() -> None:
 def test_an_argument_for_another() -> None:
     """The argument buffers of two inputs swapped: each is read as the other."""
     entry = planned(lambda x, y: torch.sin(x) - 2 * torch.cos(y), ByName())
-    first, second = (b for b in entry.plan.buffers if b.kind == "arg")
-    buffers = list(entry.plan.buffers)
-    buffers[first.id] = msgspec.structs.replace(first, index=second.index)
-    buffers[second.id] = msgspec.structs.replace(second, index=first.index)
-    plan = msgspec.structs.replace(entry.plan, buffers=tuple(buffers))
+    plan = swapped(entry.plan, "arg")
     with pytest.raises(PlanError):
         validate(plan, entry.pg)
     want = torch.sin(Y) - 2 * torch.cos(X)
@@ -250,15 +210,7 @@ def test_an_argument_for_another() -> None:
 def test_an_edge_that_only_the_plan_asks_for() -> None:
     entry = planned(marked, ByName("right", "both"))
     event = entry.plan.events
-
-    def with_edge(i: Any) -> Any:
-        if isinstance(i, Launch) and i.name == "right":
-            return [i, Record(event, i.lane)]
-        return [Wait(event, i.lane), i] if isinstance(i, Launch) and i.name == "late" else i
-
-    plan = msgspec.structs.replace(edited(entry.plan, with_edge), events=event + 1)
-    names = [i.name for i in plan.instructions if isinstance(i, Launch)]
-    assert names.index("right") < names.index("late")
+    plan = with_edge(entry.plan, "right", "late")
     validate(plan, entry.pg)
     log = told(entry, plan)
     assert ("add_record", 1, event) in log and ("add_wait", 0, event) in log
