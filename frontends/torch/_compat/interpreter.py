@@ -25,14 +25,19 @@ _FORMATS = {
 """c10::MemoryFormat; the interpreter's form of it is its number."""
 
 
+_NAMES = (
+    "Graph", "TensorType", "IntType", "TupleType", "parse_schema", "_create_function_from_graph",
+    "_jit_set_profiling_mode", "_get_graph_executor_optimize", "_set_graph_executor_optimize",
+)  # fmt: skip
+
+
 class Unwritable(Exception):
     """An operator or argument that cannot stand in a graph of the interpreter."""
 
 
 def interpreter_exists() -> bool:
     """Whether this PyTorch has an interpreter with the names used here."""
-    names = ("Graph", "_create_function_from_graph", "_jit_set_profiling_mode", "TensorType")
-    return all(hasattr(torch._C, name) for name in names)
+    return all(hasattr(torch._C, name) for name in _NAMES)
 
 
 class Writer:
@@ -58,17 +63,20 @@ class Writer:
         value.setType(self._tensor if is_tensor else torch._C.IntType.get())
         return value
 
-    def operator(self, target: Any, args: Sequence[Any], kwargs: Any, value_of: Any) -> list[Any]:
-        """Calls an operator that returns tensors, or lists of tensors.
+    def operator(
+        self, target: Any, args: Sequence[Any], kwargs: Any, value_of: Any, count: int
+    ) -> list[Any]:
+        """Calls an operator that returns tensors, or one list of tensors.
 
         Args:
             target: An ``OpOverload``.
             args: Its arguments.
             kwargs: Its keyword arguments.
             value_of: From an argument to the value that it stands for, or None if it is a constant.
+            count: How many tensors it returns.
 
         Returns:
-            Its result: one value for each return of the schema.
+            A value for each tensor.
 
         Raises:
             Unwritable: it cannot be written; the graph is as before, constants that nobody reads aside.
@@ -77,9 +85,11 @@ class Writer:
         if schema.is_mutable:
             raise Unwritable("it writes into its arguments")
         kinds = [r.type for r in schema.returns]
-        if not kinds or any(not _is_tensors(kind) for kind in kinds):
+        names = [kind.kind() for kind in kinds]
+        one_list = names == ["ListType"] and kinds[0].getElementType().kind() == "TensorType"
+        if not count or not (one_list or names == ["TensorType"] * count):
             raise Unwritable("its results are no tensors")
-        inputs, numbers = [], False
+        inputs = []
         for position, formal in enumerate(schema.arguments):
             if position < len(args) and not formal.kwarg_only:
                 given = args[position]
@@ -89,15 +99,12 @@ class Writer:
                 given = formal.default_value
             else:
                 raise Unwritable(f"{formal.name} is missing")
-            numbers |= formal.type.kind() == "TensorType" and isinstance(
-                given, int | float | complex
-            )
             inputs.append(self._argument(given, formal.type, value_of))
         node = self._graph.create(schema.name, inputs, len(kinds))
         self._graph.insertNode(node)
         try:
             found = torch._C.parse_schema(node.schema())
-            if found != schema and not (numbers and _same_but_for_numbers(found, schema)):
+            if found != schema and not _same_but_for_numbers(found, schema):
                 raise Unwritable(f"the interpreter would call {found}")
         except (RuntimeError, Unwritable) as error:
             node.destroy()
@@ -105,16 +112,7 @@ class Writer:
         outputs = list(node.outputs())
         for output, kind in zip(outputs, kinds, strict=True):
             output.setType(kind)
-        return outputs
-
-    def unpack(self, tensors: Any, count: int) -> list[Any]:
-        """The members of a list of tensors."""
-        node = self._graph.create("prim::ListUnpack", [tensors], count)
-        self._graph.insertNode(node)
-        outputs = list(node.outputs())
-        for output in outputs:
-            output.setType(self._tensor)
-        return outputs
+        return self._unpack(outputs[0], count) if one_list else outputs
 
     def function(self, name: str, results: Sequence[Any]) -> Callable[..., Any]:
         """The graph as a function of its inputs: one tensor, or a tuple of them."""
@@ -127,20 +125,26 @@ class Writer:
         self._graph.registerOutput(result)
         return _function(name, self._graph)
 
+    def _unpack(self, tensors: Any, count: int) -> list[Any]:
+        node = self._graph.create("prim::ListUnpack", [tensors], count)
+        self._graph.insertNode(node)
+        outputs = list(node.outputs())
+        for output in outputs:
+            output.setType(self._tensor)
+        return outputs
+
     def _argument(self, given: Any, kind: Any, value_of: Any) -> Any:
-        value = value_of(given)
+        if kind.kind() == "OptionalType":
+            if given is None:
+                return self._graph.insertConstant(None)
+            kind = kind.getElementType()
         name = kind.kind()
+        value = value_of(given)
         if value is not None:
-            if name == "OptionalType":
-                name = kind.getElementType().kind()
             mine = value.type().kind()
             if name != mine and not (name == "NumberType" and mine == "IntType"):
                 raise Unwritable(f"{mine} for {kind}")
             return value
-        if name == "OptionalType":
-            if given is None:
-                return self._graph.insertConstant(None)
-            return self._argument(given, kind.getElementType(), value_of)
         if name == "ListType":
             return self._list(given, kind, value_of)
         if isinstance(given, torch.Tensor):
@@ -188,33 +192,13 @@ def _constant(given: Any, kind: str) -> Any:
 _TAKE_NUMBERS = frozenset(f"aten::{name}" for name in ("add", "sub", "mul", "div"))
 
 
-def _is_tensors(kind: Any) -> bool:
-    if kind.kind() == "ListType":
-        kind = kind.getElementType()
-    return bool(kind.kind() == "TensorType")
-
-
 def _same_but_for_numbers(found: Any, wanted: Any) -> bool:
     """Whether the overload for numbers was found, where a number was given for a tensor.
 
     Of these operators it makes a tensor of the number and calls the other overload.
     """
-    if (
-        found.name not in _TAKE_NUMBERS
-        or found.name != wanted.name
-        or len(found.arguments) != len(wanted.arguments)
-    ):
-        return False
-    if [str(r.type) for r in found.returns] != [str(r.type) for r in wanted.returns]:
-        return False
-    return all(
-        a.name == b.name
-        and (
-            str(a.type) == str(b.type)
-            or (a.type.kind() == "NumberType" and b.type.kind() == "TensorType")
-        )
-        for a, b in zip(found.arguments, wanted.arguments, strict=True)
-    )
+    overload = wanted.overload_name.replace("Tensor", "Scalar")
+    return bool(found.name == wanted.name in _TAKE_NUMBERS and found.overload_name == overload)
 
 
 def _function(name: str, graph: Any) -> Callable[..., Any]:

@@ -5,10 +5,10 @@ operators spend their time handing it to each other, and even one lane reads eve
 what can be is written as a graph of PyTorch's own interpreter, which a lane calls once. The operators and
 their order are the same, hence the values bit for bit.
 
-Not written: operators that write into their arguments, whose results are no tensors, or that are Python
-themselves. A call that fails runs again operator by operator in Python, on the same inputs, which
-raises what the original raises and tells where. On CUDA a plan is captured as a graph, or launches
-from Python.
+Not written: operators that write into their arguments, whose results are no tensors, that are Python
+themselves, or whose values are large. A call that fails runs again operator by operator in Python, on
+the same inputs, which raises what the original raises and tells where. On CUDA a plan is captured as
+a graph, or launches from Python.
 """
 
 from __future__ import annotations
@@ -27,9 +27,15 @@ LEAST = 3
 
 _EXISTS = interpreter.interpreter_exists()
 
+_LARGE = 1 << 18
+"""Bytes. What reads or makes more takes long enough that Python does not matter, and its memory is better
+not taken between the small pieces of the interpreter's: those come from the same heap and cut up what
+large values leave behind, so that the next one of the same size does not fit (seen: a process of
+2.9 GB instead of 1.5, with as much in use)."""
+
 _HELD_BYTES = 1 << 20
 _HELD_OPERATORS = 32
-"""Inputs are held until a call ends, so calls that hold much are kept this short."""
+"""Inputs are held until a call ends, so calls that hold much of them are kept this short."""
 
 
 class Run:
@@ -65,23 +71,21 @@ class Run:
             return False
         if type(target) is not torch._ops.OpOverload or recurrent.direct(target) is not target:
             return False
-        lists = [r.type.kind() == "ListType" for r in target._schema.returns]
-        one_list = payload.multiple and lists == [True]
-        if not payload.outputs or not (one_list or lists == [False] * len(payload.outputs)):
-            return False
-        examples = self._captured.examples
+        values, examples = self._captured.graph.values, self._captured.examples
         read = payload.reads()
+        if any(values[v].bytes > _LARGE for v in (*read, *payload.outputs) if v is not None):
+            return False
         try:
             for value in read:
                 if value not in self._values:
                     self._values[value] = self._writer.input(f"v{value}", examples[value])
                     self.inputs.append(value)
-                    self._bytes += self._captured.graph.values[value].bytes
-            results = self._writer.operator(target, payload.args, payload.kwargs, self._value)
+                    self._bytes += values[value].bytes
+            results = self._writer.operator(
+                target, payload.args, payload.kwargs, self._value, len(payload.outputs)
+            )
         except interpreter.Unwritable:
             return False
-        if one_list:
-            results = self._writer.unpack(results[0], len(payload.outputs))
         for output, result in zip(payload.outputs, results, strict=True):
             if output is not None:
                 self._values[output] = result
