@@ -3,8 +3,10 @@
 from dynaflow_xla._version import __version__ as __version__
 from dynaflow_xla.api import (
     bucketed as bucketed,
+    check_determinism as check_determinism,
     compile as compile,
     compiler_options as compiler_options,
+    debug as debug,
     explain as explain,
     graph as graph,
     plan as plan,

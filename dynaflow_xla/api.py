@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from dynaflow_xla import dispatch
+from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.dispatch import EitherFunction, serving
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import Lanes
@@ -234,6 +235,62 @@ def verify(fast: Any, *args: Any, **kwargs: Any) -> Report:
         VerificationError: naming the first output that differs beyond its dtype's tolerance.
     """
     return serving(fast, "verify", args, kwargs).verify(args, kwargs)
+
+
+def debug(fast: Any, *args: Any, rounds: int = 24, seed: int = 0, **kwargs: Any) -> DebugReport:
+    """Runs the plan of these arguments many times in ways that hide nothing, and compares region by region.
+
+    First the regions run one after another, in the plan's order; then the plan's memory is followed on
+    paper, with each region that meets other lanes as early as it may run. Then each round runs them all in
+    another way: one lane at a time in an order that the plan allows; on the engine's lanes, with random
+    pauses; on other lanes in another order (a new plan of the same regions, which is proved first); and
+    with the backend "ffi" the compiled lane programs, whose shared memory and results are full of NaN at
+    first, with pauses. Memory that operators allocate and do not write holds poison. Each region's results
+    must have the bits of the first run.
+
+    Args:
+        fast: What ``schedule`` returned. Under ``Auto`` the plan that it chose is looked at, or that of
+            a candidate.
+        *args: Arrays or tensors; nothing of them is changed.
+        rounds: How many rounds.
+        seed: Of all that is drawn at random. Threads run as they like, so that a round with pauses
+            is not the same twice.
+        **kwargs: As ``args``.
+
+    Returns:
+        A report (``str(report)``).
+
+    Raises:
+        VerificationError: with ``.report``; names the first region whose result changed, that read what
+            was not written, or wrote when it had ended: its lane, operators, file and line.
+        UnsupportedError: the function has effects, which must not happen so often. (Of a PyTorch function
+            that breaks into several graphs, the code before the first one runs to find that out.)
+        PlanError: ``rounds`` or ``seed`` are no counts.
+    """
+    return serving(fast, "debug", args, kwargs).debug(args, kwargs, rounds, seed)
+
+
+def check_determinism(fast: Any, *args: Any, runs: int = 10, **kwargs: Any) -> DeterminismReport:
+    """Calls ``fast`` several times on copies of the arguments; all results must have the same bits.
+
+    Random states are put back before each call, so that what is drawn from them is the same.
+
+    Args:
+        fast: What ``schedule`` returned.
+        *args: Arrays or tensors.
+        runs: How many calls.
+        **kwargs: As ``args``.
+
+    Returns:
+        A report (``str(report)``).
+
+    Raises:
+        VerificationError: with ``.report``; names the first output that differs, and the first region that
+            does when the regions run one after another.
+        UnsupportedError: the function has effects.
+        PlanError: ``runs`` is no count.
+    """
+    return serving(fast, "check_determinism", args, kwargs).check_determinism(args, kwargs, runs)
 
 
 def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:

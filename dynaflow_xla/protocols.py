@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.plan import Plan
@@ -51,6 +52,12 @@ class Scheduled(Protocol):
 
     def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
         """Measures the candidates within the seconds given, keeps and returns the decision."""
+
+    def debug(self, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugReport:
+        """Runs the plan in other orders and with pauses; DebugError names the first region that differs."""
+
+    def check_determinism(self, args: Any, kwargs: Any, runs: int) -> DeterminismReport:
+        """Calls it several times; DeterminismError names the first output that differs."""
 
     def compile(self, args: Any, kwargs: Any, target: object) -> Any:
         """Compiles for the GPU ``target``, read back as a report; None: the one of ``schedule``."""
@@ -124,6 +131,14 @@ class Chosen:
     def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
         """The chosen one's."""
         return self._planned.tune(args, kwargs, budget_s)
+
+    def debug(self, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugReport:
+        """The chosen one's."""
+        return self._planned.debug(args, kwargs, rounds, seed)
+
+    def check_determinism(self, args: Any, kwargs: Any, runs: int) -> DeterminismReport:
+        """The chosen one's."""
+        return self._planned.check_determinism(args, kwargs, runs)
 
     def compile(self, args: Any, kwargs: Any, target: object) -> Any:
         """The chosen one's."""

@@ -1,7 +1,10 @@
 #include "dfx/call.h"
 
+#include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <new>
+#include <thread>
 
 #include "dfx/error.h"
 #include "host/spin.h"
@@ -11,7 +14,8 @@ namespace dfx {
 Call::Call(const Program& program)
     : program_(program),
       events_(std::make_unique<Event[]>(static_cast<size_t>(program.n_events()))),
-      lane_done_(std::make_unique<std::atomic<bool>[]>(static_cast<size_t>(program.n_lanes()))) {
+      lane_done_(std::make_unique<std::atomic<bool>[]>(static_cast<size_t>(program.n_lanes()))),
+      states_(std::make_unique<LaneState[]>(static_cast<size_t>(program.n_lanes()))) {
   if (program.scratch_bytes() > 0) {
     constexpr auto kUnit = static_cast<size_t>(kAlignment);
     const size_t bytes = (static_cast<size_t>(program.scratch_bytes()) + kUnit - 1) / kUnit * kUnit;
@@ -29,10 +33,14 @@ Call::~Call() {
   if (events_ != nullptr) std::free(scratch_);
 }
 
-void Call::Reset(void* const* args, void* const* results, bool profile) {
+void Call::Reset(void* const* args, void* const* results, bool profile, uint64_t disturb) {
   args_ = args;
   results_ = results;
   profile_ = profile;
+  disturb_ = disturb;
+  if (disturb != 0 && scratch_ != nullptr) {
+    std::memset(scratch_, 0xFF, static_cast<size_t>(program_.scratch_bytes()));
+  }
   if (events_ != nullptr) {
     for (int e = 0; e < program_.n_events(); ++e) events_[static_cast<size_t>(e)].Reset();
   }
@@ -42,6 +50,7 @@ void Call::Reset(void* const* args, void* const* results, bool profile) {
   }
   for (int l : program_.used_lanes()) {
     lane_done_[static_cast<size_t>(l)].store(false, std::memory_order_relaxed);
+    if (states_ != nullptr) states_[static_cast<size_t>(l)].at.store(-1, std::memory_order_relaxed);
   }
   lanes_left_.store(static_cast<uint32_t>(program_.used_lanes().size()), std::memory_order_relaxed);
   failed_.store(false, std::memory_order_relaxed);
@@ -88,6 +97,20 @@ std::string Call::error() const {
 
 void Call::ThrowIfFailed() const {
   if (failed()) throw Error(error());
+}
+
+void Call::PauseInTrial(int lane) {
+  // A lane's own thread draws, and few lanes draw alike: no state has to be shared.
+  thread_local uint64_t random = 0;
+  random += disturb_ * 0x9E3779B97F4A7C15u + static_cast<uint64_t>(lane) + 1;
+  uint64_t x = random;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  x ^= x >> 31;
+  constexpr uint64_t kLongestUs = 2000;
+  if ((x & 1) != 0) {
+    std::this_thread::sleep_for(std::chrono::microseconds((x >> 8) % kLongestUs));
+  }
 }
 
 void Call::FailNoEvent(int event) {

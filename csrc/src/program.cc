@@ -58,6 +58,32 @@ int Program::AddLaunch(int lane, LaunchDesc launch) {
   return index;
 }
 
+void Program::NameEvent(int event, std::string text) {
+  CheckOpen();
+  event_names_[event] = std::move(text);
+}
+
+void Program::NameWait(int lane, int event, std::string text) {
+  CheckOpen();
+  wait_names_[{lane, event}] = std::move(text);
+}
+
+namespace {
+const std::string kNoName;
+
+template <typename Names, typename Key>
+const std::string& Named(const Names& names, const Key& key) {
+  const auto found = names.find(key);
+  return found == names.end() ? kNoName : found->second;
+}
+}  // namespace
+
+const std::string& Program::EventName(int event) const { return Named(event_names_, event); }
+
+const std::string& Program::WaitName(int lane, int event) const {
+  return Named(wait_names_, std::pair(lane, event));
+}
+
 void Program::Finish() {
   CheckOpen();
   CheckBuffers();

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <memory>
 #include <string>
@@ -32,13 +33,14 @@ BufferKind ToKind(const std::string& kind) {
 }
 
 nb::list RunProgram(const ProgramHandle& handle, const std::vector<uintptr_t>& args,
-                    const std::vector<uintptr_t>& results, bool profile) {
+                    const std::vector<uintptr_t>& results, bool profile, uint64_t disturb) {
   std::vector<TraceRecord> records;
   {
     nb::gil_scoped_release release;
     BlasLimit limit(handle.limit_blas && handle.program->used_lanes().size() > 1);
     // Steps run from Python are Python steps: they sleep for the interpreter lock.
-    records = Engine::Get().Run(handle.program, Pointers(args), Pointers(results), profile, true);
+    records = Engine::Get().Run(handle.program, Pointers(args), Pointers(results), profile, true,
+                                disturb);
   }
   ReleasePending();
   nb::list trace;
@@ -116,7 +118,22 @@ void BindPrograms(nb::module_& m) {
           "CudaEngine, for as long as somebody owns it. Programs of one hash do the same: any of "
           "them may serve.")
       .def("run", &RunProgram, nb::arg("args"), nb::arg("results"), nb::arg("profile") = false,
-           "Runs once over raw addresses; returns trace records (id, lane, start_ns, end_ns).");
+           nb::arg("disturb") = 0,
+           "Runs once over raw addresses; returns trace records (id, lane, start_ns, end_ns). "
+           "With `disturb`, a seed: scratch filled with NaN first, lanes that pause at random.")
+      .def(
+          "name_event",
+          [](ProgramHandle& self, int event, std::string text) {
+            self.program->NameEvent(event, std::move(text));
+          },
+          nb::arg("event"), nb::arg("text"), "What an event says, for the watchdog's reports.")
+      .def(
+          "name_wait",
+          [](ProgramHandle& self, int lane, int event, std::string text) {
+            self.program->NameWait(lane, event, std::move(text));
+          },
+          nb::arg("lane"), nb::arg("event"), nb::arg("text"),
+          "What a lane that waits for an event does next, for the same.");
 }
 
 }  // namespace dfx::ffi
@@ -155,6 +172,30 @@ NB_MODULE(_engine, m) {
         Engine::Get().Shutdown();
       },
       "Waits for calls in flight, stops the lanes; later calls fail.");
+  m.def(
+      "stats",
+      []() {
+        const Engine::Stats stats = Engine::Get().stats();
+        nb::dict found;
+        found["live"] = stats.live;
+        found["calls"] = stats.calls;
+        found["failures"] = stats.failures;
+        found["threads"] = stats.threads;
+        found["copied_bytes"] = stats.copied_bytes;
+        found["reports"] = stats.reports;
+        return found;
+      },
+      "What the engine counted since the process began.");
+  m.def(
+      "watch",
+      [](double seconds) {
+        Engine::Get().SetWatchdog(static_cast<int64_t>(seconds * 1e9), [](const std::string& text) {
+          // One write, so that lines of several processes do not mix. Nobody can be told of
+          // failure.
+          if (write(STDERR_FILENO, text.data(), text.size()) < 0) return;
+        });
+      },
+      nb::arg("seconds"), "Calls that take longer are reported to stderr once; 0: none.");
   m.def("handlers", []() {
     Handlers handlers;
     AddRunHandlers(handlers);

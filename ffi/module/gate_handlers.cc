@@ -44,26 +44,32 @@ xf::Error Gate(xf::RemainingArgs args, xf::RemainingRets rets, int64_t lane_inde
     }
     const int region = static_cast<int>(stamp);
     Note(lane, *call, region);
+    call->Pause(lane.index());
     for (int64_t event : waits) {
-      if (!call->WaitEvent(static_cast<int>(event))) {
+      if (!call->WaitEvent(static_cast<int>(event), lane.index())) {
         return xf::Error(xf::ErrorCode::kAborted, "another lane failed: " + call->error());
       }
       Note(lane, *call, kWaitTraceId + static_cast<int>(event));
     }
+    int64_t copied = 0;
     // The chain value carries no data: its result is left as it is. Results follow it.
     for (size_t i = 0; i < ins.size(); ++i) {
       xf::Result<xf::AnyBuffer> dst = rets.get<xf::AnyBuffer>(i + 1).value();
       if (dst->size_bytes() == 0) continue;
       std::memcpy(dst->untyped_data(), call->BufferData(static_cast<int>(ins[i])),
                   dst->size_bytes());
+      copied += static_cast<int64_t>(dst->size_bytes());
     }
     for (size_t i = 0; i < outs.size(); ++i) {
       xf::AnyBuffer src = args.get<xf::AnyBuffer>(1 + static_cast<size_t>(deps) + i).value();
       if (src.size_bytes() == 0) continue;
       std::memcpy(call->BufferData(static_cast<int>(outs[i])), src.untyped_data(),
                   src.size_bytes());
+      copied += static_cast<int64_t>(src.size_bytes());
     }
+    if (copied != 0) lane.AddCopied(copied);
     if (ins.size() + outs.size() > 0) Note(lane, *call, kCopyTraceId + std::max(region, 0));
+    if (records.size() > 0) call->Pause(lane.index());
     for (int64_t event : records) call->RecordEvent(static_cast<int>(event));
     if (done != 0) call->LaneDone(lane.index());
     return xf::Error::Success();

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.jax import given, inspect
+from dynaflow_xla.frontends.jax import debug as debugging, given, inspect
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
 from dynaflow_xla.frontends.jax.readback import cpu_text, deviceless, targets
 from dynaflow_xla.frontends.jax.scheduled import ScheduledFunction
@@ -100,6 +101,14 @@ class Serving:
     def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
         """With regions profiled first."""
         return inspect.tune(self.fast, args, kwargs, budget_s)
+
+    def debug(self, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugReport:
+        """Regions one by one, and the compiled lane programs."""
+        return debugging.debug(self.fast, args, kwargs, rounds, seed)
+
+    def check_determinism(self, args: Any, kwargs: Any, runs: int) -> DeterminismReport:
+        """Whole calls, on copies."""
+        return debugging.check_determinism(self.fast, args, kwargs, runs)
 
     def compile(self, args: Any, kwargs: Any, target: object) -> Any:
         """In another process."""

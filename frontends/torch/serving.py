@@ -10,7 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla import _optional
-from dynaflow_xla.frontends.torch import inspect, profile as profiling
+from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
+from dynaflow_xla.frontends.torch import debug as debugging, inspect, profile as profiling
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.selected import SelectCore
 from dynaflow_xla.protocols import Chosen, Planned, Scheduled
@@ -78,6 +79,14 @@ class Serving:
     def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
         """On copies."""
         return inspect.tune(self.core, args, kwargs, budget_s)
+
+    def debug(self, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugReport:
+        """On copies."""
+        return debugging.debug(self.core, args, kwargs, rounds, seed)
+
+    def check_determinism(self, args: Any, kwargs: Any, runs: int) -> DeterminismReport:
+        """On copies."""
+        return debugging.check_determinism(self.core, args, kwargs, runs)
 
     def compile(self, args: Any, kwargs: Any, target: object) -> Any:
         """Of the program that the plan is."""

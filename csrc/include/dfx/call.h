@@ -41,7 +41,9 @@ class Call {
   Call& operator=(const Call&) = delete;
 
   // Readies a pooled call for use. Only while no lane has it.
-  void Reset(void* const* args, void* const* results, bool profile);
+  // `disturb` other than 0: a trial for finding errors. Scratch is filled with ones (NaN as any
+  // float type), and lanes pause at random, as this seed says.
+  void Reset(void* const* args, void* const* results, bool profile, uint64_t disturb = 0);
 
   const Program& program() const { return program_; }
   // `id` must be one of the program's buffers.
@@ -50,8 +52,8 @@ class Call {
 
   // True: the event was signalled. False: the call failed, and the waiter must unwind. An event
   // that the program does not have fails the call.
-  bool WaitEvent(int event) {
-    return HasEvent(event) && events_[static_cast<size_t>(event)].Wait();
+  bool WaitEvent(int event, int lane) {
+    return HasEvent(event) && events_[static_cast<size_t>(event)].Wait(&states_[lane].waits, event);
   }
   void RecordEvent(int event) {
     if (HasEvent(event)) events_[static_cast<size_t>(event)].Signal();
@@ -76,6 +78,18 @@ class Call {
   // Blocks until every lane of the program is done.
   void WaitAllLanes();
 
+  // What a lane is at: which of its instructions, -1 before the first.
+  struct LaneState {
+    std::atomic<int32_t> at{-1};
+    Waiting waits;
+  };
+  LaneState& state(int lane) const { return states_[static_cast<size_t>(lane)]; }
+
+  // In a trial, sleeps for a random time now and then; else does nothing.
+  void Pause(int lane) {
+    if (disturb_ != 0) PauseInTrial(lane);
+  }
+
   bool profile() const { return profile_; }
   void Trace(int id, int lane, int64_t t0_ns, int64_t t1_ns) noexcept;
   std::vector<TraceRecord> TakeTrace();
@@ -91,6 +105,7 @@ class Call {
   }
   void FailNoEvent(int event);
   void CountDown();
+  void PauseInTrial(int lane);
 
   const Program& program_;  // outlives the call: the engine holds both
   void* const* args_ = nullptr;
@@ -98,7 +113,9 @@ class Call {
   char* scratch_ = nullptr;
   std::unique_ptr<Event[]> events_;  // none on device lanes
   std::unique_ptr<std::atomic<bool>[]> lane_done_;
+  std::unique_ptr<LaneState[]> states_;
   std::atomic<uint32_t> lanes_left_{0};
+  uint64_t disturb_ = 0;
   std::atomic<bool> failed_{false};
   bool profile_ = false;
   mutable std::mutex mutex_;  // guards error_ and trace_

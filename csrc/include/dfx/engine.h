@@ -34,6 +34,8 @@ class Engine {
     int64_t calls = 0;     // ever started
     int64_t failures = 0;  // of those, how many ended with an error
     int threads = 0;
+    int64_t copied_bytes = 0;  // by gates
+    int64_t reports = 0;       // of the watchdog
   };
 
   // Process-wide; never destroyed, because lanes may outlive static destructors.
@@ -46,10 +48,15 @@ class Engine {
   // `args` and `results` hold the program's numbers of addresses and are used until Run returns.
   // Any number of threads may call it. With `stay` the caller keeps to its core while lane 0 runs:
   // for steps that sleep now and then (see StayOnCore), and that start no threads. Returns the
-  // records of a call with `profile`.
+  // records of a call with `profile`. `disturb`: see Call::Reset.
   std::vector<TraceRecord> Run(const std::shared_ptr<const Program>& program,
                                std::span<void* const> args, std::span<void* const> results,
-                               bool profile = false, bool stay = false);
+                               bool profile = false, bool stay = false, uint64_t disturb = 0);
+
+  // From now on a call that takes longer is reported once, and goes on: what each of its lanes does
+  // or waits for. 0: none is. `report` is called on a thread of the engine's, which takes no lock
+  // that a call needs; must not throw. Throws Error if the thread cannot be had.
+  void SetWatchdog(int64_t after_ns, void (*report)(const std::string& text));
 
   // Waits for calls in flight, joins the lane threads; later calls fail. Idempotent, from any
   // thread. False, and nothing is done, inside a step (it would wait for itself) and in a forked

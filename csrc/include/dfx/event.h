@@ -5,6 +5,13 @@
 
 namespace dfx {
 
+// What a lane that sleeps waits for, for whoever looks on (see Engine::SetWatchdog). Written before
+// it sleeps only: a wait that ends while it spins costs nothing more.
+struct Waiting {
+  std::atomic<int32_t> event{-1};
+  std::atomic<int64_t> since_ns{0};
+};
+
 // States of an event. Aborted is set when the call fails: waiters must unwind.
 class Event {
  public:
@@ -12,7 +19,8 @@ class Event {
   void Signal();
   void Abort();
   // True: signalled. False: aborted. Everything the signaller wrote before is visible after.
-  bool Wait();
+  // `noted`, if given, holds `number` while this sleeps.
+  bool Wait(Waiting* noted = nullptr, int number = -1);
 
  private:
   enum : uint32_t { kClear = 0, kSignalled = 1, kAborted = 2 };

@@ -26,10 +26,17 @@ class Lane {
   void SetCurrent(Call* call) { current_.store(call, std::memory_order_release); }
   // Of a profiled call: since when the lane has done what it does now. Its steps keep it.
   int64_t since_ns = 0;
+  // What the gates of this lane copied so far. Only the lane writes: a plain addition, read
+  // anywhere.
+  int64_t copied_bytes() const { return copied_bytes_.load(std::memory_order_relaxed); }
+  void AddCopied(int64_t bytes) {
+    copied_bytes_.store(copied_bytes() + bytes, std::memory_order_relaxed);
+  }
 
  private:
   const int index_;
   std::atomic<Call*> current_{nullptr};
+  std::atomic<int64_t> copied_bytes_{0};
 };
 
 // Runs a lane's instructions of a call, then marks the lane done. What a step throws becomes the

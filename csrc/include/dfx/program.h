@@ -7,9 +7,11 @@
 // On failure everything here throws std::invalid_argument, and leaves the program as it was.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dfx/step.h"
@@ -65,6 +67,13 @@ class Program {
   void AddRecord(int lane, int event) { OpenLane(lane).push_back({Instr::kRecord, event}); }
   void AddWait(int lane, int event) { OpenLane(lane).push_back({Instr::kWait, event}); }
 
+  // For people: what an event says, and what a lane that waits for it is about to do.
+  void NameEvent(int event, std::string text);
+  void NameWait(int lane, int event, std::string text);
+  // "" if nobody gave one.
+  const std::string& EventName(int event) const;
+  const std::string& WaitName(int lane, int event) const;
+
   // Throws for an id out of range, an event recorded twice, an event waited for and never recorded,
   // an order of lanes and events that can never finish. An event that no instruction names is
   // allowed: steps signal and await it themselves (gates).
@@ -105,6 +114,8 @@ class Program {
   int64_t scratch_bytes_;
   std::string name_;
   bool finished_ = false;
+  std::map<int, std::string> event_names_;
+  std::map<std::pair<int, int>, std::string> wait_names_;
   std::vector<BufferDesc> buffers_;
   std::vector<LaunchDesc> launches_;
   std::vector<std::vector<Instr>> lanes_;

@@ -2,8 +2,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <exception>
 #include <list>
 #include <mutex>
@@ -33,6 +36,8 @@ thread_local bool in_lane = false;
 struct Ticket {
   std::shared_ptr<const Program> program;
   std::unique_ptr<Call> call;
+  int64_t since_ns = 0;  // of a watched call
+  bool reported = false;
 
   explicit Ticket(std::shared_ptr<const Program> of)
       : program(std::move(of)), call(program->TakeCall()) {}
@@ -40,6 +45,62 @@ struct Ticket {
   Ticket(const Ticket&) = delete;
   Ticket& operator=(const Ticket&) = delete;
 };
+
+// Of a call that takes long: a line for it, and one for each of its lanes. `earlier`: the calls
+// before it.
+std::string Report(const Ticket& ticket, const std::list<std::shared_ptr<Ticket>>& earlier) {
+  const Program& program = *ticket.program;
+  const int64_t now = NowNs();
+  auto seconds = [now](int64_t since) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%.1f s", static_cast<double>(now - since) * 1e-9);
+    return std::string(text);
+  };
+  std::string text = "dynaflow_xla: a call of '" + program.name() + "' has run for " +
+                     seconds(ticket.since_ns) + " and goes on; its lanes:\n";
+  for (int lane : program.used_lanes()) {
+    const Call::LaneState& state = ticket.call->state(lane);
+    const int32_t at = state.at.load(std::memory_order_acquire);
+    const int32_t event = state.waits.event.load(std::memory_order_acquire);
+    text += "  lane " + std::to_string(lane) + ": ";
+    if (ticket.call->IsLaneDone(lane)) {
+      text += "done\n";
+      continue;
+    }
+    if (at < 0) {
+      text += "has not begun";
+      for (const auto& other : earlier) {
+        if (other->call->failed() || other->call.get() == ticket.call.get()) continue;
+        const auto& used = other->program->used_lanes();
+        if (std::find(used.begin(), used.end(), lane) == used.end()) continue;
+        if (other->call->IsLaneDone(lane)) continue;
+        text += ", behind a call of '" + other->program->name() + "'";
+        break;
+      }
+      text += "\n";
+      continue;
+    }
+    if (event >= 0) {
+      text += "has waited for event " + std::to_string(event) + " for " +
+              seconds(state.waits.since_ns.load(std::memory_order_relaxed));
+      if (const std::string& name = program.EventName(event); !name.empty()) text += ", " + name;
+      if (const std::string& next = program.WaitName(lane, event); !next.empty()) {
+        text += "; next is " + next;
+      }
+      text += "\n";
+      continue;
+    }
+    const std::vector<Instr>& instructions = program.lane(lane);
+    const Instr& instr = instructions[static_cast<size_t>(at)];
+    if (instr.kind == Instr::kLaunch) {
+      text += "runs '" + program.launches()[static_cast<size_t>(instr.a)].step->name() + "'\n";
+    } else {
+      text += (instr.kind == Instr::kWait ? "waits for event " : "signals event ") +
+              std::to_string(instr.a) + "\n";
+    }
+  }
+  return text;
+}
 
 // A queue and its entries. An entry is made before the call is put in any queue, and then moved
 // between lists: from there on nothing can fail for want of memory.
@@ -116,15 +177,18 @@ void RunLane(Lane& lane, Call& call) noexcept {
   const bool profile = call.profile();
   lane.SetCurrent(&call);
   BufferList ins, outs;
+  std::atomic<int32_t>& at = call.state(lane.index()).at;
   for (const Instr& instr : program.lane(lane.index())) {
     if (call.failed()) break;
+    at.store(at.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    call.Pause(lane.index());
     if (instr.kind == Instr::kRecord) {
       call.RecordEvent(instr.a);
       continue;
     }
     const int64_t t0 = profile ? NowNs() : 0;
     if (instr.kind == Instr::kWait) {
-      const bool signalled = call.WaitEvent(instr.a);
+      const bool signalled = call.WaitEvent(instr.a, lane.index());
       if (profile) call.Trace(kWaitTraceId + instr.a, lane.index(), t0, NowNs());
       if (!signalled) break;
       continue;
@@ -146,6 +210,39 @@ struct Engine::Impl {
   uint64_t now_serving = 0;
   Stats stats;
   bool closed = false;
+  int64_t watch_ns = 0;  // 0: calls are not watched
+  void (*report)(const std::string&) = nullptr;
+  std::list<std::shared_ptr<Ticket>> watched;  // in the order of the calls
+  std::condition_variable look;                // for the watchdog: there is a call, or an end
+  std::thread watchdog;
+
+  // The watchdog's thread. It sleeps while there is no call, and reports without the mutex.
+  void Watch() {
+    std::unique_lock<std::mutex> lock(mutex);
+    while (!closed) {
+      if (watched.empty() || watch_ns == 0) {
+        look.wait(lock, [this] { return closed || (!watched.empty() && watch_ns != 0); });
+        continue;
+      }
+      look.wait_for(lock, std::chrono::nanoseconds(std::max<int64_t>(watch_ns / 4, 1'000'000)));
+      const int64_t due = NowNs() - watch_ns;
+      std::list<std::shared_ptr<Ticket>> late;
+      for (const auto& ticket : watched) {
+        if (watch_ns == 0 || ticket->reported || ticket->since_ns > due) continue;
+        ticket->reported = true;
+        late.push_back(ticket);
+      }
+      if (late.empty()) continue;
+      stats.reports += static_cast<int64_t>(late.size());
+      std::list<std::shared_ptr<Ticket>> others(watched);
+      void (*const tell)(const std::string&) = report;
+      lock.unlock();
+      for (const auto& ticket : late) tell(Report(*ticket, others));
+      late.clear();  // without the mutex: whoever lets go last may destroy a program
+      others.clear();
+      lock.lock();
+    }
+  }
 
   HostLane* GetLane(int index) {
     if (lanes[index] == nullptr) lanes[index] = std::make_unique<HostLane>(index);
@@ -186,7 +283,7 @@ bool Engine::forked() const { return getpid() != impl_->pid; }
 
 std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& program,
                                      std::span<void* const> args, std::span<void* const> results,
-                                     bool profile, bool stay) {
+                                     bool profile, bool stay, uint64_t disturb) {
   if (forked()) throw Error("process was forked after the engine started");
   if (in_lane) throw Error("a step of a plan called the engine: nested runs would deadlock");
   CheckCallable(program.get(), args, results);
@@ -202,16 +299,23 @@ std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& progr
                 std::to_string(program->scratch_bytes()) + " bytes of scratch");
   }
   Call& call = *ticket->call;
-  call.Reset(args.data(), results.data(), profile);
+  call.Reset(args.data(), results.data(), profile, disturb);
   const bool uses_caller = program->used_lanes().front() == 0;
   uint64_t mine = 0;
   int core = -1;
+  bool watched = false;
   {
     std::lock_guard<std::mutex> lock(impl_->mutex);
     if (impl_->closed) throw Error("engine is shut down");
     // What can throw comes before the first push: no lane has heard of the call yet. After it
     // nothing may, until all lanes are done with the caller's memory.
     impl_->StartLanes(program->used_lanes());
+    if (impl_->watch_ns != 0) {
+      ticket->since_ns = NowNs();
+      impl_->watched.push_back(ticket);
+      watched = true;
+      impl_->look.notify_one();
+    }
     ++impl_->stats.live;
     ++impl_->stats.calls;
     for (int lane : program->used_lanes()) {
@@ -243,6 +347,7 @@ std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& progr
     std::lock_guard<std::mutex> lock(impl_->mutex);
     --impl_->stats.live;
     if (call.failed()) ++impl_->stats.failures;
+    if (watched) impl_->watched.remove(ticket);
   }
   impl_->turn.notify_all();
   call.ThrowIfFailed();
@@ -258,6 +363,8 @@ bool Engine::Shutdown() {
     impl_->closed = true;
     impl_->turn.wait(lock, [this] { return impl_->stats.live == 0; });
   }
+  impl_->look.notify_all();
+  if (impl_->watchdog.joinable()) impl_->watchdog.join();
   // Lanes may still be leaving their last step. From here on nobody else starts or stops a thread.
   for (auto& lane : impl_->lanes) {
     if (lane == nullptr || !lane->started()) continue;
@@ -271,7 +378,28 @@ bool Engine::Shutdown() {
 Engine::Stats Engine::stats() const {
   if (forked()) return {};  // the mutex may have been held when the process was forked
   std::lock_guard<std::mutex> lock(impl_->mutex);
-  return impl_->stats;
+  Stats found = impl_->stats;
+  for (const auto& lane : impl_->lanes) {
+    if (lane != nullptr) found.copied_bytes += lane->copied_bytes();
+  }
+  return found;
+}
+
+void Engine::SetWatchdog(int64_t after_ns, void (*report)(const std::string& text)) {
+  if (forked()) throw Error("process was forked after the engine started");
+  std::lock_guard<std::mutex> one_at_a_time(impl_->shutdown_mutex);
+  std::lock_guard<std::mutex> lock(impl_->mutex);
+  if (impl_->closed) throw Error("engine is shut down");
+  impl_->watch_ns = after_ns;
+  impl_->report = report;
+  impl_->look.notify_one();
+  if (after_ns == 0 || impl_->watchdog.joinable()) return;
+  try {
+    impl_->watchdog = std::thread([this] { impl_->Watch(); });
+  } catch (const std::exception& e) {
+    impl_->watch_ns = 0;
+    throw Error(std::string("cannot start the watchdog: ") + e.what());
+  }
 }
 
 void Engine::SetThreadHooks(void (*on_start)(int), void (*on_exit)(int)) {

@@ -1,5 +1,6 @@
 #include "dfx/event.h"
 
+#include "dfx/observer.h"
 #include "host/spin.h"
 
 namespace dfx {
@@ -19,10 +20,15 @@ void Event::Abort() {
   }
 }
 
-bool Event::Wait() {
+bool Event::Wait(Waiting* noted, int number) {
   auto ready = [this] { return state_.load(std::memory_order_acquire) != kClear; };
   if (!SpinUntil(ready)) {
+    if (noted != nullptr) {
+      noted->since_ns.store(NowNs(), std::memory_order_relaxed);
+      noted->event.store(number, std::memory_order_release);
+    }
     while (!ready()) state_.wait(kClear, std::memory_order_acquire);
+    if (noted != nullptr) noted->event.store(-1, std::memory_order_release);
   }
   return state_.load(std::memory_order_acquire) == kSignalled;
 }

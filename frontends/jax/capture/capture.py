@@ -121,6 +121,15 @@ def acts(eqn: Any) -> bool:
     return any(acts(e) for inner in jcore.jaxprs_in_params(eqn.params) for e in inner.eqns)
 
 
+def changes_something(eqn: Any) -> bool:
+    """Whether an equation acts on something besides its results; a pure callback says that it does not."""
+    name = eqn.primitive.name
+    if ordering_effects(eqn.effects) or name in costs.CALLBACKS - {"pure_callback"}:
+        return True
+    inner = jcore.jaxprs_in_params(eqn.params)
+    return any(changes_something(e) for each in inner for e in each.eqns)
+
+
 def _dtype_name(aval: Any) -> str:
     return str(aval.dtype)
 

@@ -20,26 +20,62 @@ def _aligned_empty(spec: Any) -> np.ndarray[Any, Any]:
     return aligned_bytes(size).view(spec.dtype).reshape(spec.shape)  # type: ignore[no-any-return]
 
 
+class _Buffers:
+    """Memory of a stage's arguments and results, outside of any program of JAX's."""
+
+    def __init__(self, stage: Stage, captured: Any, memory: Memory) -> None:
+        self._stage, self._captured, self._memory = stage, captured, memory
+        avals = captured.avals
+        self._held = []
+        for number, value in zip(stage.reads, stage.inputs, strict=True):
+            array = _aligned_empty(physical.physical_spec(avals[value]))
+            x = physical.to_physical(jax.numpy.asarray(memory[number]), avals[value])
+            array[...] = np.asarray(x)
+            self._held.append(array)
+        specs = [physical.physical_spec(avals[v]) for v in stage.outputs]
+        self.results = [_aligned_empty(spec) for spec in specs]
+        self.addresses = [array.ctypes.data for array in self._held]
+        self.pointers = [ctypes.c_void_p(r.ctypes.data).value or 0 for r in self.results]
+
+    def keep(self) -> None:
+        """Writes the results to the plan's memory."""
+        stage, avals = self._stage, self._captured.avals
+        for numbers, value, array in zip(stage.writes, stage.outputs, self.results, strict=True):
+            x = physical.from_physical(jax.numpy.array(array), avals[value])
+            self._memory.put(numbers, x)
+
+
 def run(stage: Stage, captured: Any, memory: Memory) -> list[Trace]:
     """Runs a stage (its lane regions are pure) a few times; returns the fastest run's records."""
-    held, addresses = [], []
-    for number, value in zip(stage.reads, stage.inputs, strict=True):
-        array = _aligned_empty(physical.physical_spec(captured.avals[value]))
-        x = physical.to_physical(jax.numpy.asarray(memory[number]), captured.avals[value])
-        array[...] = np.asarray(x)
-        held.append(array)
-        addresses.append(array.ctypes.data)
-    results = [_aligned_empty(physical.physical_spec(captured.avals[v])) for v in stage.outputs]
-    pointers = [ctypes.c_void_p(r.ctypes.data).value or 0 for r in results]
+    made = _Buffers(stage, captured, memory)
 
     def once() -> list[Trace]:
-        return [tuple(r) for r in stage.program.run(addresses, pointers, profile=True)]
+        records = stage.program.run(made.addresses, made.pointers, profile=True)
+        return [tuple(r) for r in records]
 
     records = fastest(once, _length)
-    for numbers, value, array in zip(stage.writes, stage.outputs, results, strict=True):
-        x = physical.from_physical(jax.numpy.array(array), captured.avals[value])
-        memory.put(numbers, x)
+    made.keep()
     return records
+
+
+def disturbed(stage: Stage, captured: Any, memory: Memory, seed: int) -> list[np.ndarray[Any, Any]]:
+    """Runs a stage once, its scratch and results full of NaN at first, its lanes with pauses.
+
+    Args:
+        stage: With stamps, so that there is a pause behind each region.
+        captured: Its function.
+        memory: Gets the results.
+        seed: Of the pauses; 0: none, and scratch as it was.
+
+    Returns:
+        The results, an array each.
+    """
+    made = _Buffers(stage, captured, memory)
+    for array in made.results:
+        array.reshape(-1).view(np.uint8)[...] = 0xFF
+    stage.program.run(made.addresses, made.pointers, disturb=seed)
+    made.keep()
+    return made.results
 
 
 def _length(records: list[Trace]) -> int:

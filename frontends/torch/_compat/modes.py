@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -91,3 +92,36 @@ def restore_views(before: bool) -> None:
     """Undoes ``keep_views_plain`` on the same thread."""
     if before:
         torch._C._set_view_replay_enabled(True)
+
+
+def filling(fill: Callable[[torch.Tensor], None]) -> contextlib.AbstractContextManager[object]:
+    """While open, what operators of this thread allocate without writing to it is given to ``fill``."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Filling(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            made = func(*args, **(kwargs or {}))
+            if allocates(func):
+                fill(made)
+            return made
+
+    return Filling()  # type: ignore[no-untyped-call, no-any-return]
+
+
+_ALLOCATORS = frozenset(
+    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split()
+)
+
+
+def allocates(target: object) -> bool:
+    """Whether an operator only allocates."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and schema.name.removeprefix("aten::") in _ALLOCATORS
+
+
+def writes(target: object) -> bool:
+    """Whether an operator writes into its arguments."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)

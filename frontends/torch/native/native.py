@@ -278,6 +278,7 @@ def build(
     *,
     fuse: bool = True,
     always: bool = False,
+    watched: Callable[[Stretch], Stretch] = lambda stretch: stretch,
 ) -> Native:
     """Makes a plan runnable.
 
@@ -288,6 +289,7 @@ def build(
         implementations: See ``regions.build_stretch``.
         fuse: Join neighbouring regions of a lane; without it each region is a step (for profiles).
         always: Use the engine for one lane too (for profiles).
+        watched: What runs in the place of each stretch (for debugging).
     """
     memory = Memory(captured, plan)
     cut = plan.stages()
@@ -297,10 +299,11 @@ def build(
     flow = Flow(plan, pg, everything, {into for into, _ in memory.written})
 
     def make(group: Sequence[int]) -> Stretch:
-        return build_stretch(
+        made = build_stretch(
             captured, pg, group, flow.exported(group), flow.taken(group), implementations,
             memory.placed, flow.read_as,
         )  # fmt: skip
+        return watched(made)
 
     stages: list[tuple[Stage, Stretch | None]] = []
     for (instructions, outer), (layout, groups) in zip(cut, grouped, strict=True):
