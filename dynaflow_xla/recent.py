@@ -33,9 +33,10 @@ class Recent(Generic[K, V]):
     def get(self, key: K, default: T | None = None) -> V | T | None:
         """What is kept under a key, which counts as a use; else the default."""
         with self._lock:
-            if key not in self._kept:
+            try:
+                self._kept.move_to_end(key)
+            except KeyError:
                 return default
-            self._kept.move_to_end(key)
             return self._kept[key]
 
     def __getitem__(self, key: K) -> V:

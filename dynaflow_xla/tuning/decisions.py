@@ -32,6 +32,7 @@ class Decisions(Generic[C]):
         self.put_off = quiet.PutOff()
         self._undecided = undecided
         self._made: Recent[Any, C] = Recent(_MAX_DECISIONS)
+        self._last: tuple[Any, C] | None = None
         self._candidates: dict[bool, dict[str, Strategy]] = {}
 
     def __len__(self) -> int:
@@ -42,6 +43,9 @@ class Decisions(Generic[C]):
 
     def decided(self, signature: Any) -> C | None:
         """What was decided, or None."""
+        last = self._last  # read once: another thread may replace it
+        if last is not None and last[0] == signature:  # cheaper than a hash
+            return last[1]
         return self._made.get(signature)
 
     def values(self) -> list[C]:
@@ -52,6 +56,7 @@ class Decisions(Generic[C]):
         """Keeps a decision."""
         self.put_off.done(signature)
         self._made[signature] = choice
+        self._last = (signature, choice)
         return choice
 
     def now(
@@ -101,5 +106,6 @@ class Decisions(Generic[C]):
     def clear(self) -> None:
         """Forgets candidates and decisions, not what they took."""
         self._made.clear()
+        self._last = None
         self._candidates.clear()
         self.put_off.clear()

@@ -236,13 +236,20 @@ class Core(Deciding):
         )
 
 
+_NEVER_ARRAYS = frozenset((torch.nn.Parameter, type(None), bool, int, float, str))
+
+
 def _has_arrays(values: Any) -> bool:
     """Whether JAX arrays are among some values (looked for inside of containers too)."""
     array = getattr(sys.modules["jax"], "Array", ())  # a package half imported has none yet
-    return any(
-        isinstance(x, array)
-        or (isinstance(x, list | tuple) and _has_arrays(x))
-        or (isinstance(x, dict) and _has_arrays(x.values()))
-        for x in values
-        if not isinstance(x, torch.Tensor)
-    )
+    for x in values:
+        kind = type(x)
+        if kind is torch.Tensor or kind in _NEVER_ARRAYS:
+            continue
+        if isinstance(x, array):
+            return True
+        if isinstance(x, list | tuple | dict) and _has_arrays(
+            x.values() if isinstance(x, dict) else x
+        ):
+            return True
+    return False

@@ -14,7 +14,7 @@ from dynaflow_xla.frontends.torch.backend import Backend, Entry
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.core import Core
-from dynaflow_xla.frontends.torch.tuning import auto, keeping
+from dynaflow_xla.frontends.torch.tuning import auto, call_signature, keeping
 from dynaflow_xla.planning.table import region_table, time_to_make
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.tuning import choice as choosing, quiet
@@ -42,7 +42,7 @@ def _what_runs(fast: Core, args: Any, kwargs: Any) -> list[str]:
     """Under ``Auto`` what a call runs, and why; nothing for a fixed strategy, whose plan runs."""
     if not isinstance(fast.options.strategy, Auto):
         return []
-    why = fast.decisions.put_off.reason(auto.signature(fast.original, args, kwargs))
+    why = fast.decisions.put_off.reason(call_signature.of(fast.original, args, kwargs))
     choice = fast.decision(args, kwargs)
     lines = choosing.what_runs(fast.options.name, choice, why or "a call decides")
     if aside := fast.beside_the_plan(args, kwargs):
@@ -143,7 +143,7 @@ def _compared(name: str, want: Any, got: Any, seen: set[int]) -> list[Row]:
 
 def tune(fast: Core, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
     """Decides as ``dynaflow_xla.tune`` says, within the given seconds; returns what was chosen."""
-    signature = auto.signature(fast.original, args, kwargs)
+    signature = call_signature.of(fast.original, args, kwargs)
 
     def choose(watch: quiet.Watch) -> auto.Choice:
         return fast.decide(signature, auto.choose(fast, args, kwargs, watch, budget_s=budget_s))

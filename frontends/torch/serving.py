@@ -18,15 +18,22 @@ from dynaflow_xla.protocols import Chosen, Planned, Scheduled
 from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.verification import Report
 
+_LEAVES = (torch.Tensor, torch.nn.Module, int, float, str, type(None))
+
 
 def kinds(args: Any, kwargs: Any) -> tuple[bool, bool]:
     """Whether tensors or modules, and whether JAX arrays, are among the arguments of a call."""
     jax = sys.modules.get("jax")
     array: Any = () if jax is None else getattr(jax, "Array", ())  # half imported it has none yet
     has_tensor = has_array = False
-    for leaf in pytree.tree_leaves((args, kwargs)):
-        has_tensor |= isinstance(leaf, torch.Tensor | torch.nn.Module)
-        has_array |= isinstance(leaf, array)
+    given = (*args, *kwargs.values())
+    if not all(isinstance(x, _LEAVES) for x in given):
+        given = pytree.tree_leaves(given)
+    for leaf in given:
+        if isinstance(leaf, torch.Tensor | torch.nn.Module):
+            has_tensor = True
+        elif isinstance(leaf, array):
+            has_array = True
     return has_tensor, has_array
 
 

@@ -122,15 +122,17 @@ def watched() -> bool:
     return _state.scheduled > 0
 
 
-@contextlib.contextmanager
-def ignore() -> Iterator[None]:
+class ignore:  # noqa: N801
     """While the original runs inside a scheduled call: its marks have no effect."""
-    before = _state.scheduled
-    _state.scheduled = 0
-    try:
-        yield
-    finally:
-        _state.scheduled = before
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = _state.scheduled
+        _state.scheduled = 0
+
+    def __exit__(self, *error: object) -> None:
+        _state.scheduled = self._before
 
 
 def settle(gm: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -10,14 +9,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from dynaflow_xla._version import __version__
 from dynaflow_xla.errors import DynaflowError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
-from dynaflow_xla.frontends.torch.tuning import keeping
+from dynaflow_xla.frontends.torch.tuning import call_signature, keeping
 from dynaflow_xla.frontends.torch.tuning.trial import Trial
 from dynaflow_xla.recent import Recent
 from dynaflow_xla.strategies import identity
@@ -41,27 +39,6 @@ _WORTH_WHILE = 16
 
 _SPLITS, _COMPILES = 4, 2
 """Planning nano-batches, and compiling, are taken for so many captures until the first time tells."""
-
-
-def signature(original: Any, args: Any, kwargs: Any) -> Any:
-    """What a decision is made for: structure, shapes, dtypes, plain values, types of objects, modes.
-
-    Floats are data, as for Dynamo: a step's rate or scale decides nothing. Integers are sizes.
-    """
-    leaves, tree = pytree.tree_flatten((args, kwargs))
-    parts = tuple(map(_part, leaves))
-    training = getattr(original, "training", None)
-    return tree, parts, training, torch.is_grad_enabled(), torch.get_num_threads()
-
-
-def _part(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return tuple(leaf.shape), leaf.dtype, leaf.requires_grad
-    if isinstance(leaf, float | complex) or not isinstance(leaf, keeping.PLAIN):
-        return type(leaf), None
-    if isinstance(leaf, int) and not isinstance(leaf, bool | enum.Enum):
-        return (leaf,), type(leaf), False  # as of a tensor's sizes
-    return type(leaf), repr(leaf)
 
 
 _MAX_KINDS = 1024
@@ -88,7 +65,7 @@ class Decisions(decisions.Decisions[Choice]):
 
     def of_other_sizes(self, signature: Any) -> Choice | None:
         """For sizes that come for the first time: the decision for others, if there is one."""
-        found = self._kinds.get(_kind(signature))
+        found = self._kinds.get(call_signature.without_sizes(signature))
         if signature in self._once or found is None:
             return None
         split = found.child is not None and found.child.splits
@@ -101,18 +78,8 @@ class Decisions(decisions.Decisions[Choice]):
     def put(self, signature: Any, choice: Choice) -> Choice:
         """Keeps a decision."""
         self._once.pop(signature)
-        self._kinds[_kind(signature)] = choice
+        self._kinds[call_signature.without_sizes(signature)] = choice
         return super().put(signature, choice)
-
-
-def _kind(signature: Any) -> Any:
-    """A signature without its sizes."""
-    tree, parts, *modes = signature
-    return (
-        tree,
-        tuple((len(p[0]), *p[1:]) if isinstance(p[0], tuple) else p for p in parts),
-        *modes,
-    )
 
 
 def splits(strategy: Strategy) -> bool:

@@ -9,7 +9,7 @@ from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.native import native
-from dynaflow_xla.frontends.torch.tuning import auto
+from dynaflow_xla.frontends.torch.tuning import auto, call_signature
 from dynaflow_xla.recent import Recent
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
@@ -54,7 +54,7 @@ class Deciding:
 
     def call_decided(self, args: Any, kwargs: Any) -> Any:
         """A call under ``Auto``, which decides if that is still to be done."""
-        signature = auto.signature(self.original, args, kwargs)
+        signature = call_signature.of(self.original, args, kwargs)
         choice = self.decisions.decided(signature) or self.decisions.of_other_sizes(signature)
         if choice is None:
             if native.in_lane() or modes.modes_active() or modes.watched_by_autograd():
@@ -91,7 +91,7 @@ class Deciding:
 
     def decision(self, args: Any, kwargs: Any) -> auto.Choice | None:
         """What Auto decided for these arguments, or took for sizes that came once; or None."""
-        return self.decisions.get(auto.signature(self.original, args, kwargs))
+        return self.decisions.get(call_signature.of(self.original, args, kwargs))
 
     def beside_the_plan(self, args: Any, kwargs: Any) -> str:
         """What to know of the plan of these arguments if it is not what a call runs, else ""."""

@@ -10,7 +10,7 @@ from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.frontends.torch.dynamo import graphs
-from dynaflow_xla.frontends.torch.tuning import auto
+from dynaflow_xla.frontends.torch.tuning import auto, call_signature
 from dynaflow_xla.recent import Recent
 from dynaflow_xla.tuning import autotune
 
@@ -78,7 +78,7 @@ def test_what_a_decision_is_made_for() -> None:
     x = torch.randn(2)
 
     def of(value: Any) -> Any:
-        return auto.signature(None, (x, value), {})
+        return call_signature.of(None, (x, value), {})
 
     assert of(0.5) == of(0.7) and of(1j) == of(2j)
     different = [0.5, 1, 2, True, False, "a", "b", None, Kind.A, Kind.B, torch.float32, x]
@@ -89,7 +89,7 @@ def test_decisions_are_bounded() -> None:
     made = auto.Decisions()
     made._made, made._once, made._kinds = Recent(5), Recent(5), Recent(5)
     for n in range(40):
-        signature = auto.signature(None, (torch.zeros(n), str(n % 20)), {})
+        signature = call_signature.of(None, (torch.zeros(n), str(n % 20)), {})
         if made.of_other_sizes(signature) is None:
             made.put(signature, auto.Choice(None, "why"))
     assert len(made) <= 5 and len(made._once) <= 5 and len(made._kinds) <= 5

@@ -1,0 +1,56 @@
+"""What a decision is made for: the signature of a call. It is read at every call, so it has to be cheap."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dynaflow_xla.frontends.torch.tuning import keeping
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+def of(original: Any, args: Any, kwargs: Any) -> Any:
+    """Structure, shapes, dtypes, plain values, types of objects, modes.
+
+    Floats are data, as for Dynamo: a step's rate or scale decides nothing. Integers are sizes.
+    """
+    training = getattr(original, "training", None)
+    modes = training, torch.is_grad_enabled(), torch.get_num_threads()
+    return _part(args), _part(kwargs), modes
+
+
+def without_sizes(signature: Any) -> Any:
+    """What signatures have in common that differ in sizes only."""
+    args, kwargs, modes = signature
+    return _unsized(args), _unsized(kwargs), modes
+
+
+def _part(value: Any) -> Any:
+    """Of a tensor or number its sizes first; of a container what it is, then its members."""
+    kind = type(value)
+    if kind in _TENSORS:
+        return value.shape, value.dtype, value.requires_grad
+    if kind is tuple or kind is list:
+        return (kind, None, *map(_part, value))
+    if kind is dict:
+        return (kind, tuple(value), *map(_part, value.values()))
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype, value.requires_grad
+    if isinstance(value, int) and not isinstance(value, bool | enum.Enum):
+        return (value,), kind, False  # as of a tensor's sizes
+    if isinstance(value, keeping.PLAIN) and not isinstance(value, float | complex):
+        return kind, repr(value)
+    members, tree = pytree.tree_flatten(value)
+    if tree.is_leaf():
+        return kind, None
+    return (kind, tree, *map(_part, members))
+
+
+def _unsized(part: Any) -> Any:
+    if isinstance(part[0], tuple):
+        return (len(part[0]), *part[1:])
+    return (*part[:2], *map(_unsized, part[2:]))
