@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.ir.graph import Source
 
@@ -65,11 +67,15 @@ class Refuse(Exception):
 
     Attributes:
         origin: The earlier operator that is to blame, if it is not this one.
+        what: What that one does.
+        total: It made a total over the batch.
     """
 
-    def __init__(self, reason: str, origin: Origin | None = None) -> None:
+    def __init__(self, reason: str, origin: Origin | None = None, *, ordered: bool = False) -> None:
         super().__init__(reason)
         self.origin = origin
+        self.what = "sorts the batch" if ordered else "combines all rows of the batch"
+        self.total = origin is not None and not ordered
 
 
 class NoRule(Exception):
@@ -202,7 +208,133 @@ class Unknown:
         return f"unproven since {self.finding.op}"
 
 
-State: TypeAlias = Same | Rows | Partial | Position | Counted | Late | Mixed | Unknown
+# -- rows in an order that data gives ------------------------------------------------------------------
+#
+# The items of an order are the elements of ``[outer, B, inner]``, ``outer * inner`` for each row, counted in
+# that order. An order is one permutation of these numbers for each trace, and nothing else is known of it: a
+# nano-batch sorts its own items only, and that need not agree with how the whole batch is sorted. So whether
+# a sort is stable tells nothing about the proof; it tells which of equal items comes first, which the sums
+# of a scatter feel by their rounding.
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Order:
+    """A permutation of the items of each trace: place ``j`` holds item ``p(j)``; equal to itself only.
+
+    Attributes:
+        outer: Runs of the batch among the items.
+        inner: Items of a row in each run.
+        origin: The operator that sorted.
+        key: What the items are sorted by, if it is known.
+    """
+
+    outer: int
+    inner: int
+    origin: Origin
+    key: Key | None = None
+
+    @property
+    def each(self) -> int:
+        """Items of one row."""
+        return self.outer * self.inner
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Key:
+    """Which integers a value holds, not where; equal to itself only.
+
+    Attributes:
+        low: None of them is below.
+        high: None of them is above.
+        base: The keys that these follow from by a function that never decreases.
+    """
+
+    low: int | None = None
+    high: int | None = None
+    base: frozenset[Key] = frozenset()
+
+    def follows(self, other: Key | None) -> bool:
+        """Whether what is sorted by ``other`` is sorted by this, too."""
+        return other is not None and (other is self or other in self.base)
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """Rows whose elements are the integers of ``key``."""
+
+    rows: Rows
+    key: Key
+
+    def __str__(self) -> str:
+        return str(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class InOrder:
+    """Place ``j`` along ``rows.axis`` belongs to item ``p(j)`` of ``order``.
+
+    Put back into the order of the items, it is ``rows``, where each item is a row of its own.
+    """
+
+    order: Order
+    rows: Rows
+    key: Key | None = None
+
+    def __str__(self) -> str:
+        return f"{self.rows} in the order of {self.order.origin}"
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Integers that follow from the number of the item alone: ``tables[t][p(j)]`` at place ``j`` in trace t.
+
+    Without an order, place ``j`` is item ``j``. The value is the same along all other axes.
+    """
+
+    axis: int
+    outer: int
+    inner: int
+    tables: tuple[np.ndarray, ...] = field(compare=False, repr=False)
+    order: Order | None = None
+    content: bytes = b""
+
+    def __str__(self) -> str:
+        return f"numbers of items(axis={self.axis})"
+
+
+@dataclass(frozen=True, slots=True)
+class Inverse:
+    """For each item the place that an order gives it; ``rows`` says where the items are.
+
+    Item ``i`` is the ``i``-th element of the value in row-major order.
+    """
+
+    order: Order
+    rows: Rows
+
+    def __str__(self) -> str:
+        return f"places in the order of {self.order.origin}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many elements of ``key`` are 0, 1, 2...; with ``upto``, how many are at most that.
+
+    As a number it is a sum over the batch. Each trace has its own, which fit its own items.
+    """
+
+    key: Key
+    origin: Origin
+    upto: bool = False
+
+    def __str__(self) -> str:
+        return "sizes of groups of items"
+
+
+State: TypeAlias = (
+    Same | Rows | Partial | Position | Counted | Late | Mixed | Unknown
+    | InOrder | Numbers | Inverse | Keyed | Sizes
+)  # fmt: skip
 SAME = Same()
 
 
@@ -235,6 +367,10 @@ def power_of(state: State) -> int:
 def batch_axis(state: State) -> int | None:
     """The axis along which a state has rows."""
     return state.axis if isinstance(state, Rows | Position) else None
+
+
+ORDERED = InOrder | Numbers | Inverse | Keyed | Sizes
+"""States that only rules which ask for them understand; others get :func:`orders.plain` of them."""
 
 
 def moved(state: State, axis: int) -> State:

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 from jax.extend import core as jcore
 
+from dynaflow_xla.batch import orders
 from dynaflow_xla.batch.proof import OutputProof, OutSpec, Proof, prove_output
-from dynaflow_xla.batch.states import Finding, Mixed, Refuse, Rows, Same, State, Unknown
+from dynaflow_xla.batch.states import Finding, Keyed, Mixed, Refuse, Rows, Same, State, Unknown
 from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.frontends.jax.batch.rules import equality
 from dynaflow_xla.frontends.jax.batch.rules.walk import RULES, Body, Walker, fits
@@ -80,7 +81,7 @@ def prove(
             f"{name!r} has other inputs, constants or outputs when the batch size is another"
         )
     outs, env = walker.run_all(bodies, ins)
-    states = tuple(env[v] for v in whole.variables)
+    states = tuple(s.rows if isinstance(s := env[v], Keyed) else s for v in whole.variables)
     verdicts = [
         _verdict(captured, sizes, n, state, wanted)
         for n, (state, wanted) in enumerate(zip(outs, out_axes, strict=True))
@@ -178,6 +179,12 @@ def _verdict(
         else np.shape(c.outputs[number])
         for c in captured
     ]
+    try:
+        state = orders.plain(state)
+    except Refuse as error:
+        blame = error.origin or made_by
+        reason = "sorts the batch, and the result is in that order" if error.origin else str(error)
+        state = Mixed(Finding("mixed", blame.op, reason, blame.source, blame.scope))
     if not isinstance(state, Mixed | Unknown) and not fits(state, all_shapes, sizes):
         reason = "has other shapes than its state says"
         state = Unknown(Finding("unproven", made_by.op, reason, made_by.source))

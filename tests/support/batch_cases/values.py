@@ -12,7 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from dynaflow_xla.batch.states import Partial, Position, Rows, Same, State
+from dynaflow_xla.batch.states import (
+    InOrder,
+    Inverse,
+    Keyed,
+    Numbers,
+    Partial,
+    Position,
+    Rows,
+    Same,
+    Sizes,
+    State,
+)
 
 BATCH, PARTS = 4, (3, 1)
 SIZES = (BATCH, *PARTS)
@@ -210,6 +221,37 @@ def is_true(state: State, value: Sequence[np.ndarray]) -> bool:
         rest = [np.delete(x, chosen, state.dim) for x in value]
         plain = is_true(Rows(state.axis), rest) if rest[0].size else True
         return plain and is_true(Position(state.axis), picked)
+    return _is_ordered(state, value)
+
+
+def _is_ordered(state: State, value: Sequence[np.ndarray]) -> bool:
+    """The same of states about orders, as far as it can be told without the order itself."""
+    if isinstance(state, Keyed):
+        low = -np.inf if state.key.low is None else state.key.low
+        high = np.inf if state.key.high is None else state.key.high
+        return is_true(state.rows, value) and all(((low <= x) & (x <= high)).all() for x in value)
+    if isinstance(state, Sizes):
+        return is_true(Partial(0), value)
+    if isinstance(state, Numbers) and state.order is None:
+        shapes = [[-1 if d == state.axis else 1 for d in range(x.ndim)] for x in value]
+        return all(
+            _close(np.broadcast_to(t.reshape(s), x.shape), x)
+            for t, s, x in zip(state.tables, shapes, value, strict=True)
+        )
+    if isinstance(state, InOrder | Numbers):
+        # Some permutation brings the elements of the nano-batches to those of the whole.
+        whole, *parts = (np.sort(x, None) for x in value)
+        if isinstance(state, Numbers):
+            return all(
+                _close(np.sort(t), np.unique(x)) for t, x in zip(state.tables, value, strict=True)
+            )
+        power = state.rows.power
+        scaled = [
+            p * (BATCH / n) ** power if power else p for p, n in zip(parts, PARTS, strict=True)
+        ]
+        return _close(whole, np.sort(np.concatenate(scaled)))
+    if isinstance(state, Inverse):
+        return all(_close(np.sort(x, None), np.arange(x.size)) for x in value)
     raise TypeError(f"{state} says nothing about values")
 
 

@@ -4,9 +4,10 @@ from dynaflow_xla.frontends.jax.batch.rules import (
     control_flow,
     elementwise,
     indexing,
+    orders,
     others,
     reductions,
     shapes,
 )
 
-__all__ = ["control_flow", "elementwise", "indexing", "others", "reductions", "shapes"]
+__all__ = ["control_flow", "elementwise", "indexing", "orders", "others", "reductions", "shapes"]

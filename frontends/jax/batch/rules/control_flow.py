@@ -24,7 +24,7 @@ from dynaflow_xla.batch.states import (
 from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch.rules import equality
-from dynaflow_xla.frontends.jax.batch.rules.walk import Body, Site, failed, rule
+from dynaflow_xla.frontends.jax.batch.rules.walk import Body, Site, failed, plain, rule
 from dynaflow_xla.frontends.jax.capture import capture
 
 # Each carry can fall a few steps only (known value, plain, scaled or partial, failed).
@@ -76,13 +76,13 @@ def _linear_solve(site: Site) -> list[State]:
 def _cond(site: Site) -> list[State]:
     which, *operands = site.ins
     if isinstance(which, Mixed | Unknown):
-        return site.each(which)
+        return site.each_result(which)
     if not isinstance(nonlinear([which]), Same):
         raise Refuse("chooses a branch by the rows of the batch")
     branches = [e.params["branches"] for e in site.eqns]
     if len({len(b) for b in branches}) != 1:
         raise NoRule("has other branches at another batch size")
-    results = [_inner(site, list(b), operands) for b in zip(*branches, strict=True)]
+    results = [plain(_inner(site, list(b), operands), site) for b in zip(*branches, strict=True)]
     outs = results[0]
     for other in results[1:]:
         outs = [_joined(site, a, b) for a, b in zip(outs, other, strict=True)]
@@ -117,10 +117,10 @@ def _while(site: Site) -> list[State]:
     rank = len(conds[0].out_avals[0].shape)
 
     def step(carry: list[State]) -> list[State]:
-        after = _inner(site, bodies, [*body_consts, *carry])
-        (goes_on,) = _inner(site, conds, [*cond_consts, *carry])
+        after = plain(_inner(site, bodies, [*body_consts, *carry]), site)
+        (goes_on,) = plain(_inner(site, conds, [*cond_consts, *carry]), site)
         if isinstance(goes_on, Mixed | Unknown):
-            return site.each(goes_on)
+            return site.each_result(goes_on)
         goes_on = nonlinear([goes_on])
         if not isinstance(goes_on, Rows):
             return after
@@ -165,7 +165,8 @@ def _scan(site: Site) -> list[State]:
 
     def step(now: list[State]) -> list[State]:
         nonlocal last
-        last = _inner(site, bodies, [*consts, *now, *elements])
+        # An order that a body finds is another one in each round: it does not leave the loop.
+        last = plain(_inner(site, bodies, [*consts, *now, *elements]), site)
         return last[:n_carry]
 
     carry = _fixpoint(site, carry, step) if n_carry else (step([]) and [])
@@ -185,7 +186,7 @@ def _mapped(
     """``lax.map`` over the rows: without a carry, each row is computed for itself."""
     failure = first_failure([*consts, *carry, *xs])
     if failure is not None:
-        return site.each(failure)
+        return site.each_result(failure)
     if carry:
         raise Refuse("scans along the batch: each row depends on the rows before it")
     rows = [s for s in xs if isinstance(s, Rows) and s.axis == 0]
@@ -196,7 +197,7 @@ def _mapped(
         raise Refuse("combines rows of the batch that are laid out in different orders")
     outer, inner = layouts.pop() if layouts else (rows[0].outer, rows[0].inner)
     elements = [Same(s.power, s.fill) for s in rows]
-    states = _inner(site, bodies, [*consts, *elements])
+    states = plain(_inner(site, bodies, [*consts, *elements]), site)
     outs: list[State] = []
     for state in states[-n_ys:] if n_ys else []:
         if isinstance(state, Mixed | Unknown):

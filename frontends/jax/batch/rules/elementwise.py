@@ -19,7 +19,7 @@ from dynaflow_xla.batch.states import (
     State,
     first_failure,
 )
-from dynaflow_xla.frontends.jax.batch.rules.walk import Site, rule
+from dynaflow_xla.frontends.jax.batch.rules.walk import Site, has_integers, rule
 
 NONLINEAR = """
     acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh
@@ -99,7 +99,8 @@ def _convert(site: Site) -> State:
     if fill is None or not isinstance(made, Same | Rows):
         return made
     # 0 and 1 keep their value in every type.
-    return replace(made, fill=fill if fill in (0, 1) else None)
+    keeps = fill in (0, 1) or (type(fill) is int and has_integers(after.aval.dtype, fill, fill))
+    return replace(made, fill=fill if keeps else None)
 
 
 @rule("mul")

@@ -131,13 +131,13 @@ def _check_fill(site: Site, operand: State) -> None:
         raise Refuse("fills in a constant beside values that scale with the batch size")
 
 
-_HOW: dict[str, How] = {
+HOW: dict[str, How] = {
     "scatter": "set", "scatter-add": "add", "scatter-sub": "add", "scatter-mul": "multiply",
     "scatter-min": "extreme", "scatter-max": "extreme",
 }  # fmt: skip
 
 
-@rule(*_HOW)
+@rule(*HOW)
 def _scatter(site: Site) -> State:
     site.same_params()
     operand, updates = site.ins[0], site.ins[2]
@@ -158,7 +158,7 @@ def _scatter(site: Site) -> State:
         if a not in _numbers(numbers.inserted_window_dims):
             raise Refuse("writes rows of the batch by their number")
     return scattered(
-        operand, indices, updates, how=_HOW[site.name], kept=dims.kept, paired=dims.paired,
+        operand, indices, updates, how=HOW[site.name], kept=dims.kept, paired=dims.paired,
         own=_own(indices, mapped), places=dims.places, origin=site.origin,
     )  # fmt: skip
 

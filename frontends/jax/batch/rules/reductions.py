@@ -163,7 +163,7 @@ def leading_axes(site: Site, core: Sequence[int]) -> list[State]:
         axis = batch_axis(state)
         if axis is not None and axis >= len(site.shape(number)) - core[number]:
             raise Refuse("treats the rows of the batch as the rows of one matrix")
-    return site.each(nonlinear(site.ins))
+    return site.each_result(nonlinear(site.ins))
 
 
 _MATRICES: dict[str, tuple[int, ...]] = {

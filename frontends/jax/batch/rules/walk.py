@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
+import numpy as np
 from jax.extend import core as jcore
 
+from dynaflow_xla.batch import orders
 from dynaflow_xla.batch.states import (
     SAME,
     BrokenRule,
     Finding,
     Mixed,
     NoRule,
+    Order,
     Origin,
     Partial,
     Position,
     Refuse,
     Rows,
     Same,
+    Sizes,
     State,
     Unknown,
     first_failure,
@@ -47,8 +52,31 @@ _RULE_FIRST = {
     "call_hi_primitive",
     *capture.INLINE,
 }  # fmt: skip
+# Calls: what is inside is walked, whatever the states.
+_INLINE = {*capture.INLINE, "custom_vmap_call", "composite", "call_hi_primitive"}
 # Results that equal operands do not determine.
 _NOT_FUNCTIONS = {"rng_uniform", "empty", "empty2", "infeed"}
+
+
+OrderRule = Callable[["Site"], "State | list[State] | None"]
+IN_ORDER: dict[str, OrderRule] = {}
+"""Rules that know rows in an order of data's; asked first, about all states; None: nothing to say."""
+
+# Families of rules that treat the elements of an order as rows. Others look across devices, or inside.
+_BY_ROWS = {"elementwise", "indexing", "reductions", "shapes"}
+
+
+def in_order(*names: str) -> Callable[[Any], Any]:
+    """Registers a function as the rule of primitives for rows in an order that data gives."""
+
+    def register(function: Any) -> Any:
+        for name in names:
+            if name in IN_ORDER:
+                raise ValueError(f"two rules for {name}")
+            IN_ORDER[name] = function
+        return function
+
+    return register
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -91,6 +119,7 @@ class Site:
         walker: For rules with inner programs.
         source: The user's line.
         scope: The name scope.
+        each: How many rows there are for each row of the batch; above 1 where rows are items of an order.
     """
 
     name: str
@@ -99,11 +128,28 @@ class Site:
     walker: Walker
     source: Source | None
     scope: tuple[str, ...]
+    each: int = 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Rows of the batch in each trace."""
-        return self.walker.sizes
+        return tuple(n * self.each for n in self.walker.sizes)
+
+    def with_ins(self, ins: Sequence[State], each: int = 1) -> Site:
+        """The same operator with operands of other states."""
+        return replace(self, ins=list(ins), each=each)
+
+    def framed(self, order: Order) -> list[State]:
+        """States of the results where the operands are in an order, whose items are the rows then."""
+        found = RULES.get(self.name)
+        if found is None:
+            raise NoRule("no rule says what this operator does to the rows of a batch")
+        if found.__module__.rpartition(".")[2] not in _BY_ROWS:
+            raise Refuse("needs rows in the order of the batch", order.origin, ordered=True)
+        inside = self.with_ins([orders.into(s, order) for s in self.ins], order.each)
+        made = found(inside)
+        states = made if isinstance(made, list) else self.each_result(made)
+        return [orders.out_of(state, order) for state in states]
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -131,7 +177,7 @@ class Site:
         """Requires equal parameters in all traces, apart from those named."""
         equality.require_same_params([e.params for e in self.eqns], except_)
 
-    def each(self, state: State) -> list[State]:
+    def each_result(self, state: State) -> list[State]:
         """The same state for every result."""
         return [state] * len(self.eqns[0].outvars)
 
@@ -188,7 +234,7 @@ class Walker:
             try:
                 states = self._apply(site)
             except (Refuse, NoRule) as error:
-                states = site.each(failed(site, error))
+                states = site.each_result(failed(site, error))
             except BrokenRule:
                 raise  # of an inner program's operator
             except Exception as error:
@@ -234,24 +280,22 @@ class Walker:
             self.effects[Finding("unproven", site.name, reason, site.source, site.scope)] = None
         failure = first_failure(site.ins)
         if failure is not None and site.name not in _SEES_FAILURES:
-            return site.each(failure)
+            return site.each_result(failure)
         if all(map(is_plain_same, site.ins)) and site.name not in _RULE_FIRST:
             # A function of equal values with equal parameters is equal, whatever it computes.
             try:
                 site.same_params()
                 if site.name not in _NOT_FUNCTIONS:
-                    return [self._checked(site, n, SAME) for n in range(len(eqn.outvars))]
+                    known = _known(site)
+                    return [self._checked(site, n, known) for n in range(len(eqn.outvars))]
             except (Refuse, NoRule):
                 pass  # the rule knows which parameters follow the batch size
-        function = RULES.get(site.name)
-        if function is None:
-            raise NoRule("no rule says what this operator does to the rows of a batch")
         caller, self._caller = self._caller, site.source or self._caller
         try:
-            states = function(site)
+            states = _ruled(site)
         finally:
             self._caller = caller
-        states = states if isinstance(states, list) else site.each(states)
+        states = states if isinstance(states, list) else site.each_result(states)
         if len(states) != len(eqn.outvars):
             raise NoRule("has another number of results than its rule knows")
         return [self._checked(site, n, state) for n, state in enumerate(states)]
@@ -263,17 +307,87 @@ class Walker:
         if len(dtypes) > 1:
             raise NoRule("has another element type at another batch size")
         if isinstance(state, Mixed | Unknown) or fits(state, shapes, self.sizes):
-            return state
+            return _named(state, site.eqns[0].outvars[result].aval)
         if isinstance(state, Same | Partial):
             origin = state.origin if isinstance(state, Partial) else None
             raise Refuse("makes a value whose shape depends on the batch size", origin)
         raise Refuse("makes a value in which the rows of the batch are not along one axis")
 
 
+INTEGER: dict[str, Callable[..., Any]] = {}
+"""Functions of integers, element by element, in NumPy."""
+
+
+def _known(site: Site) -> State:
+    """A function of equal values: equal, and a known value if it is a function of known integers."""
+    fills = [s.fill if isinstance(s, Same) else None for s in site.ins]
+    if site.name in INTEGER and fills and all(type(f) in (int, bool) for f in fills):
+        try:
+            with np.errstate(all="raise"):
+                fill = np.asarray(INTEGER[site.name](*fills)).item()
+        except ArithmeticError:
+            return SAME
+        if has_integers(site.eqns[0].outvars[0].aval.dtype, fill, fill):
+            return Same(0, fill)
+    return SAME
+
+
+def has_integers(dtype: Any, low: int, high: int) -> bool:
+    """Whether all integers between these are in a type, which is one of integers or the boolean one."""
+    if jax.dtypes.issubdtype(dtype, np.bool_):
+        return 0 <= low and high <= 1
+    if not jax.dtypes.issubdtype(dtype, np.integer):
+        return False
+    limits = jax.numpy.iinfo(dtype)
+    return int(limits.min) <= low and high <= int(limits.max)
+
+
+def _ruled(site: Site) -> State | list[State]:
+    """States of the results, by the rules that know orders, else by the ordinary one."""
+    knows = IN_ORDER.get(site.name)
+    if knows is not None:
+        made = knows(site)
+        if made is not None:
+            return made
+    if orders.is_ordered(site.ins) and site.name not in _INLINE:
+        if site.name in _SEES_FAILURES:
+            return RULES[site.name](site.with_ins(plain(site.ins, site)))
+        order = orders.order_of(site.ins)
+        if order is not None:
+            return site.framed(order)
+        site = site.with_ins([orders.plain(s) for s in site.ins])
+    function = RULES.get(site.name)
+    if function is None:
+        raise NoRule("no rule says what this operator does to the rows of a batch")
+    return function(site)
+
+
+def plain(states: Sequence[State], site: Site) -> list[State]:
+    """What ordinary rules may know of values, failed ones where that is nothing."""
+    made: list[State] = []
+    for state in states:
+        try:
+            made.append(orders.plain(state))
+        except Refuse as error:
+            made.append(failed(site, error))
+    return made
+
+
+def _named(state: State, aval: Any) -> State:
+    """Integers get a key, so that what is counted of them can be told to be of them."""
+    dtype = getattr(aval, "dtype", None)
+    if not isinstance(state, Rows) or dtype is None or not jax.dtypes.issubdtype(dtype, np.integer):
+        return state
+    limits = jax.numpy.iinfo(dtype)
+    low = 0 if int(limits.min) == 0 else None
+    return orders.keyed(state, low)
+
+
 def fits(state: State, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> bool:
     """Whether the shapes in all traces are as a state says."""
-    if isinstance(state, Same | Partial):
+    if isinstance(state, Same | Partial | Sizes):
         return all(shape == shapes[0] for shape in shapes)
+    state = orders.at(state) or state
     if not isinstance(state, Rows | Position):
         return True
     repeat = state.outer * state.inner if isinstance(state, Rows) else 1
@@ -318,6 +432,8 @@ def failed(site: Site, error: Refuse | NoRule) -> State:
     if error.origin is not None:
         origin = error.origin
         where = f" at {site.source}" if site.source else ""
-        reason = f"combines all rows of the batch; {site.name}{where} {error}"
-        return Mixed(Finding("mixed", origin.op, reason, origin.source, origin.scope, total=True))
+        reason = f"{error.what}; {site.name}{where} {error}"
+        return Mixed(
+            Finding("mixed", origin.op, reason, origin.source, origin.scope, total=error.total)
+        )
     return Mixed(Finding("mixed", site.name, str(error), site.source, site.scope))
