@@ -13,6 +13,7 @@ from dynaflow_xla.api import (
     profile as profile,
     schedule as schedule,
     simulate as simulate,
+    stats as stats,
     tune as tune,
     verify as verify,
 )

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from dynaflow_xla import dispatch
+from dynaflow_xla.counters import Stats, stats as _stats
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.dispatch import EitherFunction, serving
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -303,6 +304,18 @@ def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
     """
     made = serving(fast, "profile", args, kwargs)
     return _said(made.profile(args, kwargs), made.beside_the_plan(args, kwargs))
+
+
+def stats(reset: bool = False) -> Stats:
+    """Counts of this process: runs on lanes, plans, compilations, decisions, fallbacks, bytes copied.
+
+    Args:
+        reset: What is counted from now on begins at 0; what is returned does not.
+
+    Returns:
+        A dataclass of integers (``str(stats)``: a line each).
+    """
+    return _stats(reset)
 
 
 def tune(fast: Any, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:

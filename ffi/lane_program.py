@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax import ShapeDtypeStruct
 from jax.core import ShapedArray
+from jax.profiler import TraceAnnotation
 from jax.sharding import SingleDeviceSharding
 
 from dynaflow_xla.errors import EngineError
@@ -108,7 +109,11 @@ class LaneProgram:
             ctypes.memmove(target, source, size)
         self.copied_views = len(made.copies) - len(made.small)
         try:
-            self._execute(made.views)
+            if TraceAnnotation.is_enabled():
+                with TraceAnnotation(f"dynaflow_xla {self.name}"):
+                    self._execute(made.views)
+            else:
+                self._execute(made.views)
         except Exception as error:
             raise EngineError(f"{self.name} failed: {error}") from error
 

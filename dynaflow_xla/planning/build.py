@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dynaflow_xla import telling
 from dynaflow_xla.ir.graph import Join
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import (
@@ -101,6 +102,12 @@ def build_plan(
             f"returned as they are, or kept for a backward: inputs {', '.join(dict.fromkeys(passed))}; no "
             "lane touches them"
         )
+    telling.count("plans")
+    telling.told(
+        "plan", f"{graph.name}: {len(pg.regions)} regions on {lanes} lanes by {strategy_text}",
+        function=graph.name, strategy=strategy_text, regions=len(pg.regions), lanes=lanes,
+        events=len(recorded), scratch_bytes=peak, copied_bytes=copied,
+    )  # fmt: skip
     return Plan(
         version=PLAN_VERSION,
         graph=graph.name,

@@ -11,14 +11,13 @@ import random
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dynaflow_xla import machine
-from dynaflow_xla.errors import FallbackWarning, PlanError
+from dynaflow_xla import machine, telling
+from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.tuning import quiet
@@ -131,10 +130,8 @@ def load(key: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        warnings.warn(
-            f"the cached decision {path} cannot be read ({error}); it is made again",
-            FallbackWarning,
-            stacklevel=2,
+        telling.fallback(
+            f"the cached decision {path} cannot be read ({error}); it is made again", stacklevel=2
         )
         with contextlib.suppress(OSError):  # what cannot be removed is reported again
             path.unlink()
@@ -167,9 +164,8 @@ def store(key: str, decision: dict[str, Any]) -> None:
                 os.unlink(file.name)
                 raise
     except OSError as error:
-        warnings.warn(
+        telling.fallback(
             f"decisions cannot be kept in {folder} ({error}); they are made again in each process",
-            FallbackWarning,
             stacklevel=2,
         )
 

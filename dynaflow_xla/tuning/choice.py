@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from dynaflow_xla import telling
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.strategies.auto import Auto
@@ -125,6 +126,7 @@ def from_disk(key: str | None, child: Callable[[str], Any], made: type[C]) -> C 
     if cached is None:
         return None
     name, reason = cached.pop("choice"), cached.pop("reason")
+    telling.count("decisions_from_disk")
     return made(child(name), f"cached: {reason}", **cached, candidate=name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from dynaflow_xla import telling
 from dynaflow_xla.recent import Recent
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.base import Strategy
@@ -57,6 +58,11 @@ class Decisions(Generic[C]):
         self.put_off.done(signature)
         self._made[signature] = choice
         self._last = (signature, choice)
+        telling.count("decisions")
+        telling.told(
+            "auto", f"{choice.name} runs; {choice.reason}", chosen=choice.name, reason=choice.reason,
+            measured_ms=choice.medians_ms, predicted_ms=choice.predicted_ms, seconds=choice.seconds,
+        )  # fmt: skip
         return choice
 
     def now(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from dynaflow_xla.errors import DynaflowError, FallbackWarning
+from dynaflow_xla import telling
+from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import _compat, inspect
 from dynaflow_xla.frontends.jax.adapters import libraries
@@ -314,10 +314,9 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool) -> Any:
         if _symbolic(self.programs.dynamic_leaves(args, kwargs)):
-            warnings.warn(
+            telling.fallback(
                 f"{self._options.name}: a plan is for sizes that are known; with symbolic ones the original "
                 "runs, as fast.original does. Schedule the function where its sizes are known",
-                FallbackWarning,
                 stacklevel=2,
             )
             return self.original(*args, **kwargs)
@@ -334,7 +333,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
     def _unsupported_platform(self) -> bool:
         if not self._fallback and (why := self.backend.unavailable()):
             self._fallback = why
-            warnings.warn(why, FallbackWarning, stacklevel=3)
+            telling.fallback(why, stacklevel=3)
         return bool(self._fallback)
 
     # -- automatic choice ---------------------------------------------------------------------

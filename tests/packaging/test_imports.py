@@ -95,7 +95,7 @@ def test_every_public_name_resolves() -> None:
     names = (
         "Auto Branches Call DynaflowError EngineError Module Op PlanError RuleError Scope "
         "SeparabilityError Sequential Split Strategy Timeline UnsupportedError VerificationError explain "
-        "graph mark plan profile schedule simulate tune verify check_determinism debug"
+        "graph mark plan profile schedule simulate tune verify check_determinism debug stats"
     )
     out = _run(
         f"""

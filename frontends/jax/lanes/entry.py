@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from dynaflow_xla import progress
+from dynaflow_xla import progress, telling
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import blas, xla
 from dynaflow_xla.frontends.jax.capture.physical import from_physical, to_physical
@@ -50,7 +50,13 @@ class Entry(Planned):
                 with progress.report(f"compiling {self.options.name!r}: {lanes} lane programs"):
                     self._stages = build_stages(self)
                 blas.register()  # lowering the first program that needs LAPACK has loaded it
-                self.seconds["compile"] = time.perf_counter() - t0
+                took = self.seconds["compile"] = time.perf_counter() - t0
+                telling.count("compiles", lanes)
+                telling.count("compile_ns", int(took * 1e9))
+                telling.told(
+                    "compile", f"{self.options.name}: {lanes} lane programs in {took:.2f} s",
+                    function=self.options.name, programs=lanes, seconds=took, backend="ffi",
+                )  # fmt: skip
             return self._stages
 
     def __call__(self, *inputs: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ffi import _compat as ffi_compat, _engine, programs, xla
+from dynaflow_xla.ffi import _compat as ffi_compat, _engine, programs, watching, xla
 from dynaflow_xla.ffi.lane_program import LaneProgram
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture.physical import (
@@ -85,6 +85,7 @@ class StageBuilder(StageParts):
                 program.add_python_launch(lane, made.name, made, reads, [])
             # Events are recorded and waited for by gates inside the lane programs, so the engine's
             # own lists hold one launch a lane and no event.
+            watching.name(program, self.instructions, event_number)
             program.limit_blas = any("@lapack_" in text for text in texts.values())
             program.finish()
             return programs.Loaded(program, lane_programs)

@@ -10,7 +10,6 @@ Elsewhere it is nothing at all: the operands themselves.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from dynaflow_xla.errors import FallbackWarning
+from dynaflow_xla import telling
 from dynaflow_xla.ffi import xla
 from dynaflow_xla.frontends.jax import _compat
 
@@ -131,11 +130,10 @@ def _witness_call(x: Any) -> list[Any]:
 
 def _lower_cuda(ctx: Any, *operands: Any, beside: tuple[bool, ...]) -> Any:
     if _compat.device_count(ctx) > 1:
-        warnings.warn(
+        telling.fallback(
             "a scheduled function got arrays that span several devices outside shard_map. XLA cannot "
             "partition its order gates, so optimization barriers stand in for them; those order "
             "XLA's schedule but not the nodes of a CUDA graph. Call it inside jax.shard_map.",
-            FallbackWarning,
             stacklevel=2,
         )
         barrier = mlir.lower_fun(

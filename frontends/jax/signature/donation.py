@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from dynaflow_xla.errors import FallbackWarning, PlanError
+from dynaflow_xla import telling
+from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.jax.capture import in_place
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.strategies.base import user_line
@@ -55,7 +55,7 @@ def copied(made: Planned, traced: Any, *, warn: bool) -> None:
     )
     made.notes.append(text)
     if warn and lost >= _WARN_BYTES:
-        warnings.warn(text, FallbackWarning, stacklevel=2)
+        telling.fallback(text, stacklevel=2)
 
 
 def given_twice(

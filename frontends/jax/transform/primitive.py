@@ -8,7 +8,6 @@ different arguments, and its error for forward mode does not name a way out.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,8 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from dynaflow_xla.errors import DynaflowError, FallbackWarning, UnsupportedError
+from dynaflow_xla import telling
+from dynaflow_xla.errors import DynaflowError, UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch.split import Split
 from dynaflow_xla.frontends.jax.capture import capture
@@ -235,10 +235,9 @@ def _abstract(*_: Any, program: Program) -> tuple[Sequence[Any], set[Any]]:
 def _lower(ctx: Any, *operands: Any, program: Program) -> Any:
     run: Callable[..., Any] = program.entry.__call__
     if _compat.exporting(ctx):
-        warnings.warn(
+        telling.fallback(
             f"{program!r}: an exported program holds the original, as fast.original does: a plan belongs to "
             "the process that made it. Schedule the function where it runs",
-            FallbackWarning,
             stacklevel=2,
         )
         run = program.plain

@@ -9,14 +9,13 @@ compiled programs (``tests/deviceless``, docs/xla-backend.md).
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import jaxlib
 from jax.extend import core as jcore
 
-from dynaflow_xla.errors import FallbackWarning
+from dynaflow_xla import telling
 from dynaflow_xla.frontends.jax.xla import collectives
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
 from dynaflow_xla.ir.graph import Graph
@@ -55,7 +54,7 @@ def for_entry(made: XlaEntry) -> dict[str, Any]:
     """
     mine = version()
     if mine not in PROVED:
-        warnings.warn(unproved(), FallbackWarning, stacklevel=4)
+        telling.fallback(unproved(), stacklevel=4)
     options: dict[str, Any] = dict(PROVED.get(mine, PROVED[max(PROVED)]))
     plans = [made]
     for plan in plans:
@@ -90,11 +89,10 @@ def warn_inside_trace(name: str) -> None:
     global _warned
     if not _warned:
         _warned = True
-        warnings.warn(
+        telling.fallback(
             f"scheduled function {name!r} is called inside another traced function, which decides the XLA "
             "options. Without those of the plan its CUDA graph is serial: "
             "jax.jit(outer, compiler_options=dfx.compiler_options(fast, *args)).",
-            FallbackWarning,
             stacklevel=4,
         )
 

@@ -94,6 +94,10 @@ def restore_views(before: bool) -> None:
         torch._C._set_view_replay_enabled(True)
 
 
+profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+"""Whether a profiler of PyTorch's listens on this thread."""
+
+
 def filling(fill: Callable[[torch.Tensor], None]) -> contextlib.AbstractContextManager[object]:
     """While open, what operators of this thread allocate without writing to it is given to ``fill``."""
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.errors import DynaflowError, FallbackWarning, SeparabilityError, UnsupportedError
+from dynaflow_xla import telling
+from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch import second_derivatives
 from dynaflow_xla.frontends.torch._compat import aot, dynamo_graphs, failures
 from dynaflow_xla.frontends.torch.backend import Backend, BySizes, Entry
@@ -112,7 +112,7 @@ class Graphs:
         level, frame = 1, sys._getframe()
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_INTERNAL):
             level, frame = level + 1, frame.f_back
-        warnings.warn(note, FallbackWarning, stacklevel=level)
+        telling.fallback(note, stacklevel=level)
 
     def __call__(self, gm: Any, example_inputs: Any) -> Callable[..., Any]:
         """What runs in the place of a graph of Dynamo's."""

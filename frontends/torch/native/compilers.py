@@ -11,13 +11,14 @@ import hashlib
 import operator
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dynaflow_xla import machine
+from dynaflow_xla import machine, telling
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch._compat import compiling, modes
@@ -96,9 +97,18 @@ def compile_regions(
             requests = [(s.module, s.examples, _target(compiler, s.key)) for s in missing]
             compile_worker.compile_all(compiler, settings, requests)
         loaded = {key: _compiled[key] for key in {s.key for s in wanted.values()} - set(new)}
+        begin = time.perf_counter()
         for structure in new.values():
             loaded[structure.key] = _load(compiler, structure, settings)
             _compiled[structure.key] = loaded[structure.key]
+        took = time.perf_counter() - begin
+    if new:
+        telling.count("compiles", len(new))
+        telling.count("compile_ns", int(took * 1e9))
+        telling.told(
+            "compile", f"{captured.graph.name}: {len(new)} regions by {compiler} in {took:.2f} s",
+            function=captured.graph.name, programs=len(new), seconds=took, compiler=compiler,
+        )  # fmt: skip
     for number, structure in wanted.items():
         made[number] = loaded[structure.key]
 

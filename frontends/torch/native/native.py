@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import DynaflowError, EngineError
-from dynaflow_xla.ffi import _engine
+from dynaflow_xla.ffi import _engine, watching
 from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.native import threads
@@ -78,6 +78,15 @@ class _Call:
     error: tuple[Stretch, BaseException] | None = None
 
 
+def _run(stretch: Stretch, env: Environment) -> None:
+    """Runs a stretch; a profiler of PyTorch's sees it under the names of its regions."""
+    if modes.profiler_enabled():
+        with torch.profiler.record_function(f"dynaflow_xla {stretch.name}"):
+            stretch.run(env)
+    else:
+        stretch.run(env)
+
+
 class _Step:
     """What the engine calls: runs a stretch in the environment of the call it is told."""
 
@@ -96,9 +105,9 @@ class _Step:
                 self._run_as_guest(call)
             elif call.inference:
                 with torch.inference_mode():
-                    self.stretch.run(call.env)
+                    _run(self.stretch, call.env)
             else:
-                self.stretch.run(call.env)
+                _run(self.stretch, call.env)
         except BaseException as error:
             if call.error is None:
                 call.error = (self.stretch, error)
@@ -116,9 +125,9 @@ class _Step:
         try:
             if call.inference:
                 with torch.inference_mode():
-                    self.stretch.run(call.env)
+                    _run(self.stretch, call.env)
             else:
-                self.stretch.run(call.env)
+                _run(self.stretch, call.env)
         finally:
             if flush != call.flush:
                 torch.set_flush_denormal(flush)
@@ -156,7 +165,7 @@ class Stage:
         if self.program is None or in_lane() or modes.modes_active():
             for stretch in self.order:
                 try:
-                    stretch.run(call.env)
+                    _run(stretch, call.env)
                 except Exception as error:
                     call.error = (stretch, error)
                     raise
@@ -252,7 +261,7 @@ class Native:
 
     def _run_outer(self, outer: Stretch, call: _Call) -> None:
         try:
-            outer.run(call.env)
+            _run(outer, call.env)
         except Exception as error:
             call.error = (outer, error)
             raise
@@ -308,7 +317,7 @@ def build(
     stages: list[tuple[Stage, Stretch | None]] = []
     for (instructions, outer), (layout, groups) in zip(cut, grouped, strict=True):
         stretches = [make(group) for group in groups]
-        stage = _stage(plan, layout, stretches, captured.graph.name, always)
+        stage = _stage(plan, layout, stretches, captured.graph.name, always, instructions)
         stage.instructions = instructions
         stages.append((stage, None if outer is None else make([outer.region])))
     return Native(captured, pg, plan, memory, stages)
@@ -342,17 +351,21 @@ def _stage(
     stretches: list[Stretch],
     name: str,
     always: bool,
+    instructions: Sequence[Instruction],
 ) -> Stage:
     if not layout or (len({lane for lane, _ in layout}) < 2 and not always):
         return Stage(stretches)
     _own_engine()
     program = _engine.Program(plan.lanes, plan.events, 1, 0, 0, name)
     number = program.add_buffer("arg", 0, 0, 0)
+    watching.name(program, instructions)
     launches = []
     for lane, item in layout:
         if isinstance(item, int):
             stretch = stretches[item]
             label = f"lane {lane} of {name}"
+            if watching.watched():
+                label += f" ({stretch.name})"
             program.add_python_launch(lane, label, _Step(stretch), [number], [])
             launches.append(stretch)
         elif isinstance(item, Record):

@@ -36,6 +36,7 @@ class Stretch:
         lines: By code object that ``run`` is made of, the region of each of its lines.
         operators: How many it runs, regions that run as a whole among them.
         interpreted: How many of them run without Python.
+        name: Its regions, for people.
     """
 
     regions: tuple[int, ...]
@@ -45,6 +46,7 @@ class Stretch:
     lines: dict[CodeType, tuple[int, ...]]
     operators: int
     interpreted: int
+    name: str = ""
 
     def region_of(self, error: BaseException) -> int:
         """The region in which an exception that ``run`` raised came up."""
@@ -101,7 +103,7 @@ def build_stretch(
     reads = dict.fromkeys(v for step in steps for v in step.reads if v not in makes)
     return Stretch(
         tuple(regions), tuple(reads), tuple(makes), code.function("env"), code.regions,
-        len(steps), interpreted,
+        len(steps), interpreted, names + (", ..." if len(regions) > 3 else ""),
     )  # fmt: skip
 
 

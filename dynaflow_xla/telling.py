@@ -1,0 +1,67 @@
+"""What happens, told to whoever asks: records of ``logging`` with fields, and counters.
+
+There is a logger for each area, below ``dynaflow_xla``: ``plan``, ``auto``, ``compile``, ``fallback``,
+``cache``. A record's fields are its attributes, each with ``dfx_`` in front. Nothing here runs in a call that
+goes straight to what was made for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from typing import Any, Literal
+
+from dynaflow_xla.errors import FallbackWarning
+
+Area = Literal["plan", "auto", "compile", "fallback", "cache"]
+Counter = Literal[
+    "plans",
+    "compiles",
+    "compile_ns",
+    "decisions",
+    "decisions_from_disk",
+    "fallbacks",
+    "refused_caches",
+]
+
+_lock = threading.Lock()
+_counts: dict[str, int] = {}
+
+
+def count(name: Counter, by: int = 1) -> None:
+    """Adds to a counter of this process."""
+    with _lock:
+        _counts[name] = _counts.get(name, 0) + by
+
+
+def counts() -> dict[str, int]:
+    """All counters that are not 0."""
+    with _lock:
+        return dict(_counts)
+
+
+def told(area: Area, text: str, level: int = logging.INFO, **fields: Any) -> None:
+    """A record of an area's logger.
+
+    Args:
+        area: Which.
+        text: For people.
+        level: Of the record.
+        **fields: Its attributes, without ``dfx_``.
+    """
+    logger = logging.getLogger(f"dynaflow_xla.{area}")
+    if logger.isEnabledFor(level):
+        logger.log(level, "%s", text, extra={f"dfx_{name}": x for name, x in fields.items()})
+
+
+def fallback(text: str, stacklevel: int = 2) -> None:
+    """Warns that something runs in a plainer way than asked for, tells it and counts it.
+
+    Args:
+        text: What, and why.
+        stacklevel: As for ``warnings.warn``.
+    """
+    count("fallbacks")
+    told("fallback", text, logging.WARNING, reason=text)
+    warnings.warn(text, FallbackWarning, stacklevel=stacklevel + 1)
