@@ -97,6 +97,11 @@ def new_var(aval: Any) -> Any:
     return jcore.Var(aval)
 
 
+def is_var(atom: Any) -> bool:
+    """Whether an operand of an equation is a variable, not a literal."""
+    return isinstance(atom, jcore.Var)
+
+
 def struct_like(aval: Any, shape: Sequence[int] | None = None) -> jax.ShapeDtypeStruct:
     """What to trace with for an abstract value, or for one of another shape.
 

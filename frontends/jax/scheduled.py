@@ -83,7 +83,6 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
 
             Raises:
                 EngineError: a region failed while it ran, or the process was forked.
-                UnsupportedError: forward-mode differentiation.
             """
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:

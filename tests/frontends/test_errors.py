@@ -295,46 +295,6 @@ def test_a_bad_strategy_leaves_the_package_working(schedule: Any) -> None:
     np.testing.assert_allclose(schedule(f)(X), jax.jit(f)(X), rtol=1e-6)
 
 
-# -- transformations -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("strategy", ["branches", "sequential"])
-def test_forward_mode(strategy: str) -> None:
-    fast = dfx.schedule(f, strategy)
-    fast(X)
-    for bad in (
-        lambda: jax.jvp(fast, (X,), (X,)),
-        lambda: jax.jacfwd(fast)(X),
-        lambda: jax.vmap(lambda t: jax.jvp(fast, (X,), (t,))[1])(jnp.eye(3)),
-    ):
-        with pytest.raises(dfx.UnsupportedError, match="original"):
-            bad()
-    jax.jvp(fast.original, (X,), (X,))
-    np.testing.assert_allclose(fast(X), jax.jit(f)(X), rtol=1e-6)
-
-
-def test_forward_mode_found_late() -> None:
-    """In an outer jit JAX itself refuses, when it lowers; in no case is there a wrong value."""
-    fast = dfx.schedule(f, "branches")
-    for bad in (
-        lambda: jax.jit(lambda x: jax.jvp(fast, (x,), (x,)))(X),
-        lambda: jax.linearize(fast, X)[1](X),
-    ):
-        with pytest.raises((dfx.UnsupportedError, TypeError), match="forward-mode"):
-            bad()
-    np.testing.assert_allclose(fast(X), jax.jit(f)(X), rtol=1e-6)
-
-
-def test_forward_over_reverse_is_right_or_refused() -> None:
-    fast = dfx.schedule(f, "branches")
-    want = jax.hessian(lambda x: f(x).sum())(X)
-    try:
-        got = jax.hessian(lambda x: fast(x).sum())(X)
-    except dfx.UnsupportedError:
-        return
-    np.testing.assert_allclose(got, want, rtol=1e-5)
-
-
 # -- donation, static values, comparison -----------------------------------------------------------
 
 

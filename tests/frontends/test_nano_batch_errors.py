@@ -1,4 +1,4 @@
-"""What a split does not take, says so: axes, sizes, merges, what is not proved, forward mode."""
+"""What a split does not take, says so: axes, sizes, merges, what is not proved."""
 
 from __future__ import annotations
 
@@ -367,50 +367,3 @@ def test_effects_are_refused(fn: Any, kind: str, assume: bool) -> None:
     fast = split(fn, dfx.NanoBatch(2, assume_separable=assume))
     with pytest.raises((dfx.UnsupportedError, dfx.SeparabilityError), match=rf"{kind}.*\.py:\d+"):
         fast(X)
-
-
-# -- forward mode ----------------------------------------------------------------------------------
-
-
-def _loss(f: Any) -> Any:
-    return lambda x: jnp.sum(f(x, W) ** 2)
-
-
-FORWARD = {
-    "jvp": lambda f: jax.jvp(lambda x: f(x, W), (X,), (X,)),
-    "jacfwd": lambda f: jax.jacfwd(lambda x: f(x, W))(X),
-    "hessian": lambda f: jax.hessian(_loss(f))(X),
-    "linearize": lambda f: jax.linearize(lambda x: f(x, W), X)[1](X),
-    "jvp of grad": lambda f: jax.jvp(jax.grad(_loss(f)), (X,), (X,)),
-    "vmap of jvp": lambda f: jax.vmap(lambda t: jax.jvp(lambda x: f(x, W), (X,), (t,))[1])(
-        jnp.stack([X, X])
-    ),
-    "jvp of vmap": lambda f: jax.jvp(
-        jax.vmap(lambda x: f(x, W)), (jnp.stack([X, X]),), (jnp.stack([X, X]),)
-    ),
-    "jvp through scan": lambda f: jax.jvp(
-        lambda x: jax.lax.scan(lambda c, _: (f(c, W), None), x, None, 2)[0], (X,), (X,)
-    ),
-}
-
-
-@pytest.mark.parametrize("jitted", [False, True])
-@pytest.mark.parametrize("name", FORWARD)
-@pytest.mark.parametrize("strategy", [dfx.NanoBatch(2), dfx.Branches()], ids=["split", "whole"])
-def test_forward_mode_names_the_way_out(strategy: Any, name: str, jitted: bool) -> None:
-    axes = {"in_axes": (0, None)} if isinstance(strategy, dfx.NanoBatch) else {}
-    fast = dfx.schedule(layer, strategy, lanes=1, **axes)
-    run = FORWARD[name]
-    with pytest.raises(dfx.UnsupportedError, match=r"fast\.original.*jax\.grad") as error:
-        (jax.jit(lambda: run(fast)) if jitted else lambda: run(fast))()
-    assert "layer" in str(error.value)
-    run(fast.original)  # the way out works
-
-
-def test_forward_over_integers_is_nothing_to_refuse(assert_same: Any) -> None:
-    """No tangent reaches the function: there is nothing to differentiate."""
-    fast = split(lambda n: n * 2)
-    n = jnp.arange(6)
-    tangent = np.zeros(6, jax.dtypes.float0)
-    want = jax.jvp(fast.original, (n,), (tangent,))
-    assert_same(want[0], jax.jvp(fast, (n,), (tangent,))[0])

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+from jax.experimental import jet
 from jax.extend import core as jcore
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -144,6 +145,10 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, always: bool) -> An
     return lapack_order_p.bind(*primals, always=always), list(tangents[:-1])
 
 
+def _jet(primals: Sequence[Any], series: Sequence[Any], *, always: bool) -> Any:
+    return lapack_order_p.bind(*primals, always=always), list(series[:-1])
+
+
 def _batch(args: Sequence[Any], dims: Sequence[Any], *, always: bool) -> Any:
     return lapack_order_p.bind(*args, always=always), list(dims[:-1])
 
@@ -170,6 +175,7 @@ def _lower_cpu(ctx: Any, *operands: Any, always: bool) -> Any:
 
 
 ad.primitive_jvps[lapack_order_p] = _jvp
+jet.jet_rules[lapack_order_p] = _jet
 batching.primitive_batchers[lapack_order_p] = _batch
 mlir.register_lowering(lapack_order_p, _lower)
 mlir.register_lowering(lapack_order_p, _lower_cpu, platform="cpu")

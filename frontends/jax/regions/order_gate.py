@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import jet
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -83,6 +84,11 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, beside: tuple[bool,
     return order(primals[:gated], primals[gated:], beside), list(tangents[:gated])
 
 
+def _jet(primals: Sequence[Any], series: Sequence[Any], *, beside: tuple[bool, ...]) -> Any:
+    gated = len(beside)
+    return order(primals[:gated], primals[gated:], beside), list(series[:gated])
+
+
 def _transpose(cotangents: Sequence[Any], *operands: Any, beside: tuple[bool, ...]) -> list[Any]:
     return [*cotangents, *(None for _ in operands[len(beside) :])]
 
@@ -109,6 +115,10 @@ def _witness_abstract(x: Any) -> list[Any]:
 def _witness_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     made = dfx_xla_witness_p.bind(*primals)
     return made, [*tangents, ad.Zero(jax.typeof(made[1]).to_tangent_aval())]
+
+
+def _witness_jet(primals: Sequence[Any], series: Sequence[Any]) -> Any:
+    return dfx_xla_witness_p.bind(*primals), [*series, jet.zero_series]
 
 
 def _witness_batch(args: Sequence[Any], dims: Sequence[Any]) -> Any:
@@ -173,12 +183,14 @@ def _smallest(dtype: Any) -> Any:
 
 
 ad.primitive_jvps[dfx_xla_gate_p] = _jvp
+jet.jet_rules[dfx_xla_gate_p] = _jet
 ad.primitive_transposes[dfx_xla_gate_p] = _transpose
 batching.primitive_batchers[dfx_xla_gate_p] = _batch
 mlir.register_lowering(dfx_xla_gate_p, _lower_identity)
 mlir.register_lowering(dfx_xla_gate_p, _lower_cuda, platform="cuda")
 
 ad.primitive_jvps[dfx_xla_witness_p] = _witness_jvp
+jet.jet_rules[dfx_xla_witness_p] = _witness_jet
 batching.primitive_batchers[dfx_xla_witness_p] = _witness_batch
 mlir.register_lowering(dfx_xla_witness_p, mlir.lower_fun(_witness_impl, multiple_results=True))
 mlir.register_lowering(dfx_xla_witness_p, _witness_cuda, platform="cuda")

@@ -1,9 +1,12 @@
-"""Reverse mode: forward and backward pass captured from ``jax.vjp`` and scheduled, each on its own.
+"""What derivatives are made of: passes from ``jax.jvp`` and ``jax.linearize``, each scheduled on its own.
 
-The forward pass keeps only what the wanted derivatives need; the backward pass is made for the
-cotangents that are not zero. A split function is ``merge_k f_k(cut_k x, w)`` with linear cuts and
-merges, so its derivative follows by the chain rule: cotangents are cut as the results were merged,
-residuals stay with their nano-batch, and gradients are put together as the arguments were cut.
+Forward mode is one pass, which makes results and their tangents. Reverse mode takes a forward pass that
+keeps only what the wanted derivatives need, and a backward pass for the cotangents that are not zero. What
+the forward pass keeps serves a tangent pass, too: for who linearizes first and asks later. A split
+function is ``merge_k f_k(cut_k x, w)`` with linear cuts and
+merges, so its derivative follows by the chain rule: tangents are cut and merged as the values they belong
+to, cotangents are cut as the results were merged, residuals stay with their nano-batch, and gradients are
+put together as the arguments were cut.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from jax.extend import core as jcore
 
 from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.proof import Mean, Sum
-from dynaflow_xla.errors import RuleError
+from dynaflow_xla.errors import DynaflowError, RuleError, UnsupportedError
 from dynaflow_xla.frontends.jax.batch.split import Resolved, Split
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.physical import spec
@@ -79,20 +82,52 @@ Pass: TypeAlias = tuple[Planned, capture.Captured]
 """A planned pass, and the pass at its full size."""
 
 
-class Passes:
-    """Forward and backward pass for derivatives with respect to some of the inputs, planned."""
+def alone(fn: Flat, specs: Sequence[Any], options: Settings, what: str) -> Pass:
+    """A function made of a scheduled one, planned by itself: not split, and cut as by default.
 
-    def __init__(self, primal: Primal, wanted: tuple[int, ...]):
-        self.wanted = wanted
+    Args:
+        fn: The function.
+        specs: What it is traced with.
+        options: Of the scheduled function. Its rules may not fit, and its batch axes are others.
+        what: Name of the transformation.
+    """
+    options = replace(
+        options, name=f"{options.name}.{what}", rules=None, default_cut=True, in_axes=None,
+        strategy=Branches() if options.in_axes is not None else options.strategy,
+    )  # fmt: skip
+    captured = capture_function(fn, specs, 0, options.name)
+    return build_entry(captured, options), captured
+
+
+class Passes:
+    """Passes for derivatives with respect to some of the inputs, planned.
+
+    Args:
+        primal: The function.
+        wanted: Positions of these inputs.
+        moving: Positions of the outputs that have a derivative with respect to them.
+    """
+
+    def __init__(self, primal: Primal, wanted: tuple[int, ...], moving: tuple[int, ...]):
+        self.wanted, self.moving = wanted, moving
         self.out_avals = primal.out_avals
         self._options = primal.options
         self._primal = primal
         self._split = primal.split
         self._batch = 0 if self._split is None else sum(self._split.sizes)
         self._trees: dict[int, Any] = {}
+        self._reverse_only = False
         self._forwards: dict[int, capture.Captured] = {}
         if self._split is not None and not self._same_residuals(self._split.sizes):
             self._split = None  # the passes are those of the whole batch
+
+    def jvp(self) -> Pass:
+        """The inputs and the tangents of ``wanted`` to the results and the tangents of ``moving``."""
+        return self._scheduled("jvp", self._jvp_at, self._jvp_specs)
+
+    def tangent(self) -> Pass:
+        """Residuals and the tangents of ``wanted`` to the tangents of ``moving``."""
+        return self._scheduled("tangent", self._tangent_at, self._tangent_specs)
 
     def forward(self) -> Pass:
         """The inputs to the results and residuals."""
@@ -122,7 +157,7 @@ class Passes:
         if split is not None and _same_consts([at(size) for size in {self._batch, *split.sizes}]):
             first = len(whole.consts)  # the trace met them, all nano-batches get the same
             ins, outs = specs(split)
-            given = split.resolved.const_parts if what == "forward" else {}
+            given = split.resolved.const_parts if what in ("forward", "jvp") else {}
             parts = {first + number: values for number, values in given.items()}
             pair = ((*[None] * first, *ins), outs)
             batched = _Derived(self._batch, at, pair, parts, split.sizes)
@@ -139,42 +174,99 @@ class Passes:
         made.notes += notes
         return made, whole
 
+    def _of_wanted(self, plain: Flat, flat: Sequence[Any]) -> Callable[..., Any]:
+        """The function of ``wanted`` to ``moving`` at some inputs, with all results beside."""
+
+        def of_wanted(*inputs: Any) -> tuple[list[Any], list[Any]]:
+            full = list(flat)
+            for i, x in zip(self.wanted, inputs, strict=True):
+                full[i] = x
+            outs = plain(*full)
+            return [outs[i] for i in self.moving], outs
+
+        return of_wanted
+
+    def _captured(self, what: str, fn: Flat, avals: Sequence[Any]) -> capture.Captured:
+        return capture_function(fn, list(map(spec, avals)), 0, f"{self._options.name}.{what}")
+
+    def _jvp_at(self, size: int) -> capture.Captured:
+        plain, avals = self._primal.at(size)
+        count = len(avals)
+
+        def jvp(*flat: Any) -> list[Any]:
+            primals = tuple(flat[i] for i in self.wanted)
+            of_wanted = self._of_wanted(plain, flat[:count])
+            _, tangents, outs = jax.jvp(of_wanted, primals, tuple(flat[count:]), has_aux=True)
+            return [*outs, *tangents]
+
+        return self._captured("jvp", jvp, [*avals, *(avals[i] for i in self.wanted)])
+
     def _forward_at(self, size: int) -> capture.Captured:
         if size not in self._forwards:
             plain, avals = self._primal.at(size)
 
             def forward(*flat: Any) -> list[Any]:
-                def of_wanted(*inputs: Any) -> list[Any]:
-                    full = list(flat)
-                    for i, x in zip(self.wanted, inputs, strict=True):
-                        full[i] = x
-                    return plain(*full)
-
-                outs, vjp = jax.vjp(of_wanted, *[flat[i] for i in self.wanted])
-                leaves, self._trees[size] = jax.tree_util.tree_flatten(vjp)
+                of_wanted = self._of_wanted(plain, flat)
+                primals = [flat[i] for i in self.wanted]
+                try:
+                    _, linear, outs = jax.linearize(of_wanted, *primals, has_aux=True)
+                except DynaflowError:
+                    raise  # a built-in error, too, but not the one meant here
+                except NotImplementedError:  # an operator that says its transpose alone
+                    _, linear, outs = jax.vjp(of_wanted, *primals, has_aux=True)
+                    self._reverse_only = True
+                leaves, self._trees[size] = jax.tree_util.tree_flatten(linear)
                 return [*outs, *leaves]
 
-            specs = [spec(aval) for aval in avals]
-            name = f"{self._options.name}.forward"
-            self._forwards[size] = capture_function(forward, specs, 0, name)
+            self._forwards[size] = self._captured("forward", forward, avals)
         return self._forwards[size]
 
+    def _linear(self, size: int, leaves: Sequence[Any]) -> Callable[..., Any]:
+        """Tangents of ``wanted`` to tangents of ``moving``; the transpose of that if ``_reverse_only``."""
+        return jax.tree_util.tree_unflatten(self._trees[size], leaves)  # type: ignore[no-any-return]
+
+    def _tangent_at(self, size: int) -> capture.Captured:
+        residuals = out_avals(self._forward_at(size))[len(self.out_avals) :]
+        _, avals = self._primal.at(size)
+        if self._reverse_only:
+            raise UnsupportedError(
+                f"an operator of the scheduled function {self._options.name!r} has a rule for reverse mode "
+                "alone, so what jax.linearize gives cannot be evaluated; transpose it (jax.vjp, jax.grad)"
+            )
+
+        def tangent(*flat: Any) -> list[Any]:
+            linear = self._linear(size, flat[: len(residuals)])
+            return list(linear(*flat[len(residuals) :]))
+
+        return self._captured("tangent", tangent, [*residuals, *(avals[i] for i in self.wanted)])
+
     def _backward_at(self, size: int, given: tuple[int, ...]) -> capture.Captured:
-        forward = self._forward_at(size)
-        avals = out_avals(forward)
+        avals = out_avals(self._forward_at(size))
         count = len(self.out_avals)
         weights = self._weights(size)
+        _, in_avals = self._primal.at(size)
+        primals = [spec(in_avals[i]) for i in self.wanted]
 
         def backward(*flat: Any) -> list[Any]:
             leaves, cotangents = flat[: -len(given)], flat[-len(given) :]
-            full: list[Any] = [_zero(aval) for aval in avals[:count]]
-            for i, ct in zip(given, cotangents, strict=True):
-                full[i] = ct if weights[i] is None else ct * jnp.asarray(weights[i], ct.dtype)
-            vjp = jax.tree_util.tree_unflatten(self._trees[size], leaves)
-            return list(vjp(full))
+            cotangents = tuple(
+                ct if weights[i] is None else ct * jnp.asarray(weights[i], ct.dtype)
+                for i, ct in zip(given, cotangents, strict=True)
+            )
+            linear = self._linear(size, leaves)
+            if self._reverse_only:
+                found = dict(zip(given, cotangents, strict=True))
+                missing = (i for i in self.moving if i not in found)
+                found.update((i, jnp.zeros(avals[i].shape, avals[i].dtype)) for i in missing)
+                return list(linear([found[i] for i in self.moving]))
 
-        specs = [spec(aval) for aval in (*avals[count:], *(avals[i] for i in given))]
-        return capture_function(backward, specs, 0, f"{self._options.name}.backward")
+            def of_given(*tangents: Any) -> list[Any]:
+                moved = dict(zip(self.moving, linear(*tangents), strict=True))
+                return [moved[i] for i in given]
+
+            return list(jax.linear_transpose(of_given, *primals)(list(cotangents)))
+
+        return self._captured("backward", backward, (*avals[count:], *(avals[i] for i in given)))
 
     # -- under a split ------------------------------------------------------------------------
 
@@ -222,6 +314,16 @@ class Passes:
         resolved = split.resolved
         return resolved.in_specs, (*resolved.out_specs, *self._residual_specs(split))
 
+    def _jvp_specs(self, split: Split) -> Specs:
+        resolved = split.resolved
+        ins = (*resolved.in_specs, *(resolved.in_specs[i] for i in self.wanted))
+        return ins, (*resolved.out_specs, *(resolved.out_specs[i] for i in self.moving))
+
+    def _tangent_specs(self, split: Split) -> Specs:
+        resolved = split.resolved
+        ins = (*self._residual_specs(split), *(resolved.in_specs[i] for i in self.wanted))
+        return ins, tuple(resolved.out_specs[i] for i in self.moving)
+
     def _backward_specs(self, split: Split, given: tuple[int, ...]) -> Specs:
         resolved = split.resolved
         ins = self._residual_specs(split)
@@ -267,9 +369,3 @@ def out_avals(captured: capture.Captured) -> list[Any]:
         captured.avals[out] if is_value else jax.typeof(out)
         for out, is_value in zip(captured.outputs, captured.output_is_value, strict=True)
     ]
-
-
-def _zero(aval: Any) -> Any:
-    if inexact(aval):
-        return jnp.zeros(aval.shape, aval.dtype)
-    return np.zeros(aval.shape, jax.dtypes.float0)

@@ -1,49 +1,45 @@
-"""A scheduled flat function as one primitive: JAX's transformations are rules of it.
+"""A scheduled flat function as one primitive, ``dfx_program``: JAX's transformations are rules of it.
 
-``dfx_program`` stands for the function. Its derivative is ``dfx_linear``, which keeps residuals
-and has a transpose only: reverse mode works, and evaluating it (forward mode) is refused. JAX's
-``custom_vjp`` would do less: it mixes up residuals when one traced function is differentiated for
-different arguments, and its error for forward mode does not name a way out.
+Its derivatives are primitives of their own (``derivatives``). JAX's ``custom_vjp`` would do less: it has no
+forward mode, and it mixes up residuals when one traced function is differentiated for different arguments.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.experimental import jet
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import batching, mlir
 
 from dynaflow_xla import telling
-from dynaflow_xla.errors import DynaflowError, UnsupportedError
+from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch.split import Split
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.physical import spec
-from dynaflow_xla.frontends.jax.capture.tracing import capture_function
 from dynaflow_xla.frontends.jax.planned import Planned
-from dynaflow_xla.frontends.jax.signature.entry import build_entry
 from dynaflow_xla.frontends.jax.transform.passes import (
     Flat,
     Passes,
     Primal,
+    alone,
     flat_function,
     inexact,
     out_avals,
 )
 from dynaflow_xla.recent import Recent
-from dynaflow_xla.strategies.branches import Branches
 
 _MAX_BATCHED = 64
 """Sizes and axes of ``jax.vmap`` for which a program is kept."""
 
 program_p = Primitive("dfx_program")
 program_p.multiple_results = True
-
-linear_p = Primitive("dfx_linear")
-linear_p.multiple_results = True
 
 
 @_compat.weak_parameter
@@ -80,6 +76,9 @@ class Program:
         self.out_avals = out_avals(self._outer)
         self.plain: Flat = self._reference if expanded else flat_function(whole)
         self._pairs: dict[tuple[int, ...], Pair] = {}
+        self._transposes: dict[tuple[tuple[int, ...], tuple[int, ...]], Program] = {}
+        self._series: dict[int, Program] = {}
+        self._parts: dict[tuple[int, ...], tuple[Program, list[int]]] = {}
         self._batched: Recent[Any, tuple[Program, list[int | None]]] = Recent(_MAX_BATCHED)
 
     def _reference(self, *flat: Any) -> list[Any]:
@@ -105,10 +104,87 @@ class Program:
         return list(self._pairs.values())
 
     def pair(self, wanted: tuple[int, ...]) -> Pair:
-        """Forward and backward pass for derivatives with respect to the inputs ``wanted``."""
+        """The passes of derivatives with respect to the inputs ``wanted``."""
         if wanted not in self._pairs:
             self._pairs[wanted] = Pair(self, wanted)
         return self._pairs[wanted]
+
+    def moving(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """The outputs that have derivatives with respect to the inputs ``wanted``."""
+        moved = frozenset(wanted)
+        return tuple(
+            i
+            for i, (aval, reads) in enumerate(zip(self.out_avals, self.depends(), strict=True))
+            if inexact(aval) and moved & reads
+        )
+
+    def only(self, numbers: tuple[int, ...]) -> tuple[Program, list[int]]:
+        """The outputs ``numbers`` alone, and the positions of the inputs that they depend on."""
+        if numbers not in self._parts:
+            depends = self.depends()
+            read = sorted(frozenset[int]().union(*(depends[i] for i in numbers)))
+
+            def part(*flat: Any) -> list[Any]:
+                given = dict(zip(read, flat, strict=True))
+                # Nothing that is wanted reads the others.
+                full = [given.get(i, _anything(aval)) for i, aval in enumerate(self.in_avals)]
+                outs = self.plain(*full)
+                return [outs[i] for i in numbers]
+
+            specs = [spec(self.in_avals[i]) for i in read]
+            self._parts[numbers] = Program(*alone(part, specs, self.entry.options, "part")), read
+        return self._parts[numbers]
+
+    def transposed(self, linear: tuple[int, ...], given: tuple[int, ...]) -> Program:
+        """The transpose of the function, which is linear in the inputs ``linear``.
+
+        It takes the other inputs and the cotangents of the outputs ``given``, and is not split.
+        """
+        key = linear, given
+        if key not in self._transposes:
+            known = [i for i in range(len(self.in_avals)) if i not in linear]
+            moved = [spec(self.in_avals[i]) for i in linear]
+
+            def transpose(*flat: Any) -> list[Any]:
+                full: dict[int, Any] = dict(zip(known, flat, strict=False))
+
+                def of_linear(*xs: Any) -> list[Any]:
+                    values = full | dict(zip(linear, xs, strict=True))
+                    outs = self.plain(*[values[i] for i in range(len(self.in_avals))])
+                    return [outs[i] for i in given]
+
+                return list(jax.linear_transpose(of_linear, *moved)([*flat[len(known) :]]))
+
+            avals = [self.in_avals[i] for i in known] + [self.out_avals[i] for i in given]
+            made = alone(transpose, list(map(spec, avals)), self.entry.options, "transpose")
+            self._transposes[key] = Program(*made)
+        return self._transposes[key]
+
+    def taylor(self, order: int) -> Program:
+        """Inputs and the terms of their series to outputs and theirs, as ``jax.experimental.jet``.
+
+        Terms come after all inputs, those of one input together; integers have none.
+        """
+        if order not in self._series:
+            moved = [i for i, aval in enumerate(self.in_avals) if inexact(aval)]
+            count = len(self.in_avals)
+
+            def series(*flat: Any) -> list[Any]:
+                terms = iter(flat[count:])
+
+                def of_moved(*xs: Any) -> list[Any]:
+                    values = dict(enumerate(flat[:count])) | dict(zip(moved, xs, strict=True))
+                    return self.plain(*[values[i] for i in range(count)])
+
+                primals = [flat[i] for i in moved]
+                given = [[next(terms) for _ in range(order)] for _ in moved]
+                outs, made = jet.jet(of_moved, primals, given, factorial_scaled=False)
+                return [*outs, *itertools.chain.from_iterable(made)]
+
+            avals = self.in_avals + [self.in_avals[i] for i in moved for _ in range(order)]
+            made = alone(series, list(map(spec, avals)), self.entry.options, "jet")
+            self._series[order] = Program(*made)
+        return self._series[order]
 
     def batched(
         self, dims: tuple[int | None, ...], args: Sequence[Any], axis: Mapping[str, Any]
@@ -127,22 +203,14 @@ class Program:
                 out_dims = self._mapped_outputs(dims, args, axis)
             else:
                 mapped = {i for i, d in enumerate(dims) if d is not None}
-                out_dims = [0 if mapped & reads else None for reads in self._depends()]
+                out_dims = [0 if mapped & reads else None for reads in self.depends()]
             many = jax.vmap(self.plain, in_axes=dims, out_axes=out_dims, **axis)
-            options = self.entry.options
-            # The batch axes are others now.
-            strategy = Branches() if options.in_axes is not None else options.strategy
-            options = replace(
-                options, name=f"{options.name}.vmap", rules=None, default_cut=True, in_axes=None,
-                strategy=strategy,
-            )  # fmt: skip
             specs = [spec(jax.typeof(x)) for x in args]
-            captured = capture_function(many, specs, 0, options.name)
-            made = build_entry(captured, options)
-            found = self._batched[key] = Program(made, captured), out_dims
+            made = alone(many, specs, self.entry.options, "vmap")
+            found = self._batched[key] = Program(*made), out_dims
         return found
 
-    def _depends(self) -> list[frozenset[int]]:
+    def depends(self) -> list[frozenset[int]]:
         """For each flat output the positions of the inputs that it depends on."""
         graph = self._outer.graph
         positions = [frozenset([i]) for i in range(len(self.in_avals))]
@@ -190,20 +258,35 @@ class Program:
 
 @_compat.weak_parameter
 class Pair:
-    """Forward and backward pass for derivatives with respect to some of the inputs.
+    """Passes for derivatives with respect to some of the inputs, made when first needed.
 
     Attributes:
         name: Name of the function.
-        out_avals: Of the function itself.
-        forward: The inputs to the results and residuals.
+        tangent_avals: Of the results that have derivatives, their tangents' types.
+        moving: Positions of these results.
     """
 
     def __init__(self, primal: Program, wanted: tuple[int, ...]):
         self.name = primal.entry.options.name
-        self.out_avals = primal.out_avals
-        self._passes = Passes(primal.primal(), wanted)
+        self.moving = primal.moving(wanted)
+        self.tangent_avals = [primal.out_avals[i].to_tangent_aval() for i in self.moving]
+        self._passes = Passes(primal.primal(), wanted, self.moving)
         self._backwards: dict[tuple[int, ...], Program] = {}
-        self.forward = _of_pass(*self._passes.forward())
+
+    @functools.cached_property
+    def jvp(self) -> Program:
+        """The inputs and the wanted tangents to the results and the tangents of those that move."""
+        return _of_pass(*self._passes.jvp())
+
+    @functools.cached_property
+    def forward(self) -> Program:
+        """The inputs to the results and residuals."""
+        return _of_pass(*self._passes.forward())
+
+    @functools.cached_property
+    def tangent(self) -> Program:
+        """Residuals and the wanted tangents to the tangents of the results that move."""
+        return _of_pass(*self._passes.tangent())
 
     def backward(self, given: tuple[int, ...]) -> Program:
         """Residuals and the given cotangents to the gradients."""
@@ -211,9 +294,11 @@ class Pair:
             self._backwards[given] = _of_pass(*self._passes.backward(given))
         return self._backwards[given]
 
-    def programs(self) -> list[Program]:
-        """Those made so far."""
-        return [self.forward, *self._backwards.values()]
+
+def _anything(aval: Any) -> Any:
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jax.random.split(jax.random.key(0, impl=_compat.key_impl(aval.dtype)), aval.shape)
+    return jnp.zeros(aval.shape, aval.dtype)
 
 
 def _of_pass(made: Planned, whole: capture.Captured) -> Program:
@@ -229,7 +314,12 @@ def _impl(*args: Any, program: Program) -> list[Any]:
 
 @program_p.def_effectful_abstract_eval
 def _abstract(*_: Any, program: Program) -> tuple[Sequence[Any], set[Any]]:
-    return program.out_avals, set(capture.ordering_effects(program.whole.jaxpr.effects))
+    return program.out_avals, effects_of(program)
+
+
+def effects_of(program: Program) -> set[Any]:
+    """Effects of a program that order it among others."""
+    return set(capture.ordering_effects(program.whole.jaxpr.effects))
 
 
 def _lower(ctx: Any, *operands: Any, program: Program) -> Any:
@@ -244,7 +334,8 @@ def _lower(ctx: Any, *operands: Any, program: Program) -> Any:
     return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 
 
-def _batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, program: Program) -> Any:
+def batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, program: Program) -> Any:
+    """The rule of ``jax.vmap``."""
     named = program.communicates(axis.name)
     if not named and all(dim is None for dim in dims):
         return program.bind(*args), [None] * len(program.out_avals)
@@ -253,64 +344,5 @@ def _batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, program: Prog
     return made(*args), out_dims
 
 
-def _zero_tangent(x: Any) -> Any:
-    return ad.Zero(jax.typeof(x).to_tangent_aval())
-
-
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, program: Program) -> Any:
-    wanted = tuple(
-        i
-        for i, (x, t) in enumerate(zip(primals, tangents, strict=True))
-        if type(t) is not ad.Zero and inexact(jax.typeof(x))
-    )
-    count = len(program.out_avals)
-    if not wanted:
-        outs = program.bind(*primals)
-        return outs, [_zero_tangent(x) for x in outs]
-    pair = program.pair(wanted)
-    outs = pair.forward(*primals)
-    residuals = outs[count:]
-    found = iter(
-        linear_p.bind(
-            *residuals, *[tangents[i] for i in wanted], pair=pair, residuals=len(residuals)
-        )
-    )
-    return outs[:count], [
-        next(found) if inexact(aval) else _zero_tangent(x)
-        for x, aval in zip(outs[:count], program.out_avals, strict=True)
-    ]
-
-
 mlir.register_lowering(program_p, _lower)
-batching.fancy_primitive_batchers[program_p] = _batch
-ad.primitive_jvps[program_p] = _jvp
-
-
-@linear_p.def_abstract_eval
-def _linear_abstract(*_: Any, pair: Pair, residuals: int) -> Sequence[Any]:
-    return [aval.to_tangent_aval() for aval in pair.out_avals if inexact(aval)]
-
-
-def _refuse(*_: Any, pair: Pair, **__: Any) -> Any:
-    raise UnsupportedError(
-        "forward-mode differentiation (jvp, jacfwd, hessian, evaluating jax.linearize) of the scheduled "
-        f"function {pair.name!r} is not supported; differentiate fast.original, or use reverse mode "
-        "(jax.grad, jax.jacrev)."
-    )
-
-
-def _transpose(cotangents: Sequence[Any], *args: Any, pair: Pair, residuals: int) -> list[Any]:
-    numbers = [i for i, aval in enumerate(pair.out_avals) if inexact(aval)]
-    given = tuple(i for i, ct in zip(numbers, cotangents, strict=True) if type(ct) is not ad.Zero)
-    values = args[:residuals]
-    if not given:
-        return [None] * len(args)
-    found = pair.backward(given)(*values, *[ct for ct in cotangents if type(ct) is not ad.Zero])
-    return [None] * residuals + list(found)
-
-
-linear_p.def_impl(_refuse)
-mlir.register_lowering(linear_p, _refuse)
-batching.primitive_batchers[linear_p] = _refuse
-ad.primitive_jvps[linear_p] = _refuse
-ad.primitive_transposes[linear_p] = _transpose
+batching.fancy_primitive_batchers[program_p] = batch

@@ -13,6 +13,7 @@ from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch import axes, split as splitting
 from dynaflow_xla.frontends.jax.capture import capture, tracing
 from dynaflow_xla.frontends.jax.signature import donation, entry
+from dynaflow_xla.frontends.jax.transform import derivatives as derivatives  # its rules
 from dynaflow_xla.frontends.jax.transform.in_xla import XlaProgram
 from dynaflow_xla.frontends.jax.transform.primitive import Program
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry

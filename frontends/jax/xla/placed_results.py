@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.experimental import jet
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -105,6 +106,11 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     return out, dfx_place_p.bind(*filled, **params)
 
 
+def _jet(primals: Sequence[Any], series: Sequence[Sequence[Any]], **params: Any) -> Any:
+    terms = [dfx_place_p.bind(*parts, **params) for parts in zip(*series, strict=True)]
+    return dfx_place_p.bind(*primals, **params), terms
+
+
 def _transpose(ct: Any, *operands: Any, axis: int, start: int, rows: int) -> list[Any]:
     part = operands[-1]
     if isinstance(ct, ad.Zero):
@@ -123,6 +129,7 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, axis: int, start: int, r
 
 
 ad.primitive_jvps[dfx_place_p] = _jvp
+jet.jet_rules[dfx_place_p] = _jet
 ad.primitive_transposes[dfx_place_p] = _transpose
 batching.primitive_batchers[dfx_place_p] = _batch
 mlir.register_lowering(dfx_place_p, mlir.lower_fun(_compute, multiple_results=False))
