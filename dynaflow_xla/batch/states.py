@@ -320,12 +320,14 @@ class Inverse:
 class Sizes:
     """How many elements of ``key`` are 0, 1, 2...; with ``upto``, how many are at most that.
 
-    As a number it is a sum over the batch. Each trace has its own, which fit its own items.
+    As a number it is a sum over the batch. Each trace has its own, which fit its own items. None of them is
+    above ``most``, if that is given.
     """
 
     key: Key
     origin: Origin
     upto: bool = False
+    most: int = 0
 
     def __str__(self) -> str:
         return "sizes of groups of items"

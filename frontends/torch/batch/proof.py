@@ -18,14 +18,17 @@ import torch
 
 from dynaflow_xla import checks
 from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.orders import plain
 from dynaflow_xla.batch.proof import Mean, OutputProof, Proof, Sum, mergers, prove_output
 from dynaflow_xla.batch.states import (
     Counted,
     Finding,
+    Keyed,
     Late,
     Mixed,
     Partial,
     Position,
+    Refuse,
     Rows,
     Same,
     State,
@@ -41,6 +44,7 @@ from dynaflow_xla.frontends.torch.batch.rules import (
     indexing,
     layers,
     made,
+    orders,
     pointwise,
     reductions,
     shapes,
@@ -51,13 +55,14 @@ from dynaflow_xla.frontends.torch.batch.rules.probes import (
     rows_by_shape,
     varying,
 )
-from dynaflow_xla.frontends.torch.batch.rules.walk import RULES, Walker
+from dynaflow_xla.frontends.torch.batch.rules.registry import RULES
+from dynaflow_xla.frontends.torch.batch.rules.walk import Walker
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Symbol
 
 # Importing them registers their rules.
 _FAMILIES = (
-    pointwise, shapes, made, reductions, contractions, indexing, activations, bags, layers,
+    pointwise, shapes, made, reductions, contractions, indexing, activations, bags, layers, orders,
 )  # fmt: skip
 
 
@@ -144,8 +149,11 @@ def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool
             numbers[value.id] = pair
     ins = _inputs(question, shape_of, numbers)
     irregular = _irregular(question, {batch, *sizes}, {**shape_of, **numbers})
-    walker = Walker(captured, shape_of, numbers, lenient=assume, irregular=irregular)
-    states = walker.run(ins)
+    walker = Walker(
+        captured, shape_of, numbers, lenient=assume, irregular=irregular,
+        sizes=tuple(dict.fromkeys((batch, *sizes))),
+    )  # fmt: skip
+    states = tuple(s.rows if isinstance(s, Keyed) else s for s in walker.run(ins))
     verdicts, specs = _outputs(question, states, shape_of, assume=assume)
     in_specs: dict[int, expand.InSpec] = {}
     for given, name in zip(captured.graph.inputs, captured.graph.input_names, strict=True):
@@ -279,6 +287,12 @@ def _one(
         "mixed", op.kind if op else "argument", "", op.source if op else None,
         op.scope if op else (),
     )  # fmt: skip
+    try:
+        state = plain(state)
+    except Refuse as error:
+        blame = error.origin or made_by
+        reason = "sorts the batch, and the result is in that order" if error.origin else str(error)
+        state = Mixed(Finding("mixed", blame.op, reason, blame.source, blame.scope))
     wanted = _wanted(question, role, state)
     if isinstance(state, Unknown):
         return _unproven(question, number, role, state, shapes_)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.orders import at as lies
 from dynaflow_xla.batch.proof import Sum, refusal
 from dynaflow_xla.batch.states import Late, Partial, Rows, Same, State
 from dynaflow_xla.errors import EngineError, PlanError, SeparabilityError, VerificationError
@@ -286,7 +287,9 @@ class BatchedGraph:
             fit, states=states, in_specs=drawn.specs(fit.in_specs, captured, states),
             out_specs=out_specs,
         )  # fmt: skip
-        held = frozenset(n for n, s in enumerate(fit.states) if isinstance(s, Rows))
+        held = frozenset(
+            n for n, s in enumerate(fit.states) if isinstance(s, Rows) or lies(s) is not None
+        )
         hint = values_hint(captured, self.batch_symbols) or batch
 
         def sized(rows: int) -> Sized:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dynaflow_xla.batch import orders
+from dynaflow_xla.batch import groups, item_numbers, orders, permutations
 from dynaflow_xla.batch.states import (
     InOrder,
     Inverse,
@@ -53,7 +53,7 @@ def _sort(site: Site) -> list[State] | None:
     axis = int(site.params["dimension"])
     if math.prod(site.shape(0)) != site.shape(0)[axis]:
         return None  # each column has an order of its own
-    return orders.ordered(site.ins, axis, site.sizes, site.origin)
+    return permutations.ordered(site.ins, axis, site.sizes, site.origin)
 
 
 @in_order("iota")
@@ -66,9 +66,9 @@ def _iota(site: Site) -> State | None:
     if int(site.params["dimension"]) != axis or inner == 1:
         return None
     most = site.sizes[0] * inner
-    if not counts_to(site.params["dtype"], most) or most > orders.MOST_ITEMS:
+    if not counts_to(site.params["dtype"], most) or most > item_numbers.MOST_ITEMS:
         return None
-    return orders.counting(axis, 1, inner, site.sizes)
+    return item_numbers.counting(axis, 1, inner, site.sizes)
 
 
 @in_order("top_k")
@@ -76,13 +76,13 @@ def _top_k(site: Site) -> list[State] | None:
     values, places = _ordinary(site)
     rank = len(site.shape(0))
     dim = int(site.params.get("axis", rank - 1))
-    return [values, orders.keyed(places, 0, site.shape(0)[dim] - 1)]
+    return [values, groups.keyed(places, 0, site.shape(0)[dim] - 1)]
 
 
 @in_order("argmax", "argmin")
 def _argmax(site: Site) -> State | None:
     (axis,) = (int(a) for a in site.params["axes"])
-    return orders.keyed(_ordinary(site)[0], 0, site.shape(0)[axis] - 1)
+    return groups.keyed(_ordinary(site)[0], 0, site.shape(0)[axis] - 1)
 
 
 # -- integers, element by element ----------------------------------------------------------------------
@@ -105,7 +105,7 @@ def _elementwise(site: Site) -> State | None:
     ):
         return None
     if any(isinstance(s, Numbers | Position) for s in site.ins):
-        made = orders.elementwise(INTEGER[site.name], site.ins, site.sizes)
+        made = item_numbers.elementwise(INTEGER[site.name], site.ins, site.sizes)
         if isinstance(made, Numbers):
             low = min(int(t.min(initial=0)) for t in made.tables)
             high = max(int(t.max(initial=0)) for t in made.tables)
@@ -142,12 +142,12 @@ def _bounded(site: Site) -> State | None:
         return None
     if site.name in ("max", "min"):
         low, high = (bound, None) if site.name == "max" else (None, bound)
-        return orders.clamped(state, low, high)
+        return groups.clamped(state, low, high)
     if site.name in ("lt", "ge", "gt", "le"):
         # x < b, x >= b; x > b is x >= b + 1; b > x is x < b.
         name = site.name if left else {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}[site.name]
         bound += name in ("gt", "le")
-        return orders.compared(state, bound, below=name in ("lt", "le"))
+        return groups.compared(state, bound, below=name in ("lt", "le"))
     return None
 
 
@@ -157,7 +157,7 @@ def _clamp(site: Site) -> State | None:
     fills = [s.fill if isinstance(s, Same) else None for s in (low, high)]
     if not all(isinstance(f, int) for f in fills):
         return None
-    return orders.clamped(state, *fills)
+    return groups.clamped(state, *fills)
 
 
 @in_order("select_n")
@@ -169,7 +169,7 @@ def _select(site: Site) -> State | None:
     if isinstance(which, Numbers) and all(isinstance(c, Numbers | Same) for c in cases):
         choose = np.choose if len(cases) > 2 else None
         if choose is None and site.shape(0) == site.out_shape():
-            return orders.elementwise(
+            return item_numbers.elementwise(
                 lambda w, a, b: np.where(w, b, a), [which, *cases], site.sizes
             )
     return None
@@ -228,10 +228,10 @@ def _reshape(site: Site) -> State | None:
         try:
             return _ordinary(site)[0]
         except Refuse:
-            counted = orders.counting(state.axis, 1, 1, site.sizes)
-            return orders.reshaped_numbers(counted, old, new, site.sizes)
+            counted = item_numbers.counting(state.axis, 1, 1, site.sizes)
+            return item_numbers.reshaped_numbers(counted, old, new, site.sizes)
     if isinstance(state, Numbers):
-        return orders.reshaped_numbers(state, old, new, site.sizes)
+        return item_numbers.reshaped_numbers(state, old, new, site.sizes)
     if isinstance(state, Keyed | Inverse):
         (rows,) = _ordinary(site, [state.rows])
         assert isinstance(rows, Rows)
@@ -272,7 +272,7 @@ def _broadcast(site: Site) -> State | None:
     if where is None or site.shape(0)[where.axis] != site.out_shape()[dims[where.axis]]:
         return None
     if isinstance(state, Numbers):
-        return orders.numbered(
+        return item_numbers.numbered(
             dims[state.axis], state.outer, state.inner, state.tables, state.order
         )
     same = math.prod(site.shape(0)) == math.prod(site.out_shape())
@@ -291,7 +291,7 @@ def _slice(site: Site) -> State | None:
     (state,) = site.ins
     if not isinstance(state, Keyed):
         return None
-    return orders.keyed(_ordinary(site)[0], state.key.low, state.key.high)
+    return groups.keyed(_ordinary(site)[0], state.key.low, state.key.high)
 
 
 # -- reading and writing by number ---------------------------------------------------------------------
@@ -322,7 +322,7 @@ def _gather(site: Site) -> State | None:
             return None
     offset = [int(d) for d in numbers.offset_dims]
     placed = [d for d in range(len(site.out_shape())) if d not in offset]
-    return orders.taken(
+    return permutations.taken(
         site.ins[0], site.ins[1], dim=dim, places=dict(enumerate(placed)), sizes=site.sizes
     )
 
@@ -348,11 +348,11 @@ def _scatter(site: Site) -> State | None:
             return None
     if site.name == "scatter-add" and not left:
         drops = "DROP" in str(site.params["mode"]).upper()
-        made = orders.counted(index, operand, updates, site.shape(0)[0], site.origin, drops=drops)
+        made = groups.counted(index, operand, updates, site.shape(0)[0], site.origin, drops=drops)
         if made is not None:
             return made
     places = dict(enumerate(d for d in range(len(site.shape(2))) if d not in window))
-    return orders.written(
+    return permutations.written(
         operand, index, updates, how=HOW[site.name], dim=dim, places=places,
         sizes=site.sizes,
     )  # fmt: skip
@@ -364,7 +364,7 @@ def _scatter(site: Site) -> State | None:
 @in_order("cumsum")
 def _cumsum(site: Site) -> State | None:
     site.same_params()
-    return None if site.params.get("reverse") else orders.summed_up(site.ins[0])
+    return None if site.params.get("reverse") else groups.summed_up(site.ins[0])
 
 
 @in_order("ragged_dot_general")
@@ -382,8 +382,8 @@ def _ragged(site: Site) -> State | None:
     sums = [int(d) for d in left_sum]
     if axis not in sums:
         if not numbers.rhs_group_dimensions:
-            raise Refuse(orders.GROUPS)
+            raise Refuse(groups.GROUPS)
         place = [d for d in range(len(site.shape(0))) if d not in sums].index(axis)
-        return orders.grouped(left, right, sizes, axis=axis, place=place)
+        return groups.grouped(left, right, sizes, axis=axis, place=place)
     other = int(list(right_sum)[sums.index(axis)])
-    return orders.grouped_sum(left, right, sizes, site.origin, axes=(axis, other))
+    return groups.grouped_sum(left, right, sizes, site.origin, axes=(axis, other))

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend import core as jcore
 
-from dynaflow_xla.batch import orders
+from dynaflow_xla.batch import groups, orders
 from dynaflow_xla.batch.states import (
     SAME,
     BrokenRule,
@@ -380,7 +380,7 @@ def _named(state: State, aval: Any) -> State:
         return state
     limits = jax.numpy.iinfo(dtype)
     low = 0 if int(limits.min) == 0 else None
-    return orders.keyed(state, low)
+    return groups.keyed(state, low)
 
 
 def fits(state: State, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> bool:

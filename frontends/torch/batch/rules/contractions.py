@@ -19,7 +19,8 @@ from dynaflow_xla.batch.states import (
     moved,
 )
 from dynaflow_xla.frontends.torch.batch.rules.probes import varying
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site, rule, shifted
+from dynaflow_xla.frontends.torch.batch.rules.registry import rule
+from dynaflow_xla.frontends.torch.batch.rules.walk import Site, shifted
 
 
 def _matrix_product(site: Site, left: Any, right: Any) -> State:

@@ -24,7 +24,8 @@ from dynaflow_xla.batch.states import (
     is_plain_same,
 )
 from dynaflow_xla.frontends.torch.batch.rules.pointwise import dtype_of
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site, rule, shifted
+from dynaflow_xla.frontends.torch.batch.rules.registry import rule
+from dynaflow_xla.frontends.torch.batch.rules.walk import Site, shifted
 
 
 @rule("embedding")
@@ -167,7 +168,7 @@ def _gather(site: Site) -> State:
     return gathered(state, index, kept={}, paired=paired, own=dim, places=places)
 
 
-_HOW: Mapping[str | None, How] = {
+HOW: Mapping[str | None, How] = {
     None: "set", "add": "add", "sum": "add", "multiply": "multiply", "prod": "multiply",
     "mean": "extreme", "amax": "extreme", "amin": "extreme",
 }  # fmt: skip
@@ -177,7 +178,7 @@ _HOW: Mapping[str | None, How] = {
 def _scatter(site: Site) -> State:
     state, index = site.states("self", "index")
     dim, paired, places = _pairing(site)
-    how = "add" if site.op.kind == "scatter_add" else _HOW[site.args.get("reduce")]
+    how = "add" if site.op.kind == "scatter_add" else HOW[site.args.get("reduce")]
     if how == "add" and not site.args.get("include_self", True):
         how = "extreme"  # replaces what was there, and scales with both
     if "value" in site.args:

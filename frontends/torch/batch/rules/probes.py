@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dynaflow_xla.batch.states import Counted, Finding, Mixed, Partial, Position, Rows, Same, State
+from dynaflow_xla.batch import orders
+from dynaflow_xla.batch.states import (
+    Counted,
+    Finding,
+    Mixed,
+    Partial,
+    Position,
+    Rows,
+    Same,
+    Sizes,
+    State,
+)
 
 PROBES = (10_007, 20_011)
 """Batch sizes to look at: primes, so that no size is a multiple of them by accident."""
@@ -35,6 +46,7 @@ def fits(state: State, shapes: Sequence[Shape], sizes: Sequence[int]) -> bool:
     """Whether a value of these shapes at these batch sizes can have the state."""
     if any(len(shape) != len(shapes[0]) for shape in shapes):
         return False
+    state = orders.at(state) or state
     if isinstance(state, Rows | Position | Counted):
         rank, axis = len(shapes[0]), state.axis
         if not 0 <= axis < rank:
@@ -44,7 +56,7 @@ def fits(state: State, shapes: Sequence[Shape], sizes: Sequence[int]) -> bool:
         rest = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
         rows = all(s[axis] == each * n for s, n in zip(shapes, sizes, strict=True))
         return rows and len(rest) == 1
-    if isinstance(state, Same | Partial):
+    if isinstance(state, Same | Partial | Sizes):
         return len(set(shapes)) == 1
     return True
 

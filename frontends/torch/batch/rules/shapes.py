@@ -20,8 +20,9 @@ from dynaflow_xla.batch.states import (
     moved,
 )
 from dynaflow_xla.frontends.torch.batch.rules.pointwise import converted, dtype_of
-from dynaflow_xla.frontends.torch.batch.rules.probes import PROBES, rows_by_shape, varying
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site, rule
+from dynaflow_xla.frontends.torch.batch.rules.probes import rows_by_shape, varying
+from dynaflow_xla.frontends.torch.batch.rules.registry import rule
+from dynaflow_xla.frontends.torch.batch.rules.walk import Site
 
 
 def out_value(site: Site, number: int = 0) -> int:
@@ -45,9 +46,9 @@ def _view(site: Site) -> State:
         raise NoRule("takes the same bytes as another type")
     new = site.outs[0]
     if isinstance(state, Rows):
-        return reshaped(state, site.shape(given), new, PROBES[0])
+        return reshaped(state, site.shape(given), new, site.probes[0])
     if isinstance(state, Position):
-        made = reshaped(Rows(state.axis), site.shape(given), new, PROBES[0])
+        made = reshaped(Rows(state.axis), site.shape(given), new, site.probes[0])
         if made.outer * made.inner != 1:
             raise Refuse(POSITION)
         return moved(state, made.axis)
@@ -136,9 +137,9 @@ def _squeeze(site: Site) -> State:
     return moved(state, state.axis - sum(d < state.axis for d in gone))
 
 
-def _runs(state: Rows, starts: Sequence[int], stops: Sequence[int]) -> Rows:
+def _runs(site: Site, state: Rows, starts: Sequence[int], stops: Sequence[int]) -> Rows:
     """Rows ``start:stop`` of the batch's axis, at both probes: whole runs of it, or a refusal."""
-    return runs(state, list(zip(starts, stops, strict=True)), PROBES)
+    return runs(state, list(zip(starts, stops, strict=True)), site.probes)
 
 
 @rule("slice", "slice_copy", first=True)
@@ -167,7 +168,7 @@ def _slice(site: Site) -> State:
         return state
     if isinstance(state, Position):
         raise Refuse("takes some rows of the batch, by their number")
-    return _runs(state, starts, ends)
+    return _runs(site, state, starts, ends)
 
 
 @rule("select", "select_copy")
@@ -203,7 +204,7 @@ def _split(site: Site) -> State | list[State]:
         if value is None:
             raise NoRule
         ends = [a + s[dim] for a, s in zip(at, site.walker.shapes[value], strict=True)]
-        made.append(_runs(state, at, ends))
+        made.append(_runs(site, state, at, ends))
         at = ends
     return made
 

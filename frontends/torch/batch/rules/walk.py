@@ -7,12 +7,13 @@ are then held against these states, whatever the rule.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from dynaflow_xla.batch import groups, orders
 from dynaflow_xla.batch.states import (
     POSITION,
     SAME,
@@ -22,6 +23,7 @@ from dynaflow_xla.batch.states import (
     Late,
     Mixed,
     NoRule,
+    Order,
     Origin,
     Partial,
     Position,
@@ -44,43 +46,20 @@ from dynaflow_xla.frontends.torch.batch.rules.probes import (
     rows_by_shape,
     varying,
 )
+from dynaflow_xla.frontends.torch.batch.rules.registry import (
+    BY_ROWS,
+    COUNTS,
+    IN_ORDER,
+    RULE_FIRST,
+    RULES,
+    SIZES,
+    Rule,
+)
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.ir.graph import Op
 
-Rule = Callable[["Site"], "State | list[State]"]
-RULES: dict[str, Rule] = {}
-
-# Rules that keep track of known values, or whose sizes may hold the batch.
-_RULE_FIRST: set[str] = set()
-# Arguments that say the shape of the result and nothing else: it is held against the state anyway.
-_SIZES: dict[str, tuple[str, ...]] = {}
 # Results that equal operands do not determine.
 _NOT_FUNCTIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
-
-
-def rule(*names: str, first: bool = False, sizes: tuple[str, ...] = ()) -> Callable[[Rule], Rule]:
-    """Registers a function as the rule of aten operators (without ``aten.``).
-
-    Numbers that depend on the batch size are refused unless the rule looks at them (``Site.state``,
-    ``pair``, ``fixed``) or they are in one of ``sizes``.
-
-    Args:
-        *names: Kinds of operators.
-        first: Ask the rule also where all operands are the same in every nano-batch.
-        sizes: Names of arguments that say nothing but the shape of the result.
-    """
-
-    def register(function: Rule) -> Rule:
-        for name in names:
-            if name in RULES:
-                raise ValueError(f"two rules for {name}")
-            RULES[name] = function
-            if first:
-                _RULE_FIRST.add(name)
-            _SIZES[name] = sizes
-        return function
-
-    return register
 
 
 @dataclass
@@ -93,6 +72,7 @@ class Site:
         outs: Shapes of its results; () for numbers.
         walker: Knows the values.
         seen: Ids of the numbers that the rule has looked at.
+        order: The order that operands are in; its items are the rows then.
     """
 
     op: Op
@@ -100,6 +80,22 @@ class Site:
     outs: Sequence[Shape]
     walker: Walker
     seen: set[int] = field(default_factory=set)
+    order: Order | None = None
+
+    @property
+    def probes(self) -> tuple[int, int]:
+        """Rows of the batch, or items of the order, at both probes."""
+        each = 1 if self.order is None else self.order.each
+        return PROBES[0] * each, PROBES[1] * each
+
+    def framed(self, order: Order) -> list[State]:
+        """States of the results where the operands are in an order, whose items are the rows then."""
+        found = self.walker.rule(self.op)
+        if found.__module__.rpartition(".")[2] not in BY_ROWS:
+            raise Refuse("needs rows in the order of the batch", order.origin, ordered=True)
+        made = found(replace(self, order=order))
+        states = made if isinstance(made, list) else self.each(made)
+        return [orders.out_of(state, order) for state in states]
 
     @property
     def origin(self) -> Origin:
@@ -118,10 +114,16 @@ class Site:
             state = self.walker.states[arg.value]
             if arg.value in self.walker.numbers and isinstance(state, Mixed):
                 raise Refuse("computes with a number that depends on the batch size")
-            return state
+            return orders.plain(state) if self.order is None else orders.into(state, self.order)
         if isinstance(arg, (int, float, complex)):
             return Same(0, arg)
         return SAME
+
+    def raw(self, arg: Any) -> State:
+        """The state of an argument, whatever it says of orders."""
+        if isinstance(arg, Ref) and arg.value not in self.walker.numbers:
+            return self.walker.states[arg.value]
+        return self.state(arg)
 
     def states(self, *names: str) -> list[State]:
         """States of arguments by name."""
@@ -173,7 +175,7 @@ class Site:
     def check_numbers(self) -> None:
         """Refuses numbers that depend on the batch size and that the rule has not looked at."""
         for name, arg in self.args.items():
-            if name in _SIZES.get(self.op.kind, ()):
+            if name in SIZES.get(self.op.kind, ()):
                 continue
             for item in arg if isinstance(arg, (list, tuple)) else (arg,):
                 if isinstance(item, Ref) and item.value not in self.seen:
@@ -208,6 +210,7 @@ class Walker:
         lenient: A rule that fails with an error of its own leaves its results unproven.
         irregular: Values that follow the batch size otherwise at the sizes in question than at the
             probes: numbers themselves, tensors in their shapes.
+        sizes: Rows of the batch and of its nano-batches; without them nothing is said of orders.
     """
 
     captured: Captured
@@ -216,6 +219,7 @@ class Walker:
     states: dict[int, State] = field(default_factory=dict)
     lenient: bool = False
     irregular: frozenset[int] = frozenset()
+    sizes: tuple[int, ...] = ()
 
     def run(self, ins: Mapping[int, State]) -> tuple[State, ...]:
         """States of all values, given those of the graph's inputs."""
@@ -235,21 +239,23 @@ class Walker:
         outs = [self.shapes[v][0] if v in self.shapes else () for v in wanted]
         site = Site(op, arguments(payload), outs, self)
         if self.captured.graph.values[wanted[-1]].dtype == "token":
-            return self._random(site, wanted)
+            try:
+                return self._random(site, wanted)
+            except Refuse as error:
+                return [failed(site, error)] * len(wanted)
         read = [self.states[v] for v in payload.reads()]
         failure = first_failure(self.states[v] for v in payload.reads() if v not in self.numbers)
         if failure is not None:
             return [failure] * len(wanted)
         fixed_shapes = all(a == b for a, b in (self.shapes[v] for v in wanted if v in self.shapes))
         fixed_shapes &= self.irregular.isdisjoint(wanted)
-        known = op.kind in _RULE_FIRST
+        known = op.kind in RULE_FIRST
         if all(map(is_plain_same, read)) and fixed_shapes and not known:
             if op.kind not in _NOT_FUNCTIONS:
                 return [SAME] * len(wanted)
         try:
             _counted_for(site, read)
-            _beside(site)
-            made = self._rule(op)(site)
+            made = self._made(site, read)
             site.check_numbers()
         except (Refuse, NoRule) as error:
             late = self._late(op, read, wanted) if fixed_shapes else None
@@ -313,7 +319,27 @@ class Walker:
                 made.append(rows or SAME)
         return [*made, SAME]
 
-    def _rule(self, op: Op) -> Rule:
+    def _made(self, site: Site, read: Sequence[State]) -> State | list[State]:
+        """States of the results, by the rules that know orders, else by the ordinary one."""
+        knows = IN_ORDER.get(site.op.kind) if self.sizes else None
+        if knows is not None:
+            made = knows(site)
+            if made is not None:
+                return made
+        found = self.rule(site.op)
+        order = orders.order_of(read)
+        if order is not None and not found.__module__.endswith(".made"):
+            _beside(replace(site, order=order))
+            return site.framed(order)
+        _beside(site)
+        return found(site)
+
+    def rule(self, op: Op) -> Rule:
+        """The ordinary rule of an operator.
+
+        Raises:
+            NoRule: it has none.
+        """
         found = RULES.get(op.kind)
         if found is None:
             tags = getattr(op.payload.target, "tags", ())
@@ -326,7 +352,8 @@ class Walker:
         if isinstance(state, Mixed | Unknown) or value not in self.shapes:
             return state
         if fits(state, self.shapes[value], PROBES):
-            return state
+            integer = self.captured.graph.values[value].dtype.startswith("int")
+            return groups.keyed(state) if integer and self.sizes else state
         reason = f"has another shape than one that is {state}"
         return Unknown(Finding("unproven", site.op.kind, reason, site.op.source, site.op.scope))
 
@@ -339,9 +366,6 @@ def _counted_for(site: Site, read: Sequence[State]) -> None:
         if isinstance(state, Counted) and site.op.kind not in COUNTS:
             raise Refuse("counts the rows of the batch")
 
-
-COUNTS: set[str] = set()
-"""Operators that take numbers which each nano-batch counts for itself."""
 
 # Operators that take rows of several operands side by side, and broadcast none.
 _BESIDE = {
@@ -390,7 +414,9 @@ def failed(site: Site, error: Exception) -> State:
     if isinstance(error, Refuse):
         origin = error.origin or site.origin
         reason = str(error) if error.origin is None else f"{op.kind} at {op.source} {error}"
-        total = error.origin is not None
+        total = error.total
+        if error.origin is not None and not total:
+            reason = f"{error.what}; {reason}"
         return Mixed(Finding("mixed", origin.op, reason, origin.source, origin.scope, total))
     reason = str(error) or "no rule says what this operator does to the batch"
     return Unknown(Finding("unproven", op.kind, reason, op.source, op.scope))
