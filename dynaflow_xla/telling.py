@@ -25,6 +25,9 @@ Counter = Literal[
     "refused_caches",
 ]
 
+# As libraries do: without a handler of the user's, nothing is printed (fallbacks are warnings already).
+logging.getLogger("dynaflow_xla").addHandler(logging.NullHandler())
+
 _lock = threading.Lock()
 _counts: dict[str, int] = {}
 

@@ -7,10 +7,13 @@ into a callable. Text and JSON forms round-trip; the content hash names a plan.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+from pathlib import Path
 
 import msgspec
 
+from dynaflow_xla import private_files
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.planning import text as text_form
 from dynaflow_xla.planning.instructions import (
@@ -25,6 +28,9 @@ from dynaflow_xla.planning.instructions import (
 
 PLAN_VERSION = 3
 """Version of the plan format, apart from the package version."""
+
+_UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+"""What decoding raises: ``ValueError`` for text that is no Unicode and numbers that are too long."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -89,7 +95,7 @@ class Plan(msgspec.Struct, frozen=True):
         """Reads a plan; raises ``PlanError`` for another version or a malformed text."""
         try:
             head = msgspec.json.decode(text)
-        except msgspec.MsgspecError as error:
+        except _UNREADABLE as error:
             raise PlanError(
                 f"a plan must be JSON; got text that does not parse: {error}"
             ) from error
@@ -101,7 +107,7 @@ class Plan(msgspec.Struct, frozen=True):
             )
         try:
             return msgspec.json.decode(text, type=cls)
-        except msgspec.ValidationError as error:
+        except _UNREADABLE as error:
             raise PlanError(f"malformed plan: {error}") from error
 
     def content_hash(self) -> str:
@@ -123,7 +129,37 @@ class Plan(msgspec.Struct, frozen=True):
     @classmethod
     def from_text(cls, text: str) -> Plan:
         """Reads the text form; raises ``PlanError`` with the line number if malformed."""
-        return cls.from_json(msgspec.json.encode(text_form.read(text)))
+        try:
+            return cls.from_json(msgspec.json.encode(text_form.read(text)))
+        except PlanError:
+            raise
+        except _UNREADABLE as error:
+            raise PlanError(f"malformed plan: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan to a file, with its version and a hash; whole or not at all.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        content = {"plan": msgspec.to_builtins(self)}
+        private_files.replace(Path(path), private_files.sealed(content, PLAN_VERSION))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Reads what ``save`` wrote. What it is a plan for is not known here: ``validate`` proves it.
+
+        Raises:
+            PlanError: the file is not as it was written, or of another version.
+            OSError: it cannot be read.
+        """
+        try:
+            found = private_files.opened(Path(path).read_bytes(), PLAN_VERSION)
+            return msgspec.convert(found.get("plan"), cls)
+        except (private_files.Broken, *_UNREADABLE) as error:
+            raise PlanError(
+                f"{os.fspath(path)} holds no plan that this build reads: {error}"
+            ) from error
 
     def __str__(self) -> str:
         return self.to_text()

@@ -56,7 +56,7 @@ def _parse(line: str, number: int) -> tuple[str, dict[str, Any]]:
         position += len(key) + 1
         try:
             data[key.strip()], position = decoder.raw_decode(rest, position)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise PlanError(f"line {number}: the value of {key.strip()!r} is malformed") from error
         while position < len(rest) and rest[position] == " ":
             position += 1

@@ -183,7 +183,9 @@ class Run(msgspec.Struct, frozen=True):
                     f"this build reads timeline version {TIMELINE_VERSION}; got {version!r}"
                 )
             timeline = msgspec.convert(data, cls)
-        except msgspec.MsgspecError as error:
+        except PlanError:
+            raise
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
             raise PlanError(f"malformed timeline: {error}") from error
         for number, span in enumerate(timeline.spans):
             if not (

@@ -9,20 +9,19 @@ import math
 import os
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dynaflow_xla import machine, telling
+from dynaflow_xla import machine, private_files, telling
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.tuning import quiet
 
-CACHE_VERSION = 5
+CACHE_VERSION = 6
 
 MIN_ROUNDS = 3
 
@@ -115,9 +114,7 @@ def load(key: str) -> dict[str, Any] | None:
     """A stored decision; None if there is none. A broken file is reported once, removed, rebuilt."""
     path = cache_dir() / f"{key}.json"
     try:
-        data = json.loads(path.read_text())
-        if not isinstance(data, dict):
-            raise ValueError("not an object")
+        data = private_files.opened(private_files.read(path), CACHE_VERSION)
         return {
             "choice": str(data["choice"]),
             "reason": str(data["reason"]),
@@ -129,7 +126,18 @@ def load(key: str) -> dict[str, Any] | None:
         }
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except private_files.Untrusted as error:
+        private_files.refused(cache_dir(), error)
+        return None
+    except (
+        OSError,
+        OverflowError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         telling.fallback(
             f"the cached decision {path} cannot be read ({error}); it is made again", stacklevel=2
         )
@@ -152,17 +160,12 @@ def store(key: str, decision: dict[str, Any]) -> None:
     """Writes a decision atomically; a folder that cannot be written to is reported, not fatal."""
     folder = cache_dir()
     costs = decision.get("costs")
-    text = json.dumps(decision | {"costs": None if costs is None else asdict(costs)})
+    content = decision | {"costs": None if costs is None else asdict(costs)}
+    data = private_files.sealed(content, CACHE_VERSION)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
-            try:
-                file.write(text)
-                file.close()
-                os.replace(file.name, folder / f"{key}.json")
-            except OSError:
-                os.unlink(file.name)
-                raise
+        private_files.write(folder / f"{key}.json", data)
+    except private_files.Untrusted as error:
+        private_files.refused(folder, error)
     except OSError as error:
         telling.fallback(
             f"decisions cannot be kept in {folder} ({error}); they are made again in each process",

@@ -1,23 +1,24 @@
 """Compiling structures in processes of their own: Inductor is not safe for threads.
 
-``python -m dynaflow_xla.frontends.torch.native.compile_worker REQUEST`` compiles what a file asks for. The
-request and what it holds are written and read by the same user's processes only.
+``python -m dynaflow_xla.frontends.torch.native.compile_worker`` compiles what its standard input asks for:
+memory that only the two processes have. On disk are libraries, each with a note of its hash, in folders of
+the owner alone (see ``dynaflow_xla.private_files``).
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dynaflow_xla import private_files
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import compiling
 
@@ -25,17 +26,50 @@ Request = tuple[torch.fx.GraphModule, list[torch.Tensor], str]
 """(module, examples, the file to make)"""
 
 
-def place(data: bytes | Path, path: str) -> None:
-    """Puts a file where others may look for it, whole or not at all."""
-    folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, suffix=".tmp", delete=False) as file:
-        if isinstance(data, bytes):
-            file.write(data)
-        else:
-            with open(data, "rb") as source:
-                shutil.copyfileobj(source, file)
-    os.replace(file.name, path)
+VERSION = 1
+"""Of the notes."""
+
+_MAX_LIBRARY_BYTES = 1 << 31
+
+
+def place(library: Path | None, note: str) -> None:
+    """Keeps a library (or for None that PyTorch's own cache has what it needs), and writes a note of it.
+
+    The library has its hash in its name, so that a note and what it names always fit.
+    """
+    path = Path(note)
+    content: dict[str, Any] = {"library": None}
+    if library is not None:
+        data = library.read_bytes()
+        digest = hashlib.sha256(data).hexdigest()
+        content = {"library": f"{path.stem}-{digest[:16]}.so", "digest": digest}
+        private_files.write(path.with_name(content["library"]), data)
+    private_files.write(path, private_files.sealed(content, VERSION))
+
+
+def kept(path: Path) -> Path | None:
+    """The library that a note names, if it is there and what was written, or the note if it names none.
+
+    None: it has to be made.
+
+    Raises:
+        Untrusted: somebody else may have written it.
+        Broken: the note or the library is not what was written.
+    """
+    try:
+        content = private_files.opened(private_files.read(path), VERSION)
+        if content.get("library") is None:
+            return path
+        name, digest = str(content["library"]), content.get("digest")
+        if os.path.basename(name) != name:
+            raise private_files.Broken("it names a file elsewhere")
+        library = path.with_name(name)
+        data = private_files.read(library, _MAX_LIBRARY_BYTES)
+    except FileNotFoundError:
+        return None
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise private_files.Broken(f"the hash of {library.name} is not the one noted")
+    return library
 
 
 def compile_aoti(
@@ -66,7 +100,7 @@ def compile_one(compiler: str, settings: Mapping[str, Any], request: Request) ->
         compile_aoti(module, examples, settings, path)
     else:
         compiling.inductor(module, examples, settings)
-        place(b"", path)
+        place(None, path)
 
 
 def compile_all(compiler: str, settings: Mapping[str, Any], requests: Sequence[Request]) -> None:
@@ -78,27 +112,29 @@ def compile_all(compiler: str, settings: Mapping[str, Any], requests: Sequence[R
     if jobs < 2:
         return
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    with tempfile.TemporaryDirectory(prefix="dynaflow_xla-") as folder:
-        started: list[subprocess.Popen[bytes]] = []
+    started: list[subprocess.Popen[bytes]] = []
+    try:
         for number in range(jobs):
-            path = Path(folder) / f"{number}.pickle"
             work = (compiler, dict(settings), torch.get_num_threads(), list(requests[number::jobs]))
             try:
-                path.write_bytes(pickle.dumps(work))
+                data = pickle.dumps(work)
             except (pickle.PicklingError, AttributeError, TypeError):
                 continue  # a module that cannot travel is compiled by the caller
-            command = [sys.executable, "-P", "-m", __name__, os.fspath(path)]
-            started.append(
-                subprocess.Popen(
-                    command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-                )
-            )
-        try:
-            _wait(started, requests, compiler)
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
+            command = [sys.executable, "-P", "-m", __name__]
+            with open(os.memfd_create("dynaflow_xla"), "w+b") as given:
+                given.write(data)
+                given.seek(0)
+                started.append(
+                    subprocess.Popen(
+                        command, env=environment, stdin=given, stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                    )
+                )  # fmt: skip
+        _wait(started, requests, compiler)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def _wait(
@@ -118,13 +154,13 @@ def _wait(
                     break
 
 
-def main(path: str) -> None:
-    """Compiles what a request file holds."""
-    compiler, settings, threads, requests = pickle.loads(Path(path).read_bytes())
+def main() -> None:
+    """Compiles what the process that started this one asks for."""
+    compiler, settings, threads, requests = pickle.load(sys.stdin.buffer)
     torch.set_num_threads(threads)
     for request in requests:
         compile_one(compiler, settings, request)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -7,18 +7,22 @@ processes of their own, which fill the disk caches.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import operator
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from dynaflow_xla import machine, telling
+from dynaflow_xla import machine, private_files, telling
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch._compat import compiling, modes
@@ -113,26 +117,71 @@ def compile_regions(
         made[number] = loaded[structure.key]
 
 
+def _folder(compiler: str) -> Path:
+    """Where a compiler's notes and libraries are kept; of this process if the cache is not trusted."""
+    top = autotune.cache_dir()
+    try:
+        private_files.make_folder(top)
+        private_files.make_folder(top / compiler)
+    except private_files.Untrusted as error:
+        private_files.refused(top, error)
+    except OSError as error:
+        if str(top) not in _unwritable:
+            _unwritable.add(str(top))
+            telling.fallback(
+                f"compiled regions cannot be kept in {top} ({error}); each process makes them"
+            )
+    else:
+        return top / compiler
+    made = Path(_own_folder().name) / compiler
+    private_files.make_folder(made)
+    return made
+
+
+_unwritable: set[str] = set()
+
+
+@functools.cache
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="dynaflow_xla-")  # goes with the process
+
+
 def _target(compiler: str, key: str) -> str:
-    """File of a structure: the library, or for Inductor a sign that PyTorch's cache has it."""
-    suffix = "so" if compiler == "aoti" else "done"
-    return os.fspath(autotune.cache_dir() / compiler / f"{key}.{suffix}")
+    """The note of a structure: its library, or for Inductor that PyTorch's cache has it."""
+    return os.fspath(_folder(compiler) / f"{key}.json")
 
 
 def _stored(compiler: str, key: str) -> bool:
-    return os.path.exists(_target(compiler, key))
+    return _library(compiler, key) is not None
+
+
+def _library(compiler: str, key: str) -> Path | None:
+    """What was kept for a structure; a note or a library that is not as it was written is made again."""
+    note = Path(_target(compiler, key))
+    try:
+        return compile_worker.kept(note)
+    except private_files.Untrusted as error:
+        private_files.refused(note.parent, error)
+    except (private_files.Broken, OSError) as error:
+        telling.fallback(f"the compiled region {note} cannot be read ({error}); it is made again")
+    with contextlib.suppress(OSError):
+        note.unlink()
+    return None
 
 
 def _load(compiler: str, structure: Structure, settings: Mapping[str, Any]) -> Implementation:
-    path = _target(compiler, structure.key)
+    note = _target(compiler, structure.key)
     if compiler == "inductor":
         made = compiling.inductor(structure.module, structure.examples, settings)
-        compile_worker.place(b"", path)
+        compile_worker.place(None, note)
         return made
-    if not os.path.exists(path):
+    library = _library(compiler, structure.key)
+    if library is None:
         compile_worker.compile_aoti(
-            structure.module, structure.examples, settings, path, structure.where
+            structure.module, structure.examples, settings, note, structure.where
         )
+        library = compile_worker.kept(Path(note))
+    path = os.fspath(library or note)
     # As many at a time as there may be lanes: regions of one structure share the library.
     model = _engine.AotiModel(path, max(1, len(os.sched_getaffinity(0))))
     run, handles, tensors = model.run, compiling.tensor_handles, compiling.tensors_of_handles
