@@ -216,8 +216,9 @@ def _jvp_partial_in_checkpoint(
     return known, eqn, unknown_outs, [True] * len(eqn.outvars), missing
 
 
-def _jvp_without(used: Sequence[bool], eqn: Any) -> Any:
+def _jvp_without(used: Sequence[bool], *live_and_equation: Any) -> Any:
     """Without what nobody reads: where it is all tangents, the function itself is enough."""
+    eqn = live_and_equation[-1]  # from JAX 0.12 on, which inputs are live stands in front of it
     program = eqn.params["program"]
     count, results = len(program.in_avals), len(program.out_avals)
     if not any(used) and not eqn.effects:
