@@ -33,15 +33,28 @@ class Joined:
         axis: Along which the parts lie.
         runs: How many runs of the batch lie there one after the other; a part has its rows of each.
         shared: Dimensions of a part along which the memory is the same.
+        own: They are no parts of a whole: each nano-batch has rows in an order of its own.
     """
 
     layout: Layout
     axis: int
     runs: int
     shared: tuple[int, ...]
+    own: bool = False
 
     def whole(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The parts, put together."""
+        """The parts, put together.
+
+        Raises:
+            UnsupportedError: they are no parts of a whole.
+        """
+        if self.own:
+            raise UnsupportedError(
+                "the forward of nano-batches sorted rows, each nano-batch its own, and keeps them for its "
+                "backward: they cannot be put together for hooks on saved tensors (torch.utils.checkpoint "
+                "and torch.autograd.graph.saved_tensors_hooks among them), nor for a backward that is not "
+                "split in the same way. Leave the hooks away, or schedule the function without a split"
+            )
         out, start = self.layout.of_type(parts[0].dtype).empty(), 0
         for part in parts:
             rows = part.shape[self.axis]
@@ -109,6 +122,8 @@ class Taken:
             if others.sizes == sizes:
                 return (x, *others.parts)
             x = whole(x)  # the forward was split in another way
+        elif self.how.own:
+            self.how.whole((x,))
         axis = self.how.axis
         if x.shape[axis] != self.how.layout.shape[axis]:
             raise UnsupportedError(

@@ -18,14 +18,16 @@ import torch
 
 from dynaflow_xla import checks
 from dynaflow_xla.batch import expand
-from dynaflow_xla.batch.orders import plain
+from dynaflow_xla.batch.orders import at, plain
 from dynaflow_xla.batch.proof import Mean, OutputProof, Proof, Sum, mergers, prove_output
 from dynaflow_xla.batch.states import (
+    ORDERED,
     Counted,
     Finding,
     Keyed,
     Late,
     Mixed,
+    Numbers,
     Partial,
     Position,
     Refuse,
@@ -148,10 +150,15 @@ def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool
         elif (pair := (probes[0](example), probes[1](example)))[0] is not None:
             numbers[value.id] = pair
     ins = _inputs(question, shape_of, numbers)
+    traced = tuple(dict.fromkeys((batch, *sizes)))
+    for number, state in ins.items():
+        if _of_other_sizes(state, traced):
+            reason = "was made by a forward that was split in another way"
+            ins[number] = Mixed(Finding("mixed", "argument", reason))
     irregular = _irregular(question, {batch, *sizes}, {**shape_of, **numbers})
     walker = Walker(
         captured, shape_of, numbers, lenient=assume, irregular=irregular,
-        sizes=tuple(dict.fromkeys((batch, *sizes))),
+        sizes=traced,
     )  # fmt: skip
     states = tuple(s.rows if isinstance(s, Keyed) else s for s in walker.run(ins))
     verdicts, specs = _outputs(question, states, shape_of, assume=assume)
@@ -162,6 +169,8 @@ def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool
         state = ins[given]
         if isinstance(state, Rows | Position | Counted):
             in_specs[given] = state.axis
+        elif isinstance(state, ORDERED):
+            in_specs[given] = _axis(state)
         elif isinstance(state, Same) and state.power == 1 and name.startswith("tangents"):
             in_specs[given] = expand.PARTS
         else:
@@ -176,6 +185,20 @@ def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool
         findings=tuple(dict.fromkeys(v.finding for v in verdicts if v.finding is not None)),
     )
     return Fit(proof, states, in_specs, specs)
+
+
+def _axis(state: State) -> int:
+    """Along which axis each nano-batch has what is its own."""
+    rows = at(state)
+    return 0 if rows is None else rows.axis
+
+
+def _of_other_sizes(state: State, sizes: Sequence[int]) -> bool:
+    """Whether numbers of items are known of other batch sizes than these."""
+    if not isinstance(state, Numbers):
+        return False
+    each = state.outer * state.inner
+    return [t.size for t in state.tables] != [n * each for n in sizes]
 
 
 def _irregular(
@@ -287,6 +310,10 @@ def _one(
         "mixed", op.kind if op else "argument", "", op.source if op else None,
         op.scope if op else (),
     )  # fmt: skip
+    if role == "saved" and isinstance(state, ORDERED):
+        # Each nano-batch gets back what is its own; nothing is put together.
+        axis = _axis(state)
+        return OutputProof(number, state, axis, "separable"), axis
     try:
         state = plain(state)
     except Refuse as error:

@@ -10,7 +10,7 @@ import torch
 
 from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.split import Arrays, SplitGraph
-from dynaflow_xla.batch.states import Rows, State
+from dynaflow_xla.batch.states import ORDERED, Rows, State
 from dynaflow_xla.frontends.torch.batch import handed
 from dynaflow_xla.frontends.torch.batch.nano import NanoBatches, taken
 from dynaflow_xla.frontends.torch.capture.captured import (
@@ -166,7 +166,8 @@ def joined_at(
 ) -> handed.Joined:
     """How parts of a value of the captured graph lie in the whole."""
     runs = runs_of(states, value)
-    return handed.Joined(layout_of(example), axis, runs, shared_in(example, axis, runs))
+    own = isinstance(states[value], ORDERED)
+    return handed.Joined(layout_of(example), axis, runs, shared_in(example, axis, runs), own)
 
 
 def runs_of(states: Sequence[State], value: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dynaflow_xla.batch import expand
-from dynaflow_xla.batch.states import Rows, State
+from dynaflow_xla.batch.states import ORDERED, Rows, State
 from dynaflow_xla.errors import SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.jax.batch.split import Resolved
 from dynaflow_xla.frontends.torch.batch.nano import NanoBatches
@@ -130,6 +130,11 @@ def _lying(spec: Any, layout: Layout, state: State) -> Any:
     """A cut of a tensor as one of the array it lies in."""
     if not isinstance(spec, int):
         return spec
+    if isinstance(state, ORDERED):
+        raise UnsupportedError(
+            f"a tensor of shape {list(layout.shape)} that the forward keeps for its backward holds rows as "
+            "each nano-batch sorted its own; nano-batches of such need backend='torch'"
+        )
     if isinstance(state, Rows) and state.fill is None and state.outer > 1:
         raise UnsupportedError(
             f"a tensor of shape {list(layout.shape)} that crosses the graph's border holds the batch "

@@ -144,3 +144,31 @@ def test_rows_that_do_not_come_back(name: str) -> None:
     split = dfx.schedule(fn, dfx.NanoBatch(PARTS), in_axes=0, check=False)
     with torch.no_grad(), pytest.raises(dfx.SeparabilityError):
         split(X)
+
+
+def _moe(x: Any, router: Any, weights: Any) -> Any:
+    w, e = torch.topk(torch.softmax(x @ router, -1), K)
+    e, order = torch.sort(e.reshape(-1))
+    y = torch._grouped_mm(x[order // K].bfloat16(), weights, offs=ends(e)).float()
+    return torch.zeros_like(x).index_add(0, order // K, y * w.reshape(-1)[order][:, None])
+
+
+def _gradients(fn: Callable[..., Any]) -> list[Any]:
+    given = [X.clone(), ROUTER.clone(), WEIGHTS.bfloat16()]
+    for tensor in given:
+        tensor.requires_grad_()
+    (fn(*given) ** 2).mean().backward()
+    return [tensor.grad for tensor in given]
+
+
+def test_gradients_go_back_in_each_nano_batch_own_order() -> None:
+    split = dfx.schedule(_moe, dfx.NanoBatch(PARTS), in_axes=(0, None, None))
+    for got, want in zip(_gradients(split), _gradients(_moe), strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+def test_what_is_sorted_is_not_put_together_for_hooks() -> None:
+    split = dfx.schedule(_moe, dfx.NanoBatch(PARTS), in_axes=(0, None, None))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        with pytest.raises(dfx.UnsupportedError, match="sorted rows, each nano-batch its own"):
+            _gradients(split)
