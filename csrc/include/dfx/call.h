@@ -52,8 +52,11 @@ class Call {
 
   // True: the event was signalled. False: the call failed, and the waiter must unwind. An event
   // that the program does not have fails the call.
-  bool WaitEvent(int event, int lane) {
-    return HasEvent(event) && events_[static_cast<size_t>(event)].Wait(&states_[lane].waits, event);
+  // With the lane that waits, it is noted what it waits for.
+  bool WaitEvent(int event, int lane = -1) {
+    return HasEvent(event) &&
+           events_[static_cast<size_t>(event)].Wait(
+               lane < 0 ? nullptr : &states_[static_cast<size_t>(lane)].waits, event);
   }
   void RecordEvent(int event) {
     if (HasEvent(event)) events_[static_cast<size_t>(event)].Signal();
