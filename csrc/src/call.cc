@@ -87,6 +87,7 @@ void Call::Fail(std::string_view message) noexcept {
     failed_.store(true, std::memory_order_release);
   }
   if (events_ == nullptr) return;
+  // [Abort]
   for (int e = 0; e < program_.n_events(); ++e) events_[static_cast<size_t>(e)].Abort();
 }
 

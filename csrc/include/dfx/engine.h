@@ -7,6 +7,10 @@
 // that runs the step; a step must not do it through a thread of its own either, which cannot be
 // seen.
 //
+// What threads do between two looks at what they share is an action of the model in
+// tests/support/engine_model.py, all of whose interleavings are tried for small programs; the code
+// names the actions: [Enqueue], [Take], ...
+//
 // Who keeps what alive: a call in flight and its program are held by the caller of Run and by each
 // lane that still has to leave it. Whoever lets go last returns the call to its program's pool; if
 // nobody else holds the program, that may destroy the program (and its steps) on a lane thread.

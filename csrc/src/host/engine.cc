@@ -152,11 +152,11 @@ class HostLane : public Lane {
       {
         std::unique_lock<std::mutex> lock(mutex_);
         wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
-        if (queue_.empty()) break;
+        if (queue_.empty()) break;  // [Join]
         mine.splice(mine.begin(), queue_, queue_.begin());
         size_.store(queue_.size() + (stop_ ? 1 : 0), std::memory_order_release);
       }
-      RunLane(*this, *mine.front()->call);
+      RunLane(*this, *mine.front()->call);  // [Take]
     }
     if (thread_exit_hook != nullptr) thread_exit_hook(index());
   }
@@ -183,21 +183,22 @@ void RunLane(Lane& lane, Call& call) noexcept {
     at.store(at.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     call.Pause(lane.index());
     if (instr.kind == Instr::kRecord) {
-      call.RecordEvent(instr.a);
+      call.RecordEvent(instr.a);  // [Record]
       continue;
     }
     const int64_t t0 = profile ? NowNs() : 0;
     if (instr.kind == Instr::kWait) {
-      const bool signalled = call.WaitEvent(instr.a, lane.index());
+      const bool signalled = call.WaitEvent(instr.a, lane.index());  // [Wait]
       if (profile) call.Trace(kWaitTraceId + instr.a, lane.index(), t0, NowNs());
       if (!signalled) break;
       continue;
     }
+    // [Launch]
     RunStep(lane, call, program.launches()[static_cast<size_t>(instr.a)], ins, outs);
     if (profile) call.Trace(-1 - instr.a, lane.index(), t0, NowNs());
   }
   lane.SetCurrent(nullptr);
-  call.LaneLeft(lane.index());
+  call.LaneLeft(lane.index());  // [Leave]
 }
 
 struct Engine::Impl {
@@ -305,6 +306,7 @@ std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& progr
   int core = -1;
   bool watched = false;
   {
+    // [Enqueue]
     std::lock_guard<std::mutex> lock(impl_->mutex);
     if (impl_->closed) throw Error("engine is shut down");
     // What can throw comes before the first push: no lane has heard of the call yet. After it
@@ -328,7 +330,7 @@ std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& progr
   if (uses_caller) {
     {
       std::unique_lock<std::mutex> lock(impl_->mutex);
-      impl_->turn.wait(lock, [&] { return impl_->now_serving == mine; });
+      impl_->turn.wait(lock, [&] { return impl_->now_serving == mine; });  // [TakeTurn]
     }
     in_lane = true;
     {
@@ -342,7 +344,7 @@ std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& progr
     }
     impl_->turn.notify_all();
   }
-  call.WaitAllLanes();
+  call.WaitAllLanes();  // [Return]
   {
     std::lock_guard<std::mutex> lock(impl_->mutex);
     --impl_->stats.live;
@@ -360,7 +362,7 @@ bool Engine::Shutdown() {
   std::lock_guard<std::mutex> one_at_a_time(impl_->shutdown_mutex);
   {
     std::unique_lock<std::mutex> lock(impl_->mutex);
-    impl_->closed = true;
+    impl_->closed = true;  // [Close]
     impl_->turn.wait(lock, [this] { return impl_->stats.live == 0; });
   }
   impl_->look.notify_all();
