@@ -17,13 +17,16 @@ def normalised(x):
 
 
 def main() -> None:
-    """Splits what can be split, and shows why the other cannot."""
+    """Splits what can be split, joins where rows meet, and shows why that cannot be split without."""
     x = jax.random.normal(jax.random.key(0), (32, 1024))
     fast = dfx.schedule(ranks, dfx.NanoBatch(2), in_axes=0)
     print(dfx.explain(fast, x))
     print(dfx.verify(fast, x))
+    joined = dfx.schedule(normalised, dfx.NanoBatch(2), in_axes=0)
+    print(dfx.verify(joined, x))
+    print(*(line for line in dfx.explain(joined, x).splitlines() if "joined: " in line))
     try:
-        dfx.plan(dfx.schedule(normalised, dfx.NanoBatch(2), in_axes=0), x)
+        dfx.plan(dfx.schedule(normalised, dfx.NanoBatch(2, joins=False), in_axes=0), x)
     except dfx.SeparabilityError as error:
         print(f"refused: {error}")
     else:

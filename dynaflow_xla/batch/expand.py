@@ -8,67 +8,32 @@ is contiguous, else by a merge region). All later stages see an ordinary partiti
 
 from __future__ import annotations
 
-import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from graphlib import TopologicalSorter
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from dynaflow_xla import machine
+from dynaflow_xla.batch.joins import Joining, weights
 from dynaflow_xla.batch.proof import Mean, Sum
+from dynaflow_xla.batch.specs import (
+    AS_PROVED as AS_PROVED,
+    PARTS as PARTS,
+    WHOLE as WHOLE,
+    AsProved as AsProved,
+    Cut as Cut,
+    CutSpec as CutSpec,
+    InSpec as InSpec,
+    MergeSpec as MergeSpec,
+    Origin as Origin,
+    OutSpec as OutSpec,
+    Parts as Parts,
+    Reads as Reads,
+)
+from dynaflow_xla.batch.states import Partial, Position, Rows
 from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.ir.graph import Graph, Join, Op, Region, Value, View
 from dynaflow_xla.ir.partitioned import PartitionedGraph
-
-
-class Parts(enum.Enum):
-    """For inputs and outputs that stay in parts, one for each nano-batch (residuals of a backward)."""
-
-    PARTS = "parts"
-
-
-PARTS = Parts.PARTS
-
-InSpec: TypeAlias = int | None | Parts
-OutSpec: TypeAlias = int | Sum | Mean | None | Parts
-"""How an output is put together: an axis, a sum, a weighted mean, None (equal in all), or not at all."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A region input that is rows ``start:stop`` along ``axis`` of a whole value."""
-
-    axis: int
-    start: int
-    stop: int
-
-
-Reads: TypeAlias = tuple[tuple[int, Cut | None], ...]
-
-
-@dataclass(frozen=True)
-class MergeSpec:
-    """What a merge region computes: its inputs along ``axis``, or their sum weighted by ``weights``."""
-
-    how: Literal["concat", "sum", "mean"]
-    axis: int
-    weights: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a region of the expanded graph comes from.
-
-    Attributes:
-        nanos: Its nano-batch; several if it runs them as one batch.
-        region: Number of the region in the nano-batch's graph.
-        reads: For each of that region's inputs (nano-batch by nano-batch): a value and how it is cut.
-    """
-
-    nanos: tuple[int, ...]
-    region: int
-    reads: tuple[Reads, ...]
 
 
 @dataclass(frozen=True)
@@ -78,22 +43,16 @@ class Expanded:
     Attributes:
         pg: Regions of every nano-batch, then merge regions.
         sizes: Rows of each nano-batch.
-        origins: For each region where it comes from, or what it merges.
+        origins: For each region where it comes from, what it merges, or what it cuts.
         sources: For each value the nano-batch it is taken from (-1: the whole graph) and its id there.
         merge_reads: For each merge region what it puts together, in order: a value and how it is cut.
     """
 
     pg: PartitionedGraph
     sizes: tuple[int, ...]
-    origins: tuple[Origin | MergeSpec, ...]
+    origins: tuple[Origin | MergeSpec | CutSpec, ...]
     sources: tuple[tuple[int, int], ...]
     merge_reads: dict[int, Reads]
-
-
-def even_sizes(batch: int, count: int) -> tuple[int, ...]:
-    """``count`` sizes that differ by one at most, larger ones first."""
-    small, more = divmod(batch, count)
-    return tuple(small + (k < more) for k in range(count))
 
 
 def transfer(cut: PartitionedGraph, graph: Graph) -> PartitionedGraph | None:
@@ -130,22 +89,25 @@ class _Expansion:
         sizes: Sequence[int],
         in_axes: Sequence[InSpec],
         strided: bool,
+        joining: Joining | None,
     ):
         self.whole, self.parts, self.sizes, self.in_axes = whole, parts, sizes, in_axes
-        self.strided = strided
+        self.strided, self.joining = strided, joining
+        self.completed = frozenset[int]() if joining is None else frozenset(joining.completed)
         self.starts = [sum(sizes[:k]) for k in range(len(sizes))]
         self.values: list[Value] = []
         self.sources: list[tuple[int, int]] = []
         self.ops: list[Op] = []
         self.regions: list[Region] = []
         self.views: list[View] = []
-        self.origins: list[Origin | MergeSpec] = []
+        self.origins: list[Origin | MergeSpec | CutSpec] = []
         self.merge_reads: dict[int, Reads] = {}
         self.ids: list[dict[int, int]] = [{} for _ in parts]
         self.cuts: list[dict[int, Cut]] = [{} for _ in parts]
         self.inputs: list[int] = []
         self.names: list[str] = []
         self.shared_regions: set[int] = set()
+        self.wholes: dict[int, int] = {}  # a value of the whole batch, by its id in the whole graph
         self._inputs()
 
     def value(self, nano: int, local: int, producer: int = -1) -> int:
@@ -167,6 +129,7 @@ class _Expansion:
             position = len(self.inputs)
             self.inputs.append(self.value(-1, self.whole.inputs[number]))
             self.names.append(name)
+            self.wholes[self.whole.inputs[number]] = self.inputs[position]
             for nano in range(len(self.parts)):
                 self._cut_input(nano, number, position, axis)
 
@@ -201,6 +164,7 @@ class _Expansion:
         return all(
             v not in self.cuts[nano] and self.ids[nano].get(v) == self.ids[0].get(v)
             for v in region.inputs
+            if v not in self.completed
         )
 
     def add_region(self, nano: int, region: Region) -> None:
@@ -209,34 +173,112 @@ class _Expansion:
             ids.update((v, self.ids[0][v]) for v in region.outputs)
             self.shared_regions.add(region.id)
             return
+        reads = tuple(
+            (self.whole_value(v), None) if v in self.completed else (ids[v], self.cuts[nano].get(v))
+            for v in region.inputs
+        )
+        ids.update(self._add(nano, part, region, reads, f"{region.name}@{nano}"))
+
+    def add_once(self, region: Region, part: Graph) -> None:
+        """Adds a region that runs once, on all rows; nano-batches get their rows of what it makes."""
+        assert self.joining is not None
+        reads = tuple((self.whole_value(v), None) for v in region.inputs)
+        region = replace(region, rule="joined", tags=region.tags | {"joined"})
+        made = self._add(WHOLE, part, region, reads, region.name)
+        self.wholes.update(made)
+        for local, value in made.items():
+            state = self.joining.states[local]
+            cuts: list[Cut] = []
+            for nano, size in enumerate(self.sizes):
+                self.ids[nano][local] = value
+                if isinstance(state, Rows):
+                    start = cuts[-1].stop if cuts else 0
+                    cuts.append(Cut(state.axis, start, start + size * state.inner))
+                    self.cuts[nano][local] = cuts[-1]
+            if cuts and self.strided:
+                self._cut_once(local, value, tuple(cuts))
+
+    def _cut_once(self, local: int, whole: int, cuts: tuple[Cut, ...]) -> None:
+        """Adds a region that takes the nano-batches' rows of a value that was made once."""
+        index = len(self.ops)
+        made = tuple(self.value(nano, local, index) for nano in range(len(cuts)))
+        self.ops.append(Op(index, "rows", (whole,), made))
+        for nano, value in enumerate(made):
+            self.ids[nano][local] = value
+            del self.cuts[nano][local]
+        self.origins.append(CutSpec(cuts))
+        self.regions.append(
+            Region(
+                id=len(self.regions),
+                name=f"rows_{local}",
+                ops=(index,),
+                inputs=(whole,),
+                outputs=made,
+                resource="memory",
+                rule="split",
+                merge=True,
+            )
+        )
+
+    def _add(
+        self, nano: int, part: Graph, region: Region, reads: Reads, name: str
+    ) -> dict[int, int]:
+        """Adds a region; its outputs' new ids."""
         first = len(self.ops)
-        inner: dict[int, int] = {}  # operators may be repeated in several regions
-        for index in region.ops:
+        new = dict(zip(region.inputs, (v for v, _ in reads), strict=True))
+        for index in region.ops:  # operators may be repeated in several regions
             op = part.ops[index]
             number = len(self.ops)
+            read = tuple(dict.fromkeys(new[v] for v in op.inputs))
             made = tuple(self.value(nano, v, number) for v in op.outputs)
-            read = tuple(dict.fromkeys(inner[v] if v in inner else ids[v] for v in op.inputs))
-            inner.update(zip(op.outputs, made, strict=True))
+            new.update(zip(op.outputs, made, strict=True))
             self.ops.append(replace(op, index=number, inputs=read, outputs=made))
-        ids.update((v, inner[v]) for v in region.outputs)
-        reads = tuple((ids[v], self.cuts[nano].get(v)) for v in region.inputs)
         self.origins.append(Origin((nano,), region.id, (reads,)))
         self.regions.append(
             replace(
                 region,
                 id=len(self.regions),
-                name=f"{region.name}@{nano}",
+                name=name,
                 ops=tuple(range(first, len(self.ops))),
                 inputs=tuple(dict.fromkeys(v for v, _ in reads)),
-                outputs=tuple(inner[v] for v in region.outputs),
-                nano=nano,
+                outputs=tuple(new[v] for v in region.outputs),
+                nano=max(nano, 0),
             )
         )
+        return {v: new[v] for v in region.outputs}
 
-    def merge(self, number: int, reads: Reads, spec: MergeSpec) -> int:
-        """Adds a region that makes output ``number``; returns the value."""
+    def whole_value(self, local: int) -> int:
+        """The whole batch's value, put together here if it is not there yet."""
+        if local not in self.wholes:
+            assert self.joining is not None
+            state = self.joining.state(local)
+            reads = tuple(
+                (ids[local], cuts.get(local)) for ids, cuts in zip(self.ids, self.cuts, strict=True)
+            )
+            weighed = weights(state, self.sizes)
+            if isinstance(state, Rows):
+                spec = MergeSpec("concat", state.axis, weighed, state.runs)
+                self.wholes[local] = self.merge(local, reads, spec, f"join_{local}")
+            elif isinstance(state, Position):
+                starts = tuple(self.starts)
+                spec = MergeSpec("concat", state.axis, (), offsets=starts)
+                self.wholes[local] = self.merge(local, reads, spec, f"join_{local}")
+            elif isinstance(state, Partial):
+                how: Literal["sum", "mean"] = "mean" if state.power else "sum"
+                self.wholes[local] = self.merge(
+                    local, reads, MergeSpec(how, 0, weighed), f"total_{local}"
+                )
+            elif weighed or reads[0][1] is not None:
+                spec = MergeSpec("mean", 0, weighed[:1] or (1.0,))
+                self.wholes[local] = self.merge(local, reads[:1], spec, f"join_{local}")
+            else:
+                self.wholes[local] = reads[0][0]
+        return self.wholes[local]
+
+    def merge(self, local: int, reads: Reads, spec: MergeSpec, name: str) -> int:
+        """Adds a region that makes a value of the whole graph; returns its id here."""
         index = len(self.ops)
-        value = self.value(-1, self.whole.outputs[number], index)
+        value = self.value(WHOLE, local, index)
         read = tuple(dict.fromkeys(v for v, _ in reads))
         moved = 2 * self.values[value].bytes
         cost = moved / machine.COPY_BYTES_PER_NS
@@ -248,7 +290,7 @@ class _Expansion:
         self.regions.append(
             Region(
                 id=len(self.regions),
-                name=f"merge_{number}",
+                name=name,
                 ops=(index,),
                 inputs=read,
                 outputs=(value,),
@@ -270,6 +312,8 @@ def expand(
     out_specs: Sequence[OutSpec],
     *,
     strided: bool = False,
+    joining: Joining | None = None,
+    once: PartitionedGraph | None = None,
 ) -> Expanded:
     """Puts the nano-batches' graphs into one.
 
@@ -282,6 +326,8 @@ def expand(
         out_specs: For each graph output how to put it together. ``PARTS`` inputs and outputs become
             one for each nano-batch.
         strided: Rows are read and written in place whatever their strides and alignment.
+        joining: What runs once, on all rows.
+        once: With ``joining`` the cut of ``whole``, the same as of each of ``parts``.
 
     Raises:
         UnsupportedError: effects or callbacks under a split.
@@ -294,9 +340,13 @@ def expand(
                 f"{op.kind} at {op.source} {op.outer_reason}: a split would run it once a "
                 "nano-batch. Keep it out of the scheduled function, or do not split"
             )
-    made = _Expansion(whole, parts, sizes, in_axes, strided)
+    made = _Expansion(whole, parts, sizes, in_axes, strided, joining)
+    joint = {} if joining is None else joining.phases(whole).once
     # Region by region, not nano-batch by nano-batch: collectives of all nano-batches alternate.
     for number in range(max(len(part.regions) for part in parts)):
+        if once is not None and _runs_once(once, number, joint):
+            made.add_once(once.regions[number], once.graph)
+            continue
         for nano, part in enumerate(parts):
             if number < len(part.regions):
                 made.add_region(nano, part.regions[number])
@@ -308,19 +358,28 @@ def expand(
         reads = tuple((made.ids[k][v], made.cuts[k].get(v)) for k, v in enumerate(local))
         if isinstance(spec, Parts):
             outputs += [v for v, _ in reads]
+        elif isinstance(spec, AsProved) or local[0] in made.completed or _made_once(made, local[0]):
+            outputs.append(made.whole_value(local[0]))
         elif (passed := _passed(made, number, local, spec)) is not None:
             outputs.append(passed)
         elif spec is None and reads[0][1] is None:
             outputs.append(reads[0][0])
         elif spec is None:
-            outputs.append(made.merge(number, reads[:1], MergeSpec("concat", 0, ())))
+            outputs.append(
+                made.merge(
+                    whole.outputs[number], reads[:1], MergeSpec("concat", 0, ()), f"merge_{number}"
+                )
+            )
         else:
             outputs.append(_put_together(made, number, reads, spec, joins, in_place=not outer))
     graph = Graph(
         whole.name, tuple(made.values), tuple(made.ops), tuple(made.inputs), tuple(outputs),
         tuple(made.names), tuple(made.views), tuple(joins),
     )  # fmt: skip
-    pg = PartitionedGraph(graph, _live_outputs(graph, made.regions), _notes(made))
+    regions = _live_outputs(graph, made.regions)
+    if joining is not None:
+        regions = _read(made, graph, regions)
+    pg = PartitionedGraph(graph, regions, _notes(made))
     return Expanded(pg, tuple(sizes), tuple(made.origins), tuple(made.sources), made.merge_reads)
 
 
@@ -351,23 +410,33 @@ def _put_together(
     *,
     in_place: bool,
 ) -> int:
-    sizes = made.sizes
+    sizes, local, name = made.sizes, made.whole.outputs[number], f"merge_{number}"
     if isinstance(spec, Sum):
-        return made.merge(number, reads, MergeSpec("sum", 0, tuple(1.0 for _ in sizes)))
+        return made.merge(local, reads, MergeSpec("sum", 0, tuple(1.0 for _ in sizes)), name)
     if isinstance(spec, Mean):
-        weights = tuple(size / sum(sizes) for size in sizes)
-        return made.merge(number, reads, MergeSpec("mean", 0, weights))
-    like = made.whole.values[made.whole.outputs[number]]
+        shares = tuple(size / sum(sizes) for size in sizes)
+        return made.merge(local, reads, MergeSpec("mean", 0, shares), name)
+    like = made.whole.values[local]
     ids = tuple(v for v, _ in reads)
     produced = all(made.values[v].producer >= 0 for v in ids)
     contiguous = math.prod(like.shape[:spec]) == 1 or made.strided
     contiguous = contiguous and not like.dtype.startswith("key<")
     if not (in_place and produced and contiguous and len(set(ids)) == len(ids) and like.bytes):
-        return made.merge(number, reads, MergeSpec("concat", spec, ()))
-    value = made.value(-1, made.whole.outputs[number])
+        return made.merge(local, reads, MergeSpec("concat", spec, ()), name)
+    value = made.value(WHOLE, local)
     row = like.bytes // max(1, sum(sizes))
     joins.append(Join(value, ids, tuple(start * row for start in made.starts), spec))
     return value
+
+
+def _runs_once(once: PartitionedGraph, number: int, joint: Collection[int]) -> bool:
+    return any(index in joint for index in once.regions[number].ops)
+
+
+def _made_once(made: _Expansion, local: int) -> bool:
+    if made.joining is None:
+        return False  # nano-batches may have other operators than the whole
+    return made.whole.values[local].producer >= 0 and local in made.wholes
 
 
 def _live_outputs(graph: Graph, regions: list[Region]) -> tuple[Region, ...]:
@@ -377,10 +446,26 @@ def _live_outputs(graph: Graph, regions: list[Region]) -> tuple[Region, ...]:
     return tuple(replace(r, outputs=tuple(v for v in r.outputs if v in read)) for r in regions)
 
 
+def _read(made: _Expansion, graph: Graph, regions: tuple[Region, ...]) -> tuple[Region, ...]:
+    """Without the regions that nobody reads, since what would read them runs once on other values."""
+    while True:
+        acts = [r.outer or any(graph.ops[i].once for i in r.ops) for r in regions]
+        kept = [n for n, r in enumerate(regions) if r.outputs or acts[n]]
+        if len(kept) == len(regions):
+            return regions
+        new = {old: number for number, old in enumerate(kept)}
+        made.origins = [made.origins[old] for old in kept]
+        made.merge_reads = {new[r]: reads for r, reads in made.merge_reads.items() if r in new}
+        left = [replace(regions[old], id=number) for old, number in new.items()]
+        regions = _live_outputs(graph, left)
+
+
 def _notes(made: _Expansion) -> tuple[str, ...]:
     sizes = made.sizes
     notes = list(made.parts[0].notes)
     notes.append(f"the batch of {sum(sizes)} rows is split into nano-batches of {list(sizes)}")
+    if made.joining is not None:
+        notes += made.joining.reasons
     if made.shared_regions:
         notes.append(
             f"{len(made.shared_regions)} regions do not depend on the batch and run once for all"
@@ -396,55 +481,3 @@ def _notes(made: _Expansion) -> tuple[str, ...]:
             "contiguous, or do not begin at multiples of 64 bytes"
         )
     return tuple(notes)
-
-
-def group(
-    expanded: Expanded, groups: Sequence[tuple[int, ...]], costs: Sequence[Region]
-) -> tuple[Expanded, dict[int, int]]:
-    """Makes each group of regions (one region of several nano-batches) one region.
-
-    Args:
-        expanded: The graph of all nano-batches.
-        groups: Ids of the regions to join, none of which reads another of its group.
-        costs: For each group its region as it is at the joint size, for the estimates.
-
-    Returns:
-        The graph with the groups as regions, in a topological order, and old id -> new id.
-    """
-    regions = expanded.pg.regions
-    first_of = {r: members[0] for members in groups for r in members}
-    joint: dict[int, tuple[Region, Origin | MergeSpec]] = {
-        r.id: (r, expanded.origins[r.id]) for r in regions if first_of.get(r.id, r.id) == r.id
-    }
-    for members, cost in zip(groups, costs, strict=True):
-        parts = [regions[m] for m in members]
-        origins = [o for m in members if isinstance(o := expanded.origins[m], Origin)]
-        nanos = tuple(n for o in origins for n in o.nanos)
-        name = parts[0].name.removesuffix(f"@{parts[0].nano}")
-        region = replace(
-            parts[0],
-            name=f"{name}@{'+'.join(map(str, nanos))}",
-            ops=tuple(sorted(i for p in parts for i in p.ops)),
-            inputs=tuple(dict.fromkeys(v for p in parts for v in p.inputs)),
-            outputs=tuple(v for p in parts for v in p.outputs),
-            flops=cost.flops,
-            bytes_moved=cost.bytes_moved,
-            cost_ns=cost.cost_ns,
-        )
-        reads = tuple(r for o in origins for r in o.reads)
-        joint[members[0]] = (region, Origin(nanos, origins[0].region, reads))
-    before = {r: set[int]() for r in joint}
-    for reader, preds in enumerate(expanded.pg.predecessors()):
-        me = first_of.get(reader, reader)
-        before[me] |= {first_of.get(p, p) for p in preds} - {me}
-    order = list(TopologicalSorter(before).static_order())
-    new = {old: position for position, old in enumerate(order)}
-    renumber = {r.id: new[first_of.get(r.id, r.id)] for r in regions}
-    merge_reads = {renumber[r]: reads for r, reads in expanded.merge_reads.items()}
-    made = tuple(replace(joint[old][0], id=position) for position, old in enumerate(order))
-    pg = replace(expanded.pg, regions=made)
-    origins_now = tuple(joint[old][1] for old in order)
-    return (
-        replace(expanded, pg=pg, origins=origins_now, merge_reads=merge_reads),
-        renumber,
-    )

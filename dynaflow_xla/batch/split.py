@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynaflow_xla.batch import expand
+from dynaflow_xla.batch import expand, joint
 from dynaflow_xla.batch.states import Partial, Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.graph import Graph, Region
@@ -43,13 +43,41 @@ class Arrays:
 
     def total(self, parts: Sequence[Any], spec: expand.MergeSpec) -> Any:
         """The sum or the mean of what nano-batches gave."""
-        terms = [self.widened(x) for x in parts]
-        if spec.how == "mean":
-            terms = [x * w for x, w in zip(terms, spec.weights, strict=True)]
+        terms = self._weighed([self.widened(x) for x in parts], spec)
         made = terms[0]
         for term in terms[1:]:
             made = made + term
         return self.as_type(made, parts[0])
+
+    def joined(self, parts: Sequence[Any], spec: expand.MergeSpec) -> Any:
+        """What nano-batches gave, one after the other along an axis, run by run."""
+        parts = self.weighed(parts, spec)
+        if spec.runs == 1:
+            return self.concatenate(parts, spec.axis)
+        lengths = [part.shape[spec.axis] // spec.runs for part in parts]
+        return self.concatenate(
+            [
+                self.cut(part, expand.Cut(spec.axis, run * length, (run + 1) * length))
+                for run in range(spec.runs)
+                for part, length in zip(parts, lengths, strict=True)
+            ],
+            spec.axis,
+        )
+
+    def weighed(self, parts: Sequence[Any], spec: expand.MergeSpec) -> list[Any]:
+        """The parts, each times its weight, or plus its offset, if there are such."""
+        if spec.offsets:
+            return [x + offset for x, offset in zip(parts, spec.offsets, strict=True)]
+        if not spec.weights:
+            return list(parts)
+        made = self._weighed([self.widened(x) for x in parts], spec)
+        return [self.as_type(x, like) for x, like in zip(made, parts, strict=True)]
+
+    @staticmethod
+    def _weighed(parts: Sequence[Any], spec: expand.MergeSpec) -> list[Any]:
+        if not spec.weights or (spec.how == "sum" and set(spec.weights) == {1.0}):
+            return list(parts)
+        return [x * w for x, w in zip(parts, spec.weights, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -84,7 +112,7 @@ class SplitGraph:
     def grouped_graph(
         self, groups: Sequence[tuple[int, ...]], graph_at: Callable[[int], Graph]
     ) -> tuple[expand.Expanded, dict[int, int]]:
-        """See ``expand.group``; ``graph_at`` gives the function's graph at a size.
+        """See ``joint.group``; ``graph_at`` gives the function's graph at a size.
 
         Raises:
             PlanError: a region that cannot run several nano-batches as one.
@@ -96,7 +124,7 @@ class SplitGraph:
             assert isinstance(origin, expand.Origin)  # the recorder hides merges
             cut = self.joint_cut(nanos, graph_at(self.joint_size(nanos)))
             costs.append(cut.regions[origin.region])
-        return expand.group(self.expanded, groups, costs)
+        return joint.group(self.expanded, groups, costs)
 
     def joint_cut(self, nanos: Sequence[int], graph: Graph) -> PartitionedGraph:
         """The cut of the graph at the joint size of several nano-batches.

@@ -208,6 +208,14 @@ class Unknown:
         return f"unproven since {self.finding.op}"
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Made for the whole batch only: nano-batches have no part of it. What reads it runs once, too."""
+
+    def __str__(self) -> str:
+        return "whole"
+
+
 # -- rows in an order that data gives ------------------------------------------------------------------
 #
 # The items of an order are the elements of ``[outer, B, inner]``, ``outer * inner`` for each row, counted in
@@ -335,7 +343,7 @@ class Sizes:
 
 State: TypeAlias = (
     Same | Rows | Partial | Position | Counted | Late | Mixed | Unknown
-    | InOrder | Numbers | Inverse | Keyed | Sizes
+    | InOrder | Numbers | Inverse | Keyed | Sizes | Whole
 )  # fmt: skip
 SAME = Same()
 

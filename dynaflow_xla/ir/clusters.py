@@ -13,6 +13,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from dynaflow_xla.ir.graph import Graph, Resource
+from dynaflow_xla.ir.phases import ONE_PHASE, Phases
 
 TINY_SHARE = 0.02
 TINY_NS = 50_000.0
@@ -40,7 +41,7 @@ class Seed:
 
 @dataclass
 class Cluster:
-    """Operators that run together; ``before`` is a bit set of clusters that run earlier."""
+    """Operators of one phase that run together; ``before`` is a bit set of clusters that run earlier."""
 
     id: int
     seed: Seed | None
@@ -48,6 +49,7 @@ class Cluster:
     preds: set[int] = field(default_factory=set)
     before: int = 0
     cost_ns: float = 0.0
+    phase: int = 0
 
     @property
     def fixed(self) -> bool:
@@ -56,7 +58,11 @@ class Cluster:
 
 
 def grow(
-    graph: Graph, live: list[int], seeds: dict[int, Seed], fused: frozenset[str] = frozenset()
+    graph: Graph,
+    live: list[int],
+    seeds: dict[int, Seed],
+    fused: frozenset[str] = frozenset(),
+    phases: Phases = ONE_PHASE,
 ) -> list[Cluster]:
     """Puts every live operator into a cluster, in program order; kinds of ``fused`` cost nothing."""
     clusters: list[Cluster] = []
@@ -64,8 +70,8 @@ def grow(
     open_for: dict[Hashable, int] = {}
     last_outer = -1
 
-    def new(seed: Seed | None) -> int:
-        clusters.append(Cluster(len(clusters), seed))
+    def new(seed: Seed | None, phase: int) -> int:
+        clusters.append(Cluster(len(clusters), seed, phase=phase))
         return clusters[-1].id
 
     def join(target: int, op: int, preds: set[int]) -> None:
@@ -88,14 +94,16 @@ def grow(
 
     for index in live:
         op = graph.ops[index]
-        preds = {home[v] for v in op.inputs if v in home}
+        read = {*op.inputs, *(v for i in phases.copies.get(index, ()) for v in graph.ops[i].inputs)}
+        preds = {home[v] for v in read if v in home}
+        phase = phases.phase(index)
         seed = seeds.get(index)
         if seed is not None:
             if seed.outer and last_outer >= 0:
                 preds.add(last_outer)
-            target = open_for.get(seed.key, -1)
+            target = open_for.get((phase, seed.key), -1)
             if target < 0 or any(clusters[p].before >> target & 1 for p in preds):
-                target = open_for[seed.key] = new(seed)
+                target = open_for[phase, seed.key] = new(seed, phase)
             join(target, index, preds)
             if seed.outer:
                 last_outer = target
@@ -106,11 +114,12 @@ def grow(
                 p
                 for p in preds
                 if not clusters[p].fixed
+                and clusters[p].phase == phase
                 and all(q == p or clusters[p].before >> q & 1 for q in preds)
             ),
             -1,
         )
-        join(new(None) if target < 0 else target, index, preds)
+        join(new(None, phase) if target < 0 else target, index, preds)
     return clusters
 
 
@@ -150,6 +159,7 @@ def _round(clusters: list[Cluster], tiny: float) -> list[Cluster]:
             series = target.preds == {cluster.id}
             if (
                 not target.fixed
+                and target.phase == cluster.phase
                 and target.id not in touched
                 and (series or cluster.cost_ns <= tiny)
             ):
@@ -158,7 +168,7 @@ def _round(clusters: list[Cluster], tiny: float) -> list[Cluster]:
         if cluster.cost_ns <= tiny and cluster.preds:
             for pred in cluster.preds:
                 target = by_id[pred]
-                if target.fixed or pred in touched:
+                if target.fixed or pred in touched or target.phase != cluster.phase:
                     continue
                 if all(q == pred or target.before >> q & 1 for q in cluster.preds):
                     merge(cluster.id, pred)
@@ -173,7 +183,7 @@ def _renumber(clusters: list[Cluster], into: dict[int, int]) -> list[Cluster]:
     number = {c.id: i for i, c in enumerate(kept)}
     for source, destination in into.items():
         number[source] = number[destination]
-    merged = [Cluster(i, c.seed, [], set(), 0, 0.0) for i, c in enumerate(kept)]
+    merged = [Cluster(i, c.seed, [], set(), 0, 0.0, c.phase) for i, c in enumerate(kept)]
     best = [c.cost_ns if c.seed else -1.0 for c in kept]
     for cluster in clusters:
         target = merged[number[cluster.id]]
@@ -210,7 +220,9 @@ def sink(graph: Graph, clusters: list[Cluster], fused: frozenset[str]) -> None:
             if op.kind not in fused:
                 continue
             places = [goal.get(r, home[r]) for v in op.outputs for r in readers.get(v, ())]
-            if places and places[0] is not cluster and all(p is places[0] for p in places):
+            if not places or places[0] is cluster or places[0].phase != cluster.phase:
+                continue
+            if all(p is places[0] for p in places):
                 goal[index] = places[0]
         for target in {p.id: p for p in goal.values() if not p.fixed}.values():
             moving = _without_heads(graph, {i for i, place in goal.items() if place is target})

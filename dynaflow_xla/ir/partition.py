@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 
 from dynaflow_xla import machine
 from dynaflow_xla.ir.clusters import Cluster, Seed, contract, grow, sink, topological
 from dynaflow_xla.ir.graph import Graph, Op, Region, Resource, Source
 from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.ir.phases import ONE_PHASE, Phases
 from dynaflow_xla.ir.rules import Rule, as_rules, check_matches
 
 CALL_SHARE, CALL_NS = 0.05, 20_000.0
@@ -35,6 +37,7 @@ def partition(
     *,
     max_regions: int = 64,
     fused: frozenset[str] = frozenset(),
+    phases: Phases = ONE_PHASE,
 ) -> PartitionedGraph:
     """Cuts a graph.
 
@@ -49,6 +52,7 @@ def partition(
         max_regions: Cheap regions are merged until at most so many remain, where possible.
         fused: Kinds of operators that a compiler computes together with what is around them: no
             region is made for their sake.
+        phases: Operators that may not share a region.
 
     Raises:
         RuleError: a rule matches nothing, or is no rule.
@@ -56,16 +60,19 @@ def partition(
     live = _live(graph)
     notes: list[str] = []
     seeds = _seeds(graph, live, rules, notes, fused)
-    generated = _generated(graph, live, seeds)
+    generated = _generated(graph, live, seeds, phases)
     placed = [i for i in live if i not in generated]
-    clusters = contract(grow(graph, placed, seeds, fused), max_regions)
+    clusters = contract(grow(graph, placed, seeds, fused, phases), max_regions)
     sink(graph, clusters, fused)
     order = topological(clusters)
-    ops_of = _replicate(graph, order, one_program=bool(fused))
+    ops_of = _replicate(graph, order, phases, one_program=bool(fused))
     for ops in ops_of.values():
-        ops += sorted(generated)  # those a region does not read are dropped below
-        ops.sort()
+        copies = {i for index in ops for i in phases.copies.get(index, ())}
+        # Those a region does not read are dropped below.
+        ops[:] = sorted({*ops, *generated, *copies})
     regions = _regions(graph, [c for c in order if c.id in ops_of], ops_of)
+    if phases.copies:
+        regions = _read(graph, regions)
     dead = len(graph.ops) - len(live)
     if dead:
         notes.append(f"{dead} operators whose results nobody reads were left out")
@@ -82,7 +89,7 @@ def _live(graph: Graph) -> list[int]:
     return live[::-1]
 
 
-def _generated(graph: Graph, live: list[int], seeds: dict[int, Seed]) -> set[int]:
+def _generated(graph: Graph, live: list[int], seeds: dict[int, Seed], phases: Phases) -> set[int]:
     """Generators to repeat in every reader; not those that a rule, the caller or an outer region has."""
     taken = set(graph.outputs)
     for index in live:
@@ -92,7 +99,7 @@ def _generated(graph: Graph, live: list[int], seeds: dict[int, Seed]) -> set[int
     repeated: set[int] = set()  # values
     for index in live:
         op = graph.ops[index]
-        fixed = index in seeds and seeds[index].fixed
+        fixed = (index in seeds and seeds[index].fixed) or index in phases.once
         # What reads a generator that stays where it is must run after that.
         if op.generator and not fixed and taken.isdisjoint(op.outputs) and repeated >= {*op.inputs}:
             generated.add(index)
@@ -188,7 +195,25 @@ def _default_seeds(
             seeds[index] = Seed(("op", index), op.kind)
 
 
-def _replicate(graph: Graph, order: list[Cluster], *, one_program: bool) -> dict[int, list[int]]:
+def _read(graph: Graph, regions: list[Region]) -> list[Region]:
+    """Without the regions that nobody reads since their readers repeat what they make."""
+    while True:
+        read = {v for region in regions for v in region.inputs} | set(graph.outputs)
+        kept = [
+            region
+            for region in regions
+            if region.outer
+            or any(graph.ops[i].once for i in region.ops)
+            or not read.isdisjoint(region.outputs)
+        ]
+        if len(kept) == len(regions):
+            return [replace(region, id=number) for number, region in enumerate(kept)]
+        regions = kept
+
+
+def _replicate(
+    graph: Graph, order: list[Cluster], phases: Phases, *, one_program: bool
+) -> dict[int, list[int]]:
     """Operators of each cluster, after cheap clusters that read inputs only went into their readers.
 
     In one program no hand-over is saved by that, only a region.
@@ -211,6 +236,7 @@ def _replicate(graph: Graph, order: list[Cluster], *, one_program: bool) -> dict
             or any(graph.ops[i].once for i in cluster.ops)
             or any(reader.fixed and reader.seed and reader.seed.outer for reader in readers)
             or any(v in outputs for i in cluster.ops for v in graph.ops[i].outputs)
+            or not all(phases.repeatable(cluster.ops[0], r.ops[0]) for r in readers if r.ops)
         ):
             continue
         for reader in readers:

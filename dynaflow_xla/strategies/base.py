@@ -6,110 +6,19 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from numbers import Integral
 from typing import Any, NoReturn
 
 from dynaflow_xla import checks
-from dynaflow_xla.batch.expand import even_sizes
+from dynaflow_xla.batch.specs import even_sizes
 from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument
 from dynaflow_xla.ir.graph import Graph, Region, Source
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.recording import Decision, Recording
+from dynaflow_xla.strategies.split import Split as Split
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MAX_IDLE_READY = 10_000
-
-
-@dataclass(frozen=True)
-class Split:
-    """How the batch is cut into nano-batches.
-
-    Attributes:
-        count: Number of nano-batches; 1 does not split.
-        sizes: Rows of each, or () for as even as possible.
-        assume_separable: The user vouches that rows are independent; nothing is proved or compared.
-    """
-
-    count: int = 1
-    sizes: tuple[int, ...] = ()
-    assume_separable: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "count", _checked_count("dfx.Split", self.count))
-        given = checks.items(self.sizes)
-        sizes = () if given == () else _row_counts(self.sizes if given is None else given)
-        object.__setattr__(self, "sizes", sizes)
-        if sizes and len(sizes) != self.count:
-            raise PlanError(f"dfx.Split: {self.count} nano-batches need as many sizes; got {sizes}")
-
-    @staticmethod
-    def none() -> Split:
-        """Do not split."""
-        return Split()
-
-    @staticmethod
-    def even(count: int, *, assume_separable: bool = False) -> Split:
-        """``count`` nano-batches of (nearly) the same size."""
-        return Split(_checked_count("Split.even", count), (), assume_separable)
-
-    @staticmethod
-    def of_sizes(sizes: Iterable[int], *, assume_separable: bool = False) -> Split:
-        """Nano-batches of the given numbers of rows."""
-        checked = _row_counts(sizes)
-        return Split(len(checked), checked, assume_separable)
-
-    @staticmethod
-    def balanced(weights: Sequence[float], count: int, *, assume_separable: bool = False) -> Split:
-        """``count`` nano-batches of consecutive rows with (nearly) equal sums of ``weights``.
-
-        Args:
-            weights: One for each row, e.g. its number of tokens; not negative.
-            count: Number of nano-batches, at most the number of rows.
-            assume_separable: As above.
-        """
-        try:
-            rows = [float(w) for w in weights]
-        except (TypeError, ValueError) as error:
-            raise PlanTypeError(
-                f"weights must be numbers, one for each row; got {weights!r}"
-            ) from error
-        count = _checked_count("Split.balanced", count)
-        if count > len(rows):
-            raise PlanError(
-                f"Split.balanced takes a count from 1 to the number of rows, {len(rows)}; got {count}"
-            )
-        if any(not 0 <= w < float("inf") for w in rows):
-            raise PlanError("Split.balanced takes weights that are finite and not negative")
-        ends = list(accumulate(rows))
-        sizes, start = [], 0
-        for k in range(1, count):
-            # The end nearest to the k-th share that leaves a row for each of the others.
-            most = len(rows) - (count - k)
-            goal = ends[-1] * k / count
-            stop = min(range(start + 1, most + 1), key=lambda n: (abs(ends[n - 1] - goal), n))
-            sizes.append(stop - start)
-            start = stop
-        return Split(count, (*sizes, len(rows) - start), assume_separable)
-
-
-def _checked_count(who: str, count: Any) -> int:
-    made = checks.integer(count)
-    if made is None or made < 1:
-        raise bad_argument(
-            count, Integral, f"{who} takes a count of nano-batches >= 1; got {count!r}"
-        )
-    return made
-
-
-def _row_counts(sizes: Any) -> tuple[int, ...]:
-    given = checks.items(sizes)
-    made = tuple(n for n in map(checks.integer, given or ()) if n is not None and n > 0)
-    if not given or len(made) != len(given):
-        integers = bool(given) and None not in map(checks.integer, given or ())
-        kind = PlanError if integers or given == () else PlanTypeError
-        raise kind(f"sizes must be positive integers; got {sizes!r}")
-    return made
 
 
 @dataclass(frozen=True)
@@ -276,6 +185,8 @@ class Recorder:
                 f"asked for ready regions {_MAX_IDLE_READY} times without executing one; ready are: "
                 f"{names}. Call s.execute(op) for each, or leave the loop"
             )
+        if self._ready <= self._merges:
+            self._run_merges(0)  # of inputs that come in parts
         return [self._handles[r] for r in sorted(self._ready - self._merges)]
 
     def execute(
@@ -327,9 +238,10 @@ class Recorder:
 
     def _run_merges(self, lane: int) -> None:
         """What puts nano-batches together runs where the last of them ran."""
-        for merge in sorted(self._ready & self._merges):
-            one = self._handles[merge]
-            self._decide((one,), Decision(merge, lane, (), None, user_line()))
+        while merges := sorted(self._ready & self._merges):
+            for merge in merges:
+                one = self._handles[merge]
+                self._decide((one,), Decision(merge, lane, (), None, user_line()))
 
     def _decide(self, handles: Sequence[Handle], decision: Decision) -> None:
         self._idle = 0
@@ -352,6 +264,8 @@ class Recorder:
         if region.id in self._done:
             first = self._done[region.id]
             self._fail(f"region {region.name!r} is executed twice (first at {first.source})")
+        if region.id not in self._ready and handle.preds <= self._done.keys() | self._merges:
+            self._run_merges(0)
         if region.id not in self._ready:
             waiting = [
                 self._handles[p].region.name for p in sorted(handle.preds) if p not in self._done

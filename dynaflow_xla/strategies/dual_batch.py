@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from dynaflow_xla.strategies.base import Context, Handle, Recorder, Split, Strategy
+from dynaflow_xla.ir.rules import as_rules
+from dynaflow_xla.strategies.base import (
+    Context,
+    Handle,
+    Recorder,
+    Split,
+    Strategy,
+)
+from dynaflow_xla.strategies.split import joining_text
 
 
 @dataclass(frozen=True, repr=False)
@@ -15,15 +24,30 @@ class DualBatch(Strategy):
 
     Args:
         assume_separable: Skip the proof that rows are independent; the caller vouches for it.
+        only: Rules of what is split; all else runs once, on the rows put together again.
+        join: Rules of what runs once although it could be split.
+        joins: Whether an operator that mixes rows runs once; False: it refuses the split.
     """
 
     assume_separable: bool = field(default=False, kw_only=True)
+    only: Any = field(default=None, kw_only=True)
+    join: Any = field(default=(), kw_only=True)
+    joins: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "only", None if self.only is None else as_rules(self.only))
+        object.__setattr__(self, "join", as_rules(self.join))
+        self._two()
+
+    def _two(self) -> Split:
+        split = Split.even(2, assume_separable=self.assume_separable)
+        return split.joining(only=self.only, join=self.join, joins=self.joins)
 
     def split(self, ctx: Context) -> Split:
         """Two nano-batches; a batch of one row stays whole."""
         if ctx.batch_size is not None and ctx.batch_size < 2:
             return Split.none()
-        return Split.even(2, assume_separable=self.assume_separable)
+        return self._two()
 
     def schedule(self, s: Recorder) -> None:
         """Communication on the last lane, as soon as it can start; without any, a lane a nano-batch."""
@@ -45,4 +69,5 @@ class DualBatch(Strategy):
                 turn = 1 - op.nano
 
     def __repr__(self) -> str:
-        return "DualBatch(assume_separable=True)" if self.assume_separable else "DualBatch()"
+        parts = ["assume_separable=True"] if self.assume_separable else []
+        return f"DualBatch({', '.join([*parts, *joining_text(self.only, self.join, self.joins)])})"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dynaflow_xla import checks
 from dynaflow_xla.errors import PlanError, PlanTypeError
+from dynaflow_xla.ir.rules import as_rules
 from dynaflow_xla.strategies.base import Context, Recorder, Split, Strategy
+from dynaflow_xla.strategies.split import joining_text
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,13 +25,24 @@ class NanoBatch(Strategy):
         weights: Key of the context under which the caller keeps one number for each row (its tokens,
             say); nano-batches then have equal sums of these instead of equal sizes.
         assume_separable: Skip the proof that rows are independent; the caller vouches for it.
+        only: Rules (``dfx.Scope``, ``Op``, ``Module``, ...) of what is split. All else runs once, on the
+            rows put together again.
+        join: Rules of what runs once although it could be split.
+        joins: Whether an operator that mixes rows runs once, on the rows put together again. With
+            False it refuses the split.
     """
 
     n: int | Sequence[int] = 2
     weights: str | None = field(default=None, kw_only=True)
     assume_separable: bool = field(default=False, kw_only=True)
+    only: Any = field(default=None, kw_only=True)
+    join: Any = field(default=(), kw_only=True)
+    joins: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "only", None if self.only is None else as_rules(self.only))
+        object.__setattr__(self, "join", as_rules(self.join))
+        self._joining(Split.even(2, assume_separable=self.assume_separable))
         count = checks.integer(self.n)
         sizes = None if count is not None else checks.items(self.n)
         if sizes is None:
@@ -38,8 +52,14 @@ class NanoBatch(Strategy):
         if self.weights is not None:
             raise PlanError("NanoBatch takes sizes or weights, not both")
 
+    def _joining(self, split: Split) -> Split:
+        return split.joining(only=self.only, join=self.join, joins=self.joins)
+
     def split(self, ctx: Context) -> Split:
         """The number of nano-batches, their sizes, or equal shares of the weights."""
+        return self._joining(self._sized(ctx))
+
+    def _sized(self, ctx: Context) -> Split:
         assume = self.assume_separable
         if not isinstance(self.n, int):
             return Split.of_sizes(self.n, assume_separable=assume)
@@ -76,4 +96,5 @@ class NanoBatch(Strategy):
             parts.append(f"weights={self.weights!r}")
         if self.assume_separable:
             parts.append("assume_separable=True")
+        parts += joining_text(self.only, self.join, self.joins)
         return f"NanoBatch({', '.join(parts)})"

@@ -13,8 +13,11 @@ import dynaflow_xla as dfx
 class Together(dfx.Strategy):
     """A user's strategy: two nano-batches; every other region that is ready in both runs as one batch."""
 
+    def __init__(self, joins: bool = True) -> None:
+        self.joins = joins
+
     def split(self, ctx: Any) -> Any:
-        return dfx.Split.even(2)
+        return dfx.Split.even(2).joining(joins=self.joins)
 
     def schedule(self, s: Any) -> None:
         turn = 0
@@ -43,3 +46,10 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
 
 SPLITS = {"nano_2", "nano_uneven", "together", "nano_rows", "dual_batch"}
 PROVED = SPLITS - {"nano_rows"}
+
+REFUSING: dict[str, Callable[[], Any]] = {
+    "nano_2": lambda: dfx.NanoBatch(2, joins=False),
+    "nano_uneven": lambda: dfx.NanoBatch([4, 2], joins=False),
+    "together": lambda: Together(joins=False),
+    "dual_batch": lambda: dfx.DualBatch(joins=False),
+}

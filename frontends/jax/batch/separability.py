@@ -13,9 +13,20 @@ import jax
 import numpy as np
 from jax.extend import core as jcore
 
-from dynaflow_xla.batch import orders
+from dynaflow_xla.batch import expand, orders
+from dynaflow_xla.batch.joins import Joiner, Joining
 from dynaflow_xla.batch.proof import OutputProof, OutSpec, Proof, prove_output
-from dynaflow_xla.batch.states import Finding, Keyed, Mixed, Refuse, Rows, Same, State, Unknown
+from dynaflow_xla.batch.states import (
+    Finding,
+    Keyed,
+    Mixed,
+    Partial,
+    Refuse,
+    Rows,
+    Same,
+    State,
+    Unknown,
+)
 from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.frontends.jax.batch.rules import equality
 from dynaflow_xla.frontends.jax.batch.rules.walk import RULES, Body, Walker, fits
@@ -54,9 +65,97 @@ def prove(
         SeparabilityError: the request itself makes no sense (no batched input, an axis out of range, a
             nano-batch that is no part of the batch).
     """
-    name = whole.graph.name
     captured = [whole, *parts.values()]
     sizes = (batch, *parts)
+    ins = _checked_inputs(captured, sizes, in_axes, out_axes, consts)
+    return _proof(captured, sizes, ins, out_axes, None)
+
+
+def prove_joined(
+    whole: Captured,
+    parts: Mapping[int, Captured],
+    *,
+    batch: int,
+    in_axes: Sequence[int | None],
+    out_axes: Sequence[OutSpec],
+    consts: Sequence[Sequence[Any]] = (),
+    forced: Mapping[int, str] | None = None,
+) -> tuple[Proof, Joining]:
+    """As ``prove``, where operators that mix rows run once, on the rows put together again.
+
+    ``forced`` operators run once whatever is proved of them; each with the reason.
+    """
+    captured = [whole, *parts.values()]
+    sizes = (batch, *parts)
+    ins = _checked_inputs(captured, sizes, in_axes, out_axes, consts)
+    return _with_joins(captured, sizes, ins, out_axes, forced or {})
+
+
+def prove_pass(
+    captured: Sequence[Captured],
+    sizes: Sequence[int],
+    ins: Sequence[State],
+    forced: Mapping[int, str] | None = None,
+) -> tuple[Proof, Joining]:
+    """Proves a derivative's pass, whose results are to be the whole batch's own values.
+
+    Args:
+        captured: The pass at the batch size, then at those of the nano-batches.
+        sizes: These sizes.
+        ins: What is known of its inputs.
+        forced: As for ``prove_joined``.
+    """
+    out_axes = [expand.AS_PROVED] * len(captured[0].outputs)
+    return _with_joins(captured, tuple(sizes), ins, out_axes, forced or {})
+
+
+def _with_joins(
+    captured: Sequence[Captured],
+    sizes: tuple[int, ...],
+    ins: Sequence[State],
+    out_axes: Sequence[OutSpec | expand.AsProved],
+    forced: Mapping[int, str],
+) -> tuple[Proof, Joining]:
+    graph = captured[0].graph
+    force = dict(forced)
+    early: frozenset[int] = frozenset()
+
+    def shapes(value: int) -> list[tuple[int, ...]]:
+        return [tuple(c.avals[value].shape) for c in captured]
+
+    while True:
+        joiner = Joiner(graph, shapes, sizes, force, early)
+        joiner.start(dict(zip(graph.inputs, ins, strict=True)))
+        proof = _proof(captured, sizes, ins, out_axes, joiner)
+        more = joiner.again - early
+        blamed = {}
+        for output in proof.outputs:
+            value = captured[0].outputs[output.index]
+            if output.status == "separable" or not captured[0].output_is_value[output.index]:
+                continue
+            if isinstance(output.state, Partial) and not isinstance(output.wanted, int):
+                more |= {value}
+            elif not isinstance(output.state, Mixed | Unknown) and not output.suggestion:
+                blamed[graph.values[value].producer] = (
+                    f"{output.finding}" if output.finding is not None else "a result"
+                )
+        blamed = {op: why for op, why in blamed.items() if op >= 0 and op not in force}
+        if not more - early and not blamed:
+            return proof, joiner.joining()
+        early |= more
+        force.update(blamed)
+
+
+def _checked_inputs(
+    captured: Sequence[Captured],
+    sizes: Sequence[int],
+    in_axes: Sequence[int | None],
+    out_axes: Sequence[OutSpec],
+    consts: Sequence[Sequence[Any]],
+) -> list[State]:
+    """States of the inputs, if the request makes sense; see ``prove``."""
+    whole, parts, batch = captured[0], sizes[1:], sizes[0]
+    name = whole.graph.name
     for size in parts:
         if not 0 < size <= batch:
             raise SeparabilityError(
@@ -64,8 +163,6 @@ def prove(
             )
     if not parts:
         raise SeparabilityError(f"{name!r}: the function must be captured at each nano-batch size")
-    walker = Walker(sizes)
-    bodies = [_body(c) for c in captured]
     consts = consts or [()] * len(captured)
     ins = _constants(whole, consts, sizes)
     ins += _inputs(captured, in_axes, sizes, len(ins))
@@ -80,16 +177,28 @@ def prove(
         raise SeparabilityError(
             f"{name!r} has other inputs, constants or outputs when the batch size is another"
         )
-    outs, env = walker.run_all(bodies, ins)
+    return ins
+
+
+def _proof(
+    captured: Sequence[Captured],
+    sizes: tuple[int, ...],
+    ins: Sequence[State],
+    out_axes: Sequence[OutSpec | expand.AsProved],
+    joiner: Joiner | None,
+) -> Proof:
+    whole = captured[0]
+    walker = Walker(sizes, joiner=joiner)
+    outs, env = walker.run_all([_body(c) for c in captured], ins)
     states = tuple(s.rows if isinstance(s := env[v], Keyed) else s for v in whole.variables)
     verdicts = [
-        _verdict(captured, sizes, n, state, wanted)
+        _verdict(captured, sizes, n, state, wanted, joiner)
         for n, (state, wanted) in enumerate(zip(outs, out_axes, strict=True))
     ]
     return Proof(
-        name=name,
-        batch=batch,
-        sizes=tuple(parts),
+        name=whole.graph.name,
+        batch=sizes[0],
+        sizes=sizes[1:],
         states=states,
         outputs=tuple(verdicts),
         findings=tuple(dict.fromkeys(v.finding for v in verdicts if v.finding is not None)),
@@ -159,10 +268,26 @@ def _inputs(
 
 
 def _verdict(
-    captured: Sequence[Captured], sizes: Sequence[int], number: int, state: State, wanted: OutSpec
+    captured: Sequence[Captured],
+    sizes: Sequence[int],
+    number: int,
+    state: State,
+    wanted: OutSpec | expand.AsProved,
+    joiner: Joiner | None,
 ) -> OutputProof:
     whole = captured[0]
     out = whole.outputs[number]
+    if joiner is not None and not isinstance(state, Mixed | Unknown):
+        # What is whole is the original's value, however it was to be put together.
+        if whole.output_is_value[number] and joiner.is_whole(out):
+            return OutputProof(number, state, None, "separable")
+        if isinstance(wanted, expand.AsProved):
+            if not whole.output_is_value[number] or joiner.can_be_whole(out):
+                return OutputProof(number, state, None, "separable")
+            finding = Finding("mixed", "return", "its rows are no part of the whole batch's")
+            return OutputProof(number, state, None, "mixed", finding)
+    if isinstance(wanted, expand.AsProved):
+        wanted = None
     if not whole.output_is_value[number]:
         shape, dtype, made_by = np.shape(out), np.asarray(out).dtype, Finding("mixed", "return", "")
     else:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.joins import AUTOMATIC, Joining, Wanted
 from dynaflow_xla.batch.proof import Mean, OutSpec, Proof, Sum
 from dynaflow_xla.batch.split import Function, SplitGraph
 from dynaflow_xla.batch.states import Rows, Same, State, is_plain_same
@@ -25,6 +26,7 @@ from dynaflow_xla.frontends.jax.regions.functions import (
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.ir.phases import ONE_PHASE
 from dynaflow_xla.kernels import CudaKernel
 from dynaflow_xla.planning.recording import Decision, Recording
 
@@ -40,6 +42,7 @@ class Resolved:
         states: By value id of the whole graph, what is known of it, or () if nothing was proved.
         proof: The proof, or None if the user vouches for it.
         const_parts: By number of a graph input that stays in parts: its value in each nano-batch.
+        joining: What runs once, on all rows; None if nothing does.
     """
 
     at: Mapping[int, Captured]
@@ -48,6 +51,7 @@ class Resolved:
     states: tuple[State, ...] = ()
     proof: Proof | None = None
     const_parts: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    joining: Joining | None = None
 
 
 class Splitting(Protocol):
@@ -58,7 +62,12 @@ class Splitting(Protocol):
     """Rows of each nano-batch if they are given already, else () and the strategy decides."""
 
     def resolve(
-        self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
+        self,
+        sizes: Sequence[int],
+        *,
+        assume_separable: bool,
+        also: Sequence[int] = (),
+        joins: Wanted = AUTOMATIC,
     ) -> Resolved:
         """Captures it at the sizes, and at ``also``, where several nano-batches run as one.
 
@@ -89,7 +98,12 @@ class BatchedFunction:
     sizes: tuple[int, ...] = ()
 
     def resolve(
-        self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
+        self,
+        sizes: Sequence[int],
+        *,
+        assume_separable: bool,
+        also: Sequence[int] = (),
+        joins: Wanted = AUTOMATIC,
     ) -> Resolved:
         """Captures the function at every size, and proves its outputs unless that is waived."""
         made = {size: self.capture_at(size) for size in dict.fromkeys((*sizes, *also))}
@@ -99,9 +113,9 @@ class BatchedFunction:
             raise SeparabilityError(
                 f"{self.whole.graph.name!r} closes over other values when its batch size is another"
             )
-        proof = None
+        proof = joining = None
         if not assume_separable:
-            proof = self._proof(made)
+            proof, joining = self._proved(made, joins)
             proof.raise_if_refused(allow_unproven=True)
         specs: list[expand.InSpec] = []
         const_parts: dict[int, tuple[Any, ...]] = {}
@@ -122,10 +136,36 @@ class BatchedFunction:
             at={self.batch: self.whole, **parts},
             in_specs=(*specs, *self.in_axes),
             out_specs=self.out_axes,
-            states=() if proof is None else proof.states,
+            states=_states(proof, joining),
             proof=proof,
             const_parts=const_parts,
+            joining=joining,
         )
+
+    def _proved(
+        self, made: Mapping[int, tuple[Captured, Sequence[Any]]], joins: Wanted
+    ) -> tuple[Proof, Joining | None]:
+        """The proof; what mixes rows runs once if the strategy allows that."""
+        proof = self._proof(made)
+        # Where only the wrong merge was asked for, the message says which one is right.
+        mixed = any(o.status == "mixed" and not o.suggestion for o in proof.outputs)
+        if not joins.allowed or not (mixed or joins.chosen):
+            return proof, None
+        joined, joining = separability.prove_joined(
+            self.whole,
+            {size: captured for size, (captured, _) in made.items()},
+            batch=self.batch,
+            in_axes=self.in_axes,
+            out_axes=self.out_axes,
+            consts=[self.consts, *(values for _, values in made.values())],
+            forced=joins.forced(self.whole.graph),
+        )
+        open_ = any(
+            o.status == "unproven" for o in joined.outputs
+        )  # effects are told by themselves
+        if open_ and proof.status != "separable":
+            return proof, None
+        return joined, joining
 
     def _proof(self, made: Mapping[int, tuple[Captured, Sequence[Any]]]) -> Proof:
         """The proof; it does not refuse because of nano-batches of one row alone.
@@ -151,6 +191,12 @@ class BatchedFunction:
         return proof if prove(larger).status == "mixed" else proof.as_unproven()
 
 
+def _states(proof: Proof | None, joining: Joining | None) -> tuple[State, ...]:
+    if joining is not None:
+        return tuple(joining.states)
+    return () if proof is None else proof.states
+
+
 def _untraced(value: Any, name: str) -> Any:
     if isinstance(value, jax.core.Tracer):
         raise SeparabilityError(
@@ -173,6 +219,9 @@ class Split(SplitGraph):
     resolved: Resolved
     function_of: Splitting = field(repr=False)
     assume_separable: bool = False
+    once: PartitionedGraph | None = None
+    """The cut of the whole graph, if some of its regions run once."""
+    joins: Wanted = AUTOMATIC
 
     def inputs(self, flat: Sequence[Any]) -> list[Any]:
         """Graph inputs from those of the whole function: what stays in parts is replaced by them."""
@@ -198,7 +247,10 @@ class Split(SplitGraph):
         sizes = {self.joint_size(self.nanos_of(m)) for m in groups} - resolved.at.keys()
         if sizes:
             more = self.function_of.resolve(
-                self.sizes, assume_separable=self.assume_separable, also=sorted(sizes)
+                self.sizes,
+                assume_separable=self.assume_separable,
+                also=sorted(sizes),
+                joins=self.joins,
             )
             at = {**resolved.at, **{size: more.at[size] for size in sizes}}
             resolved = replace(resolved, at=at)
@@ -212,7 +264,7 @@ class Split(SplitGraph):
         return frozenset(
             number
             for number, origin in enumerate(self.expanded.origins)
-            if not isinstance(origin, expand.Origin) or len(origin.nanos) > 1
+            if not isinstance(origin, expand.Origin) or origin.nanos[0] < 0 or len(origin.nanos) > 1
         )
 
     def _local(self, origin: expand.Origin) -> tuple[Captured, Region]:
@@ -222,6 +274,9 @@ class Split(SplitGraph):
             PlanError: it has other operators at one of the sizes that run as one.
         """
         nanos = origin.nanos
+        if nanos == (expand.WHOLE,):
+            assert self.once is not None
+            return self.resolved.at[sum(self.sizes)], self.once.regions[origin.region]
         if len(nanos) == 1:
             return self.part(nanos[0]), self.cuts[nanos[0]].regions[origin.region]
         captured = self.resolved.at[self.joint_size(nanos)]
@@ -230,7 +285,7 @@ class Split(SplitGraph):
     def source(self, region: int) -> tuple[Captured, tuple[int, ...]]:
         """The captured function that a region's operators come from, and these; a merge has none."""
         origin = self.expanded.origins[region]
-        if isinstance(origin, expand.MergeSpec):
+        if not isinstance(origin, expand.Origin):
             return self.captured, ()
         captured, local = self._local(origin)
         return captured, local.ops
@@ -244,6 +299,7 @@ class Split(SplitGraph):
         if isinstance(origin, expand.MergeSpec):
             reads = self.expanded.merge_reads[region]
             return split_functions.merged(origin, made.inputs, reads)
+        assert isinstance(origin, expand.Origin)
         captured, local = self._local(origin)
         if second is not None:
             kept = [local.outputs.index(self.expanded.sources[v][1]) for v in made.outputs]
@@ -265,7 +321,7 @@ def _check_merges(
     for number, (out, ok, spec) in enumerate(
         zip(whole.outputs, whole.output_is_value, specs, strict=True)
     ):
-        if not ok or isinstance(spec, expand.Parts):
+        if not ok or isinstance(spec, expand.Parts | expand.AsProved):
             continue
         want = tuple(whole.avals[out].shape)
         shapes = [tuple(part.avals[part.outputs[number]].shape) for part in parts]
@@ -298,6 +354,7 @@ def split(
     *,
     assume_separable: bool,
     fused: frozenset[str] = frozenset(),
+    joins: Wanted = AUTOMATIC,
 ) -> Split:
     """Captures, proves, cuts and expands a function.
 
@@ -305,14 +362,22 @@ def split(
         SeparabilityError: the split would change what the function computes.
         PlanError, UnsupportedError: see ``nano.expand``.
     """
-    resolved = function.resolve(sizes, assume_separable=assume_separable)
-    cut = partition(resolved.at[max(sizes)].graph, rules, fused=fused)
+    resolved = function.resolve(sizes, assume_separable=assume_separable, joins=joins)
+    whole = resolved.at[function.batch]
+    joining = resolved.joining
+    phases = ONE_PHASE if joining is None else joining.phases(whole.graph)
+    cut = partition(resolved.at[max(sizes)].graph, rules, fused=fused, phases=phases)
     cut_at: dict[int, PartitionedGraph] = {}
     for size in dict.fromkeys(sizes):
         graph = resolved.at[size].graph
-        cut_at[size] = expand.transfer(cut, graph) or partition(graph, rules, fused=fused)
+        moved = expand.transfer(cut, graph)
+        if moved is None and joining is not None:
+            raise _other_operators(whole, size)
+        cut_at[size] = moved or partition(graph, rules, fused=fused)
     cuts = tuple(cut_at[size] for size in sizes)
-    whole = resolved.at[function.batch]
+    once = None if joining is None else expand.transfer(cut, whole.graph)
+    if once is None and joining is not None:
+        raise _other_operators(whole, function.batch)
     specs = tuple(
         spec for spec, ok in zip(resolved.out_specs, whole.output_is_value, strict=True) if ok
     )
@@ -323,8 +388,11 @@ def split(
                 "another"
             )
     parts = [resolved.at[size] for size in sizes]
-    _check_merges(whole, parts, resolved.out_specs)
-    expanded = expand.expand(whole.graph, cuts, sizes, resolved.in_specs, specs)
+    if joining is None:
+        _check_merges(whole, parts, resolved.out_specs)
+    expanded = expand.expand(
+        whole.graph, cuts, sizes, resolved.in_specs, specs, joining=joining, once=once
+    )
     avals = [(whole if n < 0 else parts[n]).avals[local] for n, local in expanded.sources]
     outputs: list[Any] = []
     is_value: list[bool] = []
@@ -337,7 +405,15 @@ def split(
         is_value += [ok] * len(of)
     captured = Captured(expanded.pg.graph, [], outputs, is_value, avals, whole.jaxpr)
     return Split(
-        expanded, sizes, cuts, resolved.states, captured, resolved, function, assume_separable
+        expanded, sizes, cuts, resolved.states, captured, resolved, function, assume_separable,
+        once, joins,
+    )  # fmt: skip
+
+
+def _other_operators(whole: Captured, size: int) -> SeparabilityError:
+    return SeparabilityError(
+        f"{whole.graph.name!r} has other operators for {size} rows than for the other sizes, so nothing of "
+        "it can run once for all nano-batches. Choose nano-batches of several rows each"
     )
 
 

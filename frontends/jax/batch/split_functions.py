@@ -74,7 +74,7 @@ def merged(
         env = dict(zip(inputs, args, strict=True))
         parts = [ARRAYS.read(env[v], cut) for v, cut in reads]
         if spec.how == "concat":
-            return [jnp.concatenate(parts, spec.axis)]
+            return [ARRAYS.joined(parts, spec)]
         return [ARRAYS.total(parts, spec)]
 
     return run

@@ -21,7 +21,7 @@ from dynaflow_xla.kernels import CudaKernel
 from dynaflow_xla.planning.build import build_plan
 from dynaflow_xla.planning.validate import validate
 from dynaflow_xla.settings import Settings
-from dynaflow_xla.strategies.base import Context, record, sizes_of
+from dynaflow_xla.strategies.base import Context, Split, record, sizes_of
 from dynaflow_xla.strategies.branches import Branches
 
 
@@ -62,14 +62,14 @@ def _build(
         user=options.user,
     )
     split = None
-    sizes, assume_separable = () if batched is None else batched.sizes, True
+    sizes, asked = () if batched is None else batched.sizes, Split(assume_separable=True)
     if not sizes:
         sizes, asked = sizes_of(strategy, context)
-        assume_separable = asked.assume_separable
     if sizes and batched is not None:
         split = splitting.split(
-            batched, sizes, rules, assume_separable=assume_separable, fused=backend.fused
-        )
+            batched, sizes, rules, assume_separable=asked.assume_separable, fused=backend.fused,
+            joins=asked.joins,
+        )  # fmt: skip
         captured, pg = split.captured, split.pg
     else:
         captured = backend.whole(captured)

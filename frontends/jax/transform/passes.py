@@ -6,7 +6,8 @@ the forward pass keeps serves a tangent pass, too: for who linearizes first and 
 function is ``merge_k f_k(cut_k x, w)`` with linear cuts and
 merges, so its derivative follows by the chain rule: tangents are cut and merged as the values they belong
 to, cotangents are cut as the results were merged, residuals stay with their nano-batch, and gradients are
-put together as the arguments were cut.
+put together as the arguments were cut. Where something runs once, on all
+rows, each pass is proved for itself, and values between the passes are whole.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ import numpy as np
 from jax.extend import core as jcore
 
 from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.joins import AUTOMATIC, Wanted, defined
 from dynaflow_xla.batch.proof import Mean, Sum
-from dynaflow_xla.errors import DynaflowError, RuleError, UnsupportedError
+from dynaflow_xla.batch.states import Rows, Same, State
+from dynaflow_xla.errors import DynaflowError, RuleError, SeparabilityError, UnsupportedError
+from dynaflow_xla.frontends.jax.batch import separability
 from dynaflow_xla.frontends.jax.batch.split import Resolved, Split
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.physical import spec
@@ -161,7 +165,13 @@ class Passes:
             parts = {first + number: values for number, values in given.items()}
             pair = ((*[None] * first, *ins), outs)
             batched = _Derived(self._batch, at, pair, parts, split.sizes)
-        elif options.in_axes is not None:
+            if split.resolved.joining is not None:
+                try:
+                    batched.resolved = self._joined(what, whole, at, split)
+                except SeparabilityError as error:
+                    batched = None
+                    notes.append(str(error).splitlines()[0])
+        if batched is None and options.in_axes is not None:
             options = replace(options, in_axes=None, strategy=Branches())
             notes.append("this pass is not split; Branches() schedules it")
         try:
@@ -200,6 +210,53 @@ class Passes:
             return [*outs, *tangents]
 
         return self._captured("jvp", jvp, [*avals, *(avals[i] for i in self.wanted)])
+
+    def _joined(
+        self,
+        what: str,
+        whole: capture.Captured,
+        at: Callable[[int], capture.Captured],
+        split: Split,
+    ) -> Resolved:
+        """A pass of a function in which something runs once: what of it does is proved anew.
+
+        Its results are the whole batch's own values, and a nano-batch of the next pass gets its rows
+        of residuals, tangents and cotangents, whatever it made of them forwards.
+
+        Raises:
+            SeparabilityError: that would change its meaning.
+        """
+        parts = {size: at(size) for size in dict.fromkeys(split.sizes)}
+        captured, sizes = [whole, *parts.values()], (self._batch, *parts)
+        first = len(whole.consts)
+        states: list[State] = [Same()] * first
+        specs: list[expand.InSpec] = [None] * first
+        const_parts: dict[int, tuple[Any, ...]] = {}
+        if what in ("forward", "jvp"):
+            before = split.resolved
+            graph = before.at[self._batch].graph
+            states += [before.states[v] for v in graph.inputs]
+            specs += before.in_specs
+            const_parts = {first + n: values for n, values in before.const_parts.items()}
+        for position in range(len(states), len(whole.graph.inputs)):
+            shapes = [tuple(c.avals[c.graph.inputs[position]].shape) for c in captured]
+            state = defined(shapes, sizes)
+            states.append(state)
+            specs.append(state.axis if isinstance(state, Rows) else None)
+        try:
+            forced = split.joins.forced(whole.graph)
+        except RuleError:
+            forced = {}  # the strategy's rules speak of the function
+        proof, joining = separability.prove_pass(captured, sizes, states, forced)
+        proof.raise_if_refused()
+        return Resolved(
+            at={self._batch: whole, **parts},
+            in_specs=tuple(specs),
+            out_specs=tuple([expand.AS_PROVED] * len(whole.outputs)),
+            states=tuple(joining.states),
+            const_parts=const_parts,
+            joining=joining,
+        )
 
     def _forward_at(self, size: int) -> capture.Captured:
         if size not in self._forwards:
@@ -272,12 +329,13 @@ class Passes:
 
     def _weights(self, size: int) -> list[float | None]:
         """For each result, what a nano-batch's share of its cotangent is multiplied with."""
-        if self._split is None or size == self._batch:
+        split = self._split
+        if split is None or split.resolved.joining is not None or size == self._batch:
             return [None] * len(self.out_avals)
         # A result that is equal in all nano-batches is their mean, too.
         return [
             size / self._batch if spec is None or isinstance(spec, Mean) else None
-            for spec in self._split.resolved.out_specs
+            for spec in split.resolved.out_specs
         ]
 
     def _same_residuals(self, sizes: Sequence[int]) -> bool:
@@ -353,12 +411,21 @@ class _Derived:
     specs: Specs
     const_parts: dict[int, tuple[Any, ...]]
     sizes: tuple[int, ...]
+    resolved: Resolved | None = None
+    """What was proved of the pass itself, if something of it runs once."""
 
     def resolve(
-        self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
+        self,
+        sizes: Sequence[int],
+        *,
+        assume_separable: bool,
+        also: Sequence[int] = (),
+        joins: Wanted = AUTOMATIC,
     ) -> Resolved:
         """As ``split.Splitting`` does; what was proved of the function holds for its derivative."""
         assert not also, "derivatives of nano-batches run one by one"
+        if self.resolved is not None:
+            return self.resolved
         at = {size: self.at(size) for size in dict.fromkeys((self.batch, *sizes))}
         return Resolved(at, *self.specs, const_parts=self.const_parts)
 

@@ -83,7 +83,7 @@ def _merges(
         if isinstance(launch, Launch) and launch.region in split.expanded.merge_reads:
             origin = split.expanded.origins[launch.region]
             reads = split.expanded.merge_reads[launch.region]
-            if isinstance(origin, MergeSpec) and origin.how == "concat":
-                if all(cut is None for _, cut in reads):
+            if isinstance(origin, MergeSpec) and origin.how == "concat" and not origin.weights:
+                if origin.runs == 1 and not origin.offsets and all(cut is None for _, cut in reads):
                     (whole,) = pg.regions[launch.region].outputs
                     yield whole, [value for value, _ in reads], origin.axis

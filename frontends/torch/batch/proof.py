@@ -18,6 +18,7 @@ import torch
 
 from dynaflow_xla import checks
 from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.joins import Joiner, Joining, Wanted
 from dynaflow_xla.batch.orders import at, plain
 from dynaflow_xla.batch.proof import Mean, OutputProof, Proof, Sum, mergers, prove_output
 from dynaflow_xla.batch.states import (
@@ -35,10 +36,11 @@ from dynaflow_xla.batch.states import (
     Same,
     State,
     Unknown,
+    Whole,
     is_plain_same,
     is_zero,
 )
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, RuleError
 from dynaflow_xla.frontends.torch.batch.rules import (
     activations,
     bags,
@@ -83,12 +85,14 @@ class Fit:
         in_specs: For each input of the graph that is a tensor: axis, None, or ``nano.PARTS`` for a
             gradient that is handed out in shares.
         out_specs: By value id of the outputs that are tensors.
+        joining: What runs once for all nano-batches; None if nothing does.
     """
 
     proof: Proof
     states: tuple[State, ...]
     in_specs: Mapping[int, expand.InSpec]
     out_specs: Mapping[int, expand.OutSpec]
+    joining: Joining | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,14 @@ class Question:
     cuts: Mapping[str, expand.OutSpec] = field(default_factory=dict)
 
 
-def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool) -> Fit:
+def answer(
+    question: Question,
+    batch: int,
+    sizes: Sequence[int],
+    *,
+    assume: bool,
+    joins: Wanted | None = None,
+) -> Fit:
     """Proves what can be proved for these sizes.
 
     Rules look at two sizes that nothing else has. What follows the batch size otherwise there than at the
@@ -131,6 +142,7 @@ def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool
         batch: Rows of the whole batch.
         sizes: Of the nano-batches.
         assume: The user vouches for what is not proved; results go by their shapes then.
+        joins: What the strategy wants to run once; operators that mix rows do so, too. None: nothing may.
 
     Raises:
         PlanError: a result's shape does not say how to put it together.
@@ -149,19 +161,39 @@ def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool
             continue
         elif (pair := (probes[0](example), probes[1](example)))[0] is not None:
             numbers[value.id] = pair
-    ins = _inputs(question, shape_of, numbers)
+    ins = _inputs(question, shape_of, numbers, joins)
     traced = tuple(dict.fromkeys((batch, *sizes)))
     for number, state in ins.items():
         if _of_other_sizes(state, traced):
             reason = "was made by a forward that was split in another way"
             ins[number] = Mixed(Finding("mixed", "argument", reason))
     irregular = _irregular(question, {batch, *sizes}, {**shape_of, **numbers})
-    walker = Walker(
-        captured, shape_of, numbers, lenient=assume, irregular=irregular,
-        sizes=traced,
-    )  # fmt: skip
-    states = tuple(s.rows if isinstance(s, Keyed) else s for s in walker.run(ins))
-    verdicts, specs = _outputs(question, states, shape_of, assume=assume)
+    joiner: Joiner | None = None
+    force = {} if joins is None else _forced(joins, question)
+    early: frozenset[int] = frozenset()
+    while True:
+        if joins is not None:
+
+            def shapes_at(value: int) -> Sequence[tuple[int, ...]]:
+                regular = value in shape_of and value not in irregular
+                return shape_of[value] if regular else ((), (0,))
+
+            joiner = Joiner(captured.graph, shapes_at, PROBES, force, early, numbers)
+            joiner.start(ins)
+        walker = Walker(
+            captured, dict(shape_of), numbers, lenient=assume, irregular=irregular, joiner=joiner,
+            sizes=traced,
+        )  # fmt: skip
+        states = tuple(s.rows if isinstance(s, Keyed) else s for s in walker.run(ins))
+        verdicts, specs = _outputs(question, states, shape_of, assume=assume, joiner=joiner)
+        if joiner is None:
+            break
+        more, blamed = _to_join(question, verdicts, joiner)
+        more, blamed = more - early, {op: w for op, w in blamed.items() if op not in force}
+        if not more and not blamed:
+            break
+        early |= more
+        force = {**force, **blamed}
     in_specs: dict[int, expand.InSpec] = {}
     for given, name in zip(captured.graph.inputs, captured.graph.input_names, strict=True):
         if given in numbers:
@@ -184,7 +216,36 @@ def answer(question: Question, batch: int, sizes: Sequence[int], *, assume: bool
         outputs=tuple(verdicts),
         findings=tuple(dict.fromkeys(v.finding for v in verdicts if v.finding is not None)),
     )
-    return Fit(proof, states, in_specs, specs)
+    joining = None if joiner is None else replace(joiner.joining(), states=states)
+    return Fit(proof, states, in_specs, specs, joining)
+
+
+def _forced(joins: Wanted, question: Question) -> dict[int, str]:
+    try:
+        return joins.forced(question.captured.graph)
+    except RuleError:
+        if question.kind != "backward":
+            raise
+        return {}  # the strategy's rules speak of the forward
+
+
+def _to_join(
+    question: Question, verdicts: Sequence[OutputProof], joiner: Joiner
+) -> tuple[frozenset[int], dict[int, str]]:
+    """Totals that are to be complete, and operators to run once, for the sake of outputs."""
+    graph = question.captured.graph
+    values = [*question.captured.outputs, *(v for _, v in question.captured.epilogue)]
+    early = set(joiner.again)
+    blamed = {}
+    for verdict in verdicts:
+        if verdict.status == "separable" or isinstance(verdict.state, Mixed | Unknown):
+            continue
+        value = values[verdict.index]
+        if isinstance(verdict.state, Partial):
+            early.add(value)
+        elif not verdict.suggestion and graph.values[value].producer >= 0:
+            blamed[graph.values[value].producer] = str(verdict.finding)
+    return frozenset(early), blamed
 
 
 def _axis(state: State) -> int:
@@ -238,7 +299,10 @@ def _on_line(pair: tuple[Any, Any], size: int, number: Any) -> bool:
 
 
 def _inputs(
-    question: Question, shape_of: Mapping[int, Any], numbers: Mapping[int, Any]
+    question: Question,
+    shape_of: Mapping[int, Any],
+    numbers: Mapping[int, Any],
+    joins: Wanted | None,
 ) -> dict[int, State]:
     graph = question.captured.graph
     made: dict[int, State] = {}
@@ -258,6 +322,8 @@ def _inputs(
         if not varying(shapes_):
             weighted = name.startswith("tangents") and name not in question.totals
             made[value] = Same(1) if weighted else Same()
+        elif joins is not None and rows is None:
+            made[value] = Whole()
         elif rows is None or (rows.inner > 1 and question.kind != "backward"):
             reason = f"{name} has the batch in several dimensions, or a multiple of its rows"
             made[value] = Mixed(Finding("mixed", "argument", reason))
@@ -282,6 +348,7 @@ def _outputs(
     shape_of: Mapping[int, Any],
     *,
     assume: bool,
+    joiner: Joiner | None = None,
 ) -> tuple[list[OutputProof], dict[int, expand.OutSpec]]:
     captured = question.captured
     roles = list(zip(captured.outputs, question.roles, strict=True))
@@ -291,7 +358,14 @@ def _outputs(
     for number, (value, role) in enumerate(roles):
         if not isinstance(value, int) or value not in shape_of:
             continue
-        verdict, spec = _one(question, number, value, role, states[value], shape_of[value])
+        state = states[value]
+        whole = joiner is not None and joiner.is_whole(value)
+        if whole and not isinstance(state, Mixed | Unknown):
+            # What is whole is the original's value, however it was to be put together.
+            verdicts.append(OutputProof(number, state, None, "separable"))
+            specs.setdefault(value, expand.AS_PROVED)
+            continue
+        verdict, spec = _one(question, number, value, role, state, shape_of[value])
         if assume and verdict.status != "separable":
             spec = _by_shape(question, number, role, shape_of[value])
         verdicts.append(verdict)

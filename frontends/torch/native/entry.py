@@ -14,6 +14,7 @@ from dynaflow_xla.frontends.torch.native.native import Native
 from dynaflow_xla.ir.graph import ORDERED
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.ir.phases import ONE_PHASE, Phases
 from dynaflow_xla.ir.rules import Rule, as_rules
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.planning.build import build_plan
@@ -80,7 +81,9 @@ class Entry:
         )
 
 
-def cut(captured: Captured, options: Settings, kind: str) -> PartitionedGraph:
+def cut(
+    captured: Captured, options: Settings, kind: str, phases: Phases = ONE_PHASE
+) -> PartitionedGraph:
     """The regions of a graph by the user's rules, the strategy's, or the default ones."""
     graph = captured.graph
     rules: Sequence[Rule] | None = options.rules
@@ -90,7 +93,7 @@ def cut(captured: Captured, options: Settings, kind: str) -> PartitionedGraph:
     if rules is not None and kind == "backward":
         # The backward has other operators than the forward for which the rules were written.
         rules = [rule for rule in rules if not isinstance(rule, Rule) or rule.groups(graph)]
-    return _with_network(partition(graph, rules))
+    return _with_network(partition(graph, rules, phases=phases))
 
 
 def _with_network(pg: PartitionedGraph) -> PartitionedGraph:

@@ -26,6 +26,7 @@ from dynaflow_xla.frontends.torch.native.split import (
 )
 from dynaflow_xla.ir.graph import Op
 from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.ir.phases import ONE_PHASE
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import record
 
@@ -37,7 +38,7 @@ def split_entry(nano: NanoBatches, options: Settings) -> Entry:
         UnsupportedError: effects under a split.
         PlanError: the graph has other operators at another size, or cannot be run as decided.
     """
-    split = split_graph(nano, _cuts(nano, options))
+    split = split_graph(nano, *_cuts(nano, options))
     t1 = time.perf_counter()
     context = context_of(nano.captured, options, sum(nano.sizes))
     recording = record(options.strategy, split.pg, context, joint=nano.kind != "backward")
@@ -51,20 +52,30 @@ def split_entry(nano: NanoBatches, options: Settings) -> Entry:
     return entry
 
 
-def _cuts(nano: NanoBatches, options: Settings) -> list[PartitionedGraph]:
-    """For each nano-batch its regions."""
-    main = cut(nano.at[max(nano.sizes)].captured, options, nano.kind)
+def _cuts(
+    nano: NanoBatches, options: Settings
+) -> tuple[list[PartitionedGraph], PartitionedGraph | None]:
+    """For each nano-batch its regions; those of the whole graph, if some of them run once."""
+    joining = nano.fit.joining
+    whole = nano.whole.captured.graph
+    phases = ONE_PHASE if joining is None else joining.phases(whole)
+    main = cut(nano.at[max(nano.sizes)].captured, options, nano.kind, phases)
     by_size = {}
-    for size in nano.sizes:
+    for size in nano.sizes if joining is None else (*nano.sizes, sum(nano.sizes)):
         moved = expand.transfer(main, nano.at[size].captured.graph)
         if moved is None:
             raise PlanError(f"{nano.captured.graph.name!r} has other operators for {size} rows")
         by_size[size] = moved
-    return [by_size[size] for size in nano.sizes]
+    cuts = [by_size[size] for size in nano.sizes]
+    return cuts, None if joining is None else by_size[sum(nano.sizes)]
 
 
-def split_graph(nano: NanoBatches, cuts: Sequence[PartitionedGraph]) -> Split:
-    """Puts the nano-batches into one graph; ``cuts`` are the regions of each.
+def split_graph(
+    nano: NanoBatches,
+    cuts: Sequence[PartitionedGraph],
+    once: PartitionedGraph | None = None,
+) -> Split:
+    """Puts the nano-batches into one graph; ``cuts`` are the regions of each, ``once`` of the whole.
 
     Raises:
         UnsupportedError: effects under a split.
@@ -83,6 +94,7 @@ def split_graph(nano: NanoBatches, cuts: Sequence[PartitionedGraph]) -> Split:
     slim = [replace(s, graph=shared[id(c.graph)]) for c, s in zip(cuts, slim, strict=True)]
     expanded = expand.expand(
         replace(graph, outputs=unique), slim, sizes, specs, ways, strided=True,
+        joining=nano.fit.joining, once=once,
     )  # fmt: skip
     parts = [nano.at[size].captured for size in sizes]
     made = expanded.pg.graph
@@ -108,7 +120,7 @@ def split_graph(nano: NanoBatches, cuts: Sequence[PartitionedGraph]) -> Split:
             weighted.add(number)
         position += len(sizes) if isinstance(spec, expand.Parts) else 1
     captured = Captured(
-        graph=replace(made, ops=_payloads(expanded, parts, cuts)),
+        graph=replace(made, ops=_payloads(expanded, whole.captured, parts, cuts, once)),
         ids={},
         examples=_Examples(expanded, whole.captured, parts),
         outputs=[
@@ -150,6 +162,7 @@ def split_graph(nano: NanoBatches, cuts: Sequence[PartitionedGraph]) -> Split:
         frozenset(weighted),
         parted,
         tuple(joined),
+        once,
     )
 
 
@@ -170,7 +183,11 @@ def _kept(
 
 
 def _payloads(
-    expanded: expand.Expanded, parts: Sequence[Captured], cuts: Sequence[PartitionedGraph]
+    expanded: expand.Expanded,
+    whole: Captured,
+    parts: Sequence[Captured],
+    cuts: Sequence[PartitionedGraph],
+    once: PartitionedGraph | None,
 ) -> tuple[Op, ...]:
     """The expanded operators with calls over the expanded graph's values."""
     ops = list(expanded.pg.graph.ops)
@@ -178,9 +195,12 @@ def _payloads(
         if not isinstance(origin, expand.Origin):
             continue
         (number,) = origin.nanos
-        local = cuts[number].regions[origin.region]
+        of = once if number == expand.WHOLE else cuts[number]
+        part = whole if number == expand.WHOLE else parts[number]
+        assert of is not None
+        local = of.regions[origin.region]
         for index, inner in zip(region.ops, local.ops, strict=True):
-            old, new = parts[number].graph.ops[inner], ops[index]
+            old, new = part.graph.ops[inner], ops[index]
             ids = dict(zip(old.inputs, new.inputs, strict=True))
             ids.update(zip(old.outputs, new.outputs, strict=True))
             payload: Payload = old.payload

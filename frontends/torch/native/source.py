@@ -103,7 +103,8 @@ class Code:
         again = self._constant(_Again(self._captured, title, run.inputs, steps, self.regions))
         args = ", ".join(f"v{v}" for v in run.inputs)
         targets = ", ".join(f"v{v}" for v in results)
-        self._emit(f"try: {targets} = {function}({args})", region)
+        call = f"{function}({args})"
+        self._emit(f"try: {f'{targets} = {call}' if results else call}", region)
         self._emit(f"except Exception as error: {again}(error, {args})", region)
         self._made(results, region)
 

@@ -36,6 +36,7 @@ class Split(SplitGraph):
         weighted: Positions among the whole's inputs of gradients handed out in shares.
         taken: By such a position: what the forward kept in parts.
         kept_parts: For each result of a call how the parts lie that the backward gets, if it is such.
+        once: The cut of the whole graph, if some of its regions run once.
     """
 
     nano: NanoBatches
@@ -43,6 +44,7 @@ class Split(SplitGraph):
     weighted: frozenset[int]
     taken: Mapping[int, handed.Taken]
     kept_parts: tuple[handed.Joined | None, ...]
+    once: PartitionedGraph | None = None
 
     def inputs(self, given: Sequence[Any]) -> list[Any]:
         """Inputs of the expanded graph from those of the captured one."""
@@ -81,6 +83,8 @@ class Split(SplitGraph):
         for region, origin in zip(self.pg.regions, self.expanded.origins, strict=True):
             if isinstance(origin, expand.MergeSpec):
                 made[region.id] = self._merge(region, origin)
+            elif isinstance(origin, expand.CutSpec):
+                made[region.id] = self._rows(region, origin)
             elif len(origin.nanos) > 1:
                 made[region.id] = self._batched(region, origin, decisions[region.id])
             elif decisions[region.id].replace is not None:
@@ -95,22 +99,47 @@ class Split(SplitGraph):
             self.captured.examples[value], self.states, self.expanded.sources[value][1], spec.axis
         )
 
-        if spec.how == "sum" and reads == [0, 1] and cuts == [None, None]:
+        plain = set(spec.weights) <= {1.0}
+        if spec.how == "sum" and reads == [0, 1] and cuts == [None, None] and plain:
             return torch.ops.aten.add.Tensor  # the most frequent total: a parameter's gradient
 
         def run(*args: Any) -> list[Any]:
             parts = [_ARRAYS.read(args[n], cut) for n, cut in zip(reads, cuts, strict=True)]
             if spec.how == "concat":
-                return [how.whole(parts)]
+                return [how.whole(_ARRAYS.weighed(parts, spec))]
             return [_ARRAYS.total(parts, spec)]
 
         return run
 
+    def _rows(self, region: Region, spec: expand.CutSpec) -> Function:
+        """The nano-batches' rows of what was made once, lying as their operators expect them."""
+        layouts = [layout_of(self.captured.examples[v]) for v in region.outputs]
+        numbers = [self.pg.graph.ops[region.ops[0]].outputs.index(v) for v in region.outputs]
+        cuts = [spec.cuts[n] for n in numbers]
+
+        def run(x: Any) -> list[Any]:
+            made = []
+            for cut, layout in zip(cuts, layouts, strict=True):
+                rows = x.narrow(cut.axis, cut.start, cut.stop - cut.start)
+                lies = all(
+                    a == b
+                    for a, b, n in zip(rows.stride(), layout.strides, layout.shape, strict=True)
+                    if n > 1
+                )
+                made.append(rows if lies else layout.of_type(rows.dtype).empty().copy_(rows))
+            return made
+
+        return run
+
     def _replaced(self, region: Region, origin: expand.Origin, decision: Decision) -> Function:
-        number = origin.nanos[0]
-        local = self.cuts[number].regions[origin.region]
         assert decision.replace is not None
-        captured = self.nano.captured_at(self.sizes[number])
+        if origin.nanos == (expand.WHOLE,):
+            assert self.once is not None
+            local, size = self.once.regions[origin.region], sum(self.sizes)
+        else:
+            number = origin.nanos[0]
+            local, size = self.cuts[number].regions[origin.region], self.sizes[number]
+        captured = self.nano.captured_at(size)
         fn = regions.replacement(decision.replace, captured, local, str(decision.source))
         return self.single(fn, region, local, _ARRAYS)
 

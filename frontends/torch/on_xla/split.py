@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.joins import AUTOMATIC, Wanted
 from dynaflow_xla.batch.states import ORDERED, Rows, State
 from dynaflow_xla.errors import SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.jax.batch.split import Resolved
@@ -32,7 +33,12 @@ class _Traced:
     resolved: Resolved | None = None
 
     def resolve(
-        self, sizes: Sequence[int], *, assume_separable: bool, also: Sequence[int] = ()
+        self,
+        sizes: Sequence[int],
+        *,
+        assume_separable: bool,
+        also: Sequence[int] = (),
+        joins: Wanted = AUTOMATIC,
     ) -> Resolved:
         """What was made of the torch frontend's proof."""
         assert self.resolved is not None and not also, "nano-batches run one by one"

@@ -12,10 +12,17 @@ from typing import Any
 import torch
 
 from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.joins import AUTOMATIC, Wanted
 from dynaflow_xla.batch.orders import at as lies
 from dynaflow_xla.batch.proof import Sum, refusal
 from dynaflow_xla.batch.states import Late, Partial, Rows, Same, State
-from dynaflow_xla.errors import EngineError, PlanError, SeparabilityError, VerificationError
+from dynaflow_xla.errors import (
+    EngineError,
+    PlanError,
+    SeparabilityError,
+    UnsupportedError,
+    VerificationError,
+)
 from dynaflow_xla.frontends.torch.backend import Backend, Entry
 from dynaflow_xla.frontends.torch.batch import (
     drawn,
@@ -43,6 +50,7 @@ class _Made:
     sizes: tuple[int, ...] = ()
     assume: bool = False
     compared: bool = True
+    joins: Wanted = AUTOMATIC
 
 
 @dataclass
@@ -145,23 +153,22 @@ class BatchedGraph:
             )
         t0 = time.perf_counter()
         context = context_of(self.captured, options, batch)
-        assume = False
         if self.forward is not None:
             of_forward = self.forward.made_for(values, batch)
-            sizes, assume = of_forward.sizes, of_forward.assume
+            sizes, assume, joins = of_forward.sizes, of_forward.assume, of_forward.joins
         else:
             sizes, asked = sizes_of(options.strategy, context)
-            assume = asked.assume_separable
+            assume, joins = asked.assume_separable, asked.joins
         if not sizes:
             return _Made(self._whole(values, batch))
-        fit = self._proved(values, batch, sizes, assume)
+        fit = self._proved(values, batch, sizes, assume, joins)
         unproven = fit.proof.status == "unproven" and not assume
         if not assume:
             fit.proof.raise_if_refused(allow_unproven=options.check)
             if options.in_axes is None and unproven:
                 self._refuse_unproven(fit.proof)
         entry = self._split(values, batch, sizes, fit, t0)
-        return _Made(entry, fit, sizes, assume, compared=not unproven)
+        return _Made(entry, fit, sizes, assume, compared=not unproven, joins=joins)
 
     def _whole(self, values: dict[Symbol, int], batch: int) -> Entry:
         """The plan without a split."""
@@ -198,6 +205,31 @@ class BatchedGraph:
             ) from None
 
     def _proved(
+        self,
+        values: dict[Symbol, int],
+        batch: int,
+        sizes: tuple[int, ...],
+        assume: bool,
+        joins: Wanted,
+    ) -> proving.Fit:
+        """The proof; what mixes rows runs once if the strategy allows that."""
+        fit = self._separable(values, batch, sizes, assume)
+        mixed = any(o.status == "mixed" and not o.suggestion for o in fit.proof.outputs)
+        if joins.chosen and not self.backend.in_place:
+            raise UnsupportedError(
+                f"{self.captured.graph.name!r}: only= and join= need a backend that runs PyTorch's own "
+                "operators: backend='torch'"
+            )
+        joinable = joins.allowed and self.backend.in_place  # on XLA what mixes rows is refused
+        if assume or not joinable or not (mixed or joins.chosen):
+            return fit
+        question, _ = self._question(values, batch)
+        joined = proving.answer(question, batch, sizes, assume=False, joins=joins)
+        if joined.proof.status == "unproven" and fit.proof.status != "separable":
+            return fit
+        return joined
+
+    def _separable(
         self, values: dict[Symbol, int], batch: int, sizes: tuple[int, ...], assume: bool
     ) -> proving.Fit:
         question, late = self._question(values, batch)
@@ -283,9 +315,10 @@ class BatchedGraph:
     ) -> Entry:
         slim, out_specs, tail = totals.behind(self.captured, fit.states, dict(fit.out_specs))
         captured, states, draws = drawn.before(slim, fit.states)
+        joining = None if fit.joining is None else replace(fit.joining, states=states)
         fit = replace(
             fit, states=states, in_specs=drawn.specs(fit.in_specs, captured, states),
-            out_specs=out_specs,
+            out_specs=out_specs, joining=joining,
         )  # fmt: skip
         held = frozenset(
             n for n, s in enumerate(fit.states) if isinstance(s, Rows) or lies(s) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 from dynaflow_xla.errors import SeparabilityError
@@ -14,7 +15,9 @@ from dynaflow_xla.recent import Recent
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
+from dynaflow_xla.strategies.dual_batch import DualBatch
 from dynaflow_xla.strategies.identity import identity
+from dynaflow_xla.strategies.nano_batch import NanoBatch
 from dynaflow_xla.tuning import choice as choosing
 
 _MAX_CHILDREN = 64
@@ -43,6 +46,10 @@ class Deciding:
 
     def with_strategy(self, strategy: Strategy) -> Any:
         """The same under another strategy; made once a strategy."""
+        if isinstance(self.options.strategy, Auto) and isinstance(strategy, NanoBatch | DualBatch):
+            if strategy.only is None and not strategy.join:
+                # A decision holds for all sizes, and what rows that meet cost is another at each.
+                strategy = replace(strategy, joins=False)
         key = identity(strategy)
         found = self.children.get(key)
         return self.children.setdefault(key, self.made_for(strategy)) if found is None else found

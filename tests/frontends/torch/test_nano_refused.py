@@ -25,7 +25,8 @@ def split(fn: Any, sizes: Any = 2, *, in_axes: Any = 0, **options: Any) -> Any:
 
 
 def refused(fn: Any, *args: Any, sizes: Any = 2, in_axes: Any = 0, **kwargs: Any) -> str:
-    fast = split(fn, sizes, in_axes=in_axes)
+    strategy = sizes if isinstance(sizes, dfx.Strategy) else dfx.NanoBatch(sizes, joins=False)
+    fast = split(fn, strategy, in_axes=in_axes)
     with pytest.raises(SeparabilityError) as caught:
         fast(*args, **kwargs)
     return str(caught.value)

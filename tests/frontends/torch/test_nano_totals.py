@@ -89,7 +89,10 @@ def test_without_gradients_and_without_any_label() -> None:
 def test_beside_rows() -> None:
     """A total that rows need cannot wait until all rows are done."""
     fast = dfx.schedule(
-        lambda h, y: h / F.cross_entropy(h, y), dfx.NanoBatch(2), in_axes=0, out_axes=0
+        lambda h, y: h / F.cross_entropy(h, y),
+        dfx.NanoBatch(2, joins=False),
+        in_axes=0,
+        out_axes=0,
     )
     with pytest.raises(SeparabilityError, match="before it is complete") as caught:
         fast(torch.randn(6, 5), torch.randint(0, 5, (6,)))

@@ -66,5 +66,5 @@ def weighted_sum(x: Any, weights: Any) -> Any:
 
 @case(lambda d: (d.normal(ROWS, D), d.normal(ROWS, D)), wrt=(0, 1), refused="iota|dot_general")
 def contrastive(x: Any, y: Any) -> Any:
-    """Every row against every other: refused under a split."""
+    """Every row against every other: refused under a split without joins."""
     return jax.nn.log_softmax(x @ y.T).diagonal()

@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend import core as jcore
 
 from dynaflow_xla.batch import groups, orders
+from dynaflow_xla.batch.joins import Joiner
 from dynaflow_xla.batch.states import (
     SAME,
     BrokenRule,
@@ -54,6 +55,8 @@ _RULE_FIRST = {
 }  # fmt: skip
 # Calls: what is inside is walked, whatever the states.
 _INLINE = {*capture.INLINE, "custom_vmap_call", "composite", "call_hi_primitive"}
+# What mixes rows in the body of one of these is not joined: it would run once a round.
+_LOOPS = {"scan", "while"}
 # Results that equal operands do not determine.
 _NOT_FUNCTIONS = {"rng_uniform", "empty", "empty2", "infeed"}
 
@@ -189,10 +192,12 @@ class Walker:
     Attributes:
         sizes: Rows of the batch in each trace: the whole batch first.
         effects: Operators with effects that were met, as findings.
+        joiner: Decides what of the outermost program runs once; None: nothing may.
     """
 
     sizes: tuple[int, ...]
     effects: dict[Finding, None] = field(default_factory=dict)
+    joiner: Joiner | None = None
     _caller: Source | None = None
 
     def run(self, bodies: Sequence[Body], ins: Sequence[State]) -> list[State]:
@@ -226,19 +231,10 @@ class Walker:
                 continue
             eqns = [eqn, *peers]
             site = Site(eqn.primitive.name, eqns, [], self, source, scope)
-            for atoms in zip(*(e.invars for e in eqns), strict=True):
-                try:
-                    site.ins.append(self._read(atoms, env))
-                except Refuse as error:
-                    site.ins.append(failed(site, error))
-            try:
-                states = self._apply(site)
-            except (Refuse, NoRule) as error:
-                states = site.each_result(failed(site, error))
-            except BrokenRule:
-                raise  # of an inner program's operator
-            except Exception as error:
-                raise BrokenRule(site.name, source, error) from error
+            if self.joiner is not None and whole.ops:
+                states = self._joined(site, whole.ops[number], env, self.joiner)
+            else:
+                states, _ = self._states(site, env)
             env.update(zip(eqn.outvars, states, strict=True))
             for peer, known in zip(peers, names, strict=True):
                 known.update(zip(peer.outvars, eqn.outvars, strict=True))
@@ -258,6 +254,36 @@ class Walker:
             except Refuse as error:
                 outs.append(Mixed(Finding("mixed", "return", str(error), self._caller)))
         return outs, env
+
+    def _states(self, site: Site, env: Mapping[Any, State]) -> tuple[list[State], bool]:
+        """An operator's states, and whether it itself is to blame if it fails, nothing inside of it."""
+        site.ins.clear()
+        for atoms in zip(*(e.invars for e in site.eqns), strict=True):
+            try:
+                site.ins.append(self._read(atoms, env))
+            except Refuse as error:
+                site.ins.append(failed(site, error))
+        try:
+            return self._apply(site), site.name not in _LOOPS
+        except (Refuse, NoRule) as error:
+            return site.each_result(failed(site, error)), True
+        except BrokenRule:
+            raise  # of an inner program's operator
+        except Exception as error:
+            raise BrokenRule(site.name, site.source, error) from error
+
+    def _joined(self, site: Site, op: Op, env: dict[Any, State], joiner: Joiner) -> list[State]:
+        """An operator's states, where it, or the totals it reads, may be joined."""
+        read = dict.fromkeys(a for a in site.eqns[0].invars if not isinstance(a, jcore.Literal))
+        values = dict(zip(read, op.inputs, strict=True))
+
+        def attempt() -> tuple[list[State], bool]:
+            env.update((variable, joiner.states[value]) for variable, value in values.items())
+            return self._states(site, env)
+
+        states = joiner.step(op, attempt)
+        env.update((variable, joiner.states[value]) for variable, value in values.items())
+        return states
 
     def _place(self, body: Body, number: int) -> tuple[Source | None, tuple[str, ...]]:
         if body.ops:

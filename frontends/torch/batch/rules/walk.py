@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.batch import groups, orders
+from dynaflow_xla.batch.joins import Joiner, defined
 from dynaflow_xla.batch.states import (
     POSITION,
     SAME,
@@ -32,6 +33,7 @@ from dynaflow_xla.batch.states import (
     Same,
     State,
     Unknown,
+    Whole,
     batch_axis,
     first_failure,
     is_plain_same,
@@ -211,6 +213,7 @@ class Walker:
         irregular: Values that follow the batch size otherwise at the sizes in question than at the
             probes: numbers themselves, tensors in their shapes.
         sizes: Rows of the batch and of its nano-batches; without them nothing is said of orders.
+        joiner: Decides what runs once for all nano-batches; None: nothing may.
     """
 
     captured: Captured
@@ -220,6 +223,7 @@ class Walker:
     lenient: bool = False
     irregular: frozenset[int] = frozenset()
     sizes: tuple[int, ...] = ()
+    joiner: Joiner | None = None
 
     def run(self, ins: Mapping[int, State]) -> tuple[State, ...]:
         """States of all values, given those of the graph's inputs."""
@@ -231,8 +235,43 @@ class Walker:
             wanted = [v for v in op.outputs if v not in self.numbers]
             if not wanted:
                 continue
-            self.states.update(zip(wanted, self._apply(op, wanted), strict=True))
+            made = self._joined(op, wanted) if self.joiner is not None else self._apply(op, wanted)
+            self.states.update(zip(wanted, made, strict=True))
+        if self.joiner is not None:
+            self.states.update(self.joiner.states)
         return tuple(self.states.get(v.id, SAME) for v in graph.values)
+
+    def _joined(self, op: Op, wanted: Sequence[int]) -> list[State]:
+        """The states of an operator's results, where it, or the totals it reads, may be joined."""
+        joiner = self.joiner
+        assert joiner is not None
+        read = [v for v in op.inputs if v not in self.numbers]
+
+        def attempt() -> tuple[list[State], bool]:
+            self.states.update((v, joiner.states[v]) for v in read)
+            return self._apply(op, wanted), True
+
+        drawn = self.captured.graph.values[wanted[-1]].dtype == "token"
+        if drawn:
+            made = attempt()[0] if drawn_like(op) is None else self._drawn_whole(op, wanted)
+            joiner.states.update(zip(wanted, made, strict=True))
+            return made
+        return joiner.step(replace(op, outputs=tuple(wanted)), attempt)
+
+    def _drawn_whole(self, op: Op, wanted: Sequence[int]) -> list[State]:
+        """Random numbers are drawn for the whole batch before nano-batches run; these get their rows."""
+        joiner = self.joiner
+        assert joiner is not None
+        self.states.update((v, joiner.states[v]) for v in op.inputs if v not in self.numbers)
+        whole = any(isinstance(self.states[v], Whole) for v in op.inputs)
+        made = self._apply(op, wanted) if not whole else [Whole()] * len(wanted)
+        return [
+            defined(self.shapes[v], PROBES)
+            if isinstance(state, Whole)
+            or (isinstance(state, Mixed) and "pairs of rows" in state.finding.reason)
+            else state
+            for v, state in zip(wanted[:-1], made, strict=False)
+        ] + [SAME]
 
     def _apply(self, op: Op, wanted: Sequence[int]) -> list[State]:
         payload: Payload = op.payload
@@ -258,7 +297,11 @@ class Walker:
             made = self._made(site, read)
             site.check_numbers()
         except (Refuse, NoRule) as error:
-            late = self._late(op, read, wanted) if fixed_shapes else None
+            late = None
+            if (
+                fixed_shapes and self.joiner is None
+            ):  # else totals are complete where they are needed
+                late = self._late(op, read, wanted)
             return [late or failed(site, error)] * len(wanted)
         except Exception as error:
             broken = BrokenRule(op.kind, op.source, error)

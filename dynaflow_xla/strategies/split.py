@@ -1,0 +1,138 @@
+"""How a strategy wants the batch cut, and what it wants to run once all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from numbers import Integral
+from typing import Any
+
+from dynaflow_xla import checks
+from dynaflow_xla.batch.joins import AUTOMATIC, Wanted
+from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument
+from dynaflow_xla.ir.rules import Rule, as_rules
+
+
+@dataclass(frozen=True)
+class Split:
+    """How the batch is cut into nano-batches.
+
+    Attributes:
+        count: Number of nano-batches; 1 does not split.
+        sizes: Rows of each, or () for as even as possible.
+        assume_separable: The user vouches that rows are independent; nothing is proved or compared.
+        joins: What may run once, on the rows put together again.
+    """
+
+    count: int = 1
+    sizes: tuple[int, ...] = ()
+    assume_separable: bool = False
+    joins: Wanted = AUTOMATIC
+
+    def __post_init__(self) -> None:
+        if self.assume_separable and self.joins.chosen:
+            raise PlanError(
+                "assume_separable skips the proof, and only the proof tells how nano-batches are put "
+                "together: only= and join= cannot go with it"
+            )
+        object.__setattr__(self, "count", _checked_count("dfx.Split", self.count))
+        given = checks.items(self.sizes)
+        sizes = () if given == () else _row_counts(self.sizes if given is None else given)
+        object.__setattr__(self, "sizes", sizes)
+        if sizes and len(sizes) != self.count:
+            raise PlanError(f"dfx.Split: {self.count} nano-batches need as many sizes; got {sizes}")
+
+    @staticmethod
+    def none() -> Split:
+        """Do not split."""
+        return Split()
+
+    @staticmethod
+    def even(count: int, *, assume_separable: bool = False) -> Split:
+        """``count`` nano-batches of (nearly) the same size."""
+        return Split(_checked_count("Split.even", count), (), assume_separable)
+
+    @staticmethod
+    def of_sizes(sizes: Iterable[int], *, assume_separable: bool = False) -> Split:
+        """Nano-batches of the given numbers of rows."""
+        checked = _row_counts(sizes)
+        return Split(len(checked), checked, assume_separable)
+
+    def joining(self, *, only: Any = None, join: Any = (), joins: bool = True) -> Split:
+        """The same split with a say in what runs once, on the rows put together again.
+
+        Args:
+            only: Rules (``dfx.Scope``, ``Op``, ...) of what is split; all else runs once.
+            join: Rules of what runs once although it could be split.
+            joins: Whether operators that mix rows may run once; False: they refuse the split.
+        """
+        if not isinstance(joins, bool):
+            raise PlanTypeError(f"joins must be True or False; got {joins!r}")
+        chosen = None if only is None else as_rules(only)
+        wanted = Wanted(joins, chosen, as_rules(join))
+        if wanted.chosen and not joins:
+            raise PlanError("only= and join= join what they say; joins=False allows no join")
+        return replace(self, joins=wanted)
+
+    @staticmethod
+    def balanced(weights: Sequence[float], count: int, *, assume_separable: bool = False) -> Split:
+        """``count`` nano-batches of consecutive rows with (nearly) equal sums of ``weights``.
+
+        Args:
+            weights: One for each row, e.g. its number of tokens; not negative.
+            count: Number of nano-batches, at most the number of rows.
+            assume_separable: As above.
+        """
+        try:
+            rows = [float(w) for w in weights]
+        except (TypeError, ValueError) as error:
+            raise PlanTypeError(
+                f"weights must be numbers, one for each row; got {weights!r}"
+            ) from error
+        count = _checked_count("Split.balanced", count)
+        if count > len(rows):
+            raise PlanError(
+                f"Split.balanced takes a count from 1 to the number of rows, {len(rows)}; got {count}"
+            )
+        if any(not 0 <= w < float("inf") for w in rows):
+            raise PlanError("Split.balanced takes weights that are finite and not negative")
+        ends = list(accumulate(rows))
+        sizes, start = [], 0
+        for k in range(1, count):
+            # The end nearest to the k-th share that leaves a row for each of the others.
+            most = len(rows) - (count - k)
+            goal = ends[-1] * k / count
+            stop = min(range(start + 1, most + 1), key=lambda n: (abs(ends[n - 1] - goal), n))
+            sizes.append(stop - start)
+            start = stop
+        return Split(count, (*sizes, len(rows) - start), assume_separable)
+
+
+def joining_text(only: Sequence[Rule] | None, join: Sequence[Rule], joins: bool) -> list[str]:
+    """What a strategy's text says of joins."""
+    made = []
+    if only is not None:
+        made.append(f"only=[{', '.join(rule.text() for rule in only)}]")
+    if join:
+        made.append(f"join=[{', '.join(rule.text() for rule in join)}]")
+    return made if joins else [*made, "joins=False"]
+
+
+def _checked_count(who: str, count: Any) -> int:
+    made = checks.integer(count)
+    if made is None or made < 1:
+        raise bad_argument(
+            count, Integral, f"{who} takes a count of nano-batches >= 1; got {count!r}"
+        )
+    return made
+
+
+def _row_counts(sizes: Any) -> tuple[int, ...]:
+    given = checks.items(sizes)
+    made = tuple(n for n in map(checks.integer, given or ()) if n is not None and n > 0)
+    if not given or len(made) != len(given):
+        integers = bool(given) and None not in map(checks.integer, given or ())
+        kind = PlanError if integers or given == () else PlanTypeError
+        raise kind(f"sizes must be positive integers; got {sizes!r}")
+    return made

@@ -1,0 +1,184 @@
+"""What mixes rows runs once, on the rows put together again, and what follows is split again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed")
+nn, F, st = torch.nn, torch.nn.functional, hypothesis.strategies
+
+SIZES = [2, [5, 4, 3]]
+B = 12
+
+
+class Residual(nn.Module):
+    """Two blocks of a residual network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 3, padding=1)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(6), nn.BatchNorm2d(6)])
+        self.second = nn.Conv2d(6, 6, 3, padding=1)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Any) -> Any:
+        x = torch.relu(self.norms[0](self.first(x)))
+        x = torch.relu(x + self.norms[1](self.second(x)))
+        return self.head(x.mean((2, 3)))
+
+
+class Contrastive(nn.Module):
+    """Two towers, each row against every other, a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 6))
+        self.right = nn.Linear(5, 6)
+
+    def forward(self, a: Any, b: Any) -> Any:
+        left, right = F.normalize(self.left(a), dim=-1), F.normalize(self.right(b), dim=-1)
+        logits = left @ right.t() / 0.1
+        each = torch.arange(a.shape[0])
+        loss = (F.cross_entropy(logits, each) + F.cross_entropy(logits.t(), each)) / 2
+        return loss, logits, left
+
+
+CASES: dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]], Any, str]] = {
+    "residual": (Residual, lambda: (torch.randn(B, 3, 8, 8),), 0, "native_batch_norm"),
+    "contrastive": (
+        Contrastive, lambda: (torch.randn(B, 8), torch.randn(B, 5)), (None, 0, 0), "mm at",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_models(name: str, sizes: Any) -> None:
+    make, draw, out_axes, reason = CASES[name]
+    model = make().train()
+    other, args = copy.deepcopy(model), draw()
+    fast = dfx.schedule(other, dfx.NanoBatch(sizes), in_axes=0, out_axes=out_axes)
+    for _ in range(2):
+        for module, run in ((model, model), (other, fast)):
+            module.zero_grad()
+            found = run(*args)
+            leaves = found if isinstance(found, tuple) else (found,)
+            sum(x.square().sum() for x in leaves).backward()
+            module.found = [x.detach() for x in leaves]
+        torch.testing.assert_close(other.found, model.found, rtol=1e-4, atol=1e-5)
+        for (key, p), q in zip(other.named_parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5, msg=key)
+        for p, q in zip(other.buffers(), model.buffers(), strict=True):
+            torch.testing.assert_close(p, q)
+    text = dfx.explain(fast, *args)
+    assert "joined: " in text and reason in text and f"{__file__}:" in text
+    refused = dfx.schedule(make(), dfx.NanoBatch(sizes, joins=False), in_axes=0, out_axes=out_axes)
+    with pytest.raises(dfx.SeparabilityError):
+        refused(*args)
+
+
+def test_only_some_regions_are_split() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    x = torch.randn(B, 8)
+    strategy = dfx.NanoBatch(2, only=dfx.Scope("**/2"))
+    fast = dfx.schedule(model, strategy, in_axes=0)
+    torch.testing.assert_close(fast(x), model(x))
+    graph = dfx.graph(fast, x)
+    products = {r.name for r in graph.regions if r.name.startswith("addmm")}
+    assert products == {"addmm@0", "addmm@1"}, products
+    assert any("joined" in r.tags for r in graph.regions)
+    assert "only that is split" in dfx.explain(fast, x)
+
+
+def test_dropout_between_rows() -> None:
+    def f(x: Any) -> Any:
+        return F.dropout(torch.softmax(x @ x.t(), -1), 0.5) @ x
+
+    x, fast = torch.randn(B, 8), dfx.schedule(f, dfx.NanoBatch([5, 4, 3]), in_axes=0)
+    torch.manual_seed(3)
+    want = f(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(fast(x), want)
+
+
+def test_numbers_drawn_from_data_between_rows_are_refused() -> None:
+    def f(x: Any) -> Any:
+        return torch.bernoulli(torch.softmax(x, 0)) * x
+
+    fast = dfx.schedule(f, dfx.NanoBatch(2), in_axes=0)
+    with pytest.raises(dfx.SeparabilityError, match=r"bernoulli at .*draws random numbers"):
+        fast(torch.rand(B, 4))
+
+
+W = torch.randn(4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+# Steps from [B, 4] to [B, 4].
+STEPS: dict[str, Callable[[Any], Any]] = {
+    "tanh": torch.tanh,
+    "product": lambda x: x @ W,
+    "row softmax": lambda x: torch.softmax(x, -1),
+    "runs": lambda x: sum(torch.cat([x, x + 1]).cos().chunk(2)),
+    "own": lambda x: x + x[torch.arange(x.shape[0]), x.argmax(1)][:, None],
+    "mean": lambda x: x - x.mean(0),
+    "spread": lambda x: x / (1 + x.std(0)),
+    "softmax": lambda x: torch.softmax(x, 0),
+    "size": lambda x: x * x.shape[0] / 5,
+    "sum": lambda x: x + (x * 0.1).sum(),
+    "neighbours": lambda x: x + x.roll(1, 0),
+    "gram": lambda x: torch.softmax(x @ x.t(), -1) @ x,
+    "number": lambda x: x + torch.arange(x.shape[0])[:, None] / 9,
+    "first": lambda x: x + x[:1],
+    "cumsum": lambda x: x.cumsum(0) / 3,
+    "picked": lambda x: x[torch.arange(x.shape[0]).flip(0)],
+    "sorted": lambda x: x.t().sort(-1).values.t(),
+    "maximum": lambda x: x / x.abs().amax(),
+}
+
+
+def _equal(names: list[str], sizes: tuple[int, ...], grad: bool) -> None:
+    def f(x: Any) -> Any:
+        for name in names:
+            x = STEPS[name](x)
+        return x
+
+    torch._dynamo.reset()
+    fast = dfx.schedule(f, dfx.NanoBatch(sizes), in_axes=0, backend="torch", check=False)
+    rows = sum(sizes)
+    x, y = (torch.randn(rows, 4, dtype=torch.float64, requires_grad=grad) for _ in range(2))
+    with torch.no_grad():
+        y.copy_(x)
+    want, got = f(x), fast(y)
+    torch.testing.assert_close(got, want, check_stride=False)
+    if grad:
+        weight = torch.randn_like(want)
+        (want * weight).sum().backward()
+        (got * weight).sum().backward()
+        torch.testing.assert_close(y.grad, x.grad)
+
+
+@hypothesis.settings(max_examples=8, deadline=None, derandomize=True, database=None)
+@hypothesis.given(
+    names=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=4),
+    sizes=st.sampled_from([(3, 2), (2, 4), (2, 3, 2)]),
+    grad=st.booleans(),
+)
+def test_random_programs(names: list[str], sizes: tuple[int, ...], grad: bool) -> None:
+    _equal(names, sizes, grad)
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=1000, deadline=None, derandomize=True, database=None)
+@hypothesis.given(
+    names=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=6),
+    sizes=st.sampled_from([(3, 2), (2, 4), (2, 3, 2), (5, 4, 3)]),
+    grad=st.booleans(),
+)
+def test_many_random_programs(names: list[str], sizes: tuple[int, ...], grad: bool) -> None:
+    _equal(names, sizes, grad)
