@@ -39,7 +39,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt bench-gpu test test-gpu gpu-wheel gpu-all \
         docs test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 test-gpu-compile report-xla \
-        test-torch-versions test-torch-xla cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
+        test-torch-versions test-torch-xla test-frameworks cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -132,6 +132,14 @@ bench-pjrt: setup $(STAMPS)/deps-dev  ## Measure an XLA executable as an engine 
 # -P keeps the repository root off sys.path; with it, `import dynaflow_xla` would find the sources.
 test: setup  ## Run the Python tests against the installed wheel (PYTEST_ARGS=...)
 	@"$(PY)" -P -m pytest --durations=10 $(IN_PARALLEL) $(PYTEST_ARGS)
+
+# JAX_TESTS=/path/to/jax/tests, a checkout of the installed version: JAX's packages do not hold its tests.
+test-frameworks: setup  ## JAX's own tests with jax.jit scheduled (JAX_TESTS=...), PyTorch's samples (SUITES=... MODES=...)
+	@[ -n '$(JAX_TESTS)' ] || { echo "make test-frameworks JAX_TESTS=/path/to/a/jax/checkout/tests"; exit 1; }
+	@"$(PY)" -P -m pip install -q absl-py
+	@"$(PY)" -P tests/frameworks/run.py --jax-tests '$(JAX_TESTS)' $(if $(SUITES),--suites $(SUITES)) \
+	  $(if $(MODES),--modes $(MODES)) --out benchmarks/results/frameworks.json --page docs/frameworks.md
+	@"$(PY)" -P tests/support/opinfo_sweep.py
 
 # ---- environments of their own: noxfile.py says what they are and where they are kept --------------
 

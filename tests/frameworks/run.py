@@ -1,0 +1,219 @@
+"""Runs the frameworks' own tests on scheduled functions, and writes a table of what came of them.
+
+``python -P tests/frameworks/run.py --jax-tests CHECKOUT/tests [--suites NAME ...] [--modes NAME ...]
+[--limit SECONDS] [--out FILE.json] [--page FILE.md]``
+
+JAX's tests are not in its packages: they come from a checkout of the installed version. Each suite runs
+with ``jax.jit`` replaced by ``dynaflow_xla.schedule(jax.jit(...))``, once a mode (``scheduled_jit.MODES``).
+A test that does not pass so is run as it is, too: if it does not pass then, here, it says nothing about a
+schedule and is left out. What asserts on how JAX traces or compiles, not on values, is named in
+``excluded.toml`` with the reason. A suite that runs into its limit keeps what it had until then, and says
+so. The command fails if anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+SUITES = (
+    "lax_control_flow_test",
+    "lax_autodiff_test",
+    "nn_test",
+    "custom_root_test",
+    "generated_fun_test",
+)
+CASES = os.environ.get("JAX_NUM_GENERATED_CASES", "3")
+QUICK = os.environ.get("JAX_SKIP_SLOW_TESTS", "") not in ("", "0")
+MODES = ("branches", "lanes", "auto", "xla")
+
+
+def checkout(folder: str) -> Path:
+    """JAX's tests, of the installed version.
+
+    Raises:
+        SystemExit: they are not there, or of another version.
+    """
+    import jax
+
+    tests = Path(folder).resolve()
+    if not (tests / f"{SUITES[0]}.py").is_file():
+        sys.exit(
+            f"{folder!r} does not hold JAX's tests ({SUITES[0]}.py): JAX_TESTS must be the "
+            f"folder tests/ of a checkout of jax-v{jax.__version__} "
+            f"(git clone --branch jax-v{jax.__version__} https://github.com/jax-ml/jax)"
+        )
+    said = tests.parent / "jax" / "version.py"
+    found = re.search(r'^_version = "([^"]+)"', said.read_text(), re.M) if said.is_file() else None
+    version = found[1] if found else "unknown"
+    if version != jax.__version__:
+        sys.exit(
+            f"{folder!r} is of JAX {version}, installed is {jax.__version__}: "
+            f"git checkout jax-v{jax.__version__} there"
+        )
+    return tests
+
+
+def excluded(suite: str) -> dict[str, str]:
+    """Patterns of test names, and why they are left out."""
+    told = tomllib.loads((HERE / "excluded.toml").read_text()).get(suite, {})
+    return {pattern: reason for reason, patterns in told.items() for pattern in patterns}
+
+
+def outcomes(
+    tests: Path, suite: str, mode: str, limit: float, only: Collection[str] = (), match: str = ""
+) -> tuple[dict[str, Any], bool]:
+    """What came of each test, or of some, and whether all of them ran.
+
+    Args:
+        tests: The folder.
+        suite: The file's name.
+        mode: How it is scheduled.
+        limit: Seconds for all of them.
+        only: The tests; all, if there are none.
+        match: Of these, what their names have to fit, as ``pytest -k``.
+    """
+    file = str(tests / f"{suite}.py")
+    with tempfile.TemporaryDirectory() as folder:
+        lines = Path(folder, "outcomes.jsonl")
+        lines.touch()
+        environment = os.environ | {
+            "DFX_MODE": mode, "DFX_OUTCOMES": str(lines), "DFX_TESTS": str(tests),
+            "PYTHONPATH": str(HERE), "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_GENERATED_CASES": CASES,
+            "DYNAFLOW_XLA_CACHE_DIR": folder,
+        }  # fmt: skip
+        command = [
+            sys.executable, "-P", "-m", "pytest", "-q", "-p", "scheduled_jit",
+            "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tests), "--timeout", "120",
+            *(["-k", match] if match else []), *([f"{file}::{test}" for test in only] or [file]),
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(
+                command, env=environment, cwd=folder, timeout=limit, capture_output=True, text=True
+            )
+            whole = done.returncode in (0, 1)
+            if not whole:
+                print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
+        except subprocess.TimeoutExpired:
+            whole = False
+        found = [json.loads(line) for line in lines.read_text().splitlines()]
+    return {line["test"]: line for line in found}, whole
+
+
+def compared(
+    plain: dict[str, Any], found: dict[str, Any], left_out: dict[str, str]
+) -> dict[str, Any]:
+    """The outcomes of a mode, counted, of tests that pass as they are."""
+    counts: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    without: Counter[str] = Counter()
+    wrong = {}
+    for test, line in found.items():
+        name = test.replace("::", ".")
+        if line["outcome"] == "skipped" or plain.get(test, line)["outcome"] in (
+            "failed",
+            "skipped",
+        ):
+            continue
+        pattern = next((p for p in left_out if fnmatch.fnmatchcase(name, p)), None)
+        if pattern is not None and line["outcome"] != "passed":
+            without[left_out[pattern]] += 1
+            continue
+        outcome = "wrong" if line["outcome"] == "failed" else line["outcome"]
+        counts[outcome] += 1
+        if outcome == "refused":
+            reasons[line["why"]] += 1
+        elif outcome == "wrong":
+            wrong[name] = line["why"]
+    return {
+        "passed": counts["passed"], "refused": counts["refused"], "wrong": counts["wrong"],
+        "excluded": sum(without.values()), "reasons": dict(reasons.most_common()),
+        "excluded_reasons": dict(without.most_common()), "failures": wrong,
+    }  # fmt: skip
+
+
+def page(result: dict[str, Any]) -> str:
+    """The table as a page of the documentation."""
+    head = [
+        "# The frameworks' own tests on scheduled functions",
+        "",
+        "After this page you know which of JAX's own tests pass when `jax.jit` schedules what it makes.",
+        "",
+        f"Made by `make test-frameworks JAX_TESTS=...`; do not edit. JAX {result['jax']}, its tests of "
+        "the same version, on a CPU. A test counts if it passes without a schedule. *Refused*: an error of "
+        "dynaflow_xla that names what it does not do. *Wrong*: everything else. *Excluded*: tests of how JAX "
+        "traces or compiles, by name in `tests/frameworks/excluded.toml`.",
+        "",
+        "Nano-batches are no mode here: without `in_axes` a JAX function is never split. A suite that is "
+        f"stopped at its limit is told of as far as it came. Generated cases of a test: {result['cases']}"
+        f"{', without those that JAX calls slow' if result['quick'] else ''}.",
+        "",
+        "| suite | mode | passed | refused | wrong | excluded | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    reasons: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
+    for row in result["rows"]:
+        parts = [] if row["whole"] else ["stopped at its limit"]
+        parts += [f"only names that fit `{row['match']}`"] if row["match"] else []
+        numbers = " | ".join(str(row[key]) for key in ("passed", "refused", "wrong", "excluded"))
+        head.append(f"| `{row['suite']}` | {row['mode']} | {numbers} | {'; '.join(parts)} |")
+        reasons.update(row["reasons"])
+        left_out.update(row["excluded_reasons"])
+    for title, counted in (("Why refused", reasons), ("Why excluded", left_out)):
+        head += ["", f"## {title}", ""]
+        head += [f"- {number}: {why}" for why, number in counted.most_common()] or ["Nothing is."]
+    return "\n".join(head) + "\n"
+
+
+def main() -> None:
+    """Runs what is asked for, and writes the result after each suite."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--jax-tests", required=True)
+    parser.add_argument("--suites", nargs="+", default=list(SUITES))
+    parser.add_argument("--modes", nargs="+", default=list(MODES))
+    parser.add_argument("--limit", type=float, default=3600, help="seconds for a suite in a mode")
+    parser.add_argument("--match", default="", help="only tests whose names fit, as pytest -k")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--page", type=Path)
+    asked = parser.parse_args()
+    tests = checkout(asked.jax_tests)
+    import jax
+
+    rows: list[dict[str, Any]] = []
+    for suite in asked.suites:
+        for mode in asked.modes:
+            found, whole = outcomes(tests, suite, mode, asked.limit, match=asked.match)
+            bad = [test for test, line in found.items() if line["outcome"] in ("failed", "refused")]
+            plain = outcomes(tests, suite, "original", asked.limit, bad)[0] if bad else {}
+            row = {"suite": suite, "match": asked.match, "mode": mode, "whole": whole}
+            rows.append(row | compared(plain, found, excluded(suite)))
+            print(
+                json.dumps(
+                    {k: v for k, v in rows[-1].items() if k != "excluded_reasons"}, indent=1
+                ),
+                flush=True,
+            )
+            result = {"jax": jax.__version__, "cases": CASES, "quick": QUICK, "rows": rows}
+            if asked.out:
+                asked.out.write_text(json.dumps(result, indent=1) + "\n")
+            if asked.page:
+                asked.page.write_text(page(result))
+    sys.exit(any(row["wrong"] for row in rows))
+
+
+if __name__ == "__main__":
+    main()
