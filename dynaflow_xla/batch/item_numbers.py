@@ -130,6 +130,12 @@ def reshaped_numbers(
     state: Numbers, old: Sequence[Sequence[int]], new: Sequence[Sequence[int]], sizes: Sequence[int]
 ) -> State | None:  # fmt: skip
     """Numbers of items, reshaped row-major; ``old`` and ``new`` are the shapes in each trace."""
+    if len({len(shape) for shape in new}) > 1:
+        return None  # another reshape at another batch size
+    if [math.prod(shape) for shape in old] != [math.prod(shape) for shape in new]:
+        return None
+    if any(o[state.axis] != t.size for o, t in zip(old, state.tables, strict=True)):
+        return None
     if state.order is not None:
         # The axis itself, with dimensions of size 1 that come or go around it, or others beside it.
         for axis in range(len(new[0])):
