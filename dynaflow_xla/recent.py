@@ -36,7 +36,8 @@ class Recent(Generic[K, V]):
             try:
                 self._kept.move_to_end(key)
             except KeyError:
-                return default
+                # An empty dictionary has not looked at the key: one without a hash is a TypeError here, too.
+                return self._kept.get(key, default)
             return self._kept[key]
 
     def __getitem__(self, key: K) -> V:

@@ -7,6 +7,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import dynaflow_xla
 from dynaflow_xla.recent import Recent
@@ -63,7 +66,11 @@ KNOWN = {
     "ffi/device_lanes.py": {"_cuda": "one for each device"},
     "ffi/programs.py": {"_living": "weak: programs that somebody owns"},
     "ffi/xla.py": {"_clients": "one for each lane"},
-    "frontends/jax/batch/rules/walk.py": {"RULES": "by name of a primitive"},
+    "frontends/jax/batch/rules/walk.py": {
+        "RULES": "by name of a primitive",
+        "IN_ORDER": "by name of a primitive",
+        "INTEGER": "by name of a primitive",
+    },
     "frontends/jax/capture/stablehlo.py": {"_primitive": "by name of an operator"},
     "frontends/jax/xla/xla_backend.py": {"_logs": "a stack: one for each context that is open"},
     "frontends/torch/on_xla/aten_lowering.py": {
@@ -71,15 +78,23 @@ KNOWN = {
         "_decompositions": "no arguments",
     },
     "frontends/torch/on_xla/aten_table.py": {"TABLE": "by operator"},
-    "frontends/torch/batch/rules/walk.py": {
+    "frontends/torch/batch/rules/registry.py": {
         "RULES": "by operator",
-        "_RULE_FIRST": "by operator",
+        "RULE_FIRST": "by operator",
+        "IN_ORDER": "by operator",
         "COUNTS": "by operator",
-        "_SIZES": "by operator",
-    },  # fmt: skip
+        "SIZES": "by operator",
+    },
     "frontends/torch/native/cuda.py": {
         "_spare": "streams of plans that are gone, for the next ones"
     },
+    "frontends/torch/native/compilers.py": {
+        "_unwritable": "folders that were named as the cache and warned of",
+        "_own_folder": "no arguments",
+    },
+    "telling.py": {"_counts": "one for each counter"},
+    "counters.py": {"_before": "one for each counter"},
+    "private_files.py": {"_refused": "folders that were named as the cache and warned of"},
     "frontends/torch/native/native.py": {"_calls": "one for each call that runs now"},
     "frontends/torch/native/threads.py": {"_library": "no arguments"},
     "frontends/torch/on_xla/torchax_table.py": {"folder": "no arguments", "table": "no arguments"},
@@ -125,3 +140,12 @@ def test_nothing_in_a_module_grows_without_bound() -> None:
         unknown = names - set(KNOWN.get(name, {}))
         assert not unknown, f"{name}: {sorted(unknown)} may grow without bound; use Recent"
     assert "_spare" in found["frontends/torch/native/cuda.py"], "nothing is found any more"
+
+
+def test_a_key_without_a_hash_is_a_type_error_even_where_nothing_is_kept() -> None:
+    for kept in ({}, {1: 2}):
+        recent: Recent[Any, int] = Recent(4)
+        for key, value in kept.items():
+            recent[key] = value
+        with pytest.raises(TypeError, match="unhashable"):
+            recent.get(([2, 2],))
