@@ -309,3 +309,22 @@ def test_forward_over_integers_alone() -> None:
     n = jnp.arange(6)
     given = (n,), (np.zeros(6, jax.dtypes.float0),)
     assert_close(jax.jvp(fast.original, *given), jax.jvp(fast, *given))
+
+
+@pytest.mark.parametrize("loop", ["scan", "while", "cond"])
+def test_results_of_loops_are_not_mapped_with_their_tangents(loop: str) -> None:
+    """One loop makes results and tangents; ``jacfwd`` maps over the tangents only."""
+
+    def f(w: Any) -> Any:
+        if loop == "scan":
+            return lax.scan(lambda c, x: (jnp.tanh(x + c), jnp.sort(c)), w[0], w)
+        if loop == "while":
+            return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.sin(s[1])), (0, w))[
+                1
+            ]
+        return lax.cond(w[0, 0] > 0, jnp.cos, jnp.sin, w)
+
+    w = jax.random.normal(jax.random.key(3), (4, 3))
+    fast = dfx.schedule(jax.jit(f), dfx.Sequential(), lanes=1)
+    assert_close(jax.jacfwd(f)(w), jax.jacfwd(fast)(w))
+    assert_close(jax.jit(jax.jacfwd(f))(w), jax.jit(jax.jacfwd(fast))(w))

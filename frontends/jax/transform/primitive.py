@@ -18,7 +18,6 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from dynaflow_xla import telling
-from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch.split import Split
 from dynaflow_xla.frontends.jax.capture import capture
@@ -199,11 +198,7 @@ class Program:
         key = dims, tuple(jax.typeof(x) for x in args), *axis.items()
         found = self._batched.get(key)
         if found is None:
-            if axis:
-                out_dims = self._mapped_outputs(dims, args, axis)
-            else:
-                mapped = {i for i, d in enumerate(dims) if d is not None}
-                out_dims = [0 if mapped & reads else None for reads in self.depends()]
+            out_dims = [0 if mapped else None for mapped in self._mapped_outputs(dims, args, axis)]
             many = jax.vmap(self.plain, in_axes=dims, out_axes=out_dims, **axis)
             specs = [spec(jax.typeof(x)) for x in args]
             made = alone(many, specs, self.entry.options, "vmap")
@@ -233,20 +228,23 @@ class Program:
 
     def _mapped_outputs(
         self, dims: tuple[int | None, ...], args: Sequence[Any], axis: Mapping[str, Any]
-    ) -> list[int | None]:
-        """What communicates over the axis is the same along it, whatever it depends on: JAX knows."""
+    ) -> tuple[bool, ...]:
+        """Which results differ along the mapped axis.
 
-        def dim(number: int) -> int | None:
-            one = jax.vmap(lambda *xs: self.plain(*xs)[number], dims, None, **axis)
-            try:
-                jax.eval_shape(one, *args)
-            except DynaflowError:
-                raise  # a built-in error, too, but not one of those meant here
-            except ValueError:  # it is mapped
-                return 0
-            return None
+        JAX knows: it looks into loops, whose results need not depend on all that they read (primals and
+        tangents of one scan), and what communicates over the axis is the same along it.
+        """
+        mapped: tuple[bool, ...] = (False,) * len(self.out_avals)  # unless the rule is asked
+        look = jax.custom_batching.custom_vmap(lambda *results: results)
 
-        return [dim(number) for number in range(len(self.out_avals))]
+        @look.def_vmap
+        def rule(size: int, in_batched: Any, *results: Any) -> Any:
+            nonlocal mapped
+            mapped = tuple(in_batched)
+            return results, tuple(in_batched)
+
+        jax.eval_shape(jax.vmap(lambda *xs: look(*self.plain(*xs)), dims, **axis), *args)
+        return mapped
 
     def communicates(self, name: Any) -> bool:
         """Whether the function communicates over a named axis."""
