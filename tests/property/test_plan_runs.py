@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dynaflow_xla.batch.expand import Cut, Expanded, Reads, expand, group, transfer
+from dynaflow_xla.batch.expand import Cut, Expanded, Reads, expand, transfer
+from dynaflow_xla.batch.joint import group
 from dynaflow_xla.batch.proof import Sum
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.graph import Graph, Op, Value

@@ -231,7 +231,11 @@ def outcome(case: Case, training: bool) -> str:
     model.train(training)
     out_axes: Any = dfx.Mean() if case.total else case.axis
     fast = dfx.schedule(
-        model, dfx.NanoBatch([3, 1]), in_axes=case.axis, out_axes=out_axes, backend="torch"
+        model,
+        dfx.NanoBatch([3, 1], joins=False),
+        in_axes=case.axis,
+        out_axes=out_axes,
+        backend="torch",
     )
     inputs = case.inputs()
     inputs[0].requires_grad_(training and inputs[0].is_floating_point())

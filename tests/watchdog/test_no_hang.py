@@ -57,6 +57,7 @@ def check(got):
 
 def run(code: str, *, any_status: bool = False) -> str:
     environment = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONFAULTHANDLER="1")
+    environment["DYNAFLOW_XLA_WATCHDOG_S"] = str(LIMIT_S // 4)  # tells what lanes wait for
     environment.pop("XLA_FLAGS", None)
     source = _PREAMBLE.format(limit=LIMIT_S) + textwrap.dedent(code)
     try:

@@ -62,7 +62,7 @@ def test_shapes_that_do_not_fit() -> None:
 
 class Halves(dfx.Strategy):
     def split(self, ctx: Any) -> Any:
-        return dfx.Split.even(2)
+        return dfx.Split.even(2).joining(joins=False)
 
     def schedule(self, s: Any) -> None:
         while ready := s.ready():

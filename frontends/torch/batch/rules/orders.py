@@ -142,10 +142,13 @@ def _natural(state: State) -> bool:
 
 @in_order("clamp", "clamp_min", "clamp_max")
 def _clamp(site: Site) -> State | None:
-    bounds = [site.fixed(site.args.get(name)) for name in ("min", "max")]
-    if not all(b is None or isinstance(b, int) for b in bounds):
+    state = site.raw(site.args["self"])
+    if groups.key_of(state) is None:
         return None
-    return groups.clamped(site.raw(site.args["self"]), *bounds)
+    bounds = [site.args.get(name) for name in ("min", "max")]
+    if not all(b is None or type(b) is int for b in bounds):
+        return None
+    return groups.clamped(state, *map(site.fixed, bounds))
 
 
 # -- values that stay what they are --------------------------------------------------------------------
