@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from dynaflow_xla import dispatch
-from dynaflow_xla.counters import Stats, stats as _stats
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.dispatch import EitherFunction, serving
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -20,6 +19,7 @@ from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.timelines.simulator import simulate as _simulate
 from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.verification import Report
+from dynaflow_xla.watching.counters import Stats, stats as _stats
 
 
 def schedule(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dynaflow_xla.recent import Recent
+from dynaflow_xla.caches.recent import Recent
 
 _WORK: Any = 10_000  # NumPy's types know two values only
 """Candidates to look at for an exact answer, tens of microseconds; beyond, views are taken to overlap."""

@@ -15,10 +15,10 @@ from jax.core import ShapedArray
 from jax.profiler import TraceAnnotation
 from jax.sharding import SingleDeviceSharding
 
+from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import EngineError
 from dynaflow_xla.ffi import _compat
 from dynaflow_xla.machine import ALIGNMENT
-from dynaflow_xla.recent import Recent
 
 _CACHE_ENTRIES = 32
 _CACHE_ADDRESSES = 64

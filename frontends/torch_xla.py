@@ -55,6 +55,7 @@ _check()
 import jax  # noqa: E402
 from torch_xla import stablehlo as _to_stablehlo  # noqa: E402
 
+from dynaflow_xla.caches.recent import Recent  # noqa: E402
 from dynaflow_xla.frontends.jax.capture import (  # noqa: E402
     capture as jax_capture,
     provenance,
@@ -73,7 +74,6 @@ from dynaflow_xla.frontends.torch.serving import (  # noqa: E402
     serving as serving,
 )
 from dynaflow_xla.ir.graph import Source  # noqa: E402
-from dynaflow_xla.recent import Recent  # noqa: E402
 from dynaflow_xla.settings import Settings  # noqa: E402
 
 _MAX_PROGRAMS = 128

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dynaflow_xla import telling
 from dynaflow_xla.ir.graph import Join
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import (
@@ -22,6 +21,7 @@ from dynaflow_xla.planning.memory import Request, assign_offsets
 from dynaflow_xla.planning.order import HappensBefore
 from dynaflow_xla.planning.plan import PLAN_VERSION, Plan
 from dynaflow_xla.planning.recording import Recording
+from dynaflow_xla.watching import telling
 
 
 @dataclass

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from dynaflow_xla import private_files
+from dynaflow_xla.caches import private_files
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.planning import text as text_form
 from dynaflow_xla.planning.instructions import (

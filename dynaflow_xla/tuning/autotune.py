@@ -15,11 +15,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dynaflow_xla import machine, private_files, telling
+from dynaflow_xla import machine
+from dynaflow_xla.caches import private_files
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.tuning import quiet
+from dynaflow_xla.watching import telling
 
 CACHE_VERSION = 6
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from dynaflow_xla import telling
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.tuning import autotune, quiet
 from dynaflow_xla.tuning.autotune import RegionCosts
+from dynaflow_xla.watching import telling
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Choice")

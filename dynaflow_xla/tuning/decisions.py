@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from dynaflow_xla import telling
-from dynaflow_xla.recent import Recent
+from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.tuning import autotune, budget, quiet
 from dynaflow_xla.tuning.choice import Choice
+from dynaflow_xla.watching import telling
 
 _MAX_DECISIONS = 1024
 

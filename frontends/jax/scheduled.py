@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from dynaflow_xla import telling
 from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import _compat, inspect
@@ -26,6 +25,7 @@ from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.identity import identity
 from dynaflow_xla.tuning import choice as choosing
 from dynaflow_xla.tuning.decisions import Decisions
+from dynaflow_xla.watching import telling
 
 _NOT_TRACED = "it cannot be compared with the original while it is traced: call it once outside"
 

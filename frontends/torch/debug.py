@@ -20,7 +20,7 @@ from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.native import native, threads
 from dynaflow_xla.frontends.torch.native.entry import Entry
 from dynaflow_xla.frontends.torch.native.memory import Environment, Memory
-from dynaflow_xla.frontends.torch.native.regions import Stretch
+from dynaflow_xla.frontends.torch.native.stretches.regions import Stretch
 from dynaflow_xla.frontends.torch.tuning import keeping
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.plan import Plan

@@ -5,32 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
+from edited_plans import ByName, without_waits  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.frontends.jax.lanes.emitter import LaneEmitter  # noqa: E402
 from dynaflow_xla.frontends.jax.signature import entry  # noqa: E402
-from dynaflow_xla.planning.instructions import Wait  # noqa: E402
 
 X, Y = np.random.default_rng(0).standard_normal((2, 16, 16)).astype(np.float32)
-
-
-class ByName(dfx.Strategy):
-    """Regions named here on lane 1, all others on lane 0."""
-
-    def __init__(self, *second: str):
-        self.second = second
-
-    def schedule(self, s: Any) -> None:
-        while ready := s.ready():
-            for op in ready:
-                s.execute(op, lane=int(op.name in self.second))
 
 
 def marked(x: Any, y: Any) -> Any:
@@ -47,19 +34,6 @@ def scheduled(f: Callable[..., Any] = marked, **options: Any) -> Any:
     return dfx.schedule(jax.jit(f), ByName("right"), lanes=2, **{"backend": "ffi", **options})
 
 
-def without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans lose their waits behind the proof."""
-    build = entry.build_plan
-
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        made = build(*args, **kwargs)
-        kept = tuple(i for i in made.instructions if not isinstance(i, Wait))
-        return msgspec.structs.replace(made, instructions=kept)
-
-    monkeypatch.setattr(entry, "build_plan", broken)
-    monkeypatch.setattr(entry, "validate", lambda plan, pg: None)
-
-
 @pytest.mark.parametrize("backend", ["ffi", "xla"])
 def test_a_sound_plan_passes_every_kind_of_round(backend: str) -> None:
     fast = scheduled(backend=backend)
@@ -74,7 +48,7 @@ def test_a_sound_plan_passes_every_kind_of_round(backend: str) -> None:
 def test_a_wait_that_was_dropped_behind_the_proof_is_found_and_named(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without_waits(monkeypatch)
+    without_waits(monkeypatch, entry)
     with pytest.raises(dfx.VerificationError, match="region 'both' on lane 0") as found:
         dfx.debug(scheduled(backend=backend), X, Y)
     finding = found.value.report.finding  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynaflow_xla import private_files
+from dynaflow_xla.caches import private_files
 from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.plan import PLAN_VERSION, Plan

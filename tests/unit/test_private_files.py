@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla import private_files
+from dynaflow_xla.caches import private_files
 from dynaflow_xla.tuning import autotune
 
 DECISION = {
@@ -115,7 +115,7 @@ def test_a_hash_does_not_make_a_decision_of_something_else(
 
 def test_a_library_is_what_was_written_or_it_is_made_again(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from dynaflow_xla.frontends.torch.native import compile_worker
+    from dynaflow_xla.frontends.torch.native.compiling import worker as compile_worker
 
     made, note = tmp_path / "made.so", tmp_path / "aoti" / "key.json"
     made.write_bytes(b"code")
@@ -141,7 +141,7 @@ def test_compiled_regions_are_kept_by_the_process_where_the_cache_is_not_trusted
     folder: Path,
 ) -> None:
     pytest.importorskip("torch")
-    from dynaflow_xla.frontends.torch.native import compilers
+    from dynaflow_xla.frontends.torch.native.compiling import compilers
 
     assert compilers._folder("aoti") == folder / "aoti"
     folder.chmod(0o777)

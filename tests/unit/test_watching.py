@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla import telling
 from dynaflow_xla.planning.instructions import Launch, Record, Wait
+from dynaflow_xla.watching import telling
 
 _engine = pytest.importorskip("dynaflow_xla.ffi._engine")
 

@@ -13,9 +13,10 @@ import jax
 import numpy as np
 from jax.extend import core as jcore
 
-from dynaflow_xla.batch import expand, orders
+from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.joins import Joiner, Joining
 from dynaflow_xla.batch.proof import OutputProof, OutSpec, Proof, prove_output
+from dynaflow_xla.batch.row_orders import orders
 from dynaflow_xla.batch.states import (
     Finding,
     Keyed,

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from dynaflow_xla import progress, telling
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import blas, xla
 from dynaflow_xla.frontends.jax.capture.physical import from_physical, to_physical
@@ -21,6 +20,7 @@ from dynaflow_xla.frontends.jax.planned import Memory, Planned
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.timelines.measured import Measured
 from dynaflow_xla.timelines.timeline import Timeline
+from dynaflow_xla.watching import progress, telling
 
 
 @dataclass(kw_only=True)

@@ -19,9 +19,9 @@ from jax.experimental import jet
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from dynaflow_xla import telling
 from dynaflow_xla.ffi import xla
 from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.watching import telling
 
 dfx_xla_gate_p = Primitive("dfx_xla_gate")
 dfx_xla_gate_p.multiple_results = True

@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 
-from dynaflow_xla import telling
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.jax.capture import in_place
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.strategies.base import user_line
+from dynaflow_xla.watching import telling
 
 _WARN_BYTES = 1 << 20
 

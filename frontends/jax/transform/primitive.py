@@ -17,7 +17,7 @@ from jax.experimental import jet
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from dynaflow_xla import telling
+from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch.split import Split
 from dynaflow_xla.frontends.jax.capture import capture
@@ -32,7 +32,7 @@ from dynaflow_xla.frontends.jax.transform.passes import (
     inexact,
     out_avals,
 )
-from dynaflow_xla.recent import Recent
+from dynaflow_xla.watching import telling
 
 _MAX_BATCHED = 64
 """Sizes and axes of ``jax.vmap`` for which a program is kept."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from dynaflow_xla import progress
 from dynaflow_xla.frontends.jax.tuning import decided
 from dynaflow_xla.tuning import autotune, budget, quiet, ways
+from dynaflow_xla.watching import progress
 
 ON_CALLER = "original on the caller's thread"
 """The original's program, see ``on_caller``."""

@@ -15,10 +15,10 @@ from typing import Any
 import jaxlib
 from jax.extend import core as jcore
 
-from dynaflow_xla import telling
 from dynaflow_xla.frontends.jax.xla import collectives
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
 from dynaflow_xla.ir.graph import Graph
+from dynaflow_xla.watching import telling
 
 _CONCURRENT = {
     "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",

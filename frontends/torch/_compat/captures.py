@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.frontends.torch._compat import modes
-from dynaflow_xla.recent import Recent
 
 
 def never_compile(code: types.CodeType) -> None:

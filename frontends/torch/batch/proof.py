@@ -19,8 +19,8 @@ import torch
 from dynaflow_xla import checks
 from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.joins import Joiner, Joining, Wanted
-from dynaflow_xla.batch.orders import at, plain
 from dynaflow_xla.batch.proof import Mean, OutputProof, Proof, Sum, mergers, prove_output
+from dynaflow_xla.batch.row_orders.orders import at, plain
 from dynaflow_xla.batch.states import (
     ORDERED,
     Counted,

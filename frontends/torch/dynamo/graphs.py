@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla import telling
 from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch import second_derivatives
 from dynaflow_xla.frontends.torch._compat import aot, dynamo_graphs, failures
@@ -26,6 +25,7 @@ from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES
 from dynaflow_xla.frontends.torch.rewrite import recurrent
 from dynaflow_xla.frontends.torch.signature import open_batch
+from dynaflow_xla.watching import telling
 
 _WITHOUT_EFFECT = re.compile(
     r"depends on a tensor's value|[Dd]ata.dependent|Tensor\.item|[Dd]ynamic (output )?shape|graph_break\(\)"

@@ -23,13 +23,13 @@ from typing import Any, Protocol
 
 import torch
 
+from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import EngineError, UnsupportedError
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch.native import native
-from dynaflow_xla.frontends.torch.native.regions import Stretch
+from dynaflow_xla.frontends.torch.native.stretches.regions import Stretch
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.planning.instructions import Record, Wait
-from dynaflow_xla.recent import Recent
 
 
 class Streams(Protocol):

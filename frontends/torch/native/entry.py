@@ -9,8 +9,10 @@ from typing import Any
 
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.context import context_of
-from dynaflow_xla.frontends.torch.native import compilers, cuda, native, regions
+from dynaflow_xla.frontends.torch.native import cuda, native
+from dynaflow_xla.frontends.torch.native.compiling import compilers
 from dynaflow_xla.frontends.torch.native.native import Native
+from dynaflow_xla.frontends.torch.native.stretches import regions
 from dynaflow_xla.ir.graph import ORDERED
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph

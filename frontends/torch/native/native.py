@@ -25,7 +25,7 @@ from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.native import threads
 from dynaflow_xla.frontends.torch.native.memory import Environment, Flow, Memory
-from dynaflow_xla.frontends.torch.native.regions import Stretch, build_stretch
+from dynaflow_xla.frontends.torch.native.stretches.regions import Stretch, build_stretch
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import Instruction, Launch, Record, Wait
 from dynaflow_xla.planning.plan import Plan

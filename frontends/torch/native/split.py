@@ -18,7 +18,7 @@ from dynaflow_xla.frontends.torch.capture.captured import (
     overlapping,
 )
 from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Layout
-from dynaflow_xla.frontends.torch.native import regions
+from dynaflow_xla.frontends.torch.native.stretches import regions
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.recording import Decision, Recording

@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla import errors
+from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture.tracing import capturing
@@ -27,7 +28,6 @@ from dynaflow_xla.frontends.torch.on_xla import to_jax, torchax_table
 from dynaflow_xla.frontends.torch.on_xla.aten_lowering import DTYPES
 from dynaflow_xla.frontends.torch.on_xla.entry import Way, jax_options
 from dynaflow_xla.frontends.torch.on_xla.flat import Flat, state_of
-from dynaflow_xla.recent import Recent
 from dynaflow_xla.strategies.base import Strategy
 
 # An operator's line is that of the user's call.

@@ -13,8 +13,8 @@ import torch
 
 from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.joins import AUTOMATIC, Wanted
-from dynaflow_xla.batch.orders import at as lies
 from dynaflow_xla.batch.proof import Sum, refusal
+from dynaflow_xla.batch.row_orders.orders import at as lies
 from dynaflow_xla.batch.states import Late, Partial, Rows, Same, State
 from dynaflow_xla.errors import (
     EngineError,

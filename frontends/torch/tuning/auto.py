@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from dynaflow_xla._version import __version__
+from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import DynaflowError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.tuning import call_signature, keeping
 from dynaflow_xla.frontends.torch.tuning.trial import Trial
-from dynaflow_xla.recent import Recent
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.timelines.simulator import simulate

@@ -6,12 +6,12 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
+from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.tuning import auto, call_signature
-from dynaflow_xla.recent import Recent
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy

@@ -9,9 +9,9 @@ import pytest
 from unhurried import unhurried
 
 import dynaflow_xla as dfx
+from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.frontends.torch.dynamo import graphs
 from dynaflow_xla.frontends.torch.tuning import auto, call_signature
-from dynaflow_xla.recent import Recent
 from dynaflow_xla.tuning import autotune
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

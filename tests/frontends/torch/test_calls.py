@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from dynaflow_xla.frontends.torch.capture.captured import Payload, Ref  # noqa: E402
-from dynaflow_xla.frontends.torch.native import calls  # noqa: E402
+from dynaflow_xla.frontends.torch.native.stretches import calls  # noqa: E402
 
 aten = torch.ops.aten
 X, Y, ONE, IDS = torch.randn(4, 6), torch.randn(4, 6), torch.tensor(2.0), torch.tensor([2, 0])

@@ -33,7 +33,7 @@ RULES = [dfx.Module("layers/*"), dfx.Module("last")]
 def counted(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Notes each compilation of this process; there are no others."""
     from dynaflow_xla.frontends.torch._compat import compiling
-    from dynaflow_xla.frontends.torch.native import compile_worker, compilers
+    from dynaflow_xla.frontends.torch.native.compiling import compilers, worker as compile_worker
 
     made: list[str] = []
 
@@ -97,7 +97,7 @@ from torch import nn
 torch.set_num_threads(1)
 made = []
 from dynaflow_xla.frontends.torch._compat import compiling
-from dynaflow_xla.frontends.torch.native import compile_worker
+from dynaflow_xla.frontends.torch.native.compiling import worker as compile_worker
 original, everything = compiling.aot_compile, compile_worker.compile_all
 def aot_compile(*args):
     made.append("here")
@@ -147,7 +147,7 @@ def test_a_second_process_finds_inductor_code(
 
 
 def test_open_sizes_are_refused() -> None:
-    from dynaflow_xla.frontends.torch.native import compilers
+    from dynaflow_xla.frontends.torch.native.compiling import compilers
 
     class Symbolic:
         symbolic = True

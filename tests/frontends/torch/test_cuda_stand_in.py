@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.errors import EngineError  # noqa: E402
-from dynaflow_xla.frontends.torch.native import compilers, cuda  # noqa: E402
+from dynaflow_xla.frontends.torch.native import cuda  # noqa: E402
+from dynaflow_xla.frontends.torch.native.compiling import compilers  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)
 

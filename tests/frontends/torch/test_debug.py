@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from edited_plans import without_waits  # noqa: E402
+
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.frontends.torch.native import entry  # noqa: E402
-from dynaflow_xla.planning.instructions import Wait  # noqa: E402
 
 X, Y = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(0))
 
@@ -65,15 +65,7 @@ def test_a_sound_plan_passes_and_nothing_of_the_arguments_changes() -> None:
 def test_a_wait_that_was_dropped_behind_the_proof_is_found_and_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    build = entry.build_plan
-
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        made = build(*args, **kwargs)
-        kept = tuple(i for i in made.instructions if not isinstance(i, Wait))
-        return msgspec.structs.replace(made, instructions=kept)
-
-    monkeypatch.setattr(entry, "build_plan", broken)
-    monkeypatch.setattr(entry, "validate", lambda plan, pg: None)
+    without_waits(monkeypatch, entry)
     finding = found_in(scheduled())
     assert finding.kind == "unwritten" and finding.place.region == "both"
     assert finding.place.lane == 0 and "test_debug.py" in finding.place.source

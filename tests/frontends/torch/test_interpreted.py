@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 from torch.library import custom_op  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
-from dynaflow_xla.frontends.torch.native import interpreted, regions  # noqa: E402
+from dynaflow_xla.frontends.torch.native.stretches import interpreted, regions  # noqa: E402
 
 
 def counted(fast: Any, *args: Any) -> tuple[int, int]:

@@ -156,7 +156,7 @@ def test_xla_compiles_for_some_sizes_and_says_so(monkeypatch: pytest.MonkeyPatch
 
 
 def test_compiled_regions_are_for_some_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynaflow_xla.frontends.torch.native import compilers
+    from dynaflow_xla.frontends.torch.native.compiling import compilers
 
     asked = []
 

@@ -12,7 +12,8 @@ from edited_plans import ByName, edited, launch, moved, swapped, with_edge, with
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.errors import PlanError  # noqa: E402
-from dynaflow_xla.frontends.torch.native import interpreted, native  # noqa: E402
+from dynaflow_xla.frontends.torch.native import native  # noqa: E402
+from dynaflow_xla.frontends.torch.native.stretches import interpreted  # noqa: E402
 from dynaflow_xla.planning.instructions import Merge, Slice, Wait  # noqa: E402
 from dynaflow_xla.planning.plan import Plan  # noqa: E402
 from dynaflow_xla.planning.validate import validate  # noqa: E402

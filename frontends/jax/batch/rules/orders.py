@@ -1,7 +1,7 @@
 """Rules of primitives that put rows into an order of data's, and of those that know such an order.
 
 They are asked before the ordinary rules, about operands of all states, and give None where they have nothing
-to say. The words are those of ``dynaflow_xla.batch.orders``.
+to say. The words are those of ``dynaflow_xla.batch.row_orders.orders``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dynaflow_xla.batch import groups, item_numbers, orders, permutations
+from dynaflow_xla.batch.row_orders import groups, item_numbers, orders, permutations
 from dynaflow_xla.batch.states import (
     InOrder,
     Inverse,

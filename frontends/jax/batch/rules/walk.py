@@ -15,8 +15,9 @@ import jax
 import numpy as np
 from jax.extend import core as jcore
 
-from dynaflow_xla.batch import groups, orders
 from dynaflow_xla.batch.joins import Joiner
+from dynaflow_xla.batch.row_orders import groups, orders
+from dynaflow_xla.batch.rule_table import RuleTable
 from dynaflow_xla.batch.states import (
     SAME,
     BrokenRule,
@@ -42,7 +43,8 @@ from dynaflow_xla.frontends.jax.capture import capture, marks
 from dynaflow_xla.ir.graph import Op, Source
 
 Rule = Callable[["Site"], "State | list[State]"]
-RULES: dict[str, Rule] = {}
+RULES: RuleTable[Rule] = RuleTable()
+rule = RULES.of
 
 # Rules that see failed operands: they may not need them, or apply a rule of their own to each.
 _SEES_FAILURES = {"select_n", "scan", "while", "cond"}
@@ -62,37 +64,12 @@ _NOT_FUNCTIONS = {"rng_uniform", "empty", "empty2", "infeed"}
 
 
 OrderRule = Callable[["Site"], "State | list[State] | None"]
-IN_ORDER: dict[str, OrderRule] = {}
+IN_ORDER: RuleTable[OrderRule] = RuleTable()
 """Rules that know rows in an order of data's; asked first, about all states; None: nothing to say."""
+in_order = IN_ORDER.of
 
 # Families of rules that treat the elements of an order as rows. Others look across devices, or inside.
 _BY_ROWS = {"elementwise", "indexing", "reductions", "shapes"}
-
-
-def in_order(*names: str) -> Callable[[Any], Any]:
-    """Registers a function as the rule of primitives for rows in an order that data gives."""
-
-    def register(function: Any) -> Any:
-        for name in names:
-            if name in IN_ORDER:
-                raise ValueError(f"two rules for {name}")
-            IN_ORDER[name] = function
-        return function
-
-    return register
-
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Registers a function as the rule of primitives."""
-
-    def register(function: Rule) -> Rule:
-        for name in names:
-            if name in RULES:
-                raise ValueError(f"two rules for {name}")
-            RULES[name] = function
-        return function
-
-    return register
 
 
 @dataclass(frozen=True)

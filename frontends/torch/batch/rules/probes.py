@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dynaflow_xla.batch import orders
+from dynaflow_xla.batch.row_orders import orders
 from dynaflow_xla.batch.states import (
     Counted,
     Finding,

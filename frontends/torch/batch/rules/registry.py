@@ -5,36 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dynaflow_xla.batch.rule_table import RuleTable
 from dynaflow_xla.batch.states import State
 
 Rule = Callable[[Any], State | list[State]]
-RULES: dict[str, Rule] = {}
+RULES: RuleTable[Rule] = RuleTable()
 
 # Rules that keep track of known values, or whose sizes may hold the batch.
 RULE_FIRST: set[str] = set()
 # Arguments that say the shape of the result and nothing else: it is held against the state anyway.
 SIZES: dict[str, tuple[str, ...]] = {}
 OrderRule = Callable[[Any], State | list[State] | None]
-IN_ORDER: dict[str, OrderRule] = {}
+IN_ORDER: RuleTable[OrderRule] = RuleTable()
 """Rules that know rows in an order of data's; asked first, about all states; None: nothing to say."""
+in_order = IN_ORDER.of
 
 # Families of rules that treat the elements of an order as rows.
 BY_ROWS = {
     "activations", "contractions", "indexing", "layers", "pointwise", "reductions", "shapes",
 }  # fmt: skip
-
-
-def in_order(*names: str) -> Callable[[Any], Any]:
-    """Registers a function as the rule of operators for rows in an order that data gives."""
-
-    def register(function: Any) -> Any:
-        for name in names:
-            if name in IN_ORDER:
-                raise ValueError(f"two rules for {name}")
-            IN_ORDER[name] = function
-        return function
-
-    return register
 
 
 def rule(*names: str, first: bool = False, sizes: tuple[str, ...] = ()) -> Callable[[Rule], Rule]:
@@ -50,13 +39,10 @@ def rule(*names: str, first: bool = False, sizes: tuple[str, ...] = ()) -> Calla
     """
 
     def register(function: Rule) -> Rule:
-        for name in names:
-            if name in RULES:
-                raise ValueError(f"two rules for {name}")
-            RULES[name] = function
-            if first:
-                RULE_FIRST.add(name)
-            SIZES[name] = sizes
+        RULES.of(*names)(function)
+        if first:
+            RULE_FIRST.update(names)
+        SIZES.update(dict.fromkeys(names, sizes))
         return function
 
     return register

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.batch import groups, orders
 from dynaflow_xla.batch.joins import Joiner, defined
+from dynaflow_xla.batch.row_orders import groups, orders
 from dynaflow_xla.batch.states import (
     POSITION,
     SAME,

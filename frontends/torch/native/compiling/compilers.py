@@ -22,16 +22,18 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla import machine, private_files, telling
+from dynaflow_xla import machine
+from dynaflow_xla.caches import private_files
+from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch._compat import compiling, modes
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
-from dynaflow_xla.frontends.torch.native import compile_worker
+from dynaflow_xla.frontends.torch.native.compiling import worker as compile_worker
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
-from dynaflow_xla.recent import Recent
 from dynaflow_xla.tuning import autotune
+from dynaflow_xla.watching import telling
 
 Implementation = Callable[..., Sequence[Any]]
 

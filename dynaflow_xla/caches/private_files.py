@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dynaflow_xla import telling
+from dynaflow_xla.watching import telling
 
 _MAX_BYTES = 64 << 20
 """No decision and no plan is as large."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dynaflow_xla.batch.item_numbers import by_row, counts_up
+from dynaflow_xla.batch.row_orders.item_numbers import by_row, counts_up
 from dynaflow_xla.batch.states import (
     ORDERED,
     POSITION,

@@ -1,8 +1,8 @@
 """Compiling structures in processes of their own: Inductor is not safe for threads.
 
-``python -m dynaflow_xla.frontends.torch.native.compile_worker`` compiles what its standard input asks for:
+``python -m dynaflow_xla.frontends.torch.native.compiling.worker`` compiles what its standard input asks for:
 memory that only the two processes have. On disk are libraries, each with a note of its hash, in folders of
-the owner alone (see ``dynaflow_xla.private_files``).
+the owner alone (see ``dynaflow_xla.caches.private_files``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla import private_files
+from dynaflow_xla.caches import private_files
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import compiling
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.frontends.torch._compat import modes, operators
 from dynaflow_xla.frontends.torch.capture.captured import Payload, Ref
 from dynaflow_xla.frontends.torch.rewrite import recurrent
-from dynaflow_xla.recent import Recent
 
 _made: Recent[Any, Callable[..., Any]] = Recent(2048)
 """By operator and kinds of arguments: what to call, the operator itself if nothing else is known to be it."""

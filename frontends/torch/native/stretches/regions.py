@@ -17,9 +17,9 @@ import torch
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
-from dynaflow_xla.frontends.torch.native.interpreted import LEAST, Run
 from dynaflow_xla.frontends.torch.native.memory import Environment, Placed
-from dynaflow_xla.frontends.torch.native.source import Code, Step
+from dynaflow_xla.frontends.torch.native.stretches.interpreted import LEAST, Run
+from dynaflow_xla.frontends.torch.native.stretches.source import Code, Step
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 

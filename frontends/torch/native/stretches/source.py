@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref, place
-from dynaflow_xla.frontends.torch.native import calls
-from dynaflow_xla.frontends.torch.native.interpreted import Run
 from dynaflow_xla.frontends.torch.native.memory import Placed
+from dynaflow_xla.frontends.torch.native.stretches import calls
+from dynaflow_xla.frontends.torch.native.stretches.interpreted import Run
 
 _SIMPLE = (bool, int, str, type(None), type(...))
 _numbers = itertools.count()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dynaflow_xla.batch.algebra import product
-from dynaflow_xla.batch.orders import at
+from dynaflow_xla.batch.row_orders.orders import at
 from dynaflow_xla.batch.states import (
     InOrder,
     Inverse,

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from dynaflow_xla import telling
+from dynaflow_xla.watching import telling
 
 
 @dataclass(frozen=True)

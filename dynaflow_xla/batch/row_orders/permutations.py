@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dynaflow_xla.batch.algebra import homogeneous, linear
 from dynaflow_xla.batch.indexing import How
-from dynaflow_xla.batch.item_numbers import (
+from dynaflow_xla.batch.row_orders.item_numbers import (
     counts_up,
     distinct,
     numbered,
@@ -16,7 +16,7 @@ from dynaflow_xla.batch.item_numbers import (
     to_rows,
     within,
 )
-from dynaflow_xla.batch.orders import into, out_of, plain
+from dynaflow_xla.batch.row_orders.orders import into, out_of, plain
 from dynaflow_xla.batch.states import (
     InOrder,
     Inverse,

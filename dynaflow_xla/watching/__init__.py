@@ -1,0 +1,1 @@
+"""What happens, told to whoever asks: log records, counters, progress."""

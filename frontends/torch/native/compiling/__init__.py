@@ -1,0 +1,1 @@
+"""Regions compiled by Inductor and AOTInductor, in processes of their own."""
