@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import DynaflowError, PlanError
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.selection import Selection
@@ -87,10 +88,18 @@ class Chosen:
         selection: What chooses.
         name: What it chose.
         member: What serves the arguments then; None: the original, which has no plan.
+        others: By name what would serve them under other plans, where looking at these runs nothing.
     """
 
-    def __init__(self, selection: Selection, name: str, member: Scheduled | None) -> None:
+    def __init__(
+        self,
+        selection: Selection,
+        name: str,
+        member: Scheduled | None,
+        others: Mapping[str, Scheduled] | None = None,
+    ) -> None:
         self._selection, self._name, self._member = selection, name, member
+        self._others = others or {}
 
     @property
     def _planned(self) -> Scheduled:
@@ -103,7 +112,23 @@ class Chosen:
 
     def explain(self, args: Any, kwargs: Any, *, deep: bool) -> str:
         """All plans and how often each ran, then the chosen one."""
-        lines = "\n".join(self._selection.lines(self._name))
+        made: dict[str, str] = {}
+        most, largest = 0, ""
+        for name, other in self._others.items():
+            try:
+                plan = other.planned(args, kwargs).plan
+            except DynaflowError as error:
+                made[name] = f"not for these arguments: {(str(error).splitlines() or [''])[0]}"
+                continue
+            made[name] = f"scratch {plan.scratch_bytes} bytes"
+            most, largest = max((most, largest), (plan.scratch_bytes, name))
+        told = self._selection.lines(self._name, made)
+        if most:
+            told.append(
+                f"select: plans share their scratch: for calls one after another it is that of the largest, "
+                f"{largest!r}, {most} bytes"
+            )
+        lines = "\n".join(told)
         if self._member is None:
             return f"{lines}\nthe original runs: it has no plan"
         return f"{lines}\n{self._member.explain(args, kwargs, deep=deep)}"
@@ -117,8 +142,10 @@ class Chosen:
         return self._planned.planned(args, kwargs)
 
     def beside_the_plan(self, args: Any, kwargs: Any) -> str:
-        """The chosen one's."""
-        return self._planned.beside_the_plan(args, kwargs)
+        """Which one is chosen, and what there is to know of it."""
+        aside = self._planned.beside_the_plan(args, kwargs)
+        chosen = f"select chooses {self._name!r} for these arguments"
+        return f"{chosen}; {aside}" if aside else chosen
 
     def known_costs(self, args: Any, kwargs: Any) -> dict[int, float] | None:
         """The chosen one's."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from typing import Any
 
 from dynaflow_xla import checks
 from dynaflow_xla.errors import PlanError, PlanTypeError
+from dynaflow_xla.watching import telling
 
 ORIGINAL = "original"
 """The value of a mapping that stands for the original, without a plan."""
@@ -90,6 +93,11 @@ def recipe(
         )
     if not callable(select):
         raise PlanTypeError(f"select must be a function of the call; got {select!r}")
+    if not _takes_the_call(select):
+        raise PlanTypeError(
+            f"select is called with one argument, the call (call.args, call.kwargs, call.batch, "
+            f"call.context), and {_where(select)} takes {inspect.signature(select)}"
+        )
     if not strategy:
         raise PlanError("strategy must name at least one strategy for select; got an empty mapping")
     for key in strategy:
@@ -166,18 +174,26 @@ class Selection:
         """Counts a call, or a program that a plan was traced into."""
         with self._lock:
             (self._traced if traced else self._calls)[name] += 1
-            self._last = name
+            before, self._last = self._last, name
+        telling.count("selected")
+        if before and before != name:
+            telling.count("switches")
+            telling.told(
+                "plan", f"{self.name}: select chooses {name!r} after {before!r}", logging.DEBUG,
+                function=self.name, chosen=name, before=before,
+            )  # fmt: skip
 
     def lowered(self) -> None:
         """Counts a program in which a value decides."""
         with self._lock:
             self._by_value += 1
 
-    def lines(self, name: str) -> list[str]:
+    def lines(self, name: str, what: Mapping[str, str] | None = None) -> list[str]:
         """For ``explain``.
 
         Args:
             name: What is chosen now.
+            what: What there is to say of each plan.
         """
         made = [f"{self.name}: select chooses {name!r} for these arguments"]
         for each, strategy in self.recipe.strategies.items():
@@ -187,6 +203,8 @@ class Selection:
                 parts.append(f"traced into {_count(self._traced[each], 'program')}")
             if each == self._last:
                 parts.append("ran last")
+            if what and each in what:
+                parts.append(what[each])
             made.append(f"select:   {each}: {text}, {', '.join(parts)}")
         if self._by_value:
             made.append(
@@ -198,6 +216,17 @@ class Selection:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _takes_the_call(select: Callable[..., Any]) -> bool:
+    """Whether it can be called with one argument, as far as that is known."""
+    try:
+        inspect.signature(select).bind(None)
+    except ValueError:  # of some builtins nothing is known
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 def _first_line(error: BaseException) -> str:

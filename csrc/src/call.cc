@@ -1,10 +1,9 @@
 #include "dfx/call.h"
 
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <thread>
+#include <utility>
 
 #include "dfx/error.h"
 #include "host/spin.h"
@@ -15,22 +14,23 @@ Call::Call(const Program& program)
     : program_(program),
       events_(std::make_unique<Event[]>(static_cast<size_t>(program.n_events()))),
       lane_done_(std::make_unique<std::atomic<bool>[]>(static_cast<size_t>(program.n_lanes()))),
-      states_(std::make_unique<LaneState[]>(static_cast<size_t>(program.n_lanes()))) {
-  if (program.scratch_bytes() > 0) {
-    constexpr auto kUnit = static_cast<size_t>(kAlignment);
-    const size_t bytes = (static_cast<size_t>(program.scratch_bytes()) + kUnit - 1) / kUnit * kUnit;
-    scratch_ = static_cast<char*>(std::aligned_alloc(kUnit, bytes));
-    if (scratch_ == nullptr) throw std::bad_alloc();
-  }
-}
+      states_(std::make_unique<LaneState[]>(static_cast<size_t>(program.n_lanes()))) {}
 
 Call::Call(const Program& program, void* device_scratch)
     : program_(program),
       scratch_(static_cast<char*>(device_scratch)),
       lane_done_(std::make_unique<std::atomic<bool>[]>(static_cast<size_t>(program.n_lanes()))) {}
 
-Call::~Call() {
-  if (events_ != nullptr) std::free(scratch_);
+Call::~Call() = default;
+
+void Call::TakeScratch() {
+  held_ = Scratch(program_.scratch_bytes());
+  scratch_ = held_.data();
+}
+
+void Call::GiveScratch() noexcept {
+  scratch_ = nullptr;
+  const Scratch back = std::move(held_);
 }
 
 void Call::Reset(void* const* args, void* const* results, bool profile, uint64_t disturb) {

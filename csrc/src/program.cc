@@ -91,6 +91,7 @@ void Program::Finish() {
   for (int lane = 0; lane < n_lanes_; ++lane) {
     if (!lanes_[static_cast<size_t>(lane)].empty()) used_lanes_.push_back(lane);
   }
+  need_ = ScratchNeed(scratch_bytes_);
   finished_ = true;
 }
 
@@ -184,19 +185,22 @@ std::string Program::Describe() const {
 }
 
 std::unique_ptr<Call> Program::TakeCall() const {
+  std::unique_ptr<Call> call;
   {
     std::lock_guard<std::mutex> lock(pool_mutex_);
     if (!pool_.empty()) {
-      std::unique_ptr<Call> call = std::move(pool_.back());
+      call = std::move(pool_.back());
       pool_.pop_back();
-      return call;
     }
   }
-  return std::make_unique<Call>(*this);
+  if (call == nullptr) call = std::make_unique<Call>(*this);
+  call->TakeScratch();
+  return call;
 }
 
 void Program::GiveCall(std::unique_ptr<Call> call) const noexcept {
   if (call == nullptr) return;
+  call->GiveScratch();
   std::lock_guard<std::mutex> lock(pool_mutex_);
   if (pool_.size() < kPooledCalls) pool_.push_back(std::move(call));  // room was reserved
 }

@@ -23,6 +23,8 @@ Counter = Literal[
     "decisions_from_disk",
     "fallbacks",
     "refused_caches",
+    "selected",
+    "switches",
 ]
 
 # As libraries do: without a handler of the user's, nothing is printed (fallbacks are warnings already).

@@ -183,6 +183,7 @@ NB_MODULE(_engine, m) {
         found["threads"] = stats.threads;
         found["copied_bytes"] = stats.copied_bytes;
         found["reports"] = stats.reports;
+        found["scratch_bytes"] = stats.scratch_bytes;
         return found;
       },
       "What the engine counted since the process began.");

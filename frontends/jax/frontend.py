@@ -48,9 +48,9 @@ def serving(fast: Any, args: Any, kwargs: Any) -> Scheduled | None:
     """What serves these arguments inside of a scheduled callable; None if it is not JAX's."""
     if isinstance(fast, Selected):
         name = fast.chosen(args, kwargs)
-        member = fast.members[name]
-        made = None if member is None else serving(member, args, kwargs)
-        return Chosen(fast.selection, name, made)
+        each = {key: serving(one, args, kwargs) for key, one in fast.members.items()}
+        others = {key: one for key, one in each.items() if one is not None}
+        return Chosen(fast.selection, name, each[name], others)
     if isinstance(fast, ScheduledFunction):
         return Serving(fast.serving(args, kwargs))
     return Serving(fast) if isinstance(fast, Lifted) else None

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from round_robin import RoundRobin
 
 import dynaflow_xla as dfx
 
 
 def rows(x: jax.Array) -> jax.Array:
     return jnp.cumsum(jnp.sort(x, axis=-1), axis=-1) * 2
+
+
+def two_branches(x: jax.Array) -> jax.Array:
+    return jnp.sort(jnp.sin(x), axis=-1) + jnp.cumsum(jnp.sort(-x, axis=-1), axis=-1)
 
 
 def above_four(call: Any) -> str:
@@ -81,6 +87,94 @@ def test_prefill_or_decode_by_context_without_compiling_again(assert_same: Any) 
         dfx.PlanError, match="must return one of 'whole', 'split', 'plain'.*got 'decode'"
     ):
         fast(x)
+    assert len(traces) == before, "nothing was made for a plan that there is not"
+
+
+def test_switching_makes_and_compiles_nothing(assert_same: Any) -> None:
+    """Both plans run on lanes, so that what is compiled is counted."""
+    state = {"phase": "lanes"}
+    plans = {"lanes": dfx.Branches(lanes=2), "split": dfx.NanoBatch(2)}
+    fast = scheduled(lambda call: call.context["phase"], plans, fn=two_branches, context=state)
+    x = data(6)
+
+    def run() -> None:
+        for phase in plans:
+            state["phase"] = phase
+            assert_same(two_branches(x), fast(x))
+
+    run()
+    before = dfx.stats()
+    for _ in range(5):
+        run()
+    after = dfx.stats()
+    assert (after.plans, after.compiles) == (before.plans, before.compiles)
+    assert after.selected - before.selected == 10 and after.switches - before.switches == 10
+    assert after.lane_calls - before.lane_calls >= 10
+
+
+def test_memory_is_that_of_the_largest_plan_and_said(assert_same: Any) -> None:
+    state = {"phase": "lanes"}
+    plans = {"one": "sequential", "lanes": RoundRobin(), "split": dfx.NanoBatch(2)}
+    fast = scheduled(lambda call: call.context["phase"], plans, fn=two_branches, context=state)
+    x = data(4)
+    told = dfx.explain(fast, x)
+    need = {}
+    for name in plans:
+        state["phase"] = name
+        need[name] = dfx.plan(fast, x).scratch_bytes
+        assert f"{name}: " in told and f"scratch {need[name]} bytes" in told
+    largest = max(need.values())
+    assert largest and f"it is that of the largest, 'lanes', {largest} bytes" in told
+    odd = scheduled(lambda call: "whole", {"whole": "sequential", "odd": dfx.NanoBatch([3, 2])})
+    assert "odd: NanoBatch([3, 2]), 0 calls, not for these arguments: " in dfx.explain(odd, x)
+
+
+def test_timelines_and_plans_say_which_plan_they_are_of() -> None:
+    fast = scheduled(above_four)
+    for look in (dfx.simulate, dfx.profile):
+        assert look(fast, data(8)).meta["notes"] == ["select chooses 'split' for these arguments"]
+    assert "select chooses 'whole' for these arguments" in dfx.plan(fast, data(2)).notes
+
+
+def test_threads_choose_for_themselves(assert_same: Any) -> None:
+    fast = scheduled(above_four)
+    start = threading.Barrier(4)
+    failed: list[BaseException] = []
+
+    def work(n: int) -> None:
+        start.wait(60)
+        try:
+            for k in range(6):
+                assert_same(rows(data(n, k)), fast(data(n, k)))
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in (8, 3, 6, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    assert not failed and not any(thread.is_alive() for thread in threads)
+    assert counts(fast, data(8)) == {"whole": 12, "split": 12, "plain": 0}
+
+
+def test_derivatives_of_what_a_value_chooses(assert_same: Any) -> None:
+    fast = scheduled(by_sign, {name: PLANS[name] for name in ("whole", "split")}, in_axes=0)
+    x = jnp.abs(data(3))
+    total = lambda f: lambda v: jnp.sum(f(v) ** 2)  # noqa: E731
+    tangent = jnp.cos(x)
+    for f in (jax.jacfwd, jax.jacrev, lambda g: jax.jvp(g, (x,), (tangent,))[1]):
+        made = [f(total(one)) for one in (rows, fast)]
+        want, got = (one(x) if callable(one) else one for one in made)
+        assert_same(want, got)
+    assert_same(
+        jax.vmap(jax.grad(total(rows)))(jnp.stack([x, -x])),
+        jax.vmap(jax.grad(total(fast)))(jnp.stack([x, -x])),
+    )
+    assert_same(
+        jax.grad(lambda v: jax.checkpoint(total(rows))(v))(x),
+        jax.jit(jax.grad(lambda v: jax.checkpoint(total(fast))(v)))(x),
+    )
 
 
 def test_the_original_has_no_plan(assert_same: Any) -> None:

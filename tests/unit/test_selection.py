@@ -51,6 +51,8 @@ def test_strategies_are_resolved_and_the_original_has_none() -> None:
         ({}, None, "strategy is a mapping"),
         (THREE, "whole", "select must be a function of the call; got 'whole'"),
         ({}, len, "at least one strategy"),
+        (THREE, lambda: "whole", "select is called with one argument, the call .*takes "),
+        (THREE, lambda call, *, phase: "whole", "takes .call, ., phase"),
         ({1: "branches"}, len, "names of strategies for select must be text; got 1"),
         ({"a": "branch"}, len, "strategy must be one of .*got 'branch'"),
         ({"a": dfx.Branches}, len, "pass an instance"),
@@ -111,6 +113,18 @@ def test_what_select_gets() -> None:
     assert call.context is context
     context["phase"] = "decode"
     assert one.answer(([1],), {}) == "decode", "the mapping itself, not a copy"
+
+
+def test_a_builtin_whose_parameters_nobody_knows_may_choose() -> None:
+    assert made(THREE, max) is not None
+
+
+def test_calls_and_switches_are_counted_for_the_process() -> None:
+    one, before = selection(len), dfx.stats()
+    for name in ("split", "split", "plain", "split"):
+        one.ran(name)
+    after = dfx.stats()
+    assert after.selected - before.selected == 4 and after.switches - before.switches == 2
 
 
 def test_calls_are_counted() -> None:

@@ -1,8 +1,8 @@
 // One execution of a Program.
 //
 // Who owns what: arguments and results belong to the caller of Engine::Run and are used only until
-// Run returns; scratch belongs to the Call, which lives until the last lane has left its last step,
-// and that may be after Run returned (see LaneDone).
+// Run returns; scratch belongs to the Call until the last lane has left its last step, and that may
+// be after Run returned (see LaneDone); then another call gets it (scratch.h).
 //
 // What orders accesses: a lane runs its instructions in order; Event::Signal happens before the
 // return of Event::Wait; everything a lane did before LaneDone happens before the return of Run.
@@ -23,6 +23,7 @@
 #include "dfx/event.h"
 #include "dfx/observer.h"
 #include "dfx/program.h"
+#include "dfx/scratch.h"
 #include "dfx/step.h"
 
 namespace dfx {
@@ -39,6 +40,10 @@ class Call {
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
+
+  // Memory for one use of a pooled call; TakeScratch throws std::bad_alloc.
+  void TakeScratch();
+  void GiveScratch() noexcept;
 
   // Readies a pooled call for use. Only while no lane has it.
   // `disturb` other than 0: a trial for finding errors. Scratch is filled with ones (NaN as any
@@ -114,6 +119,7 @@ class Call {
   void* const* args_ = nullptr;
   void* const* results_ = nullptr;
   char* scratch_ = nullptr;
+  Scratch held_;                     // none on device lanes
   std::unique_ptr<Event[]> events_;  // none on device lanes
   std::unique_ptr<std::atomic<bool>[]> lane_done_;
   std::unique_ptr<LaneState[]> states_;

@@ -38,8 +38,9 @@ class Engine {
     int64_t calls = 0;     // ever started
     int64_t failures = 0;  // of those, how many ended with an error
     int threads = 0;
-    int64_t copied_bytes = 0;  // by gates
-    int64_t reports = 0;       // of the watchdog
+    int64_t copied_bytes = 0;   // by gates
+    int64_t reports = 0;        // of the watchdog
+    int64_t scratch_bytes = 0;  // that calls on cores have, or wait for the next one
   };
 
   // Process-wide; never destroyed, because lanes may outlive static destructors.

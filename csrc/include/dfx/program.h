@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "dfx/scratch.h"
 #include "dfx/step.h"
 
 namespace dfx {
@@ -97,8 +98,8 @@ class Program {
   // wait before its record.
   const std::vector<LaneInstr>& issue_order() const { return issue_order_; }
 
-  // Calls are pooled, because their scratch is large and first use of memory is slow. A call comes
-  // back once no lane can touch it any more. TakeCall throws std::bad_alloc.
+  // Calls are pooled; their scratch, which is large, is shared with other programs (scratch.h). A
+  // call comes back once no lane can touch it any more. TakeCall throws std::bad_alloc.
   std::unique_ptr<Call> TakeCall() const;
   void GiveCall(std::unique_ptr<Call> call) const noexcept;
 
@@ -121,6 +122,7 @@ class Program {
   std::vector<std::vector<Instr>> lanes_;
   std::vector<int> used_lanes_;
   std::vector<LaneInstr> issue_order_;
+  ScratchNeed need_;
   mutable std::mutex pool_mutex_;
   mutable std::vector<std::unique_ptr<Call>> pool_;
 };

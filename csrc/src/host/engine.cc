@@ -381,6 +381,7 @@ Engine::Stats Engine::stats() const {
   if (forked()) return {};  // the mutex may have been held when the process was forked
   std::lock_guard<std::mutex> lock(impl_->mutex);
   Stats found = impl_->stats;
+  found.scratch_bytes = Scratch::Held();
   for (const auto& lane : impl_->lanes) {
     if (lane != nullptr) found.copied_bytes += lane->copied_bytes();
   }

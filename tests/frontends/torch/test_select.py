@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -54,6 +55,38 @@ def test_split_only_above_some_rows_forward_and_backward() -> None:
     assert dfx.plan(fast, torch.randn(3, 8)).strategy == "Branches()"
     assert dfx.plan(fast, torch.randn(8, 8)).strategy == "NanoBatch(2)"
     assert isinstance(fast, torch.nn.Module) and list(fast.state_dict()) == list(model.state_dict())
+
+
+def test_switching_makes_nothing_and_threads_choose_for_themselves() -> None:
+    model = Model()
+    fast = scheduled(model)
+    given = {n: torch.randn(n, 8) for n in (8, 3)}
+    with torch.no_grad():
+        want = {n: model(x) for n, x in given.items()}
+        for x in given.values():
+            fast(x)
+        before = dfx.stats()
+        failed: list[BaseException] = []
+
+        def work(n: int) -> None:
+            try:
+                with torch.no_grad():
+                    for _ in range(6):
+                        torch.testing.assert_close(fast(given[n]), want[n])
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in (8, 3, 8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(300)
+        assert not failed and not any(thread.is_alive() for thread in threads)
+    after = dfx.stats()
+    assert after.plans == before.plans and after.selected - before.selected == 18
+    assert dfx.simulate(fast, given[8]).meta["notes"] == [
+        "select chooses 'split' for these arguments"
+    ]
 
 
 def test_prefill_or_decode_by_context() -> None:

@@ -1,0 +1,134 @@
+#include "dfx/scratch.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <set>
+#include <vector>
+
+#include "dfx/program.h"
+
+namespace dfx {
+namespace {
+
+// Blocks that wait for a call; more are freed. First use of memory is slow, so some are kept.
+constexpr size_t kWaiting = 8;
+
+struct Block {
+  char* data;
+  size_t size;
+};
+
+class Pool {
+ public:
+  // Never destroyed: lanes may outlive static destructors.
+  static Pool& Get() {
+    static Pool* const pool = new Pool;
+    return *pool;
+  }
+
+  Block Take(size_t bytes) {
+    Block found{nullptr, 0};
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      // The smallest that suffices; else the largest one goes, so that what takes its place lies
+      // not beside it: calls one after another need one block, as large as the largest.
+      auto place = std::find_if(waiting_.begin(), waiting_.end(),
+                                [bytes](const Block& b) { return b.size >= bytes; });
+      const bool fits = place != waiting_.end();
+      if (!fits && !waiting_.empty()) --place;
+      if (place != waiting_.end()) {
+        found = *place;
+        waiting_.erase(place);
+        if (!fits) held_ -= static_cast<int64_t>(found.size);
+      }
+      if (fits) return found;
+    }
+    std::free(found.data);
+    auto* data = static_cast<char*>(std::aligned_alloc(static_cast<size_t>(kAlignment), bytes));
+    if (data == nullptr) throw std::bad_alloc();
+    std::lock_guard<std::mutex> lock(mutex_);
+    held_ += static_cast<int64_t>(bytes);
+    return {data, bytes};
+  }
+
+  void Give(Block block) noexcept {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (waiting_.size() < kWaiting && block.size <= Largest()) {
+        const auto place = std::find_if(waiting_.begin(), waiting_.end(),
+                                        [&](const Block& b) { return b.size >= block.size; });
+        waiting_.insert(place, block);  // room was reserved
+        return;
+      }
+      held_ -= static_cast<int64_t>(block.size);
+    }
+    std::free(block.data);
+  }
+
+  void Join(size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    needs_.insert(bytes);
+  }
+
+  // In a forked child, where the mutex may be held by a thread that is not there, nothing is done.
+  void Leave(size_t bytes) noexcept {
+    if (getpid() != pid_) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    needs_.erase(needs_.find(bytes));
+    while (!waiting_.empty() && waiting_.back().size > Largest()) {
+      held_ -= static_cast<int64_t>(waiting_.back().size);
+      std::free(waiting_.back().data);
+      waiting_.pop_back();
+    }
+  }
+
+  int64_t Held() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return held_;
+  }
+
+ private:
+  Pool() { waiting_.reserve(kWaiting); }
+
+  size_t Largest() const { return needs_.empty() ? 0 : *needs_.rbegin(); }
+
+  const pid_t pid_ = getpid();
+  std::mutex mutex_;
+  std::vector<Block> waiting_;   // by size
+  std::multiset<size_t> needs_;  // of the programs that are there
+  int64_t held_ = 0;
+};
+
+size_t Rounded(int64_t bytes) {
+  constexpr auto kUnit = static_cast<size_t>(kAlignment);
+  return (static_cast<size_t>(bytes) + kUnit - 1) / kUnit * kUnit;
+}
+
+}  // namespace
+
+Scratch::Scratch(int64_t bytes) {
+  if (bytes <= 0) return;
+  const Block block = Pool::Get().Take(Rounded(bytes));
+  data_ = block.data;
+  size_ = block.size;
+}
+
+Scratch::~Scratch() {
+  if (data_ != nullptr) Pool::Get().Give({data_, size_});
+}
+
+int64_t Scratch::Held() { return Pool::Get().Held(); }
+
+ScratchNeed::ScratchNeed(int64_t bytes) : bytes_(bytes) {
+  if (bytes > 0) Pool::Get().Join(Rounded(bytes));
+}
+
+ScratchNeed::~ScratchNeed() {
+  if (bytes_ > 0) Pool::Get().Leave(Rounded(bytes_));
+}
+
+}  // namespace dfx
