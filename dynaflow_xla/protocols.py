@@ -55,10 +55,10 @@ class Scheduled(Protocol):
         """Measures the candidates within the seconds given, keeps and returns the decision."""
 
     def debug(self, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugReport:
-        """Runs the plan in other orders and with pauses; DebugError names the first region that differs."""
+        """Runs it in other orders and with pauses; VerificationError names the first region that differs."""
 
     def check_determinism(self, args: Any, kwargs: Any, runs: int) -> DeterminismReport:
-        """Calls it several times; DeterminismError names the first output that differs."""
+        """Calls it several times; VerificationError names the first output that differs."""
 
     def compile(self, args: Any, kwargs: Any, target: object) -> Any:
         """Compiles for the GPU ``target``, read back as a report; None: the one of ``schedule``."""

@@ -17,18 +17,17 @@ from dynaflow_xla import machine
 from dynaflow_xla.batch.joins import Joining, weights
 from dynaflow_xla.batch.proof import Mean, Sum
 from dynaflow_xla.batch.specs import (
-    AS_PROVED as AS_PROVED,
-    PARTS as PARTS,
-    WHOLE as WHOLE,
-    AsProved as AsProved,
-    Cut as Cut,
-    CutSpec as CutSpec,
-    InSpec as InSpec,
-    MergeSpec as MergeSpec,
-    Origin as Origin,
-    OutSpec as OutSpec,
-    Parts as Parts,
-    Reads as Reads,
+    PARTS,
+    WHOLE,
+    AsProved,
+    Cut,
+    CutSpec,
+    InSpec,
+    MergeSpec,
+    Origin,
+    OutSpec,
+    Parts,
+    Reads,
 )
 from dynaflow_xla.batch.states import Partial, Position, Rows
 from dynaflow_xla.errors import PlanError, UnsupportedError

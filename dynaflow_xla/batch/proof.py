@@ -43,7 +43,7 @@ class Mean:
         return "dfx.Mean()"
 
 
-OutSpec: TypeAlias = int | Sum | Mean | None
+OutAxis: TypeAlias = int | Sum | Mean | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class OutputProof:
 
     index: int
     state: State
-    wanted: OutSpec
+    wanted: OutAxis
     status: Status
     finding: Finding | None = None
     suggestion: str = ""
@@ -200,9 +200,9 @@ def _list(numbers: Sequence[int]) -> str:
 _COLLECTIVES = ("all_gather", "all_to_all", "reduce_scatter", "psum_scatter", "ppermute")
 
 
-def _allowed(state: State) -> dict[str, OutSpec]:
+def _allowed(state: State) -> dict[str, OutAxis]:
     """Merges that give the original's value, each with how to ask for it; best first."""
-    allowed: dict[str, OutSpec] = {}
+    allowed: dict[str, OutAxis] = {}
     if isinstance(state, Rows) and (state.power == 0 or is_zero(state)):
         if state.outer == 1 or state.fill is not None:
             allowed[f"out_axes={state.axis}"] = state.axis
@@ -213,7 +213,7 @@ def _allowed(state: State) -> dict[str, OutSpec]:
         if state.power == 1 or is_zero(state):
             allowed["out_axes=dfx.Sum()"] = Sum()
     elif isinstance(state, Partial) and state.power in (0, -1):
-        spec: OutSpec = Mean() if state.power else Sum()
+        spec: OutAxis = Mean() if state.power else Sum()
         allowed[f"out_axes={spec!r}"] = spec
     elif isinstance(state, Late):
         # Its value is the original's, whatever total of the batch it is called.
@@ -223,7 +223,7 @@ def _allowed(state: State) -> dict[str, OutSpec]:
     return allowed
 
 
-def mergers(state: State) -> tuple[OutSpec, ...]:
+def mergers(state: State) -> tuple[OutAxis, ...]:
     """The ``out_axes`` entries under which an output of this state gets the original's value."""
     return tuple(_allowed(state).values())
 
@@ -252,7 +252,7 @@ def _mismatch(state: State) -> str:
 
 
 def prove_output(
-    index: int, state: State, wanted: OutSpec, *, rank: int, inexact: bool, made_by: Finding
+    index: int, state: State, wanted: OutAxis, *, rank: int, inexact: bool, made_by: Finding
 ) -> OutputProof:
     """Holds an output's state against how it is to be merged.
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from dynaflow_xla.batch.proof import Mean, Sum
+from dynaflow_xla.batch.proof import OutAxis
 
 
 class Parts(enum.Enum):
@@ -30,7 +30,7 @@ WHOLE = -1
 """In place of a nano-batch's number: the graph at full size."""
 
 InSpec: TypeAlias = int | None | Parts
-OutSpec: TypeAlias = int | Sum | Mean | None | Parts | AsProved
+OutSpec: TypeAlias = OutAxis | Parts | AsProved
 """How an output is put together: an axis, a sum, a weighted mean, None (equal in all), not at all, or as
 is proved of it."""
 

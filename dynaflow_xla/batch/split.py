@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaflow_xla.batch import expand, joint
+from dynaflow_xla.batch.specs import Cut, MergeSpec, Origin
 from dynaflow_xla.batch.states import Partial, Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.graph import Graph, Region
@@ -24,24 +25,24 @@ class Arrays:
     """A framework's operations on arrays.
 
     Attributes:
-        cut: The rows of an array that an ``expand.Cut`` says.
+        cut: The rows of an array that an ``Cut`` says.
         concatenate: Several along an axis.
         zeros_like: One of the same shape and type.
         widened: As wide as sums need to be: n roundings of a partial sum in a narrow type would add up.
         as_type: One array in the type of another.
     """
 
-    cut: Callable[[Any, expand.Cut], Any]
+    cut: Callable[[Any, Cut], Any]
     concatenate: Callable[[Sequence[Any], int], Any]
     zeros_like: Callable[[Any], Any]
     widened: Callable[[Any], Any]
     as_type: Callable[[Any, Any], Any]
 
-    def read(self, x: Any, cut: expand.Cut | None) -> Any:
+    def read(self, x: Any, cut: Cut | None) -> Any:
         """An array, or what is read of it."""
         return x if cut is None else self.cut(x, cut)
 
-    def total(self, parts: Sequence[Any], spec: expand.MergeSpec) -> Any:
+    def total(self, parts: Sequence[Any], spec: MergeSpec) -> Any:
         """The sum or the mean of what nano-batches gave."""
         terms = self._weighed([self.widened(x) for x in parts], spec)
         made = terms[0]
@@ -49,7 +50,7 @@ class Arrays:
             made = made + term
         return self.as_type(made, parts[0])
 
-    def joined(self, parts: Sequence[Any], spec: expand.MergeSpec) -> Any:
+    def joined(self, parts: Sequence[Any], spec: MergeSpec) -> Any:
         """What nano-batches gave, one after the other along an axis, run by run."""
         parts = self.weighed(parts, spec)
         if spec.runs == 1:
@@ -57,14 +58,14 @@ class Arrays:
         lengths = [part.shape[spec.axis] // spec.runs for part in parts]
         return self.concatenate(
             [
-                self.cut(part, expand.Cut(spec.axis, run * length, (run + 1) * length))
+                self.cut(part, Cut(spec.axis, run * length, (run + 1) * length))
                 for run in range(spec.runs)
                 for part, length in zip(parts, lengths, strict=True)
             ],
             spec.axis,
         )
 
-    def weighed(self, parts: Sequence[Any], spec: expand.MergeSpec) -> list[Any]:
+    def weighed(self, parts: Sequence[Any], spec: MergeSpec) -> list[Any]:
         """The parts, each times its weight, or plus its offset, if there are such."""
         if spec.offsets:
             return [x + offset for x, offset in zip(parts, spec.offsets, strict=True)]
@@ -74,7 +75,7 @@ class Arrays:
         return [self.as_type(x, like) for x, like in zip(made, parts, strict=True)]
 
     @staticmethod
-    def _weighed(parts: Sequence[Any], spec: expand.MergeSpec) -> list[Any]:
+    def _weighed(parts: Sequence[Any], spec: MergeSpec) -> list[Any]:
         if not spec.weights or (spec.how == "sum" and set(spec.weights) == {1.0}):
             return list(parts)
         return [x * w for x, w in zip(parts, spec.weights, strict=True)]
@@ -121,7 +122,7 @@ class SplitGraph:
         for members in groups:
             nanos = self.nanos_of(members)
             origin = self.expanded.origins[members[0]]
-            assert isinstance(origin, expand.Origin)  # the recorder hides merges
+            assert isinstance(origin, Origin)  # the recorder hides merges
             cut = self.joint_cut(nanos, graph_at(self.joint_size(nanos)))
             costs.append(cut.regions[origin.region])
         return joint.group(self.expanded, groups, costs)
@@ -152,7 +153,7 @@ class SplitGraph:
             arrays: Of the framework.
         """
         origin = self.expanded.origins[region.id]
-        assert isinstance(origin, expand.Origin)
+        assert isinstance(origin, Origin)
         reads = [(region.inputs.index(v), cut) for v, cut in origin.reads[0]]
         kept = [local.outputs.index(self.expanded.sources[v][1]) for v in region.outputs]
 
@@ -169,7 +170,7 @@ class SplitGraph:
             PlanError: it is not proved how values of nano-batches lie in those of all.
         """
         origin = self.expanded.origins[region.id]
-        assert isinstance(origin, expand.Origin)
+        assert isinstance(origin, Origin)
         axes = [self._joined(v, region.name) for v in local.inputs]
         reads = [[(region.inputs.index(v), cut) for v, cut in each] for each in origin.reads]
         wanted = [self.expanded.sources[v] for v in region.outputs]
@@ -207,7 +208,7 @@ class SplitGraph:
 
     def _share(
         self, value: int, nano: int, nanos: Sequence[int], name: str
-    ) -> tuple[expand.Cut | None, bool]:
+    ) -> tuple[Cut | None, bool]:
         """What a nano-batch gets of a value made for several: its rows, and whether it gets zeros."""
         state = self.states[value] if value < len(self.states) else None
         if isinstance(state, Partial) and state.power in (0, -1):
@@ -218,4 +219,4 @@ class SplitGraph:
             return None, False
         each = state.outer * state.inner if isinstance(state, Rows) else 1
         start = self.joint_size(nanos[: list(nanos).index(nano)])
-        return expand.Cut(axis, start * each, (start + self.sizes[nano]) * each), False
+        return Cut(axis, start * each, (start + self.sizes[nano]) * each), False

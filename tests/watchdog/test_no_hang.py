@@ -210,6 +210,8 @@ def test_keyboard_interrupt_during_a_call() -> None:
     """Python loses an interrupt that meets a finaliser or a weak reference's callback: it is sent again."""
     run("""
     import signal
+    # A shell that starts a job in the background has it ignore interrupts, and its children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     big = jnp.asarray(np.random.default_rng(0).random((512, 512)), jnp.float32)
     fast(big).block_until_ready()
     interrupted = 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from dynaflow_xla import checks
 from dynaflow_xla.batch.arguments import call_axes, named_results
-from dynaflow_xla.batch.proof import Mean, OutSpec, Sum, batch_of
+from dynaflow_xla.batch.proof import Mean, OutAxis, Sum, batch_of
 from dynaflow_xla.errors import PlanError
 
 
@@ -119,7 +119,7 @@ def _normal(
     return tuple(None if axis is None else next(normal) for axis in axes), batch
 
 
-def output_specs(name: str, out_axes: Any, outputs: Any) -> tuple[OutSpec, ...]:
+def output_specs(name: str, out_axes: Any, outputs: Any) -> tuple[OutAxis, ...]:
     """How each flat result is put together.
 
     Args:
@@ -134,7 +134,7 @@ def output_specs(name: str, out_axes: Any, outputs: Any) -> tuple[OutSpec, ...]:
     """
     flat = _out_leaves(name, out_axes, outputs)
     paths = _path_names(outputs, "result")
-    made: list[OutSpec] = []
+    made: list[OutAxis] = []
     for spec, where, leaf in zip(flat, paths, jax.tree_util.tree_leaves(outputs), strict=True):
         if spec is None or isinstance(spec, Sum | Mean):
             made.append(spec)

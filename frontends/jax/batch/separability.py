@@ -13,10 +13,10 @@ import jax
 import numpy as np
 from jax.extend import core as jcore
 
-from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.joins import Joiner, Joining
-from dynaflow_xla.batch.proof import OutputProof, OutSpec, Proof, prove_output
+from dynaflow_xla.batch.proof import OutAxis, OutputProof, Proof, prove_output
 from dynaflow_xla.batch.row_orders import orders
+from dynaflow_xla.batch.specs import AS_PROVED, AsProved
 from dynaflow_xla.batch.states import (
     Finding,
     Keyed,
@@ -45,7 +45,7 @@ def prove(
     *,
     batch: int,
     in_axes: Sequence[int | None],
-    out_axes: Sequence[OutSpec],
+    out_axes: Sequence[OutAxis],
     consts: Sequence[Sequence[Any]] = (),
 ) -> Proof:
     """Proves which outputs follow from those of the nano-batches, and how.
@@ -78,7 +78,7 @@ def prove_joined(
     *,
     batch: int,
     in_axes: Sequence[int | None],
-    out_axes: Sequence[OutSpec],
+    out_axes: Sequence[OutAxis],
     consts: Sequence[Sequence[Any]] = (),
     forced: Mapping[int, str] | None = None,
 ) -> tuple[Proof, Joining]:
@@ -106,7 +106,7 @@ def prove_pass(
         ins: What is known of its inputs.
         forced: As for ``prove_joined``.
     """
-    out_axes = [expand.AS_PROVED] * len(captured[0].outputs)
+    out_axes = [AS_PROVED] * len(captured[0].outputs)
     return _with_joins(captured, tuple(sizes), ins, out_axes, forced or {})
 
 
@@ -114,7 +114,7 @@ def _with_joins(
     captured: Sequence[Captured],
     sizes: tuple[int, ...],
     ins: Sequence[State],
-    out_axes: Sequence[OutSpec | expand.AsProved],
+    out_axes: Sequence[OutAxis | AsProved],
     forced: Mapping[int, str],
 ) -> tuple[Proof, Joining]:
     graph = captured[0].graph
@@ -151,7 +151,7 @@ def _checked_inputs(
     captured: Sequence[Captured],
     sizes: Sequence[int],
     in_axes: Sequence[int | None],
-    out_axes: Sequence[OutSpec],
+    out_axes: Sequence[OutAxis],
     consts: Sequence[Sequence[Any]],
 ) -> list[State]:
     """States of the inputs, if the request makes sense; see ``prove``."""
@@ -185,7 +185,7 @@ def _proof(
     captured: Sequence[Captured],
     sizes: tuple[int, ...],
     ins: Sequence[State],
-    out_axes: Sequence[OutSpec | expand.AsProved],
+    out_axes: Sequence[OutAxis | AsProved],
     joiner: Joiner | None,
 ) -> Proof:
     whole = captured[0]
@@ -273,7 +273,7 @@ def _verdict(
     sizes: Sequence[int],
     number: int,
     state: State,
-    wanted: OutSpec | expand.AsProved,
+    wanted: OutAxis | AsProved,
     joiner: Joiner | None,
 ) -> OutputProof:
     whole = captured[0]
@@ -282,12 +282,12 @@ def _verdict(
         # What is whole is the original's value, however it was to be put together.
         if whole.output_is_value[number] and joiner.is_whole(out):
             return OutputProof(number, state, None, "separable")
-        if isinstance(wanted, expand.AsProved):
+        if isinstance(wanted, AsProved):
             if not whole.output_is_value[number] or joiner.can_be_whole(out):
                 return OutputProof(number, state, None, "separable")
             finding = Finding("mixed", "return", "its rows are no part of the whole batch's")
             return OutputProof(number, state, None, "mixed", finding)
-    if isinstance(wanted, expand.AsProved):
+    if isinstance(wanted, AsProved):
         wanted = None
     if not whole.output_is_value[number]:
         shape, dtype, made_by = np.shape(out), np.asarray(out).dtype, Finding("mixed", "return", "")

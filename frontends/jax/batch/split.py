@@ -11,7 +11,17 @@ import jax.numpy as jnp
 
 from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.joins import AUTOMATIC, Joining, Wanted
-from dynaflow_xla.batch.proof import Mean, OutSpec, Proof, Sum
+from dynaflow_xla.batch.proof import Mean, OutAxis, Proof, Sum
+from dynaflow_xla.batch.specs import (
+    PARTS,
+    WHOLE,
+    AsProved,
+    InSpec,
+    MergeSpec,
+    Origin,
+    OutSpec,
+    Parts,
+)
 from dynaflow_xla.batch.split import Function, SplitGraph
 from dynaflow_xla.batch.states import Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError, SeparabilityError
@@ -46,8 +56,8 @@ class Resolved:
     """
 
     at: Mapping[int, Captured]
-    in_specs: tuple[expand.InSpec, ...]
-    out_specs: tuple[expand.OutSpec, ...]
+    in_specs: tuple[InSpec, ...]
+    out_specs: tuple[OutSpec, ...]
     states: tuple[State, ...] = ()
     proof: Proof | None = None
     const_parts: dict[int, tuple[Any, ...]] = field(default_factory=dict)
@@ -93,7 +103,7 @@ class BatchedFunction:
     consts: Sequence[Any]
     batch: int
     in_axes: tuple[int | None, ...]
-    out_axes: tuple[OutSpec, ...]
+    out_axes: tuple[OutAxis, ...]
     capture_at: Callable[[int], tuple[Captured, Sequence[Any]]]
     sizes: tuple[int, ...] = ()
 
@@ -117,7 +127,7 @@ class BatchedFunction:
         if not assume_separable:
             proof, joining = self._proved(made, joins)
             proof.raise_if_refused(allow_unproven=True)
-        specs: list[expand.InSpec] = []
+        specs: list[InSpec] = []
         const_parts: dict[int, tuple[Any, ...]] = {}
         for number, value in enumerate(self.consts):
             state = proof.states[self.whole.graph.inputs[number]] if proof is not None else None
@@ -131,7 +141,7 @@ class BatchedFunction:
                 const_parts[number] = tuple(
                     _untraced(made[size][1][number], self.whole.graph.name) for size in sizes
                 )
-                specs.append(expand.PARTS)
+                specs.append(PARTS)
         return Resolved(
             at={self.batch: self.whole, **parts},
             in_specs=(*specs, *self.in_axes),
@@ -264,17 +274,17 @@ class Split(SplitGraph):
         return frozenset(
             number
             for number, origin in enumerate(self.expanded.origins)
-            if not isinstance(origin, expand.Origin) or origin.nanos[0] < 0 or len(origin.nanos) > 1
+            if not isinstance(origin, Origin) or origin.nanos[0] < 0 or len(origin.nanos) > 1
         )
 
-    def _local(self, origin: expand.Origin) -> tuple[Captured, Region]:
+    def _local(self, origin: Origin) -> tuple[Captured, Region]:
         """The captured function that a region's operators come from, and its region there.
 
         Raises:
             PlanError: it has other operators at one of the sizes that run as one.
         """
         nanos = origin.nanos
-        if nanos == (expand.WHOLE,):
+        if nanos == (WHOLE,):
             assert self.once is not None
             return self.resolved.at[sum(self.sizes)], self.once.regions[origin.region]
         if len(nanos) == 1:
@@ -285,7 +295,7 @@ class Split(SplitGraph):
     def source(self, region: int) -> tuple[Captured, tuple[int, ...]]:
         """The captured function that a region's operators come from, and these; a merge has none."""
         origin = self.expanded.origins[region]
-        if not isinstance(origin, expand.Origin):
+        if not isinstance(origin, Origin):
             return self.captured, ()
         captured, local = self._local(origin)
         return captured, local.ops
@@ -296,10 +306,10 @@ class Split(SplitGraph):
         ``second``, of one nano-batch's region: see ``regions.functions``.
         """
         origin, made = self.expanded.origins[region], self.pg.regions[region]
-        if isinstance(origin, expand.MergeSpec):
+        if isinstance(origin, MergeSpec):
             reads = self.expanded.merge_reads[region]
             return split_functions.merged(origin, made.inputs, reads)
-        assert isinstance(origin, expand.Origin)
+        assert isinstance(origin, Origin)
         captured, local = self._local(origin)
         if second is not None:
             kept = [local.outputs.index(self.expanded.sources[v][1]) for v in made.outputs]
@@ -314,14 +324,12 @@ class Split(SplitGraph):
         return put(inner, made, local, split_functions.ARRAYS)
 
 
-def _check_merges(
-    whole: Captured, parts: Sequence[Captured], specs: Sequence[expand.OutSpec]
-) -> None:
+def _check_merges(whole: Captured, parts: Sequence[Captured], specs: Sequence[OutSpec]) -> None:
     """That results have shapes and types that can be put together, whatever the user vouches for."""
     for number, (out, ok, spec) in enumerate(
         zip(whole.outputs, whole.output_is_value, specs, strict=True)
     ):
-        if not ok or isinstance(spec, expand.Parts | expand.AsProved):
+        if not ok or isinstance(spec, Parts | AsProved):
             continue
         want = tuple(whole.avals[out].shape)
         shapes = [tuple(part.avals[part.outputs[number]].shape) for part in parts]
@@ -400,7 +408,7 @@ def split(
     for number, (ok, spec) in enumerate(
         zip(whole.output_is_value, resolved.out_specs, strict=True)
     ):
-        of = parts if isinstance(spec, expand.Parts) else [whole]
+        of = parts if isinstance(spec, Parts) else [whole]
         outputs += [next(produced) if ok else part.outputs[number] for part in of]
         is_value += [ok] * len(of)
     captured = Captured(expanded.pg.graph, [], outputs, is_value, avals, whole.jaxpr)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.specs import MergeSpec, Reads
 from dynaflow_xla.batch.split import Arrays
 from dynaflow_xla.frontends.jax.capture.capture import Captured
 from dynaflow_xla.frontends.jax.regions.functions import Second, cut_rows, region_function
@@ -65,9 +65,7 @@ def with_second(
     return run
 
 
-def merged(
-    spec: expand.MergeSpec, inputs: Sequence[int], reads: expand.Reads
-) -> Callable[..., list[Any]]:
+def merged(spec: MergeSpec, inputs: Sequence[int], reads: Reads) -> Callable[..., list[Any]]:
     """A region that puts a result together from the nano-batches'."""
 
     def run(*args: Any) -> list[Any]:

@@ -140,7 +140,7 @@ def no_kernel_for_parts(kernel: CudaKernel, region: Region) -> UnsupportedError:
 
 
 class Cut(Protocol):
-    """Some rows along an axis, as plans (``Slice``) and splits (``expand.Cut``) name them."""
+    """Some rows along an axis, as plans (``Slice``) and splits (``Cut``) name them."""
 
     @property
     def axis(self) -> int:

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jcore
 
-from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.joins import AUTOMATIC, Wanted, defined
 from dynaflow_xla.batch.proof import Mean, Sum
+from dynaflow_xla.batch.specs import AS_PROVED, PARTS, InSpec, OutSpec
 from dynaflow_xla.batch.states import Rows, Same, State
 from dynaflow_xla.errors import DynaflowError, RuleError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.jax.batch import separability
@@ -37,7 +37,7 @@ from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.branches import Branches
 
 Flat: TypeAlias = Callable[..., list[Any]]
-Specs: TypeAlias = tuple[tuple[expand.InSpec, ...], tuple[expand.OutSpec, ...]]
+Specs: TypeAlias = tuple[tuple[InSpec, ...], tuple[OutSpec, ...]]
 
 
 def inexact(aval: Any) -> bool:
@@ -230,7 +230,7 @@ class Passes:
         captured, sizes = [whole, *parts.values()], (self._batch, *parts)
         first = len(whole.consts)
         states: list[State] = [Same()] * first
-        specs: list[expand.InSpec] = [None] * first
+        specs: list[InSpec] = [None] * first
         const_parts: dict[int, tuple[Any, ...]] = {}
         if what in ("forward", "jvp"):
             before = split.resolved
@@ -252,7 +252,7 @@ class Passes:
         return Resolved(
             at={self._batch: whole, **parts},
             in_specs=tuple(specs),
-            out_specs=tuple([expand.AS_PROVED] * len(whole.outputs)),
+            out_specs=tuple([AS_PROVED] * len(whole.outputs)),
             states=tuple(joining.states),
             const_parts=const_parts,
             joining=joining,
@@ -356,13 +356,13 @@ class Passes:
             )
         return len(kept) == 1
 
-    def _residual_specs(self, split: Split) -> list[expand.InSpec]:
+    def _residual_specs(self, split: Split) -> list[InSpec]:
         """Residuals stay in parts; those that are arguments as they are, are cut like these."""
         forward = self._forward_at(self._batch)
         inputs = forward.graph.inputs
-        given: list[expand.InSpec] = [None] * len(forward.consts) + [*split.resolved.in_specs]
+        given: list[InSpec] = [None] * len(forward.consts) + [*split.resolved.in_specs]
         return [
-            given[inputs.index(out)] if ok and out in inputs else expand.PARTS
+            given[inputs.index(out)] if ok and out in inputs else PARTS
             for out, ok in list(zip(forward.outputs, forward.output_is_value, strict=True))[
                 len(self.out_avals) :
             ]
@@ -388,7 +388,7 @@ class Passes:
         for i in given:
             spec = resolved.out_specs[i]
             ins.append(spec if isinstance(spec, int) else None)
-        outs: list[expand.OutSpec] = []
+        outs: list[OutSpec] = []
         for i in self.wanted:
             axis = resolved.in_specs[i]
             outs.append(Sum() if axis is None else axis)

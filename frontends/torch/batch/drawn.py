@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.specs import InSpec
 from dynaflow_xla.batch.states import Rows, State
 from dynaflow_xla.frontends.torch.batch.rules.walk import arguments
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
@@ -99,8 +99,8 @@ def _as_rows(state: State) -> State:
 
 
 def specs(
-    given: Mapping[int, expand.InSpec], captured: Captured, states: Sequence[State]
-) -> dict[int, expand.InSpec]:
+    given: Mapping[int, InSpec], captured: Captured, states: Sequence[State]
+) -> dict[int, InSpec]:
     """How the inputs are cut, with those that are drawn."""
     made = dict(given)
     for value, name in zip(captured.graph.inputs, captured.graph.input_names, strict=True):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.specs import OutSpec
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.batch import totals
@@ -228,7 +228,7 @@ def of_forward(
     captured: Captured,
     roles: Sequence[str],
     slim: Captured,
-    out_specs: Mapping[int, expand.OutSpec],
+    out_specs: Mapping[int, OutSpec],
     tail: totals.Tail | None,
 ) -> Handed:
     """What a forward hands over.

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from dynaflow_xla import checks
-from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.joins import Joiner, Joining, Wanted
 from dynaflow_xla.batch.proof import Mean, OutputProof, Proof, Sum, mergers, prove_output
 from dynaflow_xla.batch.row_orders.orders import at, plain
+from dynaflow_xla.batch.specs import AS_PROVED, PARTS, InSpec, OutSpec
 from dynaflow_xla.batch.states import (
     ORDERED,
     Counted,
@@ -82,7 +82,7 @@ class Fit:
     Attributes:
         proof: What is proved.
         states: By value id.
-        in_specs: For each input of the graph that is a tensor: axis, None, or ``nano.PARTS`` for a
+        in_specs: For each input of the graph that is a tensor: axis, None, or ``PARTS`` for a
             gradient that is handed out in shares.
         out_specs: By value id of the outputs that are tensors.
         joining: What runs once for all nano-batches; None if nothing does.
@@ -90,8 +90,8 @@ class Fit:
 
     proof: Proof
     states: tuple[State, ...]
-    in_specs: Mapping[int, expand.InSpec]
-    out_specs: Mapping[int, expand.OutSpec]
+    in_specs: Mapping[int, InSpec]
+    out_specs: Mapping[int, OutSpec]
     joining: Joining | None = None
 
 
@@ -121,7 +121,7 @@ class Question:
     given: Mapping[str, State]
     totals: frozenset[str]
     out_axes: Any
-    cuts: Mapping[str, expand.OutSpec] = field(default_factory=dict)
+    cuts: Mapping[str, OutSpec] = field(default_factory=dict)
 
 
 def answer(
@@ -194,7 +194,7 @@ def answer(
             break
         early |= more
         force = {**force, **blamed}
-    in_specs: dict[int, expand.InSpec] = {}
+    in_specs: dict[int, InSpec] = {}
     for given, name in zip(captured.graph.inputs, captured.graph.input_names, strict=True):
         if given in numbers:
             continue
@@ -204,7 +204,7 @@ def answer(
         elif isinstance(state, ORDERED):
             in_specs[given] = _axis(state)
         elif isinstance(state, Same) and state.power == 1 and name.startswith("tangents"):
-            in_specs[given] = expand.PARTS
+            in_specs[given] = PARTS
         else:
             cut = question.cuts.get(name) if isinstance(state, Mixed | Unknown) else None
             in_specs[given] = cut if isinstance(cut, int) else None
@@ -349,12 +349,12 @@ def _outputs(
     *,
     assume: bool,
     joiner: Joiner | None = None,
-) -> tuple[list[OutputProof], dict[int, expand.OutSpec]]:
+) -> tuple[list[OutputProof], dict[int, OutSpec]]:
     captured = question.captured
     roles = list(zip(captured.outputs, question.roles, strict=True))
     roles += [(value, "written") for _, value in captured.epilogue]
     verdicts: list[OutputProof] = []
-    specs: dict[int, expand.OutSpec] = {}
+    specs: dict[int, OutSpec] = {}
     for number, (value, role) in enumerate(roles):
         if not isinstance(value, int) or value not in shape_of:
             continue
@@ -363,7 +363,7 @@ def _outputs(
         if whole and not isinstance(state, Mixed | Unknown):
             # What is whole is the original's value, however it was to be put together.
             verdicts.append(OutputProof(number, state, None, "separable"))
-            specs.setdefault(value, expand.AS_PROVED)
+            specs.setdefault(value, AS_PROVED)
             continue
         verdict, spec = _one(question, number, value, role, state, shape_of[value])
         if assume and verdict.status != "separable":
@@ -375,7 +375,7 @@ def _outputs(
 
 def _one(
     question: Question, number: int, value: int, role: str, state: State, shapes_: Any
-) -> tuple[OutputProof, expand.OutSpec]:
+) -> tuple[OutputProof, OutSpec]:
     """What is proved of an output in its role, and how it is put together."""
     graph = question.captured.graph
     producer = graph.values[value].producer
@@ -425,7 +425,7 @@ def _one(
 
 def _unproven(
     question: Question, number: int, role: str, state: Unknown, shapes_: Any
-) -> tuple[OutputProof, expand.OutSpec]:
+) -> tuple[OutputProof, OutSpec]:
     """An output that can be compared with the whole batch's, if its shape says how to put it together."""
     try:
         spec = _by_shape(question, number, role, shapes_)
@@ -468,7 +468,7 @@ def _wanted(question: Question, role: str, state: State) -> Any:
     return 0 if role == "result" else None
 
 
-def _by_shape(question: Question, number: int, role: str, shapes_: Any) -> expand.OutSpec:
+def _by_shape(question: Question, number: int, role: str, shapes_: Any) -> OutSpec:
     """How an output of which nothing is proved is put together, from its shape."""
     rows = rows_by_shape(shapes_)
     if rows is not None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.proof import Mean, Sum
+from dynaflow_xla.batch.specs import OutSpec
 from dynaflow_xla.batch.states import Late, Partial, State
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.sizes import Sized
@@ -74,8 +74,8 @@ class Tail:
 
 
 def behind(
-    captured: Captured, states: Sequence[State], specs: dict[int, expand.OutSpec]
-) -> tuple[Captured, dict[int, expand.OutSpec], Tail | None]:
+    captured: Captured, states: Sequence[State], specs: dict[int, OutSpec]
+) -> tuple[Captured, dict[int, OutSpec], Tail | None]:
     """Takes what is computed from totals out of a graph.
 
     Args:
@@ -105,7 +105,7 @@ def behind(
     specs = {v: spec for v, spec in specs.items() if v not in late}
     for value in read:
         state = states[value]
-        total: expand.OutSpec = None
+        total: OutSpec = None
         if isinstance(state, Partial):
             total = Mean() if state.power else Sum()
         specs.setdefault(value, total)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.specs import PARTS, WHOLE, Origin, OutSpec, Parts
 from dynaflow_xla.batch.states import State
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.batch import handed
@@ -86,8 +87,8 @@ def split_graph(
     graph = whole.captured.graph
     unique = tuple(dict.fromkeys(v for v in graph.outputs if v not in between.same))
     taken = {v: name for v, name in between.taken.items() if isinstance(in_specs.get(v), int)}
-    specs = [expand.PARTS if v in taken else in_specs[v] for v in graph.inputs]
-    ways = [expand.PARTS if v in between.parts else out_specs[v] for v in unique]
+    specs = [PARTS if v in taken else in_specs[v] for v in graph.inputs]
+    ways = [PARTS if v in between.parts else out_specs[v] for v in unique]
     slim = [replace(c, graph=replace(c.graph, outputs=unique)) for c in cuts]
     # Equal nano-batches share one graph, by which regions that run once for all are known.
     shared = {id(c.graph): s.graph for c, s in zip(cuts, slim, strict=True)}
@@ -116,9 +117,9 @@ def split_graph(
                 joined_at(whole.captured.examples[value], states, value, axis),
                 tuple(layout_of(part.examples[value]) for part in parts),
             )
-        elif isinstance(spec, expand.Parts):
+        elif isinstance(spec, Parts):
             weighted.add(number)
-        position += len(sizes) if isinstance(spec, expand.Parts) else 1
+        position += len(sizes) if isinstance(spec, Parts) else 1
     captured = Captured(
         graph=replace(made, ops=_payloads(expanded, whole.captured, parts, cuts, once)),
         ids={},
@@ -169,7 +170,7 @@ def split_graph(
 def _kept(
     out: Any,
     whole: Sized,
-    out_specs: Mapping[int, expand.OutSpec],
+    out_specs: Mapping[int, OutSpec],
     states: Sequence[State],
     between: handed.Handed,
 ) -> handed.Joined | None:
@@ -192,11 +193,11 @@ def _payloads(
     """The expanded operators with calls over the expanded graph's values."""
     ops = list(expanded.pg.graph.ops)
     for region, origin in zip(expanded.pg.regions, expanded.origins, strict=True):
-        if not isinstance(origin, expand.Origin):
+        if not isinstance(origin, Origin):
             continue
         (number,) = origin.nanos
-        of = once if number == expand.WHOLE else cuts[number]
-        part = whole if number == expand.WHOLE else parts[number]
+        of = once if number == WHOLE else cuts[number]
+        part = whole if number == WHOLE else parts[number]
         assert of is not None
         local = of.regions[origin.region]
         for index, inner in zip(region.ops, local.ops, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.specs import WHOLE, CutSpec, MergeSpec, Origin
 from dynaflow_xla.batch.split import Arrays, SplitGraph
 from dynaflow_xla.batch.states import ORDERED, Rows, State
 from dynaflow_xla.frontends.torch.batch import handed
@@ -81,9 +81,9 @@ class Split(SplitGraph):
         made: dict[int, Function] = {}
         decisions = {d.region: d for d in recording.decisions}
         for region, origin in zip(self.pg.regions, self.expanded.origins, strict=True):
-            if isinstance(origin, expand.MergeSpec):
+            if isinstance(origin, MergeSpec):
                 made[region.id] = self._merge(region, origin)
-            elif isinstance(origin, expand.CutSpec):
+            elif isinstance(origin, CutSpec):
                 made[region.id] = self._rows(region, origin)
             elif len(origin.nanos) > 1:
                 made[region.id] = self._batched(region, origin, decisions[region.id])
@@ -91,7 +91,7 @@ class Split(SplitGraph):
                 made[region.id] = self._replaced(region, origin, decisions[region.id])
         return made
 
-    def _merge(self, region: Region, spec: expand.MergeSpec) -> Function:
+    def _merge(self, region: Region, spec: MergeSpec) -> Function:
         reads = [region.inputs.index(v) for v, _ in self.expanded.merge_reads[region.id]]
         cuts = [cut for _, cut in self.expanded.merge_reads[region.id]]
         (value,) = self.pg.graph.ops[region.ops[0]].outputs
@@ -111,7 +111,7 @@ class Split(SplitGraph):
 
         return run
 
-    def _rows(self, region: Region, spec: expand.CutSpec) -> Function:
+    def _rows(self, region: Region, spec: CutSpec) -> Function:
         """The nano-batches' rows of what was made once, lying as their operators expect them."""
         layouts = [layout_of(self.captured.examples[v]) for v in region.outputs]
         numbers = [self.pg.graph.ops[region.ops[0]].outputs.index(v) for v in region.outputs]
@@ -131,9 +131,9 @@ class Split(SplitGraph):
 
         return run
 
-    def _replaced(self, region: Region, origin: expand.Origin, decision: Decision) -> Function:
+    def _replaced(self, region: Region, origin: Origin, decision: Decision) -> Function:
         assert decision.replace is not None
-        if origin.nanos == (expand.WHOLE,):
+        if origin.nanos == (WHOLE,):
             assert self.once is not None
             local, size = self.once.regions[origin.region], sum(self.sizes)
         else:
@@ -143,7 +143,7 @@ class Split(SplitGraph):
         fn = regions.replacement(decision.replace, captured, local, str(decision.source))
         return self.single(fn, region, local, _ARRAYS)
 
-    def _batched(self, region: Region, origin: expand.Origin, decision: Decision) -> Function:
+    def _batched(self, region: Region, origin: Origin, decision: Decision) -> Function:
         captured = self.nano.captured_at(self.joint_size(origin.nanos))
         cut = self.joint_cut(origin.nanos, captured.graph)
         local = cut.regions[origin.region]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.joins import AUTOMATIC, Wanted
+from dynaflow_xla.batch.specs import PARTS, InSpec, Parts
 from dynaflow_xla.batch.states import ORDERED, Rows, State
 from dynaflow_xla.errors import SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.jax.batch.split import Resolved
@@ -73,22 +73,22 @@ def split_entry(nano: NanoBatches, way: Way) -> XlaEntry:
         raise SeparabilityError(
             f"{whole.captured.graph.name!r} has other constants when its batch size is another"
         )
-    const_specs: list[expand.InSpec] = []
+    const_specs: list[InSpec] = []
     const_parts: dict[int, tuple[Any, ...]] = {}
     for number, value in enumerate(consts[batch]):
         others = [consts[size][number] for size in sizes]
         if all(np.array_equal(value, other) for other in others):
             const_specs.append(None)
         else:
-            const_specs.append(expand.PARTS)
+            const_specs.append(PARTS)
             const_parts[number] = tuple(others)
     graph = whole.captured.graph
-    in_specs: list[expand.InSpec] = []
+    in_specs: list[InSpec] = []
     shares: dict[int, tuple[float, ...]] = {}
     for number, (place, layout) in enumerate(zip(function.tensors, function.layouts, strict=True)):
         value = graph.inputs[place]
         in_specs.append(_lying(fit.in_specs[value], layout, fit.states[value]))
-        if isinstance(fit.in_specs[value], expand.Parts):
+        if isinstance(fit.in_specs[value], Parts):
             shares[number] = tuple(size / batch for size in sizes)
     out_specs = [
         _lying(fit.out_specs[value], layout, fit.states[value])

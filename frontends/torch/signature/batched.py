@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.joins import AUTOMATIC, Wanted
 from dynaflow_xla.batch.proof import Sum, refusal
 from dynaflow_xla.batch.row_orders.orders import at as lies
+from dynaflow_xla.batch.specs import OutSpec
 from dynaflow_xla.batch.states import Late, Partial, Rows, Same, State
 from dynaflow_xla.errors import (
     EngineError,
@@ -248,7 +248,7 @@ class BatchedGraph:
         """The question, and which gradients are of results that were computed from totals."""
         given: dict[str, State] = {}
         sums: set[str] = set()
-        cuts: dict[str, expand.OutSpec] = {}
+        cuts: dict[str, OutSpec] = {}
         late: set[str] = set()
         if self.forward is not None:
             of_forward = self.forward.made_for(values, batch).fit
@@ -269,7 +269,7 @@ class BatchedGraph:
 
     def _handed_over(
         self, of_forward: proving.Fit
-    ) -> tuple[dict[str, State], set[str], set[str], dict[str, expand.OutSpec]]:
+    ) -> tuple[dict[str, State], set[str], set[str], dict[str, OutSpec]]:
         """What the forward's proof says of the backward's inputs, by name.
 
         The states of what it computed, which gradients are of sums over the batch and which of what was
@@ -289,7 +289,7 @@ class BatchedGraph:
         }
         specs = {v: spec for v, spec in of_forward.in_specs.items() if isinstance(spec, int)}
         specs.update((v, s) for v, s in of_forward.out_specs.items() if isinstance(s, int))
-        cuts: dict[str, expand.OutSpec] = {names[v]: s for v, s in specs.items() if v in names}
+        cuts: dict[str, OutSpec] = {names[v]: s for v, s in specs.items() if v in names}
         sums: set[str] = set()
         late: set[str] = set()
         results = [v for v, r in zip(before.outputs, forward.roles, strict=True) if r != "saved"]
@@ -343,7 +343,7 @@ class BatchedGraph:
     def _handed(
         self,
         captured: Captured,
-        out_specs: Mapping[int, expand.OutSpec],
+        out_specs: Mapping[int, OutSpec],
         tail: totals.Tail | None,
     ) -> handed.Handed:
         """What the forward hands to the backward, or the backward gets, without joining it."""
