@@ -14,6 +14,7 @@ from dynaflow_xla.api import (
     schedule as schedule,
     simulate as simulate,
     stats as stats,
+    together as together,
     tune as tune,
     verify as verify,
 )
@@ -47,3 +48,4 @@ from dynaflow_xla.strategies.dual_batch import DualBatch as DualBatch
 from dynaflow_xla.strategies.nano_batch import NanoBatch as NanoBatch
 from dynaflow_xla.strategies.sequential import Sequential as Sequential
 from dynaflow_xla.timelines.timeline import Timeline as Timeline
+from dynaflow_xla.together import Arguments as Arguments

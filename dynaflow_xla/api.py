@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 from dynaflow_xla import dispatch
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.dispatch import EitherFunction, serving
+from dynaflow_xla.errors import PlanTypeError
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.planning.plan import Plan
@@ -18,6 +20,7 @@ from dynaflow_xla.settings import checked
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.timelines.simulator import simulate as _simulate
 from dynaflow_xla.timelines.timeline import Timeline
+from dynaflow_xla.together import Together
 from dynaflow_xla.verification import Report
 from dynaflow_xla.watching.counters import Stats, stats as _stats
 
@@ -104,6 +107,58 @@ def schedule(
     if framework == "either":
         return EitherFunction(fn, settings)
     return dispatch.frontend(framework).schedule(fn, settings)
+
+
+def together(
+    *functions: Any,
+    strategy: str | Strategy | Mapping[str, str | Strategy] = "auto",
+    names: Sequence[str] | None = None,
+    **options: Any,
+) -> Together:
+    """Several functions as one plan: prefill beside decode, teacher beside student, an ensemble.
+
+    The strategy sees the regions of all and whose each is (``op.function``). A call has an entry for each
+    function and returns a tuple of their results::
+
+        both = dfx.together(prefill, decode, strategy="branches")
+        out, token = both((params, prompt), {"params": params, "cache": cache})
+
+    An entry is a tuple of positional arguments, a dictionary of arguments by keyword, or
+    ``dfx.Arguments(...)`` of both; anything else is the only argument. The values are those of the
+    functions called one after the other. Derivatives, transformations and the functions that inspect a
+    scheduled one work as on any; modules keep their parameters, and their own train or eval mode.
+
+    Args:
+        *functions: Two or more, as ``schedule`` takes them, all of one framework.
+        strategy: As for ``schedule``.
+        names: What to call each; default: its own name, numbered where several have the same.
+        **options: As for ``schedule``. ``in_axes`` and ``out_axes`` have an entry for each function (a
+            tuple, or a mapping by name), None for one without a batch; ``select`` gets a call whose
+            ``args`` are a ``dfx.Arguments`` for each function.
+
+    Raises:
+        PlanError: fewer than two functions, names that are the same, or an option out of range.
+        UnsupportedError: functions of two frameworks.
+    """
+    unknown = sorted(set(options) - _OPTIONS)
+    if unknown:
+        raise PlanTypeError(
+            f"together has no option {unknown[0]!r}; it takes names and those of schedule: "
+            f"{', '.join(sorted(_OPTIONS))}"
+        )
+    arguments = {**_OF_SCHEDULE, **options, "strategy": strategy}
+    settings = checked(functions, **arguments)
+    if settings.target is not None:
+        settings = replace(settings, target=dispatch.target(settings.target))
+    return Together(functions, names, settings)
+
+
+_OF_SCHEDULE = {
+    name: parameter.default
+    for name, parameter in inspect.signature(schedule).parameters.items()
+    if name not in ("fn", "strategy")
+}
+_OPTIONS = frozenset(_OF_SCHEDULE)
 
 
 def bucketed(

@@ -118,6 +118,8 @@ def _known(found: Scheduled | None, fast: Any, caller: str) -> Scheduled:
 
 
 def _found(fast: Any, args: Any, kwargs: Any) -> Scheduled | None:
+    if (several := getattr(type(fast), "_dfx_serving", None)) is not None:
+        return several(fast, args, kwargs)  # type: ignore[no-any-return]
     if isinstance(fast, EitherFunction):
         fast = fast.made_for(args, kwargs)
     for name in _MODULES:
@@ -157,6 +159,22 @@ def target(given: Any) -> str:
     return jax.target(given)  # type: ignore[no-any-return]
 
 
+def of_arguments(name: str, args: Any, kwargs: Any = None) -> str:
+    """Whose arguments a call of a plain function has, where both frameworks are loaded.
+
+    Raises:
+        UnsupportedError: they belong to both.
+    """
+    torch: Any = frontend("torch")
+    has_tensor, has_array = torch.kinds(args, kwargs or {})
+    if has_tensor and has_array:
+        raise UnsupportedError(
+            f"{name} got torch tensors and JAX arrays in one call; a schedule runs one framework. Convert "
+            "with torch.from_dlpack or jnp.from_dlpack before the call."
+        )
+    return "torch" if has_tensor else "jax"
+
+
 class EitherFunction:
     """A plain function where both frameworks are loaded: scheduled by that of its calls' arguments.
 
@@ -191,14 +209,9 @@ class EitherFunction:
         Raises:
             UnsupportedError: they belong to both.
         """
-        has_tensor, has_array = self._torch.kinds(args, kwargs)
-        if has_tensor and has_array:
-            raise UnsupportedError(
-                f"{getattr(self, '__name__', 'the function')} got torch tensors and JAX arrays in one "
-                "call; a schedule runs one framework. Convert with torch.from_dlpack or jnp.from_dlpack "
-                "before the call."
-            )
-        return self._get("torch" if has_tensor else "jax")
+        return self._get(
+            of_arguments(getattr(self, "__name__", "the function"), args, kwargs)
+        )
 
     def _get(self, framework: str) -> Any:
         if framework not in self._made:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
@@ -67,6 +68,65 @@ class Scheduled(Protocol):
         """The XLA options under which the program has its plan's order."""
 
 
+class Arguments:
+    """Arguments of one function of a ``together``, where it takes some by position and some by keyword.
+
+    Args:
+        *args: Positional arguments.
+        **kwargs: Keyword arguments.
+    """
+
+    __slots__ = ("args", "kwargs")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+
+    def __repr__(self) -> str:
+        parts = [*map(repr, self.args), *(f"{k}={v!r}" for k, v in self.kwargs.items())]
+        return f"Arguments({', '.join(parts)})"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A function, and arguments of it that a callable carries along (a model that is called, say)."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several functions that make one plan, and which of all arguments are its own.
+
+    Attributes:
+        name: What strategies call it.
+        function: The function.
+        positional: How many of the next arguments it gets by position,
+        keywords: and then by which names the next ones.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    positional: int
+    keywords: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """How many arguments it takes."""
+        return self.positional + len(self.keywords)
+
+    @property
+    def places(self) -> list[str]:
+        """What messages call each of these."""
+        return [f"argument {w!r} of {self.name!r}" for w in (*range(self.positional), *self.keywords)]
+
+    def call(self, flat: Sequence[Any]) -> Any:
+        """The function's result for its arguments, one after the other."""
+        named = dict(zip(self.keywords, flat[self.positional :], strict=True))
+        return self.function(*flat[: self.positional], **named)
+
+
 class Frontend(Protocol):
     """One framework. Each has a module ``frontend`` with these functions."""
 
@@ -79,6 +139,19 @@ class Frontend(Protocol):
 
     def serving(self, fast: Any, args: Any, kwargs: Any) -> Scheduled | None:
         """What serves these arguments inside of a callable; None if it is not of this frontend."""
+
+    def unbound(self, fn: Any) -> Bound:
+        """A callable without the arguments that it carries along and that have to stay arguments.
+
+        Raises:
+            UnsupportedError: it cannot be one of several.
+        """
+
+    def combined(self, parts: Sequence[Part]) -> Callable[..., Any]:
+        """One function of all arguments, which calls several one after the other: a tuple of results.
+
+        Each operator knows whose it is (``ir.graph.Op.function``).
+        """
 
 
 class Chosen:
@@ -174,3 +247,59 @@ class Chosen:
     def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """The chosen one's."""
         return self._planned.compiler_options(args, kwargs)
+
+
+class Fixed:
+    """What serves a call, for arguments that stand in another form: those given here take their place.
+
+    Args:
+        member: What serves the arguments.
+        args: The arguments as it takes them, all by position.
+    """
+
+    def __init__(self, member: Scheduled, args: tuple[Any, ...]) -> None:
+        self._member, self._args = member, args
+
+    def planned(self, args: Any, kwargs: Any) -> Planned:
+        """The member's."""
+        return self._member.planned(self._args, {})
+
+    def beside_the_plan(self, args: Any, kwargs: Any) -> str:
+        """The member's."""
+        return self._member.beside_the_plan(self._args, {})
+
+    def known_costs(self, args: Any, kwargs: Any) -> dict[int, float] | None:
+        """The member's."""
+        return self._member.known_costs(self._args, {})
+
+    def explain(self, args: Any, kwargs: Any, *, deep: bool) -> str:
+        """The member's."""
+        return self._member.explain(self._args, {}, deep=deep)
+
+    def verify(self, args: Any, kwargs: Any) -> Report:
+        """The member's."""
+        return self._member.verify(self._args, {})
+
+    def profile(self, args: Any, kwargs: Any) -> Timeline:
+        """The member's."""
+        return self._member.profile(self._args, {})
+
+    def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
+        """The member's."""
+        return self._member.tune(self._args, {}, budget_s)
+
+    def debug(self, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugReport:
+        """The member's."""
+        return self._member.debug(self._args, {}, rounds, seed)
+
+    def check_determinism(self, args: Any, kwargs: Any, runs: int) -> DeterminismReport:
+        """The member's."""
+        return self._member.check_determinism(self._args, {}, runs)
+
+    def compile(self, args: Any, kwargs: Any, target: object) -> Any:
+        """The member's."""
+        return self._member.compile(self._args, {}, target)
+
+    def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """The member's."""
+        return self._member.compiler_options(self._args, {})

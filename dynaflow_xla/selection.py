@@ -43,6 +43,10 @@ class Call:
         """Rows of the batch, if ``in_axes`` says where it is; else None."""
         return self._batch(self.args, self.kwargs)
 
+    def given(self, args: tuple[Any, ...]) -> Call:
+        """The same call with its arguments as the user gave them, where what chooses got them otherwise."""
+        return Call(args, {}, self.context, lambda *_: self.batch)
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -41,7 +41,7 @@ class Seed:
 
 @dataclass
 class Cluster:
-    """Operators of one phase that run together; ``before`` is a bit set of clusters that run earlier."""
+    """Operators of one phase and function that run together; ``before`` is a bit set of earlier clusters."""
 
     id: int
     seed: Seed | None
@@ -49,7 +49,7 @@ class Cluster:
     preds: set[int] = field(default_factory=set)
     before: int = 0
     cost_ns: float = 0.0
-    phase: int = 0
+    phase: Hashable = 0
 
     @property
     def fixed(self) -> bool:
@@ -70,7 +70,7 @@ def grow(
     open_for: dict[Hashable, int] = {}
     last_outer = -1
 
-    def new(seed: Seed | None, phase: int) -> int:
+    def new(seed: Seed | None, phase: Hashable) -> int:
         clusters.append(Cluster(len(clusters), seed, phase=phase))
         return clusters[-1].id
 
@@ -96,7 +96,7 @@ def grow(
         op = graph.ops[index]
         read = {*op.inputs, *(v for i in phases.copies.get(index, ()) for v in graph.ops[i].inputs)}
         preds = {home[v] for v in read if v in home}
-        phase = phases.phase(index)
+        phase = (phases.phase(index), op.function)
         seed = seeds.get(index)
         if seed is not None:
             if seed.outer and last_outer >= 0:

@@ -22,9 +22,11 @@ def graph_text(graph: Graph, regions: Sequence[Region], notes: Sequence[str]) ->
     ]
     for region in regions:
         tags = f" tags={','.join(sorted(region.tags))}" if region.tags else ""
+        function = f" of {region.function!r}" if region.function else ""
         lines.append(
-            f"region {region.id} {region.name}: {region.resource}, {region.cost_ns / 1e3:.1f} us, "
-            f"{region.flops:.3g} flop, {region.bytes_moved} bytes, rule {region.rule}{tags}"
+            f"region {region.id} {region.name}{function}: {region.resource}, "
+            f"{region.cost_ns / 1e3:.1f} us, {region.flops:.3g} flop, {region.bytes_moved} bytes, "
+            f"rule {region.rule}{tags}"
         )
         lines.append(f"  reads  {_types(graph, region.inputs)}")
         for index in region.ops:
@@ -55,6 +57,7 @@ def _region_dict(region: Region) -> dict[str, object]:
         "rule": region.rule,
         "nano": region.nano,
         "merge": region.merge,
+        "function": region.function,
         "source": str(region.source) if region.source else None,
     }
 
@@ -90,6 +93,7 @@ def graph_json(graph: Graph, regions: Sequence[Region], notes: Sequence[str]) ->
                 "cost_ns": op.cost_ns,
                 "outer": op.outer,
                 "params": op.params,
+                "function": op.function,
                 "source": str(op.source) if op.source else None,
             }
             for op in graph.ops

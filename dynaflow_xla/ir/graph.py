@@ -97,6 +97,7 @@ class Op:
         generator: It makes its values from nothing (iotas, masks of them, filled arrays) and costs
             nothing where it is fused into its reader: cuts repeat it in every region that reads it.
         mark: The innermost ``dfx.mark`` around it.
+        function: Of several functions that make one plan (``dfx.together``) the name of its own.
         source: User's file and line.
         params: Short text of the operator's parameters, for the text form and the hash.
         payload: The framework's own operator.
@@ -118,6 +119,7 @@ class Op:
     once: bool = False
     generator: bool = False
     mark: OpMark | None = None
+    function: str = ""
     source: Source | None = None
     params: str = ""
     payload: Any = field(default=None, compare=False, repr=False)
@@ -196,6 +198,7 @@ class Region:
         source: Line of its costliest operator.
         nano: Nano-batch it belongs to.
         merge: It puts nano-batches together; schedules place it by themselves.
+        function: Of several functions that make one plan (``dfx.together``) the name of its own.
     """
 
     id: int
@@ -213,3 +216,4 @@ class Region:
     source: Source | None = None
     nano: int = 0
     merge: bool = False
+    function: str = ""

@@ -294,6 +294,7 @@ def _regions(graph: Graph, order: list[Cluster], ops_of: dict[int, list[int]]) -
                 outer=outer,
                 rule=seed.rule if seed else "glue",
                 source=costliest.source or _first_source(members),
+                function=graph.ops[cluster.ops[0]].function,
             )
         )
     return regions

@@ -12,7 +12,9 @@ from dynaflow_xla.planning.plan import Plan
 def region_table(plan: Plan, pg: PartitionedGraph) -> list[str]:
     """A heading and a line for each region, for ``explain``."""
     lanes = {i.region: i for i in plan.instructions if isinstance(i, Launch)}
-    rows = [("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")]
+    heading = ("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")
+    several = any(region.function for region in pg.regions)
+    rows = [(*heading, "function") if several else heading]
     for region in pg.regions:
         launch = lanes[region.id]
         rows.append(
@@ -25,6 +27,7 @@ def region_table(plan: Plan, pg: PartitionedGraph) -> list[str]:
                 str(len(region.ops)),
                 ",".join(sorted(region.tags)) or "-",
                 str(region.source or "-"),
+                *([region.function or "-"] if several else []),
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

@@ -90,6 +90,11 @@ class Handle:
         return self.region.name.removesuffix(f"@{self.region.nano}")
 
     @property
+    def function(self) -> str:
+        """Of several functions that make one plan (``dfx.together``) the name of its own; else ""."""
+        return self.region.function
+
+    @property
     def tags(self) -> frozenset[str]:
         """Tags of the region, its resource among them."""
         return self.region.tags | {self.region.resource}

@@ -12,6 +12,7 @@ from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
 from dynaflow_xla.frontends.jax.readback import cpu_text, deviceless, targets
 from dynaflow_xla.frontends.jax.scheduled import ScheduledFunction
 from dynaflow_xla.frontends.jax.selected import Selected
+from dynaflow_xla.frontends.jax.together import combined as combined, unbound as unbound
 from dynaflow_xla.protocols import Chosen, Planned, Scheduled
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.timelines.timeline import Timeline

@@ -13,6 +13,7 @@ from dynaflow_xla.frontends.torch.serving import (
     serving as serving,
 )
 from dynaflow_xla.frontends.torch.signature import backends
+from dynaflow_xla.frontends.torch.together import combined as combined, unbound as unbound
 from dynaflow_xla.settings import Settings
 
 

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import VerificationError
 from dynaflow_xla.frontends.torch.backend import Backend, Entry
-from dynaflow_xla.frontends.torch.capture import marks
+from dynaflow_xla.frontends.torch.capture import marks, names
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.tuning import auto, call_signature, keeping
@@ -103,6 +103,8 @@ def verify(fast: Core, args: Any, kwargs: Any) -> Report:
 
 def _by_name(fn: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
     """Arguments with the names that the function gives them."""
+    if places := getattr(fn, names.PLACES, ()):
+        return list(zip(places, args, strict=True))
     called = fn.forward if isinstance(fn, torch.nn.Module) else fn
     try:
         bound = inspect.signature(called).bind(*args, **kwargs)

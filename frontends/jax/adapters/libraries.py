@@ -27,13 +27,21 @@ def wrapper_of(fn: Any) -> Wrapper | None:
     for library in _LIBRARIES:
         if (found := library.wrapper_of(fn)) is not None:
             return found
+    found = objects_bound_to(fn)
+    return None if found is None else _bound(*found)
+
+
+def objects_bound_to(
+    fn: Any,
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
+    """A function and arguments of it that a callable carries along and that have to stay arguments."""
     bound = getattr(fn, "__self__", None)
     if is_node(fn) and callable(fn):  # a module, or with equinox a method of one
-        return _bound(_calling(fn), (fn,), {})
+        return _calling(fn), (fn,), {}
     if is_node(bound) and hasattr(fn, "__func__"):
-        return _bound(fn.__func__, (bound,), {})
+        return fn.__func__, (bound,), {}
     if isinstance(fn, functools.partial) and _needs_arguments(fn):
-        return _bound(fn.func, fn.args, fn.keywords)
+        return fn.func, fn.args, fn.keywords
     return None
 
 

@@ -256,10 +256,12 @@ class _Builder:
         call_path: tuple[str, ...],
         caller: Source | None = None,
         entered: dict[str, tuple[str, ...]] | None = None,
+        function: str = "",
     ) -> None:
         """Adds the equations of ``jaxpr``; ``env`` maps its variables to value ids or literals.
 
-        ``caller`` is the line of the call, for equations that only library code has a line for.
+        ``caller`` is the line of the call, for equations that only library code has a line for;
+        ``function`` that one of several functions which they belong to.
         """
 
         def read(atom: Any) -> Any:
@@ -267,7 +269,10 @@ class _Builder:
 
         for eqn in map(sharding.without_default, jaxpr.eqns):
             name = eqn.primitive.name
-            local = marks.split_scope(str(eqn.source_info.name_stack))
+            local, named = marks.without_function(
+                marks.split_scope(str(eqn.source_info.name_stack))
+            )
+            own = function or named
             inner_scope = scope + local
             inner_calls = scope_calls + (len(call_path),) * len(local)
             marked = dict(entered or {})
@@ -290,7 +295,7 @@ class _Builder:
                     path = (*call_path, f"{label}#{self.calls[label]}")
                     self.calls[label] += 1
                 line = _compat.user_source(eqn) or caller
-                self.inline(inner, inner_env, inner_scope, inner_calls, path, line, marked)
+                self.inline(inner, inner_env, inner_scope, inner_calls, path, line, marked, own)
                 for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
                     env[var] = atom if isinstance(atom, jcore.Literal) else inner_env[atom]
                 continue
@@ -328,6 +333,7 @@ class _Builder:
                     outer_reason=reason,
                     generator=generator,
                     mark=marks.find_mark(inner_scope, self.mark_numbers, marked),
+                    function=own,
                     source=_compat.user_source(eqn) or caller,
                     params=_params_text(eqn),
                     payload=payload,

@@ -16,12 +16,29 @@ import jax
 from dynaflow_xla.ir.graph import OpMark
 
 _PREFIX = "dfx:"
+_FUNCTION = "dfx-function:"
+"""Begins the scope of one of several functions that make one plan; its name follows."""
+
 _counter = itertools.count()
 _KEY = re.compile(rf"{_PREFIX}(.*)#\d+(?:\.([\w\-]+))?", re.DOTALL)
 """The name of a mark, which use of it this is, and what else it says; see ``new_key``."""
 
 # jvp(x), transpose(jvp(x)), vmap(x), rematted_computation(x) ... wrap a scope's name.
 _WRAPPED = re.compile(r"^[\w\-]+\((.*)\)$")
+
+
+def function_scope(name: str) -> contextlib.AbstractContextManager[Any]:
+    """What is traced inside belongs to that one of several functions which make one plan."""
+    return jax.named_scope(_FUNCTION + name)
+
+
+def without_function(components: list[str]) -> tuple[list[str], str]:
+    """A scope without the function it belongs to, and that function's name or ""."""
+    named = [part for part in components if part.startswith(_FUNCTION)]
+    if not named:
+        return components, ""
+    rest = [part for part in components if not part.startswith(_FUNCTION)]
+    return rest, named[0].removeprefix(_FUNCTION)
 
 
 @contextlib.contextmanager

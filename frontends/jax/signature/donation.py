@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -59,7 +59,11 @@ def copied(made: Planned, traced: Any, *, warn: bool) -> None:
 
 
 def given_twice(
-    function: str, jit_options: Mapping[str, Any], args: Any, kwargs: Any
+    function: str,
+    jit_options: Mapping[str, Any],
+    args: Any,
+    kwargs: Any,
+    places: Sequence[str] = (),
 ) -> PlanError | None:
     """The error for an array that is donated and given a second time, if there is one.
 
@@ -68,6 +72,7 @@ def given_twice(
         jit_options: What it was jitted with.
         args: Of the call.
         kwargs: Of the call.
+        places: What the user calls the positional arguments, if not by their numbers.
     """
     nums = {n % len(args) if n < 0 else n for n in jit_options["donate_argnums"] if args}
     names = set(jit_options["donate_argnames"])
@@ -76,7 +81,9 @@ def given_twice(
         if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
             continue
         where = path[1].idx if path[0].idx == 0 else path[1].key
-        name = f"argument {where!r}{jax.tree_util.keystr(path[2:])}"
+        known = isinstance(where, int) and where < len(places)
+        called = places[where] if known else f"argument {where!r}"
+        name = called + jax.tree_util.keystr(path[2:])
         gives = where in nums or where in names
         if id(leaf) in first and (gives or id(leaf) in donated):
             return PlanError(

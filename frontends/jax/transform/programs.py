@@ -11,7 +11,7 @@ import jax
 from dynaflow_xla.errors import DynaflowError, PlanError, SeparabilityError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch import axes, split as splitting
-from dynaflow_xla.frontends.jax.capture import capture, tracing
+from dynaflow_xla.frontends.jax.capture import capture, sharing, tracing
 from dynaflow_xla.frontends.jax.signature import donation, entry
 from dynaflow_xla.frontends.jax.transform import derivatives as derivatives  # its rules
 from dynaflow_xla.frontends.jax.transform.in_xla import XlaProgram
@@ -81,7 +81,8 @@ class Programs:
         """The error for an array that is donated and given a second time, if there is one."""
         if not self.donates:
             return None
-        return donation.given_twice(self.options.name, self._jit_options, args, kwargs)
+        places = getattr(self._function, "_dfx_places", ())
+        return donation.given_twice(self.options.name, self._jit_options, args, kwargs, places)
 
     def program(self, args: Any, kwargs: Any, *, warn: bool = True) -> tuple[Any, list[Any], Any]:
         """The traced original, its closed-over values, and the program for these arguments.
@@ -96,6 +97,7 @@ class Programs:
         if found is None:
             if captured is None:
                 _, captured, _ = self._captured(args, kwargs)
+            sharing.check_apart(captured.graph, captured.avals)
             batched = self._batched(traced, captured, consts, args, kwargs)
             made = entry.build_entry(captured, self.options, batched)
             if self.donates and self._copies_results:

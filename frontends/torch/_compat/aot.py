@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,30 @@ def writes_inputs() -> bool:
     if context is None or context.fw_metadata is None:
         return True  # not known
     return any(info.mutates_data for info in context.fw_metadata.input_info)
+
+
+def written_inputs(memory: Sequence[Any]) -> list[int]:
+    """Called while a forward is compiled: which inputs of Dynamo's graph it changes the data of.
+
+    Args:
+        memory: Of ``storage_of`` for each input. Where inputs that share memory became one, each of these
+            counts as written.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return []
+    infos = context.fw_metadata.input_info
+    if len(infos) == len(memory):
+        return [n for n, info in enumerate(infos) if info.mutates_data]
+    if not any(info.mutates_data for info in infos):
+        return []
+    return [n for n, one in enumerate(memory) if one is not None and memory.count(one) > 1]
+
+
+def storage_of(node: Any) -> Any:
+    """What is equal for two inputs of Dynamo's graph that share memory; None for what has none."""
+    example = node.meta.get("example_value")
+    return example.untyped_storage()._cdata if isinstance(example, torch.Tensor) else None
 
 
 def _views_of_merged(gm: Any) -> Iterator[tuple[list[Any], int, Any]]:

@@ -16,7 +16,7 @@ import torch
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import aot
-from dynaflow_xla.frontends.torch.capture import costs, marks
+from dynaflow_xla.frontends.torch.capture import costs, functions, marks
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.draws import draws_numbers
 from dynaflow_xla.frontends.torch.capture.names import path_parts, source_of, without_counts
@@ -240,6 +240,7 @@ class _Builder:
                 outer_reason=reason,
                 once=random or not made or node.is_impure() or _has_effect(target),
                 mark=self.mark(node),
+                function=functions.function_of(node.meta),
                 source=source_of(node),
                 params=_params_text(node),
                 payload=Payload(target, tuple(args), dict(kwargs), outputs, multiple),

@@ -18,14 +18,22 @@ ROOT_NAME = "_dfx_root"
 """Name under which the scheduled module is seen by Dynamo; not part of a scope."""
 
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__)))) + os.sep
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+FUNCTION_NAME = "_dfx_function_{}"
+"""Name of a module that is one of several functions; not part of a scope either."""
+
+PLACES = "_dfx_places"
+"""Attribute of a module of several functions: what the user calls its arguments."""
+
+_FUNCTION = re.compile(r"^_dfx_function_\d+(@\d+)?$")
 _ROOT = re.compile(r"^[LG]\['(\w+)'\]")
 
 
 def source_of(node: Any) -> Source | None:
     """The innermost line of a node's stack trace outside PyTorch, or else the innermost in it."""
     found = _FRAME.findall(node.meta.get("stack_trace") or "")
-    frames = [frame for frame in found if not frame[0].startswith(ROOT_FILE)]
+    frames = [frame for frame in found if not frame[0].startswith((ROOT_FILE, _PACKAGE))]
     for file, line, function in reversed(frames):
         if not file.startswith(_TORCH_DIR):
             return Source(file, int(line), function)
@@ -46,7 +54,9 @@ def path_parts(path: str) -> list[str]:
         if match.group(1) not in ("self", ROOT_NAME):
             parts.append(match.group(1))
     path = re.sub(r"\['?(\w+)'?\]", r".\1", path.replace("._modules", ""))
-    return parts + [part for part in path.split(".") if part]
+    parts += [part for part in path.split(".") if part]
+    # Modules of several functions that make one plan: each is a root.
+    return parts[1:] if parts and _FUNCTION.match(parts[0]) else parts
 
 
 _ARGUMENT = re.compile(r"^L\['(args|kwargs)'\]\[(.+?)\](.*)$")
@@ -70,5 +80,7 @@ def user_name(original: Any, source: str) -> str:
     except (TypeError, ValueError):
         parameters = []
     number = int(key)
+    if number < len(places := getattr(original, PLACES, ())):
+        return str(places[number]) + rest
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return (plain[number] if number < len(plain) else f"argument {number}") + rest

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from dynaflow_xla.frontends.torch import second_derivatives
 from dynaflow_xla.frontends.torch._compat import aot, dynamo_graphs, failures
 from dynaflow_xla.frontends.torch.backend import Backend, BySizes, Entry
 from dynaflow_xla.frontends.torch.batch import handed
-from dynaflow_xla.frontends.torch.capture import draws, effects, marks, overlap
+from dynaflow_xla.frontends.torch.capture import draws, effects, functions, marks, overlap
 from dynaflow_xla.frontends.torch.capture.context import graph_name
 from dynaflow_xla.frontends.torch.capture.names import user_name
 from dynaflow_xla.frontends.torch.dynamo import running
@@ -58,6 +58,8 @@ class _Graph:
         rows: Rows of the batch where it is too small to be split, or not in this graph.
         forward: What was made of the forward.
         reached: Whether AOTAutograd came to us with anything of it.
+        users: Of several functions those that use each input.
+        inputs: Its inputs, if it holds several functions.
     """
 
     number: int
@@ -67,6 +69,8 @@ class _Graph:
     rows: int | None = None
     forward: Any = None
     reached: bool = False
+    users: dict[Any, set[str]] = field(default_factory=dict)
+    inputs: Sequence[Any] = ()
 
 
 class Graphs:
@@ -116,6 +120,7 @@ class Graphs:
 
     def __call__(self, gm: Any, example_inputs: Any) -> Callable[..., Any]:
         """What runs in the place of a graph of Dynamo's."""
+        users = functions.settle(gm)
         marks.settle(gm)
         grad = torch.is_grad_enabled() and any(
             getattr(x, "requires_grad", False) for x in example_inputs
@@ -127,7 +132,8 @@ class Graphs:
         self.changes.places |= effects.changed_objects()
         self._note_break(dynamo_graphs.break_reason(gm))
         names = [user_name(self.original, source) for source in dynamo_graphs.sources_of_inputs(gm)]
-        graph = _Graph(self._count, names, sources)
+        inputs = list(gm.graph.find_nodes(op="placeholder")) if users else []
+        graph = _Graph(self._count, names, sources, users=users, inputs=inputs)
         if self.splits:
             graph.batch, graph.rows = open_batch.sizes_in(gm), 1
             if not graph.batch:
@@ -177,6 +183,8 @@ class Graphs:
                     "own. Pass tensors with memory of their own, or use backend='torch' with a strategy "
                     "that keeps the batch whole"
                 )
+            if kind != "backward":
+                functions.check_apart(graph.users, graph.names, graph.inputs)
             draws.lower_checkpoints(gm, native=not own_memory)
             with self._lock:
                 self.backend.lower(gm, kind)
