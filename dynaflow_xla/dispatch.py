@@ -209,9 +209,7 @@ class EitherFunction:
         Raises:
             UnsupportedError: they belong to both.
         """
-        return self._get(
-            of_arguments(getattr(self, "__name__", "the function"), args, kwargs)
-        )
+        return self._get(of_arguments(getattr(self, "__name__", "the function"), args, kwargs))
 
     def _get(self, framework: str) -> Any:
         if framework not in self._made:

@@ -119,7 +119,9 @@ class Part:
     @property
     def places(self) -> list[str]:
         """What messages call each of these."""
-        return [f"argument {w!r} of {self.name!r}" for w in (*range(self.positional), *self.keywords)]
+        return [
+            f"argument {w!r} of {self.name!r}" for w in (*range(self.positional), *self.keywords)
+        ]
 
     def call(self, flat: Sequence[Any]) -> Any:
         """The function's result for its arguments, one after the other."""

@@ -250,8 +250,10 @@ def _names(functions: Sequence[Any], given: Sequence[str] | None) -> tuple[str, 
         if len(set(names)) < len(names):
             names = tuple(f"{name}.{n}" for n, name in enumerate(own))
     for name in names:
-        if not isinstance(name, str) or not name or set(name) & set("/()\"\n"):
-            raise PlanError(f"a function's name must be a text without / ( ) and quotes; got {name!r}")
+        if not isinstance(name, str) or not name or set(name) & set('/()"\n'):
+            raise PlanError(
+                f"a function's name must be a text without / ( ) and quotes; got {name!r}"
+            )
     return tuple(names)
 
 
@@ -268,12 +270,12 @@ def _check_call(name: str, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        told = [f"{len(args)} by position"] * bool(args) + [f"by keyword {', '.join(kwargs)}"] * bool(
-            kwargs
-        )
+        told = [f"{len(args)} by position"] * bool(args) + [
+            f"by keyword {', '.join(kwargs)}"
+        ] * bool(kwargs)
         raise PlanTypeError(
             f"{name!r} cannot be called like this: {error}. It got {' and '.join(told) or 'nothing'} and has "
-            f"{signature}. An entry of a call is a tuple of a function's positional arguments, a dictionary of "
-            "those by keyword, or dfx.Arguments(...); a dictionary that is an argument itself goes into a "
+            f"{signature}. An entry of a call is a tuple of a function's positional arguments, a dictionary "
+            "of those by keyword, or dfx.Arguments(...); a dictionary that is an argument itself goes into a "
             "tuple: ({...},)"
         ) from None

@@ -74,6 +74,7 @@ from dynaflow_xla.frontends.torch.serving import (  # noqa: E402
     serving as serving,
 )
 from dynaflow_xla.ir.graph import Source  # noqa: E402
+from dynaflow_xla.protocols import Bound  # noqa: E402
 from dynaflow_xla.settings import Settings  # noqa: E402
 
 _MAX_PROGRAMS = 128
@@ -402,3 +403,12 @@ def schedule(fn: Any, settings: Settings) -> ScheduledThroughXla:
     if settings.gpu is not None:
         settings.gpu.refuse_on_cpu("lanes of XLA executables")
     return ScheduledThroughXla(fn, replace(settings, backend="ffi"))
+
+
+def unbound(fn: Any) -> Bound:
+    """Of several functions of one plan.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    raise UnsupportedError("together needs torch >= 2.11, and torch-xla is for 2.9")

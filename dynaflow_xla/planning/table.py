@@ -14,7 +14,7 @@ def region_table(plan: Plan, pg: PartitionedGraph) -> list[str]:
     lanes = {i.region: i for i in plan.instructions if isinstance(i, Launch)}
     heading = ("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")
     several = any(region.function for region in pg.regions)
-    rows = [(*heading, "function") if several else heading]
+    rows: list[tuple[str, ...]] = [(*heading, "function") if several else heading]
     for region in pg.regions:
         launch = lanes[region.id]
         rows.append(

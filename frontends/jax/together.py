@@ -41,7 +41,9 @@ def combined(parts: Sequence[Part]) -> Callable[..., Any]:
         UnsupportedError: two functions were jitted with different options of the compiler.
     """
     calls = [_called(part.function) for part in parts]
-    several = [Part(p.name, fn, p.positional, p.keywords) for p, fn in zip(parts, calls, strict=True)]
+    several = [
+        Part(p.name, fn, p.positional, p.keywords) for p, fn in zip(parts, calls, strict=True)
+    ]
 
     def together(*flat: Any) -> tuple[Any, ...]:
         results, start = [], 0
@@ -74,7 +76,11 @@ def _jit_options(parts: Sequence[Part]) -> dict[str, Any]:
         if _compat.is_jitted(part.function):
             options = _compat.jit_options(part.function)
             for how in made:
-                places = {n % part.positional for n in options[how] if -part.positional <= n < part.positional}
+                places = {
+                    n % part.positional
+                    for n in options[how]
+                    if -part.positional <= n < part.positional
+                }
                 names = set(options[how.replace("nums", "names")])
                 places |= {part.positional + n for n, k in enumerate(part.keywords) if k in names}
                 made[how] += [start + n for n in sorted(places)]

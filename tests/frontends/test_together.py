@@ -99,7 +99,9 @@ def test_donated_buffers_are_not_shared() -> None:
     both = dfx.together(add, jnp.sin, names=("add", "sin"), strategy="branches")
     for _ in range(2):
         given = jnp.arange(4096.0)
-        with pytest.raises(dfx.PlanError, match=r"argument 0 of 'add' and argument 0 of 'sin' are the"):
+        with pytest.raises(
+            dfx.PlanError, match=r"argument 0 of 'add' and argument 0 of 'sin' are the"
+        ):
             both(given, given)
         assert not given.is_deleted()
         both(given, jnp.zeros(3))

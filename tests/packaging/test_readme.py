@@ -70,6 +70,7 @@ PAGES = {
     "select.md": (("jax",), ("split: NanoBatch(2), 1 call",)),
     "strategies.md": (("jax",), ("strategy RightAside()", "measured timeline")),
     "timeline.md": (("jax",), ("at best", "critical path")),
+    "together.md": (("jax",), ("strategy Branches()", "student", "result[1]")),
     "torch.md": (("torch",), ("strategy Branches()",)),
     "torch_xla.md": (("jax", "torch"), ("backend ffi", "region 0")),
     "training.md": (("jax",), ("strategy Branches()",)),

@@ -52,7 +52,9 @@ def test_modules_beside_each_other_with_gradients() -> None:
         assert {graph.graph.ops[i].function for i in region.ops} == {region.function}
     # The scope of a module is what it is alone.
     assert ("0",) in {op.scope for op in graph.graph.ops if op.function == "student"}
-    _close(_gradients(both, (head, layer), *calls), _gradients(both.original, (head, layer), *calls))
+    _close(
+        _gradients(both, (head, layer), *calls), _gradients(both.original, (head, layer), *calls)
+    )
     dfx.verify(both, *calls)
     assert "teacher" in dfx.explain(both, *calls)
 
@@ -107,7 +109,9 @@ def test_what_one_writes_the_other_may_not_use() -> None:
         (fills, fills, memory.view(2, 2).view(4)),
     ):
         both = dfx.together(first, second, names=("first", "second"), strategy="branches")
-        with pytest.raises(dfx.PlanError, match="'first' and 'second' share \"argument 0 of 'first'"):
+        with pytest.raises(
+            dfx.PlanError, match="'first' and 'second' share \"argument 0 of 'first'"
+        ):
             both((memory, one), (given, one))
     assert torch.equal(memory, torch.zeros(4))
     other = torch.zeros(4)
@@ -158,9 +162,7 @@ def test_the_batch_of_one_of_them_is_split() -> None:
 def test_scheduled_and_compiled_members_are_taken_as_written() -> None:
     head, layer = _models()
     layer.eval()
-    both = dfx.together(
-        dfx.schedule(head, "branches"), torch.compile(layer), strategy="branches"
-    )
+    both = dfx.together(dfx.schedule(head, "branches"), torch.compile(layer), strategy="branches")
     x, y = torch.randn(6, 16), torch.randn(2, 5, 16)
     _close(both(x, y), (head(x), layer(y)))
     with pytest.raises(dfx.UnsupportedError, match=r"program.module\(\)"):
