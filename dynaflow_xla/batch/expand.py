@@ -89,9 +89,10 @@ class _Expansion:
         in_axes: Sequence[InSpec],
         strided: bool,
         joining: Joining | None,
+        same: frozenset[int],
     ):
         self.whole, self.parts, self.sizes, self.in_axes = whole, parts, sizes, in_axes
-        self.strided, self.joining = strided, joining
+        self.strided, self.joining, self.same = strided, joining, same
         self.completed = frozenset[int]() if joining is None else frozenset(joining.completed)
         self.starts = [sum(sizes[:k]) for k in range(len(sizes))]
         self.values: list[Value] = []
@@ -155,10 +156,19 @@ class _Expansion:
             self.cuts[nano][local] = Cut(axis, start, stop)
 
     def _shared(self, nano: int, region: Region) -> bool:
-        """Whether nano-batch 0 computes the same: the same program on inputs that are not cut."""
+        """Whether nano-batch 0 computes the same: the same program on inputs that are not cut.
+
+        Nano-batches of another size have another program, of whose results the proof may know.
+        """
         if nano == 0 or region.outer:
             return False
-        if self.parts[nano].graph is not self.parts[0].graph:
+        first = self.parts[0]
+        if self.parts[nano].graph is not first.graph and not (
+            self.same.issuperset(region.outputs)
+            and region.id < len(first.regions)
+            and first.regions[region.id].ops == region.ops
+            and first.regions[region.id].outputs == region.outputs
+        ):
             return False
         return all(
             v not in self.cuts[nano] and self.ids[nano].get(v) == self.ids[0].get(v)
@@ -313,6 +323,7 @@ def expand(
     strided: bool = False,
     joining: Joining | None = None,
     once: PartitionedGraph | None = None,
+    same: frozenset[int] = frozenset(),
 ) -> Expanded:
     """Puts the nano-batches' graphs into one.
 
@@ -327,6 +338,7 @@ def expand(
         strided: Rows are read and written in place whatever their strides and alignment.
         joining: What runs once, on all rows.
         once: With ``joining`` the cut of ``whole``, the same as of each of ``parts``.
+        same: Values that are proved to be equal in all nano-batches, of whatever size.
 
     Raises:
         UnsupportedError: effects or callbacks under a split.
@@ -339,7 +351,7 @@ def expand(
                 f"{op.kind} at {op.source} {op.outer_reason}: a split would run it once a "
                 "nano-batch. Keep it out of the scheduled function, or do not split"
             )
-    made = _Expansion(whole, parts, sizes, in_axes, strided, joining)
+    made = _Expansion(whole, parts, sizes, in_axes, strided, joining, same)
     joint = {} if joining is None else joining.phases(whole).once
     # Region by region, not nano-batch by nano-batch: collectives of all nano-batches alternate.
     for number in range(max(len(part.regions) for part in parts)):

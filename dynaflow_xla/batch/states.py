@@ -9,7 +9,7 @@ would be true. They know no framework: what an operator means is its frontend's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -356,6 +356,11 @@ def is_zero(state: State) -> bool:
 def is_plain_same(state: State) -> bool:
     """Equal in every trace."""
     return isinstance(state, Same) and (state.power == 0 or is_zero(state))
+
+
+def plainly_same(states: Sequence[State]) -> frozenset[int]:
+    """Numbers of the states of values that are equal in every trace."""
+    return frozenset(n for n, state in enumerate(states) if is_plain_same(state))
 
 
 def first_failure(states: Iterable[State]) -> Mixed | Unknown | None:

@@ -10,7 +10,6 @@ from numbers import Integral
 from typing import Any, NoReturn
 
 from dynaflow_xla import checks
-from dynaflow_xla.batch.specs import even_sizes
 from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument
 from dynaflow_xla.ir.graph import Graph, Region, Source
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -299,8 +298,10 @@ class Recorder:
 def sizes_of(strategy: Strategy, context: Context) -> tuple[tuple[int, ...], Split]:
     """Rows of each nano-batch that a strategy asks for, () if it does not split; and its Split.
 
+    Where the cost model is to choose, these are even ones; ``Split.tried`` has the others.
+
     Raises:
-        PlanError: there is no batch, or the sizes do not make up the batch.
+        PlanError: there is no batch, the sizes do not make up the batch, or its conditions cannot be met.
     """
     split = strategy.split(context)
     if not isinstance(split, Split):
@@ -317,12 +318,15 @@ def sizes_of(strategy: Strategy, context: Context) -> tuple[tuple[int, ...], Spl
         raise PlanError(
             f"strategy {strategy!r} asks for {split.count} nano-batches; the batch has {batch} rows"
         )
-    sizes = split.sizes or even_sizes(batch, split.count)
-    if sum(sizes) != batch:
+    if split.sizes and sum(split.sizes) != batch:
         raise PlanError(
-            f"strategy {strategy!r}: nano-batches of {list(sizes)} rows must make up the batch of "
-            f"{batch}; they have {sum(sizes)}"
+            f"strategy {strategy!r}: nano-batches of {list(split.sizes)} rows must make up the batch of "
+            f"{batch}; they have {sum(split.sizes)}"
         )
+    try:
+        sizes = split.of_batch(batch)
+    except PlanError as error:
+        raise PlanError(f"strategy {strategy!r}: {error}") from None
     return (sizes if len(sizes) > 1 else ()), split
 
 

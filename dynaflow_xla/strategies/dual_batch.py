@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from dynaflow_xla.ir.rules import as_rules
-from dynaflow_xla.strategies.base import (
-    Context,
-    Handle,
-    Recorder,
-    Split,
-    Strategy,
-)
-from dynaflow_xla.strategies.split import joining_text
+from dynaflow_xla.strategies.base import Context, Handle, Recorder, Split
+from dynaflow_xla.strategies.splitting import Splitting
 
 
 @dataclass(frozen=True, repr=False)
-class DualBatch(Strategy):
+class DualBatch(Splitting):
     """Two nano-batches whose communication runs beside the other's compute.
 
     Network regions go to the last lane. Without any, each nano-batch has a lane, as in ``NanoBatch(2)``.
@@ -27,27 +19,14 @@ class DualBatch(Strategy):
         only: Rules of what is split; all else runs once, on the rows put together again.
         join: Rules of what runs once although it could be split.
         joins: Whether an operator that mixes rows runs once; False: it refuses the split.
+        weights, align, boundaries, uneven: Where the batch is cut, as for ``NanoBatch``.
     """
-
-    assume_separable: bool = field(default=False, kw_only=True)
-    only: Any = field(default=None, kw_only=True)
-    join: Any = field(default=(), kw_only=True)
-    joins: bool = field(default=True, kw_only=True)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "only", None if self.only is None else as_rules(self.only))
-        object.__setattr__(self, "join", as_rules(self.join))
-        self._two()
-
-    def _two(self) -> Split:
-        split = Split.even(2, assume_separable=self.assume_separable)
-        return split.joining(only=self.only, join=self.join, joins=self.joins)
 
     def split(self, ctx: Context) -> Split:
         """Two nano-batches; a batch of one row stays whole."""
         if ctx.batch_size is not None and ctx.batch_size < 2:
             return Split.none()
-        return self._two()
+        return self.cut(Split.even(2, assume_separable=self.assume_separable), ctx)
 
     def schedule(self, s: Recorder) -> None:
         """Communication on the last lane, as soon as it can start; without any, a lane a nano-batch."""
@@ -69,5 +48,4 @@ class DualBatch(Strategy):
                 turn = 1 - op.nano
 
     def __repr__(self) -> str:
-        parts = ["assume_separable=True"] if self.assume_separable else []
-        return f"DualBatch({', '.join([*parts, *joining_text(self.only, self.join, self.joins)])})"
+        return f"DualBatch({', '.join(self.options_text())})"

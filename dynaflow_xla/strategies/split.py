@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from numbers import Integral
 from typing import Any
 
 from dynaflow_xla import checks
 from dynaflow_xla.batch.joins import AUTOMATIC, Wanted
+from dynaflow_xla.batch.specs import even_sizes
 from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument
 from dynaflow_xla.ir.rules import Rule, as_rules
+from dynaflow_xla.strategies.conditions import Conditions, checked_work, conditions
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,14 @@ class Split:
         sizes: Rows of each, or () for as even as possible.
         assume_separable: The user vouches that rows are independent; nothing is proved or compared.
         joins: What may run once, on the rows put together again.
+        conditions: Where nano-batches may begin, and what decides on their sizes, if these are not given.
     """
 
     count: int = 1
     sizes: tuple[int, ...] = ()
     assume_separable: bool = False
     joins: Wanted = AUTOMATIC
+    conditions: Conditions = Conditions()
 
     def __post_init__(self) -> None:
         if self.assume_separable and self.joins.chosen:
@@ -75,6 +78,40 @@ class Split:
             raise PlanError("only= and join= join what they say; joins=False allows no join")
         return replace(self, joins=wanted)
 
+    def under(
+        self, *, align: int = 1, boundaries: Any = None, work: Any = None, uneven: bool = False
+    ) -> Split:
+        """The same split under conditions: sizes follow them, and sizes that are given must keep to them.
+
+        Args:
+            align: Nano-batches begin at multiples of so many rows.
+            boundaries: The rows at which requests begin, in order; no nano-batch cuts a request.
+            work: What each row costs, for nano-batches of (nearly) equal work.
+            uneven: The cost model chooses among even and uneven sizes: each is planned and simulated.
+        """
+        if self.sizes and (work is not None or uneven):
+            raise PlanError("a split has its sizes, or work and uneven= decide on them; not both")
+        return replace(self, conditions=conditions(align, boundaries, work, uneven))
+
+    def of_batch(self, batch: int) -> tuple[int, ...]:
+        """Rows of each nano-batch of a batch.
+
+        Raises:
+            PlanError: no sizes, or not those given, keep to the conditions.
+        """
+        if self.sizes:
+            self.conditions.check(self.sizes)
+            return self.sizes
+        return (
+            self.conditions.sizes(batch, self.count)
+            if self.conditions
+            else even_sizes(batch, self.count)
+        )
+
+    def tried(self, batch: int) -> list[tuple[int, ...]]:
+        """Sizes among which the cost model chooses; none if it does not."""
+        return self.conditions.tried(batch, self.count) if self.conditions.uneven else []
+
     @staticmethod
     def balanced(weights: Sequence[float], count: int, *, assume_separable: bool = False) -> Split:
         """``count`` nano-batches of consecutive rows with (nearly) equal sums of ``weights``.
@@ -84,29 +121,14 @@ class Split:
             count: Number of nano-batches, at most the number of rows.
             assume_separable: As above.
         """
-        try:
-            rows = [float(w) for w in weights]
-        except (TypeError, ValueError) as error:
-            raise PlanTypeError(
-                f"weights must be numbers, one for each row; got {weights!r}"
-            ) from error
+        rows = checked_work(weights)
         count = _checked_count("Split.balanced", count)
         if count > len(rows):
             raise PlanError(
                 f"Split.balanced takes a count from 1 to the number of rows, {len(rows)}; got {count}"
             )
-        if any(not 0 <= w < float("inf") for w in rows):
-            raise PlanError("Split.balanced takes weights that are finite and not negative")
-        ends = list(accumulate(rows))
-        sizes, start = [], 0
-        for k in range(1, count):
-            # The end nearest to the k-th share that leaves a row for each of the others.
-            most = len(rows) - (count - k)
-            goal = ends[-1] * k / count
-            stop = min(range(start + 1, most + 1), key=lambda n: (abs(ends[n - 1] - goal), n))
-            sizes.append(stop - start)
-            start = stop
-        return Split(count, (*sizes, len(rows) - start), assume_separable)
+        sizes = Conditions(work=rows).sizes(len(rows), count)
+        return Split(count, sizes, assume_separable)
 
 
 def joining_text(only: Sequence[Rule] | None, join: Sequence[Rule], joins: bool) -> list[str]:

@@ -23,7 +23,7 @@ from dynaflow_xla.batch.specs import (
     Parts,
 )
 from dynaflow_xla.batch.split import Function, SplitGraph
-from dynaflow_xla.batch.states import Rows, Same, State, is_plain_same
+from dynaflow_xla.batch.states import Rows, Same, State, is_plain_same, plainly_same
 from dynaflow_xla.errors import PlanError, SeparabilityError
 from dynaflow_xla.frontends.jax.batch import separability, split_functions
 from dynaflow_xla.frontends.jax.capture.capture import Captured
@@ -398,9 +398,13 @@ def split(
     parts = [resolved.at[size] for size in sizes]
     if joining is None:
         _check_merges(whole, parts, resolved.out_specs)
-    expanded = expand.expand(
-        whole.graph, cuts, sizes, resolved.in_specs, specs, joining=joining, once=once
+    proved = joining is not None or (
+        resolved.proof is not None and resolved.proof.status == "separable"
     )
+    expanded = expand.expand(
+        whole.graph, cuts, sizes, resolved.in_specs, specs, joining=joining, once=once,
+        same=plainly_same(resolved.states) if proved else frozenset(),
+    )  # fmt: skip
     avals = [(whole if n < 0 else parts[n]).avals[local] for n, local in expanded.sources]
     outputs: list[Any] = []
     is_value: list[bool] = []

@@ -23,6 +23,7 @@ from dynaflow_xla.planning.validate import validate
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import Context, Split, record, sizes_of
 from dynaflow_xla.strategies.branches import Branches
+from dynaflow_xla.strategies.predicted import fastest
 
 
 def build_entry(
@@ -42,8 +43,12 @@ def build_entry(
 
 
 def _build(
-    captured: capture.Captured, options: Settings, batched: splitting.Splitting | None
+    captured: capture.Captured,
+    options: Settings,
+    batched: splitting.Splitting | None,
+    given: tuple[int, ...] = (),
 ) -> Planned:
+    """``given``: of the sizes that the cost model tries, those of this attempt."""
     t0 = time.perf_counter()
     strategy = options.strategy
     graph = captured.graph
@@ -65,6 +70,12 @@ def _build(
     sizes, asked = () if batched is None else batched.sizes, Split(assume_separable=True)
     if not sizes:
         sizes, asked = sizes_of(strategy, context)
+        if batched is not None and not given and len(tried := asked.tried(batched.batch)) > 1:
+            made = [_build(captured, options, batched, each) for each in tried]
+            number, told = fastest(made, tried)
+            made[number].notes.append(told)
+            return made[number]
+        sizes = given or sizes
     if sizes and batched is not None:
         split = splitting.split(
             batched, sizes, rules, assume_separable=asked.assume_separable, fused=backend.fused,
@@ -76,6 +87,8 @@ def _build(
         pg = partition(captured.graph, rules, fused=backend.fused)
     pg = backend.regions(pg)
     if split is not None:
+        if told := asked.conditions.text():
+            pg = replace(pg, notes=(*pg.notes, f"nano-batches are {told}"))
         split = replace(split, expanded=replace(split.expanded, pg=pg))
     t1 = time.perf_counter()
     # Nothing is proved of residuals that several nano-batches would share.

@@ -10,7 +10,7 @@ from typing import Any
 
 from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.specs import PARTS, WHOLE, Origin, OutSpec, Parts
-from dynaflow_xla.batch.states import State
+from dynaflow_xla.batch.states import State, plainly_same
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.batch import handed
 from dynaflow_xla.frontends.torch.batch.nano import NanoBatches
@@ -96,6 +96,7 @@ def split_graph(
     expanded = expand.expand(
         replace(graph, outputs=unique), slim, sizes, specs, ways, strided=True,
         joining=nano.fit.joining, once=once,
+        same=plainly_same(states) if nano.fit.proof.status == "separable" else frozenset(),
     )  # fmt: skip
     parts = [nano.at[size].captured for size in sizes]
     made = expanded.pg.graph

@@ -38,6 +38,7 @@ from dynaflow_xla.frontends.torch.capture.sizes import Binding, Sized, Symbol, a
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import sizes_of
+from dynaflow_xla.strategies.predicted import fastest
 
 _MAX_PLANS = 256
 """Sizes whose plans are kept: those used last. A plan takes some kilobytes for each operator."""
@@ -153,14 +154,41 @@ class BatchedGraph:
             )
         t0 = time.perf_counter()
         context = context_of(self.captured, options, batch)
+        told = ""
         if self.forward is not None:
             of_forward = self.forward.made_for(values, batch)
             sizes, assume, joins = of_forward.sizes, of_forward.assume, of_forward.joins
         else:
             sizes, asked = sizes_of(options.strategy, context)
             assume, joins = asked.assume_separable, asked.joins
+            told = asked.conditions.text()
+            if len(tried := asked.tried(batch)) > 1:
+                each = [self._cut(values, batch, sizes, assume, joins, t0) for sizes in tried]
+                number, why = fastest([made.entry for made in each], tried)
+                each[number].entry.notes = (
+                    *each[number].entry.notes,
+                    f"nano-batches are {told}",
+                    why,
+                )
+                return each[number]
         if not sizes:
             return _Made(self._whole(values, batch))
+        made = self._cut(values, batch, sizes, assume, joins, t0)
+        if told:
+            made.entry.notes = (*made.entry.notes, f"nano-batches are {told}")
+        return made
+
+    def _cut(
+        self,
+        values: dict[Symbol, int],
+        batch: int,
+        sizes: tuple[int, ...],
+        assume: bool,
+        joins: Wanted,
+        t0: float,
+    ) -> _Made:
+        """The plan of a split into nano-batches of these sizes, proved or to be compared."""
+        options = self.options
         fit = self._proved(values, batch, sizes, assume, joins)
         unproven = fit.proof.status == "unproven" and not assume
         if not assume:
