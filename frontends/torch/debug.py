@@ -20,7 +20,8 @@ from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.native import native, threads
 from dynaflow_xla.frontends.torch.native.entry import Entry
 from dynaflow_xla.frontends.torch.native.memory import Environment, Memory
-from dynaflow_xla.frontends.torch.native.stretches.regions import Stretch
+from dynaflow_xla.frontends.torch.native.stretches.regions import Stretch, Work
+from dynaflow_xla.frontends.torch.native.stretches.source import Program
 from dynaflow_xla.frontends.torch.tuning import keeping
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.plan import Plan
@@ -146,9 +147,21 @@ class Subject:
             region: function if isinstance(function, torch._ops.OpOverload) else filled(function)
             for region, function in entry.implementations.items()
         }
+
+        def compiled(works: Sequence[Work]) -> list[Work]:
+            assert entry.compiler is not None
+            return [
+                replace(work, steps=[
+                    replace(s, function=filled(s.function)) if isinstance(s, Program) else s
+                    for s in work.steps
+                ])
+                for work in entry.compiler(works)
+            ]  # fmt: skip
+
         places: dict[int, int] = {}
         runnable = native.build(
             _allocating(entry.captured, fill), entry.pg, watch.plan, made, fuse=False,
+            compiler=compiled if entry.compiler is not None else None,
             watched=lambda stretch: self._watched(stretch, watch, places),
         )  # fmt: skip
         for placed in runnable.memory.placed:

@@ -238,7 +238,7 @@ class _Builder:
                 cost_ns=cost,
                 outer=bool(reason),
                 outer_reason=reason,
-                once=random or not made or node.is_impure() or _has_effect(target),
+                once=random or not made or node.is_impure(False) or _has_effect(target),
                 mark=self.mark(node),
                 function=functions.function_of(node.meta),
                 source=source_of(node),

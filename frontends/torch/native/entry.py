@@ -10,7 +10,7 @@ from typing import Any
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.context import context_of
 from dynaflow_xla.frontends.torch.native import cuda, native
-from dynaflow_xla.frontends.torch.native.compiling import compilers
+from dynaflow_xla.frontends.torch.native.compiling.compilers import Compiler
 from dynaflow_xla.frontends.torch.native.native import Native
 from dynaflow_xla.frontends.torch.native.stretches import regions
 from dynaflow_xla.ir.graph import ORDERED
@@ -33,9 +33,10 @@ class Entry:
 
     Attributes:
         captured: Graph with payloads.
-        implementations: Functions of regions that do not run operator by operator.
+        implementations: Functions of regions that run neither operator by operator nor compiled.
         native: The runnable plan.
         runner: On CUDA what runs it on streams, or as CUDA graphs.
+        compiler: Makes programs of its operators, if there is one.
     """
 
     options: Settings
@@ -52,6 +53,7 @@ class Entry:
     prepare: Callable[[Sequence[Any]], list[Any]] | None = None
     finish: Callable[[list[Any]], list[Any]] | None = None
     notes: tuple[str, ...] = ()
+    compiler: Compiler | None = None
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Flat inputs to flat outputs; a list of inputs is emptied."""
@@ -63,24 +65,35 @@ class Entry:
     @property
     def without_python(self) -> int:
         """How many operators run without Python between them."""
-        return sum(s.interpreted for s in self.native.stretches())
+        return sum(s.interpreted + s.compiled for s in self.native.stretches())
 
     def describe(self) -> list[str]:
         """Lines of ``explain`` behind the table of regions."""
         steps = sum(len(stage.order) for stage, _ in self.native.stages)
         operators = sum(s.operators for s in self.native.stretches())
+        programs = [p for s in self.native.stretches() for p in s.programs]
+        compiled = sum(s.compiled for s in self.native.stretches())
+        told = []
+        if self.compiler is not None:
+            told = [
+                f"{compiled} of {operators} operators are compiled by {self.compiler.name}, as "
+                f"{len(programs)} programs ({len(set(map(id, programs)))} different); the others run "
+                "operator by operator"
+            ]
         return [
             f"lanes {self.plan.lanes}, events {self.plan.events}, Python steps a call {steps}; "
             "tensors cross lanes by reference, nothing is copied",
             f"{self.without_python} of {operators} operators run without Python between them",
+            *told,
             *(f"note: {note}" for note in (*self.captured.notes, *self.notes)),
         ]
 
     def stamped(self) -> Native:
         """A form for ``profile``: its ``run`` measures the regions one by one, without fused steps."""
         return native.build(
-            self.captured, self.pg, self.plan, self.implementations, fuse=False, always=True
-        )
+            self.captured, self.pg, self.plan, self.implementations, fuse=False, always=True,
+            compiler=self.compiler,
+        )  # fmt: skip
 
 
 def cut(
@@ -156,11 +169,11 @@ def planned_entry(
     validate(plan, pg)
     t2 = time.perf_counter()
     made = _replacements(captured, pg, recording) if functions is None else functions
+    compiler = None
     if options.compiler != "eager":
-        compilers.compile_regions(
-            captured, pg, len(plan.lanes_used), made, options.compiler, options.compiler_options
-        )
-    runnable = native.build(captured, pg, plan, made)
+        several = len(plan.lanes_used) > 1
+        compiler = Compiler(captured, pg, several, options.compiler, options.compiler_options)
+    runnable = native.build(captured, pg, plan, made, compiler=compiler)
     runner: Any = None
     if captured.device.type == "cuda":
         runner = cuda.on_cuda(
@@ -169,7 +182,9 @@ def planned_entry(
     elif options.gpu is not None:
         options.gpu.refuse_on_cpu()
     seconds = {"partition": partition_s, "plan": t2 - t1, "compile": time.perf_counter() - t2}
-    return Entry(options, kind, captured, pg, plan, made, runnable, seconds, runner=runner)
+    return Entry(
+        options, kind, captured, pg, plan, made, runnable, seconds, runner=runner, compiler=compiler
+    )
 
 
 def _own(lanes: Lanes | None) -> Lanes | None:

@@ -25,7 +25,12 @@ from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.native import threads
 from dynaflow_xla.frontends.torch.native.memory import Environment, Flow, Memory
-from dynaflow_xla.frontends.torch.native.stretches.regions import Stretch, build_stretch
+from dynaflow_xla.frontends.torch.native.stretches.regions import (
+    Stretch,
+    Work,
+    build_stretch,
+    steps_of,
+)
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import Instruction, Launch, Record, Wait
 from dynaflow_xla.planning.plan import Plan
@@ -279,6 +284,10 @@ class Native:
         )
 
 
+Compiler = Callable[[Sequence[Work]], list[Work]]
+"""What puts programs into the work of stretches."""
+
+
 def build(
     captured: Captured,
     pg: PartitionedGraph,
@@ -287,6 +296,7 @@ def build(
     *,
     fuse: bool = True,
     always: bool = False,
+    compiler: Compiler | None = None,
     watched: Callable[[Stretch], Stretch] = lambda stretch: stretch,
 ) -> Native:
     """Makes a plan runnable.
@@ -295,9 +305,10 @@ def build(
         captured: The graph with payloads.
         pg: Its regions.
         plan: A validated plan.
-        implementations: See ``regions.build_stretch``.
+        implementations: See ``regions.steps_of``.
         fuse: Join neighbouring regions of a lane; without it each region is a step (for profiles).
         always: Use the engine for one lane too (for profiles).
+        compiler: Makes programs of the operators of stretches; None: they run one by one.
         watched: What runs in the place of each stretch (for debugging).
     """
     memory = Memory(captured, plan)
@@ -307,19 +318,21 @@ def build(
     everything += [[outer.region] for _, outer in cut if outer is not None]
     flow = Flow(plan, pg, everything, {into for into, _ in memory.written})
 
-    def make(group: Sequence[int]) -> Stretch:
-        made = build_stretch(
-            captured, pg, group, flow.exported(group), flow.taken(group), implementations,
-            memory.placed, flow.read_as,
-        )  # fmt: skip
-        return watched(made)
-
+    parts = {value for placed in memory.placed for value, *_ in placed.parts}
+    works = []
+    for group in everything:
+        steps = steps_of(captured, pg, group, implementations, flow.read_as)
+        exported = flow.exported(group)
+        works.append(Work(tuple(group), steps, exported, flow.taken(group), exported | parts))
+    if compiler is not None:
+        works = compiler(works)
+    made = iter([watched(build_stretch(captured, pg, w, memory.placed)) for w in works])
+    inner = [[next(made) for _ in groups] for _, groups in grouped]
     stages: list[tuple[Stage, Stretch | None]] = []
-    for (instructions, outer), (layout, groups) in zip(cut, grouped, strict=True):
-        stretches = [make(group) for group in groups]
+    for (instructions, outer), (layout, _), stretches in zip(cut, grouped, inner, strict=True):
         stage = _stage(plan, layout, stretches, captured.graph.name, always, instructions)
         stage.instructions = instructions
-        stages.append((stage, None if outer is None else make([outer.region])))
+        stages.append((stage, None if outer is None else next(made)))
     return Native(captured, pg, plan, memory, stages)
 
 

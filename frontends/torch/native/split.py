@@ -174,9 +174,10 @@ _ARRAYS = Arrays(
 
 def region_function(captured: Captured, pg: PartitionedGraph, region: Region) -> Function:
     """A region as a function of its inputs."""
-    stretch = regions.build_stretch(
-        captured, pg, [region.id], set(region.outputs), set(region.inputs), {}
-    )
+    steps = regions.steps_of(captured, pg, [region.id], {})
+    outputs, inputs = set(region.outputs), set(region.inputs)
+    work = regions.Work((region.id,), steps, outputs, inputs, outputs)
+    stretch = regions.build_stretch(captured, pg, work)
     size = len(captured.graph.values)
 
     def run(*args: Any) -> list[Any]:

@@ -53,34 +53,130 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def structures(fast: Any) -> int:
+class Alternating(dfx.Strategy):
+    """Each region on the other lane than the one before: nothing has a neighbour."""
+
+    def schedule(self, s: Any) -> None:
+        lane = 0
+        while ready := s.ready():
+            s.execute(ready[0], lane=lane)
+            lane = (lane + 1) % s.lanes
+
+
+def programs(fast: Any) -> list[Any]:
     (entry,) = fast._dfx_core.entries
-    return len({id(fn) for fn in entry.implementations.values()})
+    return [p for stretch in entry.native.stretches() for p in stretch.programs]
 
 
 @pytest.mark.parametrize("compiler", ["inductor", pytest.param("aoti", marks=pytest.mark.slow)])
 def test_equal_structures_compile_once(compiler: str, counted: list[str]) -> None:
     model = Layers().eval()
-    fast = dfx.schedule(model, strategy=dfx.Branches(), compiler=compiler, rules=RULES)
+    quick = {"compiler_options": {"cpp_wrapper": False}} if compiler == "inductor" else {}
+    fast = dfx.schedule(
+        model, strategy=Alternating(), lanes=2, compiler=compiler, rules=RULES, **quick
+    )
     with torch.no_grad():
         torch.testing.assert_close(fast(X), model(X), rtol=1e-5, atol=1e-5)
         pg = dfx.graph(fast, X)
     assert len(pg.regions) >= 4
-    assert len(counted) == structures(fast) < len(fast._dfx_core.entries[0].implementations)
+    assert len(counted) == len(set(programs(fast))) < len(programs(fast))
     with torch.no_grad():
         for parameter in model.parameters():  # weights are inputs, not part of what was compiled
             parameter.mul_(2)
         torch.testing.assert_close(fast(X), model(X), rtol=1e-5, atol=1e-5)
     before = len(counted)
-    again = dfx.schedule(Layers().eval(), strategy=dfx.Branches(), compiler=compiler, rules=RULES)
+    again = dfx.schedule(
+        Layers().eval(), strategy=Alternating(), lanes=2, compiler=compiler, rules=RULES, **quick
+    )
     with torch.no_grad():
         again(X)
     assert len(counted) == before
 
 
+def test_neighbours_on_a_lane_are_one_program(counted: list[str]) -> None:
+    model = Layers().eval()
+    fast = dfx.schedule(model, strategy="sequential", compiler="inductor", rules=RULES)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(X), model(X), rtol=1e-5, atol=1e-5)
+        told = dfx.explain(fast, X)
+        (entry,) = fast._dfx_core.entries
+        assert len(entry.pg.regions) >= 4
+        assert len(programs(fast)) == len(counted) == 1
+        operators = sum(s.operators for s in entry.native.stretches())
+        assert (
+            f"{operators} of {operators} operators are compiled by inductor, as 1 program" in told
+        )
+        # One by one, for profiles: then each region is a stretch, compiled on its own.
+        assert len(dfx.profile(fast, X).region_ns()) == len(entry.pg.regions)
+        torch.testing.assert_close(fast(X), model(X), rtol=1e-5, atol=1e-5)
+
+
+def test_attention_without_dropout_is_compiled(counted: list[str]) -> None:
+    """PyTorch tags it as random, whatever its dropout is."""
+
+    def f(q: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(q.sin(), q, q).cos()
+
+    fast = dfx.schedule(f, strategy="sequential", compiler="inductor")
+    q = torch.randn(1, 2, 8, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(q), f(q), rtol=1e-5, atol=1e-5)
+    (entry,) = fast._dfx_core.entries
+    (stretch,) = entry.native.stretches()
+    assert len(stretch.programs) == 1 and stretch.compiled == stretch.operators
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_an_error_in_a_program_is_the_originals(lanes: int) -> None:
+    """It names the operator's region, and the next call finds nothing of it."""
+    table = nn.Embedding(10, 8)
+
+    def f(i: Any, x: Any) -> Any:
+        with dfx.mark("looked up"):
+            rows = table(i).sin().cos()
+        with dfx.mark("multiplied"):
+            product = (x @ x).sin().cos()
+        return rows + product
+
+    fast = dfx.schedule(
+        f, strategy=Alternating(), lanes=lanes, compiler="inductor",
+        compiler_options={"cpp_wrapper": False},
+    )  # fmt: skip
+    good, x = torch.arange(8), torch.randn(8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(good, x), f(good, x), rtol=1e-5, atol=1e-5)
+        with pytest.raises(dfx.EngineError, match=r"looked up.*test_compilers.py:\d+.*IndexError"):
+            fast(good + 5, x)
+        torch.testing.assert_close(fast(good, x), f(good, x), rtol=1e-5, atol=1e-5)
+
+
+_LOCK = """
+from torch import nn
+torch.set_num_threads(1)
+model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(6)]).eval()
+fast = dfx.schedule(model, dfx.NanoBatch(2), in_axes=0, compiler=COMPILER)
+x = torch.randn(4, 8)
+with torch.no_grad():
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+    (graph,) = fast._dfx_core.entries
+    (made,) = graph._plans.values()
+    print([(len(s.programs), s.operators - s.compiled) for s in made.entry.native.stretches()])
+"""
+
+
+@pytest.mark.parametrize("compiler", ["inductor", pytest.param("aoti", marks=pytest.mark.slow)])
+def test_a_lane_of_nano_batches_is_one_program(run_script: Any, compiler: str) -> None:
+    """No Python between its operators: the lock is taken where a program begins and where it ends."""
+    told = run_script(_LOCK.replace("COMPILER", repr(compiler)))
+    assert told.split("\n")[0] in ("[(1, 0), (1, 0)]", "[(1, 0), (1, 0), (0, 1)]")
+
+
 def test_training_with_inductor(counted: list[str]) -> None:
     model = Layers().train()
-    fast = dfx.schedule(model, strategy=dfx.Branches(), compiler="inductor", rules=RULES)
+    fast = dfx.schedule(
+        model, strategy=dfx.Branches(), compiler="inductor", rules=RULES,
+        compiler_options={"cpp_wrapper": False},
+    )  # fmt: skip
     gradients = []
     for m in (model, fast):
         torch.manual_seed(2)
@@ -106,8 +202,13 @@ def compile_all(compiler, settings, requests):
     made.extend("process" for _ in requests)
     return everything(compiler, settings, requests)
 compiling.aot_compile, compile_worker.compile_all = aot_compile, compile_all
-model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 4))).eval()
-fast = dfx.schedule(model, strategy=dfx.Branches(), compiler="aoti",
+ends = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Sequential(nn.Tanh(), nn.Linear(4, 4))
+model = nn.Sequential(*ends).eval()
+class Apart(dfx.Strategy):
+    def schedule(self, s):
+        for lane in (0, 1):
+            s.execute(s.ready()[0], lane=lane)
+fast = dfx.schedule(model, strategy=Apart(), lanes=2, compiler="aoti",
                     rules=[dfx.Module("0"), dfx.Module("1")])
 x = torch.randn(2, 4)
 with torch.no_grad():
@@ -126,8 +227,13 @@ _INDUCTOR = """
 from torch import nn
 from torch._dynamo.utils import counters
 torch.set_num_threads(1)
-model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 4))).eval()
-fast = dfx.schedule(model, strategy=dfx.Branches(), compiler="inductor",
+ends = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Sequential(nn.Tanh(), nn.Linear(4, 4))
+model = nn.Sequential(*ends).eval()
+class Apart(dfx.Strategy):
+    def schedule(self, s):
+        for lane in (0, 1):
+            s.execute(s.ready()[0], lane=lane)
+fast = dfx.schedule(model, strategy=Apart(), lanes=2, compiler="inductor",
                     rules=[dfx.Module("0"), dfx.Module("1")])
 x = torch.randn(2, 4)
 with torch.no_grad():
@@ -154,7 +260,7 @@ def test_open_sizes_are_refused() -> None:
         device = torch.device("cpu")
 
     with pytest.raises(dfx.UnsupportedError, match=r"fixed sizes.*eager"):
-        compilers.compile_regions(Symbolic(), None, 1, {}, "aoti", None)
+        compilers.Compiler(Symbolic(), None, False, "aoti", None)
 
 
 def test_a_library_that_fails_is_an_error(tmp_path: Any) -> None:

@@ -235,4 +235,4 @@ def test_compiled_regions_of_a_gpu_are_its_own(monkeypatch: pytest.MonkeyPatch) 
     assert compilers._machine(DEVICE) != compilers._machine(torch.device("cuda", 1))
     captured = SimpleNamespace(device=DEVICE, symbolic=False)
     with pytest.raises(dfx.UnsupportedError, match="compiles regions for the CPU, .* on cuda:0"):
-        compilers.compile_regions(captured, None, 1, {}, "aoti", None)
+        compilers.Compiler(captured, None, False, "aoti", None)

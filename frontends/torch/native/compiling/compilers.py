@@ -1,4 +1,7 @@
-"""Regions compiled by Inductor or AOTInductor: once for each structure, with weights as inputs.
+"""Stretches compiled by Inductor or AOTInductor: once for each structure, with weights as inputs.
+
+Operators that follow each other on a lane between two cross-lane edges are one program, whatever regions
+they are of: so they fuse across the borders of regions, and no Python runs between them.
 
 What was compiled is kept in memory by structure, and on disk: Inductor's code in PyTorch's own cache,
 AOTInductor's libraries beside the decisions of ``Auto``. New structures compile side by side in
@@ -10,14 +13,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import operator
 import os
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -28,9 +33,10 @@ from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch._compat import compiling, modes
-from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
+from dynaflow_xla.frontends.torch.capture.captured import Captured, Ref
 from dynaflow_xla.frontends.torch.native.compiling import worker as compile_worker
-from dynaflow_xla.ir.graph import Region
+from dynaflow_xla.frontends.torch.native.stretches.regions import Work
+from dynaflow_xla.frontends.torch.native.stretches.source import Program, Step
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.tuning import autotune
 from dynaflow_xla.watching import telling
@@ -44,13 +50,13 @@ _compiled: Recent[str, Implementation] = Recent(_MAX_KEPT)
 
 @dataclass
 class Structure:
-    """A region apart from its weights.
+    """A program apart from its weights.
 
     Attributes:
         key: Equal for equal structures, settings and versions, in every process.
-        module: The region as a graph module over its inputs.
+        module: Its operators as a graph module over its inputs.
         examples: Tensors like its inputs.
-        where: The first such region, for messages.
+        where: The first such program, for messages.
     """
 
     key: str
@@ -59,64 +65,199 @@ class Structure:
     where: str
 
 
-def compile_regions(
-    captured: Captured,
-    pg: PartitionedGraph,
-    lanes_used: int,
-    made: dict[int, Implementation],
-    compiler: str,
-    options: Mapping[str, Any] | None,
-) -> None:
-    """Adds a compiled function to ``made`` for each region that can have one.
+@dataclass
+class Compiler:
+    """Makes programs of the operators of stretches.
 
-    Regions that draw random numbers run operator by operator: Inductor's random numbers are not the
-    original's. So do those with other inputs or outputs than tensors.
+    Operators that draw random numbers stay as they are: Inductor's random numbers are not the original's.
+    So do those with other inputs or results than tensors, regions that run as a function of their own,
+    and what stands alone between such.
+
+    Attributes:
+        captured: The graph.
+        pg: Its regions.
+        several: Whether several lanes run: then each program has one thread.
+        name: "inductor" or "aoti".
+        options: For the compiler.
 
     Raises:
         UnsupportedError: sizes are symbolic; AOTInductor for regions on a GPU.
     """
-    if compiler == "aoti" and captured.device.type != "cpu":
-        raise UnsupportedError(
-            f"compiler='aoti' compiles regions for the CPU, and these are on {captured.device}; use "
-            "compiler='inductor'"
+
+    captured: Captured
+    pg: PartitionedGraph
+    several: bool
+    name: str
+    options: Mapping[str, Any] | None
+
+    def __post_init__(self) -> None:
+        if self.name == "aoti" and self.captured.device.type != "cpu":
+            raise UnsupportedError(
+                f"compiler='aoti' compiles regions for the CPU, and these are on {self.captured.device}; "
+                "use compiler='inductor'"
+            )
+        if self.captured.symbolic:
+            raise UnsupportedError(
+                f"compiler={self.name!r} compiles for fixed sizes, and this graph was captured with sizes "
+                "that may change; leave dynamic out of torch's settings, or use compiler='eager'"
+            )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Options of the compiler."""
+        made = dict(self.options or {})
+        if self.several and self.captured.device.type == "cpu":
+            made["cpp.threads"] = 1  # Inductor writes the number of threads into its kernels
+            if self.name == "inductor":
+                # Inductor's Python code holds the interpreter lock in its kernels, its C++ code never.
+                made.setdefault("cpp_wrapper", True)
+        return made
+
+    def __call__(self, works: Sequence[Work]) -> list[Work]:
+        """The same work, with programs in the place of the operators that they are made of."""
+        cut = [self._cut(work) for work in works]
+        wanted = {
+            id(part): self._structure(part)
+            for parts in cut
+            for part in parts
+            if isinstance(part, _Part)
+        }
+        functions = self._functions(list(wanted.values()))
+
+        def made(part: Step | _Part) -> Step | Program:
+            if isinstance(part, Step):
+                return part
+            function = functions[wanted[id(part)].key]
+            return Program(tuple(part.steps), function, tuple(part.reads), tuple(part.writes))
+
+        return [
+            replace(work, steps=list(map(made, parts)))
+            for work, parts in zip(works, cut, strict=True)
+        ]
+
+    def _cut(self, work: Work) -> list[Step | _Part]:
+        """Neighbouring operators together."""
+        made: list[Step | _Part] = []
+        last: dict[int, int] = {}
+        for number, step in enumerate(work.steps):
+            last.update(dict.fromkeys(step.reads, number))
+        at = 0
+        together = itertools.groupby(
+            work.steps, lambda step: isinstance(step, Step) and self._takes(step)
         )
-    if captured.symbolic:
-        raise UnsupportedError(
-            f"compiler={compiler!r} compiles for fixed sizes, and this graph was captured with sizes that "
-            "may change; leave dynamic out of torch's settings, or use compiler='eager'"
-        )
-    settings = {**(options or {})}
-    if lanes_used > 1:
-        settings["cpp.threads"] = 1  # Inductor writes the number of threads into its kernels
-    wanted: dict[int, Structure] = {}
-    for region in pg.regions:
-        if region.id in made or region.outer:
-            continue
-        if not _compilable(captured, region):
-            captured.notes.append(f"region {region.name!r} runs operator by operator")
-            continue
-        wanted[region.id] = _structure(captured, region, compiler, settings)
-    with _lock:
-        new = {s.key: s for s in wanted.values() if s.key not in _compiled}
-        missing = [s for s in new.values() if not _stored(compiler, s.key)]
-        if len(missing) > 1 and captured.device.type == "cpu":
-            requests = [(s.module, s.examples, _target(compiler, s.key)) for s in missing]
-            compile_worker.compile_all(compiler, settings, requests)
-        loaded = {key: _compiled[key] for key in {s.key for s in wanted.values()} - set(new)}
-        begin = time.perf_counter()
-        for structure in new.values():
-            loaded[structure.key] = _load(compiler, structure, settings)
-            _compiled[structure.key] = loaded[structure.key]
-        took = time.perf_counter() - begin
-    if new:
-        telling.count("compiles", len(new))
-        telling.count("compile_ns", int(took * 1e9))
-        telling.told(
-            "compile", f"{captured.graph.name}: {len(new)} regions by {compiler} in {took:.2f} s",
-            function=captured.graph.name, programs=len(new), seconds=took, compiler=compiler,
-        )  # fmt: skip
-    for number, structure in wanted.items():
-        made[number] = loaded[structure.key]
+        for compiled, found in together:
+            steps = [step for step in found if isinstance(step, Step)]
+            at += len(steps)
+            if not compiled or sum(map(self._computes, steps)) < LEAST:
+                made.extend(steps)
+                continue
+            writes = dict.fromkeys(v for step in steps for v in step.writes)
+            reads = dict.fromkeys(v for step in steps for v in step.reads if v not in writes)
+            needed = [v for v in writes if v in work.wanted or last.get(v, -1) >= at]
+            if needed:
+                made.append(_Part(steps, list(reads), needed))
+            else:
+                made.extend(steps)
+        return made
+
+    def _takes(self, step: Step) -> bool:
+        """Whether an operator can be part of a program."""
+        if step.payload is None or self.pg.regions[step.region].outer:
+            return False
+        op = self.captured.graph.ops[step.op]
+        if op.kind.startswith("dynaflow_xla.") or op.outer or op.once:
+            return False
+        if isinstance(step.payload.target, FunctionType):
+            return False
+        values = [v for v in (*step.payload.reads(), *step.reads, *step.writes) if v is not None]
+        return all(isinstance(self.captured.examples[v], torch.Tensor) for v in values)
+
+    def _computes(self, step: Step) -> bool:
+        op = self.captured.graph.ops[step.op]
+        return bool(op.flops or op.bytes_moved)
+
+    def _functions(self, structures: Sequence[Structure]) -> dict[str, Implementation]:
+        """By key what was compiled, now or earlier."""
+        settings = self.settings
+        with _lock:
+            known = {s.key: s for s in structures}
+            new = {key: s for key, s in known.items() if key not in _compiled}
+            missing = [s for s in new.values() if not _stored(self.name, s.key)]
+            if len(missing) > 1 and self.captured.device.type == "cpu":
+                requests = [(s.module, s.examples, _target(self.name, s.key)) for s in missing]
+                compile_worker.compile_all(self.name, settings, requests)
+            loaded = {key: _compiled[key] for key in known.keys() - new.keys()}
+            begin = time.perf_counter()
+            for structure in new.values():
+                loaded[structure.key] = _load(self.name, structure, settings)
+                _compiled[structure.key] = loaded[structure.key]
+            took = time.perf_counter() - begin
+        if new:
+            name = self.captured.graph.name
+            telling.count("compiles", len(new))
+            telling.count("compile_ns", int(took * 1e9))
+            telling.told(
+                "compile", f"{name}: {len(new)} programs by {self.name} in {took:.2f} s",
+                function=name, programs=len(new), seconds=took, compiler=self.name,
+            )  # fmt: skip
+        return loaded
+
+    def _structure(self, part: _Part) -> Structure:
+        """A part as a graph module, with the key that equal structures share."""
+        captured = self.captured
+        graph = torch.fx.Graph()
+        root = torch.nn.Module()
+        values: dict[int, Any] = {}
+        key: list[Any] = [self.name, sorted(self.settings.items()), *_machine(captured.device)]
+        for value in part.reads:
+            values[value] = graph.placeholder(f"v{len(values)}")
+            example = captured.examples[value]
+            key.append((tuple(example.size()), tuple(example.stride()), example.dtype))
+        for step in part.steps:
+            payload = step.payload
+            assert payload is not None
+
+            def read(arg: Any) -> Any:
+                if isinstance(arg, Ref):
+                    return values[arg.value]
+                if not isinstance(arg, torch.Tensor | torch.nn.Module):
+                    return arg
+                name = f"constant{len(key)}_{len(graph.nodes)}"
+                setattr(root, name, arg)
+                key.append(_fingerprint(arg))
+                return graph.get_attr(name)
+
+            args, kwargs = torch.fx.node.map_aggregate((payload.args, payload.kwargs), read)
+            node = graph.call_function(payload.target, args, kwargs)
+            key.append((str(payload.target), str(args), str(kwargs)))
+            if payload.multiple:
+                for position, result in enumerate(payload.outputs):
+                    if result is not None:
+                        values[result] = graph.call_function(operator.getitem, (node, position))
+            elif payload.outputs and payload.outputs[0] is not None:
+                values[payload.outputs[0]] = node
+        graph.output(tuple(values[v] for v in part.writes))
+        key.append([values[v].name for v in part.writes])
+        with modes.apart():
+            examples = [_concrete(captured.examples[v]) for v in part.reads]
+        text = hashlib.sha256(str(key).encode()).hexdigest()[:32]
+        regions = [self.pg.regions[n] for n in dict.fromkeys(step.region for step in part.steps)]
+        told = ", ".join(f"region {r.name!r} (from {r.source})" for r in regions[:3])
+        where = told + (f" or one of {len(regions) - 3} more" if len(regions) > 3 else "")
+        return Structure(text, torch.fx.GraphModule(root, graph), examples, where)
+
+
+LEAST = 2
+"""So many operators that compute, at least: one alone runs the same kernel as it is."""
+
+
+@dataclass
+class _Part:
+    """Operators of a program to be."""
+
+    steps: list[Step]
+    reads: list[int]
+    writes: list[int]
 
 
 def _folder(compiler: str) -> Path:
@@ -194,63 +335,11 @@ def _load(compiler: str, structure: Structure, settings: Mapping[str, Any]) -> I
     return call
 
 
-def _compilable(captured: Captured, region: Region) -> bool:
-    tensors = all(
-        isinstance(captured.examples[v], torch.Tensor) for v in (*region.inputs, *region.outputs)
-    )
-    ops = [captured.graph.ops[i] for i in region.ops]
-    own = any(op.kind.startswith("dynaflow_xla.") or op.outer for op in ops)
-    return bool(tensors and region.outputs and not own and not any(op.once for op in ops))
-
-
 def _concrete(example: torch.Tensor) -> torch.Tensor:
     """A real tensor like a fake one."""
     return torch.empty_strided(
         example.size(), example.stride(), dtype=example.dtype, device=example.device
     )
-
-
-def _structure(
-    captured: Captured, region: Region, compiler: str, settings: Mapping[str, Any]
-) -> Structure:
-    """The region as a graph module, with the key that equal structures share."""
-    graph = torch.fx.Graph()
-    root = torch.nn.Module()
-    values: dict[int, Any] = {}
-    key: list[Any] = [compiler, sorted(settings.items()), *_machine(captured.device)]
-    for value in region.inputs:
-        values[value] = graph.placeholder(f"v{len(values)}")
-        example = captured.examples[value]
-        key.append((tuple(example.size()), tuple(example.stride()), example.dtype))
-    for index in region.ops:
-        payload: Payload = captured.graph.ops[index].payload
-
-        def read(arg: Any) -> Any:
-            if isinstance(arg, Ref):
-                return values[arg.value]
-            if not isinstance(arg, torch.Tensor | torch.nn.Module):
-                return arg
-            name = f"constant{len(key)}_{len(graph.nodes)}"
-            setattr(root, name, arg)
-            key.append(_fingerprint(arg))
-            return graph.get_attr(name)
-
-        args, kwargs = torch.fx.node.map_aggregate((payload.args, payload.kwargs), read)
-        node = graph.call_function(payload.target, args, kwargs)
-        key.append((str(payload.target), str(args), str(kwargs)))
-        if payload.multiple:
-            for position, part in enumerate(payload.outputs):
-                if part is not None:
-                    values[part] = graph.call_function(operator.getitem, (node, position))
-        elif payload.outputs and payload.outputs[0] is not None:
-            values[payload.outputs[0]] = node
-    graph.output(tuple(values[v] for v in region.outputs))
-    key.append([values[v].name for v in region.outputs])
-    with modes.apart():
-        examples = [_concrete(captured.examples[v]) for v in region.inputs]
-    text = hashlib.sha256(str(key).encode()).hexdigest()[:32]
-    where = f"region {region.name!r} (from {region.source})"
-    return Structure(text, torch.fx.GraphModule(root, graph), examples, where)
 
 
 def _fingerprint(constant: Any) -> str:

@@ -19,7 +19,7 @@ from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.native.memory import Environment, Placed
 from dynaflow_xla.frontends.torch.native.stretches.interpreted import LEAST, Run
-from dynaflow_xla.frontends.torch.native.stretches.source import Code, Step
+from dynaflow_xla.frontends.torch.native.stretches.source import Code, Program, Step
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 
@@ -36,6 +36,8 @@ class Stretch:
         lines: By code object that ``run`` is made of, the region of each of its lines.
         operators: How many it runs, regions that run as a whole among them.
         interpreted: How many of them run without Python.
+        programs: What was compiled of it, in order.
+        compiled: How many of its operators are in these.
         name: Its regions, for people.
     """
 
@@ -46,6 +48,8 @@ class Stretch:
     lines: dict[CodeType, tuple[int, ...]]
     operators: int
     interpreted: int
+    programs: tuple[Callable[..., Sequence[Any]], ...] = ()
+    compiled: int = 0
     name: str = ""
 
     def region_of(self, error: BaseException) -> int:
@@ -58,60 +62,76 @@ class Stretch:
         return found
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a stretch runs, before it is code.
+
+    Attributes:
+        regions: Region ids, in order.
+        steps: Operators and functions of regions, in order; what is compiled as one program.
+        exported: Values that somebody outside of the stretch reads.
+        taken: Values that only this stretch reads, which it takes out of the environment.
+        wanted: Values that are needed as soon as they are made: those exported, and parts of results.
+    """
+
+    regions: tuple[int, ...]
+    steps: Sequence[Step | Program]
+    exported: set[int]
+    taken: set[int]
+    wanted: set[int]
+
+
 def build_stretch(
-    captured: Captured,
-    pg: PartitionedGraph,
-    regions: Sequence[int],
-    exported: set[int],
-    taken: set[int],
-    implementations: dict[int, Callable[..., Sequence[Any]]],
-    placed: Sequence[Placed] = (),
-    read_as: Mapping[int, Mapping[int, int]] = MappingProxyType({}),
+    captured: Captured, pg: PartitionedGraph, work: Work, placed: Sequence[Placed] = ()
 ) -> Stretch:
     """Generates the code of a stretch.
 
     Args:
         captured: The graph with its payloads.
         pg: Its regions.
-        regions: Region ids, in order.
-        exported: Values that somebody outside of the stretch reads.
-        taken: Values that only this stretch reads, which it takes out of the environment.
-        implementations: For regions that do not run operator by operator a function of the inputs that
-            returns the outputs, or one operator of PyTorch's with one output.
+        work: What it runs.
         placed: Results that are put together in place.
-        read_as: Region id -> input -> value that is read for it, where that is another one.
     """
+    regions, steps = work.regions, work.steps
     names = ", ".join(pg.regions[r].name for r in regions[:3])
-    code = Code(captured, f"{captured.graph.name}: {names}", exported, taken, placed)
-    steps = _steps(captured, pg, regions, implementations, read_as)
+    code = Code(captured, f"{captured.graph.name}: {names}", work.exported, work.taken, placed)
     last = {v: number for number, step in enumerate(steps) for v in (*step.reads, *step.writes)}
     until = interpreted = 0
     for group, run in _groups(captured, steps):
         begin, until = until, until + len(group)
         if run is None or len(group) < LEAST:
             for number, step in enumerate(group, begin):
-                code.step(step)
+                if isinstance(step, Program):
+                    code.program(step)
+                else:
+                    code.step(step)
                 dead = [v for v in (*step.reads, *step.writes) if last[v] == number]
                 code.drop(dead, step.region)
         else:
+            plain = [step for step in group if isinstance(step, Step)]
             results = [v for v in run.made if last[v] >= until or code.wanted(v) or v in run.drawn]
-            code.interpreted(run, group, results)
+            code.interpreted(run, plain, results)
             interpreted += len(group)
             dead = [v for v in (*run.inputs, *results) if last[v] < until]
             code.drop(dead, group[-1].region)
     makes = dict.fromkeys(v for step in steps for v in step.writes)
     reads = dict.fromkeys(v for step in steps for v in step.reads if v not in makes)
+    programs = [step for step in steps if isinstance(step, Program)]
+    compiled = sum(len(p.steps) for p in programs)
     return Stretch(
         tuple(regions), tuple(reads), tuple(makes), code.function("env"), code.regions,
-        len(steps), interpreted, names + (", ..." if len(regions) > 3 else ""),
+        len(steps) - len(programs) + compiled, interpreted, tuple(p.function for p in programs),
+        compiled, names + (", ..." if len(regions) > 3 else ""),
     )  # fmt: skip
 
 
-def _groups(captured: Captured, steps: Sequence[Step]) -> list[tuple[list[Step], Run | None]]:
+def _groups(
+    captured: Captured, steps: Sequence[Step | Program]
+) -> list[tuple[list[Step | Program], Run | None]]:
     """Neighbouring steps that run together: in the interpreter of graphs, or from Python."""
-    groups: list[tuple[list[Step], Run | None]] = []
+    groups: list[tuple[list[Step | Program], Run | None]] = []
     for step in steps:
-        if step.payload is not None:
+        if isinstance(step, Step) and step.payload is not None:
             run = groups[-1][1] if groups else None
             if run is not None and not run.full() and run.add(step.payload):
                 groups[-1][0].append(step)
@@ -124,14 +144,23 @@ def _groups(captured: Captured, steps: Sequence[Step]) -> list[tuple[list[Step],
     return groups
 
 
-def _steps(
+def steps_of(
     captured: Captured,
     pg: PartitionedGraph,
     regions: Sequence[int],
     implementations: dict[int, Callable[..., Sequence[Any]]],
-    read_as: Mapping[int, Mapping[int, int]],
+    read_as: Mapping[int, Mapping[int, int]] = MappingProxyType({}),
 ) -> list[Step]:
-    """What runs, in order; operators that stand in several regions run in the first."""
+    """What regions run, in order; operators that stand in several of them run in the first.
+
+    Args:
+        captured: The graph with its payloads.
+        pg: Its regions.
+        regions: Region ids, in order.
+        implementations: For regions that do not run operator by operator a function of the inputs that
+            returns the outputs, or one operator of PyTorch's with one output.
+        read_as: Region id -> input -> value that is read for it, where that is another one.
+    """
     steps: list[Step] = []
     made: set[int] = set()
     for number in regions:
@@ -151,7 +180,7 @@ def _steps(
             if op.once or not made.issuperset(op.outputs):
                 payload = _renamed(op.payload, other) if other else op.payload
                 reads = tuple(other.get(v, v) for v in op.inputs)
-                steps.append(Step(number, payload, None, reads, op.outputs))
+                steps.append(Step(number, payload, None, reads, op.outputs, index))
                 made.update(op.outputs)
     return steps
 

@@ -30,6 +30,7 @@ class Step:
         function: Of a whole region, from values read to values made.
         reads: Values that it reads.
         writes: Values that it makes.
+        op: Number of the operator in the graph; -1 for a region.
     """
 
     region: int
@@ -37,6 +38,29 @@ class Step:
     function: Callable[..., Sequence[Any]] | None
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    op: int = -1
+
+
+@dataclass(frozen=True)
+class Program:
+    """Operators that follow each other on a lane, compiled as one.
+
+    Attributes:
+        steps: The operators.
+        function: From values read to values made.
+        reads: Values that it reads.
+        writes: Values that it makes which somebody else reads.
+    """
+
+    steps: tuple[Step, ...]
+    function: Callable[..., Sequence[Any]]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+    @property
+    def region(self) -> int:
+        """Of its first operator."""
+        return self.steps[0].region
 
 
 class Code:
@@ -99,14 +123,33 @@ class Code:
         region = steps[0].region
         self._load(run.inputs, region)
         title = f"{self._title} #{next(_numbers)}"
-        function = self._constant(run.function(title, results))
-        again = self._constant(_Again(self._captured, title, run.inputs, steps, self.regions))
-        args = ", ".join(f"v{v}" for v in run.inputs)
         targets = ", ".join(f"v{v}" for v in results)
-        call = f"{function}({args})"
-        self._emit(f"try: {f'{targets} = {call}' if results else call}", region)
-        self._emit(f"except Exception as error: {again}(error, {args})", region)
+        self._tried(title, run.function(title, results), targets, run.inputs, steps)
         self._made(results, region)
+
+    def program(self, program: Program) -> None:
+        """Runs what was compiled."""
+        self._load(program.reads, program.region)
+        title = f"{self._title} #{next(_numbers)}"
+        targets = ", ".join(f"v{v}" for v in program.writes)
+        self._tried(title, program.function, f"[{targets}]", program.reads, program.steps)
+        self._made(program.writes, program.region)
+
+    def _tried(
+        self,
+        title: str,
+        function: Callable[..., Any],
+        targets: str,
+        inputs: Sequence[int],
+        steps: Sequence[Step],
+    ) -> None:
+        """Calls a function that stands for steps; if it fails they run one by one, for their own error."""
+        region = steps[0].region
+        again = self._constant(_Again(self._captured, title, inputs, steps, self.regions))
+        args = ", ".join(f"v{v}" for v in inputs)
+        call = f"{self._constant(function)}({args})"
+        self._emit(f"try: {f'{targets} = {call}' if targets else call}", region)
+        self._emit(f"except Exception as error: {again}(error, {args})", region)
 
     def drop(self, values: Iterable[int], region: int) -> None:
         """Nobody reads these values any more."""
@@ -200,7 +243,7 @@ class Code:
 
 
 class _Again:
-    """After a run that failed: the same operators from Python, for the original's error and its place.
+    """After a run or a program that failed: the same operators from Python, for the original's error.
 
     What is drawn at random on the way is drawn from a copy of the generator's state.
     """
