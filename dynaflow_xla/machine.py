@@ -35,6 +35,14 @@ LANE_START_NS = 3_000.0
 """From the start of a stage until a lane's program runs; for lanes of Python steps: to take the interpreter
 lock and call XLA (``benchmarks/pjrt_execute.py``)."""
 
+LANES_NS = 25_000.0
+"""To leave the outer program for lanes and to come back: the custom call, lanes that sleep and are woken, and
+what XLA would have done beside it. (Lanes that are awake start within ``LANE_START_NS``.)"""
+
+_SHARED = {"products": 0.96, "convolutions": 0.93, "elements": 0.75}
+"""What of a kind of work more cores share, by Amdahl's law: two cores are 1.92, 1.87 and 1.6 times as fast as
+one, sixteen 10, 7.8 and 3.4 times."""
+
 _CPUINFO = Path("/proc/cpuinfo")
 
 # x86 says "model name"; other kernels give the parts that together name a model, or the board's chip.
@@ -56,6 +64,12 @@ def hand_over_ns(size: int) -> float:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def speed_up(kind: str, cores: int) -> float:
+    """How many times as fast as one core so many are at a kind of work, see ``ir.work.Spread``."""
+    share = _SHARED[kind]
+    return 1.0 / (1.0 - share + share / max(1, cores))
 
 
 @functools.cache

@@ -62,6 +62,7 @@ class Settings:
         check: Compare what could not be proved.
         gpu: Lanes with properties of a GPU's.
         selection: What to choose among at each call.
+        lane_cores: Cores of one lane.
         default_cut: The graph is not the one that the user's and the strategy's rules are for.
     """
 
@@ -81,6 +82,7 @@ class Settings:
     gpu: Lanes | None = None
     selection: _selection.Recipe | None = None
     default_cut: bool = False
+    lane_cores: int = 1
 
     @property
     def gpu_lanes(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,18 @@ else:
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("dynaflow_xla")
+
+
+@pytest.fixture(autouse=True)
+def _lanes_for_everything(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of tests are so small that no strategy would give them lanes.
+
+    So strategies know no regions on all cores here, except in tests with the marker ``wide``.
+    """
+    if "jax" in sys.modules and _is_whole() and request.node.get_closest_marker("wide") is None:
+        from dynaflow_xla.frontends.jax.lanes.backend import LaneBackend
+
+        monkeypatch.setattr(LaneBackend, "cores", lambda _: 0)
 
 
 def _is_whole() -> bool:

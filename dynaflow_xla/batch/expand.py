@@ -33,6 +33,7 @@ from dynaflow_xla.batch.states import Partial, Position, Rows
 from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.ir.graph import Graph, Join, Op, Region, Value, View
 from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.ir.work import spread_over
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def transfer(cut: PartitionedGraph, graph: Graph) -> PartitionedGraph | None:
             flops=sum(graph.ops[i].flops for i in region.ops),
             bytes_moved=sum(graph.ops[i].bytes_moved for i in region.ops),
             cost_ns=sum(graph.ops[i].cost_ns for i in region.ops),
+            spread=spread_over(graph.ops[i].spread for i in region.ops),
         )
         for region in cut.regions
     )

@@ -43,6 +43,7 @@ def group(
             flops=cost.flops,
             bytes_moved=cost.bytes_moved,
             cost_ns=cost.cost_ns,
+            spread=cost.spread,
         )
         reads = tuple(r for o in origins for r in o.reads)
         joint[members[0]] = (region, Origin(nanos, origins[0].region, reads))

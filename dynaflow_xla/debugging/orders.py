@@ -141,16 +141,24 @@ def replanned(plan: Plan, pg: PartitionedGraph, draw: random.Random) -> Plan:
     before: dict[int, set[int]] = {region: set(preds) for region, preds in _preds(pg, original)}
     for earlier, later in zip(fixed, fixed[1:], strict=False):
         before[later].add(earlier)
+    wide = any(i.lane < 0 and not pg.regions[i.region].outer for i in original.values())
+    width = max((i.width for i in original.values()), default=1)
     decisions = []
     done: set[int] = set()
     while len(done) < len(original):
         ready = [r for r in original if r not in done and before[r] <= done]
         region = draw.choice(ready)
-        lane = -1 if pg.regions[region].outer else draw.randrange(max(1, plan.lanes))
+        lane = draw.randrange(-1 if wide else 0, max(1, plan.lanes))
+        lane = -1 if pg.regions[region].outer else lane
         decisions.append(Decision(region, lane))
         done.add(region)
     made = build_plan(
-        pg, Recording(tuple(decisions)), lanes=plan.lanes, strategy_text="a random legal order"
+        pg,
+        Recording(tuple(decisions)),
+        lanes=plan.lanes,
+        strategy_text="a random legal order",
+        cores=plan.cores,
+        width=max(1, width),
     )
     validate(made, pg)
     named = tuple(

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dynaflow_xla.ir.work import NO_SPREAD, Spread
+
 Resource = Literal["compute", "memory", "network", "host"]
 ORDERED = "ordered"
 """Tag of regions that keep their program order among themselves."""
@@ -101,6 +103,7 @@ class Op:
         source: User's file and line.
         params: Short text of the operator's parameters, for the text form and the hash.
         payload: The framework's own operator.
+        spread: What of ``cost_ns`` more cores than one share.
     """
 
     index: int
@@ -123,6 +126,7 @@ class Op:
     source: Source | None = None
     params: str = ""
     payload: Any = field(default=None, compare=False, repr=False)
+    spread: Spread = NO_SPREAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +203,7 @@ class Region:
         nano: Nano-batch it belongs to.
         merge: It puts nano-batches together; schedules place it by themselves.
         function: Of several functions that make one plan (``dfx.together``) the name of its own.
+        spread: What of ``cost_ns`` more cores than one share.
     """
 
     id: int
@@ -217,3 +222,8 @@ class Region:
     nano: int = 0
     merge: bool = False
     function: str = ""
+    spread: Spread = NO_SPREAD
+
+    def cost_at(self, cores: int) -> float:
+        """Estimated nanoseconds on so many cores."""
+        return max(0.0, self.cost_ns - self.spread.saved_ns(cores))

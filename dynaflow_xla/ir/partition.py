@@ -12,6 +12,7 @@ from dynaflow_xla.ir.graph import Graph, Op, Region, Resource, Source
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.phases import ONE_PHASE, Phases
 from dynaflow_xla.ir.rules import Rule, as_rules, check_matches
+from dynaflow_xla.ir.work import spread_over
 
 CALL_SHARE, CALL_NS = 0.05, 20_000.0
 """A nested function call is a region of its own from this share of the cost and this long."""
@@ -291,6 +292,7 @@ def _regions(graph: Graph, order: list[Cluster], ops_of: dict[int, list[int]]) -
                 flops=flops,
                 bytes_moved=moved,
                 cost_ns=sum(op.cost_ns for op in members),
+                spread=spread_over(op.spread for op in members),
                 outer=outer,
                 rule=seed.rule if seed else "glue",
                 source=costliest.source or _first_source(members),

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from dynaflow_xla import machine
+
 LOOP_TRIPS = 100
 """Assumed trip count of a while loop, which its program does not tell."""
 
@@ -19,6 +21,46 @@ FACTORIZATIONS = {
 """Of matrices, and solutions by one: operations by ``n**3``."""
 
 
+class Spread(NamedTuple):
+    """What more cores than one share of an operator's time: nanoseconds of one core, by kind of work.
+
+    The rest runs on one core, however many there are: sorts, scans' steps one after another, factorizations,
+    and whatever is too short to be handed out.
+
+    Attributes:
+        products: Matrix products.
+        convolutions: Convolutions.
+        elements: Loops over elements: memory bounds them.
+    """
+
+    products: float = 0.0
+    convolutions: float = 0.0
+    elements: float = 0.0
+
+    def times(self, factor: float) -> Spread:
+        """That so often."""
+        return Spread(*(ns * factor for ns in self))
+
+    def saved_ns(self, cores: int) -> float:
+        """Nanoseconds by which so many cores are faster than one."""
+        if cores <= 1:
+            return 0.0
+        kinds = zip(self._fields, self, strict=True)
+        return sum(ns * (1.0 - 1.0 / machine.speed_up(kind, cores)) for kind, ns in kinds if ns)
+
+
+NO_SPREAD = Spread()
+
+
+def spread_over(spreads: Iterable[Spread]) -> Spread:
+    """One after another."""
+    products, convolutions, elements = 0.0, 0.0, 0.0
+    for spread in spreads:
+        products, convolutions = products + spread.products, convolutions + spread.convolutions
+        elements += spread.elements
+    return Spread(products, convolutions, elements)
+
+
 class Work(NamedTuple):
     """What an operator takes.
 
@@ -26,23 +68,29 @@ class Work(NamedTuple):
         flops: Operations.
         bytes_moved: Read and written.
         ns: On one core.
+        spread: What of these more cores share.
     """
 
     flops: float = 0.0
     bytes_moved: int = 0
     ns: float = 0.0
+    spread: Spread = NO_SPREAD
 
     def times(self, count: int) -> Work:
         """That so often."""
-        return Work(self.flops * count, self.bytes_moved * count, self.ns * count)
+        return Work(
+            self.flops * count, self.bytes_moved * count, self.ns * count, self.spread.times(count)
+        )
 
 
 def together(works: Iterable[Work]) -> Work:
     """One after another."""
     flops, moved, ns = 0.0, 0, 0.0
+    spreads = []
     for work in works:
         flops, moved, ns = flops + work.flops, moved + work.bytes_moved, ns + work.ns
-    return Work(flops, moved, ns)
+        spreads.append(work.spread)
+    return Work(flops, moved, ns, spread_over(spreads))
 
 
 def longest(works: Iterable[Work]) -> Work:

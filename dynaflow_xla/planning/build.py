@@ -32,7 +32,13 @@ class _Place:
 
 
 def build_plan(
-    pg: PartitionedGraph, recording: Recording, *, lanes: int, strategy_text: str
+    pg: PartitionedGraph,
+    recording: Recording,
+    *,
+    lanes: int,
+    strategy_text: str,
+    cores: int = 0,
+    width: int = 1,
 ) -> Plan:
     """Builds the plan of a recording.
 
@@ -40,6 +46,14 @@ def build_plan(
     outer region or a later stage reads it, a result buffer for each place among the outputs, a
     local buffer if its own lane reads it. Waits that earlier waits imply are left out. Views of
     arguments and parts of results are buffers with an offset, declared by Slice and Merge.
+
+    Args:
+        pg: The regions.
+        recording: What was decided.
+        lanes: Number of lanes.
+        strategy_text: Text form of the strategy.
+        cores: What wide launches have; 0: there are none.
+        width: Cores of a lane.
     """
     graph = pg.graph
     places = _places(pg, recording)
@@ -61,6 +75,7 @@ def build_plan(
                 tuple(buffers.read_by(v, region.id) for v in region.inputs),
                 tuple(b for v in region.outputs for b in buffers.written_for(v)),
                 replace,
+                width if decision.lane >= 0 else 0,
             )
         )
         if region.id in recorded:
@@ -82,7 +97,7 @@ def build_plan(
     )
     # What lanes hand over to the caller or to a later stage; outer regions write where they should.
     results = {b.value for b in final if b.kind == "result"}
-    on_lanes = {v for region in pg.regions if not region.outer for v in region.outputs}
+    on_lanes = {v for d in recording.decisions if d.lane >= 0 for v in pg.regions[d.region].outputs}
     copied = sum(
         b.bytes
         for b in final
@@ -93,7 +108,7 @@ def build_plan(
         )
     )
     copied += sum(b.bytes * (1 + len(buffers.reader_lanes[b.value])) for b in used)
-    notes = []
+    notes = list(recording.notes)
     made = pg.producer_region()
     names = dict(zip(graph.inputs, graph.input_names, strict=False))
     passed = [names.get(v, str(v)) for v in graph.outputs if v in graph.inputs and v not in made]
@@ -119,6 +134,7 @@ def build_plan(
         scratch_bytes=peak,
         copied_bytes=copied,
         notes=tuple(notes),
+        cores=cores,
     )
 
 
@@ -126,7 +142,7 @@ def _places(pg: PartitionedGraph, recording: Recording) -> dict[int, _Place]:
     places = {}
     stage = 0
     for order, decision in enumerate(recording.decisions):
-        if pg.regions[decision.region].outer:
+        if decision.lane < 0:
             places[decision.region] = _Place(-1, stage, order)
             stage += 1
         else:

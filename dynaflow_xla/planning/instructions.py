@@ -37,7 +37,9 @@ class PlanBuffer(msgspec.Struct, frozen=True):
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
     """Run ``region`` for nano-batch ``nano`` on ``lane``; reads ``ins``, writes ``outs`` (buffers).
 
-    ``lane`` is -1 for an outer region, which runs in the outer program between two stages.
+    ``width`` is the number of cores that it runs on: those of its lane. A *wide* launch has all cores that
+    there are: it is on no lane (-1), its width is 0, and it runs in the outer program between two stages,
+    when no lane runs. Outer regions are always launched like that.
     ``replace`` names a replacement implementation, or "" for the region's own.
     """
 
@@ -48,6 +50,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     replace: str = ""
+    width: int = 1
 
 
 class Record(msgspec.Struct, frozen=True, tag="record"):

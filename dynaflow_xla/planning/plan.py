@@ -26,7 +26,7 @@ from dynaflow_xla.planning.instructions import (
     Wait,
 )
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 """Version of the plan format, apart from the package version."""
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
@@ -37,14 +37,17 @@ class Plan(msgspec.Struct, frozen=True):
     """What runs where and in which order.
 
     The instruction list is one legal total order; what binds is the order of instructions of one
-    lane, plus Record before Wait across lanes. A Launch on lane -1 (an outer region) is a full
-    barrier: everything before it is finished, everything after it starts later.
+    lane, plus Record before Wait across lanes. A Launch on lane -1 (an outer region, or one that has all
+    cores) is a full barrier: everything before it is finished, everything after it starts later. So a plan
+    is a sequence of phases, of lanes and of such launches, and no lane ever waits for a wide launch.
 
     Attributes:
         version: ``PLAN_VERSION``.
         graph: Name of the function.
         strategy: Text form of the strategy.
         lanes: Number of lanes, numbered from 0.
+        cores: Of the machine that it was made for: what a wide launch has. 0: whoever runs it knows no
+            wide launches but those of outer regions.
         events: Number of events.
         buffers: All buffers.
         instructions: See above.
@@ -63,12 +66,23 @@ class Plan(msgspec.Struct, frozen=True):
     scratch_bytes: int
     copied_bytes: int
     notes: tuple[str, ...] = ()
+    cores: int = 0
 
     @property
     def lanes_used(self) -> frozenset[int]:
         """Lanes on which something is launched, the outer program's aside."""
         launched = (i.lane for i in self.instructions if isinstance(i, Launch))
         return frozenset(lane for lane in launched if lane >= 0)
+
+    @property
+    def lane_cores(self) -> int:
+        """Cores of all its lanes together."""
+        widths = {i.lane: i.width for i in self.instructions if isinstance(i, Launch)}
+        return sum(width for lane, width in widths.items() if lane >= 0)
+
+    def cores_of(self, launch: Launch) -> int:
+        """Cores that a launch has."""
+        return launch.width if launch.lane >= 0 else max(1, self.cores)
 
     def stages(self) -> list[tuple[list[Launch | Record | Wait], Launch | None]]:
         """What lanes do, cut at outer launches: instructions, and the outer launch after them.

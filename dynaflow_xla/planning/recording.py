@@ -11,7 +11,7 @@ from dynaflow_xla.ir.graph import Source
 
 @dataclass(frozen=True)
 class Decision:
-    """One ``execute``: region, lane (-1 for an outer region), replacement, user's line.
+    """One ``execute``: region, lane (-1: in the outer program, on all cores), replacement, user's line.
 
     ``group``: regions run as one batch, ``region`` the first of them; () for one alone.
     """
@@ -28,6 +28,7 @@ class Recording:
     """A strategy's decisions in order."""
 
     decisions: tuple[Decision, ...]
+    notes: tuple[str, ...] = ()
 
     def groups(self) -> list[tuple[int, ...]]:
         """Regions that run as one batch."""
@@ -35,4 +36,6 @@ class Recording:
 
     def renumbered(self, new: Mapping[int, int]) -> Recording:
         """The same for a graph in which regions have other ids."""
-        return Recording(tuple(replace(d, region=new[d.region]) for d in self.decisions))
+        return Recording(
+            tuple(replace(d, region=new[d.region]) for d in self.decisions), self.notes
+        )

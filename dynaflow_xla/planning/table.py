@@ -20,7 +20,7 @@ def region_table(plan: Plan, pg: PartitionedGraph) -> list[str]:
         rows.append(
             (
                 region.name + (f" (replaced by {launch.replace})" if launch.replace else ""),
-                "outer" if launch.lane < 0 else str(launch.lane),
+                _place(plan, region.outer, launch),
                 region.resource,
                 f"{region.cost_ns / 1e3:.1f}",
                 f"{region.bytes_moved / 1e6:.2f}",
@@ -32,6 +32,44 @@ def region_table(plan: Plan, pg: PartitionedGraph) -> list[str]:
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+
+
+def _place(plan: Plan, outer: bool, launch: Launch) -> str:
+    if launch.lane < 0:
+        return "outer" if outer else f"all ({plan.cores})"
+    return str(launch.lane) if launch.width == 1 else f"{launch.lane} ({launch.width})"
+
+
+def widths(plan: Plan, pg: PartitionedGraph, cores: int) -> list[str]:
+    """Sentences about the cores that launches have, for ``explain``.
+
+    Args:
+        plan: The plan.
+        pg: Its graph.
+        cores: That the process may use now.
+    """
+    launches = [i for i in plan.instructions if isinstance(i, Launch)]
+    wide = [i for i in launches if i.lane < 0 and not pg.regions[i.region].outer]
+    lines = []
+    if wide and len(wide) == len(launches):
+        lines.append(
+            f"every region has all {plan.cores} cores: the plan is the original program, and no lane runs"
+        )
+    elif wide:
+        lines.append(
+            f"{len(wide)} of {len(launches)} regions have all {plan.cores} cores: they are parts of the "
+            "program around the lanes, which sleep meanwhile"
+        )
+    if plan.cores and plan.cores != cores:
+        lines.append(
+            f"planned for {plan.cores} cores; this process may use {cores} now (affinity or cgroup): the "
+            "plan runs correctly, but its costs are others. clear_cache() has it made again"
+        )
+    if plan.lanes_used and plan.cores and plan.lane_cores > cores:
+        lines.append(
+            f"the lanes have {plan.lane_cores} threads for {cores} cores: they share them, which is slower"
+        )
+    return lines
 
 
 def time_to_make(seconds: Mapping[str, float]) -> str:

@@ -33,7 +33,7 @@ def written(plan: Any) -> str:
     """A header line, then notes, buffers and instructions in order."""
     head = {
         "version": plan.version, "graph": plan.graph, "strategy": plan.strategy,
-        "lanes": plan.lanes, "events": plan.events, "scratch_bytes": plan.scratch_bytes,
+        "lanes": plan.lanes, "cores": plan.cores, "events": plan.events, "scratch_bytes": plan.scratch_bytes,
         "copied_bytes": plan.copied_bytes,
     }  # fmt: skip
     lines = ["plan " + " ".join(f"{key}={json.dumps(value)}" for key, value in head.items())]

@@ -14,11 +14,12 @@ from dynaflow_xla.planning.plan import PLAN_VERSION, Plan
 def validate(plan: Plan, pg: PartitionedGraph) -> None:
     """Proves a plan against the graph it was made for.
 
-    Checked: every region runs exactly once, on a lane in range, outer regions in program order and
-    on no lane; every event is recorded once, and before its waits; every read is ordered after its
-    write in every run; buffers match their values, scratch is aligned and in bounds, and two
-    buffers share bytes only if all accesses of one happen before all of the other; every output is
-    written exactly once, its parts leaving no gap and no overlap.
+    Checked: every region runs exactly once, on a lane in range with as many cores as all others there, or
+    on all cores and no lane, as outer regions always do, in program order; every event is recorded
+    once, and before its waits, and no wide launch stands between, since its lanes could wait for ever;
+    every read is ordered after its write in every run; buffers match their values, scratch is aligned
+    and in bounds, and two buffers share bytes only if all accesses of one happen before all of the
+    other; every output is written exactly once, its parts leaving no gap and no overlap.
 
     Raises:
         PlanError: naming the first offending instructions, regions and buffer.
@@ -53,6 +54,8 @@ class _Validator:
         plan = self.plan
         if plan.version != PLAN_VERSION:
             raise PlanError(f"plan version must be {PLAN_VERSION}; got {plan.version}")
+        if plan.cores < 0:
+            raise PlanError(f"a plan's cores must be 0 or more; got {plan.cores}")
         if plan.lanes < 1:
             raise PlanError(f"a plan needs at least one lane; got {plan.lanes}")
         self._buffers()
@@ -121,6 +124,8 @@ class _Validator:
         plan, regions = self.plan, self.pg.regions
         recorded: dict[int, int] = {}
         last_outer = -1
+        wide = -1
+        widths: dict[int, int] = {}
         for number, instruction in enumerate(plan.instructions):
             what = self._describe(number)
             if isinstance(instruction, Slice | Merge):
@@ -129,11 +134,11 @@ class _Validator:
                 if not 0 <= instruction.region < len(regions):
                     raise PlanError(f"{what}: there is no region {instruction.region}")
                 region = regions[instruction.region]
-                if region.outer != (instruction.lane == -1):
-                    raise PlanError(
-                        f"{what}: region {region.name!r} "
-                        + ("stays in the outer program" if region.outer else "must run on a lane")
-                    )
+                if region.outer and instruction.lane != -1:
+                    raise PlanError(f"{what}: region {region.name!r} stays in the outer program")
+                self._width(what, region.outer, instruction, widths)
+                if instruction.lane == -1:
+                    wide = number
                 if region.outer:
                     if region.id < last_outer:
                         raise PlanError(f"{what}: outer regions must keep program order")
@@ -162,6 +167,31 @@ class _Validator:
                     f"{what}: event {instruction.event} is waited for before it is recorded; lanes "
                     "could wait for each other for ever"
                 )
+            if isinstance(instruction, Wait) and recorded[instruction.event] < wide:
+                raise PlanError(
+                    f"{what}: event {instruction.event} is recorded before {self._describe(wide)}, which has "
+                    "all cores, and waited for behind it: no lane may wait across such a launch, which "
+                    "itself waits for all lanes"
+                )
+
+    def _width(self, what: str, outer: bool, launch: Launch, widths: dict[int, int]) -> None:
+        """A launch has the cores of its lane; or it is on no lane, where the plan knows such launches."""
+        if launch.lane == -1:
+            if launch.width != 0:
+                raise PlanError(
+                    f"{what}: what is on no lane has all cores, so its width must be 0; got {launch.width}"
+                )
+            if not outer and self.plan.cores < 1:
+                raise PlanError(
+                    f"{what}: it must run on a lane; this plan knows no launches on all cores"
+                )
+            return
+        first = widths.setdefault(launch.lane, launch.width)
+        if launch.width < 1 or launch.width != first:
+            raise PlanError(
+                f"{what}: its width must be 1 or more and the same for all of lane {launch.lane} "
+                f"({first}); got {launch.width}"
+            )
 
     def _cuts(self) -> None:
         """Views and parts are declared by the graph's own slices and merges, which leave no gap."""

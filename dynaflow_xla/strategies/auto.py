@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -17,12 +19,12 @@ class Auto(Strategy):
     """Measures candidates once a signature at a top-level call and keeps the fastest.
 
     Candidates are planned and simulated first; those that the simulator puts far behind are not compiled.
-    Among these is one lane alone: a pool of one thread runs small programs faster, and PyTorch's operators
-    run on a lane without Python between them. A JAX program of up to about 0.3 ms on a CPU is also measured
-    as it is, but on the thread that calls it: XLA's hand-over to threads of its own takes longer than some
-    programs. Inside a trace without a decision the original runs. Functions with effects are never
-    measured. Decisions are kept on disk (``DYNAFLOW_XLA_CACHE_DIR``, default ``dynaflow_xla`` in
-    ``XDG_CACHE_HOME`` or ``~/.cache``).
+    Among these are regions on lanes only, where the model would give some all cores, and one lane alone: a
+    pool of one thread runs small programs faster, and PyTorch's operators run on a lane without Python
+    between them. A JAX program of up to about 0.3 ms on a CPU is also measured as it is, but on the thread
+    that calls it: XLA's hand-over to threads of its own takes longer than some programs. Inside a trace
+    without a decision the original runs. Functions with effects are never measured. Decisions are kept on
+    disk (``DYNAFLOW_XLA_CACHE_DIR``, default ``dynaflow_xla`` in ``XDG_CACHE_HOME`` or ``~/.cache``).
 
     Args:
         budget_s: Seconds that a decision may take beside the original's own first call, compiling
@@ -51,7 +53,9 @@ class Auto(Strategy):
             lanes: Number of lanes.
             batched: Whether batch axes are known, so that nano-batches are possible.
         """
-        made: list[Strategy] = [Branches(lanes=lanes), Sequential()]
+        made: list[Strategy] = [
+            Branches(lanes=lanes), Branches(lanes=lanes, wide=False), Sequential(wide=False)
+        ]  # fmt: skip
         if batched and lanes > 1:
             made += [NanoBatch(n) for n in dict.fromkeys((lanes, 2 * lanes))]
         return made
@@ -62,6 +66,17 @@ class Auto(Strategy):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def on_lanes_only(candidates: Sequence[Strategy]) -> list[Strategy]:
+    """The candidates where no region can have all cores: those that differ in that are the same."""
+    made: list[Strategy] = []
+    for candidate in candidates:
+        if type(candidate) not in (Branches, Sequential) or candidate.wide:  # type: ignore[attr-defined]
+            made.append(candidate)
+        elif (alike := replace(candidate, wide=True)) not in made:  # type: ignore[type-var]
+            made.append(alike)
+    return made
 
 
 def _number(name: str, value: Any) -> float:

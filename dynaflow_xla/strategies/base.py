@@ -30,6 +30,9 @@ class Context:
         platform: "cpu", "cuda", ...
         lanes: Number of lanes.
         user: The mapping given as ``schedule(context=...)``.
+        cores: What a region has that is executed with ``width="all"``; 0 where lanes are no cores, as on a
+            GPU: then there is no such width.
+        lane_cores: Cores of one lane.
     """
 
     batch_size: int | None
@@ -37,6 +40,8 @@ class Context:
     platform: str
     lanes: int
     user: Mapping[str, Any] = field(default_factory=dict)
+    cores: int = 0
+    lane_cores: int = 1
 
 
 class Strategy:
@@ -115,8 +120,19 @@ class Handle:
 
     @property
     def cost_ns(self) -> float:
-        """Estimated nanoseconds on one lane."""
+        """Estimated nanoseconds on one core."""
         return self.region.cost_ns
+
+    def cost_at(self, cores: int) -> float:
+        """Estimated nanoseconds on so many cores: what a sort gains by them is nothing.
+
+        Args:
+            cores: As many as a lane has (``context.lane_cores``), or all (``context.cores``).
+        """
+        number = checks.integer(cores)
+        if number is None or number < 1:
+            raise bad_argument(cores, Integral, f"cores must be an integer >= 1; got {cores!r}")
+        return self.region.cost_at(number)
 
     @property
     def outer(self) -> bool:
@@ -157,7 +173,7 @@ class Recorder:
         priority = [0.0] * len(pg.regions)
         for region in reversed(pg.regions):
             after = max((priority[s] for s in succs[region.id]), default=0.0)
-            priority[region.id] = region.cost_ns + after
+            priority[region.id] = region.cost_at(context.lane_cores) + after
         self._handles = [
             Handle(r, frozenset(preds[r.id]), frozenset(succs[r.id]), priority[r.id], self)
             for r in pg.regions
@@ -169,6 +185,7 @@ class Recorder:
         self._joint = joint
         self._idle = 0
         self.decisions: list[Decision] = []
+        self.notes: dict[str, None] = {}
 
     @property
     def remaining(self) -> int:
@@ -198,14 +215,19 @@ class Recorder:
         handle: Handle | Iterable[Handle],
         lane: int = 0,
         *,
+        width: int | str | None = None,
         replace: Callable[..., Any] | None = None,
     ) -> None:
-        """Runs a region on a lane, after all that was executed on that lane before.
+        """Runs a region on a lane, after all that was executed on that lane before; or on all cores.
 
         Args:
             handle: From ``ready``; several, if they are one region of several nano-batches: then they
                 run as one batch (in a backward pass one after another).
-            lane: 0 to ``lanes`` - 1; ignored for outer regions.
+            lane: 0 to ``lanes`` - 1; ignored for outer regions and with ``width="all"``.
+            width: Cores that it runs on. Left out: those of its lane. ``"all"``: every core, in the
+                program around the lanes. It then starts when all that was executed before is done, and
+                what is executed later starts when it is done; such regions one after another are one
+                piece for the compiler. A number must be that of a lane's cores or that of all.
             replace: Another implementation: the region's inputs to its outputs.
 
         Raises:
@@ -225,20 +247,41 @@ class Recorder:
                 f"got {lane!r}",
                 type(bad_argument(lane, Integral, "")),
             )
+        wide = self._wide(first.name, width)
         if replace is not None and not callable(replace):
             self._fail(
                 f"region {first.name!r}: replace must be a function; got {replace!r}", PlanTypeError
             )
         if replace is not None and first.outer:
             self._fail(f"region {first.name!r} stays in the outer program and cannot be replaced")
-        place = -1 if first.outer or number is None else number
+        place = -1 if wide or first.outer or number is None else number
         if self._joint and len(handles) > 1:
             group = tuple(h.region.id for h in handles)
             self._decide(handles, Decision(first.region.id, place, group, replace, user_line()))
         else:
             for one in handles:
                 self._decide((one,), Decision(one.region.id, place, (), replace, user_line()))
-        self._run_merges(max(place, 0))
+        self._run_merges(place if wide else max(place, 0))
+
+    def _wide(self, name: str, width: Any) -> bool:
+        """Whether a width is that of all cores; tells what becomes of it where there is no such width."""
+        cores, own = self.context.cores, self.context.lane_cores
+        number = checks.integer(width)
+        if width is None or (number == own and width != "all"):
+            return False
+        everything = width == "all" or (number is not None and number == cores)
+        if not everything:
+            have = f"{own}, or all {cores}" if cores else f"{own}"
+            self._fail(
+                f"region {name!r}: width must be 'all', or the number of cores of a lane ({have}: "
+                f"dfx.Lanes(count, width=...) says how many a lane has); got {width!r}",
+                type(bad_argument(width, (Integral, str), "")),
+            )
+        if not cores:
+            self.notes.setdefault(
+                "width='all' is a lane here: whoever runs this plan has no lanes of cores"
+            )
+        return bool(cores)
 
     def _run_merges(self, lane: int) -> None:
         """What puts nano-batches together runs where the last of them ran."""
@@ -358,4 +401,4 @@ def record(
             f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''} (the first is from {where}). "
             "Loop `while ready := s.ready()` and execute each."
         )
-    return Recording(tuple(recorder.decisions))
+    return Recording(tuple(recorder.decisions), tuple(recorder.notes))

@@ -5,25 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Integral
 
-from dynaflow_xla import checks, machine
-from dynaflow_xla.errors import PlanError, bad_argument
-from dynaflow_xla.strategies.base import Handle, Recorder, Strategy
+from dynaflow_xla import checks
+from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument
+from dynaflow_xla.strategies.base import Recorder, Strategy
+from dynaflow_xla.strategies.moldable import Moldable
 
 
 @dataclass(frozen=True, repr=False)
 class Branches(Strategy):
-    """Critical-path list scheduling (HEFT without insertion; Topcuoglu et al. 2002).
+    """List scheduling of moldable regions: wide what more cores make faster, side by side what they do not.
 
-    The ready region with the longest path behind it goes first, among equal ones that whose inputs
-    are there first; it goes to the lane where it would finish earliest.
+    Which regions have all cores is chosen as two-phase algorithms for moldable tasks do (Turek, Wolf and Yu
+    1992; CPA, Radulescu and van Gemund 2001; Lepere, Trystram and Woeginger 2002). The others go to lanes by
+    critical-path list scheduling (HEFT without insertion; Topcuoglu et al. 2002): the ready region with the
+    longest path behind it goes first, among equal ones that whose inputs are there first; it goes to the
+    lane where it would finish earliest. Where lanes are predicted to gain nothing, all regions have all
+    cores: the plan is the original program.
 
     Args:
         lanes: Lanes to use; default all.
+        wide: False: every region goes to a lane.
     """
 
     lanes: int | None = None
+    wide: bool = True
 
     def __post_init__(self) -> None:
+        wide = checks.truth(self.wide)
+        if wide is None:
+            raise PlanTypeError(f"Branches(wide=...) must be True or False; got {self.wide!r}")
+        object.__setattr__(self, "wide", wide)
         if self.lanes is None:
             return
         lanes = checks.integer(self.lanes)
@@ -36,45 +47,21 @@ class Branches(Strategy):
         object.__setattr__(self, "lanes", lanes)
 
     def schedule(self, s: Recorder) -> None:
-        """Each region, in order of its priority, to the lane on which it ends first."""
+        """As the shortest schedule says that the model finds, see ``moldable``."""
         lanes = s.lanes if self.lanes is None else self.lanes
         if lanes > s.lanes:
             raise PlanError(f"Branches asks for {lanes} lanes; this schedule has {s.lanes}")
-        free = [0.0] * lanes
-        finish: dict[int, float] = {}
-        place: dict[int, int] = {}
-        made = s.graph.producer_region()
-        values = s.graph.graph.values
-
-        def start(op: Handle, lane: int) -> float:
-            begin = free[lane]
-            for pred in op.preds:
-                arrival = finish[pred]
-                if place[pred] not in (lane, -1):
-                    crossing = sum(values[v].bytes for v in op.region.inputs if made.get(v) == pred)
-                    arrival += machine.hand_over_ns(crossing)
-                begin = max(begin, arrival)
-            return begin
-
-        def arrival(op: Handle) -> float:
-            return max((finish[p] for p in op.preds), default=0.0)
-
-        while ready := s.ready():
-            inner = [op for op in ready if not op.outer]
-            if not inner:
-                op = ready[0]
-                barrier = max([*free, *(finish[p] for p in op.preds)])
-                free = [barrier] * lanes
-                finish[op.region.id], place[op.region.id] = barrier, -1
-                s.execute(op)
-                continue
-            # An optimizer's updates are all last on their paths: they run as gradients come.
-            op = max(inner, key=lambda h: (h.priority, -arrival(h), -h.region.id))
-            lane = min(range(lanes), key=lambda n: (start(op, n), n))
-            finish[op.region.id] = start(op, lane) + op.cost_ns
-            free[lane] = finish[op.region.id]
-            place[op.region.id] = lane
-            s.execute(op, lane=lane)
+        cores = s.context.cores if self.wide else 0
+        placed = Moldable(s.graph, lanes, s.context.lane_cores, cores).best()
+        of = {h.region.id: h for h in s.handles}
+        for region, lane in placed.order:
+            if region not in of:
+                continue  # it puts nano-batches together, where the last of them ran
+            if lane >= 0 or of[region].outer:
+                s.execute(of[region], lane=max(lane, 0))
+            else:
+                s.execute(of[region], width="all")
 
     def __repr__(self) -> str:
-        return "Branches()" if self.lanes is None else f"Branches(lanes={self.lanes})"
+        given = [] if self.lanes is None else [f"lanes={self.lanes}"]
+        return f"Branches({', '.join([*given, *([] if self.wide else ['wide=False'])])})"

@@ -1,17 +1,38 @@
-"""Everything on one lane, in program order."""
+"""Everything in program order, as without a schedule."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dynaflow_xla import checks
+from dynaflow_xla.errors import PlanTypeError
 from dynaflow_xla.strategies.base import Recorder, Strategy
 
 
 @dataclass(frozen=True, repr=False)
 class Sequential(Strategy):
-    """All regions on lane 0 in topological order: what the other strategies are compared with."""
+    """All regions one after another: what the other strategies are compared with.
+
+    Each has all cores, where the backend knows that width: then it is the original program, as fast as that.
+    Elsewhere all are on lane 0.
+
+    Args:
+        wide: False: all on lane 0 in any case. A pool of one thread runs small programs faster.
+    """
+
+    wide: bool = True
+
+    def __post_init__(self) -> None:
+        wide = checks.truth(self.wide)
+        if wide is None:
+            raise PlanTypeError(f"Sequential(wide=...) must be True or False; got {self.wide!r}")
+        object.__setattr__(self, "wide", wide)
 
     def schedule(self, s: Recorder) -> None:
-        """Each region as soon as it is ready, all on lane 0."""
+        """Each region as soon as it is ready."""
+        width = "all" if self.wide and s.context.cores else None
         while ready := s.ready():
-            s.execute(ready[0], lane=0)
+            s.execute(ready[0], lane=0, width=width)
+
+    def __repr__(self) -> str:
+        return "Sequential()" if self.wide else "Sequential(wide=False)"

@@ -60,6 +60,9 @@ class Measured:
         self._barrier: tuple[int, ...] = ()
         self._preds = pg.predecessors()
         self._contents = contents(pg)
+        self._width = {
+            i.region: plan.cores_of(i) for i in plan.instructions if isinstance(i, Launch)
+        }
 
     def add_stage(self, instructions: Iterable[Instruction], records: Iterable[Trace]) -> None:
         """Spans of one stage from the engine's records."""
@@ -102,7 +105,7 @@ class Measured:
                 )  # fmt: skip
             else:
                 self._launch_of[number] = len(self._spans)
-                span = self._region(number, lane, at, until, after)
+                span = self._region(number, lane, at, until, after, self._width.get(number, 1))
             self._spans.append(span)
         # What a span follows may stand behind it in the list: known only now.
         for i in range(first, len(self._spans)):
@@ -115,12 +118,14 @@ class Measured:
             self._spans[i] = msgspec.structs.replace(span, after=tuple(sorted(found)))
         self._now = max((s.end_ns for s in self._spans), default=0)
 
-    def _region(self, number: int, lane: int, begin: int, end: int, after: tuple[int, ...]) -> Span:
+    def _region(
+        self, number: int, lane: int, begin: int, end: int, after: tuple[int, ...], cores: int
+    ) -> Span:
         region = self._pg.regions[number]
         return Span(
             lane, region.name, "launch", begin, end, number, region.nano, region.resource, region.flops,
             region.bytes_moved, str(region.source or ""), after=after,
-            content=self._contents[number],
+            content=self._contents[number], cores=cores,
         )  # fmt: skip
 
     def _producers(self, region: int) -> set[int]:
@@ -145,7 +150,10 @@ class Measured:
         found.update(self._producers(launch.region))
         index = len(self._spans)
         end = self._now + took_ns
-        self._spans.append(self._region(launch.region, -1, self._now, end, tuple(sorted(found))))
+        cores = self._plan.cores_of(launch)
+        self._spans.append(
+            self._region(launch.region, -1, self._now, end, tuple(sorted(found)), cores)
+        )
         self._launch_of[launch.region] = index
         self._barrier = (index,)
         self._now = end

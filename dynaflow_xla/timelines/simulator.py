@@ -12,7 +12,7 @@ from dynaflow_xla.errors import PlanError, bad_argument
 from dynaflow_xla.ir.partitioned import PartitionedGraph, contents
 from dynaflow_xla.planning.instructions import Instruction, Launch, Merge, Record, Slice, Wait
 from dynaflow_xla.planning.plan import Plan
-from dynaflow_xla.timelines.spans import Bound, Span, SpanKind
+from dynaflow_xla.timelines.spans import Bound, Span, SpanKind, one_core_ns
 from dynaflow_xla.timelines.timeline import Timeline, complete
 
 Costs = Mapping[int, float] | Mapping[str, float] | Timeline
@@ -38,9 +38,10 @@ def simulate(
     Args:
         plan: A validated plan.
         pg: Its graph.
-        costs: Nanoseconds of regions, by id or by name, or a timeline of the same function to take them
-            from, which may be of another plan and another cut: regions are known by what they compute.
-            Regions left out cost what the graph estimates.
+        costs: Nanoseconds of regions on one core, by id or by name, or a timeline of the same function to
+            take them from, which may be of another plan, other widths and another cut: regions are known by
+            what they compute. Regions left out cost what the graph estimates. What more cores gain is
+            always estimated.
         handoff_ns: See above.
         launch_ns: See above.
         bytes_per_ns: Speed of a copy; ``math.inf`` for none.
@@ -75,7 +76,8 @@ def lower_bound(
     """What no plan over the same regions and lanes can beat, and what one lane would take.
 
     Hand-overs and copies between lanes are left out: some plan may do without. Each result is
-    copied once and some lane program starts, in any plan.
+    copied once and some lane program starts, in any plan, where regions run on lanes only. Where they may
+    have all cores, each counts with the better of its two widths, and nothing else is certain.
 
     Args:
         plan: The plan, for its launches, its results and its number of lanes.
@@ -87,13 +89,23 @@ def lower_bound(
     cost, dispatch = _checked(pg, costs), _time("launch_ns", launch_ns)
     finish: dict[int, int] = {}
     copied: set[int] = set()
-    longest = outer_end = outer = inner = stages = 0
+    longest = outer_end = outer = inner = area = stages = 0
+    lane_width = max((i.width for i in plan.instructions if isinstance(i, Launch)), default=1) or 1
     lane_ran = False
     for launch in plan.instructions:
         if not isinstance(launch, Launch):
             continue
         reads = [plan.buffers[b].value for b in launch.ins]
         begin = max((finish.get(v, 0) for v in reads), default=0)
+        if not pg.regions[launch.region].outer and plan.cores:
+            # Another plan may give it another width: what it takes in the best case.
+            took = [_at(pg, cost, launch.region, width) for width in (lane_width, plan.cores)]
+            end = begin + min(took)
+            inner += took[0]
+            area += min(took[0], took[1] * max(plan.lanes, 1))
+            finish.update({plan.buffers[b].value: end for b in launch.outs})
+            longest = max(longest, end)
+            continue
         results = {
             plan.buffers[b].value: plan.buffers[b].bytes
             for b in launch.outs
@@ -103,23 +115,32 @@ def lower_bound(
         copied.update(results)
         if launch.lane < 0:
             begin = max(begin, outer_end)
-            outer += cost[launch.region]
+            outer += _at(pg, cost, launch.region, max(1, plan.cores))
             lane_ran = False
         else:
             begin = max(begin, dispatch)
             inner += cost[launch.region] + copy
+            area += cost[launch.region] + copy
             stages += not lane_ran
             lane_ran = True
-        end = begin + cost[launch.region]
+        end = begin + _at(pg, cost, launch.region, plan.cores_of(launch))
         outer_end = end if launch.lane < 0 else outer_end
         finish.update({plan.buffers[b].value: end for b in launch.outs})
         longest = max(longest, end + copy)
-    shared = outer + -(-inner // max(plan.lanes, 1)) + (dispatch if stages else 0)
+    shared = outer + -(-area // max(plan.lanes, 1)) + (dispatch if stages else 0)
     return Bound(outer + inner + dispatch * stages, longest, shared, plan.lanes)
 
 
+def _at(pg: PartitionedGraph, cost: list[int], region: int, cores: int) -> int:
+    """Nanoseconds of a region on so many cores, from those on one."""
+    estimated = pg.regions[region].cost_ns
+    if cores <= 1 or estimated <= 0:
+        return cost[region]
+    return round(cost[region] * pg.regions[region].cost_at(cores) / estimated)
+
+
 def _checked(pg: PartitionedGraph, costs: Costs | None) -> list[int]:
-    """Whole nanoseconds by region."""
+    """Whole nanoseconds on one core by region."""
     made: list[float] = [r.cost_ns for r in pg.regions]
     names = {r.name: r.id for r in pg.regions}
     given: Mapping[Any, float] = (
@@ -145,17 +166,18 @@ def _of_same_regions(pg: PartitionedGraph, timeline: Timeline) -> tuple[dict[int
     Raises:
         PlanError: the timeline knows none of the regions.
     """
-    by_content: dict[str, list[float]] = {}
-    by_name: dict[tuple[str, str], list[float]] = {}
+    by_content: dict[str, list[Span]] = {}
+    by_name: dict[tuple[str, str], list[Span]] = {}
     for span in timeline.spans:
         if span.kind == "launch" and span.content:
-            by_content.setdefault(span.content, []).append(span.duration_ns)
-            by_name.setdefault((span.content, span.name), []).append(span.duration_ns)
+            by_content.setdefault(span.content, []).append(span)
+            by_name.setdefault((span.content, span.name), []).append(span)
     found: dict[int, float] = {}
     missing = []
     for region, content in zip(pg.regions, contents(pg), strict=True):
-        times = by_name.get((content, region.name)) or by_content.get(content)
-        if times:
+        same = by_name.get((content, region.name)) or by_content.get(content)
+        if same:
+            times = [one_core_ns(region, span.duration_ns, span.cores) for span in same]
             found[region.id] = sum(times) / len(times)
         else:
             missing.append(region.name)
@@ -259,6 +281,7 @@ class _Run:
             "bytes_moved": region.bytes_moved,
             "source": str(region.source or ""),
             "content": self.contents[region.id],
+            "cores": self.plan.cores_of(launch),
             "after": sorted({self._producer[v] for v in reads if v in self._producer}),
         }
 
@@ -272,7 +295,8 @@ class _Run:
         new = {b for b in new if (lane, b) not in self._received}
         self._received.update((lane, b) for b in new)
         self._copy(lane, "copy in", sum(buffers[b].bytes for b in new))
-        self._add(lane, launch.name, "launch", self.cost[launch.region], **self._region(launch))
+        took = _at(self.pg, self.cost, launch.region, launch.width)
+        self._add(lane, launch.name, "launch", took, **self._region(launch))
         self._made(launch, len(self.spans) - 1)
         shared = sum(buffers[b].bytes for b in launch.outs if buffers[b].kind == "scratch")
         self._copy(lane, "copy out", shared)
@@ -294,7 +318,8 @@ class _Run:
         self.end_stage()
         more = self._region(launch)
         more["after"] = tuple(sorted({*more["after"], *self._last.values(), *self._barrier}))
-        end = self._stage_start + self.cost[launch.region]
+        took = _at(self.pg, self.cost, launch.region, self.plan.cores_of(launch))
+        end = self._stage_start + took
         self.spans.append(Span(-1, launch.name, "launch", self._stage_start, end, **more))
         self._barrier = (len(self.spans) - 1,)
         self._made(launch, len(self.spans) - 1)

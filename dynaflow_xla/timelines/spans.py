@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from dynaflow_xla.ir.graph import Region
+
 SpanKind = Literal["launch", "wait", "copy", "idle"]
 
 
@@ -27,6 +29,7 @@ class Span(msgspec.Struct, frozen=True):
         reason: Why the lane does nothing, for ``wait`` and ``idle``.
         after: Indices in ``Timeline.spans`` of what had to end before this could end, other than the
             span before it on its lane: producers of its inputs, whoever signals its event.
+        cores: That it ran on.
         content: What a launched region computes, as a hash: the same region of another plan has the same.
     """
 
@@ -44,11 +47,18 @@ class Span(msgspec.Struct, frozen=True):
     reason: str = ""
     after: tuple[int, ...] = ()
     content: str = ""
+    cores: int = 1
 
     @property
     def duration_ns(self) -> int:
         """``end_ns - start_ns``."""
         return self.end_ns - self.start_ns
+
+
+def one_core_ns(region: Region, took_ns: float, cores: int) -> float:
+    """What a region that took so long on some cores takes on one, by the estimate of what these gained."""
+    there = region.cost_at(cores)
+    return took_ns * region.cost_ns / there if there > 0 else took_ns
 
 
 class Bound(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from dynaflow_xla import machine
 from dynaflow_xla.caches import private_files
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.timelines.spans import one_core_ns
 from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.tuning import quiet
 from dynaflow_xla.watching import telling
@@ -43,7 +44,7 @@ class RegionCosts:
     """What a profile of one plan tells about the regions of other plans of the same function.
 
     Attributes:
-        region_ns: Name of a region -> nanoseconds.
+        region_ns: Name of a region -> nanoseconds on one core.
         scale: Measured over estimated time of all of them together: for regions not measured.
     """
 
@@ -53,7 +54,11 @@ class RegionCosts:
     @classmethod
     def of(cls, timeline: Timeline, pg: PartitionedGraph) -> RegionCosts:
         """Costs from a measured timeline of a plan of ``pg`` that does not split the batch."""
-        times = timeline.region_ns()
+        cores = {s.region: s.cores for s in timeline.spans if s.kind == "launch"}
+        times = {
+            region: one_core_ns(pg.regions[region], ns, cores[region])
+            for region, ns in timeline.region_ns().items()
+        }
         estimated = sum(pg.regions[region].cost_ns for region in times)
         scale = sum(times.values()) / estimated if estimated > 0 else 1.0
         return cls({pg.regions[region].name: ns for region, ns in times.items()}, scale)

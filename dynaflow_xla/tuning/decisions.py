@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.strategies import identity
+from dynaflow_xla.strategies.auto import on_lanes_only
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.tuning import autotune, budget, quiet
 from dynaflow_xla.tuning.choice import Choice
@@ -94,7 +95,13 @@ class Decisions(Generic[C]):
         return self.put_off.decide(signature, measured, give_up)
 
     def candidates(
-        self, strategy: Any, lanes: int, *, batched: bool, reserved: tuple[str, ...]
+        self,
+        strategy: Any,
+        lanes: int,
+        *,
+        batched: bool,
+        reserved: tuple[str, ...],
+        wide: bool = False,
     ) -> dict[str, Strategy]:
         """Auto's candidates by name; asked for once, since a strategy may be known by its object only.
 
@@ -103,9 +110,12 @@ class Decisions(Generic[C]):
             lanes: As the user asked.
             batched: Whether nano-batches are among them.
             reserved: Names that are no candidate's.
+            wide: Whether regions may have all cores.
         """
         if batched not in self._candidates:
             made = strategy.candidates(lanes, batched=batched)
+            if not wide:
+                made = on_lanes_only(made)
             self._candidates[batched] = identity.candidates(made, reserved)
         return self._candidates[batched]
 

@@ -31,6 +31,9 @@ class Backend(Protocol):
     def platform(self) -> str:
         """``"cpu"`` or ``"cuda"``: where regions run."""
 
+    def cores(self) -> int:
+        """Cores that a region has which runs in the outer program; 0: only what must run there does."""
+
     def place(self) -> tuple[str, ...]:
         """What a measured decision depends on of where programs run, for keys on disk."""
 

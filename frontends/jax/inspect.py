@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from dynaflow_xla import verification
+from dynaflow_xla import machine, verification
 from dynaflow_xla.errors import VerificationError
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted, looks_inside
 from dynaflow_xla.frontends.jax.adapters.wrapper import array_copies, same
 from dynaflow_xla.frontends.jax.tuning import auto
-from dynaflow_xla.planning.table import region_table, time_to_make
+from dynaflow_xla.planning.table import region_table, time_to_make, widths
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.timelines.simulator import simulate
 from dynaflow_xla.timelines.timeline import Timeline
@@ -31,6 +31,7 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
     lines.append(f"{fast._options.name}: strategy {made.plan.strategy}, backend {made.where()}")
     lines += region_table(made.plan, made.pg)
     lines += made.account()
+    lines += [f"width: {line}" for line in widths(made.plan, made.pg, machine.cores())]
     known = fast.known_costs(args, kwargs)
     summary = simulate(made.plan, made.pg, known).summary()
     lines.append(summary + ("" if known is None else "; from measured costs of regions"))

@@ -388,7 +388,10 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         strategy, lanes = self._options.strategy, self._options.lanes
         batched = self._options.in_axes is not None
         reserved = ("original", auto.ON_CALLER)
-        return self.decisions.candidates(strategy, lanes, batched=batched, reserved=reserved)
+        return self.decisions.candidates(
+            strategy, lanes, batched=batched, reserved=reserved,
+            wide=self.backend.cores() > 0,
+        )  # fmt: skip
 
     def planning(self, args: Any, kwargs: Any) -> ScheduledFunction:
         """Whose plan these arguments get: its own; under Auto the chosen or first candidate's."""

@@ -230,12 +230,15 @@ class Scattered(Strategy):
             first = self.rng.choice(ready)
             like = [op for op in ready if op.name == first.name and not op.outer]
             several = self.rng.random() < self.together and len(like) > 1
-            s.execute(tuple(like) if several else first, lane=self.rng.randrange(s.lanes))
+            wide = "all" if s.context.cores and self.rng.random() < 0.3 else None
+            lane = self.rng.randrange(s.lanes)
+            s.execute(tuple(like) if several else first, lane=lane, width=wide)
 
 
 def plan_of(pg: PartitionedGraph, seed: int, lanes: int) -> Plan:
-    recording = record(Scattered(seed), pg, Context(None, (), "cpu", lanes))
-    plan = build_plan(pg, recording, lanes=lanes, strategy_text="Scattered()")
+    cores = 2 * (seed % 2)
+    recording = record(Scattered(seed), pg, Context(None, (), "cpu", lanes, cores=cores))
+    plan = build_plan(pg, recording, lanes=lanes, strategy_text="Scattered()", cores=cores)
     validate(plan, pg)
     assert Plan.from_text(plan.to_text()) == plan == Plan.from_json(plan.to_json())
     return plan
@@ -243,12 +246,15 @@ def plan_of(pg: PartitionedGraph, seed: int, lanes: int) -> Plan:
 
 def grouped_plan(expanded: Expanded, seed: int, lanes: int) -> tuple[Plan, Expanded]:
     """A plan in which some regions run several nano-batches as one batch."""
-    context = Context(None, (), "cpu", lanes)
+    cores = 2 * (seed % 2)
+    context = Context(None, (), "cpu", lanes, cores=cores)
     recording = record(Scattered(seed, together=0.7), expanded.pg, context)
     groups = [d.group for d in recording.decisions if d.group]
     made, new = group(expanded, groups, [expanded.pg.regions[g[0]] for g in groups])
     decisions = tuple(dataclasses.replace(d, region=new[d.region]) for d in recording.decisions)
-    plan = build_plan(made.pg, Recording(decisions), lanes=lanes, strategy_text="Scattered()")
+    plan = build_plan(
+        made.pg, Recording(decisions), lanes=lanes, strategy_text="Scattered()", cores=cores
+    )
     validate(plan, made.pg)
     return plan, made
 

@@ -15,6 +15,7 @@ from dynaflow_xla.ir.graph import Graph, Op, Value
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.rules import Where
+from dynaflow_xla.ir.work import Spread
 from dynaflow_xla.planning.build import build_plan
 from dynaflow_xla.planning.instructions import Launch, Record, Wait
 from dynaflow_xla.planning.order import HappensBefore
@@ -40,6 +41,7 @@ def random_graph(seed: int, n_ops: int, outer_share: float = 0.0) -> Graph:
             Op(
                 index, rng.choice(["sort", "add", "dot"]), reads, (number,), flops=cost,
                 bytes_moved=64, cost_ns=cost, outer=rng.random() < outer_share,
+                spread=Spread(products=rng.choice([0.0, cost])),
             )
         )  # fmt: skip
     outputs = tuple(sorted(rng.sample(range(len(values)), k=min(3, len(values)))))
@@ -47,20 +49,26 @@ def random_graph(seed: int, n_ops: int, outer_share: float = 0.0) -> Graph:
 
 
 class Scattered(Strategy):
-    """Any ready region on any lane."""
+    """Any ready region on any lane, or on all cores where there is such a width."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
 
     def schedule(self, s: Recorder) -> None:
         while ready := s.ready():
-            s.execute(self.rng.choice(ready), lane=self.rng.randrange(s.lanes))
+            wide = s.context.cores and self.rng.random() < 0.3
+            lane = self.rng.randrange(s.lanes)
+            s.execute(self.rng.choice(ready), lane=lane, width="all" if wide else None)
 
 
-def plan_of(pg: PartitionedGraph, strategy: Strategy, lanes: int) -> Plan:
-    context = Context(None, (), "cpu", lanes)
+def plan_of(
+    pg: PartitionedGraph, strategy: Strategy, lanes: int, cores: int = 0, width: int = 1
+) -> Plan:
+    context = Context(None, (), "cpu", lanes, cores=cores, lane_cores=width)
     recording = record(strategy, pg, context)
-    return build_plan(pg, recording, lanes=lanes, strategy_text=repr(strategy))
+    return build_plan(
+        pg, recording, lanes=lanes, strategy_text=repr(strategy), cores=cores, width=width
+    )
 
 
 def fine_cut(graph: Graph) -> PartitionedGraph:
@@ -105,8 +113,9 @@ def test_partition_is_sound(graph: Graph) -> None:
 @given(graphs, st.integers(0, 10**6), st.integers(1, 4))
 def test_every_recording_makes_a_valid_plan(graph: Graph, seed: int, lanes: int) -> None:
     for pg in (partition(graph), fine_cut(graph)):
-        for strategy in (Sequential(), Branches(), Scattered(seed)):
-            plan = plan_of(pg, strategy, lanes)
+        made = (Sequential(), Branches(), Branches(wide=False), Scattered(seed))
+        for strategy, cores in itertools.product(made, (0, 4)):
+            plan = plan_of(pg, strategy, lanes, cores, 1 + cores // 4)
             validate(plan, pg)
             assert Plan.from_json(plan.to_json()) == plan
             assert Plan.from_text(plan.to_text()) == plan
@@ -136,6 +145,9 @@ def oracle(plan: Plan, pg: PartitionedGraph) -> bool:
         if isinstance(a, Wait):
             if a.event not in recorded:
                 return False
+            between = plan.instructions[recorded[a.event] : i]
+            if any(isinstance(x, Launch) and x.lane < 0 for x in between):
+                return False  # the launch waits for the lane, and the lane for what is over: never again
             edge[recorded[a.event]][i] = True
     for k, i in itertools.product(range(n), range(n)):
         if edge[i][k]:
@@ -146,6 +158,10 @@ def oracle(plan: Plan, pg: PartitionedGraph) -> bool:
         return False
     if any(not -1 <= a.lane < plan.lanes for a in plan.instructions):
         return False
+    for a in launches.values():
+        alike = {x.width for x in launches.values() if x.lane == a.lane}
+        if len(alike) > 1 or (a.width < 1) != (a.lane < 0) or (a.lane < 0 and plan.cores < 1):
+            return False
     writer = {b: i for i, a in launches.items() for b in a.outs}
     touch: dict[int, list[int]] = {}
     for i, a in launches.items():
@@ -186,6 +202,15 @@ def mutants(plan: Plan, rng: random.Random) -> list[Plan]:
             found.append(with_instructions(moved))
         if isinstance(a, Launch):
             found.append(with_instructions([*instructions, a]))
+            for lane, width in ((-1, 0), (-1, 1), (0, 0), (0, 1), (a.lane, a.width + 1)):
+                changed = msgspec.structs.replace(a, lane=lane, width=width)
+                found.append(
+                    with_instructions([*instructions[:i], changed, *instructions[i + 1 :]])
+                )
+            if a.lane < 0:  # to where lanes may wait for each other
+                place = rng.randrange(len(instructions))
+                rest = [x for x in instructions if x is not a]
+                found.append(with_instructions([*rest[:place], a, *rest[place:]]))
     scratch = [b for b in plan.buffers if b.kind == "scratch"]
     for a, b in itertools.permutations(scratch, 2):
         if a.offset != b.offset and a.bytes <= b.bytes:
@@ -196,11 +221,11 @@ def mutants(plan: Plan, rng: random.Random) -> list[Plan]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.integers(3, 9), st.integers(2, 3))
-def test_broken_plans_are_caught(seed: int, n_ops: int, lanes: int) -> None:
+@given(st.integers(0, 10**6), st.integers(3, 9), st.integers(2, 3), st.sampled_from([0, 2]))
+def test_broken_plans_are_caught(seed: int, n_ops: int, lanes: int, cores: int) -> None:
     graph = random_graph(seed, n_ops)
     pg = fine_cut(graph)
-    plan = plan_of(pg, Scattered(seed), lanes)
+    plan = plan_of(pg, Scattered(seed), lanes, cores)
     assert oracle(plan, pg)
     for mutant in mutants(plan, random.Random(seed)):
         if not oracle(mutant, pg):
@@ -213,7 +238,7 @@ def test_mutation_check_bites() -> None:
     caught = 0
     for seed in range(30):
         pg = fine_cut(random_graph(seed, 8))
-        plan = plan_of(pg, Scattered(seed), 3)
+        plan = plan_of(pg, Scattered(seed), 3, 2 * (seed % 2))
         for mutant in mutants(plan, random.Random(seed)):
             if not oracle(mutant, pg):
                 with pytest.raises(PlanError):

@@ -18,14 +18,17 @@ def example() -> Plan:
         PlanBuffer(0, "arg", 0, (8,), "float32", 32, 0),
         PlanBuffer(1, "scratch", 1, (8,), "float32", 32, -1, 0),
         PlanBuffer(2, "result", 2, (8,), "float32", 32, 0),
+        PlanBuffer(3, "stage", 2, (8,), "float32", 32),
+        PlanBuffer(4, "result", 3, (8,), "float32", 32, 1),
     )
     instructions = (
         Launch(0, "sort", 1, 0, (0,), (1,)),
         Record(0, 1),
         Wait(0, 0),
-        Launch(1, "add", 0, 0, (1,), (2,), "my_add"),
+        Launch(1, "add", 0, 0, (1,), (2, 3), "my_add"),
+        Launch(2, "dot", -1, 0, (3,), (4,), width=0),
     )
-    return Plan(3, "f", "Branches()", 2, 1, buffers, instructions, 64, 96, ("a note",))
+    return Plan(4, "f", "Branches()", 2, 1, buffers, instructions, 64, 96, ("a note",), 2)
 
 
 def test_golden_text_and_json() -> None:
@@ -51,9 +54,9 @@ def test_plans_are_immutable() -> None:
     ("text", "what"),
     [
         ("{", "JSON"),
-        ('{"version": 2}', "reads plan version 3; got version 2"),
+        ('{"version": 2}', "reads plan version 4; got version 2"),
         ("[]", "version"),
-        ('{"version": 3, "graph": 3}', "malformed"),
+        ('{"version": 4, "graph": 3}', "malformed"),
     ],
 )
 def test_bad_json(text: str, what: str) -> None:
@@ -64,9 +67,9 @@ def test_bad_json(text: str, what: str) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (("launch ", "lunch "), "line 6: unknown"),
-        (('"sort"', "sort"), "line 6: the value"),
-        (("plan version=3", "plan version=7"), "version 7"),
+        (("launch ", "lunch "), "line 8: unknown"),
+        (('"sort"', "sort"), "line 8: the value"),
+        (("plan version=4", "plan version=7"), "version 7"),
         (("lane=0\n", "lane=null\n"), "line"),
     ],
 )

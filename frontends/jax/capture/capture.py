@@ -17,6 +17,7 @@ from jax.extend import core as jcore
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import costs, marks, sharding
 from dynaflow_xla.ir.graph import Graph, Op, Source, Value
+from dynaflow_xla.ir.work import Work
 
 # Calls, and the parameter that holds the function called.
 INLINE = {
@@ -316,7 +317,7 @@ class _Builder:
             generator = name in costs.GENERATORS and self.generated.issuperset(read_values)
             if generator:
                 self.generated.update(outputs)
-            flops, moved, cost = (0.0, 0, 0.0) if generator else costs.estimate(eqn)
+            flops, moved, cost, spread = Work() if generator else costs.estimate(eqn)
             self.ops.append(
                 Op(
                     index=index,
@@ -329,6 +330,7 @@ class _Builder:
                     flops=flops,
                     bytes_moved=moved,
                     cost_ns=cost,
+                    spread=spread,
                     outer=bool(reason),
                     outer_reason=reason,
                     generator=generator,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dynaflow_xla.ir import work
-from dynaflow_xla.ir.work import Work
+from dynaflow_xla.ir.work import Spread, Work
 
 # Fitted to XLA:CPU of jaxlib 0.10 on one core of a 2024 server processor with AVX-512.
 GEMM_FLOPS_PER_NS = 220.0
@@ -28,7 +28,7 @@ SORT_NS, SORT_MORE_NS = 11.0, 2.0  # a comparison with its moves; for each furth
 OP_OVERHEAD_NS = 150.0
 
 SPREAD_NS = 50_000.0
-"""XLA:CPU gives operators of about this much work to all of its threads, if it can: see ``original_ns``."""
+"""XLA:CPU gives operators of about this much work to all of its threads, if it can."""
 
 ONE_CORE = frozenset("sort top_k approx_top_k custom_call".split())
 _ONE_CORE_STARTS = ("cum", "arg", "gather", "scatter", "reduce_window", "select_and")
@@ -75,7 +75,7 @@ def _inner(jaxpr: Any, leaf: Leaf) -> Work:
 
 def estimate(eqn: Any) -> Work:
     """The work of one equation, control flow included."""
-    return _walk(eqn, _primitive)
+    return _walk(eqn, _spreading)
 
 
 def original_ns(jaxpr: Any, cores: int) -> float:
@@ -85,13 +85,21 @@ def original_ns(jaxpr: Any, cores: int) -> float:
     too; sorts, scans' steps one after another and the like do not. What a plan gains is to be compared
     with this, not with one lane.
     """
+    made = _inner(jaxpr, _spreading)
+    return made.ns - made.spread.saved_ns(cores)
 
-    def leaf(eqn: Any, name: str, params: dict[str, Any]) -> Work:
-        made = _primitive(eqn, name, params)
-        alone = name in ONE_CORE or name in work.FACTORIZATIONS or name.startswith(_ONE_CORE_STARTS)
-        return made if alone or made.ns < SPREAD_NS else made._replace(ns=made.ns / cores)
 
-    return _inner(jaxpr, leaf).ns
+def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
+    """The work of one operator, and what of it XLA:CPU gives to all threads."""
+    made = _primitive(eqn, name, params)
+    alone = name in ONE_CORE or name in work.FACTORIZATIONS or name.startswith(_ONE_CORE_STARTS)
+    if alone or made.ns < SPREAD_NS:
+        return made
+    if name == "dot_general":
+        return made._replace(spread=Spread(products=made.ns))
+    if name == "conv_general_dilated":
+        return made._replace(spread=Spread(convolutions=made.ns))
+    return made._replace(spread=Spread(elements=made.ns))
 
 
 def _walk(eqn: Any, leaf: Leaf) -> Work:

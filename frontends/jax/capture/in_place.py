@@ -17,6 +17,7 @@ from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import costs
 from dynaflow_xla.frontends.jax.capture.capture import Captured
 from dynaflow_xla.ir.graph import Op
+from dynaflow_xla.ir.work import NO_SPREAD
 
 MIN_BYTES = 1 << 18
 """Smaller arrays are copied in less time than lanes take to meet before and after an outer operator."""
@@ -89,7 +90,7 @@ def _outer(op: Op, reason: str) -> Op:
         return made
     written = sum(costs.aval_bytes(v.aval) for v in op.payload.invars[1:])
     cost = written / costs.BYTES_PER_NS + costs.OP_OVERHEAD_NS
-    return replace(made, bytes_moved=2 * written, cost_ns=cost)
+    return replace(made, bytes_moved=2 * written, cost_ns=cost, spread=NO_SPREAD)
 
 
 def _worth(op: Op, size: int) -> bool:

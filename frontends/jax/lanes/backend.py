@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from dynaflow_xla import machine
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax.capture import in_place
 from dynaflow_xla.frontends.jax.capture.capture import Captured
@@ -36,6 +37,10 @@ class LaneBackend:
     def platform(self) -> str:
         """Where the lanes are."""
         return device_stage.platform(self._on_gpu)
+
+    def cores(self) -> int:
+        """Those of this process: XLA's own client has a thread for each. A device has one program."""
+        return machine.cores() if self.platform() == "cpu" else 0
 
     def place(self) -> tuple[str, ...]:
         """Lanes of a CPU are the same whatever JAX's default device is called."""

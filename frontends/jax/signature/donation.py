@@ -11,6 +11,7 @@ import jax
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.jax.capture import in_place
 from dynaflow_xla.frontends.jax.planned import Planned
+from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.strategies.base import user_line
 from dynaflow_xla.watching import telling
 
@@ -31,7 +32,8 @@ def copied(made: Planned, traced: Any, *, warn: bool) -> None:
         if leaf.donated
     )
     graph = made.captured.graph
-    on_lanes = {v for region in made.pg.regions if not region.outer for v in region.outputs}
+    launches = (i for i in made.plan.instructions if isinstance(i, Launch) and i.lane >= 0)
+    on_lanes = {v for launch in launches for v in made.pg.regions[launch.region].outputs}
     on_lanes.update(join.value for join in graph.joins)
     lanes, others = Counter[Any](), Counter[Any]()
     for value in graph.outputs:

@@ -65,6 +65,8 @@ def _build(
         platform=backend.platform(),
         lanes=options.lanes,
         user=options.user,
+        cores=backend.cores(),
+        lane_cores=options.lane_cores,
     )
     split = None
     sizes, asked = () if batched is None else batched.sizes, Split(assume_separable=True)
@@ -97,7 +99,10 @@ def _build(
     if split is not None:
         split, recording = split.grouped(recording)
         captured, pg = split.captured, split.pg
-    plan = build_plan(pg, recording, lanes=options.lanes, strategy_text=repr(strategy))
+    plan = build_plan(
+        pg, recording, lanes=options.lanes, strategy_text=repr(strategy), cores=context.cores,
+        width=context.lane_cores,
+    )  # fmt: skip
     validate(plan, pg)
     t2 = time.perf_counter()
     if backend.plans_loops:

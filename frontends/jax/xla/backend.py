@@ -36,6 +36,10 @@ class ProgramBackend:
         """What plans are made for; a CPU runs them for their values."""
         return "cuda"
 
+    def cores(self) -> int:
+        """One program has no other around it."""
+        return 0
+
     def place(self) -> tuple[str, ...]:
         """The default device."""
         return "xla", jax.default_backend(), jax.devices()[0].device_kind

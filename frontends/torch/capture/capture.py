@@ -219,7 +219,7 @@ class _Builder:
             made.append(self.token)
         args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), self._read)
         examples = (self._example(node.args), self._example(node.kwargs))
-        flops, moved, cost = costs.estimate(target, *examples, example)
+        flops, moved, cost, spread = costs.estimate(target, *examples, example)
         scope, classes, calls = self.place(node)
         reason = _outer_reason(target)
         if reason:
@@ -236,6 +236,7 @@ class _Builder:
                 flops=flops,
                 bytes_moved=moved,
                 cost_ns=cost,
+                spread=spread,
                 outer=bool(reason),
                 outer_reason=reason,
                 once=random or not made or node.is_impure(False) or _has_effect(target),

@@ -169,7 +169,7 @@ def at_sizes(captured: Captured, values: Bindings, scale: float, rows: frozenset
             replace(
                 op, index=len(ops), inputs=tuple(data), flops=op.flops * factor,
                 bytes_moved=int(op.bytes_moved * factor), cost_ns=op.cost_ns * factor,
-                payload=replace(payload, args=args, kwargs=kwargs),
+                spread=op.spread.times(factor), payload=replace(payload, args=args, kwargs=kwargs),
             )
         )  # fmt: skip
     producers = {v: op.index for op in ops for v in op.outputs}

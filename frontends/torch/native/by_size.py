@@ -173,8 +173,14 @@ def estimated_at(captured: Captured, values: dict[Symbol, int]) -> Captured:
             args, kwargs = payload.mapped(read)
             outs = [None if v is None else examples[v] for v in payload.outputs]
             out = outs if payload.multiple else (outs[0] if outs else None)
-            flops, bytes_moved, cost = costs.estimate(payload.target, args, kwargs, out)
-            op = replace(op, flops=flops, bytes_moved=bytes_moved, cost_ns=cost)
+            work = costs.estimate(payload.target, args, kwargs, out)
+            op = replace(
+                op,
+                flops=work.flops,
+                bytes_moved=work.bytes_moved,
+                cost_ns=work.ns,
+                spread=work.spread,
+            )
         ops.append(op)
     made_values = [
         replace(v, shape=costs.shape_of(x), bytes=costs.tensor_bytes(x))

@@ -1,0 +1,233 @@
+"""Schedules of moldable regions: each has the cores of one lane, or all cores.
+
+A *phase* of lanes is a list schedule: the region with the longest path behind it goes to the lane on which it
+ends first, hand-over included (HEFT without insertion; Topcuoglu et al. 2002). Between phases run *wide*
+regions, one after another, each on all cores.
+
+Which regions are wide is the *allotment*. As in two-phase algorithms for moldable tasks (Turek, Wolf and Yu
+1992; CPA, Radulescu and van Gemund 2001; with precedence Lepere, Trystram and Woeginger 2002) it is chosen
+first, by what cores gain, and then scheduled: candidates are "all wide", "none", and for each threshold of
+efficiency those regions wide that gain at least so much. The best one is improved as CPA does it, a region
+at a time, as long as the length of the whole schedule shrinks. A schedule with lanes is kept only if it is
+predicted to be shorter than all regions wide by ``MARGIN``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dynaflow_xla import machine
+from dynaflow_xla.ir.partitioned import PartitionedGraph
+
+MARGIN = 0.03
+"""Of the original's time: what lanes have to gain by the model, beside what they cost."""
+
+_THRESHOLDS = 6
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A schedule.
+
+    Attributes:
+        order: Regions in the order in which they are to be executed, each with its lane; -1: on all cores.
+        length_ns: Predicted.
+    """
+
+    order: tuple[tuple[int, int], ...]
+    length_ns: float
+
+    @property
+    def on_lanes(self) -> frozenset[int]:
+        """Regions on lanes."""
+        return frozenset(region for region, lane in self.order if lane >= 0)
+
+
+class Moldable:
+    """The regions of a graph as moldable tasks.
+
+    Args:
+        pg: The regions.
+        lanes: Number of lanes.
+        lane_cores: Cores of a lane.
+        cores: Of the machine; 0: nothing but outer regions can have all of them.
+    """
+
+    def __init__(self, pg: PartitionedGraph, lanes: int, lane_cores: int, cores: int) -> None:
+        self.regions = pg.regions
+        self.lanes = lanes
+        self.preds, self.succs = pg.predecessors(), pg.successors()
+        self.narrow = [r.cost_at(lane_cores) for r in pg.regions]
+        self.wide = [r.cost_at(max(1, cores)) for r in pg.regions]
+        self.moldable = cores > 0
+        self.fixed = {r.id for r in pg.regions if r.outer}
+        values = pg.graph.values
+        made = pg.producer_region()
+        self.crossing: dict[tuple[int, int], int] = {}  # bytes, by producer and reader
+        for region in pg.regions:
+            for value in region.inputs:
+                if value in made:
+                    edge = made[value], region.id
+                    self.crossing[edge] = self.crossing.get(edge, 0) + values[value].bytes
+        self.bytes = [sum(values[v].bytes for v in r.outputs) for r in pg.regions]
+        results = set(pg.graph.outputs) | {p for j in pg.graph.joins for p in j.parts}
+        self.result_bytes = [
+            sum(values[v].bytes for v in r.outputs if v in results) for r in pg.regions
+        ]
+
+    def best(self) -> Placed:
+        """The shortest schedule found; all wide where lanes gain too little."""
+        if not self.moldable:
+            return self.placed(frozenset(self.fixed))
+        everything = frozenset(r.id for r in self.regions)
+        original = self.placed(everything)
+        if self.lanes < 2:
+            return original
+        allotments = dict.fromkeys(self._allotments())
+        best = min((self.placed(a) for a in allotments), key=lambda p: p.length_ns)
+        best = self._improved(best, everything)
+        gain = MARGIN * original.length_ns
+        return best if best.length_ns + gain < original.length_ns else original
+
+    def _allotments(self) -> Iterable[frozenset[int]]:
+        """Sets of wide regions: by efficiency, the ratio of its time on a lane to that on all cores."""
+        free = [r.id for r in self.regions if r.id not in self.fixed]
+        ratio = {i: self.narrow[i] / self.wide[i] if self.wide[i] > 0 else 1.0 for i in free}
+        levels = sorted(set(ratio.values()))
+        step = max(1, -(-len(levels) // _THRESHOLDS))
+        for level in (*levels[::step], float("inf")):
+            yield frozenset(self.fixed | {i for i in free if ratio[i] >= level})
+        # What runs beside nothing needs no lane.
+        alone = {i for i in free if not self._concurrent(i)}
+        for level in (*levels[::step], float("inf")):
+            yield frozenset(self.fixed | alone | {i for i in free if ratio[i] >= level})
+
+    def _concurrent(self, region: int) -> bool:
+        """Whether another region of some length may run at the same time."""
+        related = self._reach(region, self.preds) | self._reach(region, self.succs) | {region}
+        return any(
+            r.id not in related and self.narrow[r.id] > machine.HAND_OVER_NS for r in self.regions
+        )
+
+    @staticmethod
+    def _reach(start: int, edges: Sequence[set[int]]) -> set[int]:
+        found: set[int] = set()
+        left = [start]
+        while left:
+            for other in edges[left.pop()]:
+                if other not in found:
+                    found.add(other)
+                    left.append(other)
+        return found
+
+    def _improved(self, best: Placed, everything: frozenset[int]) -> Placed:
+        """Changes the width of one region after another while that shortens the schedule."""
+        free = sorted(
+            (r.id for r in self.regions if r.id not in self.fixed), key=lambda i: -self.narrow[i]
+        )
+        for _ in range(_ROUNDS):
+            before = best.length_ns
+            for region in free:
+                changed = self.placed((everything - best.on_lanes) ^ {region})
+                if changed.length_ns < best.length_ns:
+                    best = changed
+            if best.length_ns >= before:
+                break
+        return best
+
+    def placed(self, wide: frozenset[int]) -> Placed:
+        """The list schedule of an allotment: all lanes that can run do so before what is wide goes on."""
+        return _Schedule(self, wide).run()
+
+
+class _Schedule:
+    """One list schedule: a clock a lane, and what left the lanes in this phase."""
+
+    def __init__(self, tasks: Moldable, wide: frozenset[int]) -> None:
+        self.tasks = tasks
+        self.is_wide = wide
+        self.free = [0.0] * tasks.lanes
+        self.finish: dict[int, float] = {}
+        self.place: dict[int, int] = {}
+        self.phase: dict[int, int] = {}
+        self.number = 0  # of the phase
+        self.inside = False  # whether lanes run
+        self.order: list[tuple[int, int]] = []
+        self.priority = [0.0] * len(tasks.regions)
+        for region in reversed(tasks.regions):
+            after = max((self.priority[s] for s in tasks.succs[region.id]), default=0.0)
+            took = (tasks.wide if region.id in wide else tasks.narrow)[region.id]
+            self.priority[region.id] = took + after
+
+    def run(self) -> Placed:
+        """Places every region."""
+        tasks = self.tasks
+        missing = [len(p) for p in tasks.preds]
+        ready = {r.id for r in tasks.regions if not tasks.preds[r.id]}
+        while ready:
+            inner = [i for i in ready if i not in self.is_wide]
+            outer = [i for i in ready if i in self.is_wide]
+            # Few phases: stay with lanes, or in the program around them, while there is anything to do.
+            if inner and (self.inside or not outer or not tasks.moldable):
+                region = max(inner, key=lambda i: (self.priority[i], -self._arrival(i), -i))
+                self._on_lane(region)
+            else:
+                region = min(outer)
+                self._alone(region)
+            ready.discard(region)
+            for succ in tasks.succs[region]:
+                missing[succ] -= 1
+                if missing[succ] == 0:
+                    ready.add(succ)
+        self._leave()
+        return Placed(tuple(self.order), max(self.free, default=0.0))
+
+    def _arrival(self, region: int) -> float:
+        return max((self.finish[p] for p in self.tasks.preds[region]), default=0.0)
+
+    def _start(self, region: int, lane: int) -> float:
+        begin = self.free[lane]
+        for pred in self.tasks.preds[region]:
+            arrival = self.finish[pred]
+            if self.place[pred] not in (lane, -1) and self.phase[pred] == self.number:
+                arrival += machine.hand_over_ns(self.tasks.crossing.get((pred, region), 0))
+            begin = max(begin, arrival)
+        return begin
+
+    def _on_lane(self, region: int) -> None:
+        if not self.inside:
+            self.inside = True
+            self.number += 1
+            self.free = [t + machine.LANES_NS for t in self.free]
+        lane = min(range(self.tasks.lanes), key=lambda n: (self._start(region, n), n))
+        self.finish[region] = self.free[lane] = (
+            self._start(region, lane) + self.tasks.narrow[region]
+        )
+        self._executed(region, lane)
+
+    def _alone(self, region: int) -> None:
+        self._leave()
+        end = max(self.free) + self.tasks.wide[region]
+        self.free = [end] * self.tasks.lanes
+        self.finish[region] = end
+        self._executed(region, -1)
+
+    def _leave(self) -> None:
+        """The end of a phase: what others read, and results, are copied into memory of the program around."""
+        if not self.inside:
+            return
+        self.inside = False
+        tasks = self.tasks
+        for region, lane in self.place.items():
+            if lane < 0 or self.phase[region] != self.number:
+                continue
+            left = any(self.phase.get(s) != self.number for s in tasks.succs[region])
+            size = tasks.bytes[region] if left else tasks.result_bytes[region]
+            self.free[lane] += size / machine.FRESH_COPY_BYTES_PER_NS
+        self.free = [max(self.free)] * tasks.lanes
+
+    def _executed(self, region: int, lane: int) -> None:
+        self.place[region], self.phase[region] = lane, self.number if lane >= 0 else -1
+        self.order.append((region, lane))

@@ -1,0 +1,302 @@
+"""Regions that have all cores: parts of the program around the lanes, between phases of lanes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+import dynaflow_xla as dfx  # noqa: E402
+from dynaflow_xla import machine  # noqa: E402
+from dynaflow_xla.errors import PlanError, PlanTypeError  # noqa: E402
+from dynaflow_xla.planning.instructions import Launch  # noqa: E402
+
+pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("quick_to_compile")]
+
+
+class Mixed(dfx.Strategy):
+    """Every operator is a region; every third one has all cores, the others have alternating lanes."""
+
+    def __init__(self, every: int = 3) -> None:
+        self.every = every
+
+    def rules(self, graph: Any) -> Any:
+        return [dfx.Op("*")] if graph.ops else None
+
+    def schedule(self, s: Any) -> None:
+        count = 0
+        while ready := s.ready():
+            for op in ready:
+                count += 1
+                if count % self.every == 0 or op.outer:
+                    s.execute(op, width="all")
+                else:
+                    s.execute(op, lane=count % s.lanes)
+
+    def __repr__(self) -> str:
+        return f"Mixed({self.every})"
+
+
+def _x(*shape: int, seed: int = 0) -> Any:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+def work(x: Any) -> Any:
+    a = jnp.sort(x, axis=-1) @ x.T
+    b = jnp.cos(jnp.cumsum(-x, axis=0))
+    return a @ x * 1e-1 + b, (a.sum(), jnp.argmax(b, axis=1))
+
+
+def looped(x: Any) -> Any:
+    def step(carry: Any, row: Any) -> Any:
+        return jnp.tanh(carry + jnp.sort(row)), carry.sum()
+
+    last, sums = jax.lax.scan(step, jnp.zeros(x.shape[1]), jnp.sort(x))
+    return jnp.cumsum(last) @ x, jnp.sort(sums)
+
+
+def keyed(x: Any) -> Any:
+    key, other = jax.random.split(jax.random.key(x.shape[0]))
+    return jnp.sort(x) + jax.random.normal(key, x.shape), other
+
+
+def _launches(fast: Any, *args: Any) -> list[Launch]:
+    return [i for i in dfx.plan(fast, *args).instructions if isinstance(i, Launch)]
+
+
+@pytest.mark.parametrize("fn", [work, looped, keyed])
+@pytest.mark.parametrize("every", [2, 3])
+def test_values_are_the_originals(fn: Any, every: int, assert_same: Any) -> None:
+    x = _x(6, 6)
+    fast = dfx.schedule(fn, Mixed(every), lanes=2)
+    lanes = [i.lane for i in _launches(fast, x)]
+    assert -1 in lanes and max(lanes) >= 0, "the test needs both kinds of launches"
+    for seed in range(2):
+        x = _x(6, 6, seed=seed)
+        assert_same(fn(x), fast(x))
+        assert_same(fn(x), jax.jit(lambda y: fast(y))(x))
+
+
+def test_transformations(assert_same: Any) -> None:
+    fast = dfx.schedule(lambda x: work(x)[0], Mixed(), lanes=2)
+    plain = lambda x: work(x)[0]  # noqa: E731
+    x, xs = _x(5, 5), _x(3, 5, 5)
+    assert_same(jax.grad(lambda x: plain(x).sum())(x), jax.grad(lambda x: fast(x).sum())(x))
+    assert_same(jax.jvp(plain, (x,), (x,)), jax.jvp(fast, (x,), (x,)))
+    assert_same(jax.vmap(plain)(xs), jax.vmap(fast)(xs))
+    assert_same(
+        jax.lax.scan(lambda c, y: (plain(c + y), None), x, xs)[0],
+        jax.lax.scan(lambda c, y: (fast(c + y), None), x, xs)[0],
+    )
+
+
+def test_nano_batches_with_rows_together(assert_same: Any) -> None:
+    class Meet(dfx.Strategy):
+        def split(self, ctx: Any) -> Any:
+            return dfx.Split.even(2)
+
+        def schedule(self, s: Any) -> None:
+            while ready := s.ready():
+                op = ready[0]
+                several = [o for o in ready if o.name == op.name]
+                if len(several) == 2:
+                    s.execute(several, width="all")
+                else:
+                    s.execute(op, lane=op.nano % s.lanes)
+
+    def fn(w: Any, x: Any) -> Any:
+        return jnp.sort(jnp.tanh(x @ w), axis=1) @ w
+
+    w, x = _x(6, 6), _x(8, 6, seed=1)
+    fast = dfx.schedule(fn, Meet(), lanes=2, in_axes=(None, 0))
+    assert_same(fn(w, x), fast(w, x))
+    assert_same(jax.grad(lambda w: fn(w, x).sum())(w), jax.grad(lambda w: fast(w, x).sum())(w))
+
+
+def _operators(text: str) -> Counter[str]:
+    return Counter(re.findall(r"= \S+ ([a-z\-]+)\(", text))
+
+
+def test_sequential_is_the_original_program(assert_same: Any) -> None:
+    """No custom call, and XLA makes the same operators of it."""
+
+    def dense(x: Any) -> Any:
+        for _ in range(3):
+            x = jax.nn.gelu(x @ x.T) @ x
+        return x
+
+    x = _x(16, 16)
+    fast = dfx.schedule(dense, "sequential", lanes=2)
+    assert {i.lane for i in _launches(fast, x)} == {-1}
+    compiled = fast.lower(x).compile().as_text()
+    assert "dfx_run" not in compiled
+    assert _operators(compiled) == _operators(jax.jit(dense).lower(x).compile().as_text())
+    assert_same(dense(x), fast(x))
+    assert "the plan is the original program" in dfx.explain(fast, x)
+
+
+def test_neighbours_are_one_piece_and_lanes_one_custom_call() -> None:
+    def fn(x: Any) -> Any:
+        y = jnp.tanh(x @ x)
+        a, b = jnp.sort(y), jnp.sort(-y)
+        return jnp.tanh((a + b) @ x)
+
+    class SortsOnLanes(Mixed):
+        def schedule(self, s: Any) -> None:
+            lane = 0
+            while ready := s.ready():
+                others = [op for op in ready if not op.name.startswith("sort")]
+                if others:
+                    s.execute(others[0], width="all")
+                else:
+                    lane = 1 - lane
+                    s.execute(ready[0], lane=lane)
+
+    x = _x(8, 8)
+    fast = dfx.schedule(fn, SortsOnLanes(), lanes=2)
+    assert fast.lower(x).as_text().count("custom_call @dfx_run") == 1
+    plan = dfx.plan(fast, x)
+    assert plan.events == 0 and plan.cores == machine.cores()
+    np.testing.assert_allclose(fast(x), fn(x), rtol=1e-5, atol=1e-5)
+    text = dfx.explain(fast, x)
+    assert f"all ({machine.cores()})" in text and "sleep meanwhile" in text
+
+
+def _dense_around_two_sorts(n: int = 512) -> Any:
+    def fn(x: Any, w: Any) -> Any:
+        y = x @ w @ w
+        return jnp.sort(y) + jnp.sort(-y, axis=0)[::-1] @ w @ w
+
+    return fn, (_x(n, n), _x(n, n, seed=1) / n**0.5)
+
+
+def test_branches_gives_cores_to_products_and_lanes_to_sorts(
+    assert_same: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 2)  # on any machine
+    fn, args = _dense_around_two_sorts()
+    fast = dfx.schedule(fn, "branches", lanes=1 + (machine.cores() > 1))
+    where = {i.name: i.lane for i in _launches(fast, *args)}
+    sorts = {lane for name, lane in where.items() if name.startswith("sort")}
+    assert sorts == {0, 1}
+    assert {lane for name, lane in where.items() if name.startswith("dot")} == {-1}
+    everything = dfx.schedule(fn, dfx.Branches(wide=False), lanes=2)
+    assert all(i.lane >= 0 for i in _launches(everything, *args))
+    assert_same(fn(*args), fast(*args))
+    faster = dfx.simulate(fast, *args).total_ns
+    assert faster < dfx.simulate(everything, *args).total_ns
+    assert faster < dfx.simulate(dfx.schedule(fn, "sequential", lanes=2), *args).total_ns
+
+
+def test_what_lanes_would_not_gain_stays_the_original() -> None:
+    fast = dfx.schedule(lambda x: jnp.sort(x) + jnp.cumsum(x), "branches", lanes=2)
+    x = _x(64)
+    assert {i.lane for i in _launches(fast, x)} == {-1}
+    assert "dfx_run" not in fast.lower(x).as_text()
+
+
+class AtWidth(dfx.Strategy):
+    def __init__(self, width: Any) -> None:
+        self.width = width
+
+    def schedule(self, s: Any) -> None:
+        while ready := s.ready():
+            s.execute(ready[0], width=self.width)
+
+
+def test_widths_that_there_are() -> None:
+    x = _x(8)
+    for width, lane in ((1, 0), (machine.cores(), -1), (np.int64(machine.cores()), -1), (None, 0)):
+        if width == 1 == machine.cores():
+            continue
+        fast = dfx.schedule(jnp.sort, AtWidth(width), lanes=1)
+        assert {i.lane for i in _launches(fast, x)} == {lane}
+
+
+@pytest.mark.parametrize("width", [0, -1, 4096, "wide", 1.5, True])
+def test_widths_that_there_are_not(width: Any) -> None:
+    fast = dfx.schedule(jnp.sort, AtWidth(width), lanes=1)
+    with pytest.raises(PlanError, match=r"region '.*': width must be 'all', or .*test_width.py"):
+        fast(_x(8))
+
+
+def test_costs_at_widths() -> None:
+    seen: dict[str, Any] = {}
+
+    class Looks(Mixed):
+        def schedule(self, s: Any) -> None:
+            while ready := s.ready():
+                seen[ready[0].name] = [ready[0].cost_at(n) for n in (1, 2, 16)]
+                with pytest.raises(PlanError, match="cores must be an integer >= 1"):
+                    ready[0].cost_at(0)
+                s.execute(ready[0])
+
+    x = _x(512, 512)
+    dfx.plan(dfx.schedule(lambda x: jnp.sort(x) @ x, Looks(), lanes=1), x)
+    sort = next(costs for name, costs in seen.items() if "sort" in name)
+    assert sort[0] == sort[1] == sort[2]
+    for name, (one, two, many) in seen.items():
+        if "dot" in name:
+            assert one / 2 <= two < one and two / 8 <= many < two
+
+
+@pytest.mark.parametrize("strategy", [dfx.Branches, dfx.Sequential])
+def test_wide_is_a_truth_value(strategy: Any) -> None:
+    with pytest.raises(PlanTypeError, match="must be True or False; got 2"):
+        strategy(wide=2)
+    assert eval(repr(strategy(wide=False)), vars(dfx)) == strategy(wide=np.bool_(False))
+
+
+def test_one_program_has_no_widths() -> None:
+    fast = dfx.schedule(work, Mixed(), lanes=2, backend="xla")
+    assert all(i.lane >= 0 for i in _launches(fast, _x(4, 4)))
+    assert "width='all' is a lane here" in dfx.explain(fast, _x(4, 4))
+
+
+def test_cores_that_were_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    have = machine.cores()
+    fast = dfx.schedule(work, Mixed(), lanes=1)
+    x = _x(4, 4)
+    fast(x)
+    monkeypatch.setattr(machine, "cores", lambda: have + 3)
+    text = dfx.explain(fast, x)
+    assert f"planned for {have} cores; this process may use {have + 3} now" in text
+    np.testing.assert_allclose(fast(x)[0], work(x)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_donated_updates_of_wide_regions_stay_in_place() -> None:
+    def update(cache: Any, x: Any) -> Any:
+        return cache.at[0].set(jnp.sort(x)), jnp.cumsum(x)
+
+    fast = dfx.schedule(jax.jit(update, donate_argnums=0), "sequential", lanes=2)
+    cache = jnp.zeros((64, 2048))
+    where = cache.unsafe_buffer_pointer()
+    made, _ = fast(cache, _x(2048))
+    assert made.unsafe_buffer_pointer() == where
+    assert "donated" not in dfx.explain(fast, jnp.zeros((64, 2048)), _x(2048))
+
+
+def test_a_profile_knows_widths() -> None:
+    fast = dfx.schedule(work, Mixed(), lanes=2)
+    x = _x(32, 32)
+    for timeline in (dfx.profile(fast, x), dfx.simulate(fast, x)):
+        wide = [s for s in timeline.spans if s.kind == "launch" and s.lane < 0]
+        assert wide and {s.cores for s in wide} == {machine.cores()}
+        assert {s.cores for s in timeline.spans if s.kind == "launch" and s.lane >= 0} == {1}
+
+
+def test_auto_measures_other_programs_than_the_original() -> None:
+    fn, args = _dense_around_two_sorts(64)
+    fast = dfx.schedule(fn, dfx.Auto(budget_s=20.0, min_cost_ns=0.0), lanes=2)
+    for _ in range(2):
+        fast(*args)
+    text = dfx.explain(fast, *args)
+    assert "Sequential(wide=False)" in text and "Branches(lanes=2, wide=False)" in text
+    np.testing.assert_allclose(fast(*args), fn(*args), rtol=1e-4, atol=1e-4)
