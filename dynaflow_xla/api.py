@@ -77,8 +77,9 @@ def schedule(
             truth value decides when the program runs.
         target: The GPU that ``compile`` and ``explain(deep=True)`` compile for, without one at hand:
             a name such as ``"nvidia-h200"`` or the path of an XLA target text. Implies ``"xla"``.
-        compiler: How PyTorch regions run: ``"eager"`` (operator by operator), ``"inductor"``, or
-            ``"aoti"`` (AOTInductor: no interpreter inside a region). Compiled regions are kept on disk.
+        compiler: How PyTorch regions run: ``"eager"`` (operator by operator), ``"inductor"``, ``"aoti"``
+            (AOTInductor), or ``"auto"``, which measures. What follows on a lane is one program, kept on disk.
+            Under ``Auto`` with a compiler, ``torch.compile`` of the whole is measured, too.
         compiler_options: JAX: passed to the compilation of every lane program; with ``"xla"`` they win
             over the options that the plan needs. PyTorch: ``dynamic`` and ``fullgraph`` as in
             ``torch.compile``, or Inductor's options.

@@ -223,7 +223,7 @@ def _check_place(backend: Any, target: Any, compiler: Any) -> None:
         raise PlanError(
             f"target={target!r} is for backend='xla'; backend={backend!r} runs on this machine"
         )
-    if compiler not in ("eager", "inductor", "aoti"):
+    if compiler not in ("eager", "inductor", "aoti", "auto"):
         raise bad_argument(
-            compiler, str, f"compiler must be eager, inductor or aoti; got {compiler!r}"
+            compiler, str, f"compiler must be eager, inductor, aoti or auto; got {compiler!r}"
         )

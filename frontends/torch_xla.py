@@ -317,7 +317,7 @@ class _XlaCore(Core):
         """The one graph of these arguments' signature: an export has no graph breaks."""
         return [self.target(args, kwargs).entry(args, kwargs)]  # type: ignore[attr-defined]
 
-    def made_for(self, strategy: Any) -> Core:
+    def made_for(self, strategy: Any, compiler: str) -> Core:
         """This model under another strategy."""
         original = self._program if self._program is not None else self.original
         return _XlaCore(original, replace(self.options, strategy=strategy))

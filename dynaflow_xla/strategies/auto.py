@@ -79,6 +79,25 @@ def on_lanes_only(candidates: Sequence[Strategy]) -> list[Strategy]:
     return made
 
 
+class OneOf(Auto):
+    """One strategy, of which several forms are measured: those that several compilers make.
+
+    Args:
+        strategy: It runs in any case.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        super().__init__(min_cost_ns=0.0)
+        self.strategy = strategy
+
+    def candidates(self, lanes: int, *, batched: bool = False) -> list[Strategy]:
+        """The one."""
+        return [self.strategy]
+
+    def __repr__(self) -> str:
+        return repr(self.strategy)
+
+
 def _number(name: str, value: Any) -> float:
     made = checks.real(value)
     if made is None or made < 0:

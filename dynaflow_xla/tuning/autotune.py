@@ -301,12 +301,13 @@ def pick(medians: dict[str, float], baseline: str, margin: float) -> tuple[str, 
     """The fastest name and a sentence; the baseline wins unless beaten by ``margin``."""
     best = min(medians, key=lambda name: medians[name])
     base = medians[baseline]
+    said = f"the {baseline}" if baseline == "original" else baseline
     if len(medians) == 1:
-        return baseline, f"the {baseline} ({base:.3g} ms) is the only candidate"
+        return baseline, f"{said} ({base:.3g} ms) is the only candidate"
     if best == baseline or medians[best] > base * (1 - margin):
         second = min((v, k) for k, v in medians.items() if k != baseline)
         return (
             baseline,
-            f"the {baseline} ({base:.3g} ms) is not beaten by {second[1]} ({second[0]:.3g} ms)",
+            f"{said} ({base:.3g} ms) is not beaten by {second[1]} ({second[0]:.3g} ms)",
         )
-    return best, f"{best} took {medians[best]:.3g} ms, the {baseline} {base:.3g} ms"
+    return best, f"{best} took {medians[best]:.3g} ms, {said} {base:.3g} ms"

@@ -45,6 +45,11 @@ class Choice:
     candidate: str = ""
 
     @property
+    def planned(self) -> bool:
+        """Whether what runs has a plan."""
+        return self.child is not None and getattr(self.child, "plans", True)
+
+    @property
     def name(self) -> str:
         """What runs: "original" or the candidate."""
         return "original" if self.child is None else self.candidate or "a candidate"
@@ -81,7 +86,7 @@ def beside_the_plan(choice: Choice | None, shown: Any) -> str:
         choice: What was decided; None: nothing yet.
         shown: The strategy whose plan is shown.
     """
-    if choice is not None and choice.child is not None:
+    if choice is not None and choice.planned:
         return ""
     what = "nothing is decided yet" if choice is None else f"{the(choice.name)} runs"
     return f"{what}: this is the plan of {shown!r}, a candidate of Auto's, which does not run"

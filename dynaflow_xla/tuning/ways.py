@@ -23,22 +23,43 @@ class Ways:
         spending: The same.
         runs: Name -> a run to completion.
         refused: Why something was left out for want of time, or "".
+        plain: Of these the original, and what one would run instead of a schedule.
     """
 
     def __init__(self, spending: budget.Budget) -> None:
         self.spending = spending
         self.runs: dict[str, Callable[[], None]] = {}
         self.refused = ""
+        self.plain: list[str] = []
         self._calls: dict[str, float] = {}
 
     @property
     def call_s(self) -> float:
-        """Seconds of a call of the original."""
-        return self._calls["original"]
+        """Seconds of a call of the original, as the fastest of the ways that are there anyway."""
+        return min(self._calls[name] for name in self.plain)
 
-    def original(self, run: Callable[[], None], at_least_s: float = 0.0) -> None:
-        """Calls the original; ``at_least_s`` as for ``Budget.original``."""
-        self.spending.original(self._twice("original", run), at_least_s)
+    def original(
+        self, run: Callable[[], None], at_least_s: float = 0.0, name: str = "original"
+    ) -> float:
+        """Calls the original, or another way that one would take instead of a schedule.
+
+        Args:
+            run: Runs it to completion.
+            at_least_s: As for ``Budget.original``.
+            name: Which way.
+
+        Returns:
+            Seconds of its first call.
+        """
+        took = self._twice(name, run)
+        self.plain.append(name)
+        self.spending.original(took, at_least_s)
+        return took
+
+    def failed(self, name: str, took_s: float) -> None:
+        """One of the ways that are there anyway raised: what it took does not count."""
+        self.drop(name)
+        self.spending.original(took_s)
 
     def _twice(self, name: str, run: Callable[[], None]) -> float:
         """Seconds of the first call; the second one's are kept."""

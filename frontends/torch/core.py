@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,10 +16,11 @@ from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import overlap
 from dynaflow_xla.frontends.torch.dynamo import capturing, running
 from dynaflow_xla.frontends.torch.dynamo.graphs import Graphs, NoGraph
+from dynaflow_xla.frontends.torch.dynamo.whole import Whole
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.signature import backends, open_batch
 from dynaflow_xla.frontends.torch.tuning import auto, keeping
-from dynaflow_xla.frontends.torch.tuning.deciding import Deciding
+from dynaflow_xla.frontends.torch.tuning.deciding import Deciding, options_for
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.base import Strategy
@@ -43,6 +43,7 @@ class Core(Deciding):
         self, original: Callable[..., Any], options: Settings, parent: Core | None = None
     ) -> None:
         super().__init__(original, options)
+        options = self.options
         self.backend = backends.of(options)
         self.splits = auto.splits(options.strategy)
         self.parent = parent
@@ -50,6 +51,7 @@ class Core(Deciding):
         self.graphs: Graphs = Graphs(original, self.backend, self.splits, of_parent)
         self.entries, self.breaks = self.graphs.entries, self.graphs.breaks
         self.changes = self.graphs.changes
+        self._whole: Whole | None = None
         self._warned = False
         self._told: set[str] = set()
         self._apart: dict[overlap.Pattern, Core] = {}
@@ -65,10 +67,17 @@ class Core(Deciding):
         plain = self.backend.whole_layers and not self.splits
         self._shortcut = captures.Shortcut(self._root) if plain else None
 
-    def made_for(self, strategy: Strategy) -> Core:
+    def made_for(self, strategy: Strategy, compiler: str) -> Core:
         """A candidate of ``Auto``."""
-        options = replace(self.options, strategy=strategy, check=False)
+        options = options_for(self.options, strategy, compiler)
         return Core(self.original, options, parent=self)
+
+    def whole(self) -> Whole:
+        """The original under ``torch.compile``, with the options that are for Inductor."""
+        if self._whole is None:
+            given = dict(self.options.compiler_options or {})
+            self._whole = Whole(self.original, {k: v for k, v in given.items() if k != "dynamic"})
+        return self._whole
 
     # -- calling ----------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch.backend import Entry
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.dynamo import running
+from dynaflow_xla.frontends.torch.tuning.deciding import options_for
 from dynaflow_xla.settings import Settings
 
 
@@ -83,9 +83,9 @@ class _ExportCore(Core):
         """The program's one graph, whatever the shapes."""
         return [self.target(args, kwargs).entry()]  # type: ignore[attr-defined]
 
-    def made_for(self, strategy: Any) -> Core:
-        """The same program under another strategy."""
-        return _ExportCore(self.program, replace(self.options, strategy=strategy))
+    def made_for(self, strategy: Any, compiler: str) -> Core:
+        """The same program under another strategy, with another compiler."""
+        return _ExportCore(self.program, options_for(self.options, strategy, compiler))
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
         entry = self.entry()

@@ -16,9 +16,10 @@ from dynaflow_xla.errors import DynaflowError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
-from dynaflow_xla.frontends.torch.tuning import call_signature, keeping
+from dynaflow_xla.frontends.torch.tuning import call_signature, keeping, variants
 from dynaflow_xla.frontends.torch.tuning.trial import Trial
 from dynaflow_xla.strategies import identity
+from dynaflow_xla.strategies.auto import OneOf
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.timelines.simulator import simulate
 from dynaflow_xla.tuning import (
@@ -144,70 +145,128 @@ def _choose(
     core: Any, args: Any, kwargs: Any, watch: quiet.Watch, spending: budget.Budget, *, tuned: bool
 ) -> Choice:
     start = time.perf_counter()
-    strategy = core.options.strategy
-    if not core.captured_ahead and (hooked := _hooked(core.original)) is not None:
-        return Choice(None, f"{hooked} has hooks, which measuring would call: it is not measured")
+    strategy, compiler = core.options.strategy, core.options.compiler
     candidates = candidates_of(core, args, kwargs)
-    first = core.with_strategy(next(iter(candidates.values())))
+    forms = variants.of(core.options, candidates)
+    child_of = partial(_child, core, forms)
+    # One strategy of the user's runs in any case, operator by operator where nothing is measured.
+    default = next(iter(forms)) if isinstance(strategy, OneOf) else ""
+
+    def as_it_is(reason: str, **told: Any) -> Choice:
+        return Choice(child_of(default), reason, **told, candidate=default)
+
+    if not core.captured_ahead and (hooked := _hooked(core.original)) is not None:
+        return as_it_is(f"{hooked} has hooks, which measuring would call: it is not measured")
+    first = core.with_strategy(
+        next(iter(candidates.values())), "" if compiler == "eager" else "eager"
+    )
     began = budget.clock()
     entries = first.all_planned(args, kwargs)
     capture_s = budget.clock() - began
     spending.original(capture_s)  # under every strategy there is one
     if not entries:
-        return Choice(None, "no graph could be captured")
+        return as_it_is("no graph could be captured")
     if changed := core.changes.lasting(core.original):
         named = [core.options.name if name == "itself" else name for name in changed]
-        return Choice(
-            None,
+        return as_it_is(
             f"a call changes what can neither be copied nor put back ({', '.join(named)}): it is not "
             "measured",
         )
     outer = sorted({op.kind for e in entries for op in e.captured.graph.ops if op.outer})
     if outer:
-        return Choice(None, f"the graph communicates ({', '.join(outer)}): it is not measured")
+        return as_it_is(f"the graph communicates ({', '.join(outer)}): it is not measured")
     if small := choice_of.too_small((r for e in entries for r in e.pg.regions), strategy):
-        return Choice(None, small)
+        return as_it_is(small)
     try:
         run = Trial(core, args, kwargs)
     except UnsupportedError as error:
-        return Choice(None, f"not measured: {error}")
+        return as_it_is(f"not measured: {error}")
     key = _key(core, entries, candidates.values(), len(run.wanted))
-    child_of = partial(_child, core, candidates)
     if not tuned and (kept := choice_of.from_disk(key, child_of, Choice)):
         return kept
     with keeping.preserved(core.original, core.changes, args, kwargs) as run.put_back:
+        ways = ways_to_run.Ways(spending)
+        anew = _OPERATOR_S * sum(len(e.captured.graph.ops) for e in entries)
+        capture_s = max(capture_s, anew)
+        left_out: dict[str, str] = {}
+        whole_s = _plain(core, forms, run, ways, anew, left_out)
+        plain = list(ways.plain)
+        predicted = _planned(
+            core, forms, entries, run, args, kwargs, ways, capture_s, whole_s, left_out
+        )
+        if ways.refused and tuned and len(ways.runs) == len(plain):
+            raise ways.too_small()
+        if len(ways.runs) == 1:
+            (alone,) = ways.runs
+            seconds = time.perf_counter() - start
+            reason = "; ".join(dict.fromkeys(left_out.values())) or "there is nothing else to run"
+            return Choice(
+                child_of(alone), reason, {}, predicted, left_out, seconds, None,
+                "" if alone == "original" else alone,
+            )  # fmt: skip
+        while True:
+            try:
+                medians = ways.medians(_named(ways.runs, plain), watch, strict=tuned)
+                break
+            except _CandidateError as failed:  # Dynamo may capture anew at a later call
+                left_out[failed.name] = _short(failed.error)
+                ways.drop(failed.name)
+                plain = [name for name in plain if name != failed.name]
+    baseline = min(plain, key=lambda name: medians[name])
+    choice, reason = autotune.pick(medians, baseline=baseline, margin=strategy.margin)
+    reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
+    seconds = time.perf_counter() - start
+    made = Choice(child_of(choice), reason, medians, predicted, left_out, seconds, None, choice)
+    if not (ways.refused and choice in plain):  # a later process may have more time
+        choice_of.to_disk(key, made)
+    return made
+
+
+def _plain(
+    core: Any,
+    forms: dict[str, variants.Variant],
+    run: Trial,
+    ways: ways_to_run.Ways,
+    anew: float,
+    left_out: dict[str, str],
+) -> float:
+    """Calls what one would run instead.
+
+    That is the original and, where a compiler is asked for, the original under ``torch.compile``. Of a
+    strategy that runs in any case it is a form without a compiler and one with.
+
+    Returns:
+        Seconds that ``torch.compile`` took, or 0 without it.
+    """
+    if isinstance(core.options.strategy, OneOf):
+        first = next(iter(forms))
+        child = core.with_strategy(forms[first].strategy, forms[first].compiler)
+        ways.original(run.of(_caller(child)), anew, first)
+    else:
 
         def original(*a: Any, **k: Any) -> Any:
             with marks.ignore():
                 return core.original(*a, **k)
 
-        ways = ways_to_run.Ways(spending)
-        anew = _OPERATOR_S * sum(len(e.captured.graph.ops) for e in entries)
         ways.original(run.of(original), anew)
-        capture_s = max(capture_s, anew)
-        predicted, left_out = _planned(
-            core, candidates, entries, run, args, kwargs, ways, capture_s
-        )
-        if ways.refused and tuned and len(ways.runs) == 1:
-            raise ways.too_small()
-        if len(ways.runs) == 1:
-            seconds = time.perf_counter() - start
-            reason = "; ".join(dict.fromkeys(left_out.values()))
-            return Choice(None, reason, {}, predicted, left_out, seconds)
-        while True:
-            try:
-                medians = ways.medians(_named(ways.runs), watch, strict=tuned)
-                break
-            except _CandidateError as failed:  # Dynamo may capture anew at a later call
-                left_out[failed.name] = _short(failed.error)
-                ways.drop(failed.name)
-    choice, reason = autotune.pick(medians, baseline="original", margin=strategy.margin)
-    reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
-    seconds = time.perf_counter() - start
-    made = Choice(child_of(choice), reason, medians, predicted, left_out, seconds, None, choice)
-    if not (ways.refused and choice == "original"):  # a later process may have more time
-        choice_of.to_disk(key, made)
-    return made
+    if core.options.compiler == "eager":
+        return 0.0
+    run.put_back()
+    began = budget.clock()
+    try:
+        if isinstance(core.options.strategy, OneOf):
+            # What the user's wish to compile takes in any case: the first compiled form.
+            last = next(reversed(forms.values()))
+            child = core.with_strategy(last.strategy, last.compiler)
+            return ways.original(run.of(_caller(child)), anew, last.name)
+        return ways.original(run.of(_caller(core.whole())), anew, variants.WHOLE)
+    except Exception as error:  # the compiler's own; what the original raises it has raised before
+        name = variants.WHOLE
+        if isinstance(core.options.strategy, OneOf):
+            name = next(reversed(forms))
+        left_out[name] = _short(error)
+        ways.failed(name, budget.clock() - began)
+        return 0.0
 
 
 def _key(core: Any, entries: list[Any], candidates: Iterable[Strategy], wanted: int) -> str | None:
@@ -221,89 +280,135 @@ def _key(core: Any, entries: list[Any], candidates: Iterable[Strategy], wanted: 
         options.strategy.margin, __version__, torch.__version__, torch.get_num_threads(),
         options.lanes, options.gpu, options.in_axes, options.out_axes, options.batch_size,
         options.backend, options.compiler, options.compiler_options or {}, wanted,
+        variants.WHOLE if options.compiler != "eager" else "", type(options.strategy).__name__,
         *core.backend.place(entries),
     )  # fmt: skip
 
 
 class _CandidateError(Exception):
-    def __init__(self, name: str, error: DynaflowError) -> None:
+    def __init__(self, name: str, error: Exception) -> None:
         super().__init__(name)
         self.name, self.error = name, error
 
 
-def _named(runs: dict[str, Any]) -> dict[str, autotune.Fresh]:
-    """The same; an error of a candidate tells which it is. The original's pass through."""
+def _named(runs: dict[str, Any], plain: list[str]) -> dict[str, autotune.Fresh]:
+    """The same; an error of a candidate tells which it is. The first plain way's pass through."""
 
     def named(name: str, run: Callable[[Any], None]) -> Callable[[Any], None]:
+        expected = Exception if name in plain else DynaflowError
+
         def candidate(given: Any) -> None:
             try:
                 run(given)
-            except DynaflowError as error:
+            except expected as error:
                 raise _CandidateError(name, error) from error
 
-        return run if name == "original" else candidate
+        return run if name == plain[0] else candidate
 
     return {name: replace(run, run=named(name, run.run)) for name, run in runs.items()}
 
 
 def _planned(
     core: Any,
-    candidates: dict[str, Strategy],
+    forms: dict[str, variants.Variant],
     entries: list[Any],
     run: Trial,
     args: Any,
     kwargs: Any,
     ways: ways_to_run.Ways,
     capture_s: float,
-) -> tuple[dict[str, float], dict[str, str]]:
-    """What is predicted of candidates, and why some are left out; ``ways`` gets those worth measuring."""
-    first = next(iter(candidates))
+    whole_s: float,
+    left_out: dict[str, str],
+) -> dict[str, float]:
+    """What is predicted of candidates; ``ways`` gets those worth measuring.
+
+    Args:
+        core: What is scheduled.
+        forms: The candidates in all their forms.
+        entries: Of the first candidate, operator by operator.
+        run: A call that is tried.
+        args: Of the call.
+        kwargs: Of the call.
+        ways: To run the function.
+        capture_s: Seconds of a capture.
+        whole_s: Seconds of ``torch.compile``, or 0.
+        left_out: Gets why some are left out.
+    """
+    first = next(iter(forms.values()))
     predicted: dict[str, float] = {}
-    left_out: dict[str, str] = {}
     overlaps = any(len(e.plan.lanes_used) > 1 for e in entries)
-    for name, candidate in candidates.items():
-        child = core.with_strategy(candidate)
-        run.put_back()
-        if not splits(candidate) and not overlaps:
-            if name != first:
-                left_out[name] = f"the plan is that of {first}"
-                continue
-            if sum(e.without_python for e in entries) < _WORTH_WHILE:
-                left_out[name] = "the plan has one lane: nothing would overlap"
-                continue
-        if splits(candidate) and len(entries) > 1:
-            left_out[name] = "the function runs as several graphs, which are not split together"
+    for name, form in variants.in_order(forms, predicted):
+        if name in ways.runs or name in left_out:
             continue
-        captures = _SPLITS if splits(candidate) else int(name != first)
-        if first not in ways.runs and core.backend.compiles:
-            captures += _COMPILES
+        reason = _not_worth(core, form, first, entries, overlaps, variants.WHOLE in ways.runs)
+        if reason:
+            left_out[name] = reason
+            continue
+        eager = form.compiler == "eager"
+        captured = eager and form.of == first.of
+        captures = _SPLITS if splits(form.strategy) else int(not captured)
         compile_s = captures * capture_s * ways.spending.rate
+        if not eager:
+            compile_s += variants.COSTS[form.compiler] * whole_s or _COMPILES * capture_s
         if reason := ways.refuses(name, compile_s):
             left_out[name] = reason
             continue
+        child = core.with_strategy(form.strategy, form.compiler)
+        run.put_back()
         began = budget.clock()
         try:
-            made = entries if name == first else child.all_planned(args, kwargs)
-            if splits(candidate):
+            made = entries if captured else child.all_planned(args, kwargs)
+            if splits(form.strategy):
                 run.check(child)
             planned_s = budget.clock() - began
             took = planned_s + ways.compiled(name, run.of(_caller(child)))
         except DynaflowError as error:
             left_out[name] = _short(error)
             continue
-        if name == first:
+        except Exception as error:
+            if eager:
+                raise
+            left_out[name] = f"{form.compiler} fails: {_short(error)}"
+            continue
+        if captured:
             capture_s += took  # what its first call planned and compiled, the others' will, too
-        else:
+        elif eager:
             ways.spending.compiled(compile_s, took)
         predicted[name] = sum(simulate(e.plan, e.pg).total_ns for e in made) / 1e6
         if reason := ways.too_slow(name):
             left_out[name] = reason
-    return predicted, left_out
+    return predicted
 
 
-def _short(error: DynaflowError) -> str:
+def _not_worth(
+    core: Any,
+    form: variants.Variant,
+    first: variants.Variant,
+    entries: list[Any],
+    overlaps: bool,
+    compiled: bool,
+) -> str:
+    """Why a form is not compiled and measured, or ""."""
+    if splits(form.strategy):
+        if len(entries) > 1:
+            return "the function runs as several graphs, which are not split together"
+        return ""
+    if overlaps or isinstance(core.options.strategy, OneOf):
+        return ""
+    if form.of != first.of:
+        return f"the plan is that of {first.of}"
+    if form.compiler != "eager" and compiled:
+        return (
+            f"the plan has one lane: nothing would overlap, and {variants.WHOLE} compiles the same"
+        )
+    if form.compiler == "eager" and sum(e.without_python for e in entries) < _WORTH_WHILE:
+        return "the plan has one lane: nothing would overlap"
+    return ""
+
+
+def _short(error: Exception) -> str:
     """The error's first finding, without the ways out."""
-    first, *others = str(error).splitlines()
+    first, *others = (str(error) or type(error).__name__).splitlines()
     return f"{first} {others[0].strip(' -')}" if first.endswith(":") and others else first
 
 
@@ -320,6 +425,8 @@ def _hooked(original: Any) -> str | None:
     return None
 
 
-def _child(core: Any, candidates: dict[str, Strategy], choice: str) -> Any:
-    candidate = candidates.get(choice)
-    return None if candidate is None else core.with_strategy(candidate)
+def _child(core: Any, forms: dict[str, variants.Variant], choice: str) -> Any:
+    if choice == variants.WHOLE:
+        return core.whole()
+    form = forms.get(choice)
+    return None if form is None else core.with_strategy(form.strategy, form.compiler)

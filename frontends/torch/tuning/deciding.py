@@ -11,9 +11,9 @@ from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.native import native
-from dynaflow_xla.frontends.torch.tuning import auto, call_signature
+from dynaflow_xla.frontends.torch.tuning import auto, call_signature, variants
 from dynaflow_xla.settings import Settings
-from dynaflow_xla.strategies.auto import Auto
+from dynaflow_xla.strategies.auto import Auto, OneOf
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.dual_batch import DualBatch
 from dynaflow_xla.strategies.identity import identity
@@ -21,6 +21,15 @@ from dynaflow_xla.strategies.nano_batch import NanoBatch
 from dynaflow_xla.tuning import choice as choosing
 
 _MAX_CHILDREN = 64
+
+
+def options_for(options: Settings, strategy: Strategy, compiler: str) -> Settings:
+    """Those of a candidate; what is asked of the one strategy of the user's stays asked of it."""
+    check = options.check and isinstance(options.strategy, OneOf)
+    given = None if compiler == "eager" != options.compiler else options.compiler_options
+    return replace(
+        options, strategy=strategy, check=check, compiler=compiler, compiler_options=given
+    )
 
 
 class Deciding:
@@ -35,24 +44,43 @@ class Deciding:
     """Whether there is one graph from the start, without a backward."""
 
     def __init__(self, original: Callable[..., Any], options: Settings) -> None:
+        if options.compiler == "auto" and not isinstance(options.strategy, Auto):
+            options = replace(options, strategy=OneOf(options.strategy))
         self.original = original
         self.options = options
         self.decisions = auto.Decisions()
         self.children: Recent[Hashable, Any] = Recent(_MAX_CHILDREN)
 
-    def made_for(self, strategy: Strategy) -> Any:
-        """One like this, under another strategy."""
+    def made_for(self, strategy: Strategy, compiler: str) -> Any:
+        """One like this, under another strategy, with another compiler."""
         raise NotImplementedError
 
-    def with_strategy(self, strategy: Strategy) -> Any:
-        """The same under another strategy; made once a strategy."""
-        if isinstance(self.options.strategy, Auto) and isinstance(strategy, NanoBatch | DualBatch):
+    def whole(self) -> Any:
+        """The original under ``torch.compile``; made once."""
+        raise NotImplementedError
+
+    def with_strategy(self, strategy: Strategy, compiler: str = "") -> Any:
+        """The same under another strategy; made once a strategy and compiler.
+
+        Args:
+            strategy: The other one.
+            compiler: The user's by default; for "auto" none.
+        """
+        if not compiler:
+            asked = self.options.compiler
+            compiler = "eager" if asked == "auto" else asked
+        of_auto = isinstance(self.options.strategy, Auto)
+        if isinstance(self.options.strategy, OneOf):
+            of_auto = False
+        if of_auto and isinstance(strategy, NanoBatch | DualBatch):
             if strategy.only is None and not strategy.join:
                 # A decision holds for all sizes, and what rows that meet cost is another at each.
                 strategy = replace(strategy, joins=False)
-        key = identity(strategy)
+        key = identity(strategy), compiler
         found = self.children.get(key)
-        return self.children.setdefault(key, self.made_for(strategy)) if found is None else found
+        if found is None:
+            found = self.children.setdefault(key, self.made_for(strategy, compiler))
+        return found
 
     def as_written(self, args: Any, kwargs: Any) -> Any:
         """Runs the original; its marks have no effect."""
@@ -85,16 +113,18 @@ class Deciding:
     def candidates(self, *, batched: bool = False) -> dict[str, Strategy]:
         """Auto's candidates by name."""
         strategy, lanes = self.options.strategy, self.options.lanes
-        return self.decisions.candidates(strategy, lanes, batched=batched, reserved=("original",))
+        return self.decisions.candidates(
+            strategy, lanes, batched=batched, reserved=("original", variants.WHOLE)
+        )
 
     def target(self, args: Any, kwargs: Any) -> Any:
         """Under ``Auto`` what was chosen for these arguments, or the first candidate; else this."""
         if not isinstance(self.options.strategy, Auto):
             return self
         choice = self.decision(args, kwargs)
-        if choice is not None and choice.child is not None:
+        if choice is not None and choice.planned:
             return choice.child
-        return self.with_strategy(next(iter(self.candidates().values())))
+        return self.with_strategy(next(iter(self.candidates().values())), "eager")
 
     def decision(self, args: Any, kwargs: Any) -> auto.Choice | None:
         """What Auto decided for these arguments, or took for sizes that came once; or None."""

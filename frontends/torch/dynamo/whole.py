@@ -1,0 +1,45 @@
+"""The original as ``torch.compile`` runs it: what a schedule with a compiler has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dynaflow_xla.frontends.torch._compat import captures
+from dynaflow_xla.frontends.torch.capture import marks
+from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES, root_function
+
+
+class Whole:
+    """Calls the original through ``torch.compile``, with Inductor; no plan of ours.
+
+    It draws the original's random numbers, which ``torch.compile`` does not do by itself.
+
+    Attributes:
+        plans: There is no plan.
+        splits: Nor nano-batches.
+
+    Args:
+        original: A module or function.
+        options: For Inductor.
+    """
+
+    plans = False
+    splits = False
+
+    def __init__(self, original: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        root = root_function(original)
+        self._compiled: Callable[..., Any] = torch.compile(
+            root,
+            options={"fallback_random": True, **options},
+            **captures.captures_kept(MAX_CAPTURES),
+        )
+        self._shortcut = captures.Shortcut(root)
+
+    def call(self, args: Any, kwargs: Any) -> Any:
+        """Runs the original, compiled; its marks have no effect."""
+        made = self._shortcut.find(args, kwargs)
+        with marks.ignore():
+            return (self._compiled if made is None else made)(*args, **kwargs)

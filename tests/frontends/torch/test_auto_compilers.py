@@ -1,0 +1,219 @@
+"""Compilers as something to choose: ``compiler="auto"``, and ``torch.compile`` as what has to be beaten."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unhurried import unhurried
+
+import dynaflow_xla as dfx
+from dynaflow_xla.frontends.torch import core
+from dynaflow_xla.frontends.torch.native.compiling import compilers
+from dynaflow_xla.tuning import autotune, budget
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+nn = torch.nn
+
+
+@pytest.fixture(autouse=True)
+def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    unhurried(monkeypatch)
+
+
+class Plain(core.Whole):
+    """In the place of ``torch.compile``: counts calls."""
+
+    calls = 0
+
+    def __init__(self, original: Any, options: Any) -> None:
+        self.original = original
+
+    def call(self, args: Any, kwargs: Any) -> Any:
+        Plain.calls += 1
+        return self.original(*args, **kwargs)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Nothing is compiled; by whom it would have been."""
+    asked: list[str] = []
+
+    def same(compiler: Any, works: Any) -> Any:
+        asked.append(compiler.name)
+        return works
+
+    monkeypatch.setattr(compilers.Compiler, "__call__", same)
+    monkeypatch.setattr(core, "Whole", Plain)
+    return asked
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, wanted: str) -> list[set[str]]:
+    seen: list[set[str]] = []
+
+    def measure(runs: Any, **_: Any) -> dict[str, float]:
+        seen.append(set(runs))
+        for run in runs.values():
+            run()
+        return {name: 1.0 if name == wanted else 2.0 for name in runs}
+
+    monkeypatch.setattr(autotune, "measure", measure)
+    return seen
+
+
+def net() -> Any:
+    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+
+
+def scheduled(fn: Any, **options: Any) -> Any:
+    given = {"lanes": 2, "backend": "torch", "compiler": "auto", **options}
+    return dfx.schedule(fn, given.pop("strategy", dfx.Auto(min_cost_ns=0.0)), **given)
+
+
+def test_every_compiler_is_measured(monkeypatch: pytest.MonkeyPatch, uncompiled: list[str]) -> None:
+    seen = chosen(monkeypatch, "NanoBatch(2) by aoti")
+    model, x = net(), torch.randn(8, 16)
+    fast = scheduled(model)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+        text = dfx.explain(fast, x)
+        split = [f"NanoBatch({n}){by}" for n in (2, 4) for by in ("", " by aoti", " by inductor")]
+        assert seen == [{"original", "torch.compile", *split}]
+        assert {"aoti", "inductor"} == set(uncompiled)
+        assert "auto: NanoBatch(2) by aoti runs" in text and "regions aoti" in text
+        assert "torch.compile compiles the same" in text  # a plan with one lane
+        (file,) = Path(autotune.cache_dir()).glob("*.json")
+        assert json.loads(file.read_text())["choice"] == "NanoBatch(2) by aoti"
+        again = scheduled(model)
+        torch.testing.assert_close(again(x), model(x))
+        assert "NanoBatch(2) by aoti runs; cached" in dfx.explain(again, x)
+    assert len(seen) == 1
+
+
+def test_torch_compile_is_the_opponent(
+    monkeypatch: pytest.MonkeyPatch, uncompiled: list[str]
+) -> None:
+    """With one compiler, too: what nobody beats by a margin runs, and it is the faster plain way."""
+    seen = chosen(monkeypatch, "torch.compile")
+    model, x = net(), torch.randn(8, 16)
+    fast = scheduled(model, compiler="inductor")
+    with torch.no_grad():
+        fast(x)
+        before = Plain.calls
+        torch.testing.assert_close(fast(x), model(x))
+        assert Plain.calls == before + 1
+        assert seen == [{"original", "torch.compile", "NanoBatch(2)", "NanoBatch(4)"}]
+        text = dfx.explain(fast, x)
+    assert "auto: torch.compile runs; torch.compile (1 ms) is not beaten" in text
+    assert "a candidate of Auto's, which does not run" in text
+
+
+def test_one_strategy_by_several_compilers(
+    monkeypatch: pytest.MonkeyPatch, uncompiled: list[str]
+) -> None:
+    """A strategy of the user's runs in any case; only who compiles it is measured."""
+    seen = chosen(monkeypatch, "NanoBatch(2) by inductor")
+    model, x = net(), torch.randn(8, 16)
+    fast = scheduled(model, strategy=dfx.NanoBatch(2), in_axes=0)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+        text = dfx.explain(fast, x)
+    assert seen == [{"NanoBatch(2)", "NanoBatch(2) by inductor", "NanoBatch(2) by aoti"}]
+    assert "auto: NanoBatch(2) by inductor runs" in text and "regions inductor" in text
+    with pytest.raises(dfx.SeparabilityError, match="moves rows"):
+        with torch.no_grad():
+            scheduled(lambda x: x.flip(0), strategy=dfx.NanoBatch(2, joins=False), in_axes=0)(x)
+
+
+def test_what_fails_to_compile_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, uncompiled: list[str]
+) -> None:
+    class Fails(Plain):
+        def call(self, args: Any, kwargs: Any) -> Any:
+            raise RuntimeError("no C++ compiler")
+
+    def refused(compiler: Any, works: Any) -> Any:
+        raise RuntimeError(f"{compiler.name} found no C++ compiler")
+
+    monkeypatch.setattr(core, "Whole", Fails)
+    monkeypatch.setattr(compilers.Compiler, "__call__", refused)
+    seen = chosen(monkeypatch, "original")
+    model, x = net(), torch.randn(8, 16)
+    fast = scheduled(model)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+        text = dfx.explain(fast, x)
+    assert seen == [{"original", "NanoBatch(2)", "NanoBatch(4)"}]
+    assert "torch.compile: not measured: no C++ compiler" in text
+    assert "not measured: aoti fails: aoti found no C++ compiler" in text
+
+
+def test_compiling_is_bounded_by_the_budget(
+    monkeypatch: pytest.MonkeyPatch, uncompiled: list[str]
+) -> None:
+    """Plans may take as long to compile as ``torch.compile`` did, not longer."""
+    now = [0.0]
+
+    class Slow(Plain):
+        first = True
+
+        def call(self, args: Any, kwargs: Any) -> Any:
+            if Slow.first:
+                Slow.first, now[0] = False, now[0] + 5.0
+            return super().call(args, kwargs)
+
+    monkeypatch.setattr(core, "Whole", Slow)
+    monkeypatch.setattr(budget, "clock", lambda: now[0])
+    chosen(monkeypatch, "torch.compile")
+    model, x = net(), torch.randn(8, 16)
+    fast = scheduled(model)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+        text = dfx.explain(fast, x)
+    assert "compiling and measuring NanoBatch(2) by aoti would take about" in text
+    assert "aoti" not in uncompiled
+
+
+class Marked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.GELU())
+
+    def forward(self, x: Any) -> Any:
+        with dfx.mark("layers"):
+            return self.layers(x)
+
+
+def test_torch_compile_trains_as_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real: with the original's random numbers, its gradients, marks, other sizes and modes."""
+    monkeypatch.setattr(compilers.Compiler, "__call__", lambda compiler, works: works)
+    chosen(monkeypatch, "torch.compile")
+    model = Marked().train()
+    fast = scheduled(model)
+    for rows in (4, 4, 7):
+        x = torch.randn(rows, 8)
+        made = []
+        for m in (model, fast):
+            model.zero_grad()
+            torch.manual_seed(3)
+            result = m(x)
+            result.square().sum().backward()
+            made.append((result.detach(), [p.grad.clone() for p in model.parameters()]))
+        (want, grads), (got, found) = made
+        assert torch.equal(want == 0, got == 0)  # the same elements are dropped
+        torch.testing.assert_close(got, want)
+        for g, w in zip(found, grads, strict=True):
+            torch.testing.assert_close(g, w, rtol=1e-5, atol=1e-5)
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+        assert "auto: torch.compile runs" in dfx.explain(fast, x)
+
+
+def test_names_of_compilers() -> None:
+    with pytest.raises(dfx.PlanError, match="eager, inductor, aoti or auto; got 'nvcc'"):
+        dfx.schedule(net(), compiler="nvcc")
+    with pytest.raises(dfx.UnsupportedError, match="compiler='auto' is for backend='torch'"):
+        dfx.schedule(net(), compiler="auto", backend="ffi")
