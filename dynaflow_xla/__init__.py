@@ -1,5 +1,7 @@
 """dynaflow_xla: the schedule of a model as a separate, programmable, checkable object."""
 
+import typing as _typing
+
 from dynaflow_xla._version import __version__ as __version__
 from dynaflow_xla.api import (
     bucketed as bucketed,
@@ -42,10 +44,26 @@ from dynaflow_xla.ir.rules import (
 from dynaflow_xla.kernels import CudaKernel as CudaKernel, Lanes as Lanes
 from dynaflow_xla.planning.plan import Plan as Plan
 from dynaflow_xla.strategies.auto import Auto as Auto
-from dynaflow_xla.strategies.base import Split as Split, Strategy as Strategy
+from dynaflow_xla.strategies.base import (
+    Context as Context,
+    Handle as Handle,
+    Recorder as Recorder,
+    Split as Split,
+    Strategy as Strategy,
+)
 from dynaflow_xla.strategies.branches import Branches as Branches
 from dynaflow_xla.strategies.dual_batch import DualBatch as DualBatch
 from dynaflow_xla.strategies.nano_batch import NanoBatch as NanoBatch
 from dynaflow_xla.strategies.sequential import Sequential as Sequential
 from dynaflow_xla.timelines.timeline import Timeline as Timeline
 from dynaflow_xla.together import Arguments as Arguments
+
+if not _typing.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """``dynaflow_xla.library`` is written with the names above: it is loaded when it is asked for."""
+        if name != "library":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
+        return importlib.import_module(f"{__name__}.{name}")

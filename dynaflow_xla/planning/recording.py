@@ -25,7 +25,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Recording:
-    """A strategy's decisions in order."""
+    """A strategy's decisions in order, and sentences for ``explain``."""
 
     decisions: tuple[Decision, ...]
     notes: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,10 @@ from dynaflow_xla.strategies.split import Split as Split
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MAX_IDLE_READY = 10_000
+_AS_WRITTEN = (
+    "region {!r} runs as it was written: a replacement is of the function itself, and this graph is made of it "
+    "(a derivative, or a mapped function)"
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,9 @@ class Context:
         cores: What a region has that is executed with ``width="all"``; 0 where lanes are no cores, as on a
             GPU: then there is no such width.
         lane_cores: Cores of one lane.
+        derived: The graph is not the function itself but made of it: a pass of a derivative (in PyTorch
+            the forward of a training step, too), or its batched form under ``vmap``. Regions in it may
+            have other inputs and outputs.
     """
 
     batch_size: int | None
@@ -42,6 +50,7 @@ class Context:
     user: Mapping[str, Any] = field(default_factory=dict)
     cores: int = 0
     lane_cores: int = 1
+    derived: bool = False
 
 
 class Strategy:
@@ -82,6 +91,16 @@ class Handle:
     succs: frozenset[int]
     priority: float
     owner: Recorder = field(repr=False)
+
+    @property
+    def id(self) -> int:
+        """Number of the region; ids are an order in which regions may run."""
+        return self.region.id
+
+    @functools.cached_property
+    def needs(self) -> frozenset[int]:
+        """As ``preds``, of what a strategy executes: what puts nano-batches together is looked through."""
+        return self.owner.needs(self.preds)
 
     @property
     def nano(self) -> int:
@@ -197,6 +216,13 @@ class Recorder:
         """Every region, ready or not, in topological order; not those that put nano-batches together."""
         return tuple(h for h in self._handles if not h.region.merge)
 
+    def needs(self, preds: Iterable[int]) -> frozenset[int]:
+        """Of some regions those that a strategy executes, and of the others what these need."""
+        found: set[int] = set()
+        for pred in preds:
+            found |= self.needs(self._handles[pred].preds) if pred in self._merges else {pred}
+        return frozenset(found)
+
     def ready(self) -> list[Handle]:
         """Handles of all regions whose inputs are done, in topological order."""
         self._idle += 1
@@ -228,7 +254,8 @@ class Recorder:
                 program around the lanes. It then starts when all that was executed before is done, and
                 what is executed later starts when it is done; such regions one after another are one
                 piece for the compiler. A number must be that of a lane's cores or that of all.
-            replace: Another implementation: the region's inputs to its outputs.
+            replace: Another implementation: the region's inputs to its outputs. It is of the function
+                itself: in the passes of a derivative (``context.derived``) each region runs as written.
 
         Raises:
             PlanError: executed twice, before its inputs, on a lane out of range, ...
@@ -254,6 +281,9 @@ class Recorder:
             )
         if replace is not None and first.outer:
             self._fail(f"region {first.name!r} stays in the outer program and cannot be replaced")
+        if replace is not None and self.context.derived:
+            self.notes[_AS_WRITTEN.format(first.name)] = None
+            replace = None
         place = -1 if wide or first.outer or number is None else number
         if self._joint and len(handles) > 1:
             group = tuple(h.region.id for h in handles)

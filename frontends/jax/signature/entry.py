@@ -30,6 +30,8 @@ def build_entry(
     captured: capture.Captured,
     options: Settings,
     batched: splitting.Splitting | None = None,
+    *,
+    derived: bool = False,
 ) -> Planned:
     """Partitions, plans and validates a captured function; it is compiled when it first runs.
 
@@ -37,15 +39,17 @@ def build_entry(
         captured: The function at its full size.
         options: What the user asked for.
         batched: The same function with what is needed to split it, if it has a batch.
+        derived: It is made of the user's function, see ``Context``.
     """
     with exact_types(captured):
-        return _build(captured, options, batched)
+        return _build(captured, options, batched, derived)
 
 
 def _build(
     captured: capture.Captured,
     options: Settings,
     batched: splitting.Splitting | None,
+    derived: bool,
     given: tuple[int, ...] = (),
 ) -> Planned:
     """``given``: of the sizes that the cost model tries, those of this attempt."""
@@ -67,13 +71,14 @@ def _build(
         user=options.user,
         cores=backend.cores(),
         lane_cores=options.lane_cores,
+        derived=derived,
     )
     split = None
     sizes, asked = () if batched is None else batched.sizes, Split(assume_separable=True)
     if not sizes:
         sizes, asked = sizes_of(strategy, context)
         if batched is not None and not given and len(tried := asked.tried(batched.batch)) > 1:
-            made = [_build(captured, options, batched, each) for each in tried]
+            made = [_build(captured, options, batched, derived, each) for each in tried]
             number, told = fastest(made, tried)
             made[number].notes.append(told)
             return made[number]
@@ -94,8 +99,8 @@ def _build(
         split = replace(split, expanded=replace(split.expanded, pg=pg))
     t1 = time.perf_counter()
     # Nothing is proved of residuals that several nano-batches would share.
-    derived = batched is not None and bool(batched.sizes)
-    recording = record(strategy, pg, context, joint=not derived)
+    in_parts = batched is not None and bool(batched.sizes)
+    recording = record(strategy, pg, context, joint=not in_parts)
     if split is not None:
         split, recording = split.grouped(recording)
         captured, pg = split.captured, split.pg

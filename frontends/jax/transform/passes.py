@@ -100,7 +100,7 @@ def alone(fn: Flat, specs: Sequence[Any], options: Settings, what: str) -> Pass:
         strategy=Branches() if options.in_axes is not None else options.strategy,
     )  # fmt: skip
     captured = capture_function(fn, specs, 0, options.name)
-    return build_entry(captured, options), captured
+    return build_entry(captured, options, derived=True), captured
 
 
 class Passes:
@@ -175,11 +175,11 @@ class Passes:
             options = replace(options, in_axes=None, strategy=Branches())
             notes.append("this pass is not split; Branches() schedules it")
         try:
-            made = build_entry(whole, options, batched)
+            made = build_entry(whole, options, batched, derived=True)
         except RuleError:
             # The user's rules speak of the forward graph; the default cut fits any.
             options = replace(options, rules=None, default_cut=True)
-            made = build_entry(whole, options, batched)
+            made = build_entry(whole, options, batched, derived=True)
             notes.append("the rules do not fit this pass; it has the default cut")
         made.notes += notes
         return made, whole

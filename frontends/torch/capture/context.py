@@ -13,7 +13,9 @@ def graph_name(options: Settings, kind: str, number: int) -> str:
     return f"{name}.backward" if kind == "backward" else name
 
 
-def context_of(captured: Captured, options: Settings, batch: int | None) -> Context:
+def context_of(
+    captured: Captured, options: Settings, batch: int | None, kind: str = "inference"
+) -> Context:
     """What the strategy may look at."""
     graph = captured.graph
     return Context(
@@ -22,4 +24,5 @@ def context_of(captured: Captured, options: Settings, batch: int | None) -> Cont
         platform=captured.device.type,
         lanes=options.lanes,
         user=options.user,
+        derived=kind != "inference",
     )

@@ -136,7 +136,7 @@ def whole_entry(
     t0 = time.perf_counter()
     pg = cut(captured, options, kind)
     t1 = time.perf_counter()
-    context = context_of(captured, options, batch)
+    context = context_of(captured, options, batch, kind)
     if batch is None:
         sizes_of(options.strategy, context)  # there is no batch here: refuses a split
     recording = record(options.strategy, pg, context)

@@ -41,7 +41,7 @@ def split_entry(nano: NanoBatches, options: Settings) -> Entry:
     """
     split = split_graph(nano, *_cuts(nano, options))
     t1 = time.perf_counter()
-    context = context_of(nano.captured, options, sum(nano.sizes))
+    context = context_of(nano.captured, options, sum(nano.sizes), nano.kind)
     recording = record(options.strategy, split.pg, context, joint=nano.kind != "backward")
     split, recording = split.grouped(recording)
     entry = planned_entry(

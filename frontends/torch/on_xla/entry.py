@@ -356,7 +356,8 @@ def program_of(
     t0 = time.perf_counter()
     closed, found = traced(function) if trace is None else trace
     with jax.enable_x64(True), matmul_precision():
-        made = jax_entry.build_entry(found, jax_options(way, captured, kind), batched)
+        options = jax_options(way, captured, kind)
+        made = jax_entry.build_entry(found, options, batched, derived=kind != "inference")
     made.seconds["trace"] = time.perf_counter() - t0 - sum(made.seconds.values())
     consts = closed.consts if made.split is None else made.split.inputs(closed.consts)
     results = [(layout.physical, layout.dtype) for layout in function.result_layouts]

@@ -1,0 +1,251 @@
+"""Published strategies: the same object on a JAX and a PyTorch model, with values and gradients of each."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dynaflow_xla as dfx
+from dynaflow_xla.planning.instructions import Launch
+from dynaflow_xla.strategies.base import record
+
+jax = pytest.importorskip("jax")
+models = pytest.importorskip("library_models")
+library = dfx.library
+
+SPLIT = {
+    "nanoflow": library.NanoFlow(2),
+    "two_batch": library.TwoBatchOverlap(),
+    "token_weave": library.TokenWeave(models.norm, first=2),
+}
+WHOLE = {
+    "single_batch": library.SingleBatchOverlap(),
+    "opara": library.Opara(),
+    "nimble": library.Nimble(),
+    "ios": library.IOS(),
+    "fused": library.Fused(models.norm),
+    "by_resource": library.LanesByResource(),
+    "optimizer": library.OptimizerBesideBackward(),
+}
+STRATEGIES = {**SPLIT, **WHOLE}
+
+
+class Framework:
+    """What differs between the two: arrays, gradients."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.xp: Any = jax.numpy if name == "jax" else pytest.importorskip("torch")
+
+    def array(self, x: Any, grad: bool = False) -> Any:
+        if self.name == "jax":
+            return jax.numpy.asarray(x)
+        return self.xp.tensor(x, requires_grad=grad)
+
+    def tree(self, p: Any, grad: bool = False) -> Any:
+        return {k: self.array(v, grad) for k, v in p.items()}
+
+    def schedule(self, fn: Callable[..., Any], strategy: Any, **options: Any) -> Any:
+        model = functools.partial(fn, self.xp)
+        model.__name__ = fn.__name__  # type: ignore[attr-defined]
+        if self.name == "torch":
+
+            def model(*args: Any) -> Any:
+                return fn(self.xp, *args)
+
+        return dfx.schedule(model, strategy, lanes=2, **options)
+
+    def gradients(self, call: Callable[..., Any], p: Any, *rest: Any) -> list[Any]:
+        """Of the sum of squares, with respect to the weights."""
+        if self.name == "jax":
+            loss = lambda q: (call(q, *rest) ** 2).sum()  # noqa: E731
+            made = jax.grad(loss)(p)
+            return [np.asarray(made[k]) for k in sorted(p)]
+        given = {k: v.detach().clone().requires_grad_() for k, v in p.items()}
+        (call(given, *rest) ** 2).sum().backward()
+        return [given[k].grad.numpy() for k in sorted(p)]
+
+
+@pytest.fixture(params=["jax", "torch"])
+def framework(request: Any) -> Framework:
+    return Framework(request.param)
+
+
+def _numpy(x: Any) -> Any:
+    return np.asarray(x.detach() if hasattr(x, "detach") else x)
+
+
+def _launches(fast: Any, *args: Any) -> list[tuple[str, Any, Any]]:
+    """(name, launch, region) in the plan's order."""
+    plan, pg = dfx.plan(fast, *args), dfx.graph(fast, *args)
+    found = [i for i in plan.instructions if isinstance(i, Launch)]
+    return [(pg.regions[i.region].name, i, pg.regions[i.region]) for i in found]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_values(name: str, framework: Framework) -> None:
+    strategy = STRATEGIES[name]
+    batch = {"in_axes": (None, 0)} if name in SPLIT else {}
+    p = framework.tree(models.parameters())
+    x = framework.array(np.random.default_rng(1).normal(size=(6, 5, 16)).astype(np.float32))
+    fast = framework.schedule(models.block, strategy, **batch)
+    want = models.block(framework.xp, p, x)
+    for _ in range(2):
+        np.testing.assert_allclose(_numpy(fast(p, x)), _numpy(want), rtol=2e-5, atol=2e-5)
+    lanes = {i.lane for _, i, _ in _launches(fast, p, x)}
+    assert lanes == {0, 1}, dfx.explain(fast, p, x)
+    if name in SPLIT:
+        assert {r.nano for _, _, r in _launches(fast, p, x)} >= {0, 1}
+
+
+_QUICK = ("nanoflow", "token_weave", "fused", "nimble")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in _QUICK else pytest.param(n, marks=pytest.mark.slow) for n in STRATEGIES]
+)
+def test_gradients(name: str, framework: Framework) -> None:
+    batch = {"in_axes": (None, 0)} if name in SPLIT else {}
+    p = framework.tree(models.parameters())
+    x = framework.array(np.random.default_rng(1).normal(size=(6, 16)).astype(np.float32))
+    fast = framework.schedule(models.block, STRATEGIES[name], **batch)
+    original = functools.partial(models.block, framework.xp)
+    for got, wanted in zip(
+        framework.gradients(fast, p, x), framework.gradients(original, p, x), strict=True
+    ):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_network_regions_have_a_lane_beside_the_other_half(framework: Framework) -> None:
+    p = framework.tree(models.parameters())
+    x = framework.array(np.ones((6, 5, 16), np.float32))
+    fast = framework.schedule(models.block, library.TwoBatchOverlap(), in_axes=(None, 0))
+    found = [
+        (r.name.split("@")[0], r.nano, i.lane) for _, i, r in _launches(fast, p, x) if not r.merge
+    ]
+    talks = [one for one in found if one[0] in ("dispatch", "combine")]
+    assert {lane for *_, lane in talks} == {1}
+    assert {lane for n, _, lane in found if n not in ("dispatch", "combine")} == {0}
+    for first, second in zip(talks, talks[1:], strict=False):
+        between = found[found.index(first) + 1 : found.index(second)]
+        assert first[1] == second[1] or any(nano != first[1] for _, nano, _ in between), found
+    small = framework.schedule(models.block, library.TwoBatchOverlap(rows=7), in_axes=(None, 0))
+    assert {r.nano for _, _, r in _launches(small, p, x)} == {0}
+
+
+def test_shared_experts_run_beside_the_dispatch(framework: Framework) -> None:
+    p = framework.tree(models.parameters())
+    x = framework.array(np.ones((6, 16), np.float32))
+    fast = framework.schedule(models.block, library.SingleBatchOverlap())
+    names = [name for name, *_ in _launches(fast, p, x)]
+    lanes = {name: i.lane for name, i, _ in _launches(fast, p, x)}
+    assert names.index("dispatch") < names.index("shared") and lanes["dispatch"] == lanes["combine"]
+    assert lanes["shared"] == lanes["experts"] != lanes["dispatch"]
+
+
+def test_branches_get_lanes_of_their_own(framework: Framework) -> None:
+    """The papers about streams: no branch waits for another one while there are lanes."""
+    p = framework.tree(models.parameters())
+    x = framework.array(np.ones((6, 16), np.float32))
+    for strategy in (library.Opara(), library.Nimble(), library.IOS()):
+        fast = framework.schedule(models.branches, strategy)
+        want = models.branches(framework.xp, p, x)
+        np.testing.assert_allclose(_numpy(fast(p, x)), _numpy(want), rtol=1e-5, atol=1e-5)
+        pg = dfx.graph(fast, p, x)
+        made = record(strategy, pg, dfx.Context(None, (), "cpu", 4))
+        firsts = [d.lane for d in made.decisions if pg.regions[d.region].name.startswith("first")]
+        assert len(set(firsts)) >= (3 if isinstance(strategy, library.IOS) else 4), (strategy, made)
+
+
+def test_prefill_beside_decode(framework: Framework) -> None:
+    p = framework.tree(models.parameters())
+    rng = np.random.default_rng(2)
+    x = framework.array(rng.normal(size=(6, 16)).astype(np.float32))
+    cache = framework.array(rng.normal(size=(6, 64, 16)).astype(np.float32))
+
+    def prefill(p: Any, x: Any) -> Any:
+        return models.block(framework.xp, p, x)
+
+    def decode(p: Any, x: Any, cache: Any) -> Any:
+        return models.decode(framework.xp, p, x, cache)
+
+    both = dfx.together(prefill, decode, strategy=library.PODAttention(), lanes=2)
+    calls = ((p, x), (p, x, cache))
+    for got, want in zip(both(*calls), both.original(*calls), strict=True):
+        np.testing.assert_allclose(_numpy(got), _numpy(want), rtol=2e-5, atol=2e-5)
+    assert {(r.function, i.lane) for _, i, r in _launches(both, *calls)} == {
+        ("prefill", 0),
+        ("decode", 1),
+    }
+
+
+def test_updates_start_before_the_last_gradient(framework: Framework) -> None:
+    p = framework.tree(models.parameters())
+    x = framework.array(np.random.default_rng(1).normal(size=(64, 16)).astype(np.float32))
+    grad = jax.grad if framework.name == "jax" else framework.xp.func.grad
+
+    def step(p: Any, x: Any) -> Any:
+        return models.step(framework.xp, grad, p, x)
+
+    fast = dfx.schedule(step, library.OptimizerBesideBackward(), lanes=2)
+    want = step(p, x)
+    for name, got in fast(p, x).items():
+        np.testing.assert_allclose(_numpy(got), _numpy(want[name]), rtol=2e-5, atol=2e-5)
+    order = _launches(fast, p, x)
+    ends = [not any(set(r.outputs) & set(o.inputs) for _, _, o in order) for _, _, r in order]
+    assert 1 in {i.lane for _, i, _ in order}
+    assert ends.index(True) < len(ends) - ends[::-1].index(False) - 1, [n for n, *_ in order]
+
+
+def test_a_kernel_stands_in_for_what_is_marked(framework: Framework) -> None:
+    p = framework.tree(models.parameters())
+    x = framework.array(np.ones((6, 16), np.float32))
+    fast = framework.schedule(models.block, library.Fused(models.norm))
+    assert "norm (replaced by norm)" in dfx.explain(fast, p, x)
+    assert "runs as it was written" not in dfx.explain(fast, p, x)
+
+
+def _lines_of_strategy(cls: type) -> int:
+    """Lines of a class without its docstrings, comments and blank lines."""
+    tree = ast.parse(inspect.getsource(cls))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            if isinstance(body[0].value, ast.Constant):
+                del body[0]
+    source = inspect.getsource(cls).splitlines()
+    used = {
+        n
+        for node in ast.walk(tree)
+        if hasattr(node, "lineno")
+        for n in range(node.lineno, node.lineno + 1)
+    }
+    return len([n for n in used if source[n - 1].strip()])
+
+
+def test_each_is_short_and_public_and_names_its_source() -> None:
+    found = {name: cls for name, cls in vars(library).items() if isinstance(cls, type)}
+    assert len(found) >= 11
+    for name, cls in found.items():
+        path = Path(inspect.getsourcefile(cls) or "")
+        text = path.read_text()
+        assert _lines_of_strategy(cls) <= 20, name
+        module = ast.parse(text)
+        assert "arXiv:" in (ast.get_docstring(module) or "") and "Not taken" in text, name
+        imports = [n for n in ast.walk(module) if isinstance(n, ast.Import | ast.ImportFrom)]
+        ours = [ast.unparse(n) for n in imports if "dynaflow_xla" in ast.unparse(n)]
+        assert ours == ["import dynaflow_xla as dfx"], name
+        used = {
+            n.attr
+            for n in ast.walk(module)
+            if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") == "dfx"
+        }
+        assert used <= set(dir(dfx)), name
+        assert cls() == cls() if name not in ("Fused",) else cls(len) == cls(len)
