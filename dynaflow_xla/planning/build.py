@@ -39,6 +39,7 @@ def build_plan(
     strategy_text: str,
     cores: int = 0,
     width: int = 1,
+    counted: bool = True,
 ) -> Plan:
     """Builds the plan of a recording.
 
@@ -54,6 +55,7 @@ def build_plan(
         strategy_text: Text form of the strategy.
         cores: What wide launches have; 0: there are none.
         width: Cores of a lane.
+        counted: False for a plan that is only looked at.
     """
     graph = pg.graph
     places = _places(pg, recording)
@@ -117,12 +119,13 @@ def build_plan(
             f"returned as they are, or kept for a backward: inputs {', '.join(dict.fromkeys(passed))}; no "
             "lane touches them"
         )
-    telling.count("plans")
-    telling.told(
-        "plan", f"{graph.name}: {len(pg.regions)} regions on {lanes} lanes by {strategy_text}",
-        function=graph.name, strategy=strategy_text, regions=len(pg.regions), lanes=lanes,
-        events=len(recorded), scratch_bytes=peak, copied_bytes=copied,
-    )  # fmt: skip
+    if counted:
+        telling.count("plans")
+        telling.told(
+            "plan", f"{graph.name}: {len(pg.regions)} regions on {lanes} lanes by {strategy_text}",
+            function=graph.name, strategy=strategy_text, regions=len(pg.regions), lanes=lanes,
+            events=len(recorded), scratch_bytes=peak, copied_bytes=copied,
+        )  # fmt: skip
     return Plan(
         version=PLAN_VERSION,
         graph=graph.name,

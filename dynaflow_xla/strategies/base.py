@@ -20,8 +20,8 @@ from dynaflow_xla.strategies.split import Split as Split
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MAX_IDLE_READY = 10_000
 _AS_WRITTEN = (
-    "region {!r} runs as it was written: a replacement is of the function itself, and this graph is made of it "
-    "(a derivative, or a mapped function)"
+    "region {!r} runs as it was written: a replacement is of the function itself, and this graph is made of "
+    "it (a derivative, or a mapped function)"
 )
 
 
@@ -313,6 +313,10 @@ class Recorder:
             )
         return bool(cores)
 
+    def finish(self) -> None:
+        """What puts inputs alone together, if nothing else was there to execute."""
+        self._run_merges(0)
+
     def _run_merges(self, lane: int) -> None:
         """What puts nano-batches together runs where the last of them ran."""
         while merges := sorted(self._ready & self._merges):
@@ -422,7 +426,7 @@ def record(
         raise PlanTypeError(f"a strategy must be a dynaflow_xla.Strategy; got {strategy!r}")
     recorder = Recorder(pg, context, strategy, joint=joint)
     strategy.schedule(recorder)
-    recorder._run_merges(0)  # those of inputs alone, if nothing else was there to execute
+    recorder.finish()
     if recorder.remaining:
         left = [h.region for h in recorder.handles if h.region.id not in recorder._done]
         names, where = [region.name for region in left], left[0].source
