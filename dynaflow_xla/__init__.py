@@ -61,8 +61,8 @@ from dynaflow_xla.together import Arguments as Arguments
 if not _typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """``dynaflow_xla.library`` is written with the names above: it is loaded when it is asked for."""
-        if name != "library":
+        """``dynaflow_xla.published`` is written with the names above: it is loaded when it is asked for."""
+        if name != "published":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib
 

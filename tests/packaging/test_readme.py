@@ -65,7 +65,7 @@ def test_torch_quickstart(tmp_path: Path) -> None:
 PAGES = {
     "index.md": (("jax",), ("strategy Branches()",)),
     "export.md": (("jax", "torch"), ()),
-    "library.md": (("jax",), ("result", "bit-equal")),
+    "published.md": (("jax",), ("result", "bit-equal")),
     "modules.md": (("flax", "optax"), ("argument[0]['norm']['mean']", "result")),
     "nano_batches.md": (("jax",), ("strategy NanoBatch(2)", "result")),
     "select.md": (("jax",), ("split: NanoBatch(2), 1 call",)),

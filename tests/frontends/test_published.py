@@ -17,22 +17,22 @@ from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.strategies.base import record
 
 jax = pytest.importorskip("jax")
-models = pytest.importorskip("library_models")
-library = dfx.library
+models = pytest.importorskip("published_models")
+published = dfx.published
 
 SPLIT = {
-    "nanoflow": library.NanoFlow(2),
-    "two_batch": library.TwoBatchOverlap(),
-    "token_weave": library.TokenWeave(models.norm, first=2),
+    "nanoflow": published.NanoFlow(2),
+    "two_batch": published.TwoBatchOverlap(),
+    "token_weave": published.TokenWeave(models.norm, first=2),
 }
 WHOLE = {
-    "single_batch": library.SingleBatchOverlap(),
-    "opara": library.Opara(),
-    "nimble": library.Nimble(),
-    "ios": library.IOS(),
-    "fused": library.Fused(models.norm),
-    "by_resource": library.LanesByResource(),
-    "optimizer": library.OptimizerBesideBackward(),
+    "single_batch": published.SingleBatchOverlap(),
+    "opara": published.Opara(),
+    "nimble": published.Nimble(),
+    "ios": published.IOS(),
+    "fused": published.Fused(models.norm),
+    "by_resource": published.LanesByResource(),
+    "optimizer": published.OptimizerBesideBackward(),
 }
 STRATEGIES = {**SPLIT, **WHOLE}
 
@@ -126,7 +126,7 @@ def test_gradients(name: str, framework: Framework) -> None:
 def test_network_regions_have_a_lane_beside_the_other_half(framework: Framework) -> None:
     p = framework.tree(models.parameters())
     x = framework.array(np.ones((6, 5, 16), np.float32))
-    fast = framework.schedule(models.block, library.TwoBatchOverlap(), in_axes=(None, 0))
+    fast = framework.schedule(models.block, published.TwoBatchOverlap(), in_axes=(None, 0))
     found = [
         (r.name.split("@")[0], r.nano, i.lane) for _, i, r in _launches(fast, p, x) if not r.merge
     ]
@@ -136,14 +136,14 @@ def test_network_regions_have_a_lane_beside_the_other_half(framework: Framework)
     for first, second in zip(talks, talks[1:], strict=False):
         between = found[found.index(first) + 1 : found.index(second)]
         assert first[1] == second[1] or any(nano != first[1] for _, nano, _ in between), found
-    small = framework.schedule(models.block, library.TwoBatchOverlap(rows=7), in_axes=(None, 0))
+    small = framework.schedule(models.block, published.TwoBatchOverlap(rows=7), in_axes=(None, 0))
     assert {r.nano for _, _, r in _launches(small, p, x)} == {0}
 
 
 def test_shared_experts_run_beside_the_dispatch(framework: Framework) -> None:
     p = framework.tree(models.parameters())
     x = framework.array(np.ones((6, 16), np.float32))
-    fast = framework.schedule(models.block, library.SingleBatchOverlap())
+    fast = framework.schedule(models.block, published.SingleBatchOverlap())
     names = [name for name, *_ in _launches(fast, p, x)]
     lanes = {name: i.lane for name, i, _ in _launches(fast, p, x)}
     assert names.index("dispatch") < names.index("shared") and lanes["dispatch"] == lanes["combine"]
@@ -154,14 +154,17 @@ def test_branches_get_lanes_of_their_own(framework: Framework) -> None:
     """The papers about streams: no branch waits for another one while there are lanes."""
     p = framework.tree(models.parameters())
     x = framework.array(np.ones((6, 16), np.float32))
-    for strategy in (library.Opara(), library.Nimble(), library.IOS()):
+    for strategy in (published.Opara(), published.Nimble(), published.IOS()):
         fast = framework.schedule(models.branches, strategy)
         want = models.branches(framework.xp, p, x)
         np.testing.assert_allclose(_numpy(fast(p, x)), _numpy(want), rtol=1e-5, atol=1e-5)
         pg = dfx.graph(fast, p, x)
         made = record(strategy, pg, dfx.Context(None, (), "cpu", 4))
         firsts = [d.lane for d in made.decisions if pg.regions[d.region].name.startswith("first")]
-        assert len(set(firsts)) >= (3 if isinstance(strategy, library.IOS) else 4), (strategy, made)
+        assert len(set(firsts)) >= (3 if isinstance(strategy, published.IOS) else 4), (
+            strategy,
+            made,
+        )
 
 
 def test_prefill_beside_decode(framework: Framework) -> None:
@@ -176,7 +179,7 @@ def test_prefill_beside_decode(framework: Framework) -> None:
     def decode(p: Any, x: Any, cache: Any) -> Any:
         return models.decode(framework.xp, p, x, cache)
 
-    both = dfx.together(prefill, decode, strategy=library.PODAttention(), lanes=2)
+    both = dfx.together(prefill, decode, strategy=published.PODAttention(), lanes=2)
     calls = ((p, x), (p, x, cache))
     for got, want in zip(both(*calls), both.original(*calls), strict=True):
         np.testing.assert_allclose(_numpy(got), _numpy(want), rtol=2e-5, atol=2e-5)
@@ -194,7 +197,7 @@ def test_updates_start_before_the_last_gradient(framework: Framework) -> None:
     def step(p: Any, x: Any) -> Any:
         return models.step(framework.xp, grad, p, x)
 
-    fast = dfx.schedule(step, library.OptimizerBesideBackward(), lanes=2)
+    fast = dfx.schedule(step, published.OptimizerBesideBackward(), lanes=2)
     want = step(p, x)
     for name, got in fast(p, x).items():
         np.testing.assert_allclose(_numpy(got), _numpy(want[name]), rtol=2e-5, atol=2e-5)
@@ -207,7 +210,7 @@ def test_updates_start_before_the_last_gradient(framework: Framework) -> None:
 def test_a_kernel_stands_in_for_what_is_marked(framework: Framework) -> None:
     p = framework.tree(models.parameters())
     x = framework.array(np.ones((6, 16), np.float32))
-    fast = framework.schedule(models.block, library.Fused(models.norm))
+    fast = framework.schedule(models.block, published.Fused(models.norm))
     assert "norm (replaced by norm)" in dfx.explain(fast, p, x)
     assert "runs as it was written" not in dfx.explain(fast, p, x)
 
@@ -231,7 +234,7 @@ def _lines_of_strategy(cls: type) -> int:
 
 
 def test_each_is_short_and_public_and_names_its_source() -> None:
-    found = {name: cls for name, cls in vars(library).items() if isinstance(cls, type)}
+    found = {name: cls for name, cls in vars(published).items() if isinstance(cls, type)}
     assert len(found) >= 11
     for name, cls in found.items():
         path = Path(inspect.getsourcefile(cls) or "")

@@ -1,0 +1,15 @@
+"""Published strategies, each written on the public interface of this package: read, copy, change them."""
+
+from dynaflow_xla.published.fused import Fused as Fused
+from dynaflow_xla.published.ios import IOS as IOS
+from dynaflow_xla.published.lanes_by_resource import LanesByResource as LanesByResource
+from dynaflow_xla.published.nanoflow import NanoFlow as NanoFlow
+from dynaflow_xla.published.nimble import Nimble as Nimble
+from dynaflow_xla.published.opara import Opara as Opara
+from dynaflow_xla.published.optimizer_beside_backward import (
+    OptimizerBesideBackward as OptimizerBesideBackward,
+)
+from dynaflow_xla.published.pod_attention import PODAttention as PODAttention
+from dynaflow_xla.published.single_batch_overlap import SingleBatchOverlap as SingleBatchOverlap
+from dynaflow_xla.published.token_weave import TokenWeave as TokenWeave
+from dynaflow_xla.published.two_batch_overlap import TwoBatchOverlap as TwoBatchOverlap
