@@ -187,7 +187,7 @@ def ptx_parameters(text: str, name: str) -> int:
 
 @dataclass(frozen=True)
 class Lanes:
-    """Lanes of a GPU: ``dfx.schedule(..., lanes=dfx.Lanes(3, sms=(0, 32, 16)))``.
+    """Lanes with properties: ``lanes=dfx.Lanes(2, width=4)``; on a GPU ``dfx.Lanes(3, sms=(0, 32, 16))``.
 
     Attributes:
         count: Number of lanes with the caller's, lane 0.
@@ -195,13 +195,24 @@ class Lanes:
             entry is 0. Lanes beyond the list have 0.
         sms: Multiprocessors that a lane has for itself (a green context); the driver rounds up. 0, and
             lanes beyond the list: all. Lane 0's entry is 0.
+        width: Of lanes of a CPU: cores of each. None: lanes share the cores out evenly, on 16 cores two have
+            eight each. More than there are is allowed: lanes then take turns, and ``explain`` says so.
     """
 
     count: int
     priorities: tuple[int, ...] = ()
     sms: tuple[int, ...] = ()
+    width: int | None = None
 
     def __post_init__(self) -> None:
+        width = checks.integer(self.width)
+        if self.width is not None and (width is None or width < 1):
+            raise bad_argument(
+                self.width,
+                Integral,
+                f"width must be an integer >= 1, cores of a lane; got {self.width!r}",
+            )
+        object.__setattr__(self, "width", width)
         count = checks.integer(self.count)
         if count is None or count < 1:
             raise bad_argument(
@@ -240,7 +251,16 @@ class Lanes:
                 f"{self} asks for priorities or multiprocessors, which {whose} have not; give lanes= a "
                 "number (on a GPU ask JAX for its lanes by backend='ffi')"
             )
-        thread_lanes(self.count)
+        if self.width is None:
+            thread_lanes(self.count)
+
+    def refuse_on_device(self) -> None:
+        """Raises UnsupportedError where lanes turn out to be streams: they have no cores."""
+        if self.width is not None:
+            raise UnsupportedError(
+                f"{self} gives lanes cores of a CPU, which lanes of a device have not: leave width out, or "
+                "say sms= for multiprocessors"
+            )
 
 
 def thread_lanes(count: int) -> int:

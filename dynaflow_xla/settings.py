@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
-from dynaflow_xla import checks, selection as _selection
+from dynaflow_xla import checks, machine, selection as _selection
 from dynaflow_xla.errors import (
     PlanError,
     PlanTypeError,
@@ -126,10 +126,10 @@ def checked(
         backend = "xla"
     count = resolve_lanes(lanes, backend)
     special = lanes if isinstance(lanes, Lanes) else None
-    if special is not None and special.special and backend == "xla":
+    if special is not None and backend == "xla" and (special.special or special.width):
         raise UnsupportedError(
-            "one XLA program has no lanes to give priorities or multiprocessors to: use backend='ffi' or "
-            "'torch', or give lanes a number"
+            "one XLA program has no lanes to give priorities, multiprocessors or cores to: use "
+            "backend='ffi' or 'torch', or give lanes a number"
         )
     rows = _check_batch(in_axes, out_axes, batch_size)
     if context is not None and not isinstance(context, Mapping):
@@ -149,6 +149,7 @@ def checked(
         compiler_options=dict(compiler_options) if compiler_options else None,
         check=check,
         gpu=special,
+        lane_cores=lane_cores(lanes, count, backend),
         selection=selection,
     )
 
@@ -197,6 +198,15 @@ def resolve_lanes(lanes: int | Lanes | None, backend: str = "ffi") -> int:
             lanes, Integral, f"lanes must be an integer >= 1 or dfx.Lanes(...); got {lanes!r}"
         )
     return thread_lanes(count)
+
+
+def lane_cores(lanes: int | Lanes | None, count: int, backend: str = "ffi") -> int:
+    """Cores of each of ``count`` lanes that are threads: as asked for, or an even share of the machine's."""
+    if backend == "xla":
+        return 1
+    if isinstance(lanes, Lanes) and lanes.width is not None:
+        return lanes.width
+    return max(1, machine.cores() // count)
 
 
 def _check_batch(in_axes: Any, out_axes: Any, batch_size: Any) -> int | None:

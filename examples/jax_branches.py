@@ -30,7 +30,7 @@ def main() -> None:
     """Schedules the function, shows its plan, and compares it with the original."""
     fast = dfx.schedule(both_directions, strategy="branches")
     keys = jax.random.split(jax.random.key(0))
-    w, x = jax.random.normal(keys[0], (64, 64)) / 16, jax.random.normal(keys[1], (32, 16, 64))
+    w, x = jax.random.normal(keys[0], (64, 64)) / 16, jax.random.normal(keys[1], (128, 16, 64))
     print(dfx.explain(fast, w, x))
     print(dfx.verify(fast, w, x))
     assert jnp.allclose(fast(w, x), both_directions(w, x), atol=1e-4)

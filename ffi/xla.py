@@ -2,7 +2,9 @@
 
 Why extra clients: running a lane's program on the client that runs the outer program deadlocks
 (its in-flight limit and its thread pool are held by the outer calls). A lane's client is
-synchronous, has a pool of one thread, and serves that lane only.
+synchronous, has a pool of as many threads as the lane has cores, and serves that lane only. One of these at
+most waits in a gate, since a lane's gates are chained and a lane runs one call at a time: what the gate waits
+for never waits for this lane's other threads.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ ORDER_TARGET = "dfx_order"
 _lock = threading.Lock()
 _registered = False
 _gate_registered = False
-_clients: list[Any] = []
+_clients: dict[tuple[int, int], Any] = {}
 
 
 def ensure_registered() -> None:
@@ -106,21 +108,21 @@ def engine_error(error: BaseException) -> EngineError | None:
     return made
 
 
-def lane_device(lane: int) -> Any:
-    """The device of a lane's own CPU client (made on first use)."""
+def lane_device(lane: int, width: int = 1) -> Any:
+    """The device of a lane's own CPU client with so many threads (made on first use)."""
     if lane < 0:
         raise PlanError(f"a lane number must be >= 0; got {lane}")
     ensure_registered()
     with _lock:
-        while len(_clients) <= lane:
-            _clients.append(_make_client())
-        return _clients[lane].local_devices()[0]
+        if (lane, width) not in _clients:
+            _clients[lane, width] = _make_client(width)
+        return _clients[lane, width].local_devices()[0]
 
 
-def _make_client() -> Any:
+def _make_client(width: int) -> Any:
     # The pool's size is read from NPROC when the client is made; there is no other switch.
     previous = os.environ.get("NPROC")
-    os.environ["NPROC"] = "1"
+    os.environ["NPROC"] = str(width)
     try:
         return xla_client.make_cpu_client(asynchronous=False)
     finally:

@@ -13,7 +13,7 @@ EXAMPLES = ROOT / "examples"
 # File -> what it needs besides the package, and what its output holds.
 SAYS = {
     "compile_for_gpu.py": ("jax", ('graph="two_branches"', 'name="left" lane=0')),
-    "jax_branches.py": ("jax", ("strategy Branches()", "result: float32[32, 16, 64]")),
+    "jax_branches.py": ("jax", ("strategy Branches()", "result: float32[128, 16, 64]")),
     "nano_batches.py": ("jax", ("into nano-batches of [16, 16]", "refused: 'normalised'")),
     "own_strategy.py": ("jax", ('strategy="SortsAside()"', "result: float32[4096]")),
     "select_at_run_time.py": ("jax", ("split: NanoBatch(2), 1 call", "plain: the original, 1 call")),

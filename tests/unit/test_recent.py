@@ -65,7 +65,7 @@ KNOWN = {
     "ir/rules.py": {"_backends": "one for each frontend", "_load_jax": "no arguments"},
     "ffi/device_lanes.py": {"_cuda": "one for each device"},
     "ffi/programs.py": {"_living": "weak: programs that somebody owns"},
-    "ffi/xla.py": {"_clients": "one for each lane"},
+    "ffi/xla.py": {"_clients": "one for each lane and width"},
     "frontends/jax/batch/rules/walk.py": {
         "RULES": "by name of a primitive",
         "IN_ORDER": "by name of a primitive",

@@ -93,7 +93,7 @@ TOGETHER = {
     assert np.isfinite(np.asarray(y)).all()
     """,
         "a_thousand_calls_of_two_functions_by_turns": """
-    other = dfx.schedule(lambda x: jnp.sort(x) @ jnp.sort(x.T), "branches", lanes=LANES)
+    other = dfx.schedule(lambda x: jnp.sort(x) @ jnp.sort(x.T), dfx.Branches(wide=False), lanes=LANES)
     outs = [(fast(x), other(x)) for _ in range(1000)]
     check(outs[-1][0])
     """,
@@ -355,7 +355,7 @@ def test_made_and_dropped_many_times() -> None:
     run("""
     import gc
     for i in range(10):
-        one = dfx.schedule(lambda x, i=i: jnp.sort(x) * i + jnp.cos(x), "branches", lanes=LANES)
+        one = dfx.schedule(lambda x, i=i: jnp.sort(x) * i + jnp.cos(x), dfx.Branches(wide=False), lanes=LANES)
         out = one(x)
         jax.grad(lambda x: one(x).sum())(x)
         del one
@@ -364,5 +364,40 @@ def test_made_and_dropped_many_times() -> None:
     left = sum(type(thing).__name__ == "LaneProgram" for thing in gc.get_objects())
     assert left == 0, f"{left} lane programs outlive their schedules"
     check(fast(x))
+    print("done")
+    """)
+
+
+def test_wide_and_narrow_launches_of_many_calls() -> None:
+    """Phases of lanes and regions on all cores, in lanes wider than the machine, from several threads."""
+    run("""
+    class Mixed(RoundRobin):
+        def schedule(self, s):
+            count = 0
+            while ready := s.ready():
+                for op in ready:
+                    count += 1
+                    s.execute(op, lane=count % LANES, width="all" if count % 3 == 0 else None)
+
+    mixed = [
+        dfx.schedule(work, Mixed(), lanes=lanes)
+        for lanes in (LANES, dfx.Lanes(LANES, width=2), dfx.Lanes(LANES, width=5))
+    ]
+    for f in mixed:
+        check(f(x))
+
+    def calls(number):
+        pending = []
+        for i in range(60):
+            pending.append(mixed[(i + number) % len(mixed)](x))
+            if i % 20 == 19:
+                for got in pending:
+                    check(got)
+                pending = []
+
+    threads = [threading.Thread(target=calls, args=(n,)) for n in range(4)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    check(jax.jit(lambda x: sum(f(x) for f in mixed) / len(mixed))(x))
     print("done")
     """)

@@ -420,6 +420,8 @@ def builder(made: Planned, instructions: Sequence[Any]) -> StageBuilder:
         gpu.refuse_on_cpu()
     if lanes is None:
         return StageBuilder(made, instructions)
+    if gpu is not None:
+        gpu.refuse_on_device()
     return DeviceStageBuilder(
         lanes, gpu if gpu is not None and gpu.special else None, made, instructions
     )

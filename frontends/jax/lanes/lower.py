@@ -26,6 +26,7 @@ from dynaflow_xla.frontends.jax.capture.physical import (
 from dynaflow_xla.frontends.jax.lanes.emitter import LaneEmitter
 from dynaflow_xla.frontends.jax.lanes.parts import StageParts
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
+from dynaflow_xla.frontends.jax.regions import lapack_guard
 from dynaflow_xla.planning.instructions import Launch, Record
 
 
@@ -78,7 +79,7 @@ class StageBuilder(StageParts):
             for lane in self.lanes:
                 specs = [self.spec(number) for number in lane_inputs[lane]]
                 name = f"lane {lane} ({named[lane]})"
-                device = xla.lane_device(lane)
+                device = xla.lane_device(lane, self.width_of[lane])
                 made = LaneProgram(name, compiled[lane], specs, device, consts[lane])
                 lane_programs.append(made)
                 reads = [arg_buffer[number] for number in lane_inputs[lane]]
@@ -153,17 +154,21 @@ class StageBuilder(StageParts):
 
         def lane_function(*args: Any) -> Any:
             emitter = LaneEmitter(lane, self, profile)
-            return emitter.run(
-                instructions,
-                {
-                    number: from_physical(x, avals[self.buffer(number).value])
-                    for number, x in zip(inputs, args, strict=True)
-                },
-            )
+            given = {
+                number: from_physical(x, avals[self.buffer(number).value])
+                for number, x in zip(inputs, args, strict=True)
+            }
+            if self.width_of[lane] == 1:
+                return emitter.run(instructions, given)
+            with lapack_guard.one_at_a_time():  # else they could wait for each other's threads
+                return emitter.run(instructions, given)
 
         lane_function.__name__ = f"{self.plan.graph}_lane{lane}"
         return self._lowered(
-            lane_function, list(map(self.spec, inputs)), lane, xla.lane_device(lane)
+            lane_function,
+            list(map(self.spec, inputs)),
+            lane,
+            xla.lane_device(lane, self.width_of[lane]),
         )
 
     def _lowered(

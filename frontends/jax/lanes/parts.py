@@ -54,6 +54,7 @@ class StageParts:
         self.launches = [i for i in instructions if isinstance(i, Launch)]
         self.lanes = tuple(sorted({launch.lane for launch in self.launches}))
         self.lane_of = {launch.region: launch.lane for launch in self.launches}
+        self.width_of = {launch.lane: launch.width for launch in self.launches}
         self.slices = {i.out: i for i in plan.instructions if isinstance(i, Slice)}
         self.origin: dict[int, Origin] = {}
         arguments: dict[int, None] = {}

@@ -70,7 +70,7 @@ def _build(
         lanes=options.lanes,
         user=options.user,
         cores=backend.cores(),
-        lane_cores=options.lane_cores,
+        lane_cores=options.lane_cores if backend.cores() else 1,
         derived=derived,
     )
     split = None

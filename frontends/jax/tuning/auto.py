@@ -19,6 +19,7 @@ from dynaflow_xla.ffi import _compat as ffi_compat
 from dynaflow_xla.frontends.jax.capture import capture, costs as costs_of
 from dynaflow_xla.frontends.jax.capture.tracing import Capturing
 from dynaflow_xla.frontends.jax.tuning import on_caller, ways as ways_to_run
+from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.timelines.simulator import simulate
 from dynaflow_xla.tuning import autotune, budget, choice as choice_of, quiet
@@ -37,6 +38,7 @@ _ALONE = (
 )
 
 _ONE_LANE = "one lane"
+_ORIGINAL = "no lane"
 
 _SHORT_MARGIN = 0.1
 """By so much a plan has to beat the original on the caller's thread. Such programs are short, and what
@@ -223,7 +225,9 @@ def _predicted(
         predicted[name] = simulate(made.plan, made.pg, known_costs(costs, made)).total_ns / 1e6
         program = _program(made)
         same = plans.setdefault(program, name)
-        if made.unproven:
+        if program == _ORIGINAL:
+            left_out[name] = "every region has all cores: the original's program"
+        elif made.unproven:
             left_out[name] = "it is not proved that a split keeps the values"
         elif same != name:
             left_out[name] = f"the same programs as {same}"
@@ -253,7 +257,10 @@ def _program(made: Any) -> Any:
     """What is equal for plans that compile to the same programs: XLA orders one lane as it likes."""
     if len(made.plan.lanes_used) > 1 or made.split is not None:
         return made.plan.instructions
-    return _ONE_LANE
+    if not made.plan.lanes_used:
+        return _ORIGINAL
+    wide = any(i.lane < 0 for i in made.plan.instructions if isinstance(i, Launch))
+    return made.plan.instructions if wide and made.plan.cores else _ONE_LANE
 
 
 def _child(fast: Any, choice: str) -> Any:
