@@ -1,0 +1,147 @@
+"""What regions on all cores gain: measured against ``jax.jit`` here, and simulated for other machines.
+
+    python -P benchmarks/width.py simulate [--out FILE]   # 4, 16 and 64 cores; runs nothing
+    python -P benchmarks/width.py measure [--rounds 15] [--only NAMES] [--out FILE]
+
+``measure`` times each case under plain jit, ``Branches()``, ``Branches(wide=False)`` and ``Sequential()``,
+interleaved; ``by_hand`` is a function whose branches alone are scheduled, inside jit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+from cases import CASES, lstm, lstm_parameters
+from environment import stamp
+
+import dynaflow_xla as dfx
+from dynaflow_xla import machine
+
+SHAPES = ((64, 16, 512, 128), (32, 8, 256, 128), (128, 8, 256, 64))
+"""Steps, batch, width, hidden width of a bi-LSTM between dense layers."""
+
+ASSUMED = (
+    "costs of one core as dynaflow_xla estimates them for this processor, Amdahl's law by kind of work "
+    f"({machine._SHARED}), {machine.LANES_NS / 1e3:.0f} us a phase of lanes, lanes share all cores evenly"
+)
+
+
+def dense_bilstm(
+    steps: int, batch: int, width: int, hidden: int
+) -> tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]:
+    """The function, the same with its two LSTMs scheduled, and its arguments."""
+    keys = jax.random.split(jax.random.key(0), 5)
+    params = {
+        "in": jax.random.normal(keys[0], (width, width)) / width**0.5,
+        "forward": lstm_parameters(keys[1], width, hidden),
+        "backward": lstm_parameters(keys[2], width, hidden),
+        "out": jax.random.normal(keys[3], (2 * hidden, width)) / (2 * hidden) ** 0.5,
+    }
+
+    def both(p: Any, x: Any) -> Any:
+        forward = lstm(p["forward"], x, reverse=False)
+        return forward, lstm(p["backward"], x, reverse=True)
+
+    def around(branches: Callable[..., Any]) -> Callable[..., Any]:
+        def model(p: Any, x: Any) -> Any:
+            states = branches(p, jax.nn.gelu(x @ p["in"]))
+            return jax.nn.gelu(jnp.concatenate(states, axis=-1) @ p["out"])
+
+        return model
+
+    x = jax.random.normal(keys[4], (steps, batch, width))
+    return around(both), around(dfx.schedule(both, dfx.Branches(wide=False))), (params, x)
+
+
+def measured(ways: dict[str, Callable[..., Any]], args: Any, rounds: int) -> dict[str, Any]:
+    """Milliseconds of every round by name, their medians, and medians of the ratios to jit."""
+    for _ in range(2):
+        for fn in ways.values():
+            jax.block_until_ready(fn(*args))
+    samples: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds):
+        names = list(ways)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            jax.block_until_ready(ways[name](*args))
+            start = time.perf_counter()
+            jax.block_until_ready(ways[name](*args))
+            samples[name].append((time.perf_counter() - start) * 1e3)
+    against = {
+        name: statistics.median(a / b for a, b in zip(times, samples["jit"], strict=True))
+        for name, times in samples.items()
+    }
+    return {"ratio": against, "ms": samples}
+
+
+def measure(rounds: int, only: str | None) -> dict[str, Any]:
+    """All cases, or those whose names hold one of ``only``."""
+    todo: list[tuple[str, dict[str, Callable[..., Any]], Any]] = []
+    for shape in SHAPES:
+        fn, by_hand, args = dense_bilstm(*shape)
+        todo.append(
+            (f"dense_bilstm{shape}", {"jit": jax.jit(fn), "by_hand": jax.jit(by_hand)}, args)
+        )
+    for case in CASES:
+        fn, args = case.make()
+        todo.append((case.name, {"jit": jax.jit(fn)}, args))
+    made = {}
+    for name, ways, args in todo:
+        if only and not any(part in name for part in only.split(";")):
+            continue
+        plain: Any = ways["jit"]
+        ways["branches"] = dfx.schedule(plain, dfx.Branches())
+        ways["on lanes only"] = dfx.schedule(plain, dfx.Branches(wide=False))
+        ways["sequential"] = dfx.schedule(plain, dfx.Sequential())
+        made[name] = measured(ways, args, rounds)
+        print(name, {k: round(v, 3) for k, v in made[name]["ratio"].items()}, flush=True)
+    return made
+
+
+def simulate(counts: tuple[int, ...] = (4, 16, 64)) -> dict[str, Any]:
+    """Predicted speed-up over the original on all cores, by case and number of cores."""
+    functions = [(f"dense_bilstm{shape}", *dense_bilstm(*shape)[::2]) for shape in SHAPES]
+    functions += [(case.name, *case.make()) for case in CASES]
+    made: dict[str, Any] = {}
+    for name, fn, args in functions:
+        made[name] = {}
+        for cores in counts:
+            with mock.patch.object(machine, "cores", lambda cores=cores: cores):
+                lanes = dfx.Lanes(min(8, cores), width=max(1, cores // min(8, cores)))
+                predicted = {
+                    strategy: dfx.simulate(dfx.schedule(fn, strategy, lanes=lanes), *args).total_ns
+                    for strategy in (dfx.Sequential(), dfx.Branches(), dfx.Branches(wide=False))
+                }
+            whole, best, narrow = predicted.values()
+            made[name][str(cores)] = {"branches": whole / best, "on lanes only": whole / narrow}
+        print(name, {n: round(x["branches"], 2) for n, x in made[name].items()}, flush=True)
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["simulate", "measure"])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", help="parts of names, separated by ;")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    environment = stamp()
+    if given.what == "simulate":
+        result = {"environment": environment, "assumed": ASSUMED, "speed_up": simulate()}
+    else:
+        found = measure(given.rounds, given.only)
+        result = {"environment": environment, "load_after": stamp()["load_average"], "cases": found}
+    if given.out:
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
