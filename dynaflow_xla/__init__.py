@@ -54,6 +54,7 @@ from dynaflow_xla.strategies.base import (
 from dynaflow_xla.strategies.branches import Branches as Branches
 from dynaflow_xla.strategies.dual_batch import DualBatch as DualBatch
 from dynaflow_xla.strategies.nano_batch import NanoBatch as NanoBatch
+from dynaflow_xla.strategies.search import Search as Search
 from dynaflow_xla.strategies.sequential import Sequential as Sequential
 from dynaflow_xla.timelines.timeline import Timeline as Timeline
 from dynaflow_xla.together import Arguments as Arguments

@@ -22,6 +22,7 @@ from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.dual_batch import DualBatch
 from dynaflow_xla.strategies.nano_batch import NanoBatch
+from dynaflow_xla.strategies.search import Search
 from dynaflow_xla.strategies.sequential import Sequential
 
 XLA_LANES = 8
@@ -38,6 +39,7 @@ _BY_NAME: dict[str, Callable[[], Strategy]] = {
     "branches": Branches,
     "dual_batch": DualBatch,
     "nano_batch": NanoBatch,
+    "search": Search,
     "sequential": Sequential,
 }
 
