@@ -50,8 +50,8 @@ def schedule(
         fn: A JAX function or what ``jax.jit`` returns (static and donated arguments are kept); a
             ``torch.nn.Module``, a torch function or a ``torch.export.ExportedProgram``. Where both
             frameworks are loaded, the first call's arguments tell what a plain function is.
-        strategy: ``"auto"``, ``"branches"``, ``"search"``, ``"sequential"``, ``"nano_batch"``, ``"dual_batch"``
-            or a ``Strategy``; or a mapping of names to these, see ``select``.
+        strategy: ``"auto"``, ``"branches"``, ``"search"``, ``"sequential"``, ``"nano_batch"``,
+            ``"dual_batch"`` or a ``Strategy``; or a mapping of names to these, see ``select``.
         in_axes: The batch axis of each argument; needed by strategies that split the batch. A mapping by
             parameter name (``{"input_ids": 0, "attention_mask": 0}``), which holds however an argument
             is passed, the others having no batch; or as for ``jax.vmap`` an axis, or a tuple with an entry
