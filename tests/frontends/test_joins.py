@@ -108,6 +108,21 @@ def test_a_loop_along_the_batch_runs_once() -> None:
     np.testing.assert_allclose(fast(w, x), f(w, x), rtol=2e-4, atol=2e-6)
 
 
+@pytest.mark.parametrize("joins", [True, False])
+def test_equal_values_on_the_first_call_do_not_excuse_what_mixes_rows(joins: bool) -> None:
+    """The program is another one at two rows, so that a walk of all sizes ends before the result."""
+
+    def f(x: Any) -> Any:
+        high = jnp.cumsum(jnp.where(x > 5, x, 0.0), 0)  # nothing of that in the first call
+        if x.shape[0] == 2:
+            return jnp.sin(high) + x
+        return x + jnp.sin(high)
+
+    fast = dfx.schedule(f, dfx.NanoBatch([4, 3, 2], joins=joins), in_axes=0)
+    with pytest.raises(dfx.SeparabilityError, match="cumsum at .*accumulates along the batch"):
+        fast(jnp.zeros((9, 4)))
+
+
 def test_effects_are_not_joined() -> None:
     def f(x: Any) -> Any:
         jax.debug.print("{}", x.sum())

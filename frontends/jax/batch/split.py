@@ -195,6 +195,11 @@ class BatchedFunction:
             )
 
         proof = prove(made)
+        if proof.status == "unproven" and len(made) > 1:
+            # Where the program is another one at some size, nothing behind that is known; what mixes rows
+            # at the other sizes is not made good by values that happen to be equal on the first call.
+            each = (prove({n: m}) for n, m in made.items() if n > 1)
+            return next((one for one in each if one.status == "mixed"), proof)
         if proof.status != "mixed" or 1 not in made or self.batch < 3:
             return proof
         larger = {n: m for n, m in made.items() if n > 1} or {2: self.capture_at(2)}

@@ -229,6 +229,8 @@ class Graphs:
         elif text.startswith("step_unsupported"):
             text = "an instruction that Dynamo cannot follow"
         told = f"graph break at {where}: {text}"
+        if _SIZE_OF_DATA.search(text) is not None and _has_expert_loops(self.original):
+            told += _OTHER_EXPERTS
         known = told in self.breaks or len(self.breaks) == _MAX_NOTES
         if not known:
             self.breaks.append(told)
@@ -238,6 +240,22 @@ class Graphs:
             self.warn(
                 f"{self.name!r} is captured in several graphs, each scheduled on its own: {self.breaks[0]}"
             )
+
+
+_OTHER_EXPERTS = (
+    " (a loop over experts? there is none after model.set_experts_implementation('grouped_mm'), or "
+    "'batched_mm')"
+)
+_SIZE_OF_DATA = re.compile("Dynamic shape operator|nonzero|data.dependent", re.IGNORECASE)
+
+
+def _has_expert_loops(original: Any) -> bool:
+    """Whether it is a model of transformers' with experts, whose plain form loops over those that are hit."""
+    return isinstance(original, torch.nn.Module) and any(
+        hasattr(module, "set_experts_implementation")
+        and getattr(getattr(module, "config", None), "_experts_implementation", None) == "eager"
+        for module in original.modules()
+    )
 
 
 class _Runner:

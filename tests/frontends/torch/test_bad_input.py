@@ -120,6 +120,22 @@ def test_replacements() -> None:
             scheduled(lambda x: x.sin() + 1, Replacing(bad))(X)
 
 
+def test_replacements_where_sizes_are_open() -> None:
+    """A graph for all sizes knows those of a call by the region's inputs."""
+
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        return x.cos() if x.shape[0] < 7 else x[:1].cos()
+
+    fast = scheduled(lambda x: x.sin() + 1, Replacing(wrong))
+    for rows in (2, 3, 5):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(fast(x), x.cos() + 1)
+    with pytest.raises(
+        dfx.PlanError, match=r"must return float32\[8, 4\]; it returned float32\[1, 4\]"
+    ):
+        fast(torch.randn(8, 4))
+
+
 @pytest.mark.parametrize(
     "dtype",
     ["float32", "bfloat16", "float16", "float64", "complex64", "int32", "bool"],

@@ -17,6 +17,7 @@ import torch
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
+from dynaflow_xla.frontends.torch.capture.sizes import expression
 from dynaflow_xla.frontends.torch.native.memory import Environment, Placed
 from dynaflow_xla.frontends.torch.native.stretches.interpreted import LEAST, Run
 from dynaflow_xla.frontends.torch.native.stretches.source import Code, Program, Step
@@ -204,9 +205,10 @@ def replacement(
         raise PlanError(
             f"region {region.name!r} draws random numbers and cannot be replaced (at {where})"
         )
-    static = not captured.symbolic
+    shapes = _Shapes(captured, region) if captured.symbolic else None
 
     def run(*inputs: Any) -> list[Any]:
+        expected = [v.shape for v in wanted] if shapes is None else shapes.at(inputs)
         made = fn(*inputs)
         results = list(made) if isinstance(made, (tuple, list)) else [made]
         if len(results) != len(wanted):
@@ -214,14 +216,60 @@ def replacement(
                 f"the replacement of region {region.name!r} (at {where}) must return "
                 f"{len(wanted)} values; it returned {len(results)}"
             )
-        for value, result in zip(wanted, results, strict=True):
+        for value, wish, result in zip(wanted, expected, results, strict=True):
             dtype = str(getattr(result, "dtype", type(result))).removeprefix("torch.")
             shape = tuple(getattr(result, "shape", ()))
-            if dtype != value.dtype or (static and shape != value.shape):
+            fits = len(shape) == len(wish) and all(
+                n in (None, m) for n, m in zip(wish, shape, strict=True)
+            )
+            if dtype != value.dtype or not fits:
+                shown = ", ".join("?" if n is None else str(n) for n in wish)
                 raise PlanError(
                     f"the replacement of region {region.name!r} (at {where}) must return "
-                    f"{value.type_str()}; it returned {dtype}{list(shape)}"
+                    f"{value.dtype}[{shown}]; it returned {dtype}{list(shape)}"
                 )
         return results
 
     return run
+
+
+class _Shapes:
+    """Shapes of a region's results at the sizes of a call, where sizes are open in the graph.
+
+    Args:
+        captured: The graph.
+        region: The region.
+    """
+
+    _MOST = 64
+
+    def __init__(self, captured: Captured, region: Region) -> None:
+        self._inputs = [_sizes(captured.examples[v]) for v in region.inputs]
+        self._outputs = [_sizes(captured.examples[v]) for v in region.outputs]
+        self._known: dict[tuple[Any, ...], list[tuple[int | None, ...]]] = {}
+
+    def at(self, inputs: Sequence[Any]) -> list[tuple[int | None, ...]]:
+        """For each result its shape; None for a size that inputs do not tell."""
+        given = tuple(tuple(getattr(x, "shape", ())) for x in inputs)
+        found = self._known.get(given)
+        if found is None:
+            values = {
+                size: actual
+                for sizes, shape in zip(self._inputs, given, strict=True)
+                for size, actual in zip(sizes, shape, strict=False)
+                if getattr(size, "is_Symbol", False)
+            }
+            found = [tuple(_at(size, values) for size in sizes) for sizes in self._outputs]
+            if len(self._known) < self._MOST:
+                self._known[given] = found
+        return found
+
+
+def _sizes(example: Any) -> tuple[Any, ...]:
+    return tuple(expression(size) for size in getattr(example, "shape", ()))
+
+
+def _at(size: Any, values: Mapping[Any, int]) -> int | None:
+    """A size where some symbols are known."""
+    known = size if isinstance(size, int) else size.xreplace(values)
+    return None if getattr(known, "free_symbols", None) else int(known)
