@@ -65,7 +65,8 @@ def widths(plan: Plan, pg: PartitionedGraph, cores: int) -> list[str]:
             f"planned for {plan.cores} cores; this process may use {cores} now (affinity or cgroup): the "
             "plan runs correctly, but its costs are others. clear_cache() has it made again"
         )
-    if plan.lanes_used and plan.cores and plan.lane_cores > cores:
+    several = plan.cores or any(i.width > 1 for i in launches)  # else they may be streams
+    if plan.lanes_used and several and plan.lane_cores > cores:
         lines.append(
             f"the lanes have {plan.lane_cores} threads for {cores} cores: they share them, which is slower"
         )

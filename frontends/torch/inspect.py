@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dynaflow_xla import machine
 from dynaflow_xla.errors import VerificationError
 from dynaflow_xla.frontends.torch.backend import Backend, Entry
 from dynaflow_xla.frontends.torch.capture import marks, names
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.tuning import auto, call_signature, keeping
-from dynaflow_xla.planning.table import region_table, time_to_make
+from dynaflow_xla.planning.table import region_table, time_to_make, widths
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.tuning import choice as choosing, quiet
 from dynaflow_xla.verification import Report, Row
@@ -57,6 +58,7 @@ def _explain_entry(entry: Entry, backend: Backend) -> list[str]:
     ]
     lines += region_table(entry.plan, entry.pg)
     lines += entry.describe()
+    lines += [f"width: {line}" for line in widths(entry.plan, entry.pg, machine.cores())]
     lines.append(time_to_make(entry.seconds))
     for region in entry.pg.regions:
         op = entry.pg.graph.ops[region.ops[0]]

@@ -24,5 +24,6 @@ def context_of(
         platform=captured.device.type,
         lanes=options.lanes,
         user=options.user,
+        lane_cores=options.lane_cores if captured.device.type == "cpu" else 1,
         derived=kind != "inference",
     )

@@ -165,7 +165,10 @@ def planned_entry(
             default: those of the recording's replacements.
     """
     t1 = time.perf_counter()
-    plan = build_plan(pg, recording, lanes=options.lanes, strategy_text=repr(options.strategy))
+    plan = build_plan(
+        pg, recording, lanes=options.lanes, strategy_text=repr(options.strategy),
+        width=options.lane_cores if captured.device.type == "cpu" else 1,
+    )  # fmt: skip
     validate(plan, pg)
     t2 = time.perf_counter()
     made = _replacements(captured, pg, recording) if functions is None else functions

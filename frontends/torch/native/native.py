@@ -9,6 +9,7 @@ always off here, inference mode, flushing of denormals) is set on the lanes for 
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import os
 import threading
@@ -74,11 +75,12 @@ def _own_engine() -> None:
 
 @dataclass
 class _Call:
-    """One execution: the environment, the caller's settings, the first error."""
+    """One execution: the environment, the caller's settings, a lane's cores, the first error."""
 
     env: Environment
     inference: bool
     flush: bool
+    cores: int = 1
     started: set[int] = field(default_factory=set)
     error: tuple[Stretch, BaseException] | None = None
 
@@ -123,7 +125,7 @@ class _Step:
     def _run_as_guest(self, call: _Call) -> None:
         """A thread of the engine: its settings are made the caller's for the time of the step."""
         grad, flush = torch.is_grad_enabled(), _flushes()
-        saved = threads.limit()
+        saved = threads.limit(call.cores)
         modes.set_grad_enabled(False)
         if flush != call.flush:
             torch.set_flush_denormal(call.flush)
@@ -177,7 +179,7 @@ class Stage:
             return
         number = next(_numbers)
         _calls[number] = call
-        saved = threads.limit()
+        saved = threads.limit(call.cores)
         _lane.owned = True
         try:
             records = self.program.run([number], [], profile=measured is not None)
@@ -221,6 +223,13 @@ class Native:
         """All that runs, in order."""
         return [s for stage, outer in self.stages for s in (*stage.order, outer) if s is not None]
 
+    @functools.cached_property
+    def lane_cores(self) -> int:
+        """Cores of a lane."""
+        return (
+            max((i.width for i in self.plan.instructions if isinstance(i, Launch)), default=1) or 1
+        )
+
     def _launch(self, region: int) -> Launch:
         return next(
             i for i in self.plan.instructions if isinstance(i, Launch) and i.region == region
@@ -238,7 +247,7 @@ class Native:
         """As a call; tells ``measured`` when regions ran."""
         memory = self.memory
         env = memory.environment(inputs)
-        call = _Call(env, torch.is_inference_mode_enabled(), _flushes())
+        call = _Call(env, torch.is_inference_mode_enabled(), _flushes(), self.lane_cores)
         grad = torch.is_grad_enabled()
         modes.set_grad_enabled(False)
         views = modes.keep_views_plain()

@@ -1,4 +1,4 @@
-"""Intra-op threads of lanes: one each while several lanes run, and the caller's setting back after.
+"""Intra-op threads of lanes: one for each of a lane's cores while several lanes run, and the caller's setting back after.
 
 ``torch.set_num_threads`` is no use here: it also sets what threads get that start later. OpenMP and
 MKL have settings of each thread; where a build of PyTorch has neither, lanes keep what they have.
@@ -31,15 +31,15 @@ def _library() -> tuple[
     )
 
 
-def limit() -> tuple[int, int]:
-    """Gives this thread one intra-op thread; returns what ``restore`` needs."""
+def limit(cores: int = 1) -> tuple[int, int]:
+    """Gives this thread so many intra-op threads; returns what ``restore`` needs."""
     torch.get_num_threads()  # a thread's first use takes over the process's setting
     get_omp, set_omp, set_mkl = _library()
     before = 0
     if get_omp is not None and set_omp is not None:
         before = get_omp()
-        set_omp(1)
-    return before, set_mkl(1) if set_mkl is not None else -1
+        set_omp(cores)
+    return before, set_mkl(cores) if set_mkl is not None else -1
 
 
 def restore(saved: tuple[int, int]) -> None:
