@@ -1,4 +1,4 @@
-"""Intra-op threads of lanes: one for each of a lane's cores while several lanes run, and the caller's setting back after.
+"""Intra-op threads of lanes: those of a lane's cores while several lanes run, and the caller's setting after.
 
 ``torch.set_num_threads`` is no use here: it also sets what threads get that start later. OpenMP and
 MKL have settings of each thread; where a build of PyTorch has neither, lanes keep what they have.
