@@ -1,13 +1,13 @@
 """A page of what came of PyTorch's samples of operators, split along axis 0, from files of the sweep.
 
-``python -P tests/support/opinfo_table.py FILE... > docs/opinfo.md``
+``python -P tests/support/opinfo_table.py [--note TEXT] FILE... > docs/opinfo.md``
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -35,6 +35,7 @@ CLASSES = (
     ),
     (r"ties it to", "the size of the batch follows from other sizes"),
     (r"draws random numbers", "draws random numbers whose distribution depends on data"),
+    (r"as many results as", "how many rows the result has depends on data"),
     (r"no rule says", "no rule, and the values differ on the first call"),
     (r"cannot run on a nano-batch", "the operator itself refuses so few rows"),
     (r"makes \[.*\] of a nano-batch", "the shape of the result is another one for a nano-batch"),
@@ -53,9 +54,11 @@ def reason_of(text: str) -> str:
 
 def main() -> None:
     """Prints the page."""
-    tried = [
-        json.loads(line) for name in sys.argv[1:] for line in Path(name).read_text().splitlines()
-    ]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="+", type=Path, help="of lines of JSON")
+    parser.add_argument("--note", default="", help="what else to say of how it was made")
+    options = parser.parse_args()
+    tried = [json.loads(line) for file in options.files for line in file.read_text().splitlines()]
     ways: dict[str, Counter[str]] = defaultdict(Counter)
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
     breaks: Counter[str] = Counter()
@@ -67,6 +70,8 @@ def main() -> None:
             breaks[one["operator"]] += 1
     names = ("equal", "original", "refused", "wrong", "raw", "hang", "crash")
     print(HEAD.format(version=torch.__version__.partition("+")[0]))
+    if options.note:
+        print(f"{options.note}\n")
     print(f"| way | samples | {' | '.join(names)} |")
     print(f"|---|---|{'---|' * len(names)}")
     total: Counter[str] = Counter()
