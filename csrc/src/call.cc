@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "dfx/error.h"
-#include "host/spin.h"
 
 namespace dfx {
 
@@ -37,6 +36,7 @@ void Call::Reset(void* const* args, void* const* results, bool profile, uint64_t
   args_ = args;
   results_ = results;
   profile_ = profile;
+  helper_ = nullptr;
   disturb_ = disturb;
   if (disturb != 0 && scratch_ != nullptr) {
     std::memset(scratch_, 0xFF, static_cast<size_t>(program_.scratch_bytes()));
@@ -53,6 +53,8 @@ void Call::Reset(void* const* args, void* const* results, bool profile, uint64_t
     if (states_ != nullptr) states_[static_cast<size_t>(l)].at.store(-1, std::memory_order_relaxed);
   }
   lanes_left_.store(static_cast<uint32_t>(program_.used_lanes().size()), std::memory_order_relaxed);
+  all_left_.Reset();
+  if (program_.used_lanes().empty()) all_left_.Signal();
   failed_.store(false, std::memory_order_relaxed);
   error_.clear();
   trace_.clear();
@@ -141,17 +143,10 @@ void Call::LaneLeft(int lane) {
 }
 
 void Call::CountDown() {
-  if (lanes_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) lanes_left_.notify_all();
+  if (lanes_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) all_left_.Signal();
 }
 
-void Call::WaitAllLanes() {
-  auto ready = [this] { return lanes_left_.load(std::memory_order_acquire) == 0; };
-  if (SpinUntil(ready)) return;
-  for (uint32_t left; (left = lanes_left_.load(std::memory_order_acquire)) != 0;) {
-    // Only the last lane notifies: what wakes this is a count of 0.
-    lanes_left_.wait(left, std::memory_order_acquire);
-  }
-}
+void Call::WaitAllLanes() { all_left_.Wait(); }
 
 void Call::Trace(int id, int lane, int64_t t0_ns, int64_t t1_ns) noexcept {
   if (!profile_) return;

@@ -23,6 +23,8 @@ Program::Program(int n_lanes, int n_events, int n_args, int n_results, int64_t s
     Refuse("counts must not be negative, and lanes at most " + std::to_string(kMaxLanes));
   }
   lanes_.resize(static_cast<size_t>(n_lanes_));
+  waits_of_.resize(static_cast<size_t>(n_lanes_));
+  recording_lane_.assign(static_cast<size_t>(n_events_), -1);
   pool_.reserve(kPooledCalls);
 }
 
@@ -58,6 +60,23 @@ int Program::AddLaunch(int lane, LaunchDesc launch) {
   return index;
 }
 
+void Program::CheckEvent(int event) const {
+  if (event >= 0 && event < n_events_) return;
+  Refuse("event " + std::to_string(event) + " of " + std::to_string(n_events_));
+}
+
+void Program::AddStepRecord(int lane, int event) {
+  OpenLane(lane);
+  CheckEvent(event);
+  recording_lane_[static_cast<size_t>(event)] = lane;
+}
+
+void Program::AddStepWait(int lane, int event) {
+  OpenLane(lane);
+  CheckEvent(event);
+  waits_of_[static_cast<size_t>(lane)].push_back(event);
+}
+
 void Program::NameEvent(int event, std::string text) {
   CheckOpen();
   event_names_[event] = std::move(text);
@@ -90,6 +109,10 @@ void Program::Finish() {
   issue_order_ = IssueOrder();
   for (int lane = 0; lane < n_lanes_; ++lane) {
     if (!lanes_[static_cast<size_t>(lane)].empty()) used_lanes_.push_back(lane);
+    for (const Instr& instr : lanes_[static_cast<size_t>(lane)]) {
+      if (instr.kind == Instr::kWait) AddStepWait(lane, instr.a);
+      if (instr.kind == Instr::kRecord) AddStepRecord(lane, instr.a);
+    }
   }
   need_ = ScratchNeed(scratch_bytes_);
   finished_ = true;
@@ -123,9 +146,7 @@ std::vector<LaneInstr> Program::IssueOrder() const {
   for (const auto& lane : lanes_) {
     for (const Instr& instr : lane) {
       if (instr.kind == Instr::kLaunch) continue;
-      if (instr.a < 0 || instr.a >= n_events_) {
-        Refuse("event " + std::to_string(instr.a) + " of " + std::to_string(n_events_));
-      }
+      CheckEvent(instr.a);
       ++(instr.kind == Instr::kRecord ? recorded : waited)[static_cast<size_t>(instr.a)];
     }
   }

@@ -42,9 +42,14 @@ cpu_set_t Only(const std::vector<int>& cores) {
 // Runs a program on lane 0 and `aside`; returns the cores that `aside` may use.
 std::vector<int> LaneCores(int aside) {
   std::vector<int> cores;
+  std::atomic<bool> begun{false};
   auto p = std::make_shared<Program>(aside + 1, 0, 0, 0, 0, "cores");
-  p->AddLaunch(0, MakeStep("here", [](Lane*) {}));
+  // A caller with nothing left to do would run the other lane itself.
+  p->AddLaunch(0, MakeStep("here", [&](Lane*) {
+                 while (!begun) std::this_thread::yield();
+               }));
   p->AddLaunch(aside, MakeStep("aside", [&](Lane*) {
+                 begun = true;
                  cpu_set_t mask;
                  CPU_ZERO(&mask);
                  syscall(SYS_sched_getaffinity, 0, sizeof(mask), &mask);

@@ -122,6 +122,18 @@ void BindPrograms(nb::module_& m) {
            "Runs once over raw addresses; returns trace records (id, lane, start_ns, end_ns). "
            "With `disturb`, a seed: scratch filled with NaN first, lanes that pause at random.")
       .def(
+          "add_step_record",
+          [](ProgramHandle& self, int lane, int event) {
+            self.program->AddStepRecord(lane, event);
+          },
+          nb::arg("lane"), nb::arg("event"),
+          "A step of this lane signals the event itself. Said of all events that a program's steps "
+          "signal or await, others may run the lane when its thread is late.")
+      .def(
+          "add_step_wait",
+          [](ProgramHandle& self, int lane, int event) { self.program->AddStepWait(lane, event); },
+          nb::arg("lane"), nb::arg("event"), "A step of this lane awaits the event itself.")
+      .def(
           "name_event",
           [](ProgramHandle& self, int event, std::string text) {
             self.program->NameEvent(event, std::move(text));

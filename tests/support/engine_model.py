@@ -3,11 +3,13 @@
 Threads: one a call (``Engine::Run``, which runs lane 0), one for each other lane, one that may shut down. The
 state is what they share: queues of lanes, the ticket of lane 0, events of each call, lanes that are left, the
 count of live calls, whether the engine is closed. What a thread does between two looks at that is one action.
-``csrc/src/host/engine.cc`` and ``csrc/src/call.cc`` name the actions:
+``csrc/src/host/engine.cc``, ``host_lane.h`` beside it and ``csrc/src/call.cc`` name the actions:
 
     Enqueue   a call enters the queues of all its lanes, and takes its ticket, under one mutex (or is refused)
     TakeTurn  lane 0 of a call goes on when all earlier tickets are served
-    Take      a lane's thread takes the first call of its queue
+    Take      a lane's thread takes the first call of its queue, or a thread of that call does in its
+              stead: the caller whose lane 0 is left, or a lane that waits, if the taken one never has to;
+              to the others it makes no difference which thread it is
     Launch    a step runs; in the model it may fail the call
     Abort     the lane whose step failed wakes whoever waits for an event of the call
     Record    an event is signalled

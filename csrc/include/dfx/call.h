@@ -61,8 +61,11 @@ class Call {
   bool WaitEvent(int event, int lane = -1) {
     return HasEvent(event) &&
            events_[static_cast<size_t>(event)].Wait(
-               lane < 0 ? nullptr : &states_[static_cast<size_t>(lane)].waits, event);
+               lane < 0 ? nullptr : &states_[static_cast<size_t>(lane)].waits, event, helper_);
   }
+  bool IsEventSet(int event) const { return events_[static_cast<size_t>(event)].IsSet(); }
+  // Who is asked before a lane sleeps; until the next Reset.
+  void SetHelper(Helper* helper) { helper_ = helper; }
   void RecordEvent(int event) {
     if (HasEvent(event)) events_[static_cast<size_t>(event)].Signal();
   }
@@ -124,6 +127,8 @@ class Call {
   std::unique_ptr<std::atomic<bool>[]> lane_done_;
   std::unique_ptr<LaneState[]> states_;
   std::atomic<uint32_t> lanes_left_{0};
+  Event all_left_;
+  Helper* helper_ = nullptr;
   uint64_t disturb_ = 0;
   std::atomic<bool> failed_{false};
   bool profile_ = false;

@@ -12,6 +12,13 @@ struct Waiting {
   std::atomic<int64_t> since_ns{0};
 };
 
+// What a thread may do for whom it waits for, before it sleeps.
+class Helper {
+ public:
+  virtual ~Helper() = default;
+  virtual void Help(int event) noexcept = 0;
+};
+
 // States of an event. Aborted is set when the call fails: waiters must unwind.
 class Event {
  public:
@@ -19,11 +26,15 @@ class Event {
   void Signal();
   void Abort();
   // True: signalled. False: aborted. Everything the signaller wrote before is visible after.
-  // `noted`, if given, holds `number` while this sleeps.
-  bool Wait(Waiting* noted = nullptr, int number = -1);
+  // `noted`, if given, holds `number` while this sleeps; `helper` is asked to help with `number`
+  // before.
+  bool Wait(Waiting* noted = nullptr, int number = -1, Helper* helper = nullptr);
+  bool IsSet() const { return state_.load(std::memory_order_acquire) >= kSignalled; }
 
  private:
-  enum : uint32_t { kClear = 0, kSignalled = 1, kAborted = 2 };
+  // Awaited: clear, and somebody sleeps. A signal that nobody sleeps for needs no system call.
+  enum : uint32_t { kClear = 0, kAwaited = 1, kSignalled = 2, kAborted = 3 };
+  void Set(uint32_t state);
   std::atomic<uint32_t> state_{kClear};
 };
 

@@ -68,6 +68,15 @@ class Program {
   void AddRecord(int lane, int event) { OpenLane(lane).push_back({Instr::kRecord, event}); }
   void AddWait(int lane, int event) { OpenLane(lane).push_back({Instr::kWait, event}); }
 
+  // Steps of a lane that signal or await events themselves (gates) must say so if a thread that
+  // waits for such an event is to run a lane that has not begun in its stead.
+  void AddStepRecord(int lane, int event);
+  void AddStepWait(int lane, int event);
+  // The lane that signals an event, or -1 if nobody said so.
+  int RecordingLane(int event) const { return recording_lane_[static_cast<size_t>(event)]; }
+  // All events that a lane waits for, in its instructions and in its steps.
+  const std::vector<int>& WaitsOf(int lane) const { return waits_of_[static_cast<size_t>(lane)]; }
+
   // For people: what an event says, and what a lane that waits for it is about to do.
   void NameEvent(int event, std::string text);
   void NameWait(int lane, int event, std::string text);
@@ -107,6 +116,7 @@ class Program {
   void CheckOpen() const;
   std::vector<Instr>& OpenLane(int lane);
   void CheckBuffers() const;
+  void CheckEvent(int event) const;
   // An order in which the instructions can be issued.
   std::vector<LaneInstr> IssueOrder() const;
   [[noreturn]] void Refuse(const std::string& why) const;
@@ -115,6 +125,8 @@ class Program {
   int64_t scratch_bytes_;
   std::string name_;
   bool finished_ = false;
+  std::vector<int> recording_lane_;
+  std::vector<std::vector<int>> waits_of_;
   std::map<int, std::string> event_names_;
   std::map<std::pair<int, int>, std::string> wait_names_;
   std::vector<BufferDesc> buffers_;

@@ -20,31 +20,12 @@
 #include "dfx/error.h"
 #include "dfx/lane.h"
 #include "host/affinity.h"
-#include "host/spin.h"
+#include "host/host_lane.h"
+#include "host/stand_in.h"
 #include "run_step.h"
 
 namespace dfx {
 namespace {
-
-void (*thread_start_hook)(int) = nullptr;
-void (*thread_exit_hook)(int) = nullptr;
-
-// Whether this thread runs a lane now, so that a nested Run can be refused.
-thread_local bool in_lane = false;
-
-// A call in flight: kept alive until the last lane thread has left it, and its program with it.
-struct Ticket {
-  std::shared_ptr<const Program> program;
-  std::unique_ptr<Call> call;
-  int64_t since_ns = 0;  // of a watched call
-  bool reported = false;
-
-  explicit Ticket(std::shared_ptr<const Program> of)
-      : program(std::move(of)), call(program->TakeCall()) {}
-  ~Ticket() { program->GiveCall(std::move(call)); }
-  Ticket(const Ticket&) = delete;
-  Ticket& operator=(const Ticket&) = delete;
-};
 
 // Of a call that takes long: a line for it, and one for each of its lanes. `earlier`: the calls
 // before it.
@@ -101,74 +82,6 @@ std::string Report(const Ticket& ticket, const std::list<std::shared_ptr<Ticket>
   }
   return text;
 }
-
-// A queue and its entries. An entry is made before the call is put in any queue, and then moved
-// between lists: from there on nothing can fail for want of memory.
-using Queue = std::list<std::shared_ptr<Ticket>>;
-
-class HostLane : public Lane {
- public:
-  explicit HostLane(int index) : Lane(index) {}
-
-  // Throws std::system_error if there is no thread to be had.
-  void Start() {
-    thread_ = std::thread([this] { Loop(); });
-  }
-
-  // Moves the first of `entries` to the end of the queue.
-  void Push(Queue& entries) noexcept {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      queue_.splice(queue_.end(), entries, entries.begin());
-      size_.store(queue_.size(), std::memory_order_release);
-    }
-    wake_.notify_one();
-  }
-
-  void Stop() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      stop_ = true;
-      size_.store(queue_.size() + 1, std::memory_order_release);
-    }
-    wake_.notify_one();
-    if (thread_.joinable()) thread_.join();
-  }
-
-  bool started() const { return thread_.joinable(); }
-
-  // Called by a thread that is about to run lane 0, under the engine's mutex.
-  // Returns the core that is kept free, or -1.
-  int KeepOffCaller() { return kept_off_ = KeepOffThisCore(thread_.native_handle(), kept_off_); }
-
- private:
-  void Loop() {
-    in_lane = true;  // before the hook: it must not run the engine either
-    if (thread_start_hook != nullptr) thread_start_hook(index());
-    for (;;) {
-      Queue mine;
-      // Calls often come in a row: a short spin saves the wake-up, which costs tens of us.
-      SpinUntil([this] { return size_.load(std::memory_order_acquire) != 0; });
-      {
-        std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
-        if (queue_.empty()) break;  // [Join]
-        mine.splice(mine.begin(), queue_, queue_.begin());
-        size_.store(queue_.size() + (stop_ ? 1 : 0), std::memory_order_release);
-      }
-      RunLane(*this, *mine.front()->call);  // [Take]
-    }
-    if (thread_exit_hook != nullptr) thread_exit_hook(index());
-  }
-
-  std::thread thread_;
-  std::mutex mutex_;  // guards queue_ and stop_
-  std::condition_variable wake_;
-  Queue queue_;
-  std::atomic<size_t> size_{0};
-  bool stop_ = false;
-  int kept_off_ = -1;
-};
 
 }  // namespace
 
@@ -302,6 +215,8 @@ std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& progr
   Call& call = *ticket->call;
   call.Reset(args.data(), results.data(), profile, disturb);
   const bool uses_caller = program->used_lanes().front() == 0;
+  StandIn standing_in(call, impl_->lanes);
+  call.SetHelper(&standing_in);
   uint64_t mine = 0;
   int core = -1;
   bool watched = false;
@@ -343,6 +258,7 @@ std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& progr
       ++impl_->now_serving;
     }
     impl_->turn.notify_all();
+    standing_in.RunTheRest();
   }
   call.WaitAllLanes();  // [Return]
   {

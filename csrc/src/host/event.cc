@@ -1,33 +1,40 @@
 #include "dfx/event.h"
 
 #include "dfx/observer.h"
+#include "host/sleep.h"
 #include "host/spin.h"
 
 namespace dfx {
 
-void Event::Signal() {
-  uint32_t expected = kClear;
-  // An aborted event stays aborted: its waiters are unwinding already.
-  if (state_.compare_exchange_strong(expected, kSignalled, std::memory_order_acq_rel)) {
-    state_.notify_all();
-  }
+void Event::Signal() { Set(kSignalled); }
+
+void Event::Abort() { Set(kAborted); }
+
+// The first of both holds. Of an event that is aborted the waiters are unwinding already.
+void Event::Set(uint32_t state) {
+  uint32_t before = state_.load(std::memory_order_relaxed);
+  do {
+    if (before >= kSignalled) return;
+  } while (!state_.compare_exchange_weak(before, state, std::memory_order_acq_rel,
+                                         std::memory_order_relaxed));
+  if (before == kAwaited) WakeAll(state_);
 }
 
-void Event::Abort() {
-  uint32_t expected = kClear;
-  if (state_.compare_exchange_strong(expected, kAborted, std::memory_order_acq_rel)) {
-    state_.notify_all();
-  }
-}
-
-bool Event::Wait(Waiting* noted, int number) {
-  auto ready = [this] { return state_.load(std::memory_order_acquire) != kClear; };
-  if (!SpinUntil(ready)) {
+bool Event::Wait(Waiting* noted, int number, Helper* helper) {
+  auto ready = [this] { return IsSet(); };
+  thread_local SpinBudget budget;
+  if (const int64_t begin = budget.Spin(ready); begin != 0) {
+    if (helper != nullptr) helper->Help(number);
     if (noted != nullptr) {
       noted->since_ns.store(NowNs(), std::memory_order_relaxed);
       noted->event.store(number, std::memory_order_release);
     }
-    while (!ready()) state_.wait(kClear, std::memory_order_acquire);
+    while (!ready()) {
+      uint32_t clear = kClear;
+      state_.compare_exchange_strong(clear, kAwaited, std::memory_order_relaxed);
+      SleepWhile(state_, kAwaited);
+    }
+    budget.Slept(begin);
     if (noted != nullptr) noted->event.store(-1, std::memory_order_release);
   }
   return state_.load(std::memory_order_acquire) == kSignalled;

@@ -1,6 +1,5 @@
 #pragma once
-#include <sched.h>
-
+#include <algorithm>
 #include <cstdint>
 
 #include "dfx/observer.h"
@@ -18,24 +17,42 @@ inline void CpuRelax() {
 }
 
 constexpr int64_t kSpinNs = 50'000;
+constexpr int64_t kLeastSpinNs = 1'000;
 
-// Runs `ready` until it is true or about `spin_ns` have passed. Yields the core on every eighth
-// turn: two threads on one core would otherwise burn each other's time slice.
-template <typename Ready>
-bool SpinUntil(Ready ready, int64_t spin_ns = kSpinNs) {
-  for (int turn = 0; turn < 64; ++turn) {
-    if (ready()) return true;
-    CpuRelax();
-  }
-  const int64_t end = NowNs() + spin_ns;
-  do {
-    for (int turn = 0; turn < 8; ++turn) {
-      if (ready()) return true;
+// How long a thread spins for something before it sleeps: as long as that has paid of late. Nothing
+// is yielded: on a busy machine the core would be gone for a time slice of somebody else's,
+// milliseconds. Where the awaited thread needs this very core, spins fail and soon become short.
+class SpinBudget {
+ public:
+  // Runs `ready` until it is true or the budget is spent; the start, or 0 if it was true at once.
+  template <typename Ready>
+  int64_t Spin(Ready ready) {
+    for (int turn = 0; turn < 64; ++turn) {
+      if (ready()) return 0;
       CpuRelax();
     }
-    sched_yield();
-  } while (NowNs() < end);
-  return ready();
-}
+    const int64_t begin = NowNs();
+    const int64_t end = begin + ns_;
+    do {
+      for (int turn = 0; turn < 8; ++turn) {
+        if (ready()) {
+          ns_ = kSpinNs;
+          return 0;
+        }
+        CpuRelax();
+      }
+    } while (NowNs() < end);
+    return begin;
+  }
+
+  // After a sleep: spins get longer if they would have lasted, and shorter if not.
+  void Slept(int64_t begin) {
+    const bool lasts = NowNs() - begin < kSpinNs;
+    ns_ = lasts ? std::min(2 * ns_, kSpinNs) : std::max(ns_ / 2, kLeastSpinNs);
+  }
+
+ private:
+  int64_t ns_ = kSpinNs;
+};
 
 }  // namespace dfx

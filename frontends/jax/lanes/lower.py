@@ -27,7 +27,7 @@ from dynaflow_xla.frontends.jax.lanes.emitter import LaneEmitter
 from dynaflow_xla.frontends.jax.lanes.parts import StageParts
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
 from dynaflow_xla.frontends.jax.regions import lapack_guard
-from dynaflow_xla.planning.instructions import Launch, Record
+from dynaflow_xla.planning.instructions import Launch, Record, Wait
 
 
 class StageBuilder(StageParts):
@@ -86,6 +86,11 @@ class StageBuilder(StageParts):
                 program.add_python_launch(lane, made.name, made, reads, [])
             # Events are recorded and waited for by gates inside the lane programs, so the engine's
             # own lists hold one launch a lane and no event.
+            for i in self.instructions:
+                if isinstance(i, Record):
+                    program.add_step_record(i.lane, event_number[i.event])
+                elif isinstance(i, Wait):
+                    program.add_step_wait(i.lane, event_number[i.event])
             watching.name(program, self.instructions, event_number)
             program.limit_blas = any("@lapack_" in text for text in texts.values())
             program.finish()
