@@ -301,7 +301,7 @@ def pick(medians: dict[str, float], baseline: str, margin: float) -> tuple[str, 
     """The fastest name and a sentence; the baseline wins unless beaten by ``margin``."""
     best = min(medians, key=lambda name: medians[name])
     base = medians[baseline]
-    said = f"the {baseline}" if baseline == "original" else baseline
+    said = f"the {baseline}" if baseline.startswith("original") else baseline
     if len(medians) == 1:
         return baseline, f"{said} ({base:.3g} ms) is the only candidate"
     if best == baseline or medians[best] > base * (1 - margin):
