@@ -38,7 +38,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt bench-gpu test test-gpu gpu-wheel gpu-all \
-        docs test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 test-gpu-compile report-xla \
+        docs test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 test-gpu-compile test-gpu-standin report-xla \
         test-torch-versions test-torch-xla test-frameworks cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
@@ -161,6 +161,9 @@ test-torch-versions: $(STAMPS)/deps-dev  ## Run one wheel under each torch of TO
 
 test-torch-xla: $(STAMPS)/deps-dev  ## Run the tests of torch-xla in an environment of their own (torch 2.9.0)
 	@$(NOX) torch_xla
+
+test-gpu-standin: $(STAMPS)/deps-dev  ## JAX's CUDA plugin on a stand-in for the driver, no GPU, under each JAX of GPU_JAX
+	@timeout 1500 $(NOX) gpu_standin
 
 test-gpu-compile: $(STAMPS)/deps-dev  ## Compile for GPUs without one, under each JAX of GPU_JAX, and read the graphs back
 	@$(NOX) gpu_compile

@@ -204,6 +204,27 @@ def gpu_compile(session: nox.Session) -> None:
 
 
 @nox.session
+def gpu_standin(session: nox.Session) -> None:
+    """JAX's CUDA plugin on a stand-in for NVIDIA's driver, under each JAX of GPU_JAX; no GPU is used.
+
+    It needs a C++ compiler and CUDA's headers: those of an installed toolkit, else NVIDIA's wheels.
+    """
+    build = ["tests/gpu_standin/build.py"]
+    plugin = ["-p", "standin_plugin", "-p", "no:cacheprovider"]
+    for jax, env in gpu_environments(session).items():
+        session.log(f"jax {jax}")
+        if subprocess.run([env.python, "-P", *build, "--check"], capture_output=True).returncode:
+            env.pip(
+                "install", "--no-deps", "nvidia-cuda-runtime==13.0.*", "nvidia-cuda-crt==13.0.*"
+            )
+        env.pip("install", "--no-deps", "--force-reinstall", str(wheel_of_312(session)))
+        tests_ = given(
+            "STANDIN_TESTS", "tests/gpu_standin tests/gpu/test_kernels.py tests/gpu/test_models.py"
+        )
+        env.run(*build, "-P", "-m", "pytest", "-q", *plugin, *tests_, *given("PYTEST_ARGS"))
+
+
+@nox.session
 def report_xla(session: nox.Session) -> None:
     """The cases of docs/xla_report.md, and the page."""
     environments, files = gpu_environments(session), []

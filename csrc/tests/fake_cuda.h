@@ -30,7 +30,9 @@ void SetDevices(int count);
 // The next call of `symbol`, after `skip` of them, fails with `status` and does nothing.
 void FailCall(const std::string& symbol, CudaStatus status, int skip = 0);
 bool FailureTaken();
-// Makes cuStreamWaitEvent succeed and do nothing: what the tests must notice.
+// From now on every call returns `status`, as after a fault that loses the context.
+void LoseDevice(CudaStatus status);
+// Makes kernels run without the waits of their streams: what the tests must notice.
 void IgnoreWaits(bool ignore);
 // Multiprocessors that the stream's work may use.
 unsigned SmsOf(CUstream_st* stream);
@@ -46,10 +48,20 @@ int64_t Calls(const std::string& symbol);
 // Calls since Reset that blocked the host.
 int64_t BlockingCalls();
 
+// Between the two, what streams and graphs are given is written down (fake_cuda/trace.cc).
+void BeginTrace();
+std::string EndTrace();
+
 // Makes `function` a kernel of the module image "fake"; `sizes` are its parameters' sizes. It gets
 // copies of the parameters; false is a fault that loses the context.
 using Kernel = std::function<bool(void* const* parameters)>;
 void DefineKernel(const std::string& name, std::vector<size_t> sizes, Kernel function);
+
+// What computes the kernels that no test defined: a kernel's name, its module's number, its
+// arguments' addresses and sizes; other than 0 is a fault. Without it they do nothing.
+using KernelValues = int (*)(const char* name, uint64_t module, void* const* arguments,
+                             const size_t* sizes, int count);
+void SetKernelValues(KernelValues function);
 
 // Enqueues a function as a kernel would be.
 CudaStatus Launch(CUstream_st* stream, std::function<bool()> function);

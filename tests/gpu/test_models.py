@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -15,6 +16,7 @@ from dynaflow_xla.errors import UnsupportedError
 # Libraries may choose another algorithm on another stream; what races leaves is far from that.
 CLOSE = {"rtol": 2e-3, "atol": 2e-3}
 LANES = dfx.Lanes(3)  # streams: as many on a machine of few cores, where a plain number is refused
+DEEP = 20 if os.environ.get("DYNAFLOW_XLA_STANDIN") else 200  # calls
 STRATEGIES = [dfx.Sequential(), dfx.Branches(), RoundRobin()]
 
 
@@ -52,7 +54,7 @@ def test_jax(jax: Any, name: str, strategy: Any, backend: str) -> None:
         got = jax.tree_util.tree_leaves(fast(*args))
         for w, g in zip(want, got, strict=True):
             np.testing.assert_allclose(np.asarray(w), np.asarray(g), rtol=2e-3, atol=2e-3)
-    outs = [fast(*args) for _ in range(200)]  # deep, without a pause
+    outs = [fast(*args) for _ in range(DEEP)]  # without a pause
     for w, g in zip(want, jax.tree_util.tree_leaves(outs[-1]), strict=True):
         np.testing.assert_allclose(np.asarray(w), np.asarray(g), rtol=2e-3, atol=2e-3)
 

@@ -46,16 +46,19 @@ CudaStatus DeviceGet(CudaDevice* device, int ordinal) {
   return 0;
 }
 
-CudaStatus PrimaryCtxRetain(CUctx_st** context, CudaDevice) {
+CudaStatus PrimaryCtxRetain(CUctx_st** context, CudaDevice device) {
   ENTER("cuDevicePrimaryCtxRetain", kNothing);
-  ++S().context.retained;
-  *context = &S().context;
+  if (device < 0 || device >= S().devices) return kInvalidDevice;
+  *context = &S().contexts[device];
+  ++(*context)->retained;
   return 0;
 }
 
-CudaStatus PrimaryCtxRelease(CudaDevice) {
+CudaStatus PrimaryCtxRelease(CudaDevice device) {
   LOCK;
-  if (--S().context.retained < 0) return Misuse("context released more often than retained");
+  if (device < 0 || device >= kMaxDevices) return kInvalidDevice;
+  if (--S().contexts[device].retained < 0)
+    return Misuse("context released more often than retained");
   return S().sticky;
 }
 
@@ -80,11 +83,10 @@ CudaStatus PriorityRange(int* least, int* greatest) {
   return 0;
 }
 
-CudaStatus StreamCreate(CUstream_st** stream, unsigned, int priority) {
+CudaStatus StreamCreate(CUstream_st** stream, unsigned flags, int priority) {
   ENTER("cuStreamCreateWithPriority");
   if (priority > 0 || priority < -5) return kInvalidValue;
-  *stream = new CUstream_st;
-  S().streams.insert(*stream);
+  *stream = NewStream(CurrentDevice(), flags, priority);
   return 0;
 }
 
@@ -103,6 +105,7 @@ CudaStatus StreamDestroy(CUstream_st* stream) {
 
 CudaStatus StreamSynchronize(CUstream_st* stream) {
   auto ticket = std::make_shared<Ticket>();
+  Order order;
   {
     ENTER("cuStreamSynchronize");
     ++S().blocking;
@@ -111,16 +114,18 @@ CudaStatus StreamSynchronize(CUstream_st* stream) {
       stream->capture->valid = false;
       return kCaptureUnsupported;
     }
+    order = stream->order;
     stream->Push([ticket] { ticket->Set(); });
   }
   ticket->Wait();
+  LOCK;
+  HostKnows(order);
   return S().sticky;
 }
 
 CudaStatus StreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsigned) {
   ENTER("cuStreamWaitEvent");
   if (!Known(stream) || S().events.count(event) == 0) return Misuse("a wait that names nothing");
-  if (S().ignore_waits) return 0;
   if (event->capture != nullptr && !event->capture->ended) {
     Capture& capture = *event->capture;
     if (!capture.valid) return kCaptureIsInvalid;
@@ -142,17 +147,29 @@ CudaStatus StreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsigned) {
   }
   if (event->capture != nullptr) return kCaptureIsolation;
   if (event->ticket == nullptr) return 0;
-  return Enqueue(stream, [ticket = event->ticket] { ticket->Wait(); });
+  stream->order.insert(event->order.begin(), event->order.end());
+  if (S().ignore_waits) {
+    stream->ignored.push_back(event->ticket);
+  } else {
+    stream->Push([ticket = event->ticket] { ticket->Wait(); });
+  }
+  return 0;
 }
 
-CudaStatus CaptureInfo(CUstream_st* stream, int* status, unsigned long long* id, CUgraph_st**,
-                       CUgraphNode_st* const**, size_t*) {
+CudaStatus CaptureInfo(CUstream_st* stream, int* status, unsigned long long* id, CUgraph_st** graph,
+                       CUgraphNode_st* const** dependencies, size_t* n) {
   ENTER("cuStreamGetCaptureInfo");
   if (!Known(stream)) return Misuse("capture information of a stream that does not exist");
   *status = kCaptureNone;
   if (stream->capture != nullptr) {
     *status = stream->capture->valid ? kCaptureActive : kCaptureInvalidated;
     if (id != nullptr) *id = stream->capture->id;
+    if (graph != nullptr) *graph = stream->capture->graph.get();
+    // Valid until this thread asks again.
+    thread_local std::vector<CUgraphNode_st*> given;
+    given.assign(stream->frontier.begin(), stream->frontier.end());
+    if (dependencies != nullptr) *dependencies = given.data();
+    if (n != nullptr) *n = given.size();
   }
   return 0;
 }
@@ -160,6 +177,7 @@ CudaStatus CaptureInfo(CUstream_st* stream, int* status, unsigned long long* id,
 CudaStatus EventCreate(CUevent_st** event, unsigned) {
   ENTER("cuEventCreate");
   *event = new CUevent_st;
+  (*event)->device = CurrentDevice();
   S().events.insert(*event);
   return 0;
 }
@@ -181,17 +199,20 @@ CudaStatus EventRecord(CUevent_st* event, CUstream_st* stream) {
     event->ticket = nullptr;
     return 0;
   }
+  if (event->device != stream->device) return kInvalidHandle;
   event->capture = nullptr;
   event->ticket = std::make_shared<Ticket>();
-  return Enqueue(stream, [ticket = event->ticket] { ticket->Set(); });
+  event->order = stream->order;
+  stream->Push([ticket = event->ticket] { ticket->Set(); });
+  return 0;
 }
 
 CudaStatus MemAllocAsync(CudaAddress* address, size_t bytes, CUstream_st* stream) {
   ENTER("cuMemAllocAsync");
   void* memory = std::malloc(bytes);
   *address = reinterpret_cast<CudaAddress>(memory);
-  S().memory.insert(*address);
-  return Enqueue(stream, [] {});
+  S().memory[*address] = bytes;
+  return Enqueue(stream, HostWork(Kind::kAlloc, [] {}));
 }
 
 CudaStatus MemFreeAsync(CudaAddress address, CUstream_st* stream) {
@@ -201,31 +222,37 @@ CudaStatus MemFreeAsync(CudaAddress address, CUstream_st* stream) {
   if (stream->capture != nullptr) {
     // A graph keeps its memory for its replays.
     auto owner = std::shared_ptr<void>(memory, std::free);
-    return Enqueue(stream, [owner] {});
+    return Enqueue(stream, HostWork(Kind::kFree, [owner] {}));
   }
-  return Enqueue(stream, [memory] { std::free(memory); });
+  return Enqueue(stream, HostWork(Kind::kFree, [memory] { std::free(memory); }));
 }
 
 CudaStatus MemcpyDtoD(CudaAddress to, CudaAddress from, size_t bytes, CUstream_st* stream) {
   ENTER("cuMemcpyDtoDAsync");
-  return Enqueue(stream, AsKernel([=] {
-                   std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
-                   return true;
-                 }));
+  return Enqueue(stream, CopyWork(to, from, bytes));
 }
 
 CudaStatus ModuleLoadData(CUmod_st** module, const void* image) {
   ENTER("cuModuleLoadData");
-  if (std::strcmp(static_cast<const char*>(image), "fake") != 0) return kInvalidImage;
-  *module = &S().module;
+  if (std::strncmp(static_cast<const char*>(image), "fake", 5) == 0) {
+    *module = &S().module;
+    return 0;
+  }
+  if (S().load_module == nullptr) return kInvalidImage;
+  if (CudaStatus status = NotWhileCapturing(); status != 0) return status;
+  *module = S().load_module(image);
   return 0;
 }
 
-CudaStatus ModuleGetFunction(CUfunc_st** function, CUmod_st*, const char* name) {
+CudaStatus ModuleGetFunction(CUfunc_st** function, CUmod_st* module, const char* name) {
   ENTER("cuModuleGetFunction");
+  if (module != &S().module) {
+    *function = S().find_function(module, name);
+    return *function == nullptr ? kNotFound : 0;
+  }
   auto it = S().kernels.find(name);
   if (it == S().kernels.end()) return kNotFound;
-  *function = &it->second;
+  *function = it->second.get();
   return 0;
 }
 
@@ -234,21 +261,20 @@ CudaStatus FuncSetAttribute(CUfunc_st*, int, int value) {
   return value > 232448 ? kInvalidValue : 0;
 }
 
-CudaStatus LaunchKernel(CUfunc_st* function, unsigned grid_x, unsigned, unsigned, unsigned block_x,
-                        unsigned, unsigned, unsigned, CUstream_st* stream, void** parameters,
-                        void**) {
+CudaStatus LaunchKernel(CUfunc_st* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                        CUstream_st* stream, void** parameters, void** extra) {
   ENTER("cuLaunchKernel");
   if (grid_x == 0 || block_x == 0 || block_x > 1024) return kInvalidValue;
-  std::vector<std::vector<char>> copies;
-  for (size_t i = 0; i < function->sizes.size(); ++i) {
-    const char* from = static_cast<const char*>(parameters[i]);
-    copies.emplace_back(from, from + function->sizes[i]);
-  }
-  return Enqueue(stream, AsKernel([run = function->run, copies]() mutable {
-                   std::vector<void*> addresses;
-                   for (auto& copy : copies) addresses.push_back(copy.data());
-                   return run(addresses.data());
-                 }));
+  if (!Known(stream)) return Misuse("a launch on a stream that does not exist");
+  if (function->module->device != stream->device && function->run == nullptr) return kInvalidHandle;
+  auto launch =
+      std::make_shared<KernelLaunch>(KernelLaunch{function,
+                                                  {grid_x, grid_y, grid_z},
+                                                  {block_x, block_y, block_z},
+                                                  shared_bytes,
+                                                  Arguments(*function, parameters, extra)});
+  return Enqueue(stream, KernelWork(std::move(launch)));
 }
 
 }  // namespace
@@ -290,8 +316,7 @@ const CudaDriver& Driver() {
 
 Stream::Stream() {
   LOCK;
-  stream_ = new CUstream_st;
-  S().streams.insert(stream_);
+  stream_ = NewStream(0, kStreamNonBlocking, 0);
 }
 
 Stream::~Stream() { StreamDestroy(stream_); }

@@ -68,9 +68,8 @@ CudaStatus CreateStream(CUstream_st** stream, CUgreenCtx_st* context, unsigned f
   ENTER("cuGreenCtxStreamCreate");
   if (S().greens.count(context) == 0) return Misuse("a stream of a green context that is gone");
   if (flags != kStreamNonBlocking || priority > 0 || priority < -5) return kInvalidValue;
-  *stream = new CUstream_st;
+  *stream = NewStream(CurrentDevice(), flags, priority);
   (*stream)->green = context;
-  S().streams.insert(*stream);
   return 0;
 }
 

@@ -47,10 +47,14 @@ void DefineKernels() {
 extern "C" {
 
 DFX_EXPORT CudaStatus cuInit(unsigned flags) {
-  fake::SetDevices(Setting("FAKE_CUDA_DEVICES", 1));
-  fake::SetMaxDelayUs(Setting("FAKE_CUDA_DELAY_US", 0));
-  DefineKernels();
-  return fake::Driver().Init(flags);
+  static const bool once = [] {
+    fake::SetDevices(Setting("FAKE_CUDA_DEVICES", 1));
+    fake::SetMaxDelayUs(Setting("FAKE_CUDA_DELAY_US", 0));
+    fake::IgnoreWaits(Setting("FAKE_CUDA_IGNORE_WAITS", 0) != 0);
+    DefineKernels();
+    return true;
+  }();
+  return once ? fake::Driver().Init(flags) : 0;
 }
 
 DFX_EXPORT CudaStatus cuDriverGetVersion(int* version) {
@@ -199,7 +203,7 @@ DFX_EXPORT void* fake_stream() { return (new fake::Stream)->get(); }
 
 DFX_EXPORT CudaStatus fake_synchronize(CUstream_st* stream) {
   CUctx_st* popped = nullptr;
-  fake::Driver().CtxPushCurrent(&fake::S().context);
+  fake::Driver().CtxPushCurrent(&fake::S().contexts[0]);
   const CudaStatus status = fake::Driver().StreamSynchronize(stream);
   fake::Driver().CtxPopCurrent(&popped);
   return status;
@@ -248,7 +252,7 @@ int fake_left(char* why, size_t size) {
                            std::to_string(s.events.size()) + " events, " +
                            std::to_string(s.memory.size()) + " allocations, " +
                            std::to_string(s.greens.size()) + " green contexts, " +
-                           std::to_string(s.context.retained) + " contexts " + s.misuse;
+                           std::to_string(s.contexts[0].retained) + " contexts " + s.misuse;
   std::strncpy(why, text.c_str(), size - 1);
   why[size - 1] = 0;
   return s.events.empty() && s.memory.empty() && s.greens.empty() && s.misuse.empty() ? 1 : 0;

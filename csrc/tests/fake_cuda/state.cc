@@ -1,14 +1,17 @@
 #include "state.h"
 
-#include <chrono>
+#include <algorithm>
 #include <cstdlib>
-#include <random>
 
 namespace dfx::fake {
 
 State& S() {
   static State* state = new State;
   return *state;
+}
+
+State::State() {
+  for (int device = 0; device < kMaxDevices; ++device) contexts[device].device = device;
 }
 
 thread_local std::vector<CUctx_st*> contexts;
@@ -18,17 +21,15 @@ int& InsideDriver::Depth() {
   return depth;
 }
 
-namespace {
-
-void Delay() {
-  const int max = S().max_delay_us.load(std::memory_order_relaxed);
-  if (max == 0) return;
-  thread_local std::mt19937 random(std::random_device{}());
-  const int us = static_cast<int>(random() % static_cast<unsigned>(max + 1));
-  if (us > max / 2) std::this_thread::sleep_for(std::chrono::microseconds(us));
+bool& InHostFunction() {
+  thread_local bool inside = false;
+  return inside;
 }
 
-}  // namespace
+int& CaptureMode() {
+  thread_local int mode = kGlobal;
+  return mode;
+}
 
 CudaStatus Enter(const char* symbol, Needs needs) {
   State& s = S();
@@ -39,9 +40,11 @@ CudaStatus Enter(const char* symbol, Needs needs) {
     return s.fail_status;
   }
   if (s.sticky != 0) return s.sticky;
-  if (needs == kContext && (contexts.empty() || contexts.back() != &s.context)) {
-    return kInvalidContext;
+  if (InHostFunction()) {
+    Misuse(std::string(symbol) + " called by a host function");
+    return kNotPermitted;
   }
+  if (needs == kContext && CurrentContext() == nullptr) return kInvalidContext;
   return 0;
 }
 
@@ -52,25 +55,21 @@ CudaStatus Misuse(const std::string& what) {
 
 bool Known(CUstream_st* stream) { return S().streams.count(stream) != 0; }
 
-CudaStatus Enqueue(CUstream_st* stream, std::function<void()> run) {
-  if (!Known(stream)) return Misuse("work for a stream that does not exist");
-  if (stream->capture != nullptr) {
-    Capture& capture = *stream->capture;
-    if (!capture.valid) return kCaptureIsInvalid;
-    capture.nodes.push_back(Node{std::move(run), stream->frontier});
-    stream->frontier = {capture.nodes.size() - 1};
-    return 0;
-  }
-  stream->Push(std::move(run));
-  return 0;
-}
+CUctx_st* CurrentContext() { return contexts.empty() ? nullptr : contexts.back(); }
 
-std::function<void()> AsKernel(std::function<bool()> function) {
-  return [function = std::move(function)] {
-    if (S().sticky != 0) return;  // the context is gone: nothing runs
-    Delay();
-    if (!function()) S().sticky = kIllegalAddress;
-  };
+int CurrentDevice() { return contexts.empty() ? 0 : contexts.back()->device; }
+
+CudaStatus NotWhileCapturing() {
+  if (CaptureMode() == kRelaxed) return 0;  // this thread has asked to be trusted
+  for (const std::shared_ptr<Capture>& capture : S().capturing) {
+    const bool mine = capture->thread == std::this_thread::get_id();
+    const bool forbidden =
+        mine ? capture->mode != kRelaxed : capture->mode == kGlobal && CaptureMode() == kGlobal;
+    if (!forbidden) continue;
+    capture->valid = false;
+    return kCaptureUnsupported;
+  }
+  return 0;
 }
 
 bool Reset(std::string* why) {
@@ -85,12 +84,15 @@ bool Reset(std::string* why) {
   count(s.greens.size(), "green contexts");
   // What a lost context held is gone with it.
   if (s.sticky == 0) count(s.memory.size(), "allocations");
-  count(static_cast<size_t>(s.context.retained), "contexts");
+  for (const CUctx_st& context : s.contexts) {
+    count(static_cast<size_t>(context.retained), "contexts");
+  }
   count(contexts.size(), "current contexts");
-  for (CudaAddress address : s.memory) std::free(reinterpret_cast<void*>(address));
+  for (const auto& [address, bytes] : s.memory) std::free(reinterpret_cast<void*>(address));
   s.memory.clear();
   for (CUdevResourceDesc_st* descriptor : s.descriptors) delete descriptor;
   s.descriptors.clear();
+  s.capturing.clear();
   s.max_delay_us = 0;
   s.sticky = 0;
   s.devices = 1;
@@ -106,7 +108,7 @@ void SetMaxDelayUs(int us) { S().max_delay_us = us; }
 
 void SetDevices(int count) {
   LOCK;
-  S().devices = count;
+  S().devices = std::min(count, kMaxDevices);
 }
 
 void FailCall(const std::string& symbol, CudaStatus status, int skip) {
@@ -123,10 +125,9 @@ bool FailureTaken() {
   return S().fail_taken;
 }
 
-void IgnoreWaits(bool ignore) {
-  LOCK;
-  S().ignore_waits = ignore;
-}
+void LoseDevice(CudaStatus status) { S().sticky = status; }
+
+void IgnoreWaits(bool ignore) { S().ignore_waits = ignore; }
 
 int64_t Calls(const std::string& symbol) {
   LOCK;
@@ -140,26 +141,12 @@ int64_t BlockingCalls() {
 
 void DefineKernel(const std::string& name, std::vector<size_t> sizes, Kernel function) {
   LOCK;
-  S().kernels[name] = CUfunc_st{std::move(sizes), std::move(function)};
-}
-
-CudaStatus Launch(CUstream_st* stream, std::function<bool()> function) {
-  ENTER("cuLaunchKernel", kNothing);
-  return Enqueue(stream, AsKernel(std::move(function)));
+  std::unique_ptr<CUfunc_st>& kernel = S().kernels[name];
+  if (kernel == nullptr) kernel = std::make_unique<CUfunc_st>();
+  kernel->name = name;
+  kernel->module = &S().module;
+  kernel->sizes = std::move(sizes);
+  kernel->run = std::move(function);
 }
 
 }  // namespace dfx::fake
-
-void CUstream_st::Loop() {
-  for (;;) {
-    std::function<void()> work;
-    {
-      std::unique_lock<std::mutex> lock(mutex);
-      wake.wait(lock, [this] { return stop || !queue.empty(); });
-      if (queue.empty()) return;
-      work = std::move(queue.front());
-      queue.pop_front();
-    }
-    work();
-  }
-}

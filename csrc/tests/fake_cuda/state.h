@@ -1,140 +1,63 @@
-// What the fake driver's files share: its objects, its books, and how a call begins.
+// The fake driver's books, and how a call begins.
 #pragma once
-#include <atomic>
-#include <condition_variable>
-#include <deque>
-#include <map>
-#include <mutex>
-#include <set>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#include "fake_cuda.h"
-
-namespace dfx::fake {
-
-// What an event's last record stands for.
-struct Ticket {
-  std::atomic<uint32_t> done{0};
-  void Set() {
-    done.store(1, std::memory_order_release);
-    done.notify_all();
-  }
-  void Wait() {
-    while (done.load(std::memory_order_acquire) == 0) done.wait(0, std::memory_order_acquire);
-  }
-};
-
-struct Node {
-  std::function<void()> run;
-  std::set<size_t> after;
-};
-
-struct Capture {
-  unsigned long long id = 0;
-  CUstream_st* origin = nullptr;
-  bool valid = true;
-  bool ended = false;
-  std::vector<Node> nodes;
-  std::set<CUstream_st*> streams;
-};
-
-class Graph {
- public:
-  std::vector<Node> nodes;
-};
-
-}  // namespace dfx::fake
-
-struct CUctx_st {
-  int retained = 0;
-};
-struct CUmod_st {};
-struct CUfunc_st {
-  std::vector<size_t> sizes;
-  dfx::fake::Kernel run;
-};
-struct CUdevResourceDesc_st {
-  unsigned sms = 0;
-};
-struct CUgreenCtx_st {
-  unsigned sms = 0;
-};
-
-struct CUevent_st {
-  std::shared_ptr<dfx::fake::Ticket> ticket;    // of the last record outside captures
-  std::shared_ptr<dfx::fake::Capture> capture;  // or the capture of the last record,
-  std::set<size_t> frontier;                    // and the nodes that it stands for
-};
-
-struct CUstream_st {
-  CUstream_st() : thread([this] { Loop(); }) {}
-  ~CUstream_st() {
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      stop = true;
-    }
-    wake.notify_all();
-    thread.join();
-  }
-  void Push(std::function<void()> work) {
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      queue.push_back(std::move(work));
-    }
-    wake.notify_all();
-  }
-  void Loop();
-
-  CUgreenCtx_st* green = nullptr;               // that it is confined to
-  std::shared_ptr<dfx::fake::Capture> capture;  // guarded by the driver's mutex, as is
-  std::set<size_t> frontier;                    // the nodes that its next node comes after
-  std::mutex mutex;                             // guards queue and stop
-  std::condition_variable wake;
-  std::deque<std::function<void()>> queue;
-  bool stop = false;
-  std::thread thread;  // last: it starts when the rest is there
-};
+#include "objects.h"
 
 namespace dfx::fake {
 
 constexpr CudaStatus kInvalidValue = 1;
+constexpr CudaStatus kOutOfMemory = 2;
 constexpr CudaStatus kInvalidDevice = 101;
 constexpr CudaStatus kInvalidImage = 200;
 constexpr CudaStatus kInvalidContext = 201;
 constexpr CudaStatus kInvalidHandle = 400;
+constexpr CudaStatus kIllegalState = 401;
 constexpr CudaStatus kNotFound = 500;
+constexpr CudaStatus kNotReady = 600;
 constexpr CudaStatus kIllegalAddress = 700;
+constexpr CudaStatus kNotSupported = 801;
 constexpr CudaStatus kCaptureUnsupported = 900;
 constexpr CudaStatus kCaptureIsInvalid = 901;
 constexpr CudaStatus kCaptureUnmatched = 903;
 constexpr CudaStatus kCaptureUnjoined = 904;
 constexpr CudaStatus kCaptureIsolation = 905;
+constexpr CudaStatus kCapturedEvent = 907;
+constexpr CudaStatus kCaptureWrongThread = 908;
+constexpr CudaStatus kUpdateFailure = 910;
 constexpr CudaStatus kInvalidResource = 915;
 
+constexpr CudaStatus kNotPermitted = 800;
+constexpr int kGlobal = 0, kRelaxed = 2;  // of CUstreamCaptureMode
+constexpr int kMaxDevices = 8;
+
 struct State {
+  State();
   std::mutex mutex;
   std::atomic<int> max_delay_us{0};
   std::atomic<CudaStatus> sticky{0};
   int devices = 1;
-  CUctx_st context;
+  CUctx_st contexts[kMaxDevices];
   std::set<CUstream_st*> streams;
   std::set<CUevent_st*> events;
-  std::set<CudaAddress> memory;
+  std::map<CudaAddress, size_t> memory;  // of MemAllocAsync
   std::set<CUgreenCtx_st*> greens;
   std::set<CUdevResourceDesc_st*> descriptors;
-  std::map<std::string, CUfunc_st> kernels;
+  std::map<CUgraph_st*, std::shared_ptr<CUgraph_st>> graphs;
+  std::set<CUgraphExec_st*> executables;
+  std::set<std::shared_ptr<Capture>> capturing;
+  std::map<unsigned long long, unsigned> conditions;  // values of conditional handles
+  std::map<std::string, std::unique_ptr<CUfunc_st>> kernels;
   CUmod_st module;
   std::map<std::string, int64_t> calls;
   std::string fail_symbol;
   CudaStatus fail_status = 0;
   int fail_skip = 0;
   bool fail_taken = false;
-  bool ignore_waits = false;
+  std::atomic<bool> ignore_waits{false};
   int64_t blocking = 0;
-  unsigned long long captures = 0;
+  // What takes images other than the tests' "fake", if this is a whole driver.
+  CUmod_st* (*load_module)(const void* image) = nullptr;
+  CUfunc_st* (*find_function)(CUmod_st* module, const std::string& name) = nullptr;
+  uint64_t ids = 0;  // of everything that has a number
   std::string misuse;
 };
 
@@ -149,10 +72,46 @@ enum Needs { kNothing, kContext };
 CudaStatus Enter(const char* symbol, Needs needs = kContext);
 CudaStatus Misuse(const std::string& what);
 bool Known(CUstream_st* stream);
-// Makes `run` the stream's next operation; S().mutex is held.
-CudaStatus Enqueue(CUstream_st* stream, std::function<void()> run);
-// Work that comes after a random delay, and not at all once the context is lost.
-std::function<void()> AsKernel(std::function<bool()> function);
+CUctx_st* CurrentContext();
+int CurrentDevice();
+CUstream_st* NewStream(int device, unsigned flags, int priority);
+// A call that might wait for the device, or is not ordered by streams: while some thread captures,
+// it may be forbidden, and ends the capture.
+CudaStatus NotWhileCapturing();
+bool& InHostFunction();  // of this thread: the driver may not be called in one
+int& CaptureMode();      // of this thread: what cuThreadExchangeStreamCaptureMode exchanges
+
+// Makes the work the stream's next operation, or a node of what it captures; S().mutex is held.
+CudaStatus Enqueue(CUstream_st* stream, Work work);
+// Runs one operation: not at all once the context is lost; false where it faulted.
+void Run(const Work& work);
+void Delay();
+Work HostWork(Kind kind, std::function<void()> run);
+// Copies of a launch's arguments.
+std::vector<std::vector<char>> Arguments(const CUfunc_st& function, void** parameters,
+                                         void** extra);
+Work KernelWork(std::shared_ptr<const KernelLaunch> launch);
+Work CopyWork(CudaAddress to, CudaAddress from, size_t bytes);
+
+// Graphs (graph.cc); S().mutex is held, but for RunGraph.
+std::shared_ptr<CUgraph_st> NewGraph();
+CUgraphNode_st* AddNode(CUgraph_st* graph, Work work, Nodes after);
+std::shared_ptr<CUgraph_st> Clone(const CUgraph_st& graph,
+                                  std::map<CUgraphNode_st*, CUgraphNode_st*>* copies);
+CudaStatus BeginCapture(CUstream_st* stream, std::shared_ptr<CUgraph_st> graph, Nodes after,
+                        int mode);
+CudaStatus EndCaptureLocked(CUstream_st* stream, std::shared_ptr<CUgraph_st>* graph);
+CudaStatus LaunchLocked(const std::shared_ptr<CUgraph_st>& graph, uint64_t executable,
+                        CUstream_st* stream);
+void RunGraph(const CUgraph_st& graph);
+
+// The trace (trace.cc): operations in the order they were asked for, each with those it comes
+// after by what the driver was told; S().mutex is held.
+bool Tracing();
+void TraceWork(CUstream_st* stream, const Work& work);
+void TraceGraph(CUstream_st* stream, const CUgraph_st& graph, uint64_t executable);
+void TraceText(const std::string& line);
+void HostKnows(const Order& order);  // the host saw that these are over
 
 // Fills the green contexts' part of the table.
 void AddGreenContexts(CudaDriver& driver);

@@ -1,0 +1,205 @@
+"""The stand-in driver's trace: what it was asked to do, and in which order it was told to do it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Access:
+    """Bytes that an operation reads or writes."""
+
+    address: int
+    bytes: int
+    write: bool
+
+    def meets(self, other: Access) -> bool:
+        """Whether the order of the two matters."""
+        apart = (
+            self.address + self.bytes <= other.address
+            or other.address + other.bytes <= self.address
+        )
+        return (self.write or other.write) and not apart
+
+
+@dataclass
+class Operation:
+    """One line of the trace."""
+
+    number: int
+    stream: int
+    kind: str
+    name: str
+    module: int = 0
+    graph: int = 0
+    arguments: list[bytes] = field(default_factory=list)
+    accesses: list[Access] = field(default_factory=list)
+    regions: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = (
+            f"graph {self.graph} on stream {self.stream}" if self.graph else f"stream {self.stream}"
+        )
+        named = f" of {', '.join(self.regions[:3])}" if self.regions else ""
+        return f"{self.kind} {self.name or self.number} ({where}{named})"
+
+    def of(self, region: str) -> bool:
+        """Whether it belongs to a marked region."""
+        # A nano-batch's has its number behind its name.
+        mark = re.compile(rf"(^|[/(]){re.escape(region)}(~\d+)?($|[/)])")
+        return any(mark.search(path) for path in self.regions)
+
+
+class Trace:
+    """Operations and the order between them."""
+
+    def __init__(self, text: str, kernel: Callable[[str, int], Any] | None = None) -> None:
+        self.operations: list[Operation] = []
+        self.marks: list[tuple[int, str]] = []
+        self._after: dict[int, int] = {}  # a bit for each operation that comes before
+        self._known: dict[int, int] = {}  # the same, with what the host saw the end of
+        self._host = 0
+        self._bit: dict[int, int] = {}
+        for line in text.splitlines():
+            row = json.loads(line)
+            if "mark" in row:
+                self.marks.append((len(self.operations), row["mark"]))
+                continue
+            if "known" in row:
+                for number in row["known"]:
+                    self._host |= self._known.get(number, 0) | self._bit.get(number, 0)
+                continue
+            self._add(row, kernel)
+
+    def _add(self, row: dict[str, Any], kernel: Callable[[str, int], Any] | None) -> None:
+        made = Operation(
+            row["op"], row["stream"], row["kind"], row["name"], row.get("module", 0),
+            row.get("graph", 0), [bytes.fromhex(a) for a in row.get("arguments", ())],
+            [Access(*a) for a in row["accesses"]],
+        )  # fmt: skip
+        self._bit[made.number] = 1 << len(self.operations)
+        before, known = 0, self._host
+        for number in row["after"]:
+            before |= self._after.get(number, 0) | self._bit.get(number, 0)
+            known |= self._known.get(number, 0)
+        self._after[made.number] = before
+        self._known[made.number] = known | before
+        self.operations.append(made)
+        if (
+            made.name == "scale" and len(made.arguments) == 4
+        ):  # the kernel of the project's own tests
+            x, y, _, n = (int.from_bytes(a, "little") for a in made.arguments)
+            made.accesses += [Access(x, 4 * n, False), Access(y, 4 * n, True)]
+        meant = kernel(made.name, made.module) if kernel and made.kind == "kernel" else None
+        if meant is not None and len(meant.operands) + len(meant.results) == len(made.arguments):
+            made.regions = meant.regions
+            n = len(meant.operands)
+            for i, (argument, array) in enumerate(
+                zip(made.arguments, meant.operands + meant.results, strict=True)
+            ):
+                address = int.from_bytes(argument, "little")
+                made.accesses.append(Access(address, array.bytes, i >= n))
+
+    def before(self, a: Operation, b: Operation) -> bool:
+        """Whether streams, events and graphs put `b` after `a`."""
+        return bool(self._after[b.number] & self._bit[a.number])
+
+    def ordered(self, a: Operation, b: Operation) -> bool:
+        """Whether there is an order between the two, whichever."""
+        return self.before(a, b) or self.before(b, a)
+
+    def safe(self, a: Operation, b: Operation) -> bool:
+        """Whether `a`, which was asked for first, is over when `b` begins; a host that waited orders, too."""
+        return bool(self._known[b.number] & self._bit[a.number])
+
+    def kernels(self, region: str = "") -> list[Operation]:
+        """Kernels, or those of a marked region."""
+        return [o for o in self.operations if o.kind == "kernel" and (not region or o.of(region))]
+
+    def races(self) -> list[tuple[Operation, Operation, Access]]:
+        """Pairs whose order matters and is not given."""
+        found = []
+        for i, b in enumerate(self.operations):
+            for a in self.operations[:i]:
+                if not a.accesses or not b.accesses or self.safe(a, b):
+                    continue
+                met = next((x for x in a.accesses for y in b.accesses if x.meets(y)), None)
+                if met is not None:
+                    found.append((a, b, met))
+        return found
+
+    def longest_chain(self, of: list[Operation] | None = None) -> int:
+        """Kernels on the longest chain."""
+        depth: dict[int, int] = {}
+        counted = self.kernels() if of is None else of
+        for b in counted:
+            depth[b.number] = 1 + max(
+                (depth[a.number] for a in counted if a.number in depth and self.before(a, b)),
+                default=0,
+            )
+        return max(depth.values(), default=0)
+
+
+def report(races: list[tuple[Operation, Operation, Access]]) -> str:
+    """The pairs, in words."""
+    return "\n".join(
+        f"no order between {a} and {b}, which meet at {met.address:#x} ({met.bytes} bytes)"
+        for a, b, met in races[:10]
+    )
+
+
+class Driver:
+    """The stand-in driver, as tests ask it."""
+
+    def __init__(self, path: str) -> None:
+        self.functions = ctypes.CDLL(path)
+        for name in ("fake_end_trace", "fake_misuse", "fake_missing_names"):
+            getattr(self.functions, name).restype = ctypes.c_char_p
+        self.functions.fake_calls.restype = ctypes.c_longlong
+
+    def delay(self, us: int) -> None:
+        """Random delays of up to so much before each operation."""
+        self.functions.fake_delay(us)
+
+    def ignore_waits(self, on: bool) -> None:
+        """The mutant: no stream waits for an event."""
+        self.functions.fake_ignore_waits(int(on))
+
+    def lose(self, status: int) -> None:
+        """The device is lost from now on."""
+        self.functions.fake_lose_device(status)
+
+    def fail(self, function: str, status: int, skip: int = 0) -> None:
+        """The next call of a function, after some, fails."""
+        self.functions.fake_fail(function.encode(), status, skip)
+
+    def calls(self, function: str) -> int:
+        return int(self.functions.fake_calls(function.encode()))
+
+    def missing(self) -> list[str]:
+        """Functions that were called and that the stand-in lacks."""
+        return list(self.functions.fake_missing_names().decode().split())
+
+    def misuse(self) -> str:
+        """What a real driver would not forgive, since the last time it was asked."""
+        return str(self.functions.fake_misuse().decode())
+
+    def mark(self, text: str) -> None:
+        self.functions.fake_mark(text.encode())
+
+    @contextmanager
+    def tracing(self, kernel: Callable[[str, int], Any] | None = None) -> Iterator[list[Trace]]:
+        """What happens inside, as one trace in the list when it is over."""
+        made: list[Trace] = []
+        self.functions.fake_begin_trace()
+        try:
+            yield made
+        finally:
+            text = self.functions.fake_end_trace().decode()
+        made.append(Trace(text, kernel))

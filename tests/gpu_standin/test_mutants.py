@@ -1,0 +1,116 @@
+"""Faults of the engine and of the driver that these tests must notice."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import struct
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from cases import CASES, assert_close, matrix, scheduled, wanted
+
+from dynaflow_xla.ffi import _engine
+
+
+def test_a_driver_that_ignores_waits_is_noticed_by_values(driver: Any, values: Any) -> None:
+    """With delays before each operation some result is wrong, under every case that has two lanes."""
+    for name in ("branches", "four", "training_step"):
+        case = CASES[name]
+        fast = scheduled(case, "ffi")
+        x = matrix(0)
+        jax.block_until_ready(fast(x))
+        driver.delay(20_000)
+        assert_close(wanted(case.fn, x), fast(x))
+        driver.ignore_waits(True)
+        wrong = 0
+        for seed in range(1, 9):
+            try:
+                assert_close(wanted(case.fn, matrix(seed)), fast(matrix(seed)))
+            except AssertionError:
+                wrong += 1
+                break
+        driver.ignore_waits(False)
+        driver.delay(0)
+        jax.block_until_ready(fast(x))
+        assert wrong, f"{name}: nothing was wrong where no stream waits"
+
+
+def lane_program(driver: Any, waits: bool, early: bool = False) -> list[str]:
+    """Two lanes of kernels, the second of which reads what the first writes; the races in its trace."""
+    engine = _engine.CudaEngine(0)
+    n = 256
+    program = _engine.Program(2, 1, 1, 2, 0, "two lanes")
+    ptx = SCALE + b"\0"
+    source = program.add_buffer("arg", 0, 0, 4 * n)
+    middle, end = (program.add_buffer("result", i, 0, 4 * n) for i in range(2))
+
+    def scale(lane: int, name: str, of: Any, to: Any) -> None:
+        parameters = [("in", 0), ("out", 0), struct.pack("f", 2.0), struct.pack("I", n)]
+        engine.add_kernel_launch(
+            program, lane, name, ptx, "scale", (1, 1, 1), (n, 1, 1), 0, parameters, [of], [to]
+        )
+
+    if early:
+        program.add_record(0, 0)
+    scale(0, "first", source, middle)
+    if not early:
+        program.add_record(0, 0)
+    if waits:
+        program.add_wait(1, 0)
+    scale(1, "second", middle, end)
+    program.finish()
+    x, y, z = (jax.device_put(np.full(n, i, np.float32)) for i in range(3))
+    jax.block_until_ready((x, y, z))
+    pointers = [a.unsafe_buffer_pointer() for a in (x, y, z)]
+    library = driver.functions
+    library.fake_stream.restype = ctypes.c_void_p
+    stream = library.fake_stream()
+
+    with driver.tracing() as traces:
+        engine.run(program, pointers[:1], pointers[1:], stream)
+        library.fake_synchronize(ctypes.c_void_p(stream))
+    trace = traces[0]
+    assert len(trace.kernels("")) == 2
+    return [str(a) for a, _, _ in trace.races()]
+
+
+SCALE = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry scale(.param .u64 x, .param .u64 y, .param .f32 a, .param .u32 n) { ret; }
+"""
+
+
+def test_a_wait_that_the_engine_drops_is_a_race(driver: Any) -> None:
+    assert not lane_program(driver, waits=True)
+    assert lane_program(driver, waits=False)
+
+
+def test_an_event_recorded_too_early_is_a_race(driver: Any) -> None:
+    assert lane_program(driver, waits=True, early=True)
+
+
+def test_a_live_buffer_that_is_donated_is_refused_or_a_race(driver: Any) -> None:
+    """Donated to one call and read by the next: JAX has deleted it, and says so."""
+    fast = jax.jit(scheduled(CASES["branches"], "ffi"), donate_argnums=0)
+    x = jax.device_put(matrix(0))
+    want = wanted(CASES["branches"].fn, matrix(0))
+    assert_close(want, fast(x))
+    if x.is_deleted():
+        with pytest.raises((RuntimeError, ValueError), match="deleted|donated"):
+            np.asarray(x)
+
+
+def test_pairs_of_accesses() -> None:
+    """What the race check takes for a conflict."""
+    from driver_trace import Access
+
+    for (a, b), meets in {
+        ((0, 8), (8, 8)): False, ((0, 9), (8, 8)): True, ((8, 8), (0, 8)): False, ((2, 1), (0, 8)): True,
+    }.items():  # fmt: skip
+        for u, v in itertools.product((False, True), repeat=2):
+            assert Access(*a, u).meets(Access(*b, v)) == (meets and (u or v))
