@@ -89,3 +89,11 @@ def test_page_on_torch_shows_the_committed_result(plot: Any) -> None:
         for how, added in entry["added_us"].items():
             if how == "module" or entry["compiler"] == "aoti":
                 assert f"{added:.0f} us" in page
+
+
+def test_page_shows_what_is_predicted_of_published_strategies() -> None:
+    rows = json.loads((RESULTS / "published-predicted.json").read_text())["rows"]
+    shown = _table("docs/published.md", "| Strategy | lines |").splitlines()[2:]
+    assert shown == [
+        f"| `{r['strategy']}` | {r['lines']} | {r['model']} | {r['h200']:.2f} |" for r in rows
+    ]
