@@ -21,7 +21,7 @@ from dynaflow_xla.strategies.base import record
 from dynaflow_xla.strategies.search import Search
 from dynaflow_xla.timelines.simulator import simulate
 
-GRAPHS, NODES = 200, 2_000
+GRAPHS, NODES = 200, 300
 
 
 def random_regions(seed: int) -> dfx.PartitionedGraph:
