@@ -114,6 +114,10 @@ void Program::Finish() {
       if (instr.kind == Instr::kRecord) AddStepRecord(lane, instr.a);
     }
   }
+  // Nobody can run a lane that does nothing.
+  for (int& lane : recording_lane_) {
+    if (lane >= 0 && lanes_[static_cast<size_t>(lane)].empty()) lane = -1;
+  }
   need_ = ScratchNeed(scratch_bytes_);
   finished_ = true;
 }

@@ -291,7 +291,7 @@ class Recorder:
         else:
             for one in handles:
                 self._decide((one,), Decision(one.region.id, place, (), replace, user_line()))
-        self._run_merges(place if wide else max(place, 0))
+        self._run_merges(place if place >= 0 or self.context.cores else 0)
 
     def _wide(self, name: str, width: Any) -> bool:
         """Whether a width is that of all cores; tells what becomes of it where there is no such width."""

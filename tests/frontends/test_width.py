@@ -304,6 +304,18 @@ def test_auto_measures_other_programs_than_the_original() -> None:
     np.testing.assert_allclose(fast(*args), fn(*args), rtol=1e-4, atol=1e-4)
 
 
+def test_wide_regions_keep_64_bit_types_that_the_function_asks_for(assert_same: Any) -> None:
+    def f(x: Any) -> Any:
+        with jax.enable_x64(True):
+            return jnp.sum(x.astype(jnp.float64) * (1 + 1e-12)) - jnp.sum(x.astype(jnp.float64))
+
+    x = _x(64)
+    fast = dfx.schedule(jax.jit(f), Mixed(1), lanes=2)
+    assert all(launch.width == 0 for launch in _launches(fast, x))
+    for _ in range(2):
+        assert_same(fast(x), jax.jit(f)(x))
+
+
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_lanes_with_cores(width: int, assert_same: Any) -> None:
     """More cores than the machine has are shared: slower, and correct."""

@@ -29,6 +29,15 @@ calls = {{
     "svd": lambda a: jnp.linalg.svd(a, compute_uv=False),
 }}
 
+class Wide(dfx.Strategy):
+    def rules(self, graph):
+        return [dfx.Op("*")] if graph.ops else None
+
+    def schedule(self, s):
+        while ready := s.ready():
+            for op in ready:
+                s.execute(op, width="all")
+
 def eight(call):
     return lambda x: [call(x * (i + 1.0)) for i in range(8)]
 
@@ -49,11 +58,13 @@ ways = {{
 def one(x):  # no two calls at the same time
     return np.asarray(jnp.stack(x)) if isinstance(x, list) else np.asarray(x)
 
-def check(name, way):
+def check(name, way, backend):
     f = eight(calls[name])
     options = dict(in_axes=0) if way == "split" else {{}}
-    strategy = dfx.NanoBatch(2) if way == "split" else dfx.Branches()
-    made = ways[way](f, lambda g: dfx.schedule(g, strategy, backend="xla", **options))
+    # On all cores, all regions are in one program, as on the backend xla.
+    whole = dfx.Branches() if backend == "xla" else Wide()
+    strategy = dfx.NanoBatch(2) if way == "split" else whole
+    made = ways[way](f, lambda g: dfx.schedule(g, strategy, backend=backend, **options))
     for _ in range(20):
         got = jax.block_until_ready(made(x))
     if way in ("plain", "split", "vmap"):
@@ -69,8 +80,9 @@ print("done")
 """
 
 CASES = [
-    ("qr", "plain"), ("qr", "split"), ("eigh", "plain"), ("eigh", "nested"), ("eigh", "grad"),
-    ("solve", "plain"), ("solve", "nested"), ("svd", "vmap"),
+    ("qr", "plain", "xla"), ("qr", "split", "xla"), ("eigh", "plain", "xla"), ("eigh", "nested", "xla"),
+    ("eigh", "grad", "xla"), ("solve", "plain", "xla"), ("solve", "nested", "xla"), ("svd", "vmap", "xla"),
+    ("qr", "plain", "ffi"), ("eigh", "grad", "ffi"), ("solve", "split", "ffi"),
 ]  # fmt: skip
 
 

@@ -78,8 +78,10 @@ class Call {
   void ThrowIfFailed() const;
 
   // A lane has touched its last buffer. May be called from inside its last step, so that Run need
-  // not wait for the rest of the step; idempotent. Steps that come after it are refused. A profiled
-  // call still waits for the step's end: its trace would lack the step otherwise.
+  // not wait for the rest of the step (unless Run's caller itself runs the lane, because its thread
+  // is late: then the rest must not wait for what comes after Run); idempotent. Steps that come
+  // after it are refused. A profiled call still waits for the step's end: its trace would lack the
+  // step otherwise.
   void LaneDone(int lane);
   // The same when a lane has left its last step; the engine calls it once for each lane.
   void LaneLeft(int lane);

@@ -101,6 +101,8 @@ void RunLane(Lane& lane, Call& call) noexcept {
     }
     const int64_t t0 = profile ? NowNs() : 0;
     if (instr.kind == Instr::kWait) {
+      // Nothing may follow what said that the lane is done; Run may have returned.
+      if (call.IsLaneDone(lane.index())) break;
       const bool signalled = call.WaitEvent(instr.a, lane.index());  // [Wait]
       if (profile) call.Trace(kWaitTraceId + instr.a, lane.index(), t0, NowNs());
       if (!signalled) break;

@@ -64,6 +64,7 @@ class Entry(Planned):
         """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
         avals = self.captured.avals
         memory = self.bind(inputs)
+        chain = lapack_guard.Chain()
         for stage, outer in self.stages:
             if stage is not None:
                 args = [
@@ -74,8 +75,8 @@ class Entry(Planned):
                 for numbers, value, x in zip(stage.writes, stage.outputs, results, strict=True):
                     memory.put(numbers, from_physical(x, avals[value]))
             if outer is not None:
-                # Nano-batches can have several batched LAPACK calls in the one program around the lanes.
-                with lapack_guard.one_at_a_time():
+                # The one program around the lanes can have several batched LAPACK calls in its regions.
+                with exact_types(self.captured), lapack_guard.one_at_a_time(chain):
                     self._run_plain(outer, memory)
         return self.flat_outputs(memory)
 
@@ -132,7 +133,8 @@ class Entry(Planned):
     def _measured_wide(self, launch: Launch, memory: Memory) -> int:
         """Nanoseconds of a region on all cores, compiled by itself: what XLA fuses with neighbours is not."""
         args = [memory[b] for b in launch.ins]
-        took, outs = _fastest(self.functions[launch.region], args)
+        with exact_types(self.captured):
+            took, outs = _fastest(self.functions[launch.region], args)
         memory.write(launch, dict(zip(self.pg.regions[launch.region].outputs, outs, strict=True)))
         call, _ = _fastest(
             lambda x: [x + 1], [jax.numpy.zeros(1)]

@@ -163,12 +163,14 @@ class StageBuilder(StageParts):
                 number: from_physical(x, avals[self.buffer(number).value])
                 for number, x in zip(inputs, args, strict=True)
             }
-            if self.width_of[lane] == 1:
-                return emitter.run(instructions, given)
-            with lapack_guard.one_at_a_time():  # else they could wait for each other's threads
+            # On several threads they could wait for each other's.
+            alone = self.width_of[lane] == 1
+            with lapack_guard.as_they_come() if alone else lapack_guard.one_at_a_time():
                 return emitter.run(instructions, given)
 
-        lane_function.__name__ = f"{self.plan.graph}_lane{lane}"
+        # JAX's cache of compiled programs does not know how many threads they were compiled for.
+        width = "" if self.width_of[lane] == 1 else f"_of_{self.width_of[lane]}_cores"
+        lane_function.__name__ = f"{self.plan.graph}_lane{lane}{width}"
         return self._lowered(
             lane_function,
             list(map(self.spec, inputs)),

@@ -37,21 +37,34 @@ lapack_order_p = Primitive("dfx_lapack_order")
 lapack_order_p.multiple_results = True
 
 
-class _Chain:
+class Chain:
     """The result of the last call, None before the first one."""
 
     last: Any = None
 
 
 @contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """A block in which functions made by ``ordered`` put their LAPACK calls into one order."""
+def _within(chain: Chain | None) -> Iterator[None]:
     outer = getattr(_state, "chain", None)
-    _state.chain = _Chain()
+    _state.chain = chain
     try:
         yield
     finally:
         _state.chain = outer
+
+
+def one_at_a_time(chain: Chain | None = None) -> contextlib.AbstractContextManager[None]:
+    """A block in which functions made by ``ordered`` put their LAPACK calls into one order.
+
+    Args:
+        chain: What several blocks of one program have in common, if they are in one order together.
+    """
+    return _within(Chain() if chain is None else chain)
+
+
+def as_they_come() -> contextlib.AbstractContextManager[None]:
+    """A block in which they do not: of another program than the one around it."""
+    return _within(None)
 
 
 def ordered(closed: Any) -> Callable[..., list[Any]]:
@@ -84,7 +97,7 @@ def _calls(eqn: Any) -> int:
     return inner + (eqn.primitive.name in _CALLS)
 
 
-def _evaluate(closed: Any, args: Sequence[Any], chain: _Chain) -> list[Any]:
+def _evaluate(closed: Any, args: Sequence[Any], chain: Chain) -> list[Any]:
     jaxpr = closed.jaxpr
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *args), strict=True))
 
