@@ -92,18 +92,19 @@ def beside_the_plan(choice: Choice | None, shown: Any) -> str:
     return f"{what}: this is the plan of {shown!r}, a candidate of Auto's, which does not run"
 
 
-def what_runs(name: str, choice: Choice | None, why: str) -> list[str]:
+def what_runs(name: str, choice: Choice | None, why: str, meanwhile: str = "original") -> list[str]:
     """What a call runs under ``Auto``, for ``explain``.
 
     Args:
         name: Of the function.
         choice: What was decided; None: nothing yet.
         why: Nothing is.
+        meanwhile: Name of what runs then.
     """
     if choice is not None:
         return [f"{name}: {the(choice.name)} runs", *choice.lines()]
     return [
-        f"{name}: the original runs until something is decided",
+        f"{name}: {the(meanwhile)} runs until something is decided",
         f"auto: nothing decided yet for these arguments ({why})",
     ]
 

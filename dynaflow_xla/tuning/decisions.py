@@ -22,17 +22,17 @@ class Decisions(Generic[C]):
     """The decisions of one callable, by signature.
 
     Args:
-        undecided: Makes the decision for the original of which nothing was measured, from the reason.
+        unmeasured: Makes the decision of which nothing was measured, from the reason.
 
     Attributes:
         purse: What decisions may still take.
         put_off: Those that something else of the process disturbed.
     """
 
-    def __init__(self, undecided: Callable[[None, str], C]) -> None:
+    def __init__(self, unmeasured: Callable[[str], C]) -> None:
         self.purse = budget.Purse()
         self.put_off = quiet.PutOff()
-        self._undecided = undecided
+        self._unmeasured = unmeasured
         self._made: Recent[Any, C] = Recent(_MAX_DECISIONS)
         self._last: tuple[Any, C] | None = None
         self._candidates: dict[bool, dict[str, Strategy]] = {}
@@ -86,11 +86,11 @@ class Decisions(Generic[C]):
             try:
                 made = choose(watch)
             except autotune.BudgetTooSmall as error:
-                made = self._undecided(None, str(error))
+                made = self._unmeasured(str(error))
             return keep(signature, made)
 
         def give_up(reason: str) -> C:
-            return keep(signature, self._undecided(None, reason))
+            return keep(signature, self._unmeasured(reason))
 
         return self.put_off.decide(signature, measured, give_up)
 

@@ -57,7 +57,7 @@ class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
         self._jit_options = _compat.jit_options(jitted)
         self._candidate = False  # of a function under Auto, which measures what its plans cost
         self._fallback: str = ""
-        self.decisions = Decisions(auto.Choice)
+        self.decisions = Decisions(functools.partial(auto.Choice, None))
         self.by_decision = decided.ByDecision(self)
         self._children: dict[Hashable, ScheduledFunction] = {}
         self._lifted: dict[str, Lifted] = {}  # by library

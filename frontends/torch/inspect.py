@@ -45,7 +45,9 @@ def _what_runs(fast: Core, args: Any, kwargs: Any) -> list[str]:
         return []
     why = fast.decisions.put_off.reason(call_signature.of(fast.original, args, kwargs))
     choice = fast.decision(args, kwargs)
-    lines = choosing.what_runs(fast.options.name, choice, why or "a call decides")
+    lines = choosing.what_runs(
+        fast.options.name, choice, why or "a call decides", fast.unmeasured("").name
+    )
     if aside := fast.beside_the_plan(args, kwargs):
         lines.append(f"{aside}:")
     return lines

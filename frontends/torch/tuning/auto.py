@@ -52,11 +52,14 @@ class Decisions(decisions.Decisions[Choice]):
     Sizes that come for the first time take what was decided for others, and are decided for when they
     come again: a cache of keys and values that grows has new sizes at every call, each of which would
     pay for a decision and none gain by it. For the same reason they take no nano-batches, which are
-    planned for each size.
+    planned for each size, unless nano-batches are what the user asked for: then without a compiler.
+
+    Args:
+        unmeasured: What runs where nothing was measured, from the reason; by default the original.
     """
 
-    def __init__(self) -> None:
-        super().__init__(Choice)
+    def __init__(self, unmeasured: Callable[[str], Choice] | None = None) -> None:
+        super().__init__(unmeasured or partial(Choice, None))
         self._kinds: Recent[Any, Choice] = Recent(_MAX_KINDS)  # without sizes: the last decision
         self._once: Recent[Any, Choice] = Recent(_MAX_ONCE)
 
@@ -70,10 +73,9 @@ class Decisions(decisions.Decisions[Choice]):
         if signature in self._once or found is None:
             return None
         split = found.child is not None and found.child.splits
-        what = "the original" if split else the(found.name)
-        reason = f"these sizes came once: {what} runs, after {the(found.name)} for other sizes"
-        child = None if split else found.child
-        self._once[signature] = made = Choice(child, reason, candidate=found.candidate)
+        taken = self._unmeasured("") if split else found
+        reason = f"these sizes came once: {the(taken.name)} runs, after {the(found.name)} for other sizes"
+        self._once[signature] = made = Choice(taken.child, reason, candidate=taken.candidate)
         return made
 
     def put(self, signature: Any, choice: Choice) -> Choice:
@@ -98,7 +100,7 @@ def candidates_of(core: Any, args: Any, kwargs: Any) -> dict[str, Strategy]:
         PlanError: ``in_axes`` does not fit the arguments.
     """
     options = core.options
-    if core.captured_ahead:
+    if core.captured_ahead or isinstance(options.strategy, OneOf):  # the one runs in any case
         return core.candidates()  # type: ignore[no-any-return]
     dims = axes.batch_dims(options.name, options.in_axes, core.original, args, kwargs)
     rows = dims[0][0].shape[dims[0][1]] if dims else 0

@@ -48,7 +48,7 @@ class Deciding:
             options = replace(options, strategy=OneOf(options.strategy))
         self.original = original
         self.options = options
-        self.decisions = auto.Decisions()
+        self.decisions = auto.Decisions(self.unmeasured)
         self.children: Recent[Hashable, Any] = Recent(_MAX_CHILDREN)
 
     def made_for(self, strategy: Strategy, compiler: str) -> Any:
@@ -87,20 +87,38 @@ class Deciding:
         with marks.ignore():
             return self.original(*args, **kwargs)
 
+    def unmeasured(self, reason: str) -> auto.Choice:
+        """What runs where nothing is measured: the original, or operator by operator one's own strategy.
+
+        Args:
+            reason: Why nothing is.
+        """
+        if not isinstance(self.options.strategy, OneOf):
+            return auto.Choice(None, reason)
+        ((name, strategy),) = self.candidates().items()
+        return auto.Choice(self.with_strategy(strategy, "eager"), reason, candidate=name)
+
     def call_decided(self, args: Any, kwargs: Any) -> Any:
         """A call under ``Auto``, which decides if that is still to be done."""
         signature = call_signature.of(self.original, args, kwargs)
         choice = self.decisions.decided(signature) or self.decisions.of_other_sizes(signature)
+        only = isinstance(self.options.strategy, OneOf)
         if choice is None:
             if native.in_lane() or modes.modes_active() or modes.watched_by_autograd():
-                return self.original(*args, **kwargs)
-            choice = self.decisions.now(
-                signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide
-            )
+                if not only:
+                    return self.original(*args, **kwargs)
+            else:
+                choice = self.decisions.now(
+                    signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide
+                )
+        if only and (choice is None or choice.child is None):
+            choice = self.unmeasured("")
         if choice is not None and choice.child is not None:
             try:
                 return choice.child.call(args, kwargs)
             except SeparabilityError as error:
+                if only:
+                    raise  # the user asked for just this
                 # Something changed that is no argument, say a module in it is in training mode now.
                 reason = f"{choice.name} is left: {str(error).splitlines()[0]}"
                 self.decide(signature, auto.Choice(None, reason))
@@ -132,7 +150,8 @@ class Deciding:
 
     def beside_the_plan(self, args: Any, kwargs: Any) -> str:
         """What to know of the plan of these arguments if it is not what a call runs, else ""."""
-        if not isinstance(self.options.strategy, Auto):
-            return ""
+        strategy = self.options.strategy
+        if not isinstance(strategy, Auto) or isinstance(strategy, OneOf):
+            return ""  # the one strategy runs in any case
         shown = self.target(args, kwargs).options.strategy
         return choosing.beside_the_plan(self.decision(args, kwargs), shown)

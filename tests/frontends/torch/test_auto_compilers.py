@@ -11,8 +11,10 @@ from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.frontends.torch import core
+from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.native.compiling import compilers
-from dynaflow_xla.tuning import autotune, budget
+from dynaflow_xla.frontends.torch.tuning import auto
+from dynaflow_xla.tuning import autotune, budget, quiet
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn = torch.nn
@@ -217,3 +219,117 @@ def test_names_of_compilers() -> None:
         dfx.schedule(net(), compiler="nvcc")
     with pytest.raises(dfx.UnsupportedError, match="compiler='auto' is for backend='torch'"):
         dfx.schedule(net(), compiler="auto", backend="ffi")
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Graphs that calls run."""
+    noted: list[Any] = []
+    note = running.note_run
+
+    def note_run(entry: Any) -> None:
+        noted.append(entry)
+        note(entry)
+
+    monkeypatch.setattr(running, "note_run", note_run)
+    return noted
+
+
+NAME = "NanoBatch(2, joins=False)"
+
+
+def regions(ran: list[Any], fast: Any, *args: Any) -> tuple[Any, list[str]]:
+    """What a call gives, and the names of the regions of the graph that it runs last."""
+    ran.clear()
+    made = fast(*args)
+    return made, [region.name for entry in ran[-1:] for region in entry.pg.regions]
+
+
+@pytest.mark.parametrize("wanted", [NAME, f"{NAME} by inductor"])
+def test_ones_own_strategy_runs_at_other_sizes(
+    monkeypatch: pytest.MonkeyPatch, uncompiled: list[str], ran: list[Any], wanted: str
+) -> None:
+    """At sizes that come once, too, and where rows are fewer than nano-batches asked for."""
+    chosen(monkeypatch, wanted)
+    model = net()
+    fast = scheduled(model, strategy=dfx.NanoBatch(2, joins=False), in_axes=0)
+    with torch.no_grad():
+        for rows in (8, 12, 1, 1, 6):
+            x = torch.randn(rows, 16)
+            asked = len(uncompiled)
+            made, names = regions(ran, fast, x)
+            torch.testing.assert_close(made, model(x))
+            assert names, "the original ran"
+            assert rows == 1 or any(name.endswith("@1") for name in names)
+            assert rows not in (12, 6) or len(uncompiled) == asked, (
+                "compiled for sizes that came once"
+            )
+        text = dfx.explain(fast, torch.randn(6, 16))
+    assert f"auto: {NAME} runs; these sizes came once" in text and "@1" in text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        quiet.NotMyTurn("another measures"),
+        quiet.Disturbed("something ran"),
+        autotune.BudgetTooSmall("too small"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_ones_own_strategy_runs_while_nothing_is_measured(
+    monkeypatch: pytest.MonkeyPatch, uncompiled: list[str], ran: list[Any], error: Exception
+) -> None:
+    def raises(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(auto, "choose", raises)
+    monkeypatch.setattr(quiet, "_FIRST_PAUSE_S", 0.0)
+    model, x = net(), torch.randn(8, 16)
+    fast = scheduled(model, strategy=dfx.NanoBatch(2, joins=False), in_axes=0)
+    with torch.no_grad():
+        for _ in range(10):  # put off, and at last given up
+            made, names = regions(ran, fast, x)
+            torch.testing.assert_close(made, model(x))
+            assert any(name.endswith("@1") for name in names)
+            text = dfx.explain(fast, x)
+            assert "original runs" not in text and "does not run" not in text
+
+
+def test_ones_own_strategy_does_not_hide_what_it_refuses(
+    monkeypatch: pytest.MonkeyPatch, uncompiled: list[str]
+) -> None:
+    """What mixes rows is an error at every size, as with one compiler."""
+    chosen(monkeypatch, NAME)
+
+    def fn(x: Any) -> Any:
+        return x.flip(0) if x.shape[0] == 12 else x * 2
+
+    fast = scheduled(fn, strategy=dfx.NanoBatch(2, joins=False), in_axes=0)
+    x = torch.randn(8, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), x * 2)
+        for _ in range(2):
+            with pytest.raises(dfx.SeparabilityError, match="cannot be split"):
+                fast(torch.randn(12, 16))
+        torch.testing.assert_close(fast(x), x * 2)
+
+
+def test_ones_own_strategy_refuses_after_its_decision(
+    monkeypatch: pytest.MonkeyPatch, uncompiled: list[str]
+) -> None:
+    """Something changed that is no argument: the same call is refused now."""
+    chosen(monkeypatch, NAME)
+    mixes = [False]
+
+    def fn(x: Any) -> Any:
+        return x.flip(0) if mixes[0] else x * 2
+
+    fast = scheduled(fn, strategy=dfx.NanoBatch(2, joins=False), in_axes=0)
+    x = torch.randn(8, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), x * 2)
+        mixes[0] = True
+        for _ in range(2):
+            with pytest.raises(dfx.SeparabilityError, match="moves rows"):
+                fast(x)
