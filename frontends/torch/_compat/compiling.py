@@ -10,6 +10,45 @@ import torch
 
 from dynaflow_xla.frontends.torch._compat import modes
 
+_PASSES = (
+    "pre_grad_custom_pass",
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+    "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass",
+)
+"""Settings of Inductor's that its own list of what code depends on leaves out: it asks each apart."""
+
+
+def surroundings() -> dict[str, Any]:
+    """Settings of the whole process on which compiled code depends."""
+    from torch._inductor import config
+
+    set_passes = {name: made for name in _PASSES if (made := getattr(config, name, None))}
+    return {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "inductor": {**config.save_config_portable(), **set_passes},
+    }
+
+
+def surroundings_key() -> str:
+    """Equal for equal surroundings, in every process; passes of the user's are known by their ``uuid``."""
+    made = surroundings()
+    inductor_settings = {
+        name: value.uuid() if name in _PASSES and hasattr(value, "uuid") else value
+        for name, value in made.pop("inductor").items()
+    }
+    return repr((sorted(made.items()), sorted(inductor_settings.items())))
+
+
+def surround(given: Mapping[str, Any]) -> None:
+    """Sets what ``surroundings`` of another process are."""
+    from torch._inductor import config
+
+    torch.use_deterministic_algorithms(given["deterministic"], warn_only=given["warn_only"])
+    config.load_config(given["inductor"])
+
 
 def inductor(
     gm: Any, examples: Sequence[Any], options: Mapping[str, Any]

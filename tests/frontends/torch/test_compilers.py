@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -283,3 +286,67 @@ def test_operators_without_code_are_named(tmp_path: Any) -> None:
     )  # fmt: skip
     with pytest.raises(dfx.UnsupportedError, match=r"test_compilers.py:\d+.*no code for"):
         fast(X)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def other_settings() -> Any:
+    return torch._inductor.config.patch(shape_padding=not torch._inductor.config.shape_padding)
+
+
+def own_pass() -> Any:
+    return torch._inductor.config.patch(post_grad_custom_pre_pass=lambda graph: None)
+
+
+@pytest.mark.parametrize("around", [deterministic, other_settings, own_pass])
+def test_what_is_compiled_is_for_the_settings_of_its_process(
+    around: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same structure is compiled again where a setting of the whole process is another one."""
+    from dynaflow_xla.frontends.torch._compat import compiling
+    from dynaflow_xla.frontends.torch.native.compiling import compilers, worker as compile_worker
+
+    made: list[Any] = []
+    monkeypatch.setattr(compiling, "inductor", lambda gm, *_: made.append(gm) or gm)
+    monkeypatch.setattr(compile_worker, "compile_all", lambda *_: None)
+    monkeypatch.setattr(compilers, "_compiled", {})
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+
+    def compiled() -> int:
+        made.clear()
+        fast = dfx.schedule(model, strategy=dfx.Sequential(), lanes=1, compiler="inductor")
+        with torch.no_grad():
+            torch.testing.assert_close(fast(X), model(X))
+        return len(made)
+
+    assert compiled() == 1 and compiled() == 0
+    with around():
+        assert compiled() == 1
+    assert compiled() == 0
+
+
+def test_settings_of_the_process_reach_those_that_compile_for_it() -> None:
+    """They are sent pickled; what cannot be sent is compiled where it is set."""
+    from dynaflow_xla.frontends.torch._compat import compiling
+
+    here = compiling.surroundings_key()
+    with deterministic(), other_settings():
+        there = compiling.surroundings_key()
+        sent = pickle.dumps(compiling.surroundings())
+    assert here != there and compiling.surroundings_key() == here
+    before = compiling.surroundings()
+    try:
+        compiling.surround(pickle.loads(sent))
+        assert compiling.surroundings_key() == there
+    finally:
+        compiling.surround(before)
+    assert compiling.surroundings_key() == here
+    with own_pass(), pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
+        pickle.dumps(compiling.surroundings())

@@ -209,10 +209,12 @@ class Compiler:
         root = torch.nn.Module()
         values: dict[int, Any] = {}
         key: list[Any] = [self.name, sorted(self.settings.items()), *_machine(captured.device)]
+        key.append(compiling.surroundings_key())
         for value in part.reads:
             values[value] = graph.placeholder(f"v{len(values)}")
             example = captured.examples[value]
             key.append((tuple(example.size()), tuple(example.stride()), example.dtype))
+            key.append(str(example.device))
         for step in part.steps:
             payload = step.payload
             assert payload is not None

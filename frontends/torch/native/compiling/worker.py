@@ -115,7 +115,8 @@ def compile_all(compiler: str, settings: Mapping[str, Any], requests: Sequence[R
     started: list[subprocess.Popen[bytes]] = []
     try:
         for number in range(jobs):
-            work = (compiler, dict(settings), torch.get_num_threads(), list(requests[number::jobs]))
+            threads, part = torch.get_num_threads(), list(requests[number::jobs])
+            work = (compiler, dict(settings), threads, compiling.surroundings(), part)
             try:
                 data = pickle.dumps(work)
             except (pickle.PicklingError, AttributeError, TypeError):
@@ -156,8 +157,9 @@ def _wait(
 
 def main() -> None:
     """Compiles what the process that started this one asks for."""
-    compiler, settings, threads, requests = pickle.load(sys.stdin.buffer)
+    compiler, settings, threads, surroundings, requests = pickle.load(sys.stdin.buffer)
     torch.set_num_threads(threads)
+    compiling.surround(surroundings)
     for request in requests:
         compile_one(compiler, settings, request)
 
