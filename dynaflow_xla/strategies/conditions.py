@@ -53,7 +53,8 @@ class Conditions:
                 f"{count} nano-batches of {batch} rows need {count - 1} cuts, and a nano-batch may begin "
                 f"{at} ({self.text()}): at most {len(places) + 1} nano-batches"
             )
-        ends = list(accumulate(self.work or [1.0] * batch))
+        # Rows that cost nothing at all cost the same.
+        ends = list(accumulate(self.work if any(self.work) else [1.0] * batch))
         shares = [share**k for k in range(count)]
         goals = [ends[-1] * part / sum(shares) for part in accumulate(shares)]
         cuts: list[int] = []

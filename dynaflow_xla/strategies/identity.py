@@ -103,25 +103,35 @@ def on_disk(strategies: Iterable[Strategy], user: Mapping[str, Any]) -> tuple[st
     """What a key on disk holds of strategies, or None if it cannot hold all that they are.
 
     That is the class, what is written in it, and the values of its fields. An object without such
-    values, a class made in a function, or a user's strategy that may look at a context which has no
-    lasting text, would be mistaken for another one in a later process.
+    values, a class made in a function, or a strategy that may look at a context which has no lasting
+    text, would be mistaken for another one in a later process.
 
     Args:
         strategies: In their order.
-        user: The user's context, which strategies outside this package may look at.
+        user: The user's context: a strategy outside this package may look at all of it, those of this
+            package at what ``weights`` and ``boundaries`` name.
     """
     made: list[str] = []
     for strategy in strategies:
         text = _lasting(strategy)
         if text is None:
             return None
-        if not _ours(type(strategy)):
-            context = _lasting(dict(user))
+        if looks := _looked_at(strategy, user):
+            context = _lasting(looks[0])
             if context is None:
                 return None
             text += f" given {context}"
         made.append(text)
     return tuple(made)
+
+
+def _looked_at(strategy: Strategy, user: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What of the context a strategy may look at; [] for nothing."""
+    if not _ours(type(strategy)):
+        return [dict(user)]
+    keys = [getattr(strategy, name, None) for name in ("weights", "boundaries")]
+    named = {key: user.get(key) for key in keys if isinstance(key, str)}
+    return [named] if named else []
 
 
 def _ours(cls: type) -> bool:

@@ -142,7 +142,8 @@ class _Search:
         for cores in dict.fromkeys((context.cores, 0)):
             placed = Moldable(self.s.graph, lanes, context.lane_cores, cores).best()
             self._whole(tuple((i, lane) for i, lane in placed.order if i in inner))
-        self.first_ns = self.best_ns
+            if cores == context.cores:  # as Branches places them
+                self.first_ns = self.best_ns
         self._whole(tuple((i, WIDE if i in self.outer else 0) for i in self.needs))
         self._extend(_State((0.0,) * lanes))
 

@@ -31,6 +31,8 @@ def sizes(strategy: dfx.Strategy, rows: int, **user: Any) -> tuple[int, ...]:
         (dfx.NanoBatch(2, weights=[9, 1, 1, 1, 1, 5]), 6, (1, 5)),
         (dfx.NanoBatch(2, weights=[9, 1, 1, 1, 1, 5], align=2), 6, (2, 4)),
         (dfx.NanoBatch(2, weights=[1, 1, 9, 1], boundaries=[1, 2]), 4, (2, 2)),
+        (dfx.NanoBatch(2, weights=[0] * 8), 8, (4, 4)),
+        (dfx.NanoBatch(3, weights=[0] * 12, align=2), 12, (4, 4, 4)),
         (dfx.NanoBatch([2, 2], boundaries=(2,)), 4, (2, 2)),
         (dfx.NanoBatch(1, align=7), 4, ()),
         (dfx.DualBatch(align=8), 20, (8, 12)),

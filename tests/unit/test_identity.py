@@ -144,6 +144,16 @@ def test_a_key_on_disk_holds_classes_and_values() -> None:
     assert key(dfx.Branches(), weights=object()) == key(dfx.Branches())
 
 
+@pytest.mark.parametrize(
+    "strategy", [dfx.NanoBatch(2, weights="k"), dfx.DualBatch(weights="k"), dfx.NanoBatch(2, boundaries="k")]
+)  # fmt: skip
+def test_a_key_on_disk_holds_what_a_split_reads_from_the_context(strategy: dfx.Strategy) -> None:
+    key = identity.on_disk([strategy], {"k": [1, 2, 9]})
+    assert key is not None and key != identity.on_disk([strategy], {"k": [1, 2, 3]})
+    assert key == identity.on_disk([strategy], {"k": [1, 2, 9], "another": object()})
+    assert identity.on_disk([strategy], {"k": object()}) is None
+
+
 def test_what_has_no_lasting_text_is_in_no_key_on_disk() -> None:
     @dataclasses.dataclass(frozen=True)
     class Local(dfx.Strategy):

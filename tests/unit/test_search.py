@@ -110,3 +110,19 @@ def test_on_a_function() -> None:
     dfx.verify(fast, x)
     assert "Search: " in dfx.explain(fast, x)
     assert repr(dfx.Search(8)) == "Search(regions=8)"
+
+
+@pytest.mark.parametrize("seed", [3, 12, 35])
+def test_says_what_the_plan_of_branches_takes(seed: int) -> None:
+    """Also where the same without wide regions is shorter."""
+    pg = regions(seed, 6)
+    context = dfx.Context(None, (), "cpu", 2, cores=4)
+
+    def length(strategy: dfx.Strategy) -> tuple[int, str]:
+        made = record(strategy, pg, context)
+        plan = build_plan(pg, made, lanes=2, strategy_text="s", cores=4, width=context.lane_cores)
+        return simulate(plan, pg).total_ns, " ".join(made.notes)
+
+    branches, _ = length(dfx.Branches())
+    assert length(dfx.Branches(wide=False))[0] < branches
+    assert f"Branches {branches / 1e3:.1f} us" in length(dfx.Search(nodes=50))[1]
