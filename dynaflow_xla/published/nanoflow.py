@@ -28,7 +28,8 @@ class NanoFlow(dfx.Strategy):
 
     def split(self, ctx: dfx.Context) -> dfx.Split:
         """So many nano-batches as there are rows for."""
-        return dfx.Split.even(max(1, min(self.n, ctx.batch_size or 1)))
+        rows = self.n if ctx.batch_size is None else ctx.batch_size
+        return dfx.Split.even(max(1, min(self.n, rows)))
 
     def schedule(self, s: dfx.Recorder) -> None:
         """Each resource's regions on their lane; communication and long paths first."""

@@ -21,13 +21,20 @@ class PODAttention(dfx.Strategy):
     """Two functions side by side, in pairs of equal work (Kamath et al., ASPLOS 2025).
 
     Args:
-        prefill: Name of the function that is to be on lane 0; what is nobody's goes with it.
+        prefill: Name of the function that is to be on lane 0, one of those of ``dfx.together``; what is
+            nobody's goes with it.
     """
 
     prefill: str = "prefill"
 
     def schedule(self, s: dfx.Recorder) -> None:
         """The side that has had less time next, on its own lane."""
+        names = sorted({h.function for h in s.handles} - {""})
+        if self.prefill not in names and not s.context.derived:
+            told = f"PODAttention: no function {self.prefill!r} among {names}, see PODAttention(prefill=)"
+            if len(names) > 1:
+                raise dfx.PlanError(told)
+            s.notes[told] = None  # a part of a program, or no pair: all of it goes to one lane
         spent = [0.0, 0.0]
         while ready := s.ready():
             sides = {h.id: int(h.function not in (self.prefill, "")) for h in ready}

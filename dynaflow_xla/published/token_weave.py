@@ -32,9 +32,10 @@ class TokenWeave(dfx.Strategy):
 
     def split(self, ctx: dfx.Context) -> dfx.Split:
         """Two parts; one row stays whole."""
-        rows = ctx.batch_size or 1
+        if (rows := ctx.batch_size) is None:
+            return dfx.Split.even(2)
         first = self.first or rows // 2
-        return dfx.Split.of_sizes([first, rows - first] if 0 < first < rows else [rows])
+        return dfx.Split.of_sizes([first, rows - first]) if 0 < first < rows else dfx.Split.none()
 
     def schedule(self, s: dfx.Recorder) -> None:
         """The fused norm of one part beside the other part's products."""

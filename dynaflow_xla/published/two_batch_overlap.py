@@ -27,7 +27,8 @@ class TwoBatchOverlap(dfx.Strategy):
 
     def split(self, ctx: dfx.Context) -> dfx.Split:
         """Two halves, from so many rows on."""
-        return dfx.Split.even(1 if (ctx.batch_size or 0) < max(2, self.rows) else 2)
+        small = ctx.batch_size is not None and ctx.batch_size < max(2, self.rows)
+        return dfx.Split.even(1 if small else 2)
 
     def schedule(self, s: dfx.Recorder) -> None:
         """A half computes until it communicates; then it is the other's turn."""

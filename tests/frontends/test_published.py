@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import heapq
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
+from dynaflow_xla.ir.graph import Graph, Op, Region, Value
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.strategies.base import record
 
@@ -252,3 +254,71 @@ def test_each_is_short_and_public_and_names_its_source() -> None:
         }
         assert used <= set(dir(dfx)), name
         assert cls() == cls() if name not in ("Fused",) else cls(len) == cls(len)
+
+
+def _parallel(count: int) -> dfx.PartitionedGraph:
+    """Regions that need nothing of each other."""
+    shape = (1024,), "float32", 4096
+    values = [Value(0, *shape, -1), *(Value(n + 1, *shape, n) for n in range(count))]
+    costs = [1e4 + 100 * n for n in range(count)]
+    ops = [Op(n, "op", (0,), (n + 1,), cost_ns=c) for n, c in enumerate(costs)]
+    regions = [Region(n, f"r{n}", (n,), (0,), (n + 1,), cost_ns=c) for n, c in enumerate(costs)]
+    outputs = tuple(range(1, count + 1))
+    graph = Graph("parallel", tuple(values), tuple(ops), (0,), outputs, ("x",))
+    return dfx.PartitionedGraph(graph, tuple(regions))
+
+
+def test_ios_looks_at_no_more_stages_than_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed: list[Any] = []
+    module = inspect.getmodule(published.IOS)
+
+    def push(heap: list[Any], entry: Any) -> None:
+        pushed.append(entry)
+        assert len(pushed) <= 2 * 500 + 64
+        heapq.heappush(heap, entry)
+
+    monkeypatch.setattr(module, "heappush", push)
+    for lanes in (4, 16):
+        pushed.clear()
+        made = record(published.IOS(500), _parallel(64), dfx.Context(None, (), "cpu", lanes))
+        assert len(made.decisions) == 64
+        assert {d.lane for d in made.decisions} == set(range(lanes))
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_splits_say_that_they_need_a_batch(name: str, framework: Framework) -> None:
+    fast = framework.schedule(models.branches, SPLIT[name])
+    p, x = framework.tree(models.parameters()), framework.array(np.ones((6, 16), np.float32))
+    told: Any = pytest.raises(dfx.PlanError, match="asks for 2 nano-batches.* pass in_axes")
+    if framework.name == "torch":  # as for NanoBatch: the call runs whole
+        told = pytest.warns(
+            dfx.FallbackWarning, match="no argument with a batch, so it is not split"
+        )
+    with told:
+        fast(p, x)
+
+
+@pytest.mark.parametrize("strategy", [*SPLIT.values(), published.TokenWeave(first=9)])
+def test_one_row_stays_whole(strategy: dfx.Strategy) -> None:
+    assert strategy.split(dfx.Context(1, (), "cpu", 2)) == dfx.Split.none()
+
+
+def test_prefill_has_to_be_one_of_the_functions(framework: Framework) -> None:
+    def fill(x: Any) -> Any:
+        return framework.xp.tanh(x) @ x
+
+    def decode(x: Any) -> Any:
+        return framework.xp.sin(x) @ x
+
+    x = framework.array(np.ones((4, 4), np.float32))
+    both = dfx.together(fill, decode, strategy=published.PODAttention(), lanes=2)
+    with pytest.raises(
+        dfx.PlanError, match=r"'prefill'.*\['decode', 'fill'\].*PODAttention\(prefill="
+    ):
+        both(x, x)
+    alone = framework.schedule(lambda xp, x: xp.tanh(x) @ x, published.PODAttention())
+    np.testing.assert_allclose(_numpy(alone(x)), _numpy(fill(x)), rtol=2e-5, atol=2e-5)
+    assert "no function 'prefill' among []" in dfx.explain(alone, x)
+    named = dfx.together(fill, decode, strategy=published.PODAttention("fill"), lanes=2)
+    for got, want in zip(named(x, x), named.original(x, x), strict=True):
+        np.testing.assert_allclose(_numpy(got), _numpy(want), rtol=2e-5, atol=2e-5)
