@@ -107,7 +107,7 @@ def schedule(
     framework = dispatch.framework_of(fn, settings)
     if framework == "either":
         return EitherFunction(fn, settings)
-    return dispatch.frontend(framework).schedule(fn, settings)
+    return dispatch.frontend(framework).schedule(dispatch.given(fn), settings)
 
 
 def together(

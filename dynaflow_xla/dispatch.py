@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,9 +53,14 @@ def framework_of(fn: Any, settings: Settings) -> str:
     """Whose a function is; "either" for a plain function where both frameworks are loaded.
 
     Raises:
-        UnsupportedError: it is no function, or not one of the backend's framework.
+        UnsupportedError: it is no function, not one of the backend's framework, or a plan of several.
     """
     torch = sys.modules.get("torch")
+    if _is_together(fn):
+        raise UnsupportedError(
+            f"{fn.__name__!r} is what dfx.together returned, which is one plan already. Give its functions "
+            "themselves to schedule or together; together(..., strategy=...) takes a strategy for all"
+        )
     is_torch = torch is not None and isinstance(fn, _torch_classes(torch))
     is_jax = _is_jax(fn) and not is_torch
     if settings.backend == "torch" and is_jax:
@@ -76,6 +82,10 @@ def framework_of(fn: Any, settings: Settings) -> str:
 
 def _is_jax(fn: Any) -> bool:
     """Whether something is made by JAX, or by a library on it: a jitted function, or a call bound to one."""
+    if _is_together(fn):
+        return bool(fn._framework == "jax")
+    if isinstance(fn, EitherFunction):  # has JAX's methods, whatever it turns out to be
+        return False
     if callable(fn) and hasattr(fn, "lower"):  # pmap's functions have no trace
         return True
     if isinstance(fn, functools.partial):
@@ -84,6 +94,10 @@ def _is_jax(fn: Any) -> bool:
     if inner is not None:
         return _is_jax(inner)
     return type(fn).__module__.partition(".")[0] in ("jax", "jaxlib", "flax", "equinox")
+
+
+def _is_together(fn: Any) -> bool:
+    return hasattr(type(fn), "_dfx_serving")
 
 
 def _torch_classes(torch: Any) -> tuple[type, ...]:
@@ -175,6 +189,11 @@ def of_arguments(name: str, args: Any, kwargs: Any = None) -> str:
     return "torch" if has_tensor else "jax"
 
 
+def given(fn: Any) -> Any:
+    """The function itself of a scheduled one whose framework only a call tells."""
+    return fn._given if isinstance(fn, EitherFunction) else fn
+
+
 class EitherFunction:
     """A plain function where both frameworks are loaded: scheduled by that of its calls' arguments.
 
@@ -188,9 +207,10 @@ class EitherFunction:
     """
 
     def __init__(self, fn: Any, settings: Settings) -> None:
-        self._given, self._settings = fn, settings
+        self._given, self._settings = given(fn), settings
         self._torch: Any = frontend("torch")  # loaded already
         self._made: dict[str, Any] = {}
+        self._lock = threading.RLock()
         functools.update_wrapper(self, fn, updated=())
 
     @property
@@ -213,7 +233,11 @@ class EitherFunction:
 
     def _get(self, framework: str) -> Any:
         if framework not in self._made:
-            self._made[framework] = frontend(framework).schedule(self._given, self._settings)
+            with self._lock:  # two threads' first calls get one, which plans and measures once
+                if framework not in self._made:
+                    self._made[framework] = frontend(framework).schedule(
+                        self._given, self._settings
+                    )
         return self._made[framework]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -61,6 +62,8 @@ class Together:
         self.__name__ = "_and_".join(self.names)
         self._settings = replace(settings, name=self.__name__)
         self._made: dict[Any, tuple[Any, list[Bound]]] = {}
+        self._lock = threading.RLock()
+        self._ordered = [_sees_order(fn) for fn in self.functions]
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -98,7 +101,11 @@ class Together:
 
     def _inside(self, calls: tuple[Any, ...]) -> tuple[Any, list[Any]]:
         """The scheduled function that serves a call, and the arguments that it takes."""
-        given = self._apart(calls)
+        # Keywords in another order are the same call, but where a function may look at their order.
+        given = [
+            (args, kwargs if ordered else dict(sorted(kwargs.items())))
+            for (args, kwargs), ordered in zip(self._apart(calls), self._ordered, strict=True)
+        ]
         framework = self._framework
         if not framework:
             each = [x for args, kwargs in given for x in (*args, *kwargs.values())]
@@ -106,7 +113,10 @@ class Together:
         key = (framework, tuple((len(args), tuple(kwargs)) for args, kwargs in given))
         found = self._made.get(key)
         if found is None:
-            found = self._made[key] = self._scheduled(framework, given)
+            with self._lock:  # two threads' first calls get one, which plans and measures once
+                found = self._made.get(key)
+                if found is None:
+                    found = self._made[key] = self._scheduled(framework, given)
         fast, bound = found
         flat: list[Any] = []
         for (args, kwargs), of in zip(given, bound, strict=True):
@@ -116,7 +126,7 @@ class Together:
     def _scheduled(self, framework: str, given: Sequence[Any]) -> tuple[Any, list[Bound]]:
         """The schedule of one function of all arguments, for calls with as many; and what is bound."""
         frontend = dispatch.frontend(framework)
-        bound = [frontend.unbound(fn) for fn in self.functions]
+        bound = [frontend.unbound(dispatch.given(fn)) for fn in self.functions]
         parts = []
         for name, fn, of, (args, kwargs) in zip(
             self.names, self.functions, bound, given, strict=True
@@ -255,6 +265,15 @@ def _names(functions: Sequence[Any], given: Sequence[str] | None) -> tuple[str, 
                 f"a function's name must be a text without / ( ) and quotes; got {name!r}"
             )
     return tuple(names)
+
+
+def _sees_order(fn: Any) -> bool:
+    """Whether a function has ``**kwargs``, or nobody knows."""
+    try:
+        taken = inspect.signature(getattr(fn, "forward", fn)).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.kind is p.VAR_KEYWORD for p in taken)
 
 
 def _check_call(name: str, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -206,3 +209,67 @@ def test_auto_decides_for_all_at_once() -> None:
     for _ in range(2):
         _same(both((w, x), (y,)), both.original((w, x), (y,)))
     assert "runs" in dfx.explain(both, (w, x), (y,)).splitlines()[0]
+
+
+def test_first_calls_of_two_threads_get_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    w, x, y = _data()
+    both = dfx.together(_apart, _rows, strategy="branches", lanes=2)
+    made, plain, met = [], both._scheduled, threading.Barrier(2)
+
+    def scheduled(*args: Any) -> Any:
+        made.append(args)
+        time.sleep(0.2)  # for the other thread to come as far
+        return plain(*args)
+
+    monkeypatch.setattr(both, "_scheduled", scheduled)
+
+    def call(_: int) -> Any:
+        met.wait(60)
+        return both((w, x), (y,))
+
+    with ThreadPoolExecutor(2) as pool:
+        for got in pool.map(call, range(2)):
+            _same(got, both.original((w, x), (y,)))
+    assert len(made) == 1
+
+
+def test_keywords_in_another_order_are_the_same_call() -> None:
+    def scaled(x: Any, *, a: Any, b: Any) -> Any:
+        return jnp.tanh(x) * a - b
+
+    _, x, _ = _data()
+    both = dfx.together(scaled, lambda x: jnp.cos(x), strategy="branches", names=("f", "g"))
+    for call in (dfx.Arguments(x, a=2.0, b=3.0), dfx.Arguments(x, b=3.0, a=2.0)):
+        _same(both(call, x), both.original(call, x))
+    assert len(both._made) == 1
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_what_together_returned_is_no_function_of_another_plan(framework: str) -> None:
+    if framework == "torch":
+        torch = pytest.importorskip("torch")
+        pair = dfx.together(torch.nn.Linear(4, 4), torch.nn.Tanh(), names=("a", "b"))
+        other: Any = torch.nn.Tanh()
+    else:
+        pair = dfx.together(jax.jit(_apart), jax.jit(_rows), names=("a", "b"))
+        other = jax.jit(_rows)
+    with pytest.raises(dfx.UnsupportedError, match="'a_and_b' is what dfx.together returned"):
+        dfx.schedule(pair)
+    with pytest.raises(dfx.UnsupportedError, match="'a_and_b' is what dfx.together returned"):
+        dfx.together(pair, other)
+
+
+def test_a_scheduled_function_of_either_framework_may_be_scheduled_again() -> None:
+    torch = pytest.importorskip("torch")
+
+    def fn(x: Any) -> Any:
+        return x * 2 + 1
+
+    again = dfx.schedule(dfx.schedule(fn, "branches"), "branches")
+    x = torch.randn(5)
+    torch.testing.assert_close(again(x), fn(x))
+    _same(again(jnp.ones(3)), fn(jnp.ones(3)))
+    both = dfx.together(dfx.schedule(fn, "branches"), torch.nn.Tanh(), strategy="branches")
+    torch.testing.assert_close(both(x, x), both.original(x, x))
+    both = dfx.together(dfx.schedule(fn, "branches"), jax.jit(jnp.sin), strategy="branches")
+    _same(both(jnp.ones(3), jnp.ones(3)), (fn(jnp.ones(3)), jnp.sin(jnp.ones(3))))
