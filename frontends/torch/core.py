@@ -79,6 +79,12 @@ class Core(Deciding):
             self._whole = Whole(self.original, {k: v for k, v in given.items() if k != "dynamic"})
         return self._whole
 
+    def warn(self, note: str) -> None:
+        """Tells the user of something once, at the line of the call."""
+        if note not in self._told:
+            self._told.add(note)
+            self.graphs.warn(note)
+
     # -- calling ----------------------------------------------------------------------------------
 
     def call(self, args: Any, kwargs: Any) -> Any:

@@ -99,6 +99,14 @@ def captures_of(fn: types.FunctionType, given: Mapping[str, Any]) -> tuple[int, 
     return len(entries), reason
 
 
+def in_parts(fn: types.FunctionType) -> bool:
+    """Whether a kept capture of a function ends before the function does, and goes on in another."""
+    from torch._dynamo import eval_frame
+
+    entries = eval_frame._debug_get_cache_entry_list(fn.__code__)
+    return any(name.startswith("__resume") for entry in entries for name in entry.code.co_names)
+
+
 _SHORTCUT_TESTED = frozenset({"2.11", "2.12", "2.13", "2.14", "2.15"})
 
 

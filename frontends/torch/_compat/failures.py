@@ -47,6 +47,11 @@ def capture_failed() -> tuple[type[BaseException], ...]:
     return TorchRuntimeError, InternalTorchDynamoError
 
 
+def of_compiling(error: BaseException) -> bool:
+    """Whether ``torch.compile`` failed before what it compiles for ran."""
+    return isinstance(error, of_dynamo()) or raised_by_capture(error)
+
+
 def raised_by_capture(error: BaseException) -> bool:
     """Whether an operator raised this on tensors without data, while Dynamo followed the function.
 

@@ -30,7 +30,7 @@ class Whole:
     splits = False
 
     def __init__(self, original: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        root = root_function(original)
+        self._root = root = root_function(original)
         self._compiled: Callable[..., Any] = torch.compile(
             root,
             options={"fallback_random": True, **options},
@@ -39,7 +39,12 @@ class Whole:
         self._shortcut = captures.Shortcut(root)
 
     def call(self, args: Any, kwargs: Any) -> Any:
-        """Runs the original, compiled; its marks have no effect."""
+        """Runs the original, compiled; its marks have no effect. Raises what the compiler raises."""
         made = self._shortcut.find(args, kwargs)
         with marks.ignore():
             return (self._compiled if made is None else made)(*args, **kwargs)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether it runs as several graphs: where one fails to compile, another may have run."""
+        return captures.in_parts(self._root)

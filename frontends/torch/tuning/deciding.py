@@ -8,7 +8,7 @@ from typing import Any
 
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import SeparabilityError
-from dynaflow_xla.frontends.torch._compat import modes
+from dynaflow_xla.frontends.torch._compat import failures, modes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.tuning import auto, call_signature, variants
@@ -57,6 +57,10 @@ class Deciding:
 
     def whole(self) -> Any:
         """The original under ``torch.compile``; made once."""
+        raise NotImplementedError
+
+    def warn(self, note: str) -> None:
+        """Tells the user of something, at the line of the call."""
         raise NotImplementedError
 
     def with_strategy(self, strategy: Strategy, compiler: str = "") -> Any:
@@ -122,7 +126,28 @@ class Deciding:
                 # Something changed that is no argument, say a module in it is in training mode now.
                 reason = f"{choice.name} is left: {str(error).splitlines()[0]}"
                 self.decide(signature, auto.Choice(None, reason))
+            except Exception as error:
+                if choice.planned or not failures.of_compiling(error) or self._in_parts(choice):
+                    raise
+                return self._uncompiled(signature, choice, error, args, kwargs)
         return self.as_written(args, kwargs)
+
+    def _in_parts(self, choice: auto.Choice) -> bool:
+        """Whether a part of the original may have run where compiling another one failed."""
+        return choice.child.in_parts or any(
+            getattr(c, "breaks", ()) for c in self.children.values()
+        )
+
+    def _uncompiled(
+        self, signature: Any, choice: auto.Choice, error: Exception, args: Any, kwargs: Any
+    ) -> Any:
+        """A call that ``torch.compile`` fails for: often the original fails, too, and tells it better."""
+        result = self.as_written(args, kwargs)
+        inner = failures.inner_error(error)
+        reason = f"{choice.name} fails: {(str(inner) or type(inner).__name__).splitlines()[0]}"
+        self.decide(signature, auto.Choice(None, reason))
+        self.warn(f"{self.options.name!r}: {reason}; so the original runs")
+        return result
 
     def decide(self, signature: Any, choice: auto.Choice) -> auto.Choice:
         """Keeps a decision."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -333,3 +334,62 @@ def test_ones_own_strategy_refuses_after_its_decision(
         for _ in range(2):
             with pytest.raises(dfx.SeparabilityError, match="moves rows"):
                 fast(x)
+
+
+@pytest.fixture
+def inductor(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Inductor without code of its own, which fails as soon as there is a message."""
+    failing: list[str] = []
+
+    def compile_fx(gm: Any, *_: Any, **__: Any) -> Any:
+        if failing:
+            raise RuntimeError(failing[0])
+        return gm.forward
+
+    monkeypatch.setattr(compilers.Compiler, "__call__", lambda compiler, works: works)
+    module = importlib.import_module("torch._inductor.compile_fx")
+    monkeypatch.setattr(module, "compile_fx", compile_fx)
+    return failing
+
+
+def test_the_original_runs_where_torch_compile_fails_later(
+    monkeypatch: pytest.MonkeyPatch, inductor: list[str]
+) -> None:
+    chosen(monkeypatch, "torch.compile")
+    model, x, other = net(), torch.randn(8, 16), torch.randn(12, 16)
+    fast = scheduled(model)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+        inductor.append("no C++ compiler")
+        with pytest.warns(
+            dfx.FallbackWarning, match="torch.compile fails: .*no C.. compiler"
+        ) as told:
+            for _ in range(3):
+                torch.testing.assert_close(fast(other), model(other))
+            torch.testing.assert_close(fast(x), model(x))
+            ours = [w for w in told if w.category is dfx.FallbackWarning]
+        assert len(ours) == 1
+        text = dfx.explain(fast, other)
+        assert "the original runs; torch.compile fails: " in text and "no C++ compiler" in text
+        assert "auto: torch.compile runs" in dfx.explain(fast, x)
+        with pytest.raises(RuntimeError, match="mat1 and mat2"):  # the original's own
+            fast(torch.randn(8, 15))
+
+
+def test_what_has_run_in_part_does_not_run_again(
+    monkeypatch: pytest.MonkeyPatch, inductor: list[str]
+) -> None:
+    def fn(x: Any) -> Any:
+        y = torch.tanh(x) + 1
+        torch._dynamo.graph_break()
+        return torch.tanh(y @ x.T)
+
+    chosen(monkeypatch, "torch.compile")
+    fast, x = scheduled(fn), torch.randn(8, 16)
+    with torch.no_grad():
+        with pytest.warns(dfx.FallbackWarning, match="several graphs"):
+            torch.testing.assert_close(fast(x), fn(x))
+        assert "auto: torch.compile runs" in dfx.explain(fast, x)
+        inductor.append("no C++ compiler")
+        with pytest.raises(Exception, match=r"no C\+\+ compiler"):
+            fast(torch.randn(12, 16))
