@@ -129,12 +129,14 @@ class Plan(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
 
     def outline(self) -> str:
-        """The text form without the numbers of the graph's values, which are the frontend's own.
+        """The text form without what is a frontend's own.
 
+        That is the numbers of the graph's values, and the cores of a wide launch where there is none.
         One model written in two frameworks with the same marks has the same outline under the same
         strategy.
         """
-        return re.sub(r" value=\d+", "", self.to_text())
+        wide = any(isinstance(i, Launch) and i.width == 0 for i in self.instructions)
+        return re.sub(r" value=\d+" if wide else r" (?:value|cores)=\d+", "", self.to_text())
 
     def to_text(self) -> str:
         """Readable listing; ``Plan.from_text`` reads it back, equal."""
