@@ -25,7 +25,6 @@ from typing import Any
 
 import environment
 
-RESULTS = Path(__file__).resolve().parent / "results"
 REST_MS = 150.0
 GOALS = {"against_plain": 0.97, "against_best": 0.90, "rank_correlation": 0.80}
 
@@ -199,6 +198,7 @@ def main() -> int:
     options = parser.parse_args()
     import cases
     import msgspec
+    import records
     import study_cases
     from rich.console import Console
 
@@ -225,10 +225,7 @@ def main() -> int:
     summary = summarise(found)
     record = {"format": 1, "benchmark": "auto", "environment": stamp, "goals": GOALS,
               "summary": summary, "cases": found}  # fmt: skip
-    date = stamp["date"].replace(":", "").replace("+0000", "Z")
-    path = options.update or options.out or RESULTS / f"auto-{date}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
+    path = records.save(record, options.update or options.out)
     draw(record, path.with_suffix(".png"))
     console.print(table(record))
     for key, goal in GOALS.items():

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results"
 SIZE = 512
 
 
@@ -54,8 +53,8 @@ def main() -> int:
     import jax
     import jax.numpy as jnp
     import measure
-    import msgspec
     import numpy as np
+    import records
     from rich.console import Console
     from rich.table import Table
 
@@ -121,17 +120,11 @@ def main() -> int:
             f"{s['lanes']['median']:.3g}", f"{row['ratio']['ratio']:.2f}",
         )  # fmt: skip
     console.print(table)
-    path = options.out
-    if path is None:
-        date = stamp["date"].replace(":", "").replace("+0000", "Z")
-        path = RESULTS / f"busy-machine-{date}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "format": 1, "benchmark": "busy-machine", "environment": stamp, "rounds": options.rounds,
         "seconds": time.perf_counter() - started, "rows": results,
     }  # fmt: skip
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
-    console.print(f"wrote {path}")
+    console.print(f"wrote {records.save(record, options.out)}")
     return 0
 
 

@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results"
-
 
 @contextlib.contextmanager
 def spinning(active: bool) -> Iterator[None]:
@@ -56,7 +54,7 @@ def main() -> int:
     import environment
     import jax
     import measure
-    import msgspec
+    import records
     from rich.console import Console
     from rich.table import Table
 
@@ -120,17 +118,11 @@ def main() -> int:
             f"{s['auto']['median']:.3g}", f"{r['auto']['ratio']:.2f}", row["auto"],
         )  # fmt: skip
     console.print(table)
-    path = options.out
-    if path is None:
-        date = stamp["date"].replace(":", "").replace("+0000", "Z")
-        path = RESULTS / f"busy-thread-{date}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "format": 1, "benchmark": "busy-thread", "environment": stamp, "rounds": options.rounds,
         "seconds": time.perf_counter() - started, "rows": results,
     }  # fmt: skip
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
-    console.print(f"wrote {path}")
+    console.print(f"wrote {records.save(record, options.out)}")
     return 0
 
 

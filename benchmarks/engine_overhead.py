@@ -20,7 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results"
 STEPS = 1000
 GOALS = {
     "c_1_lane_2_steps_added_inside_jit_us": 20.0,
@@ -151,7 +150,7 @@ def main() -> int:
 
     import environment
     import measure
-    import msgspec
+    import records
     from rich.console import Console
     from rich.table import Table
 
@@ -199,19 +198,13 @@ def main() -> int:
         console.print(f"{name}: {value:.1f}{verdict}")
     console.print(f"contention: {contention.as_dict()}")
 
-    path = options.out
-    if path is None:
-        date = stamp["date"].replace(":", "").replace("+0000", "Z")
-        path = RESULTS / f"engine-overhead-{date}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "format": 1, "benchmark": "engine-overhead", "environment": stamp, "rounds": options.rounds,
         "seconds": time.perf_counter() - started, "calls_per_sample": calls,
         "contention": contention.as_dict(), "goals": GOALS, "derived": derived, "statistics_us": statistics,
         "samples_us": samples, "schedule": explained,
     }  # fmt: skip
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
-    console.print(f"wrote {path}")
+    console.print(f"wrote {records.save(record, options.out)}")
     return 0
 
 

@@ -32,7 +32,6 @@ from typing import Any
 
 import environment
 
-RESULTS = Path(__file__).resolve().parent / "results"
 BASELINES = ("jit", "jit_one_thread", "jit_in_caller", "jit_one_blas")
 BUSY_CORES = 0.15
 """Other processes using more than this make a ratio unfit to quote; the table says so."""
@@ -254,6 +253,7 @@ def merged(old: dict[str, Any], new: dict[str, Any], order: Sequence[Any]) -> di
 def run_suite(suite: Suite, chosen: list[Any], options: argparse.Namespace, console: Any) -> bool:
     """Measures the chosen cases and writes their file; returns whether all went well."""
     import msgspec
+    import records
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     stamp = environment.stamp()
@@ -304,11 +304,7 @@ def run_suite(suite: Suite, chosen: list[Any], options: argparse.Namespace, cons
     path = options.update or options.out
     if options.update is not None:
         record = merged(msgspec.json.decode(path.read_bytes()), record, suite.cases)
-    if path is None:
-        date = stamp["date"].replace(":", "").replace("+0000", "Z")
-        path = RESULTS / f"{suite.name}-{date}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
+    path = records.save(record, path)
     console.print(suite.show(record | {"cases": results}))
     console.print(f"wrote {path}")
     if not options.no_plot and any("error" not in result for result in results):

@@ -16,7 +16,7 @@ from typing import Any
 
 import environment
 import measure
-import msgspec
+import records
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +25,6 @@ from torch import nn
 import dynaflow_xla as dfx
 from dynaflow_xla.frontends.torch.dynamo import running
 
-RESULTS = Path(__file__).parent / "results"
 F = nn.functional
 
 
@@ -317,16 +316,11 @@ def main() -> int:
             f"a call of two {entry['compiler']} regions by hand {entry['median_us']['by hand']:.0f} us; "
             f"scheduling adds {added}"
         )
-    path = options.out
-    if path is None:
-        path = RESULTS / f"torch-cpu-{stamp['date'].replace(':', '').replace('+0000', 'Z')}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "format": 1, "benchmark": "torch-cpu", "environment": stamp, "rounds": options.rounds,
         "seconds": time.perf_counter() - started, "rows": rows, "calls": calls,
     }  # fmt: skip
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
-    console.print(f"wrote {path}")
+    console.print(f"wrote {records.save(record, options.out)}")
     return 0
 
 
