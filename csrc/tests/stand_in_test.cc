@@ -48,6 +48,17 @@ dfx::LaunchDesc Note(std::thread::id* who) {
   return MakeStep("note", [who](Lane*) { *who = std::this_thread::get_id(); });
 }
 
+// Runs a program whose late lanes' threads start after a while.
+dfx_test::Outcome RunUntilReleased(const std::shared_ptr<Program>& program) {
+  std::thread release([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    LateThreads::Release();
+  });
+  auto outcome = RunOnHost(program, {}, {});
+  release.join();
+  return outcome;
+}
+
 }  // namespace
 
 TEST_CASE("a caller that is done runs a lane that has not begun") {
@@ -112,12 +123,7 @@ TEST_CASE("a lane that would wait for the waiting one is left to its own thread"
   program->AddWait(0, 0);
   program->AddRecord(0, 1);
   REQUIRE(Problem(*program) == "");
-  std::thread release([] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    LateThreads::Release();
-  });
-  const auto outcome = RunOnHost(program, {}, {});
-  release.join();
+  const auto outcome = RunUntilReleased(program);
   REQUIRE(outcome.error == "");
   CHECK(who != std::thread::id());
   CHECK(who != std::this_thread::get_id());
@@ -130,12 +136,7 @@ TEST_CASE("what a step signals without saying so is waited for") {
   program->AddLaunch(lane, MakeStep("record", [](Lane* self) { self->current()->RecordEvent(0); }));
   program->AddLaunch(0, MakeStep("wait", [](Lane* self) { self->current()->WaitEvent(0, 0); }));
   REQUIRE(Problem(*program) == "");
-  std::thread release([] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    LateThreads::Release();
-  });
-  const auto outcome = RunOnHost(program, {}, {});
-  release.join();
+  const auto outcome = RunUntilReleased(program);
   CHECK(outcome.error == "");
 }
 

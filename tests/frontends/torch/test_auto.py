@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastest import always
 from unhurried import unhurried
 
 import dynaflow_xla as dfx
@@ -28,20 +29,6 @@ def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def net() -> Any:
     return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
-
-
-def always(monkeypatch: pytest.MonkeyPatch, wanted: str) -> list[set[str]]:
-    """Every candidate runs as often as it must, and the wanted one is taken for the fastest."""
-    seen: list[set[str]] = []
-
-    def measure(runs: Any, **_: Any) -> dict[str, float]:
-        seen.append(set(runs))
-        for run in runs.values():
-            run()
-        return {name: 1.0 if name == wanted else 2.0 for name in runs}
-
-    monkeypatch.setattr(autotune, "measure", measure)
-    return seen
 
 
 def scheduled(fn: Any, **options: Any) -> Any:

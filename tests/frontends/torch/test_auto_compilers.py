@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastest import always
 from unhurried import unhurried
 
 import dynaflow_xla as dfx
@@ -53,19 +54,6 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, wanted: str) -> list[set[str]]:
-    seen: list[set[str]] = []
-
-    def measure(runs: Any, **_: Any) -> dict[str, float]:
-        seen.append(set(runs))
-        for run in runs.values():
-            run()
-        return {name: 1.0 if name == wanted else 2.0 for name in runs}
-
-    monkeypatch.setattr(autotune, "measure", measure)
-    return seen
-
-
 def net() -> Any:
     return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
 
@@ -76,7 +64,7 @@ def scheduled(fn: Any, **options: Any) -> Any:
 
 
 def test_every_compiler_is_measured(monkeypatch: pytest.MonkeyPatch, uncompiled: list[str]) -> None:
-    seen = chosen(monkeypatch, "NanoBatch(2) by aoti")
+    seen = always(monkeypatch, "NanoBatch(2) by aoti")
     model, x = net(), torch.randn(8, 16)
     fast = scheduled(model)
     with torch.no_grad():
@@ -99,7 +87,7 @@ def test_torch_compile_is_the_opponent(
     monkeypatch: pytest.MonkeyPatch, uncompiled: list[str]
 ) -> None:
     """With one compiler, too: what nobody beats by a margin runs, and it is the faster plain way."""
-    seen = chosen(monkeypatch, "torch.compile")
+    seen = always(monkeypatch, "torch.compile")
     model, x = net(), torch.randn(8, 16)
     fast = scheduled(model, compiler="inductor")
     with torch.no_grad():
@@ -117,7 +105,7 @@ def test_one_strategy_by_several_compilers(
     monkeypatch: pytest.MonkeyPatch, uncompiled: list[str]
 ) -> None:
     """A strategy of the user's runs in any case; only who compiles it is measured."""
-    seen = chosen(monkeypatch, "NanoBatch(2) by inductor")
+    seen = always(monkeypatch, "NanoBatch(2) by inductor")
     model, x = net(), torch.randn(8, 16)
     fast = scheduled(model, strategy=dfx.NanoBatch(2), in_axes=0)
     with torch.no_grad():
@@ -142,7 +130,7 @@ def test_what_fails_to_compile_is_left_out(
 
     monkeypatch.setattr(core, "Whole", Fails)
     monkeypatch.setattr(compilers.Compiler, "__call__", refused)
-    seen = chosen(monkeypatch, "original")
+    seen = always(monkeypatch, "original")
     model, x = net(), torch.randn(8, 16)
     fast = scheduled(model)
     with torch.no_grad():
@@ -169,7 +157,7 @@ def test_compiling_is_bounded_by_the_budget(
 
     monkeypatch.setattr(core, "Whole", Slow)
     monkeypatch.setattr(budget, "clock", lambda: now[0])
-    chosen(monkeypatch, "torch.compile")
+    always(monkeypatch, "torch.compile")
     model, x = net(), torch.randn(8, 16)
     fast = scheduled(model)
     with torch.no_grad():
@@ -192,7 +180,7 @@ class Marked(nn.Module):
 def test_torch_compile_trains_as_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real: with the original's random numbers, its gradients, marks, other sizes and modes."""
     monkeypatch.setattr(compilers.Compiler, "__call__", lambda compiler, works: works)
-    chosen(monkeypatch, "torch.compile")
+    always(monkeypatch, "torch.compile")
     model = Marked().train()
     fast = scheduled(model)
     for rows in (4, 4, 7):
@@ -251,7 +239,7 @@ def test_ones_own_strategy_runs_at_other_sizes(
     monkeypatch: pytest.MonkeyPatch, uncompiled: list[str], ran: list[Any], wanted: str
 ) -> None:
     """At sizes that come once, too, and where rows are fewer than nano-batches asked for."""
-    chosen(monkeypatch, wanted)
+    always(monkeypatch, wanted)
     model = net()
     fast = scheduled(model, strategy=dfx.NanoBatch(2, joins=False), in_axes=0)
     with torch.no_grad():
@@ -301,7 +289,7 @@ def test_ones_own_strategy_does_not_hide_what_it_refuses(
     monkeypatch: pytest.MonkeyPatch, uncompiled: list[str]
 ) -> None:
     """What mixes rows is an error at every size, as with one compiler."""
-    chosen(monkeypatch, NAME)
+    always(monkeypatch, NAME)
 
     def fn(x: Any) -> Any:
         return x.flip(0) if x.shape[0] == 12 else x * 2
@@ -320,7 +308,7 @@ def test_ones_own_strategy_refuses_after_its_decision(
     monkeypatch: pytest.MonkeyPatch, uncompiled: list[str]
 ) -> None:
     """Something changed that is no argument: the same call is refused now."""
-    chosen(monkeypatch, NAME)
+    always(monkeypatch, NAME)
     mixes = [False]
 
     def fn(x: Any) -> Any:
@@ -355,7 +343,7 @@ def inductor(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_original_runs_where_torch_compile_fails_later(
     monkeypatch: pytest.MonkeyPatch, inductor: list[str]
 ) -> None:
-    chosen(monkeypatch, "torch.compile")
+    always(monkeypatch, "torch.compile")
     model, x, other = net(), torch.randn(8, 16), torch.randn(12, 16)
     fast = scheduled(model)
     with torch.no_grad():
@@ -384,7 +372,7 @@ def test_what_has_run_in_part_does_not_run_again(
         torch._dynamo.graph_break()
         return torch.tanh(y @ x.T)
 
-    chosen(monkeypatch, "torch.compile")
+    always(monkeypatch, "torch.compile")
     fast, x = scheduled(fn), torch.randn(8, 16)
     with torch.no_grad():
         with pytest.warns(dfx.FallbackWarning, match="several graphs"):
