@@ -19,6 +19,7 @@ from dynaflow_xla.api import (
     together as together,
     tune as tune,
     verify as verify,
+    why as why,
 )
 from dynaflow_xla.batch.proof import Mean as Mean, Sum as Sum
 from dynaflow_xla.errors import (

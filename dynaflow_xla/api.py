@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import msgspec
 
-from dynaflow_xla import dispatch
+from dynaflow_xla import checks, dispatch
+from dynaflow_xla.advice.costs import Given
+from dynaflow_xla.advice.report import Why, why as reasons
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.dispatch import EitherFunction, serving
-from dynaflow_xla.errors import PlanTypeError
+from dynaflow_xla.errors import PlanTypeError, bad_argument
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.planning.plan import Plan
@@ -360,6 +364,48 @@ def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
     """
     made = serving(fast, "profile", args, kwargs)
     return _said(made.profile(args, kwargs), made.beside_the_plan(args, kwargs))
+
+
+def why(fast: Any, *args: Any, measure: bool = True, rounds: int = 15, **kwargs: Any) -> Why:
+    """Says why a plan gains or does not, which pairs of regions do not overlap, and what decisions are worth.
+
+    Regions are measured one after another on one core, and in the plan; calls of the original and of the
+    plan are timed in turns, on copies of the arguments. From these follow, for each pair of long regions, the
+    reason why they do not run side by side, and the bound that stands in the plan's way first. Then each
+    lane, wait, split and move is taken away, and the plan simulated again with the measured times.
+
+    Args:
+        fast: What ``schedule`` or ``together`` returned.
+        *args: Arrays or tensors; nothing of them is changed. Without ``measure`` also shapes.
+        measure: False: nothing runs; all times are the cost model's.
+        rounds: Calls of each that are timed.
+        **kwargs: As ``args``.
+
+    Returns:
+        A report: ``str(report)`` is a table, ``report.to_dict()`` the same as data,
+        ``report.timeline.to_html(path)`` a page with the reasons at the regions.
+
+    Raises:
+        PlanError: ``rounds`` is no count.
+        UnsupportedError: calls have effects, so that they must not be repeated. With ``measure=False``
+            nothing runs.
+    """
+    served = serving(fast, "why", args, kwargs)
+    number = checks.integer(rounds)
+    if number is None or number < 1:
+        raise bad_argument(rounds, Integral, f"rounds must be an integer >= 1; got {rounds!r}")
+    entry = served.planned(args, kwargs)
+    aside = served.beside_the_plan(args, kwargs)
+    given = Given(entry.plan, entry.pg, notes=(aside,) if aside else ())
+    if measure:
+        original, scheduled = served.timed(args, kwargs, number)
+        given = replace(
+            given, alone=served.alone(args, kwargs, 1), wide=served.alone(args, kwargs, 0),
+            ran=served.profile(args, kwargs), original_ns=statistics.median(original),
+            scheduled_ns=statistics.median(scheduled),
+            wins=sum(b < a for a, b in zip(original, scheduled, strict=True)) / number,
+        )  # fmt: skip
+    return reasons(given)
 
 
 def stats(reset: bool = False) -> Stats:

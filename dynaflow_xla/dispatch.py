@@ -42,6 +42,28 @@ def frontend(framework: str, why: str = "") -> Frontend:
     return made  # type: ignore[no-any-return]
 
 
+def is_loaded(framework: str) -> bool:
+    """Whether something imported it already."""
+    return framework in sys.modules
+
+
+def is_traced(arguments: Any) -> bool:
+    """Whether these have no values: JAX traces the call."""
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return False
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree_util.tree_leaves(arguments))
+
+
+def is_scheduled(fn: Any) -> bool:
+    """Whether ``schedule`` or ``together`` returned it."""
+    return (
+        isinstance(fn, EitherFunction)
+        or _is_together(fn)
+        or type(fn).__module__.startswith("dynaflow_xla.frontends.")
+    )
+
+
 def _has_torch_xla() -> bool:
     """Whether the PyTorch at hand is the one that torch_xla works with, and that is installed."""
     torch = sys.modules.get("torch")

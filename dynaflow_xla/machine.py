@@ -44,6 +44,7 @@ _SHARED = {"products": 0.96, "convolutions": 0.93, "elements": 0.75}
 one, sixteen 10, 7.8 and 3.4 times."""
 
 _CPUINFO = Path("/proc/cpuinfo")
+_MEMBER = Path("/proc/self/cgroup")
 
 # x86 says "model name"; other kernels give the parts that together name a model, or the board's chip.
 _NAMES = ("model name", "cpu model", "Hardware")
@@ -64,6 +65,43 @@ def hand_over_ns(size: int) -> float:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def quota_cores(root: Path = Path("/sys/fs/cgroup"), member: Path = _MEMBER) -> float | None:
+    """Cores' worth of time that the control groups of this process allow; None where they do not limit it.
+
+    Such a limit does not take cores away: threads on all of them run until the time of a period is used up,
+    and then all stand still. So lanes that wait for each other are slowed down more than one by one.
+
+    Args:
+        root: Where control groups are mounted.
+        member: Which one this process is in, as the kernel lists it.
+    """
+    found: list[float] = []
+    for line in _text(member).splitlines():
+        _, kinds, path = (line.split(":", 2) + ["", ""])[:3]
+        if kinds and "cpu" not in kinds.split(","):
+            continue
+        top = root / kinds if kinds and (root / kinds).is_dir() else root / "cpu" if kinds else root
+        group = top / path.strip().lstrip("/")
+        for folder in (group, *group.parents):
+            if folder == root.parent:
+                break
+            if kinds:
+                quota = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+            else:
+                given = (_text(folder / "cpu.max").split() + ["", ""])[:2]
+                quota = given[0], given[1]
+            if quota[0].strip().isdigit() and quota[1].strip().isdigit():
+                found.append(int(quota[0]) / max(1, int(quota[1])))
+    return min(found, default=None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def speed_up(kind: str, cores: int) -> float:

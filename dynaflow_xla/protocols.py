@@ -52,6 +52,16 @@ class Scheduled(Protocol):
     def profile(self, args: Any, kwargs: Any) -> Timeline:
         """Runs with time stamps; the measured timeline."""
 
+    def alone(self, args: Any, kwargs: Any, cores: int) -> Timeline | None:
+        """The plan's regions measured one after another, on one core or (0) on all; None: it cannot be."""
+
+    def timed(self, args: Any, kwargs: Any, rounds: int) -> tuple[list[int], list[int]]:
+        """Nanoseconds of calls on copies, in turns: of the original, and of the plan.
+
+        Raises:
+            UnsupportedError: calls have effects that cannot be put back.
+        """
+
     def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
         """Measures the candidates within the seconds given, keeps and returns the decision."""
 
@@ -155,6 +165,23 @@ class Frontend(Protocol):
         Each operator knows whose it is (``ir.graph.Op.function``).
         """
 
+    def about(self) -> dict[str, Any]:
+        """Its ``version``, ``devices``, and ``gpu``: whether one is among them; for people, too."""
+
+    def cases(self) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+        """By name small functions and their arguments, for trials; "sorts" can use two lanes."""
+
+    def example(self, shape: Sequence[int], dtype: str, seed: int) -> Any:
+        """An array of random values."""
+
+    def wait(self, result: Any) -> None:
+        """Returns when a result is there."""
+
+    def opponents(
+        self, original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, Callable[[], Any]]:
+        """By name, calls of a function without a plan that return when the results are there."""
+
 
 class Chosen:
     """Of several plans the one that ``select`` names for these arguments, as the public functions see it.
@@ -230,6 +257,14 @@ class Chosen:
         """The chosen one's."""
         return self._planned.profile(args, kwargs)
 
+    def alone(self, args: Any, kwargs: Any, cores: int) -> Timeline | None:
+        """The chosen one's."""
+        return self._planned.alone(args, kwargs, cores)
+
+    def timed(self, args: Any, kwargs: Any, rounds: int) -> tuple[list[int], list[int]]:
+        """The chosen one's."""
+        return self._planned.timed(args, kwargs, rounds)
+
     def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
         """The chosen one's."""
         return self._planned.tune(args, kwargs, budget_s)
@@ -285,6 +320,14 @@ class Fixed:
     def profile(self, args: Any, kwargs: Any) -> Timeline:
         """The member's."""
         return self._member.profile(self._args, {})
+
+    def alone(self, args: Any, kwargs: Any, cores: int) -> Timeline | None:
+        """The member's."""
+        return self._member.alone(self._args, {}, cores)
+
+    def timed(self, args: Any, kwargs: Any, rounds: int) -> tuple[list[int], list[int]]:
+        """The member's."""
+        return self._member.timed(self._args, {}, rounds)
 
     def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
         """The member's."""

@@ -64,6 +64,13 @@ from dynaflow_xla.frontends.jax.capture.stablehlo import Location, StableHLOFunc
 from dynaflow_xla.frontends.jax.capture.tracing import Capturing  # noqa: E402
 from dynaflow_xla.frontends.jax.lanes.entry import build_stages  # noqa: E402
 from dynaflow_xla.frontends.jax.signature import entry as jax_entry  # noqa: E402
+from dynaflow_xla.frontends.torch.commands import (  # noqa: E402
+    about as about,
+    cases as cases,
+    example as example,
+    opponents as opponents,
+    wait as wait,
+)
 from dynaflow_xla.frontends.torch.core import Core  # noqa: E402
 from dynaflow_xla.frontends.torch.dynamo import running  # noqa: E402
 from dynaflow_xla.frontends.torch.on_xla.engine_call import EngineCall  # noqa: E402

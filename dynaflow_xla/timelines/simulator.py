@@ -54,7 +54,7 @@ def simulate(
             does not exist, a timeline without any of the regions, a wait for an event that was not
             recorded.
     """
-    run = _Run(plan, pg, _checked(pg, costs), handoff_ns, launch_ns, bytes_per_ns)
+    run = _Run(plan, pg, region_costs(pg, costs), handoff_ns, launch_ns, bytes_per_ns)
     for instruction in plan.instructions:
         run.step(instruction)
     run.end_stage()
@@ -86,7 +86,7 @@ def lower_bound(
         launch_ns: As for :func:`simulate`.
         bytes_per_ns: As for :func:`simulate`.
     """
-    cost, dispatch = _checked(pg, costs), _time("launch_ns", launch_ns)
+    cost, dispatch = region_costs(pg, costs), _time("launch_ns", launch_ns)
     finish: dict[int, int] = {}
     copied: set[int] = set()
     longest = outer_end = outer = inner = area = stages = 0
@@ -99,7 +99,7 @@ def lower_bound(
         begin = max((finish.get(v, 0) for v in reads), default=0)
         if not pg.regions[launch.region].outer and plan.cores:
             # Another plan may give it another width: what it takes in the best case.
-            took = [_at(pg, cost, launch.region, width) for width in (lane_width, plan.cores)]
+            took = [ns_at(pg, cost, launch.region, width) for width in (lane_width, plan.cores)]
             end = begin + min(took)
             inner += took[0]
             area += min(took[0], took[1] * max(plan.lanes, 1))
@@ -115,7 +115,7 @@ def lower_bound(
         copied.update(results)
         if launch.lane < 0:
             begin = max(begin, outer_end)
-            outer += _at(pg, cost, launch.region, max(1, plan.cores))
+            outer += ns_at(pg, cost, launch.region, max(1, plan.cores))
             lane_ran = False
         else:
             begin = max(begin, dispatch)
@@ -123,7 +123,7 @@ def lower_bound(
             area += cost[launch.region] + copy
             stages += not lane_ran
             lane_ran = True
-        end = begin + _at(pg, cost, launch.region, plan.cores_of(launch))
+        end = begin + ns_at(pg, cost, launch.region, plan.cores_of(launch))
         outer_end = end if launch.lane < 0 else outer_end
         finish.update({plan.buffers[b].value: end for b in launch.outs})
         longest = max(longest, end + copy)
@@ -131,7 +131,7 @@ def lower_bound(
     return Bound(outer + inner + dispatch * stages, longest, shared, plan.lanes)
 
 
-def _at(pg: PartitionedGraph, cost: list[int], region: int, cores: int) -> int:
+def ns_at(pg: PartitionedGraph, cost: list[int], region: int, cores: int) -> int:
     """Nanoseconds of a region on so many cores, from those on one."""
     estimated = pg.regions[region].cost_ns
     if cores <= 1 or estimated <= 0:
@@ -139,7 +139,7 @@ def _at(pg: PartitionedGraph, cost: list[int], region: int, cores: int) -> int:
     return round(cost[region] * pg.regions[region].cost_at(cores) / estimated)
 
 
-def _checked(pg: PartitionedGraph, costs: Costs | None) -> list[int]:
+def region_costs(pg: PartitionedGraph, costs: Costs | None) -> list[int]:
     """Whole nanoseconds on one core by region."""
     made: list[float] = [r.cost_ns for r in pg.regions]
     names = {r.name: r.id for r in pg.regions}
@@ -295,7 +295,7 @@ class _Run:
         new = {b for b in new if (lane, b) not in self._received}
         self._received.update((lane, b) for b in new)
         self._copy(lane, "copy in", sum(buffers[b].bytes for b in new))
-        took = _at(self.pg, self.cost, launch.region, launch.width)
+        took = ns_at(self.pg, self.cost, launch.region, launch.width)
         self._add(lane, launch.name, "launch", took, **self._region(launch))
         self._made(launch, len(self.spans) - 1)
         shared = sum(buffers[b].bytes for b in launch.outs if buffers[b].kind == "scratch")
@@ -318,7 +318,7 @@ class _Run:
         self.end_stage()
         more = self._region(launch)
         more["after"] = tuple(sorted({*more["after"], *self._last.values(), *self._barrier}))
-        took = _at(self.pg, self.cost, launch.region, self.plan.cores_of(launch))
+        took = ns_at(self.pg, self.cost, launch.region, self.plan.cores_of(launch))
         end = self._stage_start + took
         self.spans.append(Span(-1, launch.name, "launch", self._stage_start, end, **more))
         self._barrier = (len(self.spans) - 1,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,10 +23,13 @@ from dynaflow_xla.frontends.jax.lanes import device_stage, stamped
 from dynaflow_xla.frontends.jax.lanes.entry import Entry, build_stages
 from dynaflow_xla.frontends.jax.planned import Memory, Planned
 from dynaflow_xla.frontends.jax.regions.functions import region_function
-from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.ir.partitioned import PartitionedGraph, contents
 from dynaflow_xla.planning.instructions import Launch, Merge, Record, Slice, Wait
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.planning.recording import Decision
+from dynaflow_xla.timelines.measured import fastest
+from dynaflow_xla.timelines.spans import Span
+from dynaflow_xla.timelines.timeline import Timeline, complete
 
 
 def _bits(x: Any) -> str:
@@ -77,7 +81,7 @@ class Subject:
             inputs = made.split.inputs(tuple(inputs))
         return Memory(plan, made.captured.graph, inputs)
 
-    def _function(self, region: int) -> Callable[..., list[Any]]:
+    def function(self, region: int) -> Callable[..., list[Any]]:
         """The region without the gates that order it inside of one program."""
         if region not in self._functions:
             made = self.made
@@ -89,6 +93,44 @@ class Subject:
                 function = region_function(made.captured, made.pg.regions[region])
             self._functions[region] = jax.jit(function)
         return self._functions[region]
+
+    def alone(self, cores: int) -> Timeline:
+        """The regions one after another, each compiled on its own, by a client of so many cores.
+
+        Stamps inside of one program do not tell independent regions of a lane apart: XLA runs them in an
+        order of its own.
+
+        Args:
+            cores: 0: those of the default device. Outer regions always run there.
+        """
+        memory, spans, now = self._memory(self.plan), [], 0
+        texts = contents(self.pg)
+        for launch in self.plan.instructions:
+            if not isinstance(launch, Launch):
+                continue
+            region = self.pg.regions[launch.region]
+            device = xla.lane_device(0, cores) if cores and not region.outer else jax.devices()[0]
+            with exact_types(self.made.captured), jax.default_device(device):
+                ins = jax.device_put([memory[b] for b in launch.ins], device)
+
+                function = self.function(launch.region)
+
+                def once(function: Any = function, ins: Any = ins) -> Any:
+                    start = time.perf_counter_ns()
+                    outs = jax.block_until_ready(function(*ins))
+                    return time.perf_counter_ns() - start, outs
+
+                took, outs = fastest(once, lambda run: run[0])
+                outs = jax.device_put(outs, jax.devices()[0])
+            memory.write(launch, dict(zip(region.outputs, outs, strict=True)))
+            spans.append(
+                Span(
+                    0, region.name, "launch", now, now + took, region=region.id, nano=region.nano,
+                    resource=region.resource, content=texts[region.id], cores=1,
+                )
+            )  # fmt: skip
+            now += took
+        return complete("measured", spans, 1, {"name": self.name})
 
     def run(self, watch: trials.Round) -> None:
         """Runs a plan on this thread, or on the engine's lanes."""
@@ -107,7 +149,7 @@ class Subject:
         watch.begin(launch.region)
         region = self.pg.regions[launch.region]
         with exact_types(self.made.captured):
-            outs = self._function(launch.region)(*[memory[b] for b in launch.ins])
+            outs = self.function(launch.region)(*[memory[b] for b in launch.ins])
             jax.block_until_ready(outs)
             memory.write(launch, dict(zip(region.outputs, outs, strict=True)))
         watch.end(launch.region, outs)
@@ -173,7 +215,7 @@ class Subject:
             if outer is not None:
                 ins = [memory[b] for b in outer.ins]
                 with exact_types(made.captured):
-                    outs = self._function(outer.region)(*ins)
+                    outs = self.function(outer.region)(*ins)
                 outputs = made.pg.regions[outer.region].outputs
                 memory.write(outer, dict(zip(outputs, outs, strict=True)))
         return seen
@@ -203,6 +245,12 @@ def _subject(fast: Any, args: Any, kwargs: Any, caller: str) -> Subject:
 
 
 @looks_inside
+def alone(fast: Any, args: Any, kwargs: Any, cores: int) -> Timeline:
+    """The plan's regions one after another, see ``Subject.alone``."""
+    return _subject(fast, args, kwargs, "why").alone(cores)
+
+
+@looks_inside
 def debug(fast: Any, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugReport:
     """The report of ``dynaflow_xla.debug``."""
     subject = _subject(fast, args, kwargs, "debug")
@@ -227,7 +275,7 @@ def check_determinism(fast: Any, args: Any, kwargs: Any, runs: int) -> Determini
         if not fast.wrapper.compares:
             return fast.inside(lambda f, a, k: check_determinism(f, a, k, runs), args, kwargs)
         copies, values = fast.wrapper.copies, fast.wrapper.values
-    looks_inside(_refused)(fast, args, kwargs)
+    refused(fast, args, kwargs, "check_determinism")
 
     def call() -> list[tuple[str, str]]:
         a, k = copies((args, kwargs))
@@ -244,7 +292,8 @@ def check_determinism(fast: Any, args: Any, kwargs: Any, runs: int) -> Determini
     return trials.check_determinism(name, runs, call, lambda: find(fast, *copies((args, kwargs))))
 
 
-def _refused(fast: Any, args: Any, kwargs: Any) -> None:
+@looks_inside
+def refused(fast: Any, args: Any, kwargs: Any, caller: str) -> None:
     """Refuses a function with effects; pure callbacks are what may be looked for."""
     made = fast.planning(args, kwargs).planned(args, kwargs)
-    refuse(made, fast._options.name, "check_determinism")
+    refuse(made, fast._options.name, caller)

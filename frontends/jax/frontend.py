@@ -9,6 +9,13 @@ from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import debug as debugging, given, inspect
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
+from dynaflow_xla.frontends.jax.commands import (
+    about as about,
+    cases as cases,
+    example as example,
+    opponents as opponents,
+    wait as wait,
+)
 from dynaflow_xla.frontends.jax.readback import cpu_text, deviceless, targets
 from dynaflow_xla.frontends.jax.scheduled import ScheduledFunction
 from dynaflow_xla.frontends.jax.selected import Selected
@@ -98,6 +105,15 @@ class Serving:
     def profile(self, args: Any, kwargs: Any) -> Timeline:
         """Of a program with time stamps."""
         return inspect.profile(self.fast, args, kwargs)
+
+    def alone(self, args: Any, kwargs: Any, cores: int) -> Timeline | None:
+        """Each region compiled on its own."""
+        return debugging.alone(self.fast, args, kwargs, cores)
+
+    def timed(self, args: Any, kwargs: Any, rounds: int) -> tuple[list[int], list[int]]:
+        """On copies; refused as ``check_determinism`` is."""
+        debugging.refused(self.fast, args, kwargs, "why")
+        return inspect.timed(self.fast, args, kwargs, rounds)
 
     def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
         """With regions profiled first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -174,6 +175,31 @@ def profile(fast: Any, args: Any, kwargs: Any) -> Timeline:
     return target.planned(args, kwargs).measured(  # type: ignore[no-any-return]
         target.flat_inputs(args, kwargs), fast._options.name
     )
+
+
+def timed(fast: Any, args: Any, kwargs: Any, rounds: int) -> tuple[list[int], list[int]]:
+    """Nanoseconds of calls on copies, in turns: of the original and of the plan."""
+    copies: Callable[[Any], Any] = array_copies
+    values: Callable[[Any], Any] = same
+    target = fast
+    if isinstance(fast, Lifted):
+        if not fast.wrapper.compares:
+            return fast.inside(lambda f, a, k: timed(f, a, k, rounds), args, kwargs)
+        copies, values = fast.wrapper.copies, fast.wrapper.values
+    else:
+        target = fast.planning(args, kwargs)
+
+    def once(call: Any) -> int:
+        a, k = jax.block_until_ready(copies((args, kwargs)))
+        start = time.perf_counter_ns()
+        jax.block_until_ready(values(call(*a, **k)))
+        return time.perf_counter_ns() - start
+
+    calls = (fast.original, target)
+    for call in calls:  # they compile
+        once(call), once(call)
+    each = [tuple(once(call) for call in calls) for _ in range(rounds)]
+    return [ns for ns, _ in each], [ns for _, ns in each]
 
 
 @looks_inside

@@ -7,6 +7,13 @@ from typing import Any
 
 from dynaflow_xla.frontends.torch import scheduled
 from dynaflow_xla.frontends.torch.batch.buckets import Bucketed
+from dynaflow_xla.frontends.torch.commands import (
+    about as about,
+    cases as cases,
+    example as example,
+    opponents as opponents,
+    wait as wait,
+)
 from dynaflow_xla.frontends.torch.serving import (
     inlines as inlines,
     kinds as kinds,

@@ -83,6 +83,14 @@ class Serving:
         """On copies."""
         return profiling.profile(self.core, args, kwargs)
 
+    def alone(self, args: Any, kwargs: Any, cores: int) -> Timeline | None:
+        """On copies; lanes of PyTorch have one core each."""
+        return profiling.alone(self.core, args, kwargs) if cores == 1 else None
+
+    def timed(self, args: Any, kwargs: Any, rounds: int) -> tuple[list[int], list[int]]:
+        """On copies."""
+        return profiling.timed(self.core, args, kwargs, rounds)
+
     def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
         """On copies."""
         return inspect.tune(self.core, args, kwargs, budget_s)

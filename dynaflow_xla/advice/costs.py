@@ -1,0 +1,133 @@
+"""What is known of a plan's times, measured or estimated: the ground on which reasons stand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dynaflow_xla import machine
+from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.planning.plan import Plan
+from dynaflow_xla.timelines.simulator import ns_at, region_costs, simulate
+from dynaflow_xla.timelines.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Given:
+    """A plan, and what was found out about it.
+
+    Attributes:
+        plan: The plan.
+        pg: Its regions.
+        alone: The same regions one after another on one core, measured; None: estimates.
+        wide: The same, each on all cores; None: estimates.
+        ran: The plan, measured; None: it is simulated.
+        original_ns: A call of the original; None: estimated.
+        scheduled_ns: A call of the plan; None: simulated.
+        wins: Of the calls in turns the share in which the plan was faster.
+        unsplit_ns: The same strategy without nano-batches, simulated with its own costs; None where there
+            are none.
+        notes: Sentences.
+    """
+
+    plan: Plan
+    pg: PartitionedGraph
+    alone: Timeline | None = None
+    wide: Timeline | None = None
+    ran: Timeline | None = None
+    original_ns: float | None = None
+    scheduled_ns: float | None = None
+    wins: float = 1.0
+    unsplit_ns: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Times:
+    """Nanoseconds from which the reasons follow.
+
+    Attributes:
+        alone: Each region's, on one core.
+        wide: The same on all cores.
+        serial: Their sum.
+        chain: The longest chain of regions that need each other.
+        shared: Their sum, spread evenly over the lanes.
+        original: A call of the original.
+        scheduled: A call of the plan.
+        simulated: The same, by the model.
+        start, hand_overs, copies: What the plan would save without each, by the model.
+        slowed: How many times as long the regions take beside others as alone; 1 where that is not known.
+        measured: Whether calls were timed.
+    """
+
+    alone: tuple[int, ...]
+    wide: tuple[int, ...]
+    serial: float
+    chain: float
+    shared: float
+    original: float
+    scheduled: float
+    simulated: float
+    start: float
+    hand_overs: float
+    copies: float
+    slowed: float
+    measured: bool
+
+    @property
+    def ideal(self) -> float:
+        """What no plan of these regions on these lanes can beat."""
+        return max(self.chain, self.shared)
+
+
+def times(given: Given) -> Times:
+    """The times of a plan, as far as they were measured; the rest is estimated."""
+    plan, pg = given.plan, given.pg
+    alone = tuple(region_costs(pg, given.alone))
+    total = simulate(plan, pg, given.alone).total_ns
+    cores = max(plan.cores, machine.cores())
+    wide = tuple(
+        region_costs(pg, given.wide)
+        if given.wide is not None
+        else [ns_at(pg, list(alone), region.id, cores) for region in pg.regions]
+    )
+    simulated = {
+        "start": simulate(plan, pg, given.alone, launch_ns=0).total_ns,
+        "hand_overs": simulate(plan, pg, given.alone, handoff_ns=0).total_ns,
+        "copies": simulate(plan, pg, given.alone, bytes_per_ns=math.inf).total_ns,
+    }
+    return Times(
+        alone=alone,
+        wide=wide,
+        serial=float(sum(alone)),
+        chain=float(_chain(pg, alone)),
+        shared=sum(n for n, r in zip(alone, pg.regions, strict=True) if r.outer)
+        + sum(n for n, r in zip(alone, pg.regions, strict=True) if not r.outer)
+        / max(1, plan.lanes),
+        original=float(sum(wide) if given.original_ns is None else given.original_ns),
+        scheduled=float(total if given.scheduled_ns is None else given.scheduled_ns),
+        simulated=float(total),
+        slowed=_slowed(given, alone),
+        measured=given.original_ns is not None and given.scheduled_ns is not None,
+        **{name: float(max(0, total - without)) for name, without in simulated.items()},
+    )
+
+
+def _chain(pg: PartitionedGraph, alone: tuple[int, ...]) -> int:
+    """The longest path through regions that need each other's values."""
+    end: list[int] = []
+    for region, preds in zip(pg.regions, pg.predecessors(), strict=True):
+        end.append(alone[region.id] + max((end[p] for p in preds), default=0))
+    return max(end, default=0)
+
+
+def _slowed(given: Given, alone: tuple[int, ...]) -> float:
+    """How much longer lanes' regions took in the plan's run than alone."""
+    if given.ran is None or given.alone is None:
+        return 1.0
+    beside = before = 0
+    for span in given.ran.spans:
+        if span.kind == "launch" and span.lane >= 0 and 0 <= span.region < len(alone):
+            beside += span.duration_ns
+            before += alone[span.region]
+    return beside / before if before else 1.0

@@ -1,0 +1,1 @@
+"""The command line ``dynaflow-xla``: what the public functions do, for whoever has a shell and a function."""

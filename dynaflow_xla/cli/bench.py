@@ -1,0 +1,213 @@
+"""``dynaflow-xla bench``: strategies against the plain ways to run the same function."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import dynaflow_xla as dfx
+from dynaflow_xla import _optional, dispatch, machine
+from dynaflow_xla.cli import measuring, targets
+from dynaflow_xla.cli.console import Output
+from dynaflow_xla.cli.targets import Target, TargetError
+
+_PACKAGES = ("dynaflow-xla", "jax", "jaxlib", "torch", "numpy")
+FRAMEWORKS = ("jax", "torch")
+
+
+def built_in(names: Sequence[str], frameworks: Sequence[str]) -> tuple[list[Target], list[str]]:
+    """The cases of this package in each framework that is there; and a sentence for each that is not.
+
+    Raises:
+        TargetError: there is no case of a name, or no framework.
+    """
+    found, notes = [], []
+    for framework in frameworks or FRAMEWORKS:
+        if not _optional.available(framework):
+            notes.append(f"{framework} is not installed: its cases are left out")
+            continue
+        try:
+            cases = dispatch.frontend(framework).cases()
+        except dfx.UnsupportedError as error:
+            notes.append(f"{framework} is left out: {error}")
+            continue
+        if unknown := [name for name in names if name not in cases]:
+            raise TargetError(f"there is no case {unknown[0]!r}; there are {', '.join(cases)}")
+        found += [Target(n, *cases[n], {}, framework) for n in names or cases]
+    if not found:
+        raise TargetError(f"nothing to measure: {'; '.join(notes)}")
+    return found, notes
+
+
+def framework_of(target: Target) -> str:
+    """Whose the function of a target is."""
+    if target.framework:
+        return target.framework
+    loaded = [name for name in FRAMEWORKS if dispatch.is_loaded(name)]
+    if len(loaded) == 1:
+        return loaded[0]
+    if callable(getattr(target.fn, "lower", None)):
+        return "jax"
+    return dispatch.of_arguments(target.name, target.args, target.kwargs)
+
+
+def run(
+    cases: Sequence[Target],
+    strategies: Sequence[str],
+    rounds: int,
+    out: Output,
+    options: dict[str, Any],
+    opponents: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Measures all; what fails on a case is told, and the rest goes on.
+
+    Args:
+        cases: What to run.
+        strategies: As written on the command line.
+        rounds: Samples of each.
+        out: For progress.
+        options: For ``schedule``.
+        opponents: Only these ways without a schedule; () for all.
+    """
+    record: dict[str, Any] = {
+        "format": 1, "benchmark": "bench", "environment": stamp(), "rounds": rounds, "baselines": [],
+        "scheduled": list(strategies), "cases": [],
+    }  # fmt: skip
+    start = time.perf_counter()
+    with out.progress("measuring", len(cases) * (rounds + 1)) as step:
+        for case in cases:
+            made = _case(case, strategies, rounds, step, options, opponents)
+            record["cases"].append(made)
+            record["baselines"] += [n for n in made["plain"] if n not in record["baselines"]]
+    record["seconds"] = time.perf_counter() - start
+    return record
+
+
+def _case(
+    case: Target, strategies: Sequence[str], rounds: int, step: Any, options: dict[str, Any],
+    chosen: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
+    framework = framework_of(case)
+    frontend = dispatch.frontend(framework)
+    original = getattr(case.fn, "original", case.fn)
+    made: dict[str, Any] = {"name": case.name, "framework": framework, "failed": {}, "plain": []}
+    step(f"{case.name} ({framework}): first calls", over=False)
+    plain = frontend.opponents(original, case.args, case.kwargs)
+    if unknown := [name for name in chosen if name not in plain]:
+        made["failed"] |= {name: f"{framework} has {', '.join(plain)}" for name in unknown}
+    runs = {name: call for name, call in plain.items() if not chosen or name in chosen}
+    for text in strategies:
+        try:
+            fast = dfx.schedule(original, strategy=targets.strategy(text), **options)
+        except dfx.DynaflowError as error:
+            made["failed"][text] = str(error)
+            continue
+        runs[text] = _call(fast, case, frontend)
+    works = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dfx.FallbackWarning)
+        for name, call in runs.items():
+            try:
+                call()
+                works[name] = call
+            except Exception as error:  # an opponent's own failure: said, and the rest goes on
+                made["failed"][name] = (
+                    f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                )
+        step("", over=True)
+        samples = measuring.paired(
+            works, rounds, step=lambda: step(f"{case.name} ({framework})", over=True)
+        )
+    made["plain"] = [name for name in plain if name in works]
+    made["samples_ms"] = samples
+    made["statistics_ms"] = {name: measuring.statistics(values) for name, values in samples.items()}
+    if made["plain"]:
+        scheduled = [name for name in works if name not in plain]
+        made["ratios"] = {n: measuring.ratio(samples, n, made["plain"]) for n in scheduled}
+    return made
+
+
+def _call(fast: Any, case: Target, frontend: Any) -> Any:
+    def call() -> None:
+        frontend.wait(fast(*case.args, **case.kwargs))
+
+    return call
+
+
+def show(record: dict[str, Any], path: Path | None, notes: Sequence[str], out: Output) -> int:
+    """Prints a table and writes the file; returns the exit status: 1 if nothing could be measured."""
+    if path is not None:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
+    out.result(record | {"notes": list(notes)})
+    rows = []
+    for case in record["cases"]:
+        for name, told in case["statistics_ms"].items():
+            found = case.get("ratios", {}).get(name)
+            quartiles = f"{told['q1']:.3g} to {told['q3']:.3g}"
+            against = ""
+            if found:
+                spread = f"{found['low']:.2f} to {found['high']:.2f}"
+                against = f"{found['ratio']:.2f} ({spread}) of {found['baseline']}"
+            style = (
+                "green"
+                if found and found["high"] < 1
+                else "red"
+                if found and found["low"] > 1
+                else ""
+            )
+            rows.append(
+                [
+                    case["name"],
+                    case["framework"],
+                    name,
+                    f"{told['median']:.3g}",
+                    quartiles,
+                    (against, style),
+                ]
+            )
+    out.table(
+        ["case", "framework", "way", "ms", "quartiles", "ratio (95 %) to the best without a plan"],
+        rows, right=(3, 4),
+    )  # fmt: skip
+    for case in record["cases"]:
+        for name, why in case["failed"].items():
+            out.text(f"failed: {name} on {case['name']} ({case['framework']}): {why}", "yellow")
+    load = record["environment"]["load_average"][0]
+    if load > machine.cores() / 2:
+        out.text(
+            f"note: other programs ran (load {load}); measure again when the machine is quiet",
+            "yellow",
+        )
+    for note in notes:
+        out.text(f"note: {note}", "yellow")
+    if path is not None:
+        out.text(f"written: {path}")
+    return 0 if rows else 1
+
+
+def stamp() -> dict[str, Any]:
+    """What a reader needs to judge a measurement."""
+    versions: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "cpu": machine.cpu_model(),
+        "cores": machine.cores(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": versions,
+        "load_average": [round(x, 2) for x in os.getloadavg()],
+    }

@@ -1,0 +1,85 @@
+"""What lies in the cache folder: which files are ours, how large they are, and how to be rid of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_DECISION = re.compile(r"[0-9a-f]{32}\.json")
+_COMPILED = ("inductor", "aoti")
+# Other things may lie in the same folder (environments of the project's own tests, say): these are not ours.
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of the cache.
+
+    Attributes:
+        path: Where it is.
+        kind: ``decision`` (what ``Auto`` measured) or ``compiled`` (a region's note or library).
+        bytes: Its size.
+        age_s: Seconds since it was written.
+    """
+
+    path: Path
+    kind: str
+    bytes: int
+    age_s: float
+
+    def about(self) -> str:
+        """What it holds, in a few words."""
+        if self.kind != "decision":
+            return self.path.parent.name
+        try:
+            data = json.loads(self.path.read_bytes())
+            return f"{data['choice']}: {data['reason']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "cannot be read; it will be made again"
+
+
+def entries(folder: Path) -> list[Entry]:
+    """All files of ours in the folder, the newest first; none if it does not exist."""
+    found: list[Entry] = []
+    files = [(p, "decision") for p in folder.glob("*.json") if _DECISION.fullmatch(p.name)]
+    for name in _COMPILED:
+        files += [
+            (p, "compiled") for p in (folder / name).glob("*") if p.suffix in (".json", ".so")
+        ]
+    for path, kind in files:
+        with contextlib.suppress(OSError):  # another process may have removed it
+            told = path.stat()
+            found.append(Entry(path, kind, told.st_size, max(0.0, time.time() - told.st_mtime)))
+    return sorted(found, key=lambda entry: (entry.age_s, str(entry.path)))
+
+
+def clear(found: list[Entry]) -> list[str]:
+    """Removes files; returns a sentence for each that could not be."""
+    failed = []
+    for entry in found:
+        try:
+            entry.path.unlink(missing_ok=True)
+        except OSError as error:
+            failed.append(f"{entry.path}: {error.strerror}")
+    return failed
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def age(seconds: float) -> str:
+    """A time span for people."""
+    for unit, length in (("s", 60.0), ("min", 60.0), ("h", 24.0)):
+        if seconds < length:
+            return f"{seconds:.0f} {unit}"
+        seconds /= length
+    return f"{seconds:.0f} d"

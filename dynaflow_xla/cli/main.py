@@ -1,0 +1,355 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+import dynaflow_xla as dfx
+from dynaflow_xla import dispatch
+from dynaflow_xla._version import __version__
+from dynaflow_xla.cli import (
+    bench as benching,
+    compare as comparing,
+    doctor as examining,
+    kept,
+    targets,
+    trace as tracing,
+)
+from dynaflow_xla.cli.console import Output
+from dynaflow_xla.cli.targets import Target, TargetError
+from dynaflow_xla.errors import DynaflowError
+from dynaflow_xla.tuning import autotune
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class _Failed(click.ClickException):
+    """An error with which a command ends: one or a few lines, no traceback."""
+
+    def __init__(self, message: str, kind: str, as_json: bool) -> None:
+        super().__init__(message)
+        self.kind, self.as_json = kind, as_json
+
+    def show(self, file: Any = None) -> None:
+        if self.as_json:
+            click.echo(json.dumps({"error": self.message, "kind": self.kind}, indent=1))
+        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+        click.echo(self.message, err=True)
+
+
+def _command(function: Callable[..., int | None]) -> Callable[..., Any]:
+    """What every command has: ``--json``, ``--traceback``, and errors as sentences."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+    @click.option("--traceback", "trace_back", is_flag=True, help="Print tracebacks of errors.")
+    @functools.wraps(function)
+    def wrapped(as_json: bool, trace_back: bool, **options: Any) -> None:
+        try:
+            status = function(out=Output(as_json), **options)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if trace_back:
+                traceback.print_exc()
+            raise _Failed(_told(error, trace_back), type(error).__name__, as_json) from None
+        click.get_current_context().exit(status or 0)
+
+    return wrapped
+
+
+def _told(error: BaseException, shown: bool) -> str:
+    """An error in a sentence: ours as it is, others with their type and the user's line."""
+    if isinstance(error, DynaflowError):
+        return str(error)
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [
+        f for f in frames if not f.filename.startswith((_PACKAGE, sys.prefix, sys.base_prefix, "<"))
+    ]
+    if mine:
+        text += f"\n  at {mine[-1].filename}:{mine[-1].lineno}, in {mine[-1].name}"
+    return text if shown else text + "\n  --traceback shows all of it"
+
+
+def _on_target(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of commands that work on a call of the user's function."""
+    for option in reversed(
+        [
+            click.argument("target"),
+            click.argument("shapes", nargs=-1),
+            click.option("--args", "make", metavar="MODULE:NAME", help="What makes the arguments."),
+            *_SCHEDULE,
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+_SCHEDULE: list[Any] = [
+    click.option(
+        "--factory", is_flag=True, help="TARGET makes the function (a model, say) when called."
+    ),
+    click.option(
+        "--framework", type=click.Choice(["jax", "torch"]), help="Whose arrays shapes are."
+    ),
+    click.option(
+        "--strategy",
+        default="auto",
+        show_default=True,
+        help="Name, NanoBatch(4) or module:Strategy.",
+    ),
+    click.option("--lanes", type=int, help="Number of lanes."),
+    click.option("--backend", default="auto", show_default=True, help="auto, ffi, xla or torch."),
+    click.option("--compiler", default="eager", show_default=True, help="How PyTorch regions run."),
+    click.option("--in-axes", metavar="LITERAL", help="Where the batch is, as a Python literal."),
+    click.option("--out-axes", metavar="LITERAL", help="How results are put together."),
+    click.option("--seed", type=int, default=0, help="Of random arguments."),
+]
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of ``schedule`` among those of a command, which lose them."""
+    made = {name: options.pop(name) for name in ("strategy", "lanes", "backend", "compiler")}
+    made["strategy"] = targets.strategy(made["strategy"])
+    for name in ("in_axes", "out_axes"):
+        if (text := options.pop(name)) is not None:
+            made[name] = targets.literal(text, f"--{name.replace('_', '-')}")
+    return made
+
+
+def _scheduled(target: str, shapes: tuple[str, ...], options: dict[str, Any]) -> tuple[Target, Any]:
+    """The call, and its function scheduled; one that is scheduled already stays as it is."""
+    given = _given(options)
+    found = targets.target(target, shapes, **options)
+    if dispatch.is_scheduled(found.fn):
+        return found, found.fn
+    return found, dfx.schedule(found.fn, **given)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="dynaflow-xla")
+def cli() -> None:
+    """Schedules for JAX and PyTorch functions: look at them, measure them, find what is wrong.
+
+    TARGET is module:function or file.py:function; its arguments are shapes such as f32[8,128], Python
+    literals, or what --args makes.
+    """
+
+
+@cli.command()
+@click.option(
+    "--timeout", type=float, default=180.0, show_default=True, help="Seconds for a trial."
+)
+@_command
+def doctor(out: Output, timeout: float) -> int:
+    """Say what of this machine and environment works, what does not, and how to mend it.
+
+    Ends with status 1 if something does not work.
+    """
+    with out.progress("looking", 4) as step:
+        found = examining.examine(step, timeout)
+    return examining.show(found, out)
+
+
+@cli.command()
+@_on_target
+@click.option("--deep", is_flag=True, help="With what the compiler made of the plan (backend xla).")
+@_command
+def explain(out: Output, target: str, shapes: tuple[str, ...], deep: bool, **options: Any) -> None:
+    """Show regions, lanes, costs, copies and notes of the plan of TARGET for these arguments."""
+    found, fast = _scheduled(target, shapes, options)
+    text = dfx.explain(fast, *found.args, deep=deep, **found.kwargs)
+    if out.as_json:
+        data: dict[str, Any] = {"target": target, "text": text}
+        try:
+            plan = dfx.plan(fast, *found.args, **found.kwargs)
+        except DynaflowError as error:  # several graphs, or the original: explain says so
+            data["no_plan"] = str(error)
+        else:
+            data |= {"plan": json.loads(plan.to_json()), "notes": list(plan.notes)}
+            graph = dfx.graph(fast, *found.args, **found.kwargs)
+            data["graph"] = json.loads(graph.to_json())
+        out.result(data)
+    out.text(text)
+
+
+@cli.command()
+@_on_target
+@click.option("--estimated", is_flag=True, help="From the cost model alone; run nothing.")
+@click.option(
+    "--rounds", type=click.IntRange(1), default=15, show_default=True, help="Timed calls."
+)
+@click.option(
+    "-o", "--out", "path", type=click.Path(path_type=Path), help="Timeline with the reasons."
+)
+@_command
+def why(
+    out: Output,
+    target: str,
+    shapes: tuple[str, ...],
+    estimated: bool,
+    rounds: int,
+    path: Path | None,
+    **options: Any,
+) -> None:
+    """Say why the plan of TARGET gains or does not, and what each decision is worth."""
+    found, fast = _scheduled(target, shapes, options)
+    report = dfx.why(fast, *found.args, measure=not estimated, rounds=rounds, **found.kwargs)
+    out.result(report.to_dict())
+    out.text(report.to_text())
+    if path is not None:
+        out.text(f"written: {tracing.write(report.timeline, path)}")
+
+
+@cli.command()
+@_on_target
+@click.option("--predicted", is_flag=True, help="Simulate; run nothing but the script.")
+@click.option(
+    "-o", "--out", "path", type=click.Path(path_type=Path), default="trace.html", show_default=True,
+    help=f"{', '.join(tracing.SUFFIXES)}; .json and .pftrace are for Perfetto.",
+)  # fmt: skip
+@click.option(
+    "--open", "opened", is_flag=True, help="Open it in the browser, or in Perfetto's page."
+)
+@_command
+def trace(
+    out: Output, target: str, shapes: tuple[str, ...], predicted: bool, path: Path, opened: bool,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Write a timeline of TARGET, or of what a script schedules and calls (TARGET is script.py).
+
+    Arguments of a script come after --.
+    """
+    if path.suffix not in tracing.SUFFIXES:
+        raise TargetError(f"a timeline is written as {', '.join(tracing.SUFFIXES)}; got {path}")
+    if target.endswith(".py"):
+        calls = [(found, found.fn) for found in tracing.of_script(Path(target), shapes)]
+    else:
+        calls = [_scheduled(target, shapes, options)]
+    written = []
+    for number, (found, fast) in enumerate(calls, 1):
+        try:
+            made = tracing.timeline(found, fast, predicted)
+        except DynaflowError as error:
+            if len(calls) == 1:
+                raise
+            out.aside(f"{found.name}: {error}", "yellow")
+            continue
+        where = tracing.write(made, tracing.numbered(path, found.name, number, len(calls)))
+        written.append({"name": found.name, "path": str(where), "summary": made.summary()})
+        out.text(f"{found.name}: {made.summary()}")
+        out.text(f"written: {where}")
+    out.result({"timelines": written})
+    if opened:
+        for one in written:
+            tracing.open_in_browser(Path(one["path"]), out)
+
+
+@cli.command()
+@click.argument("target", required=False)
+@click.argument("shapes", nargs=-1)
+@click.option("--args", "make", metavar="MODULE:NAME", help="What makes the arguments.")
+@click.option("--factory", is_flag=True, help="TARGET makes the function when called.")
+@click.option("--case", "cases", multiple=True, help="One of the built-in cases; default: all.")
+@click.option("--framework", "frameworks", multiple=True, type=click.Choice(["jax", "torch"]))
+@click.option("--strategy", "strategies", multiple=True, help="Default: branches and auto.")
+@click.option("--against", "opponents", multiple=True, help="Only these ways without a plan.")
+@click.option(
+    "--rounds", type=click.IntRange(3), default=20, show_default=True, help="Samples of each."
+)
+@click.option("--lanes", type=int, help="Number of lanes.")
+@click.option(
+    "-o", "--out", "path", type=click.Path(path_type=Path), help="Result file, for compare."
+)
+@_command
+def bench(
+    out: Output, target: str | None, shapes: tuple[str, ...], make: str | None, factory: bool,
+    cases: tuple[str, ...], frameworks: tuple[str, ...], strategies: tuple[str, ...],
+    opponents: tuple[str, ...], rounds: int, lanes: int | None, path: Path | None,
+) -> int:  # fmt: skip
+    """Time strategies against the plain ways to run TARGET, or the built-in cases, in turns."""
+    notes: list[str] = []
+    if target is None:
+        found, notes = benching.built_in(cases, frameworks)
+    elif cases:
+        raise TargetError("bench takes a TARGET or --case; got both")
+    else:
+        whose = frameworks[0] if frameworks else None
+        found = [targets.target(target, shapes, make, framework=whose, factory=factory)]
+    given = strategies or ("branches", "auto")
+    record = benching.run(found, given, rounds, out, {"lanes": lanes}, opponents)
+    return benching.show(record, path, notes, out)
+
+
+@cli.command()
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@click.option(
+    "--least", type=click.FloatRange(0, 1), default=0.03, show_default=True,
+    help="Smaller changes do not count.",
+)  # fmt: skip
+@_command
+def compare(out: Output, before: Path, after: Path, least: float) -> int:
+    """Say what became slower or faster from one result file to another.
+
+    Ends with status 1 if anything became slower.
+    """
+    return comparing.compare(before, after, least, out)
+
+
+@cli.command()
+@click.argument("action", type=click.Choice(["list", "size", "clear"]), default="list")
+@click.option("--kind", type=click.Choice(["decision", "compiled"]), help="Only these.")
+@click.option("--yes", is_flag=True, help="Clear without asking.")
+@_command
+def cache(out: Output, action: str, kind: str | None, yes: bool) -> int:
+    """List, sum up or clear what is kept on disk: decisions of Auto, compiled regions."""
+    folder = autotune.cache_dir()
+    found = [e for e in kept.entries(folder) if kind in (None, e.kind)]
+    total = sum(entry.bytes for entry in found)
+    told = f"{folder}: {len(found)} files, {kept.size(total)}"
+    data: dict[str, Any] = {"folder": str(folder), "files": len(found), "bytes": total}
+    status = 0
+    if action == "list":
+        data["entries"] = [
+            {"file": e.path.name, "kind": e.kind, "bytes": e.bytes, "age_s": round(e.age_s),
+             "about": e.about()} for e in found
+        ]  # fmt: skip
+        rows = [
+            [e.kind, kept.size(e.bytes), kept.age(e.age_s), e.path.name, e.about()] for e in found
+        ]
+        if rows:
+            out.table(["kind", "size", "age", "file", "holds"], rows, right=(1, 2))
+    elif action == "clear" and found:
+        if not yes and not out.as_json:
+            click.confirm(
+                f"remove {len(found)} files ({kept.size(total)}) from {folder}?", abort=True
+            )
+        elif not yes:
+            raise TargetError("with --json, clear needs --yes")
+        failed = kept.clear(found)
+        data |= {"removed": len(found) - len(failed), "failed": failed}
+        told = f"{folder}: removed {len(found) - len(failed)} files, {kept.size(total)}"
+        status = 1 if failed else 0
+        for line in failed:
+            out.aside(line, "red")
+    out.result(data)
+    out.text(told)
+    return status
+
+
+def run(args: list[str] | None = None) -> int:
+    """Runs a command line; returns its exit status."""
+    try:
+        cli.main(args, prog_name="dynaflow-xla", standalone_mode=True)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 1

@@ -1,0 +1,110 @@
+"""What the command line asks of JAX: who it is, arrays of a shape, and plain ways to run a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from dynaflow_xla.ffi import xla
+
+
+def about() -> dict[str, Any]:
+    """Versions and devices, as JAX tells them when it has started."""
+    return {
+        "version": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "platform": jax.default_backend(),
+        "devices": [str(device) for device in jax.devices()],
+        "gpu": any(device.platform in ("gpu", "cuda", "rocm") for device in jax.devices()),
+    }
+
+
+def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """By name small functions and their arguments.
+
+    ``sorts`` and ``recurrent`` have two parts that one core each can do; in ``products`` each part fills
+    all cores, ``chain`` has nothing that could run beside anything, and ``small`` is too short to gain.
+    """
+
+    def sorts(x: Any, y: Any) -> Any:
+        return jnp.sort(x) + jnp.sort(y)
+
+    def recurrent(x: Any, w: Any, v: Any) -> Any:
+        def run(xs: Any, weights: Any) -> Any:
+            start = jnp.zeros(xs.shape[1:])
+            return jax.lax.scan(lambda h, a: (jnp.tanh(a + h @ weights),) * 2, start, xs)[1]
+
+        return run(x, w) + run(x[::-1], v)[::-1]
+
+    def products(x: Any, w: Any, v: Any) -> Any:
+        return (x @ w) * (x @ v)
+
+    def chain(x: Any, w: Any) -> Any:
+        for _ in range(4):
+            x = jnp.sort(x @ w, axis=-1)
+        return x
+
+    def small(x: Any, y: Any) -> Any:
+        return jnp.tanh(x) @ x.T + jnp.sin(y) @ y.T
+
+    return {
+        name: (jax.jit(fn), _drawn(of))
+        for name, fn, of in (
+            ("sorts", sorts, [((1 << 16,), 1.0)] * 2),
+            ("recurrent", recurrent, [((64, 32, 128), 1.0), *[((128, 128), 0.05)] * 2]),
+            ("products", products, [((1024, 1024), 1.0), *[((1024, 1024), 0.05)] * 2]),
+            ("chain", chain, [((256, 256), 1.0), ((256, 256), 0.05)]),
+            ("small", small, [((16, 16), 1.0)] * 2),
+        )
+    }  # fmt: skip
+
+
+def _drawn(of: Sequence[tuple[tuple[int, ...], float]]) -> tuple[Any, ...]:
+    """Random arrays of some shapes, each times a number."""
+    return tuple(example(shape, "float32", n) * scale for n, (shape, scale) in enumerate(of))
+
+
+def example(shape: Sequence[int], dtype: str, seed: int) -> Any:
+    """An array of random values: small integers, truth values, or the normal distribution.
+
+    Args:
+        shape: Its dimensions.
+        dtype: NumPy's name of the type of its elements, or "bfloat16".
+        seed: Of the values.
+    """
+    kind = jnp.dtype(dtype)
+    drawn = np.random.default_rng(seed)
+    if not jnp.issubdtype(kind, jnp.inexact):
+        return jnp.asarray(drawn.integers(0, 2, size=tuple(shape)), dtype=kind)
+    return jnp.asarray(drawn.normal(size=tuple(shape)), dtype=kind)
+
+
+def wait(result: Any) -> None:
+    """Returns when the results are there."""
+    jax.block_until_ready(result)
+
+
+def opponents(
+    original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Callable[[], Any]]:
+    """By name, what runs the original without a plan and waits for its results.
+
+    ``jit`` is XLA with all cores, ``jit, one core`` XLA with one: for small work that is often faster, and a
+    schedule that only beats the former has gained nothing.
+    """
+    jitted = original if hasattr(original, "lower") else jax.jit(original)
+    found = {"jit": lambda: jax.block_until_ready(jitted(*args, **kwargs))}
+    leaves = jax.tree_util.tree_leaves((args, kwargs))
+    on_cpu = jax.default_backend() == "cpu" and len(jax.devices()) == 1
+    if on_cpu and all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves):
+        placed = SingleDeviceSharding(xla.lane_device(0))
+        alone = jax.jit(lambda a, k: jitted(*a, **k), in_shardings=placed, out_shardings=placed)
+        moved = jax.device_put((args, dict(kwargs)), xla.lane_device(0))
+        found["jit, one core"] = lambda: jax.block_until_ready(alone(*moved))
+    return found

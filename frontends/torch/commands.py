@@ -1,0 +1,122 @@
+"""What the command line asks of PyTorch: who it is, tensors of a shape, and plain ways to run a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dynaflow_xla.ir.rules import mark
+
+
+def about() -> dict[str, Any]:
+    """Versions and devices, as PyTorch tells them."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "threads": torch.get_num_threads(),
+        "devices": ["cpu", *(torch.cuda.get_device_name(n) for n in range(gpus))],
+        "gpu": gpus > 0,
+    }
+
+
+def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """By name small functions and their arguments, as JAX's ``cases`` are."""
+
+    def sorts(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sort(x).values + torch.sort(y).values
+
+    def recurrent(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def run(xs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            h, outs = torch.zeros(xs.shape[1:]), []
+            for step in xs.unbind(0):
+                h = torch.tanh(step + h @ weights)
+                outs.append(h)
+            return torch.stack(outs)
+
+        with mark("forth"):
+            forth = run(x, w)
+        with mark("back"):
+            back = run(x.flip(0), v).flip(0)
+        return forth + back
+
+    def products(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (x @ w) * (x @ v)
+
+    def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = torch.sort(x @ w, dim=-1).values
+        return x
+
+    def small(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) @ x.T + torch.sin(y) @ y.T
+
+    return {
+        name: (fn, _drawn(of))
+        for name, fn, of in (
+            ("sorts", sorts, [((1 << 16,), 1.0)] * 2),
+            ("recurrent", recurrent, [((16, 32, 128), 1.0), *[((128, 128), 0.05)] * 2]),
+            ("products", products, [((1024, 1024), 1.0), *[((1024, 1024), 0.05)] * 2]),
+            ("chain", chain, [((256, 256), 1.0), ((256, 256), 0.05)]),
+            ("small", small, [((16, 16), 1.0)] * 2),
+        )
+    }  # fmt: skip
+
+
+def _drawn(of: Sequence[tuple[tuple[int, ...], float]]) -> tuple[Any, ...]:
+    """Random arrays of some shapes, each times a number."""
+    return tuple(example(shape, "float32", n) * scale for n, (shape, scale) in enumerate(of))
+
+
+def example(shape: Sequence[int], dtype: str, seed: int) -> torch.Tensor:
+    """A tensor of random values: small integers, truth values, or the normal distribution.
+
+    Args:
+        shape: Its dimensions.
+        dtype: PyTorch's name of the type of its elements.
+        seed: Of the values.
+    """
+    kind: torch.dtype = getattr(torch, dtype)
+    drawn = torch.Generator().manual_seed(seed)
+    if not (kind.is_floating_point or kind.is_complex):
+        return torch.randint(0, 2, tuple(shape), generator=drawn).to(kind)
+    return torch.randn(tuple(shape), generator=drawn).to(kind)
+
+
+def wait(result: Any) -> None:
+    """Returns when the results are there."""
+    if any(isinstance(x, torch.Tensor) and x.is_cuda for x in pytree.tree_leaves(result)):
+        torch.cuda.synchronize()
+
+
+def opponents(
+    original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Callable[[], Any]]:
+    """By name, what runs the original without a plan and waits for its results.
+
+    ``eager`` is PyTorch with its threads, ``eager, one thread`` with one, ``torch.compile`` is Inductor.
+    """
+    compiled = torch.compile(original)
+
+    def eager() -> Any:
+        result = original(*args, **kwargs)
+        wait(result)
+        return result
+
+    def one_thread() -> Any:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return eager()
+        finally:
+            torch.set_num_threads(threads)
+
+    def inductor() -> Any:
+        result = compiled(*args, **kwargs)
+        wait(result)
+        return result
+
+    return {"eager": eager, "eager, one thread": one_thread, "torch.compile": inductor}

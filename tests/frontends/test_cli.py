@@ -1,0 +1,140 @@
+"""The command line on functions of JAX and PyTorch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("click", reason="the command line is made with it")
+pytest.importorskip("rich", reason="the command line is made with it")
+
+from click.testing import CliRunner, Result
+
+import dynaflow_xla as dfx
+from dynaflow_xla.cli import main
+
+MODEL = """
+import jax, jax.numpy as jnp
+import dynaflow_xla as dfx
+
+def f(x, y):
+    return jnp.sort(x) + jnp.sort(y)
+
+fast = dfx.schedule(f, dfx.Branches(wide=False), lanes=2)
+
+def make_args():
+    return jnp.arange(64.0)[::-1], jnp.sin(jnp.arange(64.0))
+
+class Aside(dfx.Branches):
+    pass
+"""
+
+SCRIPT = """
+import sys
+import jax, jax.numpy as jnp
+import dynaflow_xla as dfx
+
+@dfx.schedule(strategy=dfx.Branches(wide=False), lanes=2)
+def first(x, y):
+    return jnp.sort(x) + jnp.sort(y)
+
+second = dfx.schedule(lambda x: jnp.sin(x), "sequential")
+inside = dfx.schedule(lambda x: jnp.cos(x), "sequential")
+
+if __name__ == "__main__":
+    x = jnp.arange(64.0)
+    first(x, x[::-1])
+    second(x)
+    jax.jit(lambda a: inside(a) + 1)(x)
+    print("args:", sys.argv[1:])
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+
+def run(*args: str) -> Result:
+    found = CliRunner().invoke(main.cli, list(args))
+    assert found.exit_code == 0, found.output
+    return found
+
+
+def test_explain() -> None:
+    told = run("explain", "model.py:f", "f32[64]", "f32[64]", "--strategy", "branches",
+               "--framework", "jax").stdout  # fmt: skip
+    assert "strategy Branches()" in told and "model.py:6" in told
+    data = json.loads(run("explain", "model.py:fast", "--args", "make_args", "--json").stdout)
+    assert data["plan"]["lanes"] == 2 and data["graph"] and "lane" in data["text"]
+    own = run("explain", "model.py:f", "--args", "make_args", "--strategy", "model.py:Aside")
+    assert "strategy Branches(" in own.stdout
+
+
+def test_trace_of_a_function(tmp_path: Path) -> None:
+    run("trace", "model.py:fast", "--args", "make_args", "-o", "t.json", "--predicted")
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    told = run("trace", "model.py:fast", "--args", "make_args", "--json").stdout
+    assert json.loads(told)["timelines"][0]["path"] == "trace.html"
+    assert "<html" in (tmp_path / "trace.html").read_text()
+
+
+def test_trace_of_a_script(tmp_path: Path) -> None:
+    before = dfx.schedule
+    told = run("trace", "script.py", "--predicted", "--", "one", "--two").stdout
+    assert "args: ['one', '--two']" in told
+    # What JAX traced has no values; the others were called.
+    assert len(list(tmp_path.glob("trace-*.html"))) == 2 and "trace-1-first.html" in told
+    assert dfx.schedule is before
+    empty = tmp_path / "empty.py"
+    empty.write_text("import dynaflow_xla\n")
+    found = CliRunner().invoke(main.cli, ["trace", "empty.py"])
+    assert found.exit_code == 1 and "called nothing that dfx.schedule" in found.stderr
+
+
+def test_why() -> None:
+    args = ["why", "model.py:fast", "--args", "make_args", "--estimated"]
+    assert "original" in run(*args, "-o", "why.html").stdout
+    data = json.loads(run(*args, "--json").stdout)
+    assert data["reason"] == "too short" and not data["measured"]
+
+
+def test_bench_and_compare(tmp_path: Path) -> None:
+    made: Any = run(
+        "bench", "model.py:f", "--args", "make_args", "--strategy", "branches", "--strategy", "nano_batch",
+        "--rounds", "3", "-o", "a.json", "--json",
+    )  # fmt: skip
+    record = json.loads((tmp_path / "a.json").read_text())
+    assert record == {k: v for k, v in json.loads(made.stdout).items() if k != "notes"}
+    (case,) = record["cases"]
+    assert {"jit", "branches"} <= set(case["samples_ms"]) and "jit" in case["plain"]
+    assert "nano_batch" in case["failed"]  # it needs in_axes: said, and the rest goes on
+    assert set(case["ratios"]) == {"branches"}
+    assert "0 slower" in run("compare", "a.json", "a.json").stdout
+    wrong = CliRunner().invoke(main.cli, ["bench", "--case", "none", "--framework", "jax"])
+    assert wrong.exit_code == 1 and "there is no case 'none'; there are sorts" in wrong.stderr
+
+
+def test_bench_of_a_built_in_case_in_pytorch() -> None:
+    pytest.importorskip("torch")
+    told = run("bench", "--case", "small", "--framework", "torch", "--strategy", "branches",
+               "--against", "eager", "--rounds", "3").stdout  # fmt: skip
+    assert "small" in told and "eager" in told and "branches" in told
+
+
+def test_a_torch_model_from_a_factory(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\nclass Net(nn.Sequential):\n"
+        "    def __init__(self): super().__init__(nn.Linear(4, 4), nn.ReLU())\n"
+    )
+    told = run("explain", "net.py:Net", "--factory", "f32[2,4]", "--strategy", "sequential").stdout
+    assert "strategy Sequential(" in told

@@ -1,0 +1,337 @@
+"""The command line, as far as it needs no framework."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("click", reason="the command line is made with it")
+pytest.importorskip("rich", reason="the command line is made with it")
+
+from click.testing import CliRunner, Result
+
+from dynaflow_xla import __main__ as entry, machine
+from dynaflow_xla.cli import checks, console, doctor, kept, main, measuring, targets
+from dynaflow_xla.cli.checks import Check
+from dynaflow_xla.tuning import autotune
+
+
+def run(*args: Any, **options: Any) -> Result:
+    return CliRunner().invoke(main.cli, [str(a) for a in args], **options)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache, and a current folder, of the test's own."""
+    monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path / "cache"
+
+
+# -- targets ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["explain", "nothing"], "module:function or file.py:function; got 'nothing'"),
+        (["explain", "no_such_module:f"], "there is no module 'no_such_module'"),
+        (["explain", "here.py:f"], "there is no file here.py"),
+        (["explain", "math:sqr"], "math has no 'sqr'; did you mean 'sqrt'"),
+        (["explain", "math:pi"], "is no function or model; it is a float"),
+        (["explain", "collections:Counter"], "is a class. With --factory"),
+        (["explain", "math:sqrt", "f99[2]", "--framework", "jax"], "the type must be one of"),
+        (["explain", "math:sqrt", "x+1"], "a shape such as f32[8,128] or s32[] or a number"),
+        (["explain", "math:sqrt", "1", "--args", "math:pi"], "leave one of them out"),
+        (["explain", "math:sqrt", "--args", "math:pi"], "a tuple of arguments, a mapping"),
+        (["explain", "math:sqrt", "2", "--strategy", "Nano(4)"], "a strategy is a name"),
+        (["explain", "math:sqrt", "2", "--in-axes", "a b"], "--in-axes must be a Python literal"),
+        (["trace", "math:sqrt", "2", "-o", "x.gif"], "a timeline is written as"),
+        (["trace", "gone.py"], "there is no file gone.py"),
+        (["bench", "math:sqrt", "--case", "sorts"], "takes a TARGET or --case; got both"),
+        (["compare", "a.json", "b.json"], "a.json cannot be read: No such file"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_a_line(args: list[str], said: str) -> None:
+    found = run(*args)
+    assert found.exit_code == 1 and said in found.stderr, found.stderr
+    assert "Traceback" not in found.output
+
+
+def test_errors_as_json_and_with_a_traceback(tmp_path: Path) -> None:
+    found = run("explain", "nothing", "--json")
+    assert json.loads(found.stdout) == {"error": found.stderr.removeprefix("error: ").strip(),
+                                        "kind": "TargetError"}  # fmt: skip
+    (tmp_path / "broken.py").write_text("def f(x):\n    return x\n\n1 / 0\n")
+    plain = run("explain", "broken.py:f", "1")
+    assert plain.exit_code == 1 and "Traceback" not in plain.stderr
+    assert "ZeroDivisionError: division by zero" in plain.stderr and "broken.py:4" in plain.stderr
+    assert "--traceback" in plain.stderr
+    assert "Traceback" in run("explain", "broken.py:f", "1", "--traceback").stderr
+
+
+def test_literals_mappings_and_factories(tmp_path: Path) -> None:
+    (tmp_path / "given.py").write_text(
+        "import dynaflow_xla as dfx\n"
+        "def f(a, b=2): ...\n"
+        "def make(): return f\n"
+        "def some(): return {'a': 1}\n"
+        "def both(): return dfx.Arguments(1, b=3)\n"
+    )
+    assert targets.target("given.py:f", ["1", "True"]).args == (1, True)
+    assert targets.target("given.py:f", make="some").kwargs == {"a": 1}
+    both = targets.target("given.py:make", make="given.py:both", factory=True)
+    assert (both.args, both.kwargs, both.fn.__name__) == ((1,), {"b": 3}, "f")
+    with pytest.raises(targets.TargetError, match="takes a. Give a shape"):
+        targets.target("given.py:f")
+    assert repr(targets.strategy("NanoBatch(4)")) == "NanoBatch(4)"
+    assert targets.strategy("branches") == "branches"
+
+
+# -- compare ----------------------------------------------------------------------------------------
+
+
+def _file(path: Path, ways: dict[str, float], noise: float = 0.02, seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
+    samples = {k: (v * (1 + noise * rng.standard_normal(30))).tolist() for k, v in ways.items()}
+    cases = [{"name": "sorts", "framework": "jax", "samples_ms": samples}]
+    path.write_text(json.dumps({"baselines": ["jit"], "cases": cases}))
+    return path
+
+
+def _verdicts(*args: Any) -> tuple[int, dict[str, str]]:
+    found = run("compare", *args, "--json")
+    return found.exit_code, {r["way"]: r["verdict"] for r in json.loads(found.stdout)["rows"]}
+
+
+def test_compare_tells_changes_from_noise(tmp_path: Path) -> None:
+    a = _file(tmp_path / "a.json", {"jit": 10.0, "branches": 6.0, "auto": 6.0})
+    same = _file(tmp_path / "b.json", {"jit": 10.0, "branches": 6.0, "auto": 6.0}, seed=1)
+    assert _verdicts(a, same) == (0, {"jit": "same", "branches": "same", "auto": "same"})
+    other = _file(tmp_path / "c.json", {"jit": 10.0, "branches": 7.0, "auto": 5.0}, seed=2)
+    assert _verdicts(a, other) == (1, {"jit": "same", "branches": "slower", "auto": "faster"})
+    assert _verdicts(other, a)[1]["branches"] == "faster"
+    noisy = _file(tmp_path / "d.json", {"jit": 10.0, "branches": 6.4, "auto": 6.0}, noise=0.5)
+    assert _verdicts(a, noisy)[1]["branches"] == "same"
+
+
+def test_compare_takes_out_what_the_machine_did(tmp_path: Path) -> None:
+    a = _file(tmp_path / "a.json", {"jit": 10.0, "branches": 6.0})
+    slow = _file(tmp_path / "b.json", {"jit": 13.0, "branches": 7.8}, seed=1)
+    assert _verdicts(a, slow) == (1, {"jit": "slower", "branches": "same"})
+
+
+def test_compare_reads_committed_results_and_says_its_rule() -> None:
+    results = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("cases-*.json"))
+    if not results:
+        pytest.skip("no result files beside the tests")
+    found = run("compare", results[-1], results[-1])
+    assert found.exit_code == 0, found.output
+    assert "0 slower, 0 faster" in found.stdout and "95 % interval" in found.stdout
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"cases": [{"name": "a", "samples_ms": {"b": [0]}}]}']
+)
+def test_compare_refuses_what_is_no_result(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    found = run("compare", "a.json", "a.json")
+    assert found.exit_code == 1 and "a.json" in found.stderr and "Traceback" not in found.stderr
+
+
+def test_paired_samples_every_run_in_every_round() -> None:
+    counts = {"a": 0, "b": 0}
+
+    def call(name: str) -> Any:
+        def run() -> None:
+            counts[name] += 1
+
+        return run
+
+    samples = measuring.paired({n: call(n) for n in counts}, 5, sample_s=1e-6)
+    assert {n: len(v) for n, v in samples.items()} == {"a": 5, "b": 5}
+    told = measuring.ratio({"a": [2.0] * 5, "b": [4.0] * 5, "c": [3.0] * 5}, "a", ["b", "c"])
+    assert told["baseline"] == "c" and told["ratio"] == pytest.approx(2 / 3) == told["high"]
+
+
+# -- cache ------------------------------------------------------------------------------------------
+
+
+def _fill(folder: Path) -> list[Path]:
+    autotune.store("a" * 32, {"choice": "branches", "reason": "it is faster", "medians_ms": {}})
+    compiled = folder / "inductor"
+    compiled.mkdir(mode=0o700)
+    (compiled / "k.json").write_text("{}")
+    other = [folder / "torch-env", folder / "notes.txt"]
+    other[0].mkdir()
+    other[1].write_text("mine")
+    return other
+
+
+def test_cache_lists_sums_and_clears_its_own_files_only(folder: Path) -> None:
+    assert json.loads(run("cache", "--json").stdout)["files"] == 0
+    other = _fill(folder)
+    told = json.loads(run("cache", "list", "--json").stdout)
+    assert {e["kind"]: e["about"] for e in told["entries"]} == {
+        "decision": "branches: it is faster", "compiled": "inductor",
+    }  # fmt: skip
+    assert "it is faster" in run("cache", "list").stdout
+    assert "2 files" in run("cache", "size").stdout
+    assert run("cache", "clear", input="n\n").exit_code == 1 and len(kept.entries(folder)) == 2
+    assert run("cache", "clear", "--json").exit_code == 1
+    assert run("cache", "clear", "--kind", "compiled", "--yes").exit_code == 0
+    assert [e.kind for e in kept.entries(folder)] == ["decision"]
+    assert run("cache", "clear", input="y\n").exit_code == 0
+    assert kept.entries(folder) == [] and all(path.exists() for path in other)
+
+
+# -- doctor -----------------------------------------------------------------------------------------
+
+
+def _doctor(monkeypatch: pytest.MonkeyPatch, trials: dict[str, Any]) -> Any:
+    """Its JSON, with what the trials of other processes say given by name."""
+    monkeypatch.setattr(doctor, "_trial", lambda what, _: trials[what])
+    found = run("doctor", "--json")
+    told = json.loads(found.stdout)
+    assert told["ok"] is (found.exit_code == 0)
+    return found, {(c["area"], c["name"]): c for c in told["checks"]}
+
+
+WORKS = {
+    "engine": ({"abi": 1}, ""),
+    "gpu": ({"missing": "no libcuda"}, ""),
+    "jax": ({"version": "0.10.2", "devices": ["cpu:0"], "gpu": False, "lanes": 2}, ""),
+    "torch": ({"version": "2.13.0", "devices": ["cpu"], "gpu": False, "lanes": 2}, ""),
+}
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
+    """What is installed, whatever is."""
+    versions: dict[str, str | None] = {"jax": "0.10.2", "jaxlib": "0.10.2", "torch": "2.13.0"}
+    real = checks._version
+    monkeypatch.setattr(checks, "_version", lambda n: versions[n] if n in versions else real(n))
+    return versions
+
+
+@pytest.mark.usefixtures("installed")
+def test_doctor_of_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, found = _doctor(monkeypatch, WORKS)
+    assert found["jax", "lanes"]["status"] == "ok" == found["torch", "lanes"]["status"]
+    assert found["gpu", "driver"]["status"] == "note"
+
+
+def test_doctor_without_one_framework_or_both(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str | None]
+) -> None:
+    installed["torch"] = None
+    done, found = _doctor(monkeypatch, WORKS)
+    assert done.exit_code == 0 and found["torch", "PyTorch"]["mend"].endswith(
+        "'dynaflow-xla[torch]'"
+    )
+    installed["jax"] = None
+    done, found = _doctor(monkeypatch, WORKS)
+    assert done.exit_code == 1 and found["package", "frameworks"]["status"] == "fail"
+
+
+def test_doctor_names_what_is_broken(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str | None]
+) -> None:
+    installed["torch"] = "2.4.1"
+    trials = {
+        **WORKS,
+        "engine": ({}, "ImportError: undefined symbol"),
+        "gpu": ({"failed": "cuInit: no device"}, ""),
+        "jax": ({}, "did not end within 3 s"),
+    }
+    done, found = _doctor(monkeypatch, trials)
+    assert done.exit_code == 1
+    for key, status in {
+        ("package", "engine"): "fail", ("gpu", "driver"): "warn", ("jax", "lanes"): "fail",
+        ("torch", "PyTorch"): "fail",
+    }.items():  # fmt: skip
+        assert found[key]["status"] == status and found[key]["mend"], found[key]
+    assert "2.4.1" in found["torch", "PyTorch"]["found"]
+
+
+def test_doctor_of_a_gpu_that_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str | None]
+) -> None:
+    installed["jax-cuda13-plugin"] = "0.10.1"
+    _, found = _doctor(
+        monkeypatch, {**WORKS, "gpu": ({"cuda": "13.0", "devices": ["NVIDIA H100"]}, "")}
+    )
+    assert "NVIDIA H100" in found["gpu", "driver"]["found"]
+    assert found["gpu", "jax-cuda13-plugin"]["status"] == "fail"  # not jaxlib's version
+    assert found["jax", "GPU"]["status"] == found["torch", "GPU"]["status"] == "warn"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("print('x')", "said 'x'"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed by signal 11"),
+        ("raise ValueError('no')", "ValueError: no"),
+        ("import time; time.sleep(60)", "did not end within"),
+    ],
+)
+def test_a_trial_that_dies_or_hangs_is_told(
+    monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    real = doctor.subprocess.run
+    monkeypatch.setattr(
+        doctor.subprocess, "run", lambda _, **more: real([sys.executable, "-c", code], **more)
+    )
+    told, why = doctor._trial("jax", 5.0 if "sleep" not in code else 0.3)
+    assert told == {} and said in why
+
+
+def test_doctor_prints_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [Check("jax", "lanes", "fail", "broken [1]", "do this"), Check("jax", "x", "warn", "y")]
+    assert doctor.show(found, console.Output()) == 1
+    out = capsys.readouterr().out
+    assert "fail  lanes: broken [1]" in out and "> do this" in out and "\x1b" not in out
+
+
+def test_limits_of_control_groups(tmp_path: Path) -> None:
+    member = tmp_path / "cgroup"
+    member.write_text("0::/a/b\n")
+    assert machine.quota_cores(tmp_path, member) is None
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "a" / "b" / "cpu.max").write_text("max 100000\n")
+    assert machine.quota_cores(tmp_path, member) == 1.5  # of the group above
+    member.write_text("4:cpu,cpuacct:/x\n0::/\n")
+    (tmp_path / "cpu" / "x").mkdir(parents=True)
+    (tmp_path / "cpu" / "x" / "cpu.cfs_quota_us").write_text("50000\n")
+    (tmp_path / "cpu" / "x" / "cpu.cfs_period_us").write_text("100000\n")
+    assert machine.quota_cores(tmp_path, member) == 0.5
+    (tmp_path / "cpu" / "x" / "cpu.cfs_quota_us").write_text("-1\n")
+    assert machine.quota_cores(tmp_path, member) is None
+
+
+# -- the whole --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_its_packages_it_says_which(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in sys.modules if n.startswith("dynaflow_xla.cli")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [n for n in sys.modules if n == missing or n.startswith(missing + ".")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(SystemExit, match=f"needs the package '{missing}'.*pip install"):
+        entry.main()
+
+
+def test_help_of_every_command() -> None:
+    for name in main.cli.commands:
+        found = run(name, "--help")
+        assert found.exit_code == 0 and "--json" in found.output
+    assert run("--version").output.startswith("dynaflow-xla, version ")
