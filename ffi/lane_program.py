@@ -58,6 +58,7 @@ class LaneProgram:
 
     Attributes:
         copied_views: How many inputs the last call copied because they were not aligned.
+        repeatable: For the engine: all errors of its own are EngineErrors, others those of signal handlers.
 
     Args:
         name: For messages.
@@ -66,6 +67,8 @@ class LaneProgram:
         device: The lane's device.
         consts: Arrays that JAX hoisted out of the program; they come before the inputs.
     """
+
+    repeatable = True
 
     def __init__(
         self,
@@ -115,6 +118,9 @@ class LaneProgram:
             else:
                 self._execute(made.views)
         except Exception as error:
+            at = error.__traceback__
+            if at is not None and at.tb_next is not None:
+                raise  # a signal's handler ran here: XLA itself leaves no Python frame
             raise EngineError(f"{self.name} failed: {error}") from error
 
     def _make_views(self, addresses: tuple[int, ...], *, again: bool = False) -> _Made:

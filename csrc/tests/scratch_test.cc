@@ -46,6 +46,31 @@ TEST_CASE("plans side by side hold as much scratch as the largest of them") {
   CHECK(Scratch::Held() <= before);
 }
 
+TEST_CASE("what a large program needed goes when only small ones are called") {
+  auto small = Fills(4096, 's');
+  auto large = Fills(8 << 20, 'l');
+  Engine::Get().Run(large, {}, {});
+  CHECK(Scratch::Held() >= 8 << 20);
+  for (int call = 0; call < 200; ++call) Engine::Get().Run(small, {}, {});
+  CHECK(Scratch::Held() >= 8 << 20);  // a turn may come again
+  for (int call = 0; call < 100; ++call) Engine::Get().Run(small, {}, {});
+  CHECK(Scratch::Held() < 1 << 20);
+  Engine::Get().Run(large, {}, {});
+  CHECK(Scratch::Held() >= 8 << 20);
+}
+
+TEST_CASE("what many calls at once needed goes when they come one by one") {
+  auto program = Fills(1 << 20, 'm');
+  {
+    std::vector<Scratch> at_once;
+    for (int k = 0; k < 6; ++k) at_once.emplace_back(1 << 20);
+    CHECK(Scratch::Held() >= 6 << 20);
+  }
+  CHECK(Scratch::Held() >= 6 << 20);
+  for (int call = 0; call < 300; ++call) Engine::Get().Run(program, {}, {});
+  CHECK(Scratch::Held() < 2 << 20);
+}
+
 TEST_CASE("calls at the same time do not share scratch") {
   auto small = Fills(4096, 's');
   auto large = Fills(1 << 16, 'l');

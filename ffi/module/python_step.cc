@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -23,7 +24,8 @@ namespace {
 struct Pending {
   std::mutex mutex;
   std::vector<PyObject*> objects;
-  bool asked = false;  // the interpreter knows that there are some
+  bool asked = false;            // the interpreter knows that there are some
+  std::deque<PyObject*> raised;  // exceptions that the main thread raises when it can
 };
 Pending& GetPending() {
   static Pending* pending = new Pending;
@@ -66,6 +68,62 @@ void DropLater(PyObject* object) noexcept {
   }
 }
 
+// Makes an exception the current one, and takes it.
+void Raise(PyObject* error) {
+  PyObject* type = Py_NewRef(reinterpret_cast<PyObject*>(Py_TYPE(error)));
+  PyErr_Restore(type, error, PyException_GetTraceback(error));
+}
+
+// On the main thread, between two bytecodes: raises what a signal handler raised inside of a step.
+int RaiseLater(void*) {
+  PyObject* error = nullptr;
+  {
+    Pending& pending = GetPending();
+    std::lock_guard<std::mutex> lock(pending.mutex);
+    if (pending.raised.empty()) return 0;
+    error = pending.raised.front();
+    pending.raised.pop_front();
+  }
+  Raise(error);
+  return -1;
+}
+
+// Takes the current exception.
+PyObject* TakeError() {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  if (value != nullptr && trace != nullptr) PyException_SetTraceback(value, trace);
+  Py_XDECREF(type);
+  Py_XDECREF(trace);
+  PyErr_Clear();
+  return value;
+}
+
+// Has the main thread raise an exception, and takes it; false if the interpreter's short queue is
+// full. Not inside of a step: it would be raised there.
+bool PutOff(PyObject* error) {
+  Pending& pending = GetPending();
+  std::lock_guard<std::mutex> lock(pending.mutex);
+  try {
+    pending.raised.push_back(error);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  if (Py_AddPendingCall(&RaiseLater, nullptr) == 0) return true;
+  pending.raised.pop_back();
+  return false;
+}
+
+// Whether an exception is not one of ours: in a lane program, whose own errors all are, a signal
+// handler raised it.
+bool IsOfAHandler(PyObject* error) {
+  PyObject* known = EngineErrorType();
+  const bool ours = known == nullptr || PyErr_GivenExceptionMatches(error, known) != 0;
+  Py_XDECREF(known);
+  return !ours && PyErr_GivenExceptionMatches(error, PyExc_MemoryError) == 0;
+}
+
 // Text of the current Python exception, which is cleared; with its type's name unless that says no
 // more than that the engine failed.
 std::string TakeErrorText() {
@@ -74,17 +132,22 @@ std::string TakeErrorText() {
   PyErr_NormalizeException(&type, &value, &trace);
   std::string text = "unknown Python exception";
   if (value != nullptr) {
-    PyObject* repr = PyObject_Str(value);
-    if (repr != nullptr) {
-      const char* utf8 = PyUnicode_AsUTF8(repr);
-      if (utf8 != nullptr) {
-        PyObject* known = EngineErrorType();
-        const bool ours = known != nullptr && PyErr_GivenExceptionMatches(value, known) != 0;
-        Py_XDECREF(known);
-        text = ours ? utf8 : std::string(Py_TYPE(value)->tp_name) + ": " + utf8;
-      }
-      Py_DECREF(repr);
+    text = Py_TYPE(value)->tp_name;
+    PyObject* words = PyObject_Str(value);
+    PyErr_Clear();
+    PyObject* bytes =
+        words != nullptr ? PyUnicode_AsEncodedString(words, "utf-8", "backslashreplace") : nullptr;
+    PyErr_Clear();
+    if (bytes != nullptr) {
+      const std::string said(PyBytes_AS_STRING(bytes),
+                             static_cast<size_t>(PyBytes_GET_SIZE(bytes)));
+      PyObject* known = EngineErrorType();
+      const bool ours = known != nullptr && PyErr_GivenExceptionMatches(value, known) != 0;
+      Py_XDECREF(known);
+      text = ours ? said : text + ": " + said;
     }
+    Py_XDECREF(bytes);
+    Py_XDECREF(words);
     PyErr_Clear();
   }
   Py_XDECREF(type);
@@ -110,15 +173,27 @@ PyObject* Addresses(std::span<const Buffer> ins, std::span<const Buffer> outs) {
   return made;
 }
 
+// Whether the callable's attribute of this name is true.
+bool IsRepeatable(PyObject* callable) {
+  PyObject* said = PyObject_GetAttrString(callable, "repeatable");
+  const bool yes = said == Py_True;
+  Py_XDECREF(said);
+  PyErr_Clear();
+  return yes;
+}
+
 class PythonStep : public Step {
  public:
   PythonStep(std::string name, PyObject* callable)
-      : Step(std::move(name)), callable_(KeepAlive(callable)) {}
+      : Step(std::move(name)),
+        callable_(KeepAlive(callable)),
+        repeatable_(IsRepeatable(callable)) {}
   std::string Describe() const override { return "Python callable"; }
   void Launch(std::span<const Buffer> ins, std::span<Buffer> outs, Lane& lane) override;
 
  private:
   const std::shared_ptr<void> callable_;
+  const bool repeatable_;
 };
 
 void PythonStep::Launch(std::span<const Buffer> ins, std::span<Buffer> outs, Lane& lane) {
@@ -140,18 +215,35 @@ void PythonStep::Launch(std::span<const Buffer> ins, std::span<Buffer> outs, Lan
   PyObject* pointers = Addresses(ins, outs);
   PyObject* result = nullptr;
   bool interrupted = false;
+  bool again = false;
   bool done = false;
+  PyObject* handlers = nullptr;  // what a handler raised
   while (pointers != nullptr && !done) {
     result = PyObject_CallOneArg(static_cast<PyObject*>(callable_.get()), pointers);
-    if (result != nullptr || !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) break;
-    // On the main thread Ctrl-C is noticed between bytecodes: before the lane program started or
-    // after it ended, never inside. So run it if it has not run, and interrupt the caller later.
-    PyErr_Clear();
-    interrupted = true;
+    // Interrupted again, or by the step itself, the call fails: nobody waits for what never ends.
+    if (result != nullptr || again) break;
+    // On the main thread handlers of signals run between bytecodes: before the lane program started
+    // or after it ended, never inside. So run it if it has not run, and raise later what the
+    // handler raised, where the caller was.
+    PyObject* error = TakeError();
+    if (PyErr_GivenExceptionMatches(error, PyExc_KeyboardInterrupt) != 0) {
+      Py_DECREF(error);
+      interrupted = true;
+    } else if (repeatable_ && IsOfAHandler(error)) {
+      handlers = error;
+    } else {
+      Raise(error);
+      break;
+    }
+    again = true;
     done = call->IsLaneDone(lane.index());
   }
   if (interrupted) PyErr_SetInterrupt();
   if (result == nullptr && !done) call->Fail(TakeErrorText());
+  if (handlers != nullptr && !PutOff(handlers)) {
+    call->Fail("a signal's handler raised inside of a step, and its exception cannot be kept");
+    Py_DECREF(handlers);
+  }
   Py_XDECREF(result);
   Py_XDECREF(pointers);
   steps_in_python.fetch_sub(1, std::memory_order_relaxed);

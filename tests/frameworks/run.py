@@ -1,14 +1,16 @@
 """Runs the frameworks' own tests on scheduled functions, and writes a table of what came of them.
 
 ``python -P tests/frameworks/run.py --jax-tests CHECKOUT/tests [--suites NAME ...] [--modes NAME ...]
-[--limit SECONDS] [--out FILE.json] [--page FILE.md]``
+[--limit SECONDS] [--keep FOLDER] [--out FILE.json] [--page FILE.md]``
 
 JAX's tests are not in its packages: they come from a checkout of the installed version. Each suite runs
 with ``jax.jit`` replaced by ``dynaflow_xla.schedule(jax.jit(...))``, once a mode (``scheduled_jit.MODES``).
 A test that does not pass so is run as it is, too: if it does not pass then, here, it says nothing about a
 schedule and is left out. What asserts on how JAX traces or compiles, not on values, is named in
 ``excluded.toml`` with the reason. A suite that runs into its limit keeps what it had until then, and says
-so. The command fails if anything is wrong.
+so. With ``--keep`` each outcome is a line of a file there: the next run with the same folder goes on where
+this one stopped. A test that takes its process with it is wrong, and the others still run. The command fails
+if anything is wrong.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Collection
@@ -38,6 +41,8 @@ SUITES = (
 CASES = os.environ.get("JAX_NUM_GENERATED_CASES", "3")
 QUICK = os.environ.get("JAX_SKIP_SLOW_TESTS", "") not in ("", "0")
 MODES = ("branches", "lanes", "auto", "xla")
+NO_TESTS = 5
+"""Status of pytest when nothing is left to run."""
 
 
 def checkout(folder: str) -> Path:
@@ -73,7 +78,13 @@ def excluded(suite: str) -> dict[str, str]:
 
 
 def outcomes(
-    tests: Path, suite: str, mode: str, limit: float, only: Collection[str] = (), match: str = ""
+    tests: Path,
+    suite: str,
+    mode: str,
+    limit: float,
+    only: Collection[str] = (),
+    match: str = "",
+    lines: Path | None = None,
 ) -> tuple[dict[str, Any], bool]:
     """What came of each test, or of some, and whether all of them ran.
 
@@ -84,33 +95,63 @@ def outcomes(
         limit: Seconds for all of them.
         only: The tests; all, if there are none.
         match: Of these, what their names have to fit, as ``pytest -k``.
+        lines: Where outcomes are kept. Tests that have one there are not run again.
     """
     file = str(tests / f"{suite}.py")
+    until = time.monotonic() + limit
     with tempfile.TemporaryDirectory() as folder:
-        lines = Path(folder, "outcomes.jsonl")
+        if lines is None:
+            lines = Path(folder, "outcomes.jsonl")
         lines.touch()
         environment = os.environ | {
-            "DFX_MODE": mode, "DFX_OUTCOMES": str(lines), "DFX_TESTS": str(tests),
+            "DFX_MODE": mode, "DFX_OUTCOMES": str(lines.resolve()), "DFX_TESTS": str(tests),
             "PYTHONPATH": str(HERE), "JAX_PLATFORMS": "cpu",
             "JAX_NUM_GENERATED_CASES": CASES,
             "DYNAFLOW_XLA_CACHE_DIR": folder,
         }  # fmt: skip
         command = [
             sys.executable, "-P", "-m", "pytest", "-q", "-p", "scheduled_jit",
-            "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tests), "--timeout", "120",
+            "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tests), "--timeout", "300",
             *(["-k", match] if match else []), *([f"{file}::{test}" for test in only] or [file]),
         ]  # fmt: skip
-        try:
-            done = subprocess.run(
-                command, env=environment, cwd=folder, timeout=limit, capture_output=True, text=True
-            )
-            whole = done.returncode in (0, 1)
+        whole = False
+        while not whole:
+            try:
+                done = subprocess.run(
+                    command, env=environment, cwd=folder, capture_output=True, text=True,
+                    timeout=max(1.0, until - time.monotonic()),
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                break
+            whole = done.returncode in (0, 1, NO_TESTS)
             if not whole:
                 print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
-        except subprocess.TimeoutExpired:
-            whole = False
-        found = [json.loads(line) for line in lines.read_text().splitlines()]
-    return {line["test"]: line for line in found}, whole
+                if not died(lines, done.returncode):
+                    break
+        found = read(lines)
+    return {test: line for test, line in found.items() if line["outcome"] != "started"}, whole
+
+
+def read(lines: Path) -> dict[str, Any]:
+    """The last line of each test. One that was cut, because its process was stopped, is none."""
+    found = {}
+    for text in lines.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        found[line["test"]] = line
+    return found
+
+
+def died(lines: Path, status: int) -> bool:
+    """Writes that a test took its process with it; whether one was running."""
+    running = [test for test, line in read(lines).items() if line["outcome"] == "started"]
+    with lines.open("a") as file:
+        for test in running:
+            why = f"the process died with status {status}"
+            file.write(json.dumps({"test": test, "outcome": "failed", "why": why}) + "\n")
+    return bool(running)
 
 
 def compared(
@@ -187,18 +228,27 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=list(MODES))
     parser.add_argument("--limit", type=float, default=3600, help="seconds for a suite in a mode")
     parser.add_argument("--match", default="", help="only tests whose names fit, as pytest -k")
+    parser.add_argument(
+        "--keep", type=Path, help="folder of outcomes, to go on where a run stopped"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--page", type=Path)
     asked = parser.parse_args()
     tests = checkout(asked.jax_tests)
+    if asked.keep is not None:
+        asked.keep.mkdir(parents=True, exist_ok=True)
     import jax
 
     rows: list[dict[str, Any]] = []
     for suite in asked.suites:
         for mode in asked.modes:
-            found, whole = outcomes(tests, suite, mode, asked.limit, match=asked.match)
+            kept = None if asked.keep is None else asked.keep / f"{suite}-{mode}.jsonl"
+            found, whole = outcomes(tests, suite, mode, asked.limit, match=asked.match, lines=kept)
             bad = [test for test, line in found.items() if line["outcome"] in ("failed", "refused")]
-            plain = outcomes(tests, suite, "original", asked.limit, bad)[0] if bad else {}
+            kept = None if asked.keep is None else asked.keep / f"{suite}-original.jsonl"
+            plain = (
+                outcomes(tests, suite, "original", asked.limit, bad, lines=kept)[0] if bad else {}
+            )
             row = {"suite": suite, "match": asked.match, "mode": mode, "whole": whole}
             rows.append(row | compared(plain, found, excluded(suite)))
             print(

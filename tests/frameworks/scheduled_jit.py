@@ -74,6 +74,37 @@ def refusal(error: BaseException | None) -> str:
     return ""
 
 
+def write(test: str, outcome: str, why: str = "") -> None:
+    """Adds a line, in one piece."""
+    with open(os.environ["DFX_OUTCOMES"], "a") as file:
+        file.write(json.dumps({"test": test, "outcome": outcome, "why": why}) + "\n")
+
+
+def named(nodeid: str) -> str:
+    """A test's name, without that of its file."""
+    return nodeid.split("::", 1)[-1]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what has an outcome already."""
+    from run import read
+
+    had = {
+        test
+        for test, line in read(Path(os.environ["DFX_OUTCOMES"])).items()
+        if line["outcome"] != "started"
+    }
+    out = [item for item in items if named(item.nodeid) in had]
+    items[:] = [item for item in items if named(item.nodeid) not in had]
+    if out:
+        config.hook.pytest_deselected(items=out)
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Says which test runs: it may take the process with it."""
+    write(named(nodeid), "started")
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     """Writes what came of a test."""
@@ -81,15 +112,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = outcome.get_result()
     if report.when != "call" and report.passed:
         return
-    line = {"test": item.nodeid.split("::", 1)[-1], "outcome": "passed", "why": ""}
+    made, why = "passed", ""
     if report.skipped:
-        line["outcome"] = "skipped"
+        made = "skipped"
     elif report.failed and call.excinfo is not None:
         error = call.excinfo.value
         if why := refusal(error):
-            line.update(outcome="refused", why=why)
+            made = "refused"
         else:
             first = (str(error).strip().splitlines() or [""])[0]
-            line.update(outcome="failed", why=f"{type(error).__name__}: {first}"[:160])
-    with open(os.environ["DFX_OUTCOMES"], "a") as file:
-        file.write(json.dumps(line) + "\n")
+            made, why = "failed", f"{type(error).__name__}: {first}"[:160]
+    write(named(item.nodeid), made, why)

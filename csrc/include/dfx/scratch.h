@@ -4,6 +4,10 @@
 // Who owns what: a block belongs to whoever holds its Scratch, else to the pool. What orders
 // accesses: the pool's mutex, between the holder that gave a block back and the next one. On
 // failure nothing is kept that was not there before.
+//
+// How much the pool keeps: at most 8 blocks, none larger than what a living program needs, and none
+// of which the last 256 calls of the process needed less than half. So what a large program or a
+// burst of calls once needed goes when smaller or fewer calls come.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,10 +22,13 @@ class Scratch {
   // At least so many bytes, aligned; throws std::bad_alloc. None for 0.
   explicit Scratch(int64_t bytes);
   Scratch(Scratch&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+      : data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)),
+        wanted_(other.wanted_) {}
   Scratch& operator=(Scratch&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
+    std::swap(wanted_, other.wanted_);
     return *this;
   }
   ~Scratch();
@@ -34,6 +41,7 @@ class Scratch {
  private:
   char* data_ = nullptr;
   size_t size_ = 0;
+  uint64_t wanted_ = 0;  // the pool's count of calls when more than half of the block was needed
 };
 
 // A program that needs so much scratch is there as long as this is. Blocks that no program could

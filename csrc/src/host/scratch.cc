@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -17,9 +19,13 @@ namespace {
 // Blocks that wait for a call; more are freed. First use of memory is slow, so some are kept.
 constexpr size_t kWaiting = 8;
 
+// Blocks go that were too large for so many calls.
+constexpr uint64_t kCalls = 256;
+
 struct Block {
   char* data;
   size_t size;
+  uint64_t wanted;  // the call that last needed more than half of it
 };
 
 class Pool {
@@ -31,9 +37,10 @@ class Pool {
   }
 
   Block Take(size_t bytes) {
-    Block found{nullptr, 0};
+    Block found{nullptr, 0, 0};
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      ++calls_;
       // The smallest that suffices; else the largest one goes, so that what takes its place lies
       // not beside it: calls one after another need one block, as large as the largest.
       auto place = std::find_if(waiting_.begin(), waiting_.end(),
@@ -45,28 +52,46 @@ class Pool {
         waiting_.erase(place);
         if (!fits) held_ -= static_cast<int64_t>(found.size);
       }
-      if (fits) return found;
+      if (fits) {
+        if (found.size / 2 < bytes) found.wanted = calls_;
+        return found;
+      }
     }
     std::free(found.data);
     auto* data = static_cast<char*>(std::aligned_alloc(static_cast<size_t>(kAlignment), bytes));
     if (data == nullptr) throw std::bad_alloc();
     std::lock_guard<std::mutex> lock(mutex_);
     held_ += static_cast<int64_t>(bytes);
-    return {data, bytes};
+    return {data, bytes, calls_};
   }
 
   void Give(Block block) noexcept {
+    std::array<char*, kWaiting + 1> unwanted{};
+    size_t count = 0;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (waiting_.size() < kWaiting && block.size <= Largest()) {
+      auto drop = [&](const Block& b) {
+        held_ -= static_cast<int64_t>(b.size);
+        unwanted[count++] = b.data;
+      };
+      for (auto at = waiting_.begin(); at != waiting_.end();) {
+        if (calls_ - at->wanted <= kCalls) {
+          ++at;
+          continue;
+        }
+        drop(*at);
+        at = waiting_.erase(at);
+      }
+      if (waiting_.size() < kWaiting && block.size <= Largest() &&
+          calls_ - block.wanted <= kCalls) {
         const auto place = std::find_if(waiting_.begin(), waiting_.end(),
                                         [&](const Block& b) { return b.size >= block.size; });
         waiting_.insert(place, block);  // room was reserved
-        return;
+      } else {
+        drop(block);
       }
-      held_ -= static_cast<int64_t>(block.size);
     }
-    std::free(block.data);
+    for (size_t i = 0; i < count; ++i) std::free(unwanted[i]);
   }
 
   void Join(size_t bytes) {
@@ -101,6 +126,7 @@ class Pool {
   std::vector<Block> waiting_;   // by size
   std::multiset<size_t> needs_;  // of the programs that are there
   int64_t held_ = 0;
+  uint64_t calls_ = 0;
 };
 
 size_t Rounded(int64_t bytes) {
@@ -115,10 +141,11 @@ Scratch::Scratch(int64_t bytes) {
   const Block block = Pool::Get().Take(Rounded(bytes));
   data_ = block.data;
   size_ = block.size;
+  wanted_ = block.wanted;
 }
 
 Scratch::~Scratch() {
-  if (data_ != nullptr) Pool::Get().Give({data_, size_});
+  if (data_ != nullptr) Pool::Get().Give({data_, size_, wanted_});
 }
 
 int64_t Scratch::Held() { return Pool::Get().Held(); }
