@@ -38,7 +38,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt bench-gpu test test-gpu gpu-wheel gpu-all \
-        docs test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 test-gpu-compile test-gpu-standin report-xla \
+        docs test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 test-gpu-compile test-gpu-standin gpu-rehearsal sim-gpu report-xla \
         test-torch-versions test-torch-xla test-frameworks cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
@@ -147,6 +147,7 @@ test-frameworks: setup  ## JAX's own tests with jax.jit scheduled (JAX_TESTS=...
 PYTHON312 ?= $(shell for v in "" $$(pyenv versions --bare 2>/dev/null | grep '^3[.]12[.]'); do \
     PYENV_VERSION=$$v python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null && break; done)
 # Variables of the sessions that are given to make reach them: JAX_VERSIONS, TORCH_VERSIONS, GPU_JAX,
+# STANDIN_JAX, STANDIN_TESTS, REHEARSAL_JAX, PARTS,
 # TORCH_ENVS, TORCH_XLA_ENV, GPU_ENVS, VERSION_TESTS, PYTEST_ARGS, BENCH_ARGS.
 NOX = PYTHON312='$(PYTHON312)' JAX='$(JAX)' IN_PARALLEL='$(IN_PARALLEL)' "$(PY)" -P -m nox --session
 
@@ -162,8 +163,14 @@ test-torch-versions: $(STAMPS)/deps-dev  ## Run one wheel under each torch of TO
 test-torch-xla: $(STAMPS)/deps-dev  ## Run the tests of torch-xla in an environment of their own (torch 2.9.0)
 	@$(NOX) torch_xla
 
-test-gpu-standin: $(STAMPS)/deps-dev  ## JAX's CUDA plugin on a stand-in for the driver, no GPU, under each JAX of GPU_JAX
+test-gpu-standin: $(STAMPS)/deps-dev  ## JAX's CUDA plugin on a stand-in for the driver, no GPU, under each JAX of STANDIN_JAX
 	@timeout 1500 $(NOX) gpu_standin
+
+gpu-rehearsal: $(STAMPS)/deps-dev  ## Every part of gpu-all on the stand-in, no GPU, with REHEARSAL_JAX (PARTS=...)
+	@timeout 1500 $(NOX) gpu_rehearsal
+
+sim-gpu: $(STAMPS)/deps-dev  ## Simulated times of the GPU benchmark's cases, no GPU, written to docs/sim_gpu.md (BENCH_ARGS=...)
+	@$(NOX) sim_gpu
 
 test-gpu-compile: $(STAMPS)/deps-dev  ## Compile for GPUs without one, under each JAX of GPU_JAX, and read the graphs back
 	@$(NOX) gpu_compile

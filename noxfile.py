@@ -9,6 +9,7 @@ Versions and folders come from the environment; the names are those of make's va
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import shlex
 import shutil
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 nox.options.default_venv_backend = "none"
 nox.options.sessions = []
@@ -37,6 +39,8 @@ JAX = given("JAX", "jax>=0.10,<0.11 jaxlib>=0.10,<0.11")
 JAX_VERSIONS = given("JAX_VERSIONS", "0.10 0.11 0.12")
 TORCH_VERSIONS = given("TORCH_VERSIONS", "2.11 2.15")
 GPU_JAX = given("GPU_JAX", "0.10.2 0.12.0")
+STANDIN_JAX = given("STANDIN_JAX", "0.11.2 0.12.0 0.10.2")
+STANDIN_QUICK = "tests/gpu_standin/test_structure.py tests/gpu_standin/test_driver.py"
 TORCH_ENVS = os.environ.get("TORCH_ENVS") or f"{CACHE}/torch"
 TORCH_XLA_ENV = os.environ.get("TORCH_XLA_ENV") or f"{CACHE}/torch-xla-2.9.0"
 GPU_ENVS = Path(os.environ.get("GPU_ENVS") or CACHE / "gpu-compile")
@@ -96,13 +100,34 @@ def python312(session: nox.Session) -> str:
     return found
 
 
+def contents(folders: Sequence[str], without: Sequence[str] = ()) -> str:
+    """A digest of what the folders and files hold."""
+    digest = hashlib.sha256()
+    for name in folders:
+        root = Path(name)
+        for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
+            text = path.as_posix()
+            built = "__pycache__" in text or path.suffix == ".so"
+            if built or path.is_dir() or any(text.startswith(w) for w in without):
+                continue
+            digest.update(text.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 @functools.cache
 def wheel_of_312(session: nox.Session) -> Path:
-    """One wheel, built on the oldest headers, that runs under every JAX."""
-    shutil.rmtree(VERSIONS / "dist", ignore_errors=True)
+    """One wheel, built on the oldest headers, for every JAX; kept while its sources are the same."""
+    sources = "pyproject.toml CMakeLists.txt README.md dynaflow_xla frontends ffi csrc".split()
+    made_of = contents(sources, ["csrc/tests", "csrc/bench"])
+    dist, stamp = VERSIONS / "dist", VERSIONS / "dist" / "made_of"
+    if stamp.exists() and stamp.read_text() == made_of:
+        return next(dist.glob("*.whl"))
+    shutil.rmtree(dist, ignore_errors=True)
     build = Environment(session, VERSIONS / "build", python312(session))
-    build.pip("wheel", "--no-deps", "-w", str(VERSIONS / "dist"), ".")
-    return next((VERSIONS / "dist").glob("*.whl"))
+    build.pip("wheel", "--no-deps", "-w", str(dist), ".")
+    stamp.write_text(made_of)
+    return next(dist.glob("*.whl"))
 
 
 @functools.cache
@@ -167,32 +192,28 @@ def torch_xla(session: nox.Session) -> None:
     env.test(own_wheel(session), "tests/torch_xla")
 
 
-def gpu_environments(session: nox.Session) -> dict[str, Environment]:
-    """By version of JAX: its CUDA plugin without CUDA, and the wheel; 700 MB each.
+def gpu_environment(session: nox.Session, jax: str) -> Environment:
+    """A version of JAX with its CUDA plugin, without CUDA; 700 MB.
 
     XLA needs ptxas and libdevice: those of an installed CUDA toolkit, else NVIDIA's wheels.
     """
-    made = {}
-    for jax in GPU_JAX:
-        base = "flatbuffers msgspec threadpoolctl pytest pytest-timeout psutil hypothesis optax"
-        plugin = [f"jax-cuda13-plugin=={jax}", f"jax-cuda13-pjrt=={jax}"]
-        if not shutil.which("ptxas"):
-            plugin += ["nvidia-cuda-nvcc==13.0.*", "nvidia-nvvm==13.0.*"]
-        made[jax] = Environment(
-            session,
-            GPU_ENVS / f"jax-{jax}",
-            python312(session),
-            [
-                "jax",
-                "hypothesis",
-                "optax",
-                "flatbuffers",
-                "pytest_timeout",
-                "jax_plugins.xla_cuda13",
-            ],
-            [[f"jax=={jax}", f"jaxlib=={jax}", *base.split()], ["--no-deps", *plugin]],
-        )
-    return made
+    base = "flatbuffers msgspec threadpoolctl pytest pytest-timeout psutil hypothesis optax"
+    plugin = [f"jax-cuda13-plugin=={jax}", f"jax-cuda13-pjrt=={jax}"]
+    if not shutil.which("ptxas"):
+        plugin += ["nvidia-cuda-nvcc==13.0.*", "nvidia-nvvm==13.0.*"]
+    needs = "jax hypothesis optax flatbuffers pytest_timeout jax_plugins.xla_cuda13"
+    return Environment(
+        session,
+        GPU_ENVS / f"jax-{jax}",
+        python312(session),
+        needs.split(),
+        [[f"jax=={jax}", f"jaxlib=={jax}", *base.split()], ["--no-deps", *plugin]],
+    )
+
+
+def gpu_environments(session: nox.Session) -> dict[str, Environment]:
+    """By version of JAX of GPU_JAX."""
+    return {jax: gpu_environment(session, jax) for jax in GPU_JAX}
 
 
 @nox.session
@@ -203,25 +224,74 @@ def gpu_compile(session: nox.Session) -> None:
         env.test(wheel_of_312(session), "-q", "tests/gpu_compile")
 
 
+STANDIN = "tests/gpu_standin/build.py"
+
+
+def standin_environment(session: nox.Session, jax: str) -> Environment:
+    """An environment in which STANDIN can build the stand-in for NVIDIA's driver.
+
+    That needs a C++ compiler and CUDA's headers: those of an installed toolkit, else NVIDIA's wheels.
+    """
+    if not (os.environ.get("PYTHON312") or shutil.which("python3.12")):
+        session.skip("no Python 3.12, which all versions of JAX have: make PYTHON312=...")
+    try:
+        env = gpu_environment(session, jax)
+    except CommandFailed:
+        session.skip(f"JAX {jax} and its CUDA plugin cannot be installed")
+    check = [env.python, "-P", STANDIN, "--check"]
+    if subprocess.run(check, capture_output=True).returncode:
+        env.pip("install", "--no-deps", "nvidia-cuda-runtime==13.0.*", "nvidia-cuda-crt==13.0.*")
+        said = subprocess.run(check, capture_output=True, text=True)
+        if said.returncode:
+            session.skip(said.stdout.strip())
+    return env
+
+
 @nox.session
 def gpu_standin(session: nox.Session) -> None:
-    """JAX's CUDA plugin on a stand-in for NVIDIA's driver, under each JAX of GPU_JAX; no GPU is used.
+    """JAX's CUDA plugin on a stand-in for NVIDIA's driver, without a GPU, under each JAX of STANDIN_JAX.
 
-    It needs a C++ compiler and CUDA's headers: those of an installed toolkit, else NVIDIA's wheels.
+    All tests under the first version, under the others those of the calls that XLA makes.
     """
-    build = ["tests/gpu_standin/build.py"]
-    plugin = ["-p", "standin_plugin", "-p", "no:cacheprovider"]
-    for jax, env in gpu_environments(session).items():
+    every = given(
+        "STANDIN_TESTS",
+        "tests/gpu_standin tests/gpu/test_engine.py tests/gpu/test_kernels.py tests/gpu/test_models.py",
+    )
+    quick = given("STANDIN_TESTS", STANDIN_QUICK)
+    for jax, tests_ in zip(STANDIN_JAX, [every, *[quick] * len(STANDIN_JAX)], strict=False):
         session.log(f"jax {jax}")
-        if subprocess.run([env.python, "-P", *build, "--check"], capture_output=True).returncode:
-            env.pip(
-                "install", "--no-deps", "nvidia-cuda-runtime==13.0.*", "nvidia-cuda-crt==13.0.*"
-            )
+        env = standin_environment(session, jax)
         env.pip("install", "--no-deps", "--force-reinstall", str(wheel_of_312(session)))
-        tests_ = given(
-            "STANDIN_TESTS", "tests/gpu_standin tests/gpu/test_kernels.py tests/gpu/test_models.py"
-        )
-        env.run(*build, "-P", "-m", "pytest", "-q", *plugin, *tests_, *given("PYTEST_ARGS"))
+        plugin = ["-p", "standin_plugin", "-p", "no:cacheprovider"]
+        env.run(STANDIN, "-P", "-m", "pytest", "-q", *plugin, *tests_, *given("PYTEST_ARGS"))
+
+
+@nox.session
+def gpu_rehearsal(session: nox.Session) -> None:
+    """Every part of `make gpu-all` on the stand-in: so that no script fails first where the GPU is."""
+    env = standin_environment(session, os.environ.get("REHEARSAL_JAX") or STANDIN_JAX[0])
+    folder = Path("build/gpu-rehearsal").resolve()
+    (folder / "wheels").mkdir(parents=True, exist_ok=True)
+    for old in (folder / "wheels").glob("*.whl"):
+        old.unlink()
+    shutil.copy(wheel_of_312(session), folder / "wheels")
+    env.pip(
+        "uninstall", "-y", "dynaflow-xla"
+    )  # it comes from the wheel, as on the machine with a GPU
+    parts, bench = given("PARTS"), given("BENCH_ARGS")
+    env.run(
+        STANDIN, "benchmarks/gpu_all.py", "--python", str(env.python), "--build", str(folder),
+        "--out", os.environ.get("GPU_OUT") or "out/gpu-rehearsal",
+        *(["--parts", *parts] if parts else []), *(["--bench", *bench] if bench else []),
+    )  # fmt: skip
+
+
+@nox.session
+def sim_gpu(session: nox.Session) -> None:
+    """Simulated times of the GPU benchmark's cases, from traces of the stand-in; no GPU is used."""
+    env = standin_environment(session, os.environ.get("REHEARSAL_JAX") or STANDIN_JAX[0])
+    env.pip("install", "--no-deps", "--force-reinstall", str(wheel_of_312(session)))
+    env.run(STANDIN, "benchmarks/sim_gpu.py", *given("BENCH_ARGS"))
 
 
 @nox.session

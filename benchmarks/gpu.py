@@ -3,8 +3,8 @@
 The variants of a group (PyTorch; JAX; JAX on lanes of its own) are measured in one process, in rotating
 order, within a time limit; a group that hangs or dies costs its own rest. All samples are written, with
 the machine, to ``benchmarks/results/gpu-<date>.json``; what cannot run is written with its reason.
-Without a GPU nothing is measured, except with ``--dry``: then everything runs once on the CPU at tiny
-sizes, and the numbers mean nothing.
+Without a GPU nothing is measured, except with ``--dry``: then everything runs once at tiny sizes, on the CPU
+or on a stand-in for the CUDA driver, and the numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -109,9 +110,10 @@ def parse() -> Any:
     parser.add_argument("--seconds", type=float, default=400, help="then what is left is left out")
     parser.add_argument("--out", type=Path)
     parser.add_argument(
-        "--dry", action="store_true", help="tiny, on the CPU: only to try the program"
+        "--dry", action="store_true", help="tiny, without a GPU: only to try the program"
     )
     options = parser.parse_args()
+    options.dry = options.dry or bool(os.environ.get("DYNAFLOW_XLA_STANDIN"))
     if options.dry:
         options.rounds, options.inner, options.lanes = 3, 2, 2
     return options

@@ -45,7 +45,7 @@ def measure_case(case: Any, options: dict[str, Any], deadline: float) -> dict[st
 
 def main() -> int:
     options = json.loads(Path(sys.argv[1]).read_text())
-    if options["dry"]:
+    if options["dry"] and not os.environ.get("DYNAFLOW_XLA_STANDIN"):
         os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import gpu_cases

@@ -34,6 +34,8 @@ bool FailureTaken();
 void LoseDevice(CudaStatus status);
 // Makes kernels run without the waits of their streams: what the tests must notice.
 void IgnoreWaits(bool ignore);
+// Memory that was freed stays, so that what uses it too late hurts nobody else.
+void KeepFreed(bool keep);
 // Multiprocessors that the stream's work may use.
 unsigned SmsOf(CUstream_st* stream);
 // Whether this thread is in one of the driver's functions: what the engine's own memory is to lack,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cuda_driver as cuda
 import pytest
 
 from dynaflow_xla.ffi import _engine
@@ -56,6 +57,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.filterwarnings("default"))
         if problem:
             item.add_marker(pytest.mark.skip(reason=f"no GPU: {problem}"))
+
+
+@pytest.fixture(scope="session")
+def _driver() -> cuda.Driver:
+    return cuda.Driver()
+
+
+@pytest.fixture
+def device(_driver: cuda.Driver) -> cuda.Driver:
+    """Memory, a stream and graphs, without a framework."""
+    return _driver
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 import threading
 import time
@@ -22,12 +23,22 @@ import numpy as np
 
 from dynaflow_xla.ffi import _engine, device_lanes, device_steps
 
-N = 256
+# On a stand-in for the driver the probes are rehearsed: fewer of everything, and times mean nothing.
+REHEARSAL = bool(os.environ.get("DYNAFLOW_XLA_STANDIN"))
+N, CHAIN, SHORT, CALLS = (32, 10, 4, 3) if REHEARSAL else (256, 400, 40, 20)
+EXECUTIONS, SECONDS = (50, 3) if REHEARSAL else (2000, 30)
 
 
 def chain(x: Any) -> Any:
     """Small kernels, one after another: alone they leave the device almost idle."""
-    return jax.lax.fori_loop(0, 400, lambda i, c: jnp.tanh(c @ x), x)
+    return jax.lax.fori_loop(0, CHAIN, lambda i, c: jnp.tanh(c @ x), x)
+
+
+def short(x: Any) -> Any:
+    """The same without a loop."""
+    for _ in range(SHORT):
+        x = jnp.tanh(x @ x)
+    return x
 
 
 def lanes() -> device_lanes.CudaLanes:
@@ -103,7 +114,7 @@ def run_on(fns: list[Any]) -> tuple[Any, Any, Any, Any, Any]:
     return caller, call, x, outs, counters
 
 
-def best(call: Any, wait: Any, repeat: int = 20) -> float:
+def best(call: Any, wait: Any, repeat: int = CALLS) -> float:
     """Milliseconds, the smallest of some."""
     times = []
     for _ in range(repeat):
@@ -133,14 +144,14 @@ def ordered() -> dict[str, Any]:
     caller, call, x, outs, _ = run_on([chain, chain])
     want = np.asarray(jax.jit(chain)(x))
     pending = right = 0
-    for _ in range(20):
+    for _ in range(CALLS):
         call()
         pending += caller.busy()
         caller.wait()
         right += bool(np.allclose(np.asarray(outs[1] + 0), want, atol=1e-4))
     # Events cover Execute if the caller's stream is busy right after it, and done means done.
-    answer = "yes" if pending == 20 and right == 20 else "no"
-    return {"answer": answer, "pending": pending, "right": right, "of": 20}
+    answer = "yes" if pending == CALLS and right == CALLS else "no"
+    return {"answer": answer, "pending": pending, "right": right, "of": CALLS}
 
 
 def reenter() -> dict[str, Any]:
@@ -168,7 +179,7 @@ def reenter() -> dict[str, Any]:
     thread.start()
     begin = time.time()
     calls = 0
-    while time.time() - begin < 30:
+    while time.time() - begin < SECONDS:
         jax.block_until_ready([fast(x) for _ in range(20)])
         calls += 20
     stop.set()
@@ -178,11 +189,6 @@ def reenter() -> dict[str, Any]:
 
 def streams() -> dict[str, Any]:
     from jax.experimental.compute_on import compute_on
-
-    def short(x: Any) -> Any:
-        for _ in range(40):
-            x = jnp.tanh(x @ x)
-        return x
 
     def on(k: int) -> Any:
         space = jax.memory.Space.Device
@@ -210,7 +216,7 @@ def streams() -> dict[str, Any]:
 
 def execute_cost() -> dict[str, Any]:
     caller, call, *_ = run_on([lambda a: a * 2 + 1])
-    repeat = 2000
+    repeat = EXECUTIONS
     begin = time.perf_counter()
     for _ in range(repeat):
         call()
@@ -228,11 +234,6 @@ def gates() -> dict[str, Any]:
     def gate(x: Any, after: Any) -> Any:
         spec = jax.ShapeDtypeStruct(x.shape, x.dtype)
         return jax.ffi.ffi_call("probe_gate", [spec], input_output_aliases={0: 0})(x, after)[0]
-
-    def short(x: Any) -> Any:
-        for _ in range(40):
-            x = jnp.tanh(x @ x)
-        return x
 
     def two(x: Any, order: bool) -> Any:
         a, y = short(x), x * 2

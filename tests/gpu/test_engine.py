@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import struct
+import subprocess
+import threading
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dynaflow_xla.ffi import _engine
 
 N = 4096
 LANES = 4
+REPLAYS = 200 if os.environ.get("DYNAFLOW_XLA_STANDIN") else 10_000
 
 
 def _program(engine: Any, ptx: bytes, seed: int, delays: bool) -> tuple[Any, list[float]]:
@@ -46,44 +53,65 @@ def _program(engine: Any, ptx: bytes, seed: int, delays: bool) -> tuple[Any, lis
     return program, factors[1:]
 
 
+def _memory(device: Any, factors: list[float], seed: int = 0) -> tuple[Any, list[Any], Any]:
+    """An argument, results that hold nothing yet, and the argument's values."""
+    x = np.random.default_rng(seed).standard_normal(N).astype(np.float32)
+    nothing = np.full(N, np.nan, np.float32)
+    return device.array(x), [device.array(nothing) for _ in factors], x
+
+
+def _check(x: Any, outs: list[Any], factors: list[float]) -> None:
+    for out, factor in zip(outs, factors, strict=True):
+        np.testing.assert_array_equal(out.get(), x * np.float32(factor))
+
+
 @pytest.mark.parametrize("seed", range(20))
-def test_random_programs_with_delays(torch: Any, ptx: bytes, seed: int) -> None:
+def test_random_programs_with_delays(device: Any, ptx: bytes, seed: int) -> None:
     engine = _engine.CudaEngine(0)
     program, factors = _program(engine, ptx, seed, delays=True)
-    x = torch.randn(N, device="cuda")
-    for _ in range(10):
-        outs = [torch.full((N,), float("nan"), device="cuda") for _ in factors]
-        stream = torch.cuda.current_stream().cuda_stream
-        engine.run(program, [x.data_ptr()], [o.data_ptr() for o in outs], stream)
-        for out, factor in zip(outs, factors, strict=True):
-            assert torch.equal(out, x * factor)
+    source, outs, _ = _memory(device, factors)
+    for call in range(10):
+        x = np.random.default_rng(call).standard_normal(N).astype(np.float32)
+        source.put(x)
+        for out in outs:
+            out.put(np.full(N, np.nan, np.float32))
+        engine.run(program, [source.address], [o.address for o in outs], device.stream)
+        _check(x, outs, factors)
 
 
-def test_ten_thousand_replays_of_a_captured_call(torch: Any, ptx: bytes) -> None:
+def test_ten_thousand_replays_of_a_captured_call(device: Any, ptx: bytes) -> None:
     engine = _engine.CudaEngine(0)
     program, factors = _program(engine, ptx, 3, delays=False)
-    x = torch.randn(N, device="cuda")
-    outs = [torch.empty(N, device="cuda") for _ in factors]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        engine.run(
-            program, [x.data_ptr()], [o.data_ptr() for o in outs],
-            torch.cuda.current_stream().cuda_stream,
-        )  # fmt: skip
-    for replay in range(10_000):
-        if replay % 500 == 0:
-            x.copy_(torch.randn(N, device="cuda"))
+    source, outs, x = _memory(device, factors)
+    with device.capture() as graphs:
+        engine.run(program, [source.address], [o.address for o in outs], device.stream)
+    for replay in range(REPLAYS):
+        look = replay % (REPLAYS // 20) == 0
+        if look:
+            x = np.random.default_rng(replay).standard_normal(N).astype(np.float32)
+            source.put(x)
             for out in outs:
-                out.fill_(float("nan"))
-        graph.replay()
-        if replay % 500 == 0:
-            for out, factor in zip(outs, factors, strict=True):
-                assert torch.equal(out, x * factor)
-    torch.cuda.synchronize()
+                out.put(np.full(N, np.nan, np.float32))
+        device.launch(graphs[0])
+        if look:
+            _check(x, outs, factors)
+    device.wait()
     assert engine.failures == 0
 
 
-def test_bad_input(torch: Any, ptx: bytes) -> None:
+def test_the_text_of_the_kernels_assembles(ptx: bytes, tmp_path: Path) -> None:
+    """A driver takes the text as it is; what is wrong with it is better known before."""
+    tool = shutil.which("ptxas")
+    if tool is None:
+        pytest.skip("ptxas is not installed")
+    text = tmp_path / "kernels.ptx"
+    text.write_bytes(ptx.rstrip(b"\0"))
+    command = [tool, "-arch=sm_90", str(text), "-o", str(tmp_path / "kernels.cubin")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_bad_input(device: Any, ptx: bytes) -> None:
     with pytest.raises(RuntimeError, match="no CUDA device 99"):
         _engine.CudaEngine(99)
     engine = _engine.CudaEngine(0)
@@ -97,11 +125,31 @@ def test_bad_input(torch: Any, ptx: bytes) -> None:
         program, 0, "too wide", ptx, "delay", (1, 1, 1), (9999, 1, 1), 0, [cycles], [], []
     )
     program.finish()
-    stream = torch.cuda.current_stream().cuda_stream
     with pytest.raises(RuntimeError, match="step 'too wide'.*cuLaunchKernel"):
-        engine.run(program, [], [], stream)
+        engine.run(program, [], [], device.stream)
     good, factors = _program(engine, ptx, 1, delays=False)
-    x = torch.randn(N, device="cuda")
-    outs = [torch.empty(N, device="cuda") for _ in factors]
-    engine.run(good, [x.data_ptr()], [o.data_ptr() for o in outs], stream)
-    assert torch.equal(outs[0], x * factors[0])
+    source, outs, x = _memory(device, factors)
+    engine.run(good, [source.address], [o.address for o in outs], device.stream)
+    _check(x, outs, factors)
+
+
+def test_a_thread_keeps_the_context_that_it_had(device: Any, ptx: bytes) -> None:
+    """None on a new thread; and where the caller's is current, it is current after the call."""
+    engine = _engine.CudaEngine(0)
+    program, factors = _program(engine, ptx, 5, delays=False)
+    source, outs, x = _memory(device, factors)
+    run = (program, [source.address], [o.address for o in outs], device.stream)
+    seen: list[int | None] = []
+
+    def other() -> None:
+        engine.run(*run)
+        seen.append(device.context())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(60)
+    before = device.context()
+    engine.run(*run)
+    assert seen == [None]
+    assert before is not None and device.context() == before
+    _check(x, outs, factors)

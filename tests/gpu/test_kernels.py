@@ -131,8 +131,11 @@ def test_a_kernel_of_triton(jax: Any) -> None:
 
 
 FAULT = """
-import os, struct, sys, torch
+import os, struct, sys
+import cuda_driver
 from dynaflow_xla.ffi import _engine
+
+device = cuda_driver.Driver()
 
 engine = _engine.CudaEngine(0, check_steps=True)
 program = _engine.Program(2, 0, 0, 0, 0, "p")
@@ -142,11 +145,9 @@ engine.add_kernel_launch(
     [far, far, struct.pack("f", 1), struct.pack("I", 32)], [], [],
 )
 program.finish()
-torch.zeros(1, device="cuda")
-stream = torch.cuda.current_stream().cuda_stream
 for wanted in ("step 'broken': cuStreamSynchronize", "CUDA context is lost"):
     try:
-        engine.run(program, [], [], stream)
+        engine.run(program, [], [], device.stream)
     except RuntimeError as error:
         assert wanted in str(error), error
     else:
@@ -156,13 +157,16 @@ os._exit(0)
 """
 
 
-def test_a_fault_is_named_and_the_device_is_lost(torch: Any, ptx: bytes, tmp_path: Path) -> None:
+def test_a_fault_is_named_and_the_device_is_lost(ptx: bytes, tmp_path: Path) -> None:
     """In a process of its own, because the context does not survive."""
     image, script = tmp_path / "k.ptx", tmp_path / "fault.py"
     image.write_bytes(ptx)
     script.write_text(FAULT)
+    path = os.pathsep.join(
+        filter(None, [str(Path(__file__).parents[1] / "support"), os.environ.get("PYTHONPATH", "")])
+    )
     done = subprocess.run(
         [sys.executable, "-P", str(script), str(image)],
-        capture_output=True, text=True, timeout=100, env=dict(os.environ),
+        capture_output=True, text=True, timeout=100, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == 0 and "named" in done.stdout, done.stdout + done.stderr

@@ -45,7 +45,7 @@ def test_probe(jax: Any, question: str) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_compute_sanitizer_finds_nothing(torch: Any) -> None:
+def test_compute_sanitizer_finds_nothing() -> None:
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         pytest.skip("compute-sanitizer is not installed")

@@ -28,6 +28,7 @@ LIBRARIES = {
     "libcublas.so.13": ([FAKE / "libraries/blas.cc"], rb"cublas[A-Z]\w+", 15),
     "libcublasLt.so.13": ([FAKE / "libraries/blas.cc"], rb"cublas[A-Z]\w+", 15),
     "libcudnn.so.9": ([FAKE / "libraries/dnn.cc"], rb"cudnn[A-Z]\w+", 3000),
+    "libnccl.so.2": ([FAKE / "libraries/collectives.cc"], rb"nccl[A-Z]\w+", 3),
     "libnvidia-ml.so.1": ([FAKE / "libraries/management.cc"], rb"nvml[A-Z]\w+", 3),
 }
 # XLA asks this program to assemble each PTX text. The driver takes texts as they are; each gets a name of
@@ -53,9 +54,10 @@ class Unavailable(Exception):
 
 def compiler() -> str:
     """The C++ compiler."""
-    found = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    named = os.environ.get("CXX")
+    found = shutil.which(named) if named else shutil.which("c++") or shutil.which("g++")
     if found is None:
-        raise Unavailable("no C++ compiler: install g++ or set CXX")
+        raise Unavailable(f"no C++ compiler{f' {named}' if named else ''}: install g++ or set CXX")
     return found
 
 
@@ -221,7 +223,7 @@ def main(command: list[str]) -> int:
     """Builds, and runs a Python command where the stand-ins are the driver."""
     if command == ["--check"]:
         try:
-            print(headers())
+            print(compiler(), headers(), libdevice(), plugin())
         except Unavailable as reason:
             print(reason)
             return 1

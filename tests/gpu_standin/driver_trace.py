@@ -41,6 +41,9 @@ class Operation:
     arguments: list[bytes] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
     regions: tuple[str, ...] = ()
+    blocks: int = 1
+    flops: float = 0.0  # of products
+    launched: int = 0  # which launch of a graph
 
     def __str__(self) -> str:
         where = (
@@ -54,6 +57,19 @@ class Operation:
         # A nano-batch's has its number behind its name.
         mark = re.compile(rf"(^|[/(]){re.escape(region)}(~\d+)?($|[/)])")
         return any(mark.search(path) for path in self.regions)
+
+
+def _of_tests(made: Operation) -> list[Access]:
+    """What the kernels of the project's own tests touch: arrays of 32-bit numbers."""
+    values = [int.from_bytes(a, "little") for a in made.arguments]
+    if made.name == "scale" and len(values) == 4:
+        x, y, _, n = values
+        return [Access(x, 4 * n, False), Access(y, 4 * n, True)]
+    if found := re.fullmatch(r"mix_(\d+)_(\d+)", made.name):
+        ins, outs = map(int, found.groups())
+        n = values[ins + outs]
+        return [Access(a, 4 * n, i >= ins) for i, a in enumerate(values[: ins + outs])]
+    return []
 
 
 class Trace:
@@ -83,6 +99,8 @@ class Trace:
             row.get("graph", 0), [bytes.fromhex(a) for a in row.get("arguments", ())],
             [Access(*a) for a in row["accesses"]],
         )  # fmt: skip
+        made.blocks = row.get("blocks", 1)
+        made.launched = row.get("launched", 0)
         self._bit[made.number] = 1 << len(self.operations)
         before, known = 0, self._host
         for number in row["after"]:
@@ -91,14 +109,10 @@ class Trace:
         self._after[made.number] = before
         self._known[made.number] = known | before
         self.operations.append(made)
-        if (
-            made.name == "scale" and len(made.arguments) == 4
-        ):  # the kernel of the project's own tests
-            x, y, _, n = (int.from_bytes(a, "little") for a in made.arguments)
-            made.accesses += [Access(x, 4 * n, False), Access(y, 4 * n, True)]
+        made.accesses += _of_tests(made)
         meant = kernel(made.name, made.module) if kernel and made.kind == "kernel" else None
         if meant is not None and len(meant.operands) + len(meant.results) == len(made.arguments):
-            made.regions = meant.regions
+            made.regions, made.flops = meant.regions, meant.flops
             n = len(meant.operands)
             for i, (argument, array) in enumerate(
                 zip(made.arguments, meant.operands + meant.results, strict=True)
@@ -159,7 +173,7 @@ class Driver:
 
     def __init__(self, path: str) -> None:
         self.functions = ctypes.CDLL(path)
-        for name in ("fake_end_trace", "fake_misuse", "fake_missing_names"):
+        for name in ("fake_end_trace", "fake_misuse", "fake_missing_names", "fake_without_context"):
             getattr(self.functions, name).restype = ctypes.c_char_p
         self.functions.fake_calls.restype = ctypes.c_longlong
 
@@ -189,6 +203,10 @@ class Driver:
     def misuse(self) -> str:
         """What a real driver would not forgive, since the last time it was asked."""
         return str(self.functions.fake_misuse().decode())
+
+    def without_context(self) -> list[str]:
+        """Functions that were refused because the thread had no context, since the last time."""
+        return list(self.functions.fake_without_context().decode().split())
 
     def mark(self, text: str) -> None:
         self.functions.fake_mark(text.encode())

@@ -6,6 +6,7 @@ operands and then its results.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -72,11 +73,31 @@ class Kernel:
     operands: tuple[Array, ...]
     results: tuple[Array, ...]
     regions: tuple[str, ...]  # op_name metadata: which of the user's lines it comes from
+    flops: float = 0.0  # of its products
 
 
 def kernel_name(instruction: str) -> str:
     """What XLA calls the kernel of an instruction."""
     return re.sub(r"[.\-]", "_", instruction)
+
+
+def products(body: str) -> float:
+    """Multiplications and additions of the products and convolutions in a computation."""
+    types = {m.group(2): arrays(m.group(3)) for m in _LINE.finditer(body)}
+    total = 0.0
+    for line in _LINE.finditer(body):
+        _, _, result, op, rest = line.groups()
+        operands = re.findall(r"%([\w.\-]+)", rest)
+        if op == "dot" and (cut := re.search(r"lhs_contracting_dims=\{([\d,]*)\}", rest)):
+            (left, *_) = types[operands[0]]
+            inner = math.prod(left.dims[int(d)] for d in cut.group(1).split(",") if d)
+        elif op == "convolution":
+            (kernel, *_) = types[operands[1]]
+            inner = math.prod(kernel.dims) // max(1, arrays(result)[0].dims[1])
+        else:
+            continue
+        total += 2.0 * math.prod(arrays(result)[0].dims) * inner
+    return total
 
 
 class Module:
@@ -101,7 +122,7 @@ class Module:
         regions = re.findall(r'op_name="([^"]*)"', line + body)
         kernel = Kernel(
             name, self._module(called), tuple(arrays(t)[0] for _, t in operands),
-            tuple(arrays(result)), tuple(dict.fromkeys(regions)),
+            tuple(arrays(result)), tuple(dict.fromkeys(regions)), products(body),
         )  # fmt: skip
         self.kernels.setdefault(kernel_name(name), kernel)
         for root, inner, _, op, _ in lines:

@@ -51,9 +51,41 @@ def what_the_standin_lacks(request: pytest.FixtureRequest) -> Iterator[None]:
         assert not VALUES.unknown, f"kernels that nobody computes: {dict(VALUES.unknown)}"
         assert not VALUES.errors, VALUES.errors[0]
     missing = set(DRIVER.missing()) - lacked
+    if request.config.getoption("--skip-uncomputed"):
+        missing.clear()  # told above
     assert not missing, f"functions that the stand-in driver lacks: {sorted(missing)}"
+    lost = DRIVER.without_context()
+    assert not lost, f"called on a thread without a context, and refused: {lost}"
     misuse = DRIVER.misuse()
     assert not misuse, f"a real driver would not forgive: {misuse}"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--skip-uncomputed", action="store_true",
+        help="what needs a kernel or a function that nobody computes is skipped, by its name",
+    )  # fmt: skip
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Of tests that were not written for the stand-in: what it cannot judge says so."""
+    if VALUES is None or DRIVER is None or not item.config.getoption("--skip-uncomputed"):
+        return (yield)
+    lacked = set(DRIVER.missing())
+    failed: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        failed = error
+    why = sorted({*VALUES.unknown, *(set(DRIVER.missing()) - lacked)})
+    VALUES.unknown.clear()
+    if why:
+        TOTAL.update(uncomputed=1)
+        pytest.skip(f"nobody computes {', '.join(why)[:200]}")
+    if failed is not None:
+        raise failed
+    return None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,6 +93,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    terminalreporter.write_line(
-        f"stand-in driver (no GPU): {TOTAL['kernels']} launches computed in {TOTAL['tests']} tests"
-    )
+    counts = [f"{TOTAL['kernels']} launches computed in {TOTAL['tests']} tests"]
+    if TOTAL["plans"]:
+        counts.append(f"{TOTAL['plans']} random plans without a race")
+    if TOTAL["mutants"]:
+        counts.append(f"{TOTAL['mutants']} plans with a race found")
+    terminalreporter.write_line("stand-in driver (no GPU): " + ", ".join(counts))

@@ -16,6 +16,7 @@
 #include "cuda/cuda_driver.h"
 #include "cuda/lane_streams.h"
 #include "dfx/call.h"
+#include "mutants.h"
 #include "run_step.h"
 
 namespace dfx {
@@ -50,7 +51,10 @@ class LaneSet {
   // A program's events come after a fork event and a join event for each lane.
   CUevent_st* fork() const { return events_[0]; }
   CUevent_st* join(int lane) const { return events_[1 + static_cast<size_t>(lane)]; }
-  CUevent_st* event(int id) const { return events_[1 + lanes_.size() + static_cast<size_t>(id)]; }
+  CUevent_st* event(int id) const {
+    if (Planted(Mutant::kSharedEvent)) id = 0;
+    return events_[1 + lanes_.size() + static_cast<size_t>(id)];
+  }
 
   // Makes what a program needs and is not there yet. May throw half way, and be called again.
   void Grow(const Program& program, CUstream_st* caller) {
@@ -245,13 +249,20 @@ struct CudaEngine::Impl {
     const Program& program = call.program();
     BufferList ins, outs;
     for (const LaneInstr& step : program.issue_order()) {
+      if (!Planted(Mutant::kEarlyRecord)) break;
+      if (step.instr.kind != Instr::kRecord) continue;
+      Record(set.event(step.instr.a), set.lane(step.lane).stream());
+    }
+    for (const LaneInstr& step : program.issue_order()) {
       if (call.failed()) return;
       CudaLane& lane = set.lane(step.lane);
       switch (step.instr.kind) {
         case Instr::kRecord:
+          if (Planted(Mutant::kEarlyRecord)) break;
           Record(set.event(step.instr.a), lane.stream());
           break;
         case Instr::kWait:
+          if (Planted(Mutant::kNoWait)) break;
           Wait(lane.stream(), set.event(step.instr.a));
           break;
         case Instr::kLaunch:
@@ -277,7 +288,7 @@ struct CudaEngine::Impl {
       for (int lane : call.program().used_lanes()) {
         if (set.lane(lane).stream() == caller) continue;
         if (forked.empty()) Record(set.fork(), caller);
-        Wait(set.lane(lane).stream(), set.fork());
+        if (!Planted(Mutant::kNoFork)) Wait(set.lane(lane).stream(), set.fork());
         forked.push_back(lane);
       }
       Enqueue(call, set, capturing);
@@ -286,7 +297,7 @@ struct CudaEngine::Impl {
     for (int lane : forked) {
       joined &= Try(call, [&] {
         Record(set.join(lane), set.lane(lane).stream());
-        Wait(caller, set.join(lane));
+        if (!Planted(Mutant::kNoJoin)) Wait(caller, set.join(lane));
       });
     }
     // In a capture nothing runs yet; the capture is broken, which its end will report.
@@ -314,6 +325,7 @@ struct CudaEngine::Impl {
     }
     call->Reset(args, results, false);
     set->UsedIn(capture);
+    if (Planted(Mutant::kEarlyFree)) memory.Free();
     ForkAndJoin(*call, *set, caller, capture != 0);
     // The caller's stream is past all lanes here, also after a failure.
     Try(*call, [&] { CheckCuda(driver, memory.Free(), "cuMemFreeAsync"); });

@@ -108,6 +108,7 @@ CudaStatus StreamSynchronize(CUstream_st* stream) {
   Order order;
   {
     ENTER("cuStreamSynchronize");
+    stream = Of(stream);
     ++S().blocking;
     if (!Known(stream)) return Misuse("wait for a stream that does not exist");
     if (stream->capture != nullptr) {
@@ -125,6 +126,7 @@ CudaStatus StreamSynchronize(CUstream_st* stream) {
 
 CudaStatus StreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsigned) {
   ENTER("cuStreamWaitEvent");
+  stream = Of(stream);
   if (!Known(stream) || S().events.count(event) == 0) return Misuse("a wait that names nothing");
   if (event->capture != nullptr && !event->capture->ended) {
     Capture& capture = *event->capture;
@@ -159,6 +161,7 @@ CudaStatus StreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsigned) {
 CudaStatus CaptureInfo(CUstream_st* stream, int* status, unsigned long long* id, CUgraph_st** graph,
                        CUgraphNode_st* const** dependencies, size_t* n) {
   ENTER("cuStreamGetCaptureInfo");
+  stream = Of(stream);
   if (!Known(stream)) return Misuse("capture information of a stream that does not exist");
   *status = kCaptureNone;
   if (stream->capture != nullptr) {
@@ -191,6 +194,7 @@ CudaStatus EventDestroy(CUevent_st* event) {
 
 CudaStatus EventRecord(CUevent_st* event, CUstream_st* stream) {
   ENTER("cuEventRecord");
+  stream = Of(stream);
   if (!Known(stream) || S().events.count(event) == 0) return Misuse("a record that names nothing");
   if (stream->capture != nullptr) {
     if (!stream->capture->valid) return kCaptureIsInvalid;
@@ -209,26 +213,49 @@ CudaStatus EventRecord(CUevent_st* event, CUstream_st* stream) {
 
 CudaStatus MemAllocAsync(CudaAddress* address, size_t bytes, CUstream_st* stream) {
   ENTER("cuMemAllocAsync");
+  stream = Of(stream);
   void* memory = std::malloc(bytes);
   *address = reinterpret_cast<CudaAddress>(memory);
   S().memory[*address] = bytes;
-  return Enqueue(stream, HostWork(Kind::kAlloc, [] {}));
+  Work work = HostWork(Kind::kAlloc, [] {});
+  work.accesses = {{*address, bytes, true}};  // who uses it comes after this, and before its end
+  return Enqueue(stream, std::move(work));
 }
 
+void Release(CudaAddress address) {
+  LOCK;
+  S().memory.erase(address);
+  S().freed.erase(address);
+  if (!S().keep_freed) std::free(reinterpret_cast<void*>(address));
+}
+
+// What was enqueued before may use the memory until the stream is here.
 CudaStatus MemFreeAsync(CudaAddress address, CUstream_st* stream) {
   ENTER("cuMemFreeAsync");
-  if (S().memory.erase(address) == 0) return Misuse("memory freed twice");
-  void* memory = reinterpret_cast<void*>(address);
+  stream = Of(stream);
+  const auto found = S().memory.find(address);
+  if (found == S().memory.end() || !S().freed.insert(address).second) {
+    return Misuse("memory freed twice");
+  }
+  const size_t bytes = found->second;
+  std::function<void()> run;
   if (stream->capture != nullptr) {
     // A graph keeps its memory for its replays.
-    auto owner = std::shared_ptr<void>(memory, std::free);
-    return Enqueue(stream, HostWork(Kind::kFree, [owner] {}));
+    S().memory.erase(address);
+    S().freed.erase(address);
+    S().graph_memory[address] = bytes;
+    run = [owner = std::shared_ptr<void>(reinterpret_cast<void*>(address), std::free)] {};
+  } else {
+    run = [address] { Release(address); };
   }
-  return Enqueue(stream, HostWork(Kind::kFree, [memory] { std::free(memory); }));
+  Work work = HostWork(Kind::kFree, std::move(run));
+  work.accesses = {{address, bytes, true}};
+  return Enqueue(stream, std::move(work));
 }
 
 CudaStatus MemcpyDtoD(CudaAddress to, CudaAddress from, size_t bytes, CUstream_st* stream) {
   ENTER("cuMemcpyDtoDAsync");
+  stream = Of(stream);
   return Enqueue(stream, CopyWork(to, from, bytes));
 }
 
@@ -265,6 +292,7 @@ CudaStatus LaunchKernel(CUfunc_st* function, unsigned grid_x, unsigned grid_y, u
                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                         CUstream_st* stream, void** parameters, void** extra) {
   ENTER("cuLaunchKernel");
+  stream = Of(stream);
   if (grid_x == 0 || block_x == 0 || block_x > 1024) return kInvalidValue;
   if (!Known(stream)) return Misuse("a launch on a stream that does not exist");
   if (function->module->device != stream->device && function->run == nullptr) return kInvalidHandle;

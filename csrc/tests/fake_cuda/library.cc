@@ -203,7 +203,8 @@ DFX_EXPORT void* fake_stream() { return (new fake::Stream)->get(); }
 
 DFX_EXPORT CudaStatus fake_synchronize(CUstream_st* stream) {
   CUctx_st* popped = nullptr;
-  fake::Driver().CtxPushCurrent(&fake::S().contexts[0]);
+  const CudaStatus pushed = fake::Driver().CtxPushCurrent(&fake::S().contexts[0]);
+  if (pushed != 0) return pushed;  // a lost device: nothing to pop
   const CudaStatus status = fake::Driver().StreamSynchronize(stream);
   fake::Driver().CtxPopCurrent(&popped);
   return status;

@@ -44,7 +44,10 @@ CudaStatus Enter(const char* symbol, Needs needs) {
     Misuse(std::string(symbol) + " called by a host function");
     return kNotPermitted;
   }
-  if (needs == kContext && CurrentContext() == nullptr) return kInvalidContext;
+  if (needs == kContext && CurrentContext() == nullptr) {
+    ++s.without_context[symbol];
+    return kInvalidContext;
+  }
   return 0;
 }
 
@@ -58,6 +61,15 @@ bool Known(CUstream_st* stream) { return S().streams.count(stream) != 0; }
 CUctx_st* CurrentContext() { return contexts.empty() ? nullptr : contexts.back(); }
 
 int CurrentDevice() { return contexts.empty() ? 0 : contexts.back()->device; }
+
+CUstream_st* Of(CUstream_st* stream) {
+  // Null, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD.
+  if (reinterpret_cast<uintptr_t>(stream) > 2) return stream;
+  static std::map<int, CUstream_st*> defaults;
+  CUstream_st*& found = defaults[CurrentDevice()];
+  if (!Known(found)) found = NewStream(CurrentDevice(), 0, 0);
+  return found;
+}
 
 CudaStatus NotWhileCapturing() {
   if (CaptureMode() == kRelaxed) return 0;  // this thread has asked to be trusted
@@ -90,6 +102,8 @@ bool Reset(std::string* why) {
   count(contexts.size(), "current contexts");
   for (const auto& [address, bytes] : s.memory) std::free(reinterpret_cast<void*>(address));
   s.memory.clear();
+  s.freed.clear();
+  s.graph_memory.clear();
   for (CUdevResourceDesc_st* descriptor : s.descriptors) delete descriptor;
   s.descriptors.clear();
   s.capturing.clear();
@@ -97,8 +111,9 @@ bool Reset(std::string* why) {
   s.sticky = 0;
   s.devices = 1;
   s.calls.clear();
+  s.without_context.clear();
   s.fail_symbol.clear();
-  s.fail_taken = s.ignore_waits = false;
+  s.fail_taken = s.ignore_waits = s.keep_freed = false;
   s.blocking = 0;
   s.misuse.clear();
   return why->empty();
@@ -128,6 +143,8 @@ bool FailureTaken() {
 void LoseDevice(CudaStatus status) { S().sticky = status; }
 
 void IgnoreWaits(bool ignore) { S().ignore_waits = ignore; }
+
+void KeepFreed(bool keep) { S().keep_freed = keep; }
 
 int64_t Calls(const std::string& symbol) {
   LOCK;

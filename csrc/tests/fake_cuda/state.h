@@ -38,7 +38,9 @@ struct State {
   CUctx_st contexts[kMaxDevices];
   std::set<CUstream_st*> streams;
   std::set<CUevent_st*> events;
-  std::map<CudaAddress, size_t> memory;  // of MemAllocAsync
+  std::map<CudaAddress, size_t> memory;        // of MemAllocAsync
+  std::set<CudaAddress> freed;                 // of those: their stream is not there yet
+  std::map<CudaAddress, size_t> graph_memory;  // that graphs keep
   std::set<CUgreenCtx_st*> greens;
   std::set<CUdevResourceDesc_st*> descriptors;
   std::map<CUgraph_st*, std::shared_ptr<CUgraph_st>> graphs;
@@ -48,11 +50,13 @@ struct State {
   std::map<std::string, std::unique_ptr<CUfunc_st>> kernels;
   CUmod_st module;
   std::map<std::string, int64_t> calls;
+  std::map<std::string, int64_t> without_context;  // that were refused because the thread has none
   std::string fail_symbol;
   CudaStatus fail_status = 0;
   int fail_skip = 0;
   bool fail_taken = false;
   std::atomic<bool> ignore_waits{false};
+  std::atomic<bool> keep_freed{false};
   int64_t blocking = 0;
   // What takes images other than the tests' "fake", if this is a whole driver.
   CUmod_st* (*load_module)(const void* image) = nullptr;
@@ -75,6 +79,9 @@ bool Known(CUstream_st* stream);
 CUctx_st* CurrentContext();
 int CurrentDevice();
 CUstream_st* NewStream(int device, unsigned flags, int priority);
+// The stream that a handle stands for, which may be that of the default stream. It is a stream like
+// the others: that blocking streams wait for it, and it for them, is not modelled.
+CUstream_st* Of(CUstream_st* stream);
 // A call that might wait for the device, or is not ordered by streams: while some thread captures,
 // it may be forbidden, and ends the capture.
 CudaStatus NotWhileCapturing();

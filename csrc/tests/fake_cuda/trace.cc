@@ -10,6 +10,7 @@ namespace {
 
 struct Book {
   bool on = false;
+  uint64_t launched = 0;  // graphs
   std::string text;
 };
 
@@ -50,7 +51,8 @@ uint64_t Line(const CUstream_st& stream, const Work& work, const Order& after, u
   std::ostringstream line;
   line << "{\"op\":" << id << ",\"stream\":" << stream.id << ",\"device\":" << stream.device
        << ",\"kind\":\"" << Name(work.kind) << "\",\"name\":\"" << work.label << "\"";
-  if (executable != 0) line << ",\"graph\":" << executable << ",\"node\":" << node;
+  if (executable != 0)
+    line << ",\"graph\":" << executable << ",\"node\":" << node << ",\"launched\":" << B().launched;
   List(line, "after", after);
   if (work.launch != nullptr) {
     line << ",\"module\":" << work.launch->function->module->id << ",\"blocks\":"
@@ -141,6 +143,7 @@ void TraceWork(CUstream_st* stream, const Work& work) {
 
 void TraceGraph(CUstream_st* stream, const CUgraph_st& graph, uint64_t executable) {
   if (!B().on) return;
+  ++B().launched;
   stream->order = GraphLines(*stream, graph, stream->order, executable);
 }
 

@@ -23,12 +23,18 @@ cudaError_t Result(int status) {
   return static_cast<cudaError_t>(status);
 }
 
+// As the runtime does: a thread without a context gets the primary one of its device, and keeps it.
+// (XLA's own kernels, sorts among them, are launched through the runtime on threads whose context
+// somebody may have taken away again.)
 void UseContext() {
   CUcontext context = nullptr;
   cuCtxGetCurrent(&context);
   if (context != nullptr) return;
-  cuDevicePrimaryCtxRetain(&context, current_device);
-  cuCtxSetCurrent(context);
+  static std::once_flag retained[8];  // devices: the runtime holds each primary context once
+  static CUcontext contexts[8];
+  const int device = current_device;
+  std::call_once(retained[device], [&] { cuDevicePrimaryCtxRetain(&contexts[device], device); });
+  cuCtxSetCurrent(contexts[device]);
 }
 
 // Kernels by the address of the host's function that stands for them.
@@ -97,10 +103,12 @@ DFX_EXPORT cudaError_t cudaFree(void* memory) {
   return Result(cuMemFree(reinterpret_cast<CUdeviceptr>(memory)));
 }
 DFX_EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  UseContext();
   return Result(cuStreamSynchronize(stream));
 }
 DFX_EXPORT cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes,
                                        cudaMemcpyKind kind, cudaStream_t stream) {
+  UseContext();
   const auto target = reinterpret_cast<CUdeviceptr>(to);
   const auto source = reinterpret_cast<CUdeviceptr>(from);
   if (kind == cudaMemcpyHostToDevice) return Result(cuMemcpyHtoDAsync(target, from, bytes, stream));
@@ -108,6 +116,7 @@ DFX_EXPORT cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes,
   return Result(cuMemcpyAsync(target, source, bytes, stream));
 }
 DFX_EXPORT cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  UseContext();
   return Result(cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(to),
                                 static_cast<unsigned char>(value), bytes, stream));
 }
@@ -178,6 +187,7 @@ DFX_EXPORT cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_
 
 static cudaError_t Launch(CUfunction function, dim3 grid, dim3 block, void** arguments,
                           size_t bytes, cudaStream_t stream) {
+  UseContext();
   return Result(cuLaunchKernel(function, grid.x, grid.y, grid.z, block.x, block.y, block.z,
                                static_cast<unsigned>(bytes), stream, arguments, nullptr));
 }

@@ -219,6 +219,15 @@ DFX_EXPORT const char* fake_misuse() {
   S().misuse.clear();
   return text.c_str();
 }
+// Functions that were called on threads without a context, and need one, one a line.
+DFX_EXPORT const char* fake_without_context() {
+  LOCK;
+  static thread_local std::string text;
+  text.clear();
+  for (const auto& [name, count] : S().without_context) text += name + "\n";
+  S().without_context.clear();
+  return text.c_str();
+}
 DFX_EXPORT void fake_mark(const char* text) {
   LOCK;
   fake::TraceText("{\"mark\":\"" + std::string(text) + "\"}");

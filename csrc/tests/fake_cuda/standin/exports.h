@@ -17,9 +17,6 @@
 
 namespace dfx::fake {
 
-// What stands for the default stream; S().mutex is held. It is a stream like the others: that
-// blocking streams wait for it, and it for them, is not modelled.
-CUstream_st* Of(CUstream_st* stream);
 int Setting(const char* name, int otherwise);
 
 // ---- memory.cc: all with S().mutex held ----
@@ -59,5 +56,11 @@ CudaStatus Missing(const std::string& name);
 DFX_EXPORT int fake_missing(const char* name);
 // A kernel that a library launches: its name, and arguments of eight bytes.
 DFX_EXPORT int fake_launch(const char* name, CUstream_st* stream, const uint64_t* arguments, int n);
+// Another operation of a library, for which the data is kept: it runs on the stream (other than 0
+// is a fault) and touches memory: address, bytes, and 1 for a write, of each.
+DFX_EXPORT int fake_enqueue(const char* name, CUstream_st* stream, int (*run)(void*),
+                            void (*drop)(void*), void* data, const uint64_t* accesses, int n);
+DFX_EXPORT int fake_current_device();
+DFX_EXPORT int fake_device_memory(dfx::CudaAddress address, size_t bytes);
 // A kernel that a program registered with the CUDA runtime.
 DFX_EXPORT CUfunc_st* fake_registered(const char* name);

@@ -1,6 +1,7 @@
 // Kernels that are known by their names.
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 
 #include "exports.h"
 
@@ -19,15 +20,20 @@ void SetCondition(unsigned long long handle, unsigned value) {
   S().conditions[handle] = value;
 }
 
-// Of XLA: makes one of up to eight branches the one that runs; an index out of range means the
-// last.
+// Of XLA, as its PTX text says: makes one of up to eight branches the one that runs. A predicate is
+// its number (false is 0); of branches in several groups this is the one that begins at `offset`.
+// An index out of range means the last branch, if that is in this group.
 bool SetCase(void* const* p) {
-  const auto* index = Value<const unsigned char*>(p, 8);
-  const bool is_bool = Value<unsigned char>(p, 9) != 0;
+  const auto* at = Value<const unsigned char*>(p, 8);
+  int32_t index = 0;
+  if (Value<unsigned char>(p, 9) != 0) {
+    index = static_cast<signed char>(*at);
+  } else {
+    std::memcpy(&index, at, sizeof index);
+  }
   const int offset = Value<int>(p, 10), branches = Value<int>(p, 11);
-  int chosen = is_bool ? (*index != 0 ? 0 : 1) : *reinterpret_cast<const int*>(index);
-  chosen -= offset;
-  if (Value<unsigned char>(p, 12) != 0 && (chosen < 0 || chosen >= branches)) chosen = branches - 1;
+  int chosen = index - offset;
+  if (Value<unsigned char>(p, 12) != 0 && (index < 0 || chosen >= branches)) chosen = branches - 1;
   for (int i = 0; i < branches; ++i) SetCondition(Value<unsigned long long>(p, i), i == chosen);
   return true;
 }
@@ -37,11 +43,42 @@ bool SetWhile(void* const* p) {
   return true;
 }
 
+// A kernel that touches anything else faults, as on a device.
+bool OnDevice(const void* address, size_t bytes) {
+  return fake_device_memory(reinterpret_cast<CudaAddress>(address), bytes) != 0;
+}
+
 // Of tests/gpu: y = a x.
 bool Scale(void* const* p) {
   const auto* x = Value<const float*>(p, 0);
   auto* y = Value<float*>(p, 1);
-  for (unsigned i = 0; i < Value<unsigned>(p, 3); ++i) y[i] = Value<float>(p, 2) * x[i];
+  const auto n = Value<unsigned>(p, 3);
+  if (!OnDevice(x, n * sizeof *x) || !OnDevice(y, n * sizeof *y)) return false;
+  for (unsigned i = 0; i < n; ++i) y[i] = Value<float>(p, 2) * x[i];
+  return true;
+}
+
+// Of tests of random plans, "mix_INS_OUTS": result o becomes three times the sum of all inputs, and
+// a constant, and o; before that it holds garbage.
+bool Mix(void* const* p, int ins, int outs) {
+  const auto n = Value<unsigned>(p, ins + outs);
+  const auto constant = Value<unsigned>(p, ins + outs + 1);
+  for (int i = 0; i < ins + outs; ++i) {
+    if (!OnDevice(Value<unsigned*>(p, i), n * sizeof(unsigned))) return false;
+  }
+  std::vector<unsigned> sums(n, constant);
+  for (int i = 0; i < ins; ++i) {
+    const auto* in = Value<const unsigned*>(p, i);
+    for (unsigned k = 0; k < n; ++k) sums[k] += 3 * in[k];
+  }
+  for (const bool last : {false, true}) {
+    for (int o = 0; o < outs; ++o) {
+      auto* out = Value<unsigned*>(p, ins + o);
+      for (unsigned k = 0; k < n; ++k) {
+        out[k] = last ? sums[k] + static_cast<unsigned>(o) : 0xdeadbeef;
+      }
+    }
+  }
   return true;
 }
 
@@ -58,6 +95,11 @@ Kernel KnownKernel(const std::string& name, const std::vector<size_t>& sizes) {
   if (name == "set_case_condition" && sizes.size() == 13) return SetCase;
   if (name == "set_while_condition" && sizes.size() == 2) return SetWhile;
   if (name == "scale" && sizes == std::vector<size_t>{8, 8, 4, 4}) return Scale;
+  int ins = 0, outs = 0;
+  if (std::sscanf(name.c_str(), "mix_%d_%d", &ins, &outs) == 2 &&
+      sizes.size() == static_cast<size_t>(ins + outs) + 2) {
+    return [ins, outs](void* const* p) { return Mix(p, ins, outs); };
+  }
   if (name == "delay" && sizes == std::vector<size_t>{8}) return Wait;
   return nullptr;
 }

@@ -56,10 +56,13 @@ bool Sound(CudaAddress address, size_t bytes, bool may_be_host) {
   CudaAddress begin = 0;
   const Block* block = Find(address, &begin);
   if (block != nullptr) return address + bytes <= begin + block->bytes;
-  if (auto after = S().memory.upper_bound(address); after != S().memory.begin()) {
+  for (const auto* async : {&S().memory, &S().graph_memory}) {
+    auto after = async->upper_bound(address);
+    if (after == async->begin()) continue;
     --after;
-    if (address < after->first + after->second)
+    if (address < after->first + after->second) {
       return address + bytes <= after->first + after->second;
+    }
   }
   for (const auto& [base, size] : B().reserved) {
     if (address >= base && address < base + size) return false;  // reserved, and nothing is there
@@ -225,13 +228,13 @@ static CUresult Attribute(void* value, CUpointer_attribute attribute, CUdevicept
 
 DFX_EXPORT CUresult cuPointerGetAttribute(void* value, CUpointer_attribute attribute,
                                           CUdeviceptr address) {
-  BEGIN("cuPointerGetAttribute");
+  BEGIN("cuPointerGetAttribute", fake::kNothing);
   return Attribute(value, attribute, address);
 }
 
 DFX_EXPORT CUresult cuPointerGetAttributes(unsigned n, CUpointer_attribute* attributes,
                                            void** values, CUdeviceptr address) {
-  BEGIN("cuPointerGetAttributes");
+  BEGIN("cuPointerGetAttributes", fake::kNothing);
   for (unsigned i = 0; i < n; ++i) Attribute(values[i], attributes[i], address);
   return CUDA_SUCCESS;
 }

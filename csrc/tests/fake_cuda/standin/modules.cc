@@ -107,6 +107,25 @@ DFX_EXPORT int fake_launch(const char* name, CUstream_st* stream, const uint64_t
   return fake::Enqueue(fake::Of(stream), fake::KernelWork(std::move(launch)));
 }
 
+DFX_EXPORT int fake_enqueue(const char* name, CUstream_st* stream, int (*run)(void*),
+                            void (*drop)(void*), void* data, const uint64_t* accesses, int n) {
+  std::shared_ptr<void> owned(data, drop);
+  BEGIN("cuLaunchKernel");
+  fake::Work work;
+  work.kind = fake::Kind::kKernel;
+  work.label = name;
+  work.run = [run, owned] { return run(owned.get()) == 0; };
+  for (int i = 0; i < n; ++i, accesses += 3) {
+    if (accesses[1] != 0) work.accesses.push_back({accesses[0], accesses[1], accesses[2] != 0});
+  }
+  return fake::Enqueue(fake::Of(stream), std::move(work));
+}
+
+DFX_EXPORT int fake_current_device() {
+  LOCK;
+  return fake::CurrentDevice();
+}
+
 DFX_EXPORT CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned, CUjit_option*,
                                        void**) {
   return static_cast<CUresult>(fake::Driver().ModuleLoadData(module, image));

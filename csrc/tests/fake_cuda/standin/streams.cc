@@ -4,20 +4,6 @@
 namespace fake = dfx::fake;
 using fake::S;
 
-namespace dfx::fake {
-
-CUstream_st* Of(CUstream_st* stream) {
-  if (stream != nullptr && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD) {
-    return stream;
-  }
-  static std::map<int, CUstream_st*> defaults;
-  CUstream_st*& found = defaults[CurrentDevice()];
-  if (found == nullptr) found = NewStream(CurrentDevice(), 0, 0);
-  return found;
-}
-
-}  // namespace dfx::fake
-
 DFX_EXPORT CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
   BEGIN("cuStreamCreate");
   *stream = fake::NewStream(fake::CurrentDevice(), flags, 0);
@@ -107,8 +93,10 @@ DFX_EXPORT CUresult cuEventElapsedTime(float* ms, CUevent from, CUevent to) {
   return CUDA_SUCCESS;
 }
 
+// XLA calls this, and asks for attributes of pointers, on threads of its own that have no context:
+// a driver takes it from the stream.
 DFX_EXPORT CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
-  BEGIN("cuLaunchHostFunc");
+  BEGIN("cuLaunchHostFunc", fake::kNothing);
   fake::Work work = fake::HostWork(fake::Kind::kHost, [=] { function(data); });
   work.host_function = reinterpret_cast<void*>(function);
   work.host_data = data;

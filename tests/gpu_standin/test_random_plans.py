@@ -1,0 +1,52 @@
+"""Random plans, thousands of them: values, and no two accesses of launches without an order between them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import driver_trace
+import pytest
+from random_plans import Plans, unordered
+from standin_plugin import TOTAL
+
+PLANS = int(os.environ.get("STANDIN_PLANS") or 2000)
+PARTS = 8
+
+
+@pytest.fixture(scope="module")
+def plans() -> Any:
+    from standin_plugin import DRIVER
+
+    return Plans(DRIVER)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_plans(part: int, plans: Any, driver: Any) -> None:
+    driver.delay(40)
+    for seed in range(part * PLANS // PARTS, (part + 1) * PLANS // PARTS):
+        of, stage, _ = plans.planned(seed)
+        trace, right = plans.run(of, stage, seed)
+        races = trace.races()
+        assert not races, f"plan {seed}: {driver_trace.report(races)}"
+        assert right, f"plan {seed}: wrong values"
+        kernels = trace.kernels()
+        assert len(kernels) == len(of.steps)
+        TOTAL.update(plans=1, pairs=len(kernels) * (len(kernels) - 1) // 2)
+
+
+def test_a_wait_that_is_dropped_is_a_race_where_it_was_needed(plans: Any) -> None:
+    """Each wait of some plans; whether it was needed is worked out without the driver."""
+    needed = spare = 0
+    for seed in range(120):
+        of, stage, order = plans.planned(seed)
+        for drop in range(sum(t[0] == "wait" for t in stage.told)):
+            program = plans.without(of, stage, order, drop)
+            trace, _ = plans.run(of, stage, seed, program)
+            expected = unordered(
+                [t for t in stage.told if t[0] in ("step", "record", "wait")], drop
+            )
+            assert bool(trace.races()) == expected, f"plan {seed} without its wait {drop}"
+            needed, spare = needed + expected, spare + (not expected)
+    TOTAL.update(mutants=needed)
+    assert needed > 50, (needed, spare)
