@@ -125,6 +125,24 @@ class Kernels(dfx.Strategy):
             s.execute(op, lane=self.chance.randrange(s.lanes), replace=kernel)
 
 
+@dataclass(frozen=True)
+class Made:
+    """A function's only stage under a random plan.
+
+    Attributes:
+        of: The function.
+        stage: The stage.
+        order: The function's steps in the plan's order.
+        ins, outs: Which arguments the stage reads, and which results it writes.
+    """
+
+    of: Random
+    stage: Any
+    order: list[int]
+    ins: list[int]
+    outs: list[int]
+
+
 class Plans:
     """Makes plans, and runs them on the stand-in driver without XLA."""
 
@@ -138,8 +156,8 @@ class Plans:
             [jax.device_put(np.zeros(N, np.uint32)) for _ in range(24)]
         )
 
-    def planned(self, seed: int) -> tuple[Random, Any, list[int]]:
-        """A function, its only stage under a random plan, and its steps in the plan's order."""
+    def planned(self, seed: int) -> Made:
+        """A random function under a random plan."""
         chance = random.Random(seed)
         of = function(chance)
         lanes = chance.randint(2, 4)
@@ -148,10 +166,15 @@ class Plans:
         made = fast.planned((spec, spec), {})
         ((stage, _),) = made.stages
         launches = [i for i in made.plan.instructions if isinstance(i, Launch)]
-        return of, stage, [int(i.name[1:]) for i in launches]
+        graph = made.captured.graph
+        return Made(
+            of, stage, [int(i.name[1:]) for i in launches], [graph.inputs.index(v) for v in stage.inputs],
+            [graph.outputs.index(v) for v in stage.outputs],
+        )  # fmt: skip
 
-    def without(self, of: Random, stage: Any, order: list[int], drop: int) -> Any:
+    def without(self, made: Made, drop: int) -> Any:
         """The stage's program, but for one of its waits."""
+        of, stage = made.of, made.stage
         buffers = [t for t in stage.told if t[0] in ("arg", "result", "scratch")]
         rest = [t for t in stage.told if t not in buffers]
         events = sum(t[0] == "record" for t in rest)
@@ -161,7 +184,7 @@ class Plans:
         )  # fmt: skip
         for told in buffers:
             program.add_buffer(*told)
-        steps = iter(order)
+        steps = iter(made.order)
         waits = 0
         for kind, lane, *what in rest:
             if kind == "step":
@@ -181,24 +204,24 @@ class Plans:
         program.finish()
         return program
 
-    def run(self, of: Random, stage: Any, seed: int, program: Any = None) -> tuple[Any, bool]:
+    def run(self, made: Made, seed: int, program: Any = None) -> tuple[Any, bool]:
         """The trace of a call, and whether its values are right."""
         rng = np.random.default_rng(seed)
         arguments = [rng.integers(0, 1 << 32, N, np.uint32) for _ in range(2)]
         places = [a.unsafe_buffer_pointer() for a in self._memory]
-        ins = [arguments[i] for i in range(len(stage.inputs))]
-        self._fill(places, ins, len(stage.outputs))
+        n = len(made.ins)
+        results = places[n : n + len(made.outs)]
+        self._fill(places, [arguments[i] for i in made.ins], len(results))
         with self._driver.tracing() as traces:
             self._engine.run(
-                program or stage.loaded.program, places[: len(ins)],
-                places[len(ins) : len(ins) + len(stage.outputs)], self._stream,
-            )  # fmt: skip
+                program or made.stage.loaded.program, places[:n], results, self._stream
+            )
             status = self._driver.functions.fake_synchronize(ctypes.c_void_p(self._stream))
         assert status == 0
-        got = [self._view(p).copy() for p in places[len(ins) : len(ins) + len(stage.outputs)]]
         with np.errstate(over="ignore"):
-            want = of(*arguments)
-        return traces[0], all(np.array_equal(w, g) for w, g in zip(want, got, strict=True))
+            all_ = made.of(*arguments)
+        pairs = zip(made.outs, results, strict=True)
+        return traces[0], all(np.array_equal(all_[o], self._view(p)) for o, p in pairs)
 
     def _fill(self, places: list[int], ins: list[Any], outs: int) -> None:
         for place, values in zip(places, ins, strict=False):

@@ -25,13 +25,13 @@ def plans() -> Any:
 def test_random_plans(part: int, plans: Any, driver: Any) -> None:
     driver.delay(40)
     for seed in range(part * PLANS // PARTS, (part + 1) * PLANS // PARTS):
-        of, stage, _ = plans.planned(seed)
-        trace, right = plans.run(of, stage, seed)
+        made = plans.planned(seed)
+        trace, right = plans.run(made, seed)
         races = trace.races()
         assert not races, f"plan {seed}: {driver_trace.report(races)}"
         assert right, f"plan {seed}: wrong values"
         kernels = trace.kernels()
-        assert len(kernels) == len(of.steps)
+        assert len(kernels) == len(made.of.steps)
         TOTAL.update(plans=1, pairs=len(kernels) * (len(kernels) - 1) // 2)
 
 
@@ -39,13 +39,11 @@ def test_a_wait_that_is_dropped_is_a_race_where_it_was_needed(plans: Any) -> Non
     """Each wait of some plans; whether it was needed is worked out without the driver."""
     needed = spare = 0
     for seed in range(120):
-        of, stage, order = plans.planned(seed)
-        for drop in range(sum(t[0] == "wait" for t in stage.told)):
-            program = plans.without(of, stage, order, drop)
-            trace, _ = plans.run(of, stage, seed, program)
-            expected = unordered(
-                [t for t in stage.told if t[0] in ("step", "record", "wait")], drop
-            )
+        made = plans.planned(seed)
+        told = [t for t in made.stage.told if t[0] in ("step", "record", "wait")]
+        for drop in range(sum(t[0] == "wait" for t in told)):
+            trace, _ = plans.run(made, seed, plans.without(made, drop))
+            expected = unordered(told, drop)
             assert bool(trace.races()) == expected, f"plan {seed} without its wait {drop}"
             needed, spare = needed + expected, spare + (not expected)
     TOTAL.update(mutants=needed)
