@@ -96,8 +96,8 @@ def page(record: dict[str, Any]) -> str:
         "",
         "**Simulated. No GPU was used, and nothing here is a measurement**; made by `make sim-gpu`, do not",
         f"edit. JAX's CUDA plugin ({record['environment']['versions'].get('jax', '')}) runs on a stand-in",
-        "for the driver, whose trace of one call is simulated. Which kernels there are, how many blocks each",
-        "has, what it reads and writes, and which order the driver was given are XLA's and the engine's; how",
+        "for the driver, whose trace of one call is simulated. Which kernels there are, how many blocks",
+        "each has, what it reads and writes, and which order the driver was given are XLA's and ours; how",
         "long a kernel takes is assumed:",
         "",
         *(f"- {name.replace('_', ' ')}: {value:g}" for name, value in assumed.items()),
@@ -105,7 +105,9 @@ def page(record: dict[str, Any]) -> str:
         "  use alone",
         "- XLA's kernels without autotuning, in bfloat16; caches, clocks and interference are left out",
         "",
-        "Microseconds of one call; in brackets how many times shorter than the first column.",
+        "Microseconds of one call; in brackets how many times shorter than the first column. How many",
+        "kernels each column has, and its longest chain, is in `benchmarks/results/sim-gpu.json`: plans that",
+        "keep branches apart may have more kernels, and smaller ones, than XLA alone.",
         "",
     ]
     names = list(COLUMNS)
@@ -125,10 +127,21 @@ def page(record: dict[str, Any]) -> str:
             f"| {case} | {found.get('LHS', {}).get('kernels', '-')} | " + " | ".join(cells) + " |"
         )
     why = {
-        f"- {case}, {COLUMNS[name]}: {one['failed']}"
-        for case, found in record["cases"].items() for name, one in found.items() if "failed" in one
+        f"- {case}: {next(iter(found.values()))['failed'].rpartition(': ')[2]}"
+        for case, found in record["cases"].items() if all("failed" in one for one in found.values())
     }  # fmt: skip
-    tail = ["", "Not simulated:", "", *sorted(why)] if why else []
+    why |= {
+        f"- {case}, {COLUMNS[name]}: {one['failed']}"
+        for case, found in record["cases"].items() for name, one in found.items()
+        if "failed" in one and not all("failed" in other for other in found.values())
+    }  # fmt: skip
+    tail = [
+        "",
+        "Not simulated (convolutions are cuDNN's, which the stand-in lacks):",
+        "",
+        *sorted(why),
+    ]
+    tail = tail if why else []
     return "\n".join([*head, *rows, *tail]) + "\n"
 
 
