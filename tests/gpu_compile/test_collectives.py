@@ -64,6 +64,44 @@ def test_collectives_run_beside_the_other_nano_batch(name: str, strategy: str) -
     assert not report.order.broken and not report.order.merged, report
 
 
+@pytest.mark.parametrize("strategy", [dfx.DualBatch(), dfx.published.TwoBatchOverlap()], ids=repr)
+def test_all_to_alls_of_a_gradient_run_beside_the_other_nano_batch(strategy: Any) -> None:
+    """Forward and backward of an expert-parallel layer: eight all-to-alls, compute of the other half beside
+    each. For that the gradient is scheduled: in one that JAX makes of a scheduled layer the plan does not say
+    what the backward pass begins first.
+    """
+    layer = LAYERS["experts"]
+    weights = len(layer.shapes) - 1
+
+    def gradient(*args: Any) -> Any:
+        def loss(*args: Any) -> Any:
+            return (layer.fn(*args).astype(jnp.float32) ** 2).sum()
+
+        return jax.grad(loss, argnums=tuple(range(len(args))))(*args)
+
+    fast = dfx.schedule(
+        gradient,
+        strategy,
+        in_axes=layer.in_axes,
+        out_axes=(0, *[dfx.Sum()] * weights),
+        target="nvidia-h200",
+    )
+    specs = [
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=jax.sharding.NamedSharding(MESH, spec))
+        for shape, spec in zip(layer.shapes, layer.specs, strict=True)
+    ]
+    mapped = jax.shard_map(
+        fast, mesh=MESH, in_specs=layer.specs, out_specs=tuple(layer.specs), check_vma=False
+    )
+    report = dfx.compile(jax.jit(mapped), *specs)
+    assert len(report.collectives) == 2 * 2 * layer.collectives, report
+    talks = {one.region for one in report.collectives}
+    for one in report.collectives:
+        computes = [region for region in one.beside if region not in talks and "@" in region]
+        assert any(nano(region) != nano(one.region) for region in computes), (one, report)
+    assert not report.order.merged, report
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_no_activation_is_copied(name: str) -> None:
     report = default(name, "DualBatch()")

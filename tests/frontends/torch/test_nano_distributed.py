@@ -81,7 +81,7 @@ def both(body: str, tmp_path: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def outs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What both processes say. They run all parts: most of their time is PyTorch's import."""
-    return both(VALUES + ORDER, tmp_path_factory.mktemp("distributed"))
+    return both(VALUES + ORDER + EXPERTS, tmp_path_factory.mktemp("distributed"))
 
 
 VALUES = """
@@ -119,6 +119,71 @@ with torch.no_grad():
     for _ in range(20):
         torch.testing.assert_close(fast(x), model(x))
 """
+
+# An expert a process, a fixed number of places for each row's tokens: all-to-alls before and behind it. The
+# strategy is the very object that tests/gpu_compile has XLA's programs for eight devices made by.
+EXPERTS = """
+class Experts(nn.Module):
+    def __init__(self, width=8, places=6):
+        super().__init__()
+        self.norm, self.router = nn.LayerNorm(width), nn.Linear(width, 2)
+        self.up, self.down, self.places = nn.Linear(width, 16), nn.Linear(16, width), places
+
+    def forward(self, x):
+        h = self.norm(x)
+        share = torch.softmax(self.router(h), -1)
+        chosen = nn.functional.one_hot(share.argmax(-1), 2)
+        place = chosen.cumsum(1) * chosen - 1
+        places = (place[..., None] == torch.arange(self.places)).to(x.dtype)
+        sent = torch.einsum("btec,btd->ebcd", places, h)
+        got = fc.all_to_all_single_autograd(sent, None, None, dist.group.WORLD)
+        made = self.down(torch.relu(self.up(got)))
+        back = fc.all_to_all_single_autograd(made, None, None, dist.group.WORLD)
+        return x + torch.einsum("btec,ebcd->btd", places * share[..., None], back)
+
+torch.manual_seed(3)  # the router is the same in both processes
+model = Experts()
+torch.manual_seed(rank)
+for layer in (model.up, model.down):
+    nn.init.normal_(layer.weight)
+x = torch.randn(6, 6, 8)
+for strategy in (dfx.published.TwoBatchOverlap(), dfx.DualBatch()):
+    torch._dynamo.reset()
+    fast = dfx.schedule(copy.deepcopy(model), strategy, in_axes=0, lanes=2)
+    results = []
+    for m in (model, fast):
+        m.zero_grad()
+        given = x.clone().requires_grad_()
+        out = m(given)
+        out.square().mean().backward()
+        results.append([out.detach(), given.grad, *(p.grad.clone() for p in m.parameters())])
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)
+    for entry in fast._dfx_core.all_planned((x.clone().requires_grad_(),), {}):
+        for made in (entry, entry.later() if entry.later else None):
+            if made is None:
+                continue
+            launches = [i for i in made.plan.instructions if isinstance(i, Launch)]
+            talks = [made.pg.regions[i.region].resource == "network" for i in launches]
+            beside = 0
+            for at in (n for n, talk in enumerate(talks) if talk):
+                # From its launch to the next one on its lane: what the other lane does meanwhile.
+                later = [n for n in range(at + 1, len(launches)) if talks[n]]
+                window = range(at + 1, later[0] if later else len(launches))
+                beside += any(launches[n].nano == 1 - launches[at].nano for n in window)
+            print("experts", type(strategy).__name__, made.kind, sum(talks), beside)
+"""
+
+
+def test_the_two_batch_strategy_on_an_expert_parallel_layer(outs: list[str]) -> None:
+    """Values and gradients; behind each all-to-all stands compute of the other nano-batch."""
+    for out in outs:
+        lines = [line.split() for line in out.splitlines() if line.startswith("experts")]
+        assert lines == [
+            ["experts", strategy, kind, "4", "4"]
+            for strategy in ("TwoBatchOverlap", "DualBatch")
+            for kind in ("forward", "backward")
+        ], out
 
 
 def test_values_and_gradients_of_a_tensor_parallel_block(outs: list[str]) -> None:

@@ -67,6 +67,21 @@ ROWS: list[Row] = [
             )
         },
     ),
+    *[
+        Row(
+            f"{what} that processes exchange",
+            (X,),
+            torch={
+                "_c10d_functional.all_to_all_single": Stand(
+                    lambda t, x, n, part=part: t.ns("_c10d_functional").all_to_all_single.default(
+                        x, [part(n)] * 2, [part(n)] * 2, "0"
+                    ),
+                    lambda torch, x, n, part=part: _both(torch, torch.split(x, [part(n)] * 2)[0]),
+                )
+            },
+        )
+        for what, part in (("parts", lambda n: 2), ("runs", lambda n: n))
+    ],
     Row(
         "values of all processes",
         (X,),

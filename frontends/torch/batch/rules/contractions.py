@@ -345,3 +345,27 @@ def _along_ranks(site: Site) -> State:
     if state.outer % ranks:
         raise Refuse("gives each process other rows of the batch")
     return Rows(0, state.outer // ranks, state.inner, state.power)
+
+
+@rule("_c10d_functional.all_to_all_single")
+def _exchanged(site: Site) -> State:
+    """Parts of axis 0 go to the processes, each of which has the same nano-batches, and come from them.
+
+    Rows along another axis stay where they are. Along axis 0 a part of whole runs of the batch is
+    exchanged for other processes' runs of the same rows.
+    """
+    tensor = site.args["input"]
+    state = linear([site.state(tensor)])
+    parts = [
+        [site.pair(part) for part in site.args[name]]
+        for name in ("input_split_sizes", "output_split_sizes")
+    ]
+    if not isinstance(state, Rows) or state.axis != 0:
+        site.fixed([*site.args["input_split_sizes"], *site.args["output_split_sizes"]])
+        return state
+    ranks = len(parts[0])
+    rows = [shape[0] for shape in site.walker.shapes[tensor.value]]
+    even = [tuple(n // ranks for n in rows)] * ranks
+    if parts != [even, even] or state.outer % ranks:
+        raise Refuse("exchanges the rows of the batch between processes")
+    return Rows(0, state.outer, state.inner, state.power)
