@@ -171,6 +171,10 @@ def _reason(given: Given, t: Times) -> tuple[Reason, str]:
         "copies": (t.copies, "copies between lanes and of results take"),
         "hand-over": (t.hand_overs, "hand-overs between lanes take"),
         "too short": (t.start, "to start the lanes takes"),
+        "contention": (
+            max(0.0, t.scheduled - t.simulated) if t.measured else 0.0,
+            "other work on these cores, or what is around the lanes, makes calls longer by",
+        ),
     }
     name = max(shares, key=lambda key: shares[key][0])
     if len(given.plan.lanes_used) < 2:

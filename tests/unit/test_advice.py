@@ -123,6 +123,9 @@ def test_measured_times_decide_over_estimated_ones(make: Callable[..., Graph]) -
     assert _report(graph, lanes).gains
     slow = _report(graph, lanes, original_ns=MS, scheduled_ns=1.2 * MS)
     assert slow.reason == "contention" and slow.measured
+    # Regions that could overlap, of which a call takes far longer than they do.
+    busy = _report(graph, lanes, original_ns=9 * MS, scheduled_ns=9 * MS)
+    assert busy.reason == "contention" and "other work on these cores" in busy.text
     # One that was faster in half of the calls is not known to gain.
     assert not _report(graph, lanes, original_ns=2 * MS, scheduled_ns=MS, wins=0.5).gains
 
