@@ -155,8 +155,10 @@ class TestWheel:
         assert not [f for f in files if "/tests/" in f or "/test_" in f]
 
     def test_license(self) -> None:
-        assert _DISTRIBUTION.metadata["License-Expression"] == "Apache-2.0"
-        assert any(f.endswith("LICENSE") for f in self._files())
+        told = _DISTRIBUTION.metadata["License-Expression"]
+        assert told == "Apache-2.0 AND BSD-3-Clause AND MIT"
+        for name in ("LICENSE", "nanobind.txt", "openxla.txt", "robin-map.txt"):
+            assert any(f.endswith(f"/{name}") for f in self._files()), name
 
     def test_extras(self) -> None:
         extras = set(_DISTRIBUTION.metadata.get_all("Provides-Extra") or [])
