@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -21,6 +22,7 @@ from dynaflow_xla.cli import (
     compare as comparing,
     doctor as examining,
     kept,
+    report as reporting,
     targets,
     trace as tracing,
 )
@@ -304,6 +306,23 @@ def compare(out: Output, before: Path, after: Path, least: float) -> int:
     Ends with status 1 if anything became slower.
     """
     return comparing.compare(before, after, least, out)
+
+
+@cli.command()
+@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--out", "path", type=click.Path(path_type=Path), default="report.html", show_default=True,
+    help=".html (one page that loads nothing) or .md.",
+)  # fmt: skip
+@click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
+@_command
+def report(out: Output, results: tuple[Path, ...], path: Path, opened: bool) -> None:
+    """Write result files as a page or a Markdown table: what gains, what loses, with intervals."""
+    made = reporting.write(results, path)
+    out.result({"path": str(path), "rows": [dataclasses.asdict(row) for row in made]})
+    out.text(f"written: {path}, {len(made)} rows")
+    if opened:
+        tracing.open_in_browser(path, out)
 
 
 @cli.command()

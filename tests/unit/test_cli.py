@@ -160,6 +160,35 @@ def test_paired_samples_every_run_in_every_round() -> None:
     assert told["baseline"] == "c" and told["ratio"] == pytest.approx(2 / 3) == told["high"]
 
 
+# -- report -----------------------------------------------------------------------------------------
+
+
+def test_report_says_what_gains_and_loses(tmp_path: Path) -> None:
+    _file(tmp_path / "a.json", {"jit": 10.0, "fast <b>|": 6.0, "slow": 14.0})
+    told = json.loads(run("report", "a.json", "-o", "r.html", "--json").stdout)
+    assert {r["way"]: r["ratio"] < 1 for r in told["rows"]} == {"fast <b>|": True, "slow": False}
+    page = (tmp_path / "r.html").read_text()
+    assert "fast &lt;b&gt;|" in page and "1 gain, 1 lose" in page
+    assert "http" not in page and "<script" not in page  # it loads nothing
+    assert run("report", "a.json", "-o", "r.md").exit_code == 0
+    table = (tmp_path / "r.md").read_text()
+    assert r"| fast <b>\| |" in table and "0.6" in table
+
+
+def test_report_of_committed_results(tmp_path: Path) -> None:
+    results = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("cases-*.json"))
+    if not results:
+        pytest.skip("no result files beside the tests")
+    told = json.loads(run("report", results[-1], "--json").stdout)
+    assert len(told["rows"]) > 10 and (tmp_path / "report.html").stat().st_size > 5000
+
+
+def test_report_refuses(tmp_path: Path) -> None:
+    _file(tmp_path / "a.json", {"branches": 1.0})
+    assert "a report is written as" in run("report", "a.json", "-o", "x.pdf").stderr
+    assert "with and without a plan" in run("report", "a.json").stderr
+
+
 # -- cache ------------------------------------------------------------------------------------------
 
 
