@@ -275,9 +275,6 @@ def gpu_rehearsal(session: nox.Session) -> None:
     for old in (folder / "wheels").glob("*.whl"):
         old.unlink()
     shutil.copy(wheel_of_312(session), folder / "wheels")
-    env.pip(
-        "uninstall", "-y", "dynaflow-xla"
-    )  # it comes from the wheel, as on the machine with a GPU
     parts, bench = given("PARTS"), given("BENCH_ARGS")
     env.run(
         STANDIN, "benchmarks/gpu_all.py", "--python", str(env.python), "--build", str(folder),
