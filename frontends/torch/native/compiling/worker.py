@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.caches import private_files
+from dynaflow_xla.caches import private_files, trimming
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import compiling
 
@@ -45,6 +45,7 @@ def place(library: Path | None, note: str) -> None:
         content = {"library": f"{path.stem}-{digest[:16]}.so", "digest": digest}
         private_files.write(path.with_name(content["library"]), data)
     private_files.write(path, private_files.sealed(content, VERSION))
+    trimming.trim(path.parent)
 
 
 def kept(path: Path) -> Path | None:
@@ -59,6 +60,7 @@ def kept(path: Path) -> Path | None:
     try:
         content = private_files.opened(private_files.read(path), VERSION)
         if content.get("library") is None:
+            trimming.used(path)
             return path
         name, digest = str(content["library"]), content.get("digest")
         if os.path.basename(name) != name:
@@ -69,6 +71,7 @@ def kept(path: Path) -> Path | None:
         return None
     if hashlib.sha256(data).hexdigest() != digest:
         raise private_files.Broken(f"the hash of {library.name} is not the one noted")
+    trimming.used(path, library)
     return library
 
 
