@@ -3,13 +3,14 @@
 Threads: one a call (``Engine::Run``, which runs lane 0), one for each other lane, one that may shut down. The
 state is what they share: queues of lanes, the ticket of lane 0, events of each call, lanes that are left, the
 count of live calls, whether the engine is closed. What a thread does between two looks at that is one action.
-``csrc/src/host/engine.cc``, ``host_lane.h`` beside it and ``csrc/src/call.cc`` name the actions:
+``csrc/src/host/engine.cc``, ``host_lane.h``, ``stand_in.h`` and ``csrc/src/call.cc`` name the actions:
 
     Enqueue   a call enters the queues of all its lanes, and takes its ticket, under one mutex (or is refused)
     TakeTurn  lane 0 of a call goes on when all earlier tickets are served
-    Take      a lane's thread takes the first call of its queue, or a thread of that call does in its
-              stead: the caller whose lane 0 is left, or a lane that waits, if the taken one never has to;
-              to the others it makes no difference which thread it is
+    Take      a lane's thread takes the first call of its queue, or the caller of that call does in its
+              stead when its own lane 0 is left: to the others it makes no difference which thread it is
+    Help      a lane that waits takes another one of its call that has not begun and whose events are
+              all set; until that one is left it does nothing itself
     Launch    a step runs; in the model it may fail the call
     Abort     the lane whose step failed wakes whoever waits for an event of the call
     Record    an event is signalled
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-Fault = Literal["", "queues one by one", "no abort", "close does not wait", "no wait"]
+Fault = Literal["", "queues one by one", "no abort", "close does not wait", "no wait", "helps any"]
 """Ways to break the model, which it has to notice."""
 
 
@@ -58,6 +59,7 @@ class Call(NamedTuple):
     failing: int = -1
     ran: frozenset[int] = frozenset()
     asleep: frozenset[int] = frozenset()
+    helped: frozenset[tuple[int, int]] = frozenset()  # (lane that waits, lane that it runs)
 
 
 class State(NamedTuple):
@@ -153,6 +155,8 @@ class Model:
         call, program = s.calls[c], self.programs[c]
         instructions = program[lane] if lane < len(program) else ()
         at = call.at[lane] if lane < len(program) else 0
+        if any(helper == lane for helper, _ in call.helped):
+            return
         if lane == call.failing and not call.aborted and self.fault != "no abort":
             yield "Abort", self._with(s, c, call._replace(aborted=True))
             return
@@ -172,12 +176,26 @@ class Model:
                 yield "Wait", self._leave(s, lane, c, call._replace(asleep=awake))
             elif not asleep:
                 yield "Wait", self._with(s, c, call._replace(asleep=call.asleep | {lane}))
+                yield from self._help(s, lane, c, call)
         else:
             yield "Launch", self._with(s, c, on._replace(ran=call.ran | {number}))
             if number in self.may_fail and not call.failed:
                 yield "Launch", self._with(s, c, on._replace(failed=True, failing=lane))
 
+    def _help(self, s: State, lane: int, c: int, call: Call) -> Iterator[tuple[str, State]]:
+        """A lane that is about to sleep runs one that has not begun, and then looks again."""
+        for other, instructions in enumerate(self.programs[c]):
+            if other == 0 or s.current[other] >= 0 or s.queues[other][:1] != (c,):
+                continue
+            waits = {i.number for i in instructions if i.kind == "wait"}
+            if waits <= call.signalled or self.fault == "helps any":
+                queues = (*s.queues[:other], s.queues[other][1:], *s.queues[other + 1 :])
+                current = (*s.current[:other], c, *s.current[other + 1 :])
+                made = call._replace(helped=call.helped | {(lane, other)})
+                yield "Help", self._with(s, c, made, queues=queues, current=current)
+
     def _leave(self, s: State, lane: int, c: int, call: Call) -> State:
+        call = call._replace(helped=frozenset(pair for pair in call.helped if pair[1] != lane))
         done = (*call.done[:lane], True, *call.done[lane + 1 :])
         current = (*s.current[:lane], -1, *s.current[lane + 1 :])
         if lane > 0:

@@ -30,7 +30,7 @@ class StandIn : public Helper {
   void Help(int event) noexcept override {
     while (!call_.IsEventSet(event)) {
       const int lane = LaneFor(event);
-      if (lane < 0 || !WaitForBegin(lane, event) || !Run(lane)) return;
+      if (lane < 0 || !WaitForBegin(lane, event) || !Run(lane)) return;  // [Help]
     }
   }
 

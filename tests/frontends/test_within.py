@@ -1,0 +1,114 @@
+"""Functions with rules, placements and loops of their own inside: each derivative is that of the original."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import dynaflow_xla as dfx
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+DEVICE = jax.devices("cpu")[0]
+ROWS = NamedSharding(Mesh(np.array([DEVICE]), ("rows",)), PartitionSpec("rows"))
+
+
+@jax.custom_batching.custom_vmap
+def ruled(v: Any) -> Any:
+    return jnp.sort(v) * jnp.cos(v)
+
+
+@ruled.def_vmap
+def _(size: int, batched: Any, v: Any) -> Any:
+    return jnp.sort(v, axis=-1) * jnp.cos(v) + 7, True  # told apart from what vmap would do
+
+
+@jax.custom_batching.sequential_vmap
+def one_by_one(v: Any) -> Any:
+    return jnp.sort(v) + 1
+
+
+def of_rows(v: Any) -> Any:
+    """A loop whose condition differs from row to row."""
+
+    def body(c: Any) -> Any:
+        return jnp.sort(c[0]) * 1.1, c[1] + 1
+
+    return lax.while_loop(lambda c: c[1] < 2 + jnp.abs(v.sum()), body, (v, 0))[0]
+
+
+NAMED = jax.checkpoint_policies.save_only_these_names("kept")
+CLOSED = jax.make_jaxpr(lambda v: jnp.sin(jnp.sort(v)) * v)(jnp.zeros((3, 4)))
+
+WITHIN: dict[str, Callable[[Any], Any]] = {
+    "custom_vmap": lambda x: jax.vmap(ruled)(x) + jnp.cos(x) + ruled(x[0]),
+    "sequential_vmap": lambda x: jax.vmap(one_by_one)(x) + jnp.sort(jnp.cos(x)),
+    "sharding_constraint": lambda x: (
+        lax.with_sharding_constraint(jnp.sort(x), ROWS) * jnp.cos(x) + jnp.sort(-x)
+    ),
+    "device": lambda x: (
+        jax.device_put(jnp.sort(x), ROWS) * jnp.ones(x.shape, x.dtype, device=DEVICE) + jnp.sin(x)
+    ),
+    "batched_while": lambda x: jax.vmap(of_rows)(x) + jnp.sort(jnp.cos(x)),
+    "named_checkpoint": lambda x: (
+        jax.checkpoint(lambda v: checkpoint_name(jnp.sin(jnp.sort(v)), "kept") * v, policy=NAMED)(x)
+        + jnp.cos(x)
+    ),
+    "closed_call": lambda x: jaxpr_as_fun(CLOSED)(x)[0] + jnp.cos(x),
+}
+
+
+def total(f: Any) -> Any:
+    return lambda x: jnp.sum(f(x) * jnp.cos(jnp.arange(x.size).reshape(x.shape)))
+
+
+WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "call": lambda f, x: f(x),
+    "vmap": lambda f, x: jax.vmap(f)(jnp.stack([x, -x])),
+    "jvp": lambda f, x: jax.jvp(f, (x,), (jnp.cos(x),)),
+    "grad": lambda f, x: jax.jit(jax.grad(total(f)))(x),
+    "forward over reverse": lambda f, x: jax.jvp(jax.grad(total(f)), (x,), (x,)),
+}
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_what_is_within_keeps_its_meaning(name: str) -> None:
+    original = WITHIN[name]
+    fast = dfx.schedule(original, "branches", lanes=1)
+    x = jnp.asarray(np.random.default_rng().uniform(-1, 1, (3, 4)), jnp.float32)
+    compared = 0
+    for way in WAYS.values():
+        try:
+            want = way(original, x)
+        except (ValueError, TypeError, NotImplementedError) as error:  # JAX has no such derivative
+            with pytest.raises(type(error)):
+                way(fast, x)
+            continue
+        for w, g in zip(jax.tree.leaves(want), jax.tree.leaves(way(fast, x)), strict=True):
+            np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5)
+        compared += 1
+    assert compared >= (len(WAYS) if name not in ("custom_vmap", "batched_while") else 3)
+
+
+def test_a_program_that_was_exported_is_scheduled_again() -> None:
+    """What is read back from bytes is a function like others: one region, with its derivative."""
+    original = WITHIN["device"]
+    x = jnp.asarray(np.random.default_rng().uniform(-1, 1, (3, 4)), jnp.float32)
+    again = export.deserialize(export.export(jax.jit(original))(x).serialize(vjp_order=1))
+
+    def around(x: Any) -> Any:
+        return again.call(jnp.sort(x)) + jnp.cos(x)
+
+    fast = dfx.schedule(around, "branches", lanes=1)
+    for way in ("call", "grad"):
+        np.testing.assert_allclose(WAYS[way](fast, x), WAYS[way](around, x), rtol=1e-5)
+    assert any("call_exported" in op.kind for op in dfx.graph(fast, x).graph.ops)
