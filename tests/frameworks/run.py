@@ -39,6 +39,7 @@ SUITES = (
     "generated_fun_test",
 )
 CASES = os.environ.get("JAX_NUM_GENERATED_CASES", "3")
+UNOPTIMIZED = os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "") not in ("", "0")
 QUICK = os.environ.get("JAX_SKIP_SLOW_TESTS", "") not in ("", "0")
 MODES = ("branches", "lanes", "auto", "xla")
 NO_TESTS = 5
@@ -203,7 +204,8 @@ def page(result: dict[str, Any]) -> str:
         "",
         "Nano-batches are no mode here: without `in_axes` a JAX function is never split. A suite that is "
         f"stopped at its limit is told of as far as it came. Generated cases of a test: {result['cases']}"
-        f"{', without those that JAX calls slow' if result['quick'] else ''}.",
+        f"{', without those that JAX calls slow' if result['quick'] else ''}"
+        f"{'; XLA optimizes little (JAX_DISABLE_MOST_OPTIMIZATIONS)' if result['unoptimized'] else ''}.",
         "",
         "| suite | mode | passed | refused | wrong | excluded | |",
         "|---|---|---|---|---|---|---|",
@@ -249,6 +251,8 @@ def main() -> None:
         for mode in asked.modes:
             kept = None if asked.keep is None else asked.keep / f"{suite}-{mode}.jsonl"
             found, whole = outcomes(tests, suite, mode, asked.limit, match=asked.match, lines=kept)
+            if not found:
+                continue
             bad = [test for test, line in found.items() if line["outcome"] in ("failed", "refused")]
             kept = None if asked.keep is None else asked.keep / f"{suite}-original.jsonl"
             plain = (
@@ -262,7 +266,13 @@ def main() -> None:
                 ),
                 flush=True,
             )
-            result = {"jax": jax.__version__, "cases": CASES, "quick": QUICK, "rows": rows}
+            result = {
+                "jax": jax.__version__,
+                "cases": CASES,
+                "quick": QUICK,
+                "unoptimized": UNOPTIMIZED,
+                "rows": rows,
+            }
             if asked.out:
                 asked.out.write_text(json.dumps(result, indent=1) + "\n")
             if asked.page:
