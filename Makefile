@@ -134,11 +134,12 @@ test: setup  ## Run the Python tests against the installed wheel (PYTEST_ARGS=..
 	@"$(PY)" -P -m pytest --durations=10 $(IN_PARALLEL) $(PYTEST_ARGS)
 
 # JAX_TESTS=/path/to/jax/tests, a checkout of the installed version: JAX's packages do not hold its tests.
-test-frameworks: setup  ## JAX's own tests with jax.jit scheduled (JAX_TESTS=...), PyTorch's samples (SUITES=... MODES=...)
+test-frameworks: setup  ## JAX's own tests with jax.jit scheduled (JAX_TESTS=...), PyTorch's samples (SUITES= MODES= LIMIT= KEEP=)
 	@[ -n '$(JAX_TESTS)' ] || { echo "make test-frameworks JAX_TESTS=/path/to/a/jax/checkout/tests"; exit 1; }
 	@"$(PY)" -P -m pip install -q absl-py
 	@"$(PY)" -P tests/frameworks/run.py --jax-tests '$(JAX_TESTS)' $(if $(SUITES),--suites $(SUITES)) \
-	  $(if $(MODES),--modes $(MODES)) --out benchmarks/results/frameworks.json --page docs/frameworks.md
+	  $(if $(MODES),--modes $(MODES)) $(if $(LIMIT),--limit $(LIMIT)) $(if $(KEEP),--keep '$(KEEP)') \
+	  --out benchmarks/results/frameworks.json --page docs/frameworks.md
 	@"$(PY)" -P tests/support/opinfo_sweep.py
 
 # ---- environments of their own: noxfile.py says what they are and where they are kept --------------

@@ -15,6 +15,8 @@ jax = pytest.importorskip("jax")
 RUN = Path(__file__).parents[1] / "frameworks" / "run.py"
 
 SUITE = """
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +40,10 @@ class Suite:
 
     def test_wrong(self):
         assert "scheduled" not in repr(jax.jit(jnp.sin))
+
+    def test_takes_the_process_with_it(self):
+        if "scheduled" in repr(jax.jit(jnp.sin)):
+            os.kill(os.getpid(), 9)
 
     def test_fails_anyway(self):
         assert False
@@ -67,14 +73,21 @@ def run(tests: Path, *args: str) -> Any:
 def test_what_is_counted(tmp_path: Path) -> None:
     out, page = tmp_path / "out.json", tmp_path / "page.md"
     tests = checkout(tmp_path, jax.__version__)
-    only = ["--suites", "lax_control_flow_test", "--modes", "branches"]
+    only = ["--suites", "lax_control_flow_test", "--modes", "branches", "--keep", str(tmp_path)]
     done = run(tests, *only, "--out", str(out), "--page", str(page))
     assert done.returncode == 1, done.stderr  # something is wrong
     (row,) = json.loads(out.read_text())["rows"]
     counts = {key: row[key] for key in ("whole", "passed", "refused", "wrong", "excluded")}
-    assert counts == {"whole": True, "passed": 2, "refused": 1, "wrong": 1, "excluded": 0}
-    assert list(row["failures"]) == ["TestSuite.test_wrong"]
-    assert "| `lax_control_flow_test` | branches | 2 | 1 | 1 | 0 |" in page.read_text()
+    assert counts == {"whole": True, "passed": 2, "refused": 1, "wrong": 2, "excluded": 0}
+    assert set(row["failures"]) == {
+        "TestSuite.test_wrong",
+        "TestSuite.test_takes_the_process_with_it",
+    }
+    assert "| `lax_control_flow_test` | branches | 2 | 1 | 2 | 0 |" in page.read_text()
+    out.unlink()
+    kept = run(tests, *only, "--limit", "0", "--out", str(out))  # nothing runs again
+    assert kept.returncode == 1, kept.stderr
+    assert json.loads(out.read_text())["rows"] == [row]
 
 
 def test_tests_of_another_version(tmp_path: Path) -> None:
