@@ -3,14 +3,17 @@
 For an H200 a region takes the longest of a kernel's launch, its operations and its bytes, at the rates below,
 and a hand-over between lanes the time of an edge of a CUDA graph. Lanes share the device, so a plan is never
 predicted to be shorter than all work of one kind at its full rate. On the CPU the original and the
-schedule run in turns; the ratio is that of the medians.
+schedule run in turns; the ratio is that of the medians, and all samples are in the result.
+
+``python -P benchmarks/published.py [--predict]`` writes ``results/published-<date>.json``;
+``--markdown FILE`` prints the table of such a result.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
-import json
+import re
 import statistics
 import sys
 import time
@@ -27,7 +30,9 @@ from dynaflow_xla.timelines.simulator import simulate
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "support")]
+import msgspec  # noqa: E402
 import published_models as models  # noqa: E402
+import records  # noqa: E402
 from environment import stamp  # noqa: E402
 
 FLOPS_PER_NS, BYTES_PER_NS, NETWORK_BYTES_PER_NS = 400_000.0, 4_000.0, 450.0
@@ -51,16 +56,27 @@ def h200(fast: Any, *args: Any) -> float:
     return sum(costs.values()) / max(float(made.total_ns), *busy.values())
 
 
-def cpu(fast: Any, original: Any, args: Any, wait: Any) -> float:
-    """How many times faster than the original, of medians of calls in turns."""
-    times: dict[int, list[float]] = {0: [], 1: []}
+def cpu(fast: Any, original: Any, args: Any, wait: Any) -> dict[str, list[float]]:
+    """Milliseconds of calls of the original and of the schedule, in turns."""
+    times: dict[str, list[float]] = {"original": [], "scheduled": []}
     for turn in range(ROUNDS + 3):
-        for n, call in enumerate((original, fast)):
+        for name, call in (("original", original), ("scheduled", fast)):
             began = time.perf_counter()
             wait(call(*args))
             if turn > 2:
-                times[n].append(time.perf_counter() - began)
-    return statistics.median(times[0]) / statistics.median(times[1])
+                times[name].append(round((time.perf_counter() - began) * 1e3, 4))
+    return times
+
+
+def ratio(samples: dict[str, list[float]]) -> float:
+    """How many times faster than the original, of medians."""
+    return statistics.median(samples["original"]) / statistics.median(samples["scheduled"])
+
+
+def papers(cls: type) -> str:
+    """The papers that a strategy's file names, as arXiv numbers."""
+    told = inspect.getdoc(sys.modules[cls.__module__]) or ""
+    return ", ".join(dict.fromkeys(re.findall(r"arXiv:[0-9.]*[0-9]", told)))
 
 
 def lines(cls: type) -> int:
@@ -136,17 +152,24 @@ def cases(xp: Any, p: Any, x: Any) -> dict[str, tuple[str, Any, Any, tuple[Any, 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The table of a result."""
-    columns = [("h200", "H200, predicted"), ("jax", "CPU, JAX"), ("torch", "CPU, PyTorch")]
-    columns = [(key, title) for key, title in columns if key in rows[0]]
-    head = "| Strategy | lines | model | " + " | ".join(title for _, title in columns) + " |"
-    head += "\n" + "|---" * (3 + len(columns)) + "|"
-    body = [
-        f"| `{r['strategy']}` | {r['lines']} | {r['model']} | "
-        + " | ".join(f"{r[key]:.2f}" for key, _ in columns)
-        + " |"
-        for r in rows
-    ]
+    measured = [(key, title) for key, title in CPU if key in rows[0].get("samples_ms", {})]
+    columns = ["Strategy", "paper", "lines", "model", "H200, predicted", *(t for _, t in measured)]
+    head = "| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|"
+    body = []
+    for r in rows:
+        found = [r["h200"], *(ratio(r["samples_ms"][key]) for key, _ in measured)]
+        cells = (
+            f"`{r['strategy']}`",
+            r["paper"],
+            r["lines"],
+            r["model"],
+            *(f"{x:.2f}" for x in found),
+        )
+        body.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join([head, *body])
+
+
+CPU = (("jax", "CPU, JAX"), ("torch", "CPU, PyTorch"))
 
 
 def main() -> None:
@@ -154,25 +177,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--predict", action="store_true", help="measure nothing")
+    parser.add_argument("--markdown", type=Path, help="print the table of this result")
     given = parser.parse_args()
+    if given.markdown is not None:
+        print(markdown(msgspec.json.decode(given.markdown.read_bytes())["rows"]))
+        return
     torch.set_grad_enabled(False)
+    environment = stamp()
     found: dict[str, dict[str, Any]] = {}
     for framework in ("jax",) if given.predict else ("jax", "torch"):
         xp, p, x, wait = arrays(framework)
         for name, (model, fast, original, args) in cases(xp, p, x).items():
             row = found.setdefault(name, {"strategy": name, "model": model})
-            row["lines"] = lines(getattr(dfx.published, name))
+            cls = getattr(dfx.published, name)
+            row["paper"], row["lines"] = papers(cls), lines(cls)
             if framework == "jax":
                 row["h200"] = round(h200(fast, *args), 2)
             if not given.predict:
-                row[framework] = round(cpu(fast, original, args, wait), 2)
+                measured = row.setdefault("samples_ms", {})
+                measured[framework] = cpu(fast, original, args, wait)
     rows = list(found.values())
     print(markdown(rows))
-    if given.out is not None:
-        made: dict[str, Any] = {"rows": rows}
-        if not given.predict:
-            made["environment"] = stamp()
-        given.out.write_text(json.dumps(made, indent=1) + "\n")
+    record = {"benchmark": "published", "environment": environment, "rows": rows}
+    print(records.save(record, given.out).name)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,8 @@ def test_page_on_torch_shows_the_committed_result(plot: Any) -> None:
 
 def test_page_shows_what_is_predicted_of_published_strategies() -> None:
     rows = json.loads((RESULTS / "published-predicted.json").read_text())["rows"]
-    shown = _table("docs/published.md", "| Strategy | lines |").splitlines()[2:]
+    shown = _table("docs/published.md", "| Strategy | paper | lines |").splitlines()[2:]
     assert shown == [
-        f"| `{r['strategy']}` | {r['lines']} | {r['model']} | {r['h200']:.2f} |" for r in rows
+        f"| `{r['strategy']}` | {r['paper']} | {r['lines']} | {r['model']} | {r['h200']:.2f} |"
+        for r in rows
     ]

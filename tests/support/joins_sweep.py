@@ -3,7 +3,7 @@
 ``python -P tests/support/joins_sweep.py --programs N [--frameworks torch,jax] [--seed S] [--out FILE]``
 makes programs of the steps in tests/frontends/test_joins.py and tests/frontends/torch/test_joins.py, N of
 each framework in turns, for at most ``--seconds``, and writes a line of JSON for each; ``--table FILE...``
-counts such lines.
+counts such lines, and with ``--out`` writes the counts (benchmarks/results/joins-sweep.json).
 
 PyTorch programs are captured and run as a user's are. JAX's are traced, proved, split and planned as a user's
 are; what comes of that is evaluated operator by operator (compiling it is most of the time of so small a
@@ -235,6 +235,24 @@ def table(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What is kept of records: their numbers, and all of those that are not equal."""
+    made: dict[str, Any] = {}
+    for framework in sorted({r["framework"] for r in records}):
+        of = [r for r in records if r["framework"] == framework]
+        joins = Counter(r["joins"] for r in of)
+        made[framework] = {
+            "programs": len(of),
+            "different": len({json.dumps([r["program"], r["sizes"], r["grad"]]) for r in of}),
+            "gradients": sum(r["grad"] for r in of),
+            "outcomes": dict(Counter(r["outcome"] for r in of)),
+            "by_number_of_joins": {str(n): joins[n] for n in sorted(joins)},
+            "seeds": sorted({r["seed"] // 1_000_003 for r in of}),
+            "not_equal": [r for r in of if r["outcome"] != "equal"],
+        }
+    return made
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--frameworks", default="torch,jax")
@@ -245,15 +263,16 @@ def main() -> int:
     parser.add_argument("--table", type=Path, nargs="+", help="such files, to be counted")
     options = parser.parse_args()
     if options.table:
-        print(
-            table(
-                [
-                    json.loads(line)
-                    for file in options.table
-                    for line in file.read_text().splitlines()
-                ]
-            )
-        )
+        lines = [line for file in options.table for line in file.read_text().splitlines()]
+        records = [json.loads(line) for line in lines]
+        print(table(records))
+        if options.out is not None:
+            sys.path.insert(0, str(FRONTENDS.parents[1] / "benchmarks"))
+            from environment import stamp
+            from records import save
+
+            found = {"benchmark": "joins-sweep", "environment": stamp(), **summary(records)}
+            save(found, options.out)
         return 0
     records = []
     for record in sweep(

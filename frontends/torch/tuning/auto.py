@@ -12,7 +12,7 @@ import torch
 
 from dynaflow_xla._version import __version__
 from dynaflow_xla.caches.recent import Recent
-from dynaflow_xla.errors import DynaflowError, UnsupportedError
+from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
@@ -338,10 +338,13 @@ def _planned(
     """
     first = next(iter(forms.values()))
     predicted: dict[str, float] = {}
+    mixing: set[str] = set()
     overlaps = any(len(e.plan.lanes_used) > 1 for e in entries)
     for name, form in variants.in_order(forms, predicted):
         if name in ways.runs or name in left_out:
             continue
+        if form.without_joins not in {name, *mixing}:
+            continue  # it would be the same plan, or is left out for the same reason
         reason = _not_worth(core, form, first, entries, overlaps, variants.WHOLE in ways.runs)
         if reason:
             left_out[name] = reason
@@ -360,12 +363,17 @@ def _planned(
         began = budget.clock()
         try:
             made = entries if captured else child.all_planned(args, kwargs)
+            if reason := variants.joins_cost(made, entries):
+                left_out[name] = reason
+                continue
             if splits(form.strategy):
                 run.check(child)
             planned_s = budget.clock() - began
             took = planned_s + ways.compiled(name, run.of(_caller(child)))
         except DynaflowError as error:
             left_out[name] = _short(error)
+            if isinstance(error, SeparabilityError):
+                mixing.add(name)
             continue
         except Exception as error:
             if eager:

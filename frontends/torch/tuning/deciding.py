@@ -15,9 +15,7 @@ from dynaflow_xla.frontends.torch.tuning import auto, call_signature, variants
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto, OneOf
 from dynaflow_xla.strategies.base import Strategy
-from dynaflow_xla.strategies.dual_batch import DualBatch
 from dynaflow_xla.strategies.identity import identity
-from dynaflow_xla.strategies.nano_batch import NanoBatch
 from dynaflow_xla.tuning import choice as choosing
 
 _MAX_CHILDREN = 64
@@ -73,13 +71,6 @@ class Deciding:
         if not compiler:
             asked = self.options.compiler
             compiler = "eager" if asked == "auto" else asked
-        of_auto = isinstance(self.options.strategy, Auto)
-        if isinstance(self.options.strategy, OneOf):
-            of_auto = False
-        if of_auto and isinstance(strategy, NanoBatch | DualBatch):
-            if strategy.only is None and not strategy.join:
-                # A decision holds for all sizes, and what rows that meet cost is another at each.
-                strategy = replace(strategy, joins=False)
         key = identity(strategy), compiler
         found = self.children.get(key)
         if found is None:
@@ -156,9 +147,10 @@ class Deciding:
     def candidates(self, *, batched: bool = False) -> dict[str, Strategy]:
         """Auto's candidates by name."""
         strategy, lanes = self.options.strategy, self.options.lanes
-        return self.decisions.candidates(
+        made = self.decisions.candidates(
             strategy, lanes, batched=batched, reserved=("original", variants.WHOLE)
         )
+        return made if isinstance(strategy, OneOf) else variants.joins_apart(made)
 
     def target(self, args: Any, kwargs: Any) -> Any:
         """Under ``Auto`` what was chosen for these arguments, or the first candidate; else this."""

@@ -125,6 +125,24 @@ def test_what_mixes_rows_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "NanoBatch(2) is left" in dfx.explain(fast, x)
 
 
+def test_joins_are_measured_where_they_are_expected_to_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = always(monkeypatch, "NanoBatch(2) with joins")
+    wide = [nn.Linear(256, 2048), nn.GELU(), nn.Linear(2048, 256)]
+    model = nn.Sequential(*wide, nn.BatchNorm1d(256))
+    other = nn.Sequential(*wide, nn.BatchNorm1d(256))
+    x = torch.randn(64, 256)
+    fast = scheduled(model)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), other(x), rtol=1e-4, atol=1e-4)
+        assert "NanoBatch(2) with joins" in seen[0] and "NanoBatch(2)" not in seen[0]
+        assert "auto: NanoBatch(2) with joins runs" in dfx.explain(fast, x)
+        torch.testing.assert_close(fast(x), other(x), rtol=1e-4, atol=1e-4)
+        little = scheduled(lambda x: torch.softmax(x, 0).cumsum(0))
+        little(x)
+        text = dfx.explain(little, x)
+    assert len(seen) == 1 and "with joins: not measured: 1 regions are joined" in text, text
+
+
 @pytest.mark.usefixtures("distances_unknown")
 def test_unproven_rows_are_not_split_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = always(monkeypatch, "NanoBatch(2)")

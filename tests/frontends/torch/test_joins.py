@@ -117,6 +117,23 @@ def test_numbers_drawn_from_data_between_rows_are_refused() -> None:
         fast(torch.rand(B, 4))
 
 
+def test_a_loop_whose_body_mixes_rows_is_refused() -> None:
+    from torch._higher_order_ops.while_loop import while_loop
+
+    def f(x: Any) -> Any:
+        def body(i: Any, h: Any) -> Any:
+            return i + 1, h - h.mean(0)
+
+        return while_loop(lambda i, h: i < 3, body, (torch.tensor(0), x))[1]
+
+    fast = dfx.schedule(f, dfx.NanoBatch(2), in_axes=0)
+    with (
+        torch.no_grad(),
+        pytest.raises(dfx.SeparabilityError, match=r"while_loop at .*test_joins\.py"),
+    ):
+        fast(torch.randn(B, 4))
+
+
 W = torch.randn(4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 # Steps from [B, 4] to [B, 4].

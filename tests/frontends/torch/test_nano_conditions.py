@@ -90,3 +90,27 @@ def test_the_sequence_is_split_where_rows_of_it_are_independent(how: Any) -> Non
     with torch.no_grad():
         told = dfx.explain(fast, x)
     assert "joined: " in told and "tanh" not in told.partition("joined: ")[2]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"),
+    [
+        (dfx.NanoBatch(4, align=16), "4 nano-batches of 12 rows need 3 cuts"),
+        (dfx.NanoBatch([5, 7], align=4), "begins at row 5, where none may begin"),
+        (dfx.NanoBatch(2, boundaries=[0, 3, 99]), "boundaries go to row 99"),
+        (dfx.NanoBatch(5, boundaries=[0, 3]), "a nano-batch may begin only at row 3"),
+        (dfx.NanoBatch(2, weights=[1.0] * 5), "work is given for 5 rows"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_is_told_before_anything_runs(strategy: Any, told: str) -> None:
+    ran: list[int] = []
+
+    def f(x: Any) -> Any:
+        ran.append(1) if not torch.compiler.is_compiling() else None
+        return x.tanh()
+
+    fast = dfx.schedule(f, strategy, in_axes=0, backend="torch")
+    with pytest.raises(dfx.PlanError, match=told):
+        fast(torch.randn(12, 4))
+    assert not ran
