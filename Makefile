@@ -165,10 +165,10 @@ test-torch-xla: $(STAMPS)/deps-dev  ## Run the tests of torch-xla in an environm
 	@$(NOX) torch_xla
 
 test-gpu-standin: $(STAMPS)/deps-dev  ## JAX's CUDA plugin on a stand-in for the driver, no GPU, under each JAX of STANDIN_JAX
-	@timeout 1500 $(NOX) gpu_standin
+	@timeout 1500 env $(NOX) gpu_standin
 
 gpu-rehearsal: $(STAMPS)/deps-dev  ## Every part of gpu-all on the stand-in, no GPU, with REHEARSAL_JAX (PARTS=...)
-	@timeout 1500 $(NOX) gpu_rehearsal
+	@timeout 1500 env $(NOX) gpu_rehearsal
 
 sim-gpu: $(STAMPS)/deps-dev  ## Simulated times of the GPU benchmark's cases, no GPU, written to docs/sim_gpu.md (BENCH_ARGS=...)
 	@$(NOX) sim_gpu
