@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dynaflow_xla import checks, dispatch
-from dynaflow_xla.advice.costs import Given
+from dynaflow_xla.advice.costs import Given, matched, spread
 from dynaflow_xla.advice.report import Why, why as reasons
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.dispatch import EitherFunction, serving
@@ -157,6 +157,9 @@ def together(
         settings = replace(settings, target=dispatch.target(settings.target))
     return Together(functions, names, settings)
 
+
+_NOISY = 0.25
+"""Of the median: calls that vary more are told by ``why``."""
 
 _OF_SCHEDULE = {
     name: parameter.default
@@ -395,16 +398,24 @@ def why(fast: Any, *args: Any, measure: bool = True, rounds: int = 15, **kwargs:
     if number is None or number < 1:
         raise bad_argument(rounds, Integral, f"rounds must be an integer >= 1; got {rounds!r}")
     entry = served.planned(args, kwargs)
-    aside = served.beside_the_plan(args, kwargs)
-    given = Given(entry.plan, entry.pg, notes=(aside,) if aside else ())
+    notes = [aside] if (aside := served.beside_the_plan(args, kwargs)) else []
+    given = Given(entry.plan, entry.pg)
     if measure:
         original, scheduled = served.timed(args, kwargs, number)
+        alone, note = matched(entry.pg, served.alone(args, kwargs, 1))
+        wide, _ = matched(entry.pg, served.alone(args, kwargs, 0))
+        notes += [note] if note else []
+        if (varied := max(spread(original), spread(scheduled))) > _NOISY:
+            notes.append(
+                f"half of the calls differ by {varied:.0%} or more: other programs run, and reasons that are "
+                "measured may be theirs; ask again when the machine is quiet"
+            )
         given = replace(
-            given, alone=served.alone(args, kwargs, 1), wide=served.alone(args, kwargs, 0),
-            ran=served.profile(args, kwargs), original_ns=statistics.median(original),
-            scheduled_ns=statistics.median(scheduled),
+            given, alone=alone, wide=wide, ran=served.profile(args, kwargs),
+            original_ns=statistics.median(original), scheduled_ns=statistics.median(scheduled),
             wins=sum(b < a for a, b in zip(original, scheduled, strict=True)) / number,
         )  # fmt: skip
+    given = replace(given, notes=tuple(notes))
     return reasons(given)
 
 

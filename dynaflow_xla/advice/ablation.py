@@ -14,8 +14,7 @@ from dynaflow_xla.planning.build import build_plan
 from dynaflow_xla.planning.instructions import Launch, Record, Wait
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.planning.recording import Decision, Recording
-from dynaflow_xla.timelines.simulator import simulate
-from dynaflow_xla.timelines.timeline import Timeline
+from dynaflow_xla.timelines.simulator import Costs, simulate
 
 Kind = Literal["lane", "wait", "split", "move", "copies", "hand-overs", "start"]
 
@@ -68,9 +67,7 @@ def _decisions(plan: Plan) -> list[Decision]:
     return [Decision(i.region, i.lane) for i in plan.instructions if isinstance(i, Launch)]
 
 
-def _total(
-    pg: PartitionedGraph, plan: Plan, decisions: list[Decision], costs: Timeline | None
-) -> int:
+def _total(pg: PartitionedGraph, plan: Plan, decisions: list[Decision], costs: Costs | None) -> int:
     """Of the plan of other decisions."""
     width = max((i.width for i in plan.instructions if isinstance(i, Launch)), default=1) or 1
     made = build_plan(
@@ -80,7 +77,7 @@ def _total(
     return simulate(made, pg, costs).total_ns
 
 
-def _lanes(plan: Plan, pg: PartitionedGraph, costs: Timeline | None, total: int) -> list[Ablation]:
+def _lanes(plan: Plan, pg: PartitionedGraph, costs: Costs | None, total: int) -> list[Ablation]:
     """Each lane without which the others would have to do its regions."""
     used = sorted(plan.lanes_used)
     if len(used) < 2:
@@ -100,7 +97,7 @@ def _lanes(plan: Plan, pg: PartitionedGraph, costs: Timeline | None, total: int)
     return found
 
 
-def _waits(plan: Plan, pg: PartitionedGraph, costs: Timeline | None, total: int) -> list[Ablation]:
+def _waits(plan: Plan, pg: PartitionedGraph, costs: Costs | None, total: int) -> list[Ablation]:
     """Each wait that holds a lane up: what is lost by it. Without it the values would be wrong."""
     waits = [n for n, i in enumerate(plan.instructions) if isinstance(i, Wait)][:_MOST_WAITS]
     after: dict[int, str] = {}
@@ -130,7 +127,7 @@ def _waits(plan: Plan, pg: PartitionedGraph, costs: Timeline | None, total: int)
 
 
 def _moves(
-    plan: Plan, pg: PartitionedGraph, costs: Timeline | None, total: int, times: Times
+    plan: Plan, pg: PartitionedGraph, costs: Costs | None, total: int, times: Times
 ) -> list[Ablation]:
     """The longest regions, each on the lane where the plan would be shortest, if that is another one."""
     decisions = _decisions(plan)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynaflow_xla import machine
-from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.ir.partitioned import PartitionedGraph, contents
 from dynaflow_xla.planning.plan import Plan
-from dynaflow_xla.timelines.simulator import ns_at, region_costs, simulate
+from dynaflow_xla.timelines.simulator import Costs, ns_at, region_costs, simulate
 from dynaflow_xla.timelines.timeline import Timeline
 
 
@@ -32,8 +34,8 @@ class Given:
 
     plan: Plan
     pg: PartitionedGraph
-    alone: Timeline | None = None
-    wide: Timeline | None = None
+    alone: Costs | None = None
+    wide: Costs | None = None
     ran: Timeline | None = None
     original_ns: float | None = None
     scheduled_ns: float | None = None
@@ -111,6 +113,33 @@ def times(given: Given) -> Times:
         measured=given.original_ns is not None and given.scheduled_ns is not None,
         **{name: float(max(0, total - without)) for name, without in simulated.items()},
     )
+
+
+def matched(pg: PartitionedGraph, timeline: Timeline | None) -> tuple[Costs | None, str]:
+    """What a run of the same cut says of the regions, and a note where it says nothing.
+
+    A second capture may write an operator's parameters in another way; then the regions' names tell.
+    """
+    if timeline is None:
+        return None, ""
+    ran = {s.name: float(s.duration_ns) for s in timeline.spans if s.kind == "launch"}
+    known = {s.content for s in timeline.spans if s.kind == "launch"}
+    if known & set(contents(pg)):
+        return timeline, ""
+    if all(region.name in ran for region in pg.regions):
+        return {region.name: ran[region.name] for region in pg.regions}, ""
+    return None, (
+        "the regions could not be measured one by one, since a second capture has other ones: what they "
+        "take is estimated"
+    )
+
+
+def spread(samples: Sequence[float]) -> float:
+    """How far the middle half of some times is apart, as a share of their median."""
+    ordered = sorted(samples)
+    quarter = len(ordered) // 4
+    middle = statistics.median(ordered)
+    return (ordered[-1 - quarter] - ordered[quarter]) / middle if middle else 0.0
 
 
 def _chain(pg: PartitionedGraph, alone: tuple[int, ...]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dynaflow_xla import machine
-from dynaflow_xla.advice.costs import Given
+from dynaflow_xla.advice.costs import Given, matched, spread
 from dynaflow_xla.advice.report import Why, why
 from dynaflow_xla.ir.graph import Graph
 from dynaflow_xla.ir.partition import partition
@@ -17,6 +17,7 @@ from dynaflow_xla.ir.rules import Op
 from dynaflow_xla.ir.work import Spread
 from dynaflow_xla.planning.build import build_plan
 from dynaflow_xla.planning.recording import Decision, Recording
+from dynaflow_xla.timelines.simulator import simulate
 
 MS = 1_000_000.0
 
@@ -148,3 +149,21 @@ def test_the_timeline_says_why_at_the_regions(make: Callable[..., Graph]) -> Non
         "sort": "not beside 'svd': dependency", "svd": "not beside 'sort': dependency",
     }  # fmt: skip
     assert any(found.text in note for note in found.timeline.meta["notes"])
+
+
+def test_costs_of_another_capture_are_found_by_name(make: Callable[..., Graph]) -> None:
+    pg = _cut(make("a = sort x; b = svd x", "a b"))
+    other = _cut(make("a = sort x; b = svd x", "a b", a={"params": "p"}, b={"params": "q"}))
+    plan = build_plan(
+        other,
+        Recording(tuple(Decision(r.id, 0) for r in other.regions)),
+        lanes=1,
+        strategy_text="t",
+    )
+    ran = simulate(plan, other, {"sort": 5e6, "svd": 7e6})
+    found, note = matched(pg, ran)
+    assert found == {"sort": 5e6, "svd": 7e6} and not note
+    assert matched(other, ran) == (ran, "")
+    third = _cut(make("a = lu x; b = qr x", "a b"))
+    assert matched(third, ran)[0] is None and "estimated" in matched(third, ran)[1]
+    assert spread([1.0] * 8) == 0.0 and spread([1.0, 1.0, 2.0, 3.0, 3.0]) == 1.0
