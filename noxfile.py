@@ -238,12 +238,21 @@ def standin_environment(session: nox.Session, jax: str) -> Environment:
         env = gpu_environment(session, jax)
     except CommandFailed:
         session.skip(f"JAX {jax} and its CUDA plugin cannot be installed")
+    # Not in the environment: JAX's plugin would load the CUDA runtime that comes with the headers, which
+    # wants a real driver.
+    headers = GPU_ENVS / "cuda-headers"
+    found = headers / "nvidia/cu13"
+    if found.exists():
+        os.environ.setdefault("CUDA_HOME", str(found))
     check = [env.python, "-P", STANDIN, "--check"]
-    if subprocess.run(check, capture_output=True).returncode:
-        env.pip("install", "--no-deps", "nvidia-cuda-runtime==13.0.*", "nvidia-cuda-crt==13.0.*")
+    said = subprocess.run(check, capture_output=True, text=True)
+    if said.returncode and "cuda.h" in said.stdout:
+        wheels = ["nvidia-cuda-runtime==13.0.*", "nvidia-cuda-crt==13.0.*"]
+        env.pip("install", "--no-deps", "--target", str(headers), *wheels)
+        os.environ["CUDA_HOME"] = str(found)
         said = subprocess.run(check, capture_output=True, text=True)
-        if said.returncode:
-            session.skip(said.stdout.strip())
+    if said.returncode:
+        session.skip(said.stdout.strip())
     return env
 
 
