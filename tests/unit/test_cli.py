@@ -317,7 +317,7 @@ def test_a_trial_that_dies_or_hangs_is_told(
     monkeypatch.setattr(
         doctor.subprocess, "run", lambda _, **more: real([sys.executable, "-c", code], **more)
     )
-    told, why = doctor._trial("jax", 5.0 if "sleep" not in code else 0.3)
+    told, why = doctor._trial("jax", 120.0 if "sleep" not in code else 0.3)
     assert told == {} and said in why
 
 
