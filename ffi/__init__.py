@@ -1,11 +1,21 @@
 """The run-time side: engine binding, lane clients and the XLA custom calls."""
 
+import importlib
+import platform
+from pathlib import Path
+from typing import Any
+
 from dynaflow_xla.errors import EngineError
 
+_ENGINE = f"{__name__}._engine"
+
 try:
-    from dynaflow_xla.ffi import _engine  # noqa: F401
-except ModuleNotFoundError:
-    pass  # whoever needs it says so
+    # Not `from ... import _engine`, whose error speaks of a circular import where the file is missing.
+    importlib.import_module(_ENGINE)
+except ModuleNotFoundError as error:
+    if error.name != _ENGINE:
+        raise
+    # Whoever needs it says so: below.
 except ImportError as error:
     if "nanobind" not in str(error):
         raise
@@ -15,3 +25,19 @@ except ImportError as error:
         f"sys.modules (a reload, or a second copy on sys.path) and imported again, from {__path__[0]}. "
         "A process has one copy, imported once: restart it, or keep the modules that are there"
     ) from error
+
+
+def __getattr__(name: str) -> Any:
+    """The engine, where it is not: an ``ImportError`` that says what is there instead."""
+    if name != "_engine":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    there = sorted(file.name for place in __path__ for file in Path(place).glob("_engine*.so"))
+    found = (
+        f"there is {', '.join(there)}, of another Python or system" if there else "there is none"
+    )
+    raise ImportError(
+        f"the compiled engine of dynaflow_xla for Python {platform.python_version()} is not in "
+        f"{__path__[0]}: {found}. Install the wheel of this Python (pip install --force-reinstall "
+        "dynaflow-xla), or build it from source",
+        name=_ENGINE,
+    )
