@@ -174,6 +174,13 @@ class Frontend(Protocol):
     def example(self, shape: Sequence[int], dtype: str, seed: int) -> Any:
         """An array of random values."""
 
+    def copies(self, tree: Any) -> Any:
+        """Arguments with copies of its arrays, which a call may change or take away.
+
+        Raises:
+            UnsupportedError: one cannot be copied.
+        """
+
     def wait(self, result: Any) -> None:
         """Returns when a result is there."""
 

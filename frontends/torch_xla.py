@@ -67,6 +67,7 @@ from dynaflow_xla.frontends.jax.signature import entry as jax_entry  # noqa: E40
 from dynaflow_xla.frontends.torch.commands import (  # noqa: E402
     about as about,
     cases as cases,
+    copies as copies,
     example as example,
     opponents as opponents,
     wait as wait,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
 import platform
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,18 @@ def framework_of(target: Target) -> str:
     return dispatch.of_arguments(target.name, target.args, target.kwargs)
 
 
+def parsed(texts: Sequence[str]) -> dict[str, Any]:
+    """Strategies by how they are written on the command line.
+
+    Raises:
+        TargetError: one means none, or cannot be made.
+    """
+    return {text: targets.strategy(text) for text in texts}
+
+
 def run(
     cases: Sequence[Target],
-    strategies: Sequence[str],
+    strategies: Mapping[str, Any],
     rounds: int,
     out: Output,
     options: dict[str, Any],
@@ -72,7 +82,7 @@ def run(
 
     Args:
         cases: What to run.
-        strategies: As written on the command line.
+        strategies: By how they are written on the command line.
         rounds: Samples of each.
         out: For progress.
         options: For ``schedule``.
@@ -93,37 +103,32 @@ def run(
 
 
 def _case(
-    case: Target, strategies: Sequence[str], rounds: int, step: Any, options: dict[str, Any],
+    case: Target, strategies: Mapping[str, Any], rounds: int, step: Any, options: dict[str, Any],
     chosen: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
     framework = framework_of(case)
     frontend = dispatch.frontend(framework)
-    original = getattr(case.fn, "original", case.fn)
-    made: dict[str, Any] = {"name": case.name, "framework": framework, "failed": {}, "plain": []}
+    scheduled = dispatch.is_scheduled(case.fn)  # a function of the user's may have any attribute
+    original = getattr(case.fn, "original", case.fn) if scheduled else case.fn
+    made: dict[str, Any] = {
+        "name": case.name, "framework": framework, "failed": {}, "notes": {}, "plain": [],
+    }  # fmt: skip
     step(f"{case.name} ({framework}): first calls", over=False)
     plain = frontend.opponents(original, case.args, case.kwargs)
     if unknown := [name for name in chosen if name not in plain]:
         made["failed"] |= {name: f"{framework} has {', '.join(plain)}" for name in unknown}
     runs = {name: call for name, call in plain.items() if not chosen or name in chosen}
-    for text in strategies:
-        try:
-            fast = dfx.schedule(original, strategy=targets.strategy(text), **options)
-        except dfx.DynaflowError as error:
-            made["failed"][text] = str(error)
-            continue
-        runs[text] = _call(fast, case, frontend)
+    for text, strategy in strategies.items():
+        with _noted(made, text):
+            runs[text] = _call(dfx.schedule(original, strategy=strategy, **options), case, frontend)
     works = {}
+    for name, call in runs.items():
+        with _noted(made, name):
+            call()
+            works[name] = call
+    step("", over=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dfx.FallbackWarning)
-        for name, call in runs.items():
-            try:
-                call()
-                works[name] = call
-            except Exception as error:  # an opponent's own failure: said, and the rest goes on
-                made["failed"][name] = (
-                    f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-                )
-        step("", over=True)
+        warnings.simplefilter("ignore", dfx.FallbackWarning)  # told at the first call
         samples = measuring.paired(
             works, rounds, step=lambda: step(f"{case.name} ({framework})", over=True)
         )
@@ -131,9 +136,29 @@ def _case(
     made["samples_ms"] = samples
     made["statistics_ms"] = {name: measuring.statistics(values) for name, values in samples.items()}
     if made["plain"]:
-        scheduled = [name for name in works if name not in plain]
-        made["ratios"] = {n: measuring.ratio(samples, n, made["plain"]) for n in scheduled}
+        made["ratios"] = {
+            name: measuring.ratio(samples, name, made["plain"])
+            for name in works
+            if name not in plain
+        }
     return made
+
+
+@contextlib.contextmanager
+def _noted(made: dict[str, Any], name: str) -> Iterator[None]:
+    """What goes wrong with one way is kept, and the rest goes on; so is what runs otherwise than asked."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", dfx.FallbackWarning)
+        try:
+            yield
+        except dfx.DynaflowError as error:
+            made["failed"][name] = str(error)
+        except Exception as error:
+            said = (str(error).splitlines() or [""])[0]
+            made["failed"][name] = f"{type(error).__name__}: {said}"
+    said = [str(w.message) for w in told if issubclass(w.category, dfx.FallbackWarning)]
+    if said and name not in made["failed"]:
+        made["notes"][name] = " ".join([*filter(None, [made["notes"].get(name)]), *said])
 
 
 def _call(fast: Any, case: Target, frontend: Any) -> Any:
@@ -144,9 +169,11 @@ def _call(fast: Any, case: Target, frontend: Any) -> Any:
 
 
 def show(record: dict[str, Any], path: Path | None, notes: Sequence[str], out: Output) -> int:
-    """Prints a table and writes the file; returns the exit status: 1 if nothing could be measured."""
-    if path is not None:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
+    """Prints a table and writes the file; returns the exit status: 1 if nothing could be measured.
+
+    Raises:
+        TargetError: the file cannot be written; all is printed then.
+    """
     out.result(record | {"notes": list(notes)})
     rows = []
     for case in record["cases"]:
@@ -181,6 +208,8 @@ def show(record: dict[str, Any], path: Path | None, notes: Sequence[str], out: O
     for case in record["cases"]:
         for name, why in case["failed"].items():
             out.text(f"failed: {name} on {case['name']} ({case['framework']}): {why}", "yellow")
+        for name, why in case["notes"].items():
+            out.text(f"note: {name} on {case['name']} ({case['framework']}): {why}", "yellow")
     load = record["environment"]["load_average"][0]
     if load > machine.cores() / 2:
         out.text(
@@ -190,6 +219,10 @@ def show(record: dict[str, Any], path: Path | None, notes: Sequence[str], out: O
     for note in notes:
         out.text(f"note: {note}", "yellow")
     if path is not None:
+        try:
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
+        except OSError as error:
+            raise TargetError(f"{path} cannot be written: {error.strerror}") from error
         out.text(f"written: {path}")
     return 0 if rows else 1
 

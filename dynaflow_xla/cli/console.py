@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import ctypes
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,18 +23,20 @@ class Output:
     """Where a command's results go.
 
     Args:
-        as_json: One JSON document on standard output, and nothing else there.
+        as_json: The result is one JSON document; nothing else is printed to standard output.
+
+    Attributes:
+        document: The result, once it is known; whoever runs the command prints it at its end.
     """
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
+        self.document: Any = None
         self._out, self._err = _console(stderr=False), _console(stderr=True)
 
     def result(self, data: Any) -> None:
-        """The whole result, for programs; printed with ``--json`` only."""
-        if self.as_json:
-            # Not through the terminal's console, which would wrap it.
-            print(json.dumps(data, indent=1, default=str), file=self._out.file)
+        """The whole result, for programs."""
+        self.document = data
 
     def text(self, text: str = "", style: str = "") -> None:
         """Lines for people. Names in them are printed as they are."""
@@ -81,6 +86,35 @@ class Output:
                 shown.update(task, advance=int(over), description=_plain(now or text))
 
             yield step
+
+
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """What anybody prints to standard output goes to standard error: Python, libraries in C, children."""
+    sys.stdout.flush()
+    numbers = _number(sys.stdout), _number(sys.stderr)
+    kept = os.dup(numbers[0]) if numbers[0] is not None and numbers[1] is not None else None
+    if numbers[0] is not None and numbers[1] is not None:
+        os.dup2(numbers[1], numbers[0])
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        # Whoever kept the stream itself, and C, may hold text back until now.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        ctypes.CDLL(None).fflush(None)
+        if kept is not None and numbers[0] is not None:
+            os.dup2(kept, numbers[0])
+            os.close(kept)
+
+
+def _number(stream: Any) -> int | None:
+    """A stream's file descriptor; None where it has none, as in a notebook."""
+    try:
+        return int(stream.fileno())
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def _plain(text: str) -> str:

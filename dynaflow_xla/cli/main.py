@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
-import sys
+import site
+import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +28,76 @@ from dynaflow_xla.cli import (
     targets,
     trace as tracing,
 )
-from dynaflow_xla.cli.console import Output
+from dynaflow_xla.cli.console import Output, elsewhere
 from dynaflow_xla.cli.targets import Target, TargetError
 from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.tuning import autotune
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARIES = tuple(
+    os.path.join(place, "")
+    for place in {
+        os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    }
+)
+"""Folders of this package, of Python and of what is installed; users' code may lie below a prefix."""
 
 
 class _Failed(click.ClickException):
-    """An error with which a command ends: one or a few lines, no traceback."""
+    """An error with which a command ends: one or a few lines, no traceback.
 
-    def __init__(self, message: str, kind: str, as_json: bool) -> None:
+    Args:
+        message: The lines.
+        kind: The error's type.
+        as_json: Print it as JSON, too.
+        status: Of the process.
+        document: What was found before.
+    """
+
+    def __init__(
+        self, message: str, kind: str, as_json: bool, status: int = 1, document: Any = None
+    ) -> None:
         super().__init__(message)
-        self.kind, self.as_json = kind, as_json
+        self.kind, self.as_json, self.exit_code = kind, as_json, status
+        self.document = document
 
     def show(self, file: Any = None) -> None:
         if self.as_json:
-            click.echo(json.dumps({"error": self.message, "kind": self.kind}, indent=1))
+            _print_json((self.document or {}) | {"error": self.message, "kind": self.kind})
         click.secho("error: ", fg="red", bold=True, nl=False, err=True)
         click.echo(self.message, err=True)
+
+
+def _print_json(document: Any) -> None:
+    click.echo(json.dumps(document, indent=1, default=str))
+
+
+class _Commands(click.Group):
+    """All commands: what is wrong with a command line is told as JSON, too, where that is asked for."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        before = args[: args.index("--")] if "--" in args else args
+        ctx.meta[__name__] = "--json" in before
+        with self._told(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with self._told(ctx):
+            return super().invoke(ctx)
+
+    @contextlib.contextmanager
+    def _told(self, ctx: click.Context) -> Iterator[None]:
+        try:
+            yield
+        except _Failed:
+            raise
+        except click.ClickException as error:
+            if not ctx.meta[__name__]:
+                raise
+            message, kind = error.format_message(), type(error).__name__
+            raise _Failed(message, kind, True, error.exit_code) from None
 
 
 def _command(function: Callable[..., int | None]) -> Callable[..., Any]:
@@ -55,14 +107,19 @@ def _command(function: Callable[..., int | None]) -> Callable[..., Any]:
     @click.option("--traceback", "trace_back", is_flag=True, help="Print tracebacks of errors.")
     @functools.wraps(function)
     def wrapped(as_json: bool, trace_back: bool, **options: Any) -> None:
+        out = Output(as_json)
         try:
-            status = function(out=Output(as_json), **options)
+            with elsewhere() if as_json else contextlib.nullcontext():
+                status = function(out=out, **options)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # the user's code may leave Python
             if trace_back:
                 traceback.print_exc()
-            raise _Failed(_told(error, trace_back), type(error).__name__, as_json) from None
+            kind = type(error).__name__
+            raise _Failed(_told(error, trace_back), kind, as_json, 1, out.document) from None
+        if as_json:
+            _print_json(out.document)
         click.get_current_context().exit(status or 0)
 
     return wrapped
@@ -74,9 +131,7 @@ def _told(error: BaseException, shown: bool) -> str:
         return str(error)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    mine = [
-        f for f in frames if not f.filename.startswith((_PACKAGE, sys.prefix, sys.base_prefix, "<"))
-    ]
+    mine = [f for f in frames if not f.filename.startswith((*_LIBRARIES, "<"))]
     if mine:
         text += f"\n  at {mine[-1].filename}:{mine[-1].lineno}, in {mine[-1].name}"
     return text if shown else text + "\n  --traceback shows all of it"
@@ -137,7 +192,10 @@ def _scheduled(target: str, shapes: tuple[str, ...], options: dict[str, Any]) ->
     return found, dfx.schedule(found.fn, **given)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="dynaflow-xla")
 def cli() -> None:
     """Schedules for JAX and PyTorch functions: look at them, measure them, find what is wrong.
@@ -204,6 +262,8 @@ def why(
     **options: Any,
 ) -> None:
     """Say why the plan of TARGET gains or does not, and what each decision is worth."""
+    if path is not None:
+        tracing.check(path)
     found, fast = _scheduled(target, shapes, options)
     report = dfx.why(fast, *found.args, measure=not estimated, rounds=rounds, **found.kwargs)
     out.result(report.to_dict())
@@ -231,26 +291,29 @@ def trace(
 
     Arguments of a script come after --.
     """
-    if path.suffix not in tracing.SUFFIXES:
-        raise TargetError(f"a timeline is written as {', '.join(tracing.SUFFIXES)}; got {path}")
+    tracing.check(path)
     if target.endswith(".py"):
         calls = [(found, found.fn) for found in tracing.of_script(Path(target), shapes)]
     else:
         calls = [_scheduled(target, shapes, options)]
-    written = []
+    written: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
     for number, (found, fast) in enumerate(calls, 1):
         try:
             made = tracing.timeline(found, fast, predicted)
-        except DynaflowError as error:
+        except Exception as error:  # of one of several functions: the others are traced
             if len(calls) == 1:
                 raise
-            out.aside(f"{found.name}: {error}", "yellow")
+            out.aside(f"{found.name}: {_told(error, True)}", "yellow")
+            failed.append({"name": found.name, "error": _told(error, True)})
             continue
         where = tracing.write(made, tracing.numbered(path, found.name, number, len(calls)))
         written.append({"name": found.name, "path": str(where), "summary": made.summary()})
         out.text(f"{found.name}: {made.summary()}")
         out.text(f"written: {where}")
-    out.result({"timelines": written})
+    out.result({"timelines": written, "failed": failed})
+    if not written:
+        raise TargetError("none of these functions could be traced")
     if opened:
         for one in written:
             tracing.open_in_browser(Path(one["path"]), out)
@@ -269,6 +332,8 @@ def trace(
     "--rounds", type=click.IntRange(3), default=20, show_default=True, help="Samples of each."
 )
 @click.option("--lanes", type=int, help="Number of lanes.")
+@click.option("--in-axes", metavar="LITERAL", help="Where the batch of TARGET is, for nano_batch.")
+@click.option("--out-axes", metavar="LITERAL", help="How results are put together.")
 @click.option(
     "-o", "--out", "path", type=click.Path(path_type=Path), help="Result file, for compare."
 )
@@ -276,10 +341,21 @@ def trace(
 def bench(
     out: Output, target: str | None, shapes: tuple[str, ...], make: str | None, factory: bool,
     cases: tuple[str, ...], frameworks: tuple[str, ...], strategies: tuple[str, ...],
-    opponents: tuple[str, ...], rounds: int, lanes: int | None, path: Path | None,
+    opponents: tuple[str, ...], rounds: int, lanes: int | None,
+    in_axes: str | None, out_axes: str | None, path: Path | None,
 ) -> int:  # fmt: skip
     """Time strategies against the plain ways to run TARGET, or the built-in cases, in turns."""
+    if path is not None:
+        targets.check_folder(path)
+    settings: dict[str, Any] = {"lanes": lanes}
+    for option, text in {"in_axes": in_axes, "out_axes": out_axes}.items():
+        if text is None:
+            continue
+        if target is None:
+            raise TargetError(f"--{option.replace('_', '-')} is for a TARGET; the cases have none")
+        settings[option] = targets.literal(text, f"--{option.replace('_', '-')}")
     notes: list[str] = []
+    given = benching.parsed(strategies or ("branches", "auto"))
     if target is None:
         found, notes = benching.built_in(cases, frameworks)
     elif cases:
@@ -287,8 +363,7 @@ def bench(
     else:
         whose = frameworks[0] if frameworks else None
         found = [targets.target(target, shapes, make, framework=whose, factory=factory)]
-    given = strategies or ("branches", "auto")
-    record = benching.run(found, given, rounds, out, {"lanes": lanes}, opponents)
+    record = benching.run(found, given, rounds, out, settings, opponents)
     return benching.show(record, path, notes, out)
 
 
@@ -303,7 +378,7 @@ def bench(
 def compare(out: Output, before: Path, after: Path, least: float) -> int:
     """Say what became slower or faster from one result file to another.
 
-    Ends with status 1 if anything became slower.
+    Ends with status 1 if a schedule became slower, after what became of the machine.
     """
     return comparing.compare(before, after, least, out)
 

@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class Target:
         args: By position.
         kwargs: By keyword.
         framework: "jax" or "torch", if the arguments were made for one.
+        lost: Why its arguments could not be kept; "" if they were.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Target:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     framework: str = ""
+    lost: str = ""
 
 
 _DTYPES = {
@@ -147,6 +150,11 @@ def target(
             f"{text!r} is a class. With --factory it is called without arguments, and what it makes is used"
         )
     if make is not None:
+        if not re.fullmatch(r"(.*:)?[^\W\d]\w*(\.\w+)*", make):
+            raise TargetError(
+                f"--args names a function that makes the arguments; got {make!r}. Write shapes and numbers "
+                f"after TARGET: {text} {' '.join(map(shlex.quote, (make, *shapes)))}"
+            )
         if shapes:
             raise TargetError(
                 "arguments come from shapes or from --args; got both: leave one of them out"
@@ -234,7 +242,7 @@ def strategy(text: str) -> Any:
         return text  # schedule knows these, and says so of others
     if ":" in text:
         found = named(text)
-        return found() if isinstance(found, type) else found
+        return _made(found, text) if isinstance(found, type) else found
     try:
         call = ast.parse(text, mode="eval").body
         if isinstance(call, ast.Name):
@@ -251,7 +259,33 @@ def strategy(text: str) -> Any:
             "a strategy is a name (auto, branches, nano_batch, ...), one of dynaflow_xla with its arguments "
             f"(NanoBatch(4), Branches(wide=False)) or module:Strategy; got {text!r}"
         )
-    return made(*args, **kwargs)
+    return _made(made, text, *args, **kwargs)
+
+
+def _made(kind: Any, text: str, *args: Any, **kwargs: Any) -> Any:
+    """A strategy; what its own code says against its arguments is said with its name."""
+    try:
+        return kind(*args, **kwargs)
+    except DynaflowError:
+        raise
+    except Exception as error:
+        raise TargetError(
+            f"the strategy {text!r} cannot be made: {type(error).__name__}: {error}"
+        ) from error
+
+
+def check_folder(path: Path) -> None:
+    """Whether a file can be written there: before what it is to hold is measured.
+
+    Raises:
+        TargetError: there is no such folder, or a folder of that name.
+    """
+    if path.is_dir():
+        raise TargetError(f"{path} cannot be written: it is a folder")
+    if not path.absolute().parent.is_dir():
+        raise TargetError(f"{path} cannot be written: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise TargetError(f"{path} cannot be written: no permission")
 
 
 def literal(text: str, what: str) -> Any:

@@ -10,13 +10,15 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dynaflow_xla as dfx
 from dynaflow_xla import dispatch
+from dynaflow_xla.cli.bench import FRAMEWORKS
 from dynaflow_xla.cli.console import Output
-from dynaflow_xla.cli.targets import Target, TargetError
+from dynaflow_xla.cli.targets import Target, TargetError, check_folder
 
 SUFFIXES = (".html", ".json", ".pftrace", ".png", ".svg")
 _PERFETTO = "https://ui.perfetto.dev"
@@ -27,6 +29,9 @@ _PORT = 9001
 def of_script(path: Path, args: Sequence[str]) -> list[Target]:
     """Runs a script as ``python script.py`` does; each scheduled function with its last call's arguments.
 
+    The arguments are copies: the call, or the script after it, may change or give away its own. The script's
+    folder stays on Python's path: the functions may import from there when they are traced.
+
     Calls that are traced by JAX (inside somebody's ``jit``) have no values and are left out.
 
     Raises:
@@ -35,7 +40,7 @@ def of_script(path: Path, args: Sequence[str]) -> list[Target]:
     if not path.is_file():
         raise TargetError(f"there is no file {path}")
     calls: dict[int, Target] = {}
-    before = sys.argv, sys.path[:]
+    before = sys.argv
     sys.argv, sys.path[:0] = [str(path), *args], [str(path.resolve().parent)]
     try:
         with _Recorded(calls):
@@ -44,12 +49,24 @@ def of_script(path: Path, args: Sequence[str]) -> list[Target]:
         if error.code not in (None, 0):
             raise TargetError(f"{path} ended with exit status {error.code}") from error
     finally:
-        sys.argv, sys.path[:] = before
+        sys.argv = before
     if not calls:
         raise TargetError(
             f"{path} called nothing that dfx.schedule or dfx.together returned, outside of other programs"
         )
     return list(calls.values())
+
+
+def _kept(call: Target) -> Target:
+    """The call with copies of its arguments; with the error why not, if they cannot be copied."""
+    loaded = [name for name in FRAMEWORKS if dispatch.is_loaded(name)]
+    given = call.args, dict(call.kwargs)
+    try:
+        for name in loaded:
+            given = dispatch.frontend(name).copies(given)
+    except dfx.DynaflowError as error:
+        return replace(call, args=(), kwargs={}, lost=str(error))
+    return replace(call, args=given[0], kwargs=given[1])
 
 
 class _Recorded:
@@ -93,7 +110,7 @@ class _Recorded:
             def call(this: Any, *args: Any, **kwargs: Any) -> Any:
                 if not dispatch.is_traced((args, kwargs)):
                     name = getattr(this, "__name__", type(this).__name__)
-                    self.calls[id(this)] = Target(str(name), this, args, kwargs)
+                    self.calls[id(this)] = _kept(Target(str(name), this, args, kwargs))
                 return called(this, *args, **kwargs)
 
             cls.__call__ = call
@@ -102,8 +119,21 @@ class _Recorded:
 
 def timeline(target: Target, fast: Any, predicted: bool) -> dfx.Timeline:
     """Measured, or with ``predicted`` simulated."""
+    if target.lost:
+        raise dfx.UnsupportedError(target.lost)
     look = dfx.simulate if predicted else dfx.profile
     return look(fast, *target.args, **target.kwargs)
+
+
+def check(path: Path) -> None:
+    """Whether a timeline can be written there: before it is measured.
+
+    Raises:
+        TargetError: there is no such form, or no such folder.
+    """
+    if path.suffix not in SUFFIXES:
+        raise TargetError(f"a timeline is written as {', '.join(SUFFIXES)}; got {path}")
+    check_folder(path)
 
 
 def write(made: dfx.Timeline, path: Path) -> Path:
@@ -112,8 +142,7 @@ def write(made: dfx.Timeline, path: Path) -> Path:
     Raises:
         TargetError: there is no such form, or it cannot be written.
     """
-    if path.suffix not in SUFFIXES:
-        raise TargetError(f"a timeline is written as {', '.join(SUFFIXES)}; got {path}")
+    check(path)
     try:
         if path.suffix == ".html":
             return made.to_html(path)

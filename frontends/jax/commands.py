@@ -11,6 +11,7 @@ import jaxlib
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import xla
 
 
@@ -70,6 +71,11 @@ def _drawn(of: Sequence[tuple[tuple[int, ...], float]]) -> tuple[Any, ...]:
     return tuple(example(shape, "float32", n) * scale for n, (shape, scale) in enumerate(of))
 
 
+_WITHOUT_X64 = {
+    "float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64",
+}  # fmt: skip
+
+
 def example(shape: Sequence[int], dtype: str, seed: int) -> Any:
     """An array of random values: small integers, truth values, or the normal distribution.
 
@@ -77,12 +83,30 @@ def example(shape: Sequence[int], dtype: str, seed: int) -> Any:
         shape: Its dimensions.
         dtype: NumPy's name of the type of its elements, or "bfloat16".
         seed: Of the values.
+
+    Raises:
+        UnsupportedError: JAX would make a narrower type of it.
     """
     kind = jnp.dtype(dtype)
+    narrow = _WITHOUT_X64.get(kind.name)
+    if narrow is not None and not jax.config.jax_enable_x64:
+        raise UnsupportedError(
+            f"JAX makes {narrow} of {kind} unless 64-bit types are on: set JAX_ENABLE_X64=1 in the "
+            "environment, or give a narrower type"
+        )
     drawn = np.random.default_rng(seed)
     if not jnp.issubdtype(kind, jnp.inexact):
         return jnp.asarray(drawn.integers(0, 2, size=tuple(shape)), dtype=kind)
     return jnp.asarray(drawn.normal(size=tuple(shape)), dtype=kind)
+
+
+def copies(tree: Any) -> Any:
+    """The same with every array copied, JAX's and NumPy's."""
+
+    def copied(leaf: Any) -> Any:
+        return leaf.copy() if isinstance(leaf, jax.Array | np.ndarray) else leaf
+
+    return jax.tree_util.tree_map(copied, tree)
 
 
 def wait(result: Any) -> None:

@@ -12,6 +12,7 @@ from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
 from dynaflow_xla.frontends.jax.commands import (
     about as about,
     cases as cases,
+    copies as copies,
     example as example,
     opponents as opponents,
     wait as wait,

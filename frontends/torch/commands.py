@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dynaflow_xla.frontends.torch.tuning.keeping import copies as copies
 from dynaflow_xla.ir.rules import mark
 
 

@@ -10,6 +10,7 @@ from dynaflow_xla.frontends.torch.batch.buckets import Bucketed
 from dynaflow_xla.frontends.torch.commands import (
     about as about,
     cases as cases,
+    copies as copies,
     example as example,
     opponents as opponents,
     wait as wait,

@@ -12,10 +12,11 @@ import pytest
 pytest.importorskip("click", reason="the command line is made with it")
 pytest.importorskip("rich", reason="the command line is made with it")
 
+import jax
 from click.testing import CliRunner, Result
 
 import dynaflow_xla as dfx
-from dynaflow_xla.cli import main
+from dynaflow_xla.cli import main, trace
 
 MODEL = """
 import jax, jax.numpy as jnp
@@ -138,3 +139,91 @@ def test_a_torch_model_from_a_factory(tmp_path: Path) -> None:
     )
     told = run("explain", "net.py:Net", "--factory", "f32[2,4]", "--strategy", "sequential").stdout
     assert "strategy Sequential(" in told
+
+
+DONATES = """
+import jax, jax.numpy as jnp, numpy as np
+import dynaflow_xla as dfx
+
+step = dfx.schedule(jax.jit(lambda x, y: jnp.sort(x) + jnp.sort(y), donate_argnums=0), "branches", lanes=2)
+
+@dfx.schedule(strategy="branches", lanes=2)
+def late(x):
+    import beside
+    return jnp.sort(x) * beside.TWO
+
+@dfx.schedule(strategy="branches", lanes=2)
+def moody(x):
+    if len(state) > 1:
+        raise KeyError("not again")
+    state.append(x)
+    return jnp.sort(x) + 1
+
+state = []
+x, y = jnp.arange(64.0)[::-1], np.arange(64.0, dtype=np.float32)
+for _ in range(2):
+    x = step(x, y)
+late(y)
+y[:] = np.nan
+moody(x)
+state += [0, 0]
+"""
+
+
+def test_trace_of_a_script_whose_arguments_are_gone(tmp_path: Path) -> None:
+    """Donated, or changed in place after the call; a function that fails leaves the others."""
+    (tmp_path / "aside").mkdir()
+    (tmp_path / "aside" / "donates.py").write_text(DONATES)
+    (tmp_path / "aside" / "beside.py").write_text("TWO = 2\n")
+    calls = {call.name: call for call in trace.of_script(tmp_path / "aside" / "donates.py", [])}
+    (donated, seen), (late,) = calls["<lambda>"].args, calls["late"].args
+    assert not donated.is_deleted() and seen.tolist() == late.tolist() == list(range(64))
+    del sys.modules["beside"]
+    found = CliRunner().invoke(main.cli, ["trace", "aside/donates.py", "-o", "t.json", "--json"])
+    assert found.exit_code == 0, found.output
+    told = json.loads(found.stdout)
+    assert {"late", "<lambda>"} <= {one["name"] for one in told["timelines"]}, told
+
+
+def test_one_function_that_cannot_be_traced_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = trace.timeline
+
+    def broken(found: Any, fast: Any, predicted: bool) -> Any:
+        if found.name == "first":
+            raise KeyError("not again")
+        return real(found, fast, predicted)
+
+    monkeypatch.setattr(trace, "timeline", broken)
+    told = json.loads(run("trace", "script.py", "--predicted", "--json").stdout)
+    assert [one["name"] for one in told["failed"]] == ["first"] and len(told["timelines"]) == 1
+    assert "not again" in told["failed"][0]["error"]
+
+
+def test_arrays_that_jax_would_narrow_are_refused() -> None:
+    if jax.config.jax_enable_x64:
+        pytest.skip("64-bit types are on")
+    for dtype in ("f64", "s64", "u64", "c128"):
+        args = ["explain", "model.py:f", f"{dtype}[4]", "f32[4]", "--framework", "jax"]
+        found = CliRunner().invoke(main.cli, args)
+        assert found.exit_code == 1 and "JAX_ENABLE_X64=1" in found.stderr, found.stderr
+
+
+def test_bench_of_what_falls_back_has_a_batch_or_attributes(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(
+        "import warnings\nimport dynaflow_xla as dfx\nfrom model import f, make_args\n"
+        "class Falls(dfx.Branches):\n"
+        "    def schedule(self, s):\n"
+        "        warnings.warn('it fell back', dfx.FallbackWarning)\n"
+        "        super().schedule(s)\n"
+        "f.original = 'of the user'\n"
+    )
+    told = json.loads(
+        run("bench", "odd.py:f", "--args", "make_args", "--strategy", "odd.py:Falls", "--strategy",
+            "NanoBatch(2)", "--in-axes", "(0, 0)", "--out-axes", "0", "--against", "jit", "--rounds", "3",
+            "--json").stdout
+    )  # fmt: skip
+    (case,) = told["cases"]
+    assert set(case["samples_ms"]) == {"jit", "odd.py:Falls", "NanoBatch(2)"}, case["failed"]
+    assert case["notes"] == {"odd.py:Falls": "it fell back"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ pytest.importorskip("rich", reason="the command line is made with it")
 from click.testing import CliRunner, Result
 
 from dynaflow_xla import __main__ as entry, machine
-from dynaflow_xla.cli import checks, console, doctor, kept, main, measuring, targets
+from dynaflow_xla.cli import bench, checks, console, doctor, kept, main, measuring, targets
 from dynaflow_xla.cli.checks import Check
 from dynaflow_xla.tuning import autotune
 
@@ -124,7 +125,14 @@ def test_compare_tells_changes_from_noise(tmp_path: Path) -> None:
 def test_compare_takes_out_what_the_machine_did(tmp_path: Path) -> None:
     a = _file(tmp_path / "a.json", {"jit": 10.0, "branches": 6.0})
     slow = _file(tmp_path / "b.json", {"jit": 13.0, "branches": 7.8}, seed=1)
-    assert _verdicts(a, slow) == (1, {"jit": "slower", "branches": "same"})
+    assert _verdicts(a, slow) == (0, {"jit": "slower", "branches": "same"})
+    told = run("compare", a, slow).stdout
+    assert "slower (the machine)" in told and "0 slower, 0 faster, 1 the same" in told
+    worse = _file(tmp_path / "c.json", {"jit": 13.0, "branches": 10.0}, seed=1)
+    assert _verdicts(a, worse) == (1, {"jit": "slower", "branches": "slower"})
+    # Without schedules the plain ways are what is compared.
+    a, slow = (_file(tmp_path / f"{ms}.json", {"jit": ms}) for ms in (10.0, 13.0))
+    assert _verdicts(a, slow) == (1, {"jit": "slower"})
 
 
 def test_compare_reads_committed_results_and_says_its_rule() -> None:
@@ -364,3 +372,96 @@ def test_help_of_every_command() -> None:
         found = run(name, "--help")
         assert found.exit_code == 0 and "--json" in found.output
     assert run("--version").output.startswith("dynaflow-xla, version ")
+
+
+def _file_of(path: Path, code: str) -> str:
+    path.write_text(code)
+    return f"{path.name}:f"
+
+
+NOISY = (
+    "import os, subprocess, sys\nprint('on import')\nout = sys.stdout\n"
+    "def f(x):\n    print('in the call'); out.write('kept\\n'); os.write(1, b'by number\\n')\n"
+    "    subprocess.run([sys.executable, '-c', 'print(1)'])\n    {then}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("then", "error"),
+    [("return [f]", "is a list"), ("1 / 0", "ZeroDivisionError"), ("sys.exit(3)", "SystemExit")],
+)
+def test_json_is_all_of_standard_output(then: str, error: str, tmp_path: Path) -> None:
+    """In a process of its own: users' code prints by number, too, and from children."""
+    code = NOISY.format(then=then).replace("def f(x)", "def f()")
+    name = _file_of(tmp_path / "noisy.py", code)
+    command = [sys.executable, "-P", "-c", "from dynaflow_xla.__main__ import main; main()"]
+    done = subprocess.run(
+        [*command, "explain", name, "--factory", "--json"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and error in json.loads(done.stdout)["error"], done
+    for text in ("on import", "in the call", "kept", "by number"):
+        assert text in done.stderr
+
+
+@pytest.mark.parametrize(
+    "args", [["explain"], ["explain", "--none"], ["none"], ["bench", "--rounds", "1"]]
+)
+def test_usage_errors_are_json_where_that_is_asked_for(args: list[str]) -> None:
+    found = run(*args, "--json")
+    told = json.loads(found.stdout)
+    assert found.exit_code == 2 == run(*args).exit_code
+    assert told["error"] and told["kind"] and told["error"] in found.stderr
+    assert run(*args).stdout == "" and run("explain", "--", "--json").stdout == ""
+
+
+def test_args_that_are_shapes_say_where_shapes_go(tmp_path: Path) -> None:
+    name = _file_of(tmp_path / "plain.py", "def f(x): return x\n")
+    for given in (["f32[8]"], ["4"], ["f32[8]", "s32[]"]):
+        found = run("explain", name, "--args", *given)
+        assert "--args names a function that makes the arguments" in found.stderr
+        assert f"after TARGET: {name} " in found.stderr and given[-1] in found.stderr
+
+
+@pytest.mark.parametrize("command", ["bench", "why", "trace"])
+def test_where_nothing_can_be_written_is_said_before_anything_runs(
+    command: str, tmp_path: Path
+) -> None:
+    name = _file_of(tmp_path / "runs.py", "raise SystemExit('it ran')\n")
+    (tmp_path / "folder.html").mkdir()
+    for path in ("gone/x.html", "folder.html"):
+        found = run(command, name, "1", "-o", path)
+        assert found.exit_code == 1 and f"{path} cannot be written" in found.stderr, found.stderr
+    if command != "bench":
+        assert "a timeline is written as" in run(command, name, "1", "-o", "x.txt").stderr
+
+
+def test_a_result_that_cannot_be_written_is_printed(tmp_path: Path) -> None:
+    record = {"environment": {"load_average": [0]}, "cases": []}
+    out = console.Output(True)
+    with pytest.raises(targets.TargetError, match="cannot be written"):
+        bench.show(record, tmp_path / "gone" / "x.json", [], out)
+    assert out.document == {**record, "notes": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("NanoBatch(1, 2, 3, 4)", "TypeError"), ("own.py:Own", "RuntimeError: not today")],
+)
+def test_strategies_that_cannot_be_made(text: str, said: str, tmp_path: Path) -> None:
+    _file_of(
+        tmp_path / "own.py",
+        "class Own:\n    def __init__(self): raise RuntimeError('not today')\ndef f(): ...\n",
+    )
+    for command in (["bench", "own.py:f"], ["explain", "own.py:f"]):
+        found = run(*command, "--strategy", text)
+        assert f"the strategy {text!r} cannot be made: {said}" in found.stderr, found.stderr
+
+
+def test_the_users_line_below_a_prefix_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "base_prefix", "/")
+    name = _file_of(tmp_path / "mine.py", "import json\njson.loads('{')\n")
+    told = run("explain", name, "1").stderr
+    assert "mine.py:2, in <module>" in told, told
