@@ -154,8 +154,8 @@ def _noted(made: dict[str, Any], name: str) -> Iterator[None]:
         except dfx.DynaflowError as error:
             made["failed"][name] = str(error)
         except Exception as error:
-            said = (str(error).splitlines() or [""])[0]
-            made["failed"][name] = f"{type(error).__name__}: {said}"
+            line = (str(error).splitlines() or [""])[0]
+            made["failed"][name] = f"{type(error).__name__}: {line}"
     said = [str(w.message) for w in told if issubclass(w.category, dfx.FallbackWarning)]
     if said and name not in made["failed"]:
         made["notes"][name] = " ".join([*filter(None, [made["notes"].get(name)]), *said])

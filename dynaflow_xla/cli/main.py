@@ -52,22 +52,24 @@ class _Failed(click.ClickException):
         message: The lines.
         kind: The error's type.
         as_json: Print it as JSON, too.
-        status: Of the process.
         document: What was found before.
     """
 
-    def __init__(
-        self, message: str, kind: str, as_json: bool, status: int = 1, document: Any = None
-    ) -> None:
+    def __init__(self, message: str, kind: str, as_json: bool, document: Any = None) -> None:
         super().__init__(message)
-        self.kind, self.as_json, self.exit_code = kind, as_json, status
-        self.document = document
+        self.kind, self.as_json, self.document = kind, as_json, document
 
     def show(self, file: Any = None) -> None:
         if self.as_json:
             _print_json((self.document or {}) | {"error": self.message, "kind": self.kind})
         click.secho("error: ", fg="red", bold=True, nl=False, err=True)
         click.echo(self.message, err=True)
+
+
+class _Misused(_Failed):
+    """What is wrong with the command line itself."""
+
+    exit_code = click.UsageError.exit_code
 
 
 def _print_json(document: Any) -> None:
@@ -96,8 +98,8 @@ class _Commands(click.Group):
         except click.ClickException as error:
             if not ctx.meta[__name__]:
                 raise
-            message, kind = error.format_message(), type(error).__name__
-            raise _Failed(message, kind, True, error.exit_code) from None
+            failed = _Misused if isinstance(error, click.UsageError) else _Failed
+            raise failed(error.format_message(), type(error).__name__, True) from None
 
 
 def _command(function: Callable[..., int | None]) -> Callable[..., Any]:
@@ -117,7 +119,7 @@ def _command(function: Callable[..., int | None]) -> Callable[..., Any]:
             if trace_back:
                 traceback.print_exc()
             kind = type(error).__name__
-            raise _Failed(_told(error, trace_back), kind, as_json, 1, out.document) from None
+            raise _Failed(_told(error, trace_back), kind, as_json, out.document) from None
         if as_json:
             _print_json(out.document)
         click.get_current_context().exit(status or 0)
