@@ -375,7 +375,7 @@ def why(fast: Any, *args: Any, measure: bool = True, rounds: int = 15, **kwargs:
     Regions are measured one after another on one core, and in the plan; calls of the original and of the
     plan are timed in turns, on copies of the arguments. From these follow, for each pair of long regions, the
     reason why they do not run side by side, and the bound that stands in the plan's way first. Then each
-    lane, wait, split and move is taken away, and the plan simulated again with the measured times.
+    lane, wait and move is taken away, and the plan simulated again with the measured times.
 
     Args:
         fast: What ``schedule`` or ``together`` returned.

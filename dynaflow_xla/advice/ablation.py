@@ -16,7 +16,7 @@ from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.planning.recording import Decision, Recording
 from dynaflow_xla.timelines.simulator import Costs, simulate
 
-Kind = Literal["lane", "wait", "split", "move", "copies", "hand-overs", "start"]
+Kind = Literal["lane", "wait", "move", "copies", "hand-overs", "start"]
 
 _MOST_WAITS = 32
 _MOST_MOVES = 16
@@ -44,15 +44,6 @@ def ablations(given: Given, times: Times) -> list[Ablation]:
     total = round(times.simulated)
     found = [*_lanes(plan, pg, costs, total), *_waits(plan, pg, costs, total)]
     found += _moves(plan, pg, costs, total, times)
-    if given.unsplit_ns is not None:
-        nanos = len({r.nano for r in pg.regions})
-        found.append(
-            Ablation(
-                "split",
-                f"{nanos} nano-batches in the place of one",
-                round(given.unsplit_ns - total),
-            )
-        )
     for kind, text, cost in (
         ("copies", "all copies between lanes and of results", times.copies),
         ("hand-overs", "all hand-overs between lanes", times.hand_overs),

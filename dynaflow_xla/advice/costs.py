@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from dynaflow_xla import machine
 from dynaflow_xla.ir.partitioned import PartitionedGraph, contents
+from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.planning.plan import Plan
-from dynaflow_xla.timelines.simulator import Costs, ns_at, region_costs, simulate
+from dynaflow_xla.timelines.simulator import Costs, lower_bound, ns_at, region_costs, simulate
 from dynaflow_xla.timelines.timeline import Timeline
 
 
@@ -27,8 +28,7 @@ class Given:
         original_ns: A call of the original; None: estimated.
         scheduled_ns: A call of the plan; None: simulated.
         wins: Of the calls in turns the share in which the plan was faster.
-        unsplit_ns: The same strategy without nano-batches, simulated with its own costs; None where there
-            are none.
+        streams: Lanes are streams of an accelerator: numbers of cores say nothing about them.
         notes: Sentences.
     """
 
@@ -40,7 +40,7 @@ class Given:
     original_ns: float | None = None
     scheduled_ns: float | None = None
     wins: float = 1.0
-    unsplit_ns: float | None = None
+    streams: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -51,19 +51,24 @@ class Times:
     Attributes:
         alone: Each region's, on one core.
         wide: The same on all cores.
-        serial: Their sum.
-        chain: The longest chain of regions that need each other.
-        shared: Their sum, spread evenly over the lanes.
+        there: The same on the cores that it has in the plan.
+        best: The same on as many cores as any schedule on such lanes may give it.
+        serial: All on one core, one after another.
+        chain: The longest chain of regions that need each other, each at its best.
+        shared: All work, spread evenly over the lanes.
         original: A call of the original.
         scheduled: A call of the plan.
         simulated: The same, by the model.
         start, hand_overs, copies: What the plan would save without each, by the model.
         slowed: How many times as long the regions take beside others as alone; 1 where that is not known.
         measured: Whether calls were timed.
+        beaten: The plan was measured to be faster than the bounds that follow from its regions alone.
     """
 
     alone: tuple[int, ...]
     wide: tuple[int, ...]
+    there: tuple[int, ...]
+    best: tuple[int, ...]
     serial: float
     chain: float
     shared: float
@@ -75,6 +80,7 @@ class Times:
     copies: float
     slowed: float
     measured: bool
+    beaten: bool = False
 
     @property
     def ideal(self) -> float:
@@ -88,11 +94,19 @@ def times(given: Given) -> Times:
     alone = tuple(region_costs(pg, given.alone))
     total = simulate(plan, pg, given.alone).total_ns
     cores = max(plan.cores, machine.cores())
-    wide = tuple(
-        region_costs(pg, given.wide)
-        if given.wide is not None
-        else [ns_at(pg, list(alone), region.id, cores) for region in pg.regions]
-    )
+    if given.wide is not None:
+        wide = tuple(region_costs(pg, given.wide))
+    elif given.streams:
+        wide = alone
+    else:
+        wide = tuple(ns_at(pg, alone, region.id, cores) for region in pg.regions)
+    bound = lower_bound(plan, pg, given.alone)
+    chain, shared = float(bound.critical_path_ns), float(bound.shared_ns)
+    # What regions take on their own may be more than in one program with others, which fuses them.
+    beaten = given.scheduled_ns is not None and given.scheduled_ns < max(chain, shared)
+    if beaten and given.scheduled_ns is not None:
+        chain, shared = min(chain, given.scheduled_ns), min(shared, given.scheduled_ns)
+    there, best = _widths(given, alone)
     simulated = {
         "start": simulate(plan, pg, given.alone, launch_ns=0).total_ns,
         "hand_overs": simulate(plan, pg, given.alone, handoff_ns=0).total_ns,
@@ -102,15 +116,16 @@ def times(given: Given) -> Times:
         alone=alone,
         wide=wide,
         serial=float(sum(alone)),
-        chain=float(_chain(pg, alone)),
-        shared=sum(n for n, r in zip(alone, pg.regions, strict=True) if r.outer)
-        + sum(n for n, r in zip(alone, pg.regions, strict=True) if not r.outer)
-        / max(1, plan.lanes),
+        there=there,
+        best=best,
+        chain=chain,
+        shared=shared,
         original=float(sum(wide) if given.original_ns is None else given.original_ns),
         scheduled=float(total if given.scheduled_ns is None else given.scheduled_ns),
         simulated=float(total),
         slowed=_slowed(given, alone),
         measured=given.original_ns is not None and given.scheduled_ns is not None,
+        beaten=beaten,
         **{name: float(max(0, total - without)) for name, without in simulated.items()},
     )
 
@@ -142,21 +157,28 @@ def spread(samples: Sequence[float]) -> float:
     return (ordered[-1 - quarter] - ordered[quarter]) / middle if middle else 0.0
 
 
-def _chain(pg: PartitionedGraph, alone: tuple[int, ...]) -> int:
-    """The longest path through regions that need each other's values."""
-    end: list[int] = []
-    for region, preds in zip(pg.regions, pg.predecessors(), strict=True):
-        end.append(alone[region.id] + max((end[p] for p in preds), default=0))
-    return max(end, default=0)
+def _widths(given: Given, alone: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Each region's time on the cores that the plan gives it, and on the best number that one may."""
+    plan, pg = given.plan, given.pg
+    there, best = [*alone], [*alone]
+    launches = [i for i in plan.instructions if isinstance(i, Launch)]
+    lane = max((i.width for i in launches), default=1) or 1
+    for launch in launches:
+        region = launch.region
+        has = plan.cores_of(launch)
+        widths = {has} if pg.regions[region].outer else {has, lane, plan.cores or lane}
+        there[region] = ns_at(pg, alone, region, has)
+        best[region] = min(ns_at(pg, alone, region, width) for width in widths)
+    return tuple(there), tuple(best)
 
 
 def _slowed(given: Given, alone: tuple[int, ...]) -> float:
-    """How much longer lanes' regions took in the plan's run than alone."""
+    """How much longer lanes' regions took in the plan's run than alone on as many cores."""
     if given.ran is None or given.alone is None:
         return 1.0
     beside = before = 0
     for span in given.ran.spans:
         if span.kind == "launch" and span.lane >= 0 and 0 <= span.region < len(alone):
             beside += span.duration_ns
-            before += alone[span.region]
+            before += ns_at(given.pg, alone, span.region, span.cores)
     return beside / before if before else 1.0

@@ -11,12 +11,21 @@ from dynaflow_xla import machine
 from dynaflow_xla.advice.ablation import Ablation, ablations
 from dynaflow_xla.advice.costs import Given, Times, times as times_of
 from dynaflow_xla.advice.pairs import Pair, pairs as pairs_of
+from dynaflow_xla.planning.instructions import Launch
+from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.timelines.simulator import simulate
 from dynaflow_xla.timelines.spans import us
 from dynaflow_xla.timelines.timeline import Timeline
 
 Reason = Literal[
-    "gains", "dependency", "contention", "too short", "hand-over", "copies", "placement"
+    "gains",
+    "dependency",
+    "contention",
+    "too short",
+    "hand-over",
+    "copies",
+    "placement",
+    "outside",
 ]
 
 _MARGIN = 0.03
@@ -24,7 +33,8 @@ _MARGIN_OF_ESTIMATES = 0.1
 _WINS = 0.75
 _ONE_CHAIN = 0.85
 _BUSY = 1.15
-_SLOWED = 1.2
+_SLOWED = 1.05
+_PART = 0.1
 _MOST_ROWS = 12
 
 
@@ -38,6 +48,7 @@ class Why:
             ``contention``: the original uses the cores already, or regions slow each other down.
             ``too short``: less could be saved than it costs to go to lanes. ``hand-over``, ``copies``: what
             lanes give each other takes what they save. ``placement``: another schedule could gain.
+            ``outside``: calls take longer than the plan's regions, waits and copies explain, or vary.
         text: The same in a sentence.
         measured: Whether regions and calls were measured; else all is estimated.
         original_ns, scheduled_ns: A call of each.
@@ -114,6 +125,12 @@ def why(given: Given) -> Why:
     times = times_of(given)
     timeline = given.ran or simulate(given.plan, given.pg, given.alone)
     found = tuple(pairs_of(given, times, timeline))
+    notes = given.notes
+    if times.beaten:
+        notes += (
+            "the plan is faster than the bounds that follow from its regions on their own: compiled together "
+            "they take less",
+        )
     reason, text = _reason(given, times)
     return Why(
         name=given.plan.graph,
@@ -126,7 +143,7 @@ def why(given: Given) -> Why:
         pairs=found,
         ablations=tuple(ablations(given, times)),
         timeline=_marked(timeline, found, f"why: {text}"),
-        notes=given.notes,
+        notes=notes,
     )
 
 
@@ -135,6 +152,11 @@ def _reason(given: Given, t: Times) -> tuple[Reason, str]:
     margin = _MARGIN if t.measured else _MARGIN_OF_ESTIMATES
     if t.scheduled < (1 - margin) * t.original and given.wins >= _WINS:
         return "gains", f"it gains: {t.original / t.scheduled:.2f} times as fast as the original"
+    if t.scheduled < (1 - margin) * t.original:
+        return "outside", (
+            f"not known to gain: the median call is {t.original / t.scheduled:.2f} times as fast as the "
+            f"original's, but of the calls in turns only {given.wins:.0%} were faster"
+        )
     if given.plan.lanes < 2:
         return "placement", "the schedule has one lane, on which nothing can overlap"
     if t.serial <= machine.LANES_NS:
@@ -144,10 +166,10 @@ def _reason(given: Given, t: Times) -> tuple[Reason, str]:
         )
     if len(given.pg.regions) < 2:
         return "dependency", "no gain: it is cut into one region; rules or marks cut it elsewhere"
-    if t.chain >= _ONE_CHAIN * t.serial:
+    if t.chain >= _ONE_CHAIN * sum(t.best):
+        part = min(1.0, t.chain / max(sum(t.best), 1))
         return "dependency", (
-            f"no gain: {t.chain / max(t.serial, 1):.0%} of the work is one chain of regions that need each "
-            "other"
+            f"no gain: {part:.0%} of the work is one chain of regions that need each other"
         )
     if t.serial - t.ideal <= machine.LANES_NS:
         return "too short", (
@@ -158,25 +180,27 @@ def _reason(given: Given, t: Times) -> tuple[Reason, str]:
     if alone <= _BUSY * t.ideal:
         return "contention", (
             f"no gain: one after another on all cores the regions take {us(alone)}, since they use these by "
-            f"themselves; on {given.plan.lanes} lanes of one core each they take at least {us(t.ideal)}"
-        )
-    if t.slowed >= _SLOWED and t.scheduled > t.simulated:
-        return "contention", (
-            f"no gain: side by side regions take {t.slowed:.2f} times as long as alone: they share what they "
-            "need (memory, caches, or cores that others use)"
+            f"themselves; no schedule of them on {_lanes(given.plan)} takes less than {us(t.ideal)}"
         )
     rest = max(0.0, t.simulated - t.ideal - t.start - t.hand_overs - t.copies)
+    outside = max(0.0, t.scheduled - t.simulated) if t.measured else 0.0
+    slowed = min(outside, (t.slowed - 1.0) * t.simulated) if t.slowed >= _SLOWED else 0.0
     shares: dict[Reason, tuple[float, str]] = {
         "placement": (rest, "the schedule leaves lanes idle that could work, for"),
         "copies": (t.copies, "copies between lanes and of results take"),
         "hand-over": (t.hand_overs, "hand-overs between lanes take"),
         "too short": (t.start, "to start the lanes takes"),
         "contention": (
-            max(0.0, t.scheduled - t.simulated) if t.measured else 0.0,
-            "other work on these cores, or what is around the lanes, makes calls longer by",
+            slowed,
+            f"side by side regions take {t.slowed:.2f} times as long as alone (they share memory, caches, or "
+            "cores that others use), which adds",
+        ),
+        "outside": (
+            outside - slowed,
+            "what the model does not know (other work on these cores, what is around the lanes) adds",
         ),
     }
-    name = max(shares, key=lambda key: shares[key][0])
+    order = sorted(shares, key=lambda key: -shares[key][0])
     if len(given.plan.lanes_used) < 2:
         used = (
             "all regions have all cores"
@@ -184,8 +208,19 @@ def _reason(given: Given, t: Times) -> tuple[Reason, str]:
             else "one lane has all regions"
         )
         return "placement", f"no gain: {used}; at best {us(t.ideal)} could be reached side by side"
-    ns, told = shares[name]
-    return name, f"no gain: at best {us(t.ideal)} could be reached; {told} {us(ns)}"
+    # Each that is a part worth speaking of, so that no small one stands for the whole.
+    over = sum(ns for ns, _ in shares.values())
+    parts = [f"{told} {us(ns)}" for ns, told in map(shares.__getitem__, order) if ns > _PART * over]
+    return order[0], (
+        f"no gain: at best {us(t.ideal)} could be reached, and this plan takes {us(t.scheduled)}: "
+        + "; ".join(parts)
+    )
+
+
+def _lanes(plan: Plan) -> str:
+    """``2 lanes of one core each``."""
+    width = max((i.width for i in plan.instructions if isinstance(i, Launch)), default=1) or 1
+    return f"{plan.lanes} lanes of {'one core' if width == 1 else f'{width} cores'} each"
 
 
 def _steps(t: Times, lanes: int) -> tuple[tuple[str, float], ...]:

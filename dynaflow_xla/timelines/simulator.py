@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -119,8 +119,9 @@ def lower_bound(
             lane_ran = False
         else:
             begin = max(begin, dispatch)
-            inner += cost[launch.region] + copy
-            area += cost[launch.region] + copy
+            took_there = ns_at(pg, cost, launch.region, lane_width)
+            inner += took_there + copy
+            area += took_there + copy
             stages += not lane_ran
             lane_ran = True
         end = begin + ns_at(pg, cost, launch.region, plan.cores_of(launch))
@@ -131,7 +132,7 @@ def lower_bound(
     return Bound(outer + inner + dispatch * stages, longest, shared, plan.lanes)
 
 
-def ns_at(pg: PartitionedGraph, cost: list[int], region: int, cores: int) -> int:
+def ns_at(pg: PartitionedGraph, cost: Sequence[int], region: int, cores: int) -> int:
     """Nanoseconds of a region on so many cores, from those on one."""
     estimated = pg.regions[region].cost_ns
     if cores <= 1 or estimated <= 0:
