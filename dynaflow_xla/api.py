@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import Any
@@ -16,7 +16,7 @@ from dynaflow_xla.advice.costs import Given, matched, spread
 from dynaflow_xla.advice.report import Why, why as reasons
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.dispatch import EitherFunction, serving
-from dynaflow_xla.errors import PlanTypeError, bad_argument
+from dynaflow_xla.errors import PlanTypeError, UnsupportedError, bad_argument
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.planning.plan import Plan
@@ -399,19 +399,32 @@ def why(fast: Any, *args: Any, measure: bool = True, rounds: int = 15, **kwargs:
         raise bad_argument(rounds, Integral, f"rounds must be an integer >= 1; got {rounds!r}")
     entry = served.planned(args, kwargs)
     notes = [aside] if (aside := served.beside_the_plan(args, kwargs)) else []
-    given = Given(entry.plan, entry.pg)
+    given = Given(entry.plan, entry.pg, streams=entry.streams)
     if measure:
         original, scheduled = served.timed(args, kwargs, number)
-        alone, note = matched(entry.pg, served.alone(args, kwargs, 1))
-        wide, _ = matched(entry.pg, served.alone(args, kwargs, 0))
+        refused: dict[str, str] = {}
+
+        def measured(what: str, run: Callable[[], Timeline | None]) -> Timeline | None:
+            # Calls were timed, so nothing forbids to run them: it is this backend that cannot do this.
+            try:
+                return run()
+            except UnsupportedError as error:
+                refused.setdefault(str(error), what)
+                return None
+
+        regions = "what regions take on their own"
+        alone, note = matched(entry.pg, measured(regions, lambda: served.alone(args, kwargs, 1)))
+        wide, _ = matched(entry.pg, measured(regions, lambda: served.alone(args, kwargs, 0)))
+        ran = measured("where regions run in the plan", lambda: served.profile(args, kwargs))
         notes += [note] if note else []
+        notes += [f"{what} is estimated: {error}" for error, what in refused.items()]
         if (varied := max(spread(original), spread(scheduled))) > _NOISY:
             notes.append(
                 f"half of the calls differ by {varied:.0%} or more: other programs run, and reasons that are "
                 "measured may be theirs; ask again when the machine is quiet"
             )
         given = replace(
-            given, alone=alone, wide=wide, ran=served.profile(args, kwargs),
+            given, alone=alone, wide=wide, ran=ran,
             original_ns=statistics.median(original), scheduled_ns=statistics.median(scheduled),
             wins=sum(b < a for a, b in zip(original, scheduled, strict=True)) / number,
         )  # fmt: skip

@@ -27,6 +27,10 @@ class Planned(Protocol):
     def plan(self) -> Plan:
         """Its validated plan."""
 
+    @property
+    def streams(self) -> bool:
+        """Whether it computes on an accelerator, whose lanes have no cores."""
+
 
 class Scheduled(Protocol):
     """What serves one call's arguments inside of a scheduled callable.

@@ -21,7 +21,7 @@ from dynaflow_xla.frontends.jax.capture.physical import is_key
 from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.lanes import device_stage, stamped
 from dynaflow_xla.frontends.jax.lanes.entry import Entry, build_stages
-from dynaflow_xla.frontends.jax.planned import Memory, Planned
+from dynaflow_xla.frontends.jax.planned import Memory, Planned, own_device
 from dynaflow_xla.frontends.jax.regions.functions import region_function
 from dynaflow_xla.ir.partitioned import PartitionedGraph, contents
 from dynaflow_xla.planning.instructions import Launch, Merge, Record, Slice, Wait
@@ -94,22 +94,33 @@ class Subject:
             self._functions[region] = jax.jit(function)
         return self._functions[region]
 
-    def alone(self, cores: int) -> Timeline:
+    def alone(self, cores: int) -> Timeline | None:
         """The regions one after another, each compiled on its own, by a client of so many cores.
+
+        On an accelerator a region has all of it, whatever the number of cores: that is measured once.
 
         Stamps inside of one program do not tell independent regions of a lane apart: XLA runs them in an
         order of its own.
 
         Args:
-            cores: 0: those of the default device. Outer regions always run there.
+            cores: 0: those of the device that a call computes on. Outer regions always run there.
+
+        Returns:
+            None for 0 cores of an accelerator.
         """
+        own = own_device(self.inputs)
+        if own.platform != "cpu":
+            if not cores:
+                return None
+            cores = 0
         memory, spans, now = self._memory(self.plan), [], 0
         texts = contents(self.pg)
         for launch in self.plan.instructions:
             if not isinstance(launch, Launch):
                 continue
             region = self.pg.regions[launch.region]
-            device = xla.lane_device(0, cores) if cores and not region.outer else jax.devices()[0]
+            narrow = cores > 0 and not region.outer
+            device = xla.lane_device(0, cores) if narrow else own
             with exact_types(self.made.captured), jax.default_device(device):
                 ins = jax.device_put([memory[b] for b in launch.ins], device)
 
@@ -121,12 +132,14 @@ class Subject:
                     return time.perf_counter_ns() - start, outs
 
                 took, outs = fastest(once, lambda run: run[0])
-                outs = jax.device_put(outs, jax.devices()[0])
+                outs = jax.device_put(outs, own)
             memory.write(launch, dict(zip(region.outputs, outs, strict=True)))
             spans.append(
                 Span(
                     0, region.name, "launch", now, now + took, region=region.id, nano=region.nano,
-                    resource=region.resource, content=texts[region.id], cores=1,
+                    resource=region.resource, content=texts[region.id],
+                    # On one core the rest is; what stays outside has had all there are.
+                    cores=max(1, self.plan.cores) if cores and region.outer else 1,
                 )
             )  # fmt: skip
             now += took
@@ -245,7 +258,7 @@ def _subject(fast: Any, args: Any, kwargs: Any, caller: str) -> Subject:
 
 
 @looks_inside
-def alone(fast: Any, args: Any, kwargs: Any, cores: int) -> Timeline:
+def alone(fast: Any, args: Any, kwargs: Any, cores: int) -> Timeline | None:
     """The plan's regions one after another, see ``Subject.alone``."""
     return _subject(fast, args, kwargs, "why").alone(cores)
 
@@ -256,6 +269,12 @@ def debug(fast: Any, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugRep
     subject = _subject(fast, args, kwargs, "debug")
     notes = [aside] if (aside := fast.beside_the_plan(args, kwargs)) else []
     return trials.debug(subject, rounds, seed, notes)
+
+
+def alone_planned(made: Planned, inputs: Sequence[Any], name: str, cores: int) -> Timeline | None:
+    """``alone`` of a planned signature that somebody else made; inputs are those of the plan's graph."""
+    refuse(made, name, "why")
+    return Subject(made, inputs, name, bound=True).alone(cores)
 
 
 def debug_planned(

@@ -78,6 +78,17 @@ class Memory:
         return self.values[value] if number is None else self[number]
 
 
+def own_device(inputs: Sequence[Any]) -> Any:
+    """The device that a call with these inputs computes on: theirs, or else the default one."""
+    for x in inputs:
+        if isinstance(x, jax.Array) and x.committed and len(x.devices()) == 1:
+            return next(iter(x.devices()))
+    chosen = jax.config.jax_default_device  # a device, the name of a platform, or None
+    if isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)[0]
+    return jax.local_devices()[0] if chosen is None else chosen
+
+
 @dataclass(kw_only=True)
 class Planned:
     """A planned signature.
@@ -107,6 +118,11 @@ class Planned:
     def __call__(self, *inputs: Any) -> list[Any]:
         """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
         raise NotImplementedError
+
+    @property
+    def streams(self) -> bool:
+        """Whether it computes on an accelerator, whose lanes have no cores."""
+        return bool(own_device(()).platform != "cpu")
 
     @property
     def unproven(self) -> bool:

@@ -47,6 +47,10 @@ class Entry(Protocol):
         """The validated plan."""
 
     @property
+    def streams(self) -> bool:
+        """Whether it computes on an accelerator, whose lanes have no cores."""
+
+    @property
     def without_python(self) -> int:
         """How many of PyTorch's operators run without Python between them."""
 

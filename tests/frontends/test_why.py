@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,6 +13,9 @@ import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
+from dynaflow_xla.ffi import xla
+from dynaflow_xla.frontends.jax import debug
+from dynaflow_xla.frontends.jax.planned import own_device
 
 RNG = np.random.default_rng(0)
 
@@ -149,3 +154,30 @@ def test_bad_input() -> None:
     with pytest.raises(dfx.UnsupportedError, match="why runs a function many times"):
         dfx.why(dfx.schedule(prints, LANES, lanes=2), _x(8))
     assert dfx.why(dfx.schedule(prints, LANES, lanes=2), _x(8), measure=False).steps
+
+
+def test_one_program_has_no_stamps_and_is_measured_as_far_as_it_goes() -> None:
+    x = _x(1 << 10)
+    found = dfx.why(dfx.schedule(two_sorts, LANES, lanes=2, backend="xla"), x, x, rounds=2)
+    assert found.measured and found.timeline.kind == "predicted"
+    assert any("is estimated" in note and "no time stamps" in note for note in found.notes)
+    assert dict(found.steps)["all regions one after another on one core"] > 0
+
+
+def test_regions_are_measured_where_a_call_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = _x(8)
+    own = xla.lane_device(1)
+    assert own_device([jax.device_put(x, own)]) is own
+    assert own_device([x]) is jax.local_devices()[0]
+    with jax.default_device(own):
+        assert own_device([]) is own
+
+    fast = dfx.schedule(two_sorts, LANES, lanes=2)
+    gpu, used = SimpleNamespace(platform="gpu"), []
+    monkeypatch.setattr(debug, "own_device", lambda _: gpu)
+    monkeypatch.setattr(jax, "device_put", lambda value, device: used.append(device) or value)
+    monkeypatch.setattr(jax, "default_device", lambda _: contextlib.nullcontext())
+    assert debug.alone(fast, (x, x), {}, 0) is None
+    made = debug.alone(fast, (x, x), {}, 1)
+    assert made is not None and used and all(device is gpu for device in used)
+    assert {s.cores for s in made.spans if s.kind == "launch"} == {1}

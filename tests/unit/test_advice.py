@@ -296,3 +296,12 @@ def test_costs_of_another_capture_are_found_by_name(make: Callable[..., Graph]) 
     third = _cut(make("a = lu x; b = qr x", "a b"))
     assert matched(third, ran)[0] is None and "estimated" in matched(third, ran)[1]
     assert spread([1.0] * 8) == 0.0 and spread([1.0, 1.0, 2.0, 3.0, 3.0]) == 1.0
+
+
+def test_streams_have_no_cores(make: Callable[..., Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 1)
+    graph = make("a = sort x; b = svd x", "a b")
+    lanes = {"sort": 0, "svd": 0}
+    assert "one core" in _only(_report(graph, lanes)).text
+    found = _only(_report(graph, lanes, streams=True))
+    assert found.reason == "placement" and "core" not in found.text

@@ -63,6 +63,11 @@ class Entry:
         return results if self.finish is None else self.finish(results)  # type: ignore[no-any-return]
 
     @property
+    def streams(self) -> bool:
+        """Whether it computes on an accelerator, whose lanes have no cores."""
+        return self.captured.device.type != "cpu"
+
+    @property
     def without_python(self) -> int:
         """How many operators run without Python between them."""
         return sum(s.interpreted + s.compiled for s in self.native.stretches())

@@ -150,6 +150,11 @@ class XlaEntry:
         return self.program.call.made.captured
 
     @property
+    def streams(self) -> bool:
+        """Whether it computes on an accelerator, whose lanes have no cores."""
+        return self.program.call.made.streams
+
+    @property
     def pg(self) -> PartitionedGraph:
         """Its regions."""
         return self.program.call.made.pg  # type: ignore[no-any-return]
