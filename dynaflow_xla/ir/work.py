@@ -31,22 +31,26 @@ class Spread(NamedTuple):
         products: Matrix products.
         convolutions: Convolutions.
         elements: Loops over elements: memory bounds them.
+        forks: How often work is handed out to several cores and waited for. What is short is so, too, if the
+            framework does not ask whether it pays.
     """
 
     products: float = 0.0
     convolutions: float = 0.0
     elements: float = 0.0
+    forks: float = 0.0
 
     def times(self, factor: float) -> Spread:
         """That so often."""
-        return Spread(*(ns * factor for ns in self))
+        return Spread(*(part * factor for part in self))
 
     def saved_ns(self, cores: int) -> float:
-        """Nanoseconds by which so many cores are faster than one."""
+        """Nanoseconds by which so many cores are faster than one; negative where forks cost more than that."""
         if cores <= 1:
             return 0.0
-        kinds = zip(self._fields, self, strict=True)
-        return sum(ns * (1.0 - 1.0 / machine.speed_up(kind, cores)) for kind, ns in kinds if ns)
+        *kinds, forks = zip(self._fields, self, strict=True)
+        gained = sum(ns * (1.0 - 1.0 / machine.speed_up(kind, cores)) for kind, ns in kinds if ns)
+        return gained - forks[1] * machine.FORK_NS
 
 
 NO_SPREAD = Spread()
@@ -54,11 +58,7 @@ NO_SPREAD = Spread()
 
 def spread_over(spreads: Iterable[Spread]) -> Spread:
     """One after another."""
-    products, convolutions, elements = 0.0, 0.0, 0.0
-    for spread in spreads:
-        products, convolutions = products + spread.products, convolutions + spread.convolutions
-        elements += spread.elements
-    return Spread(products, convolutions, elements)
+    return Spread(*(sum(parts) for parts in zip(NO_SPREAD, *spreads, strict=True)))
 
 
 class Work(NamedTuple):

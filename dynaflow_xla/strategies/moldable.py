@@ -7,7 +7,8 @@ regions, one after another, each on all cores.
 Which regions are wide is the *allotment*. As in two-phase algorithms for moldable tasks (Turek, Wolf and Yu
 1992; CPA, Radulescu and van Gemund 2001; with precedence Lepere, Trystram and Woeginger 2002) it is chosen
 first, by what cores gain, and then scheduled: candidates are "all wide", "none", and for each threshold of
-efficiency those regions wide that gain at least so much. The best one is improved as CPA does it, a region
+efficiency those regions wide that gain at least so much; each with all lanes and with one, which needs nobody
+to be woken. The best one is improved as CPA does it, a region
 at a time, as long as the length of the whole schedule shrinks. A schedule with lanes is kept only if it is
 predicted to be shorter than all regions wide by ``MARGIN``.
 """
@@ -85,10 +86,12 @@ class Moldable:
             return self.placed(frozenset(self.fixed))
         everything = frozenset(r.id for r in self.regions)
         original = self.placed(everything)
-        if self.lanes < 2:
-            return original
-        allotments = dict.fromkeys(self._allotments())
-        best = min((self.placed(a) for a in allotments), key=lambda p: p.length_ns)
+        tried = [
+            self.placed(allotment, lanes)
+            for allotment in dict.fromkeys(self._allotments())
+            for lanes in dict.fromkeys((self.lanes, 1))
+        ]
+        best = min(tried, key=lambda p: p.length_ns)
         best = self._improved(best, everything)
         gain = MARGIN * original.length_ns
         return best if best.length_ns + gain < original.length_ns else original
@@ -139,18 +142,19 @@ class Moldable:
                 break
         return best
 
-    def placed(self, wide: frozenset[int]) -> Placed:
+    def placed(self, wide: frozenset[int], lanes: int | None = None) -> Placed:
         """The list schedule of an allotment: all lanes that can run do so before what is wide goes on."""
-        return _Schedule(self, wide).run()
+        return _Schedule(self, wide, lanes or self.lanes).run()
 
 
 class _Schedule:
     """One list schedule: a clock a lane, and what left the lanes in this phase."""
 
-    def __init__(self, tasks: Moldable, wide: frozenset[int]) -> None:
+    def __init__(self, tasks: Moldable, wide: frozenset[int], lanes: int) -> None:
         self.tasks = tasks
         self.is_wide = wide
-        self.free = [0.0] * tasks.lanes
+        self.lanes = lanes
+        self.free = [0.0] * lanes
         self.finish: dict[int, float] = {}
         self.place: dict[int, int] = {}
         self.phase: dict[int, int] = {}
@@ -203,7 +207,9 @@ class _Schedule:
             self.inside = True
             self.number += 1
             self.free = [t + machine.LANES_NS for t in self.free]
-        lane = min(range(self.tasks.lanes), key=lambda n: (self._start(region, n), n))
+            if self.tasks.moldable:  # else they are woken in any case
+                self.free[1:] = [t + machine.LANE_WAKE_NS for t in self.free[1:]]
+        lane = min(range(self.lanes), key=lambda n: (self._start(region, n), n))
         self.finish[region] = self.free[lane] = (
             self._start(region, lane) + self.tasks.narrow[region]
         )
@@ -212,7 +218,7 @@ class _Schedule:
     def _alone(self, region: int) -> None:
         self._leave()
         end = max(self.free) + self.tasks.wide[region]
-        self.free = [end] * self.tasks.lanes
+        self.free = [end] * self.lanes
         self.finish[region] = end
         self._executed(region, -1)
 
@@ -228,7 +234,7 @@ class _Schedule:
             left = any(self.phase.get(s) != self.number for s in tasks.succs[region])
             size = tasks.bytes[region] if left else tasks.result_bytes[region]
             self.free[lane] += size / machine.FRESH_COPY_BYTES_PER_NS
-        self.free = [max(self.free)] * tasks.lanes
+        self.free = [max(self.free)] * self.lanes
 
     def _executed(self, region: int, lane: int) -> None:
         self.place[region], self.phase[region] = lane, self.number if lane >= 0 else -1

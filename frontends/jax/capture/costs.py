@@ -28,7 +28,15 @@ SORT_NS, SORT_MORE_NS = 11.0, 2.0  # a comparison with its moves; for each furth
 OP_OVERHEAD_NS = 150.0
 
 SPREAD_NS = 50_000.0
-"""XLA:CPU gives operators of about this much work to all of its threads, if it can."""
+"""What takes less gains nothing by more threads."""
+
+FORKED_CYCLES, FORKED_BYTES = 100_000.0, 1 << 18
+"""What XLA:CPU takes for work enough for one thread (``parallel_task_assigner.cc``): of loops that compute, at
+operations and ten times their bytes; of those that memory bounds, in bytes. It hands out what is twice that,
+and every matrix product, whether it pays or not."""
+
+_EXPANDED_FLOPS = 20.0
+"""Of a transcendental function's polynomial, by element."""
 
 ONE_CORE = frozenset("sort top_k approx_top_k custom_call".split())
 _ONE_CORE_STARTS = ("cum", "arg", "gather", "scatter", "reduce_window", "select_and")
@@ -92,14 +100,20 @@ def original_ns(jaxpr: Any, cores: int) -> float:
 def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     """The work of one operator, and what of it XLA:CPU gives to all threads."""
     made = _primitive(eqn, name, params)
-    alone = name in ONE_CORE or name in work.FACTORIZATIONS or name.startswith(_ONE_CORE_STARTS)
-    if alone or made.ns < SPREAD_NS:
+    if name in ONE_CORE or name in work.FACTORIZATIONS or name.startswith(_ONE_CORE_STARTS):
         return made
+    shared = made.ns if made.ns >= SPREAD_NS else 0.0
     if name == "dot_general":
-        return made._replace(spread=Spread(products=made.ns))
-    if name == "conv_general_dilated":
-        return made._replace(spread=Spread(convolutions=made.ns))
-    return made._replace(spread=Spread(elements=made.ns))
+        spread = Spread(products=shared, forks=1.0)
+    elif name == "conv_general_dilated":
+        spread = Spread(convolutions=shared, forks=1.0)
+    elif name in TRANSCENDENTAL:
+        outs = sum(_size(v.aval) for v in eqn.outvars)
+        cycles = _EXPANDED_FLOPS * outs + 10.0 * made.bytes_moved
+        spread = Spread(elements=shared, forks=float(cycles >= 2 * FORKED_CYCLES))
+    else:
+        spread = Spread(elements=shared, forks=float(made.bytes_moved >= 2 * FORKED_BYTES))
+    return made._replace(spread=spread) if any(spread) else made
 
 
 def _walk(eqn: Any, leaf: Leaf) -> Work:
