@@ -32,7 +32,8 @@ SHAPES = ((64, 16, 512, 128), (32, 8, 256, 128), (128, 8, 256, 64))
 ASSUMED = (
     "costs of one core as dynaflow_xla estimates them for this processor, Amdahl's law by kind of work "
     f"({machine._SHARED}), {machine.LANES_NS / 1e3:.0f} us a phase of lanes, "
-    f"{machine.LANE_WAKE_NS / 1e3:.0f} us to wake one, {machine.FORK_NS / 1e3:.0f} us to hand out an operator, lanes share all cores evenly"
+    f"{machine.LANE_WAKE_NS / 1e3:.0f} us to wake one, {machine.FORK_NS / 1e3:.0f} us to hand out an "
+    "operator, lanes share all cores evenly"
 )
 
 

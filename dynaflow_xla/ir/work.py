@@ -45,7 +45,7 @@ class Spread(NamedTuple):
         return Spread(*(part * factor for part in self))
 
     def saved_ns(self, cores: int) -> float:
-        """Nanoseconds by which so many cores are faster than one; negative where forks cost more than that."""
+        """Nanoseconds by which so many cores are faster than one; negative where forks cost more."""
         if cores <= 1:
             return 0.0
         *kinds, forks = zip(self._fields, self, strict=True)

@@ -31,7 +31,7 @@ SPREAD_NS = 50_000.0
 """What takes less gains nothing by more threads."""
 
 FORKED_CYCLES, FORKED_BYTES = 100_000.0, 1 << 18
-"""What XLA:CPU takes for work enough for one thread (``parallel_task_assigner.cc``): of loops that compute, at
+"""What XLA:CPU takes for work enough for one thread (``parallel_task_assigner.cc``): of loops that compute,
 operations and ten times their bytes; of those that memory bounds, in bytes. It hands out what is twice that,
 and every matrix product, whether it pays or not."""
 
