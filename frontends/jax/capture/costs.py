@@ -30,13 +30,9 @@ OP_OVERHEAD_NS = 150.0
 SPREAD_NS = 50_000.0
 """What takes less gains nothing by more threads."""
 
-FORKED_CYCLES, FORKED_BYTES = 100_000.0, 1 << 18
-"""What XLA:CPU takes for work enough for one thread (``parallel_task_assigner.cc``): of loops that compute,
-operations and ten times their bytes; of those that memory bounds, in bytes. It hands out what is twice that,
-and every matrix product, whether it pays or not."""
-
-_EXPANDED_FLOPS = 20.0
-"""Of a transcendental function's polynomial, by element."""
+FORKED_BYTES = 1 << 18
+"""So much of a loop that memory bounds is work enough for one thread (XLA, ``parallel_task_assigner.cc``).
+XLA:CPU hands out what is twice that, and every product of matrices, whether it pays or not."""
 
 ONE_CORE = frozenset("sort top_k approx_top_k custom_call".split())
 _ONE_CORE_STARTS = ("cum", "arg", "gather", "scatter", "reduce_window", "select_and")
@@ -104,16 +100,22 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
         return made
     shared = made.ns if made.ns >= SPREAD_NS else 0.0
     if name == "dot_general":
-        spread = Spread(products=shared, forks=1.0)
+        spread = Spread(products=shared, forks=float(_of_matrices(eqn, params)))
     elif name == "conv_general_dilated":
         spread = Spread(convolutions=shared, forks=1.0)
-    elif name in TRANSCENDENTAL:
-        outs = sum(_size(v.aval) for v in eqn.outvars)
-        cycles = _EXPANDED_FLOPS * outs + 10.0 * made.bytes_moved
-        spread = Spread(elements=shared, forks=float(cycles >= 2 * FORKED_CYCLES))
     else:
         spread = Spread(elements=shared, forks=float(made.bytes_moved >= 2 * FORKED_BYTES))
     return made._replace(spread=spread) if any(spread) else made
+
+
+def _of_matrices(eqn: Any, params: dict[str, Any]) -> bool:
+    """Whether both factors of a product have rows of their own: none is a vector."""
+    shapes = [v.aval.shape for v in eqn.invars[:2]]
+    summed = zip(shapes, *params["dimension_numbers"], strict=True)
+    return all(
+        math.prod(shape) > math.prod(shape[d] for d in (*contract, *batch))
+        for shape, contract, batch in summed
+    )
 
 
 def _walk(eqn: Any, leaf: Leaf) -> Work:
