@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,7 +59,8 @@ class LaneProgram:
 
     Attributes:
         copied_views: How many inputs the last call copied because they were not aligned.
-        repeatable: For the engine: all errors of its own are EngineErrors, others those of signal handlers.
+        repeatable: For the engine: all errors of its own are EngineErrors; others, on the main thread, are
+            those of signal handlers.
 
     Args:
         name: For messages.
@@ -103,13 +105,21 @@ class LaneProgram:
         Raises:
             EngineError: with the lane's and its regions' names and what XLA said.
         """
-        made = self._views.get(addresses)
-        if made is None:
-            made = self._make_views(addresses)
-        elif made.small:
-            made = self._make_views(addresses, again=True)
-        for target, source, size in made.copies:
-            ctypes.memmove(target, source, size)
+        try:
+            made = self._views.get(addresses)
+            if made is None:
+                made = self._make_views(addresses)
+            elif made.small:
+                made = self._make_views(addresses, again=True)
+            for target, source, size in made.copies:
+                ctypes.memmove(target, source, size)
+        except EngineError:
+            raise
+        except Exception as error:
+            if _of_a_handler(error):
+                raise
+            text = str(error) or type(error).__name__
+            raise EngineError(f"{self.name} failed: its inputs cannot be viewed: {text}") from error
         self.copied_views = len(made.copies) - len(made.small)
         try:
             if TraceAnnotation.is_enabled():
@@ -119,7 +129,7 @@ class LaneProgram:
                 self._execute(made.views)
         except Exception as error:
             at = error.__traceback__
-            if at is not None and at.tb_next is not None:
+            if at is not None and at.tb_next is not None and _handlers_run_here():
                 raise  # a signal's handler ran here: XLA itself leaves no Python frame
             raise EngineError(f"{self.name} failed: {error}") from error
 
@@ -171,6 +181,25 @@ class LaneProgram:
                 "place and copied it; this version of jaxlib is not supported"
             )
         return view
+
+
+def _handlers_run_here() -> bool:
+    """Whether this thread is the one on which Python runs handlers of signals."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def _of_a_handler(error: BaseException) -> bool:
+    """Whether a signal's handler raised it: a handler gets the frame that it interrupted, its caller's."""
+    if not _handlers_run_here():
+        return False
+    at = error.__traceback__
+    while at is not None:
+        below = at.tb_frame.f_back or at
+        for given in at.tb_frame.f_locals.values():
+            if any(one is below for one in (given if isinstance(given, tuple) else (given,))):
+                return True
+        at = at.tb_next
+    return False
 
 
 def aligned_bytes(size: int) -> Any:

@@ -59,6 +59,32 @@ TEST_CASE("what a large program needed goes when only small ones are called") {
   CHECK(Scratch::Held() >= 8 << 20);
 }
 
+TEST_CASE("calls without scratch count, too") {
+  auto none = std::make_shared<Program>(1, 0, 0, 0, 0, "none");
+  none->AddLaunch(
+      0, MakeLaunch("nothing", [](const Buffer*, int, Buffer*, int, Lane*) { return 0; }, {}, {}));
+  none->Finish();
+  auto large = Fills(8 << 20, 'l');
+  Engine::Get().Run(large, {}, {});
+  for (int call = 0; call < 200; ++call) Engine::Get().Run(none, {}, {});
+  CHECK(Scratch::Held() >= 8 << 20);
+  for (int call = 0; call < 100; ++call) Engine::Get().Run(none, {}, {});
+  CHECK(Scratch::Held() < 1 << 20);
+}
+
+TEST_CASE("a block stays that a long call needed while many short ones ran") {
+  auto small = Fills(4096, 's');
+  auto large = Fills(8 << 20, 'l');
+  {
+    Scratch held(8 << 20);
+    for (int call = 0; call < 300; ++call) Engine::Get().Run(small, {}, {});
+  }
+  CHECK(Scratch::Held() >= 8 << 20);
+  // Nobody needs it after that.
+  for (int call = 0; call < 300; ++call) Engine::Get().Run(small, {}, {});
+  CHECK(Scratch::Held() < 1 << 20);
+}
+
 TEST_CASE("what many calls at once needed goes when they come one by one") {
   auto program = Fills(1 << 20, 'm');
   {

@@ -115,9 +115,26 @@ bool PutOff(PyObject* error) {
   return false;
 }
 
+// Which thread runs the handlers of signals; 0 if Python does not say.
+unsigned long MainThread() {
+  unsigned long found = 0;
+  PyObject* threading = PyImport_ImportModule("threading");
+  PyObject* thread =
+      threading != nullptr ? PyObject_CallMethod(threading, "main_thread", nullptr) : nullptr;
+  PyObject* ident = thread != nullptr ? PyObject_GetAttrString(thread, "ident") : nullptr;
+  if (ident != nullptr) found = PyLong_AsUnsignedLong(ident);
+  Py_XDECREF(ident);
+  Py_XDECREF(thread);
+  Py_XDECREF(threading);
+  if (PyErr_Occurred() == nullptr) return found;
+  PyErr_Clear();
+  return 0;
+}
+
 // Whether an exception is not one of ours: in a lane program, whose own errors all are, a signal
-// handler raised it.
-bool IsOfAHandler(PyObject* error) {
+// handler raised it. Handlers run on one thread; what came out of a step on another is the step's.
+bool IsOfAHandler(PyObject* error, unsigned long main_thread) {
+  if (PyThread_get_thread_ident() != main_thread) return false;
   PyObject* known = EngineErrorType();
   const bool ours = known == nullptr || PyErr_GivenExceptionMatches(error, known) != 0;
   Py_XDECREF(known);
@@ -187,12 +204,14 @@ class PythonStep : public Step {
   PythonStep(std::string name, PyObject* callable)
       : Step(std::move(name)),
         callable_(KeepAlive(callable)),
+        main_thread_(MainThread()),
         repeatable_(IsRepeatable(callable)) {}
   std::string Describe() const override { return "Python callable"; }
   void Launch(std::span<const Buffer> ins, std::span<Buffer> outs, Lane& lane) override;
 
  private:
   const std::shared_ptr<void> callable_;
+  const unsigned long main_thread_;
   const bool repeatable_;
 };
 
@@ -229,7 +248,7 @@ void PythonStep::Launch(std::span<const Buffer> ins, std::span<Buffer> outs, Lan
     if (PyErr_GivenExceptionMatches(error, PyExc_KeyboardInterrupt) != 0) {
       Py_DECREF(error);
       interrupted = true;
-    } else if (repeatable_ && IsOfAHandler(error)) {
+    } else if (repeatable_ && IsOfAHandler(error, main_thread_)) {
       handlers = error;
     } else {
       Raise(error);

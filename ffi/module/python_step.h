@@ -16,8 +16,9 @@ namespace dfx::ffi {
 // the call with its text alone: callables say who they are. Takes a new reference. The GIL must be
 // held.
 // A callable whose attribute `repeatable` is True raises EngineErrors only. What else comes out of
-// it is of a signal's handler: the step is run again if it has not run, and the exception raised in
-// the main thread after it. Of other steps that holds for KeyboardInterrupt alone.
+// it on the main thread, where handlers of signals run, is of a handler: the step is run again if
+// it has not run, and the exception raised in the main thread after it. Of other steps that holds
+// for KeyboardInterrupt alone.
 std::unique_ptr<Step> MakePythonStep(std::string name, PyObject* callable);
 
 // Keeps a Python object alive for C++. Whoever lets go of it last needs no GIL and never waits for

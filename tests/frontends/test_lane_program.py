@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -189,3 +190,89 @@ def mixed(a: Any, b: Any, x: Any) -> Any:
     for _ in range(3):
         y = jnp.tanh(y @ a + b)
     return jnp.sort(y, axis=0) + b, jnp.sort(-y, axis=0) * a[0]
+
+
+@pytest.fixture
+def alone() -> tuple[Any, Callable[[], tuple[int, ...]], Callable[[], None]]:
+    """A lane program, what makes memory for a call that it has not seen, and a call of the whole."""
+    fast = dfx.schedule(jax.jit(three), dfx.Branches(), lanes=2, backend="ffi")
+    arrays = [pool[0] for pool in pools(LARGE)]
+    check(fast, *arrays)
+    stages = fast._entry(tuple(arrays), {})[2].compiled
+    program = [p for stage, _ in stages if stage is not None for p in stage.lane_programs][0]
+    memory = []
+
+    def addresses() -> tuple[int, ...]:
+        memory.append([lane_program.aligned_bytes(size) for size in program._sizes])
+        for one in memory[-1]:
+            one[:] = 0
+        return tuple(one.ctypes.data for one in memory[-1])
+
+    return program, addresses, lambda: check(fast, *[pool[1] for pool in pools(LARGE)])
+
+
+def _on(thread: str, call: Callable[[], None]) -> BaseException | None:
+    """What a call raises on the main thread, or on another."""
+    raised: list[BaseException] = []
+
+    def caught() -> None:
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+
+    if thread == "main":
+        caught()
+    else:
+        other = threading.Thread(target=caught)
+        other.start()
+        other.join()
+    return raised[0] if raised else None
+
+
+@pytest.mark.parametrize("thread", ["main", "other"])
+def test_views_that_cannot_be_made_are_an_error_of_the_engine(
+    thread: str, alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, addresses, works = alone
+
+    def broken(*_: Any) -> Any:
+        raise ValueError("RESOURCE_EXHAUSTED: no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lane_program._compat, "put_view", broken)
+        found = _on(thread, lambda: program(addresses()))
+    assert isinstance(found, dfx.EngineError) and isinstance(found.__cause__, ValueError)
+    assert program.name in str(found) and "RESOURCE_EXHAUSTED: no memory" in str(found)
+    works()
+
+
+class _Late(Exception):
+    pass
+
+
+def _late(*_: Any) -> None:
+    raise _Late
+
+
+@pytest.mark.parametrize(
+    "handler", [_late, lambda signum, frame: _late(), functools.partial(_late)]
+)
+def test_what_a_handler_raises_while_views_are_made_stays_as_it_is(
+    handler: Any, alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, addresses, works = alone
+    put = lane_program._compat.put_view
+
+    def interrupted(*given: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        return put(*given)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(lane_program._compat, "put_view", interrupted)
+            assert isinstance(_on("main", lambda: program(addresses())), _Late)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    works()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from typing import Any
+
 import pytest
 
 from dynaflow_xla import machine
+from dynaflow_xla.errors import EngineError
 from dynaflow_xla.timelines import measured
 
 _engine = pytest.importorskip("dynaflow_xla.ffi._engine")
@@ -58,3 +63,61 @@ def test_what_cannot_be_in_a_program_is_refused_at_once() -> None:
 def test_python_and_the_engine_use_the_same_numbers() -> None:
     assert machine.ALIGNMENT == _engine.ALIGNMENT
     assert (measured.TRACE_WAIT, measured.TRACE_COPY) == (_engine.TRACE_WAIT, _engine.TRACE_COPY)
+
+
+class Failing:
+    """A step that the engine may run again; it raises the first time."""
+
+    repeatable = True
+
+    def __init__(self, error: Exception) -> None:
+        self.calls, self.error = 0, error
+
+    def __call__(self, _: Any) -> None:
+        self.calls += 1
+        if self.calls == 1:
+            raise self.error
+
+
+def _failing(lane: int) -> tuple[Any, Failing]:
+    step = Failing(ValueError("no memory"))
+    program = _engine.Program(2, 0, 0, 0, 0, "failing")
+    program.add_python_launch(lane, "step", step, [], [])
+    program.add_python_launch(1 - lane, "none", lambda _: None, [], [])
+    program.finish()
+    return program, step
+
+
+def _nothing_comes_later() -> None:
+    for _ in range(1000):  # between bytecodes the main thread raises what was put off
+        time.sleep(0)
+
+
+def test_only_the_main_threads_errors_are_a_signal_handlers() -> None:
+    """Of a step on another thread they are its own: it fails once, and nothing is raised elsewhere."""
+    program, step = _failing(lane=1)
+    with pytest.raises(EngineError, match="ValueError: no memory"):
+        program.run([], [])
+    _nothing_comes_later()
+    assert step.calls == 1
+
+    program, step = _failing(lane=0)
+    told: list[str] = []
+
+    def call() -> None:
+        try:
+            program.run([], [])
+        except EngineError as error:
+            told.append(str(error))
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    caller.join()
+    _nothing_comes_later()
+    assert step.calls == 1 and "ValueError: no memory" in told[0]
+
+    program, step = _failing(lane=0)
+    with pytest.raises(ValueError, match="^no memory$"):
+        program.run([], [])
+        _nothing_comes_later()
+    assert step.calls == 2

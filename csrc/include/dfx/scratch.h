@@ -6,8 +6,9 @@
 // failure nothing is kept that was not there before.
 //
 // How much the pool keeps: at most 8 blocks, none larger than what a living program needs, and none
-// of which the last 256 calls of the process needed less than half. So what a large program or a
-// burst of calls once needed goes when smaller or fewer calls come.
+// of which the last 256 calls of the process needed less than half; calls without scratch count
+// (they look after blocks every 32 calls only). Who holds a block needs it until it gives it back.
+// So what a large program or a burst of calls once needed goes when smaller or fewer calls come.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,11 +25,13 @@ class Scratch {
   Scratch(Scratch&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)),
-        wanted_(other.wanted_) {}
+        wanted_(other.wanted_),
+        needed_(other.needed_) {}
   Scratch& operator=(Scratch&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     std::swap(wanted_, other.wanted_);
+    std::swap(needed_, other.needed_);
     return *this;
   }
   ~Scratch();
@@ -41,7 +44,9 @@ class Scratch {
  private:
   char* data_ = nullptr;
   size_t size_ = 0;
-  uint64_t wanted_ = 0;  // the pool's count of calls when more than half of the block was needed
+  // The pool's count of calls when more than half of the block was last given back or taken.
+  uint64_t wanted_ = 0;
+  bool needed_ = false;  // this holder needs more than half of it
 };
 
 // A program that needs so much scratch is there as long as this is. Blocks that no program could

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
@@ -22,10 +23,14 @@ constexpr size_t kWaiting = 8;
 // Blocks go that were too large for so many calls.
 constexpr uint64_t kCalls = 256;
 
+// Calls without scratch look after blocks this often: they take no lock else.
+constexpr uint64_t kLook = 32;
+
 struct Block {
   char* data;
   size_t size;
-  uint64_t wanted;  // the call that last needed more than half of it
+  uint64_t wanted;  // the count of calls when more than half of it was last needed
+  bool needed;      // by who holds it now
 };
 
 class Pool {
@@ -37,7 +42,7 @@ class Pool {
   }
 
   Block Take(size_t bytes) {
-    Block found{nullptr, 0, 0};
+    Block found{nullptr, 0, 0, false};
     {
       std::lock_guard<std::mutex> lock(mutex_);
       ++calls_;
@@ -53,7 +58,7 @@ class Pool {
         if (!fits) held_ -= static_cast<int64_t>(found.size);
       }
       if (fits) {
-        if (found.size / 2 < bytes) found.wanted = calls_;
+        found.needed = found.size / 2 < bytes;
         return found;
       }
     }
@@ -62,36 +67,36 @@ class Pool {
     if (data == nullptr) throw std::bad_alloc();
     std::lock_guard<std::mutex> lock(mutex_);
     held_ += static_cast<int64_t>(bytes);
-    return {data, bytes, calls_};
+    return {data, bytes, calls_, true};
   }
 
   void Give(Block block) noexcept {
-    std::array<char*, kWaiting + 1> unwanted{};
-    size_t count = 0;
+    Unwanted unwanted;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      auto drop = [&](const Block& b) {
-        held_ -= static_cast<int64_t>(b.size);
-        unwanted[count++] = b.data;
-      };
-      for (auto at = waiting_.begin(); at != waiting_.end();) {
-        if (calls_ - at->wanted <= kCalls) {
-          ++at;
-          continue;
-        }
-        drop(*at);
-        at = waiting_.erase(at);
-      }
+      if (block.needed) block.wanted = calls_;
+      DropOld(unwanted);
       if (waiting_.size() < kWaiting && block.size <= Largest() &&
           calls_ - block.wanted <= kCalls) {
         const auto place = std::find_if(waiting_.begin(), waiting_.end(),
                                         [&](const Block& b) { return b.size >= block.size; });
         waiting_.insert(place, block);  // room was reserved
       } else {
-        drop(block);
+        Drop(block, unwanted);
       }
     }
-    for (size_t i = 0; i < count; ++i) std::free(unwanted[i]);
+    Free(unwanted);
+  }
+
+  // A call that needs no scratch.
+  void Pass() noexcept {
+    if (++calls_ % kLook != 0) return;
+    Unwanted unwanted;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      DropOld(unwanted);
+    }
+    Free(unwanted);
   }
 
   void Join(size_t bytes) {
@@ -117,7 +122,30 @@ class Pool {
   }
 
  private:
+  // Blocks to be freed when the mutex is no longer held.
+  struct Unwanted {
+    std::array<char*, kWaiting + 1> data{};
+    size_t count = 0;
+  };
+
   Pool() { waiting_.reserve(kWaiting); }
+
+  void Drop(const Block& block, Unwanted& unwanted) noexcept {
+    held_ -= static_cast<int64_t>(block.size);
+    unwanted.data[unwanted.count++] = block.data;
+  }
+
+  void DropOld(Unwanted& unwanted) noexcept {
+    std::erase_if(waiting_, [&](const Block& block) {
+      const bool old = calls_ - block.wanted > kCalls;
+      if (old) Drop(block, unwanted);
+      return old;
+    });
+  }
+
+  static void Free(const Unwanted& unwanted) noexcept {
+    for (size_t i = 0; i < unwanted.count; ++i) std::free(unwanted.data[i]);
+  }
 
   size_t Largest() const { return needs_.empty() ? 0 : *needs_.rbegin(); }
 
@@ -126,7 +154,7 @@ class Pool {
   std::vector<Block> waiting_;   // by size
   std::multiset<size_t> needs_;  // of the programs that are there
   int64_t held_ = 0;
-  uint64_t calls_ = 0;
+  std::atomic<uint64_t> calls_ = 0;
 };
 
 size_t Rounded(int64_t bytes) {
@@ -137,15 +165,19 @@ size_t Rounded(int64_t bytes) {
 }  // namespace
 
 Scratch::Scratch(int64_t bytes) {
-  if (bytes <= 0) return;
+  if (bytes <= 0) {
+    Pool::Get().Pass();
+    return;
+  }
   const Block block = Pool::Get().Take(Rounded(bytes));
   data_ = block.data;
   size_ = block.size;
   wanted_ = block.wanted;
+  needed_ = block.needed;
 }
 
 Scratch::~Scratch() {
-  if (data_ != nullptr) Pool::Get().Give({data_, size_, wanted_});
+  if (data_ != nullptr) Pool::Get().Give({data_, size_, wanted_, needed_});
 }
 
 int64_t Scratch::Held() { return Pool::Get().Held(); }
