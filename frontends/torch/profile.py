@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 from dynaflow_xla.errors import UnsupportedError
@@ -11,26 +10,30 @@ from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.commands import wait
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.dynamo import running
+from dynaflow_xla.frontends.torch.native.entry import Entry
 from dynaflow_xla.frontends.torch.tuning import keeping
-from dynaflow_xla.strategies.one_lane import OneLane
+from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.timelines.measured import Measured, fastest
 from dynaflow_xla.timelines.timeline import Timeline
 
 
 def profile(fast: Core, args: Any, kwargs: Any) -> Timeline:
     """The timeline of ``dynaflow_xla.profile``: the regions run one by one, without fusing their steps."""
-    return _profile(fast.target(args, kwargs), args, kwargs)
-
-
-def _profile(target: Core, args: Any, kwargs: Any) -> Timeline:
+    target = fast.target(args, kwargs)
     entry = target.planned(args, kwargs)
-    runnable = entry.stamped()
+    return _profile(target, args, kwargs, entry, entry.stamped(), entry.plan)
+
+
+def _profile(
+    target: Core, args: Any, kwargs: Any, entry: Any, runnable: Any, plan: Plan
+) -> Timeline:
+    """Of what has the entry's regions and stands in its place, by this plan."""
     timelines: list[Timeline] = []
 
     def run(inputs: list[Any]) -> list[Any]:
         prepare = getattr(entry, "prepare", None)
         inputs = inputs if prepare is None else prepare(inputs)
-        measured = Measured(entry.plan, entry.pg)
+        measured = Measured(plan, entry.pg)
         outputs = runnable.run(inputs, measured)
         timelines.append(measured.timeline(target.options.name))
         finish = getattr(entry, "finish", None)
@@ -51,12 +54,36 @@ def _profile(target: Core, args: Any, kwargs: Any) -> Timeline:
 
 
 def alone(fast: Core, args: Any, kwargs: Any) -> Timeline:
-    """As ``profile``, of the plan's regions one after another on one lane of one core."""
+    """As ``profile``, of the plan's regions one after another on one lane of one core.
+
+    They are the entry's own, with whatever the schedule put in their place or joined.
+    """
     target = fast.target(args, kwargs)
-    options = replace(
-        target.options, strategy=OneLane(target.options.strategy), lanes=1, lane_cores=1
-    )
-    return _profile(type(target)(target.original, options), args, kwargs)
+    entry = target.planned(args, kwargs)
+    if isinstance(entry, Entry):
+        runnable = entry.on_one_lane()
+        return _profile(target, args, kwargs, entry, runnable, runnable.plan)
+    return _of_xla(target, args, kwargs, entry)
+
+
+def _of_xla(target: Core, args: Any, kwargs: Any, entry: Any) -> Timeline:
+    """Of a graph that runs on XLA: the plan of the JAX program that it became."""
+    from dynaflow_xla.frontends.torch.on_xla import looked_at
+
+    found: list[Timeline | None] = []
+
+    def run(inputs: Any) -> list[Any]:
+        given = list(inputs)
+        if not found:
+            found.append(looked_at.alone(entry, given, target.options.name, 1))
+        return entry(list(given))  # type: ignore[no-any-return]
+
+    kept = keeping.preserved(target.original, target.changes, args, kwargs)
+    with kept, running.observing(entry, run):
+        target.call(*keeping.copies((args, kwargs)))
+    if not found or found[0] is None:
+        raise UnsupportedError(f"{target.options.name!r} did not run a captured graph")
+    return found[0]
 
 
 def timed(fast: Core, args: Any, kwargs: Any, rounds: int) -> tuple[list[int], list[int]]:

@@ -20,8 +20,9 @@ from dynaflow_xla.ir.phases import ONE_PHASE, Phases
 from dynaflow_xla.ir.rules import Rule, as_rules
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.planning.build import build_plan
+from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.planning.plan import Plan
-from dynaflow_xla.planning.recording import Recording
+from dynaflow_xla.planning.recording import Decision, Recording
 from dynaflow_xla.planning.validate import validate
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import record, sizes_of
@@ -97,6 +98,19 @@ class Entry:
         """A form for ``profile``: its ``run`` measures the regions one by one, without fused steps."""
         return native.build(
             self.captured, self.pg, self.plan, self.implementations, fuse=False, always=True,
+            compiler=self.compiler,
+        )  # fmt: skip
+
+    def on_one_lane(self) -> Native:
+        """As ``stamped``, with the regions one after another on one lane of one core."""
+        lanes = {i.region: i.lane for i in self.plan.instructions if isinstance(i, Launch)}
+        decisions = tuple(Decision(region, min(lane, 0)) for region, lane in lanes.items())
+        plan = build_plan(
+            self.pg, Recording(decisions), lanes=1, strategy_text=self.plan.strategy, counted=False
+        )
+        validate(plan, self.pg)
+        return native.build(
+            self.captured, self.pg, plan, self.implementations, fuse=False, always=True,
             compiler=self.compiler,
         )  # fmt: skip
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 import dynaflow_xla as dfx
+from dynaflow_xla import dispatch
+from dynaflow_xla.planning.instructions import Launch
 
 torch = pytest.importorskip("torch")
 
@@ -35,8 +37,10 @@ def test_a_model_keeps_its_state() -> None:
     assert found.measured and found.original_ns > 0
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
-    pair = next(p for p in found.pairs if {p.first, p.second} >= {"left"})
-    assert pair.reason in str(found)
+    ran = {s.name for s in found.timeline.spans if s.kind == "launch"}
+    assert ran >= {"left", "right"} and all(ran >= {p.first, p.second} for p in found.pairs)
+    assert all(p.text in str(found) for p in found.pairs[:12])
+    assert found.timeline.kind == "measured"
 
 
 def test_reasons_by_construction(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,3 +60,73 @@ def test_reasons_by_construction(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dfx.why(dfx.schedule(sorts, strategy, lanes=2), *args, measure=False).gains
     found = dfx.why(dfx.schedule(chain, strategy, lanes=2), *args, measure=False)
     assert found.reason == "dependency", found
+
+
+def _whole(x: Any, y: Any) -> tuple[Any, Any]:
+    with dfx.mark("left"):
+        a = torch.sort(x, dim=-1).values
+    with dfx.mark("right"):
+        b = torch.sort(y, dim=-1).values
+    return a, b
+
+
+def test_what_runs_alone_is_what_the_plan_runs() -> None:
+    seen: list[int] = []
+
+    def instead(x: Any) -> Any:
+        seen.append(x.shape[0])
+        return torch.sort(x, dim=-1).values
+
+    class Replaced(dfx.Strategy):
+        def schedule(self, s: Any) -> None:
+            while ready := s.ready():
+                for op in ready:
+                    s.execute(op, lane=1, replace=instead if op.name == "left" else None)
+
+    x, y = torch.randn(8, 16), torch.randn(8, 16)
+    fast = dfx.schedule(_whole, Replaced(), lanes=2)
+    fast(x, y)
+    seen.clear()
+    served = dispatch.serving(fast, "why", (x, y), {})
+    made = served.alone((x, y), {}, 1)
+    assert made is not None and seen
+    launches = [s for s in made.spans if s.kind == "launch"]
+    assert {s.lane for s in launches} == {0} and {s.cores for s in launches} == {1}
+    plan = dfx.plan(fast, x, y)
+    assert {s.region for s in launches} == {
+        i.region for i in plan.instructions if isinstance(i, Launch)
+    }
+
+
+def test_regions_that_run_as_one_batch_are_measured_as_one() -> None:
+    class Joined(dfx.NanoBatch):
+        def schedule(self, s: Any) -> None:
+            while ready := s.ready():
+                by_name: dict[str, list[Any]] = {}
+                for op in ready:
+                    by_name.setdefault(op.name, []).append(op)
+                for ops in by_name.values():
+                    s.execute(ops if len(ops) > 1 else ops[0], lane=0)
+
+    x, y = torch.randn(8, 16), torch.randn(8, 16)
+    fast = dfx.schedule(_whole, Joined(2), lanes=2, in_axes=0)
+    found = dfx.why(fast, x, y, rounds=1)
+    assert not any("could not be measured" in note for note in found.notes)
+    served = dispatch.serving(fast, "why", (x, y), {})
+    made = served.alone((x, y), {}, 1)
+    assert made is not None
+    names = [s.region for s in made.spans if s.kind == "launch"]
+    plan = dfx.plan(fast, x, y)
+    assert names == [i.region for i in plan.instructions if isinstance(i, Launch)]
+
+
+def test_a_graph_that_breaks_is_refused_by_name() -> None:
+    def broken(x: Any) -> Any:
+        y = torch.sort(x).values
+        torch._dynamo.graph_break()
+        return torch.sort(y * 2).values
+
+    fast = dfx.schedule(broken, dfx.Branches(wide=False), lanes=2)
+    with pytest.raises(dfx.UnsupportedError, match="runs as 2 graphs"):
+        with pytest.warns(dfx.FallbackWarning, match="several graphs"):
+            dfx.why(fast, torch.randn(64))
