@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +15,7 @@ from jax import export, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from round_robin import RoundRobin
 
 import dynaflow_xla as dfx
 
@@ -110,3 +113,23 @@ def test_a_program_that_was_exported_is_scheduled_again() -> None:
     np.testing.assert_allclose(fast(x), around(x), rtol=1e-5)
     np.testing.assert_allclose(WAYS["grad"](fast, x), WAYS["grad"](around, x), rtol=1e-5)
     assert any("call_exported" in op.kind for op in dfx.graph(fast, x).graph.ops)
+
+
+def test_a_body_whose_results_are_all_that_a_loop_carries_stays_in_the_loop() -> None:
+    """XLA takes a custom call for invariant if it is the root of a loop's body, and the loop never ends."""
+
+    def turns(f: Any, a: Any, b: Any) -> Any:
+        return lax.while_loop(
+            lambda c: c[0].max() < 100, lambda c: jax.jvp(f, (c[0],), (c[1],)), (a, b)
+        )
+
+    def square(x: Any) -> Any:
+        return x * x
+
+    fast = dfx.schedule(jax.jit(square), RoundRobin(), lanes=min(2, len(os.sched_getaffinity(0))))
+    start = tuple(jnp.asarray(np.random.default_rng().uniform(2, 3, (2, 5)), jnp.float32))
+    compiled = jax.jit(partial(turns, fast)).lower(*start).compile()
+    assert "dfx_run" in compiled.as_text()
+    assert "dfx_run" not in compiled.as_text().partition("ENTRY")[2], "it would run once"
+    for got, wanted in zip(compiled(*start), turns(square, *start), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)

@@ -34,8 +34,10 @@ def _lower_cpu(ctx: Any, *operands: Any, stage: Any) -> Any:
     _refuse_several_devices(ctx, stage)
     if stage.platform != "cpu":
         return _lower_other(ctx, *operands, stage=stage)
-    # Side effect: no. XLA may drop the call if nobody reads its results, as it may drop the original.
-    rule = jax.ffi.ffi_lowering(xla.RUN_TARGET, has_side_effect=False)
+    # Without a side effect XLA may drop the call if nobody reads its results, as it may drop the original.
+    # But a call of several results may be all that a while loop's body is: XLA then takes it for invariant,
+    # moves it out of the loop, and the loop never ends (jaxlib 0.10.2, any custom call).
+    rule = jax.ffi.ffi_lowering(xla.RUN_TARGET, has_side_effect=len(ctx.avals_out) > 1)
     return rule(ctx, *operands, plan=stage.hash)
 
 
