@@ -36,7 +36,7 @@ def _lower_cpu(ctx: Any, *operands: Any, stage: Any) -> Any:
         return _lower_other(ctx, *operands, stage=stage)
     # Without a side effect XLA may drop the call if nobody reads its results, as it may drop the original.
     # But a call of several results may be all that a while loop's body is: XLA then takes it for invariant,
-    # moves it out of the loop, and the loop never ends (jaxlib 0.10.2, any custom call).
+    # moves it out of the loop, and the loop never ends (jaxlib 0.10.2; any custom call).
     rule = jax.ffi.ffi_lowering(xla.RUN_TARGET, has_side_effect=len(ctx.avals_out) > 1)
     return rule(ctx, *operands, plan=stage.hash)
 
@@ -45,10 +45,10 @@ def _lower_cuda(ctx: Any, *operands: Any, stage: Any) -> Any:
     if stage.platform != "cuda":
         return _lower_other(ctx, *operands, stage=stage)
     _refuse_several_devices(ctx, stage)
-    # The scratch is one more result, so that XLA plans its memory.
+    # The scratch is one more result, so that XLA plans its memory. So there are several: see above.
     scratch = jax.core.ShapedArray((max(1, stage.scratch_bytes),), np.uint8)
     target = device_lanes.CUDA_GRAPH_TARGET if stage.capturable else device_lanes.CUDA_RUN_TARGET
-    rule = jax.ffi.ffi_lowering(target, has_side_effect=False)
+    rule = jax.ffi.ffi_lowering(target, has_side_effect=True)
     results = rule(ctx.replace(avals_out=[*ctx.avals_out, scratch]), *operands, plan=stage.hash)
     return results[:-1]
 
