@@ -63,6 +63,7 @@ def test_torch_quickstart(tmp_path: Path) -> None:
 
 # Page -> what it needs besides the package, and what it prints. Every page with Python code is here.
 PAGES = {
+    "command_line.md": (("jax",), ("original",)),
     "index.md": (("jax",), ("strategy Branches()",)),
     "export.md": (("jax", "torch"), ()),
     "published.md": (("jax",), ("result", "bit-equal")),
