@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,12 +15,16 @@ from dynaflow_xla.planning.build import build_plan
 from dynaflow_xla.planning.instructions import Launch, Record, Wait
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.planning.recording import Decision, Recording
-from dynaflow_xla.timelines.simulator import Costs, simulate
+from dynaflow_xla.timelines.simulator import Costs, total_ns
 
 Kind = Literal["lane", "wait", "move", "copies", "hand-overs", "start"]
 
 _MOST_WAITS = 32
 _MOST_MOVES = 16
+_MOST_LANES = 8
+_MOST_OTHERS = 4
+"""Lanes to which a lane or a region is moved for trial, those with the least to do: each makes a plan."""
+
 _LEAST = 0.005
 
 
@@ -40,9 +45,9 @@ class Ablation:
 
 def ablations(given: Given, times: Times) -> list[Ablation]:
     """What decides most comes first; what changes less than half a percent is left out."""
-    plan, pg, costs = given.plan, given.pg, given.alone
+    plan, pg, costs = given.plan, given.pg, dict(enumerate(times.alone))
     total = round(times.simulated)
-    found = [*_lanes(plan, pg, costs, total), *_waits(plan, pg, costs, total)]
+    found = [*_lanes(plan, pg, costs, total, times), *_waits(plan, pg, costs, total)]
     found += _moves(plan, pg, costs, total, times)
     for kind, text, cost in (
         ("copies", "all copies between lanes and of results", times.copies),
@@ -65,19 +70,21 @@ def _total(pg: PartitionedGraph, plan: Plan, decisions: list[Decision], costs: C
         pg, Recording(tuple(decisions)), lanes=plan.lanes, strategy_text=plan.strategy, cores=plan.cores,
         width=width, counted=False,
     )  # fmt: skip
-    return simulate(made, pg, costs).total_ns
+    return total_ns(made, pg, costs)
 
 
-def _lanes(plan: Plan, pg: PartitionedGraph, costs: Costs | None, total: int) -> list[Ablation]:
-    """Each lane without which the others would have to do its regions."""
-    used = sorted(plan.lanes_used)
+def _lanes(
+    plan: Plan, pg: PartitionedGraph, costs: Costs | None, total: int, times: Times
+) -> list[Ablation]:
+    """Each lane without which the others would have to do its regions; of many those with most to do."""
+    used = sorted(plan.lanes_used, key=_busy(plan, times))
     if len(used) < 2:
         return []
     found = []
-    for lane in used:
+    for lane in used[-_MOST_LANES:]:
         # To each of the other lanes as a whole: what the lane gains is what the best of these loses.
         ways = []
-        for other in (n for n in used if n != lane):
+        for other in [n for n in used if n != lane][:_MOST_OTHERS]:
             moved = [
                 Decision(d.region, other if d.lane == lane else d.lane) for d in _decisions(plan)
             ]
@@ -86,6 +93,15 @@ def _lanes(plan: Plan, pg: PartitionedGraph, costs: Costs | None, total: int) ->
         told = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
         found.append(Ablation("lane", f"lane {lane} ({told})", min(ways) - total))
     return found
+
+
+def _busy(plan: Plan, times: Times) -> Callable[[int], tuple[int, int]]:
+    """By lane: what its regions take together, then its number."""
+    busy = dict.fromkeys(range(plan.lanes), 0)
+    for instruction in plan.instructions:
+        if isinstance(instruction, Launch) and instruction.lane >= 0:
+            busy[instruction.lane] += times.there[instruction.region]
+    return lambda lane: (busy[lane], lane)
 
 
 def _waits(plan: Plan, pg: PartitionedGraph, costs: Costs | None, total: int) -> list[Ablation]:
@@ -103,7 +119,7 @@ def _waits(plan: Plan, pg: PartitionedGraph, costs: Costs | None, total: int) ->
         wait = plan.instructions[number]
         assert isinstance(wait, Wait)  # for the type checker
         rest = (*plan.instructions[:number], *plan.instructions[number + 1 :])
-        without = simulate(msgspec.structs.replace(plan, instructions=rest), pg, costs).total_ns
+        without = total_ns(msgspec.structs.replace(plan, instructions=rest), pg, costs)
         reader = next(
             (
                 i.name
@@ -126,11 +142,12 @@ def _moves(
         (n for n, d in enumerate(decisions) if d.lane >= 0),
         key=lambda n: -times.alone[decisions[n].region],
     )[:_MOST_MOVES]
+    lanes = sorted(range(plan.lanes), key=_busy(plan, times))
     found = []
     for number in longest:
         old = decisions[number]
         best, where = math.inf, -1
-        for lane in (n for n in range(plan.lanes) if n != old.lane):
+        for lane in [n for n in lanes if n != old.lane][:_MOST_OTHERS]:
             moved = [*decisions]
             moved[number] = Decision(old.region, lane)
             took = _total(pg, plan, moved, costs)

@@ -11,7 +11,7 @@ from dynaflow_xla import machine
 from dynaflow_xla.ir.partitioned import PartitionedGraph, contents
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.planning.plan import Plan
-from dynaflow_xla.timelines.simulator import Costs, lower_bound, ns_at, region_costs, simulate
+from dynaflow_xla.timelines.simulator import Costs, lower_bound, ns_at, region_costs, total_ns
 from dynaflow_xla.timelines.timeline import Timeline
 
 
@@ -92,7 +92,9 @@ def times(given: Given) -> Times:
     """The times of a plan, as far as they were measured; the rest is estimated."""
     plan, pg = given.plan, given.pg
     alone = tuple(region_costs(pg, given.alone))
-    total = simulate(plan, pg, given.alone).total_ns
+    # Found once: to look for regions in a timeline takes longer than to simulate them.
+    costs = dict(enumerate(alone))
+    total = total_ns(plan, pg, costs)
     cores = max(plan.cores, machine.cores())
     if given.wide is not None:
         wide = tuple(region_costs(pg, given.wide))
@@ -100,7 +102,7 @@ def times(given: Given) -> Times:
         wide = alone
     else:
         wide = tuple(ns_at(pg, alone, region.id, cores) for region in pg.regions)
-    bound = lower_bound(plan, pg, given.alone)
+    bound = lower_bound(plan, pg, costs)
     chain, shared = float(bound.critical_path_ns), float(bound.shared_ns)
     # What regions take on their own may be more than in one program with others, which fuses them.
     beaten = given.scheduled_ns is not None and given.scheduled_ns < max(chain, shared)
@@ -108,9 +110,9 @@ def times(given: Given) -> Times:
         chain, shared = min(chain, given.scheduled_ns), min(shared, given.scheduled_ns)
     there, best = _widths(given, alone)
     simulated = {
-        "start": simulate(plan, pg, given.alone, launch_ns=0).total_ns,
-        "hand_overs": simulate(plan, pg, given.alone, handoff_ns=0).total_ns,
-        "copies": simulate(plan, pg, given.alone, bytes_per_ns=math.inf).total_ns,
+        "start": total_ns(plan, pg, costs, launch_ns=0),
+        "hand_overs": total_ns(plan, pg, costs, handoff_ns=0),
+        "copies": total_ns(plan, pg, costs, bytes_per_ns=math.inf),
     }
     return Times(
         alone=alone,

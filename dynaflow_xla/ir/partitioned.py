@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 
@@ -64,25 +65,29 @@ class PartitionedGraph:
     def __str__(self) -> str:
         return self.to_text()
 
+    @functools.cached_property
+    def _contents(self) -> tuple[str, ...]:
+        made = []
+        for region in self.regions:
+            local: dict[int, int] = {}
+            parts: list[object] = []
+            for value in region.inputs:
+                local[value] = len(local)
+                parts.append((self.graph.values[value].shape, self.graph.values[value].dtype))
+            for index in region.ops:
+                op = self.graph.ops[index]
+                parts.append((op.kind, op.params, [local.get(v, -1) for v in op.inputs]))
+                for value in op.outputs:
+                    local[value] = len(local)
+                    parts.append((self.graph.values[value].shape, self.graph.values[value].dtype))
+            parts.append([local.get(v, -1) for v in region.outputs])
+            made.append(hashlib.sha256(repr(parts).encode()).hexdigest()[:16])
+        return tuple(made)
+
 
 def contents(pg: PartitionedGraph) -> tuple[str, ...]:
     """What each region computes, apart from its number and name: equal texts, equal operators and sizes.
 
     Another cut of the same function has other regions under the same numbers.
     """
-    made = []
-    for region in pg.regions:
-        local: dict[int, int] = {}
-        parts: list[object] = []
-        for value in region.inputs:
-            local[value] = len(local)
-            parts.append((pg.graph.values[value].shape, pg.graph.values[value].dtype))
-        for index in region.ops:
-            op = pg.graph.ops[index]
-            parts.append((op.kind, op.params, [local.get(v, -1) for v in op.inputs]))
-            for value in op.outputs:
-                local[value] = len(local)
-                parts.append((pg.graph.values[value].shape, pg.graph.values[value].dtype))
-        parts.append([local.get(v, -1) for v in region.outputs])
-        made.append(hashlib.sha256(repr(parts).encode()).hexdigest()[:16])
-    return tuple(made)
+    return pg._contents

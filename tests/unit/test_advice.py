@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dynaflow_xla import machine
+from dynaflow_xla.advice import ablation
 from dynaflow_xla.advice.costs import Given, matched, spread, times
 from dynaflow_xla.advice.report import Why, why
 from dynaflow_xla.ir.graph import Graph
@@ -305,3 +307,31 @@ def test_streams_have_no_cores(make: Callable[..., Graph], monkeypatch: pytest.M
     assert "one core" in _only(_report(graph, lanes)).text
     found = _only(_report(graph, lanes, streams=True))
     assert found.reason == "placement" and "core" not in found.text
+
+
+def test_what_is_tried_does_not_grow_with_the_square_of_lanes(
+    make: Callable[..., Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes = 16
+    text = "; ".join(f"a{n} = op{n} x; b{n} = up{n} a{n}" for n in range(lanes))
+    graph = make(text, " ".join(f"b{n}" for n in range(lanes)))
+    places = {f"{kind}{n}": n for n in range(lanes) for kind in ("op", "up")}
+    pg, plan = _planned(graph, places, lanes)
+    measured = simulate(plan, pg)
+    calls = {"plans": 0, "hashes": 0}
+    build, digest = ablation.build_plan, hashlib.sha256
+
+    def built(*args: Any, **options: Any) -> Plan:
+        calls["plans"] += 1
+        return build(*args, **options)
+
+    def hashed(data: bytes) -> Any:
+        calls["hashes"] += 1
+        return digest(data)
+
+    monkeypatch.setattr(ablation, "build_plan", built)
+    monkeypatch.setattr(hashlib, "sha256", hashed)
+    found = why(Given(plan, dataclasses.replace(pg), alone=measured))
+    assert any(one.kind == "lane" for one in found.ablations)
+    assert calls["plans"] <= 100
+    assert calls["hashes"] <= len(pg.regions)

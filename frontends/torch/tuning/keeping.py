@@ -63,14 +63,19 @@ def objects_copied(tree: Any) -> Any:
 def copies(tree: Any) -> Any:
     """The same with every tensor cloned, and every object copied that a call may change.
 
+    A tensor that is there twice is so in the copy: a call would be captured anew for two that differ.
+
     Raises:
         UnsupportedError: an object cannot be copied.
     """
+    made: dict[int, Any] = {}
 
     def cloned(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        if id(leaf) not in made:
+            made[id(leaf)] = leaf, leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        return made[id(leaf)][1]
 
     return pytree.tree_map(cloned, objects_copied(tree))
 

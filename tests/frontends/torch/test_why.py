@@ -130,3 +130,17 @@ def test_a_graph_that_breaks_is_refused_by_name() -> None:
     with pytest.raises(dfx.UnsupportedError, match="runs as 2 graphs"):
         with pytest.warns(dfx.FallbackWarning, match="several graphs"):
             dfx.why(fast, torch.randn(64))
+
+
+@pytest.mark.parametrize("backend", ["torch", "ffi"])
+def test_a_tensor_given_twice(backend: str) -> None:
+    if backend == "ffi":
+        pytest.importorskip("jax")
+    x = torch.randn(256)
+
+    def twice(x: Any, y: Any) -> Any:
+        return torch.sort(x).values + torch.sort(y * 2).values
+
+    fast = dfx.schedule(twice, dfx.Branches(wide=False), lanes=2, backend=backend)
+    found = dfx.why(fast, x, x, rounds=1)
+    assert found.measured and not any("is estimated" in note for note in found.notes), found.notes
