@@ -172,7 +172,7 @@ def test_regions_are_measured_where_a_call_computes(monkeypatch: pytest.MonkeyPa
     with jax.default_device(own):
         assert own_device([]) is own
 
-    fast = dfx.schedule(two_sorts, LANES, lanes=2)
+    fast = dfx.schedule(jax.jit(two_sorts), LANES, lanes=2)  # PyTorch may be loaded
     gpu, used = SimpleNamespace(platform="gpu"), []
     monkeypatch.setattr(debug, "own_device", lambda _: gpu)
     monkeypatch.setattr(jax, "device_put", lambda value, device: used.append(device) or value)
