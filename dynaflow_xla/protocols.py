@@ -172,8 +172,8 @@ class Frontend(Protocol):
     def about(self) -> dict[str, Any]:
         """Its ``version``, ``devices``, and ``gpu``: whether one is among them; for people, too."""
 
-    def cases(self) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
-        """By name small functions and their arguments, for trials; "sorts" can use two lanes."""
+    def cases(self) -> dict[str, Callable[..., Any]]:
+        """By name small functions, for trials: those that ``cli.cases`` has arguments for."""
 
     def example(self, shape: Sequence[int], dtype: str, seed: int) -> Any:
         """An array of random values."""

@@ -18,6 +18,7 @@ import msgspec
 import dynaflow_xla as dfx
 from dynaflow_xla import _optional, dispatch, machine
 from dynaflow_xla.cli import measuring, targets
+from dynaflow_xla.cli.cases import cases_of
 from dynaflow_xla.cli.console import Output
 from dynaflow_xla.cli.targets import Target, TargetError
 
@@ -37,13 +38,13 @@ def built_in(names: Sequence[str], frameworks: Sequence[str]) -> tuple[list[Targ
             notes.append(f"{framework} is not installed: its cases are left out")
             continue
         try:
-            cases = dispatch.frontend(framework).cases()
+            made = cases_of(dispatch.frontend(framework))
         except dfx.UnsupportedError as error:
             notes.append(f"{framework} is left out: {error}")
             continue
-        if unknown := [name for name in names if name not in cases]:
-            raise TargetError(f"there is no case {unknown[0]!r}; there are {', '.join(cases)}")
-        found += [Target(n, *cases[n], {}, framework) for n in names or cases]
+        if unknown := [name for name in names if name not in made]:
+            raise TargetError(f"there is no case {unknown[0]!r}; there are {', '.join(made)}")
+        found += [Target(n, *made[n], {}, framework) for n in names or made]
     if not found:
         raise TargetError(f"nothing to measure: {'; '.join(notes)}")
     return found, notes

@@ -15,6 +15,7 @@ from typing import Any
 
 import dynaflow_xla as dfx
 from dynaflow_xla import dispatch, machine
+from dynaflow_xla.cli.cases import cases_of
 
 
 def engine() -> dict[str, Any]:
@@ -27,7 +28,7 @@ def framework(name: str) -> dict[str, Any]:
     """Runs a function of two parts on two lanes, and compares with the original."""
     frontend = dispatch.frontend(name)
     told = frontend.about()
-    fn, args = frontend.cases()["sorts"]
+    fn, args = cases_of(frontend)["sorts"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fast = dfx.schedule(fn, strategy=dfx.Branches(wide=False), lanes=2)

@@ -26,12 +26,8 @@ def about() -> dict[str, Any]:
     }
 
 
-def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
-    """By name small functions and their arguments.
-
-    ``sorts`` and ``recurrent`` have two parts that one core each can do; in ``products`` each part fills
-    all cores, ``chain`` has nothing that could run beside anything, and ``small`` is too short to gain.
-    """
+def cases() -> dict[str, Callable[..., Any]]:
+    """By name small functions, see ``dynaflow_xla.cli.cases``."""
 
     def sorts(x: Any, y: Any) -> Any:
         return jnp.sort(x) + jnp.sort(y)
@@ -54,21 +50,8 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     def small(x: Any, y: Any) -> Any:
         return jnp.tanh(x) @ x.T + jnp.sin(y) @ y.T
 
-    return {
-        name: (jax.jit(fn), _drawn(of))
-        for name, fn, of in (
-            ("sorts", sorts, [((1 << 16,), 1.0)] * 2),
-            ("recurrent", recurrent, [((64, 32, 128), 1.0), *[((128, 128), 0.05)] * 2]),
-            ("products", products, [((1024, 1024), 1.0), *[((1024, 1024), 0.05)] * 2]),
-            ("chain", chain, [((256, 256), 1.0), ((256, 256), 0.05)]),
-            ("small", small, [((16, 16), 1.0)] * 2),
-        )
-    }  # fmt: skip
-
-
-def _drawn(of: Sequence[tuple[tuple[int, ...], float]]) -> tuple[Any, ...]:
-    """Random arrays of some shapes, each times a number."""
-    return tuple(example(shape, "float32", n) * scale for n, (shape, scale) in enumerate(of))
+    made: tuple[Any, ...] = (sorts, recurrent, products, chain, small)
+    return {fn.__name__: jax.jit(fn) for fn in made}
 
 
 _WITHOUT_X64 = {

@@ -24,8 +24,8 @@ def about() -> dict[str, Any]:
     }
 
 
-def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
-    """By name small functions and their arguments, as JAX's ``cases`` are."""
+def cases() -> dict[str, Callable[..., Any]]:
+    """By name small functions, see ``dynaflow_xla.cli.cases``."""
 
     def sorts(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.sort(x).values + torch.sort(y).values
@@ -55,21 +55,8 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     def small(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x) @ x.T + torch.sin(y) @ y.T
 
-    return {
-        name: (fn, _drawn(of))
-        for name, fn, of in (
-            ("sorts", sorts, [((1 << 16,), 1.0)] * 2),
-            ("recurrent", recurrent, [((16, 32, 128), 1.0), *[((128, 128), 0.05)] * 2]),
-            ("products", products, [((1024, 1024), 1.0), *[((1024, 1024), 0.05)] * 2]),
-            ("chain", chain, [((256, 256), 1.0), ((256, 256), 0.05)]),
-            ("small", small, [((16, 16), 1.0)] * 2),
-        )
-    }  # fmt: skip
-
-
-def _drawn(of: Sequence[tuple[tuple[int, ...], float]]) -> tuple[Any, ...]:
-    """Random arrays of some shapes, each times a number."""
-    return tuple(example(shape, "float32", n) * scale for n, (shape, scale) in enumerate(of))
+    made: tuple[Any, ...] = (sorts, recurrent, products, chain, small)
+    return {fn.__name__: fn for fn in made}
 
 
 def example(shape: Sequence[int], dtype: str, seed: int) -> torch.Tensor:
