@@ -70,7 +70,8 @@ inline int Nothing(const Buffer*, int, Buffer*, int, Lane*) { return 0; }
 
 // arg a, result r: the aside lane doubles a into scratch, lane 0 waits for it and adds one.
 inline std::shared_ptr<Program> TwoLanes(
-    const std::function<void()>& in_first = [] {}, int aside = 1) {
+    const std::function<void()>& in_first = [] {}, int aside = 1,
+    const std::function<void()>& before_wait = nullptr) {
   auto p = std::make_shared<Program>(aside + 1, 1, 1, 1, 64, "two lanes");
   const int a = p->AddBuffer({BufferKind::kArg, 0, 0, 8});
   const int r = p->AddBuffer({BufferKind::kResult, 0, 0, 8});
@@ -83,6 +84,7 @@ inline std::shared_ptr<Program> TwoLanes(
                                  },
                                  {a}, {s}));
   p->AddRecord(aside, 0);
+  if (before_wait) p->AddLaunch(0, MakeStep("before", [before_wait](Lane*) { before_wait(); }));
   p->AddWait(0, 0);
   p->AddLaunch(0, MakeLaunch("increment",
                              [](const Buffer* in, int, Buffer* out, int, Lane*) {

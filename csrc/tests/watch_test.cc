@@ -31,18 +31,27 @@ size_t Reports() {
 
 TEST_CASE("a call that takes long is reported once, with what its lanes wait for") {
   Engine& engine = Engine::Get();
-  auto program = TwoLanes([&engine] {
-    // Both lanes are where they stay, unless the machine is very busy.
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    engine.SetWatchdog(1'000'000, &Keep);
-    while (Reports() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  });
+  std::atomic<bool> begun{false};
+  auto program = TwoLanes(
+      [&engine, &begun] {
+        begun = true;
+        // Both lanes are where they stay, unless the machine is very busy.
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        engine.SetWatchdog(1'000'000, &Keep);
+        while (Reports() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      },
+      1,
+      // Else the caller runs a lane that has not begun, and waits for nothing.
+      [&begun] {
+        while (!begun) std::this_thread::yield();
+      });
   program->NameEvent(0, "'double' on lane 1");
   program->NameWait(0, 0, "'increment'");
   REQUIRE(Problem(*program).empty());
   bool waits = false;
   for (int attempt = 0; attempt < 50 && !waits; ++attempt) {
     reports.clear();
+    begun = false;
     engine.SetWatchdog(1'000'000'000'000, &Keep);
     int64_t out = 0;
     CHECK(RunOne(program, 20, &out).ok);
