@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import Any
@@ -12,11 +11,11 @@ from typing import Any
 import msgspec
 
 from dynaflow_xla import checks, dispatch
-from dynaflow_xla.advice.costs import Given, matched, spread
+from dynaflow_xla.advice import measuring
 from dynaflow_xla.advice.report import Why, why as reasons
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.dispatch import EitherFunction, serving
-from dynaflow_xla.errors import PlanTypeError, UnsupportedError, bad_argument
+from dynaflow_xla.errors import PlanTypeError, bad_argument
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.planning.plan import Plan
@@ -157,9 +156,6 @@ def together(
         settings = replace(settings, target=dispatch.target(settings.target))
     return Together(functions, names, settings)
 
-
-_NOISY = 0.25
-"""Of the median: calls that vary more are told by ``why``."""
 
 _OF_SCHEDULE = {
     name: parameter.default
@@ -397,39 +393,7 @@ def why(fast: Any, *args: Any, measure: bool = True, rounds: int = 15, **kwargs:
     number = checks.integer(rounds)
     if number is None or number < 1:
         raise bad_argument(rounds, Integral, f"rounds must be an integer >= 1; got {rounds!r}")
-    entry = served.planned(args, kwargs)
-    notes = [aside] if (aside := served.beside_the_plan(args, kwargs)) else []
-    given = Given(entry.plan, entry.pg, streams=entry.streams)
-    if measure:
-        original, scheduled = served.timed(args, kwargs, number)
-        refused: dict[str, str] = {}
-
-        def measured(what: str, run: Callable[[], Timeline | None]) -> Timeline | None:
-            # Calls were timed, so nothing forbids to run them: it is this backend that cannot do this.
-            try:
-                return run()
-            except UnsupportedError as error:
-                refused.setdefault(str(error), what)
-                return None
-
-        regions = "what regions take on their own"
-        alone, note = matched(entry.pg, measured(regions, lambda: served.alone(args, kwargs, 1)))
-        wide, _ = matched(entry.pg, measured(regions, lambda: served.alone(args, kwargs, 0)))
-        ran = measured("where regions run in the plan", lambda: served.profile(args, kwargs))
-        notes += [note] if note else []
-        notes += [f"{what} is estimated: {error}" for error, what in refused.items()]
-        if (varied := max(spread(original), spread(scheduled))) > _NOISY:
-            notes.append(
-                f"half of the calls differ by {varied:.0%} or more: other programs run, and reasons that are "
-                "measured may be theirs; ask again when the machine is quiet"
-            )
-        given = replace(
-            given, alone=alone, wide=wide, ran=ran,
-            original_ns=statistics.median(original), scheduled_ns=statistics.median(scheduled),
-            wins=sum(b < a for a, b in zip(original, scheduled, strict=True)) / number,
-        )  # fmt: skip
-    given = replace(given, notes=tuple(notes))
-    return reasons(given)
+    return reasons(measuring.given(served, args, kwargs, number if measure else None))
 
 
 def stats(reset: bool = False) -> Stats:

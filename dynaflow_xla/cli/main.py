@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import json
-import os
-import site
-import sysconfig
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,115 +22,11 @@ from dynaflow_xla.cli import (
     targets,
     trace as tracing,
 )
-from dynaflow_xla.cli.console import Output, elsewhere
+from dynaflow_xla.cli.console import Output
+from dynaflow_xla.cli.ending import Commands, command, told
 from dynaflow_xla.cli.targets import Target, TargetError
 from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.tuning import autotune
-
-_LIBRARIES = tuple(
-    os.path.join(place, "")
-    for place in {
-        os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-    }
-)
-"""Folders of this package, of Python and of what is installed; users' code may lie below a prefix."""
-
-
-class _Failed(click.ClickException):
-    """An error with which a command ends: one or a few lines, no traceback.
-
-    Args:
-        message: The lines.
-        kind: The error's type.
-        as_json: Print it as JSON, too.
-        document: What was found before.
-    """
-
-    def __init__(self, message: str, kind: str, as_json: bool, document: Any = None) -> None:
-        super().__init__(message)
-        self.kind, self.as_json, self.document = kind, as_json, document
-
-    def show(self, file: Any = None) -> None:
-        if self.as_json:
-            _print_json((self.document or {}) | {"error": self.message, "kind": self.kind})
-        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-        click.echo(self.message, err=True)
-
-
-class _Misused(_Failed):
-    """What is wrong with the command line itself."""
-
-    exit_code = click.UsageError.exit_code
-
-
-def _print_json(document: Any) -> None:
-    click.echo(json.dumps(document, indent=1, default=str))
-
-
-class _Commands(click.Group):
-    """All commands: what is wrong with a command line is told as JSON, too, where that is asked for."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        before = args[: args.index("--")] if "--" in args else args
-        ctx.meta[__name__] = "--json" in before
-        with self._told(ctx):
-            return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with self._told(ctx):
-            return super().invoke(ctx)
-
-    @contextlib.contextmanager
-    def _told(self, ctx: click.Context) -> Iterator[None]:
-        try:
-            yield
-        except _Failed:
-            raise
-        except click.ClickException as error:
-            if not ctx.meta[__name__]:
-                raise
-            failed = _Misused if isinstance(error, click.UsageError) else _Failed
-            raise failed(error.format_message(), type(error).__name__, True) from None
-
-
-def _command(function: Callable[..., int | None]) -> Callable[..., Any]:
-    """What every command has: ``--json``, ``--traceback``, and errors as sentences."""
-
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-    @click.option("--traceback", "trace_back", is_flag=True, help="Print tracebacks of errors.")
-    @functools.wraps(function)
-    def wrapped(as_json: bool, trace_back: bool, **options: Any) -> None:
-        out = Output(as_json)
-        try:
-            with elsewhere() if as_json else contextlib.nullcontext():
-                status = function(out=out, **options)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except (Exception, SystemExit) as error:  # the user's code may leave Python
-            if trace_back:
-                traceback.print_exc()
-            kind = type(error).__name__
-            raise _Failed(_told(error, trace_back), kind, as_json, out.document) from None
-        if as_json:
-            _print_json(out.document)
-        click.get_current_context().exit(status or 0)
-
-    return wrapped
-
-
-def _told(error: BaseException, shown: bool) -> str:
-    """An error in a sentence: ours as it is, others with their type and the user's line."""
-    if isinstance(error, DynaflowError):
-        return str(error)
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    mine = [f for f in frames if not f.filename.startswith((*_LIBRARIES, "<"))]
-    if mine:
-        text += f"\n  at {mine[-1].filename}:{mine[-1].lineno}, in {mine[-1].name}"
-    return text if shown else text + "\n  --traceback shows all of it"
 
 
 def _on_target(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,7 +85,7 @@ def _scheduled(target: str, shapes: tuple[str, ...], options: dict[str, Any]) ->
 
 
 @click.group(
-    cls=_Commands,
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="dynaflow-xla")
@@ -211,7 +101,7 @@ def cli() -> None:
 @click.option(
     "--timeout", type=float, default=180.0, show_default=True, help="Seconds for a trial."
 )
-@_command
+@command
 def doctor(out: Output, timeout: float) -> int:
     """Say what of this machine and environment works, what does not, and how to mend it.
 
@@ -225,7 +115,7 @@ def doctor(out: Output, timeout: float) -> int:
 @cli.command()
 @_on_target
 @click.option("--deep", is_flag=True, help="With what the compiler made of the plan (backend xla).")
-@_command
+@command
 def explain(out: Output, target: str, shapes: tuple[str, ...], deep: bool, **options: Any) -> None:
     """Show regions, lanes, costs, copies and notes of the plan of TARGET for these arguments."""
     found, fast = _scheduled(target, shapes, options)
@@ -253,7 +143,7 @@ def explain(out: Output, target: str, shapes: tuple[str, ...], deep: bool, **opt
 @click.option(
     "-o", "--out", "path", type=click.Path(path_type=Path), help="Timeline with the reasons."
 )
-@_command
+@command
 def why(
     out: Output,
     target: str,
@@ -284,7 +174,7 @@ def why(
 @click.option(
     "--open", "opened", is_flag=True, help="Open it in the browser, or in Perfetto's page."
 )
-@_command
+@command
 def trace(
     out: Output, target: str, shapes: tuple[str, ...], predicted: bool, path: Path, opened: bool,
     **options: Any,
@@ -306,8 +196,8 @@ def trace(
         except Exception as error:  # of one of several functions: the others are traced
             if len(calls) == 1:
                 raise
-            out.aside(f"{found.name}: {_told(error, True)}", "yellow")
-            failed.append({"name": found.name, "error": _told(error, True)})
+            out.aside(f"{found.name}: {told(error, True)}", "yellow")
+            failed.append({"name": found.name, "error": told(error, True)})
             continue
         where = tracing.write(made, tracing.numbered(path, found.name, number, len(calls)))
         written.append({"name": found.name, "path": str(where), "summary": made.summary()})
@@ -339,7 +229,7 @@ def trace(
 @click.option(
     "-o", "--out", "path", type=click.Path(path_type=Path), help="Result file, for compare."
 )
-@_command
+@command
 def bench(
     out: Output, target: str | None, shapes: tuple[str, ...], make: str | None, factory: bool,
     cases: tuple[str, ...], frameworks: tuple[str, ...], strategies: tuple[str, ...],
@@ -376,7 +266,7 @@ def bench(
     "--least", type=click.FloatRange(0, 1), default=0.03, show_default=True,
     help="Smaller changes do not count.",
 )  # fmt: skip
-@_command
+@command
 def compare(out: Output, before: Path, after: Path, least: float) -> int:
     """Say what became slower or faster from one result file to another.
 
@@ -392,7 +282,7 @@ def compare(out: Output, before: Path, after: Path, least: float) -> int:
     help=".html (one page that loads nothing) or .md.",
 )  # fmt: skip
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
-@_command
+@command
 def report(out: Output, results: tuple[Path, ...], path: Path, opened: bool) -> None:
     """Write result files as a page or a Markdown table: what gains, what loses, with intervals."""
     made = reporting.write(results, path)
@@ -406,7 +296,7 @@ def report(out: Output, results: tuple[Path, ...], path: Path, opened: bool) -> 
 @click.argument("action", type=click.Choice(["list", "size", "clear"]), default="list")
 @click.option("--kind", type=click.Choice(["decision", "compiled"]), help="Only these.")
 @click.option("--yes", is_flag=True, help="Clear without asking.")
-@_command
+@command
 def cache(out: Output, action: str, kind: str | None, yes: bool) -> int:
     """List, sum up or clear what is kept on disk: decisions of Auto, compiled regions."""
     folder = autotune.cache_dir()

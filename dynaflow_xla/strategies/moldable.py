@@ -37,10 +37,12 @@ class Placed:
     Attributes:
         order: Regions in the order in which they are to be executed, each with its lane; -1: on all cores.
         length_ns: Predicted.
+        lanes: How many lanes it may use.
     """
 
     order: tuple[tuple[int, int], ...]
     length_ns: float
+    lanes: int
 
     @property
     def on_lanes(self) -> frozenset[int]:
@@ -135,9 +137,12 @@ class Moldable:
         for _ in range(_ROUNDS):
             before = best.length_ns
             for region in free:
-                changed = self.placed((everything - best.on_lanes) ^ {region})
-                if changed.length_ns < best.length_ns:
-                    best = changed
+                wide = (everything - best.on_lanes) ^ {region}
+                # The best may stay on one lane, or need the others once this region is narrow.
+                for lanes in dict.fromkeys((best.lanes, self.lanes)):
+                    changed = self.placed(wide, lanes)
+                    if changed.length_ns < best.length_ns:
+                        best = changed
             if best.length_ns >= before:
                 break
         return best
@@ -188,7 +193,7 @@ class _Schedule:
                 if missing[succ] == 0:
                     ready.add(succ)
         self._leave()
-        return Placed(tuple(self.order), max(self.free, default=0.0))
+        return Placed(tuple(self.order), max(self.free, default=0.0), self.lanes)
 
     def _arrival(self, region: int) -> float:
         return max((self.finish[p] for p in self.tasks.preds[region]), default=0.0)

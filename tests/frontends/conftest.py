@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +13,7 @@ jax = pytest.importorskip("jax")
 
 import numpy as np  # noqa: E402
 from round_robin import RoundRobin  # noqa: E402
+from watched import JAX, ended, told, watched  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 
@@ -74,33 +73,9 @@ def _assert_same(want: Any, got: Any) -> None:
         )
 
 
-_PREAMBLE = """
-import faulthandler, os, sys
-faulthandler.dump_traceback_later({limit} - 10, exit=False)
-import jax, jax.numpy as jnp, numpy as np
-import dynaflow_xla as dfx
-
-LANES = min(2, len(os.sched_getaffinity(0)))
-
-class RoundRobin(dfx.Strategy):
-    def rules(self, graph):
-        return [dfx.Op("*")] if graph.ops else None
-
-    def schedule(self, s):
-        count = 0
-        while ready := s.ready():
-            for op in ready:
-                if "outer" in op.tags:
-                    s.execute(op)
-                else:
-                    s.execute(op, lane=count % LANES)
-                    count += 1
-
+_TWO_SORTS = """
 def two_sorts(x):
     return jnp.sort(x) @ x.T + jnp.sort(-x, axis=0) @ x.T
-
-def spread(fn, **options):
-    return dfx.schedule(fn, RoundRobin(), lanes=LANES, **options)
 """
 
 
@@ -110,24 +85,13 @@ def _run_program(code: str, *, limit_s: int = 360, devices: int = 1) -> str:
     Returns:
         Its standard output.
     """
-    environment = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONFAULTHANDLER="1")
-    environment.pop("XLA_FLAGS", None)
-    if devices > 1:
-        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-    source = _PREAMBLE.format(limit=limit_s) + textwrap.dedent(code)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", source],
-            capture_output=True, text=True, timeout=limit_s, env=environment,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        err = error.stderr or b""
-        text = err.decode(errors="replace") if isinstance(err, bytes) else err
-        pytest.fail(f"the program hung for {limit_s} s; its threads were:\n{text[-6000:]}")
-    assert done.returncode == 0, (
-        f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    flags = (
+        {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"} if devices > 1 else {}
     )
-    return done.stdout
+    source = watched(limit_s) + JAX + _TWO_SORTS + textwrap.dedent(code)
+    done = ended(source, limit_s=limit_s, **flags)
+    assert done.returncode == 0, told(done)
+    return str(done.stdout)
 
 
 def _quick_to_compile() -> Iterator[None]:

@@ -9,41 +9,39 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 LIMIT_S = 400
 
-WATCHED = f"""
+
+def watched(limit_s: int = LIMIT_S) -> str:
+    """The first lines of a program: where its threads are is told before it is killed."""
+    return f"""
 import faulthandler, os, sys, threading, time
-faulthandler.dump_traceback_later({LIMIT_S} - 10, exit=False)
+faulthandler.dump_traceback_later({limit_s} - 10, exit=False)
+"""
+
+
+WATCHED = watched()
+
+JAX = """
+import jax, jax.numpy as jnp, numpy as np
+import dynaflow_xla as dfx
+from round_robin import RoundRobin
+
+LANES = min(2, len(os.sched_getaffinity(0)))
+
+def spread(fn, **options):
+    return dfx.schedule(fn, RoundRobin(), lanes=LANES, **options)
 """
 
 ON_LANES = (
     WATCHED
+    + JAX
     + """
-import jax, jax.numpy as jnp, numpy as np
-import dynaflow_xla as dfx
-
-LANES = min(2, len(os.sched_getaffinity(0)))
-
-class RoundRobin(dfx.Strategy):
-    def rules(self, graph):
-        return [dfx.Op("*")] if graph.ops else None
-
-    def schedule(self, s):
-        count = 0
-        while ready := s.ready():
-            for op in ready:
-                if "outer" in op.tags:
-                    s.execute(op)
-                else:
-                    s.execute(op, lane=count % LANES)
-                    count += 1
-
-def spread(fn):
-    return dfx.schedule(fn, RoundRobin(), lanes=LANES)
-
 def work(x):
     a = jnp.sort(x, axis=-1) @ x.T
     b = jnp.cos(jnp.sort(-x, axis=0))
@@ -59,6 +57,37 @@ def check(got):
 )
 
 
+def ended(source: str, *, limit_s: int = LIMIT_S, **environment: str) -> Any:
+    """Runs a program in a fresh interpreter; fails the test with its threads' stacks where it hangs.
+
+    Returns:
+        The ``subprocess.CompletedProcess``, its output as text.
+    """
+    names = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONFAULTHANDLER": "1"}
+    names.pop("XLA_FLAGS", None)
+    names["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    try:
+        return subprocess.run(
+            [sys.executable, "-P", "-c", source],
+            capture_output=True, text=True, timeout=limit_s, env={**names, **environment},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        said, text = (
+            x.decode(errors="replace") if isinstance(x, bytes) else x or ""
+            for x in (error.stdout, error.stderr)
+        )
+        pytest.fail(
+            f"hung for {limit_s} s, after {said[-200:]!r}; its threads were:\n{text[-8000:]}"
+        )
+
+
+def told(done: Any) -> str:
+    """How a program ended, for a failure's text."""
+    return f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+
+
 def run(code: str, *, any_status: bool = False, before: str = ON_LANES) -> str:
     """Runs a program that has to print "done"; returns its standard error.
 
@@ -67,24 +96,8 @@ def run(code: str, *, any_status: bool = False, before: str = ON_LANES) -> str:
         any_status: It may end with any status.
         before: The preamble; this one has functions on lanes.
     """
-    environment = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONFAULTHANDLER="1")
-    environment["DYNAFLOW_XLA_WATCHDOG_S"] = str(LIMIT_S // 4)  # tells what lanes wait for
-    environment.pop("XLA_FLAGS", None)
-    source = before + textwrap.dedent(code)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", source],
-            capture_output=True, text=True, timeout=LIMIT_S, env=environment,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        said, text = (
-            x.decode(errors="replace") if isinstance(x, bytes) else x or ""
-            for x in (error.stdout, error.stderr)
-        )
-        pytest.fail(
-            f"hung for {LIMIT_S} s, after {said[-200:]!r}; its threads were:\n{text[-8000:]}"
-        )
-    report = f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-    assert any_status or done.returncode == 0, report
-    assert "done" in done.stdout.split(), report
+    # The engine's watchdog tells what lanes wait for.
+    done = ended(before + textwrap.dedent(code), DYNAFLOW_XLA_WATCHDOG_S=str(LIMIT_S // 4))
+    assert any_status or done.returncode == 0, told(done)
+    assert "done" in done.stdout.split(), told(done)
     return done.stderr

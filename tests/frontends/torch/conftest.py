@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from round_robin import RoundRobin
+from watched import ended, told, watched
 
 import dynaflow_xla as dfx
 
@@ -84,9 +85,7 @@ def assert_equal() -> Callable[[Any, Any], None]:
     return _assert_equal
 
 
-_PREAMBLE = """
-import faulthandler, sys, threading
-faulthandler.dump_traceback_later({limit} - 5, exit=True)
+_TWO = """
 import torch
 import dynaflow_xla as dfx
 torch.manual_seed(0)
@@ -104,15 +103,10 @@ fast = dfx.schedule(two, strategy=dfx.Branches(), lanes=2)
 @pytest.fixture
 def run_script() -> Callable[..., str]:
     """Runs a script in a process of its own that is killed if it hangs."""
-    import subprocess
-    import sys
 
     def run(body: str, limit: int = 360, expect: int = 0) -> str:
-        text = _PREAMBLE.format(limit=limit) + textwrap.dedent(body)
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", text], capture_output=True, text=True, timeout=limit
-        )
-        assert done.returncode == expect, done.stdout + done.stderr
-        return done.stdout
+        done = ended(watched(limit) + _TWO + textwrap.dedent(body), limit_s=limit)
+        assert done.returncode == expect, told(done)
+        return str(done.stdout)
 
     return run

@@ -46,6 +46,17 @@ class Parallel(nn.Module):
         h = self.down(torch.relu(self.up(self.last(x))))
         return x + fc.all_reduce(h, "sum", dist.group.WORLD)
 
+def assert_trains_alike(model, fast, x):
+    results = []
+    for m in (model, fast):
+        m.zero_grad()
+        given = x.clone().requires_grad_()
+        out = m(given)
+        out.square().mean().backward()
+        results.append([out.detach(), given.grad, *(p.grad.clone() for p in m.parameters())])
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)
+
 torch.manual_seed(rank)
 model = Parallel()
 torch.manual_seed(7)
@@ -90,15 +101,7 @@ for strategy in (dfx.Sequential(), dfx.Branches(), dfx.NanoBatch(2), dfx.DualBat
     fast = dfx.schedule(copy.deepcopy(model), strategy, in_axes=0, lanes=2)
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x))
-    results = []
-    for m in (model, fast):
-        m.zero_grad()
-        given = x.clone().requires_grad_()
-        out = m(given)
-        out.square().mean().backward()
-        results.append([out.detach(), given.grad, *(p.grad.clone() for p in m.parameters())])
-    for want, got in zip(*results, strict=True):
-        torch.testing.assert_close(got, want)
+    assert_trains_alike(model, fast, x)
     print("equal", strategy)
 """
 
@@ -150,15 +153,7 @@ x = torch.randn(6, 6, 8)
 for strategy in (dfx.published.TwoBatchOverlap(), dfx.DualBatch()):
     torch._dynamo.reset()
     fast = dfx.schedule(copy.deepcopy(model), strategy, in_axes=0, lanes=2)
-    results = []
-    for m in (model, fast):
-        m.zero_grad()
-        given = x.clone().requires_grad_()
-        out = m(given)
-        out.square().mean().backward()
-        results.append([out.detach(), given.grad, *(p.grad.clone() for p in m.parameters())])
-    for want, got in zip(*results, strict=True):
-        torch.testing.assert_close(got, want)
+    assert_trains_alike(model, fast, x)
     for entry in fast._dfx_core.all_planned((x.clone().requires_grad_(),), {}):
         for made in (entry, entry.later() if entry.later else None):
             if made is None:
