@@ -308,6 +308,8 @@ def debug(fast: Any, *args: Any, rounds: int = 24, seed: int = 0, **kwargs: Any)
     first, with pauses. Memory that operators allocate and do not write holds poison. Each region's results
     must have the bits of the first run.
 
+    A PyTorch call whose results can be differentiated is followed by its backward, which is looked at, too.
+
     Args:
         fast: What ``schedule`` returned. Under ``Auto`` the plan that it chose is looked at, or that of
             a candidate.

@@ -316,7 +316,7 @@ def check_determinism(
     name: str,
     runs: int,
     call: Callable[[], Sequence[tuple[str, str]]],
-    subject: Callable[[], Subject | None],
+    subjects: Callable[[], Sequence[Subject]],
 ) -> DeterminismReport:
     """The report of ``dynaflow_xla.check_determinism``.
 
@@ -324,7 +324,7 @@ def check_determinism(
         name: Of the function.
         runs: How many calls.
         call: One call on copies; name and digest of each output.
-        subject: The function's regions, asked for if something differs.
+        subjects: The function's regions, asked for if something differs: of each graph that it runs.
 
     Raises:
         DeterminismError: outputs differ.
@@ -338,26 +338,26 @@ def check_determinism(
         if not wrong and len(first) != len(again):
             wrong = "the number of outputs"
         if wrong:
-            where, detail = _culprit(subject, runs)
+            where, detail = _culprit(subjects(), runs)
             report = DeterminismReport(name, number + 1, len(first), wrong, where, detail)
             raise DeterminismError(report)
     return DeterminismReport(name, runs, len(first))
 
 
-def _culprit(subject: Callable[[], Subject | None], runs: int) -> tuple[Any, str]:
-    """The first region that differs between serial runs of the plan."""
-    made = subject()
-    if made is None:
+def _culprit(subjects: Sequence[Subject], runs: int) -> tuple[Any, str]:
+    """The first region that differs between serial runs of the plans."""
+    if not subjects:
         return None, "Its regions cannot be run one by one here"
-    reference: Round | None = None
-    for number in range(max(runs, 10)):
-        now = made.round(made.plan, number, False)
-        made.run(now)
-        if reference is None:
-            reference = now
-        for region, seen in reference.seen.items():
-            if now.seen[region] != seen:
-                return place(made.pg, region, now.launches[region].lane), ""
+    for made in subjects:
+        reference: Round | None = None
+        for number in range(max(runs, 10)):
+            now = made.round(made.plan, number, False)
+            made.run(now)
+            if reference is None:
+                reference = now
+            for region, seen in reference.seen.items():
+                if now.seen[region] != seen:
+                    return place(made.pg, region, now.launches[region].lane), ""
     return None, (
         "No region differs when regions run one after another: dfx.debug looks at the order of lanes"
     )

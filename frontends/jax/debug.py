@@ -308,7 +308,7 @@ def check_determinism(fast: Any, args: Any, kwargs: Any, runs: int) -> Determini
         ]
 
     name = str(getattr(fast, "__name__", type(fast).__name__))
-    return trials.check_determinism(name, runs, call, lambda: find(fast, *copies((args, kwargs))))
+    return trials.check_determinism(name, runs, call, lambda: [find(fast, *copies((args, kwargs)))])
 
 
 @looks_inside

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +22,7 @@ from dynaflow_xla.frontends.torch.native.entry import Entry
 from dynaflow_xla.frontends.torch.native.memory import Environment, Memory
 from dynaflow_xla.frontends.torch.native.stretches.regions import Stretch, Work
 from dynaflow_xla.frontends.torch.native.stretches.source import Program
-from dynaflow_xla.frontends.torch.tuning import keeping
+from dynaflow_xla.frontends.torch.tuning import gradients, keeping
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.plan import Plan
 
@@ -88,7 +88,7 @@ def _allocating(captured: Captured, fill: Callable[[Any], None]) -> Captured:
 
     ops = tuple(
         replace(op, payload=replace(op.payload, target=poisoned(op.payload.target)))
-        if modes.allocates(op.payload.target)
+        if op.payload is not None and modes.allocates(op.payload.target)
         else op
         for op in captured.graph.ops
     )
@@ -114,7 +114,7 @@ class Subject:
 
     def __post_init__(self) -> None:
         ops = self.entry.captured.graph.ops
-        self._writes = any(modes.writes(op.payload.target) for op in ops)
+        self._writes = any(op.payload is not None and modes.writes(op.payload.target) for op in ops)
 
     @property
     def plan(self) -> Plan:
@@ -217,45 +217,81 @@ def _entries(core: Core, args: Any, kwargs: Any, caller: str) -> tuple[Any, list
 
 
 def debug(core: Core, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugReport:
-    """The report of ``dynaflow_xla.debug``, of each graph that a call runs."""
+    """The report of ``dynaflow_xla.debug``, of each graph that a call and its backward run."""
     target, entries = _entries(core, args, kwargs, "debug")
     name = core.options.name
-    reports: list[DebugReport] = []
     notes = [aside] if (aside := core.beside_the_plan(args, kwargs)) else []
-    for entry in entries:
-        made = _look(
-            target, entry, args, kwargs, lambda e, x: _debug(e, x, name, rounds, seed, notes)
-        )
-        reports.append(made)
-    first, *others = reports
-    if others:
-        counts: dict[str, int] = {}
-        for kind, count in itertools.chain.from_iterable(r.rounds.items() for r in reports):
-            counts[kind] = counts.get(kind, 0) + count
-        told = (*first.notes, f"the call runs {len(reports)} graphs, each looked at on its own")
-        first = replace(
-            first, regions=sum(r.regions for r in reports), rounds=counts,
-            values=sum(r.values for r in reports), notes=told,
-        )  # fmt: skip
-    return first
+    reports: list[DebugReport] = []
+
+    def look(entry: Any, given: Sequence[Any]) -> None:
+        named = name if entry.kind != "backward" else f"the backward of {name}"
+        reports.append(_debug(entry, given, named, rounds, seed, tuple(notes)))
+
+    looked, untold = _look(target, entries, args, kwargs, look)
+    if len(reports) > 1:
+        backward = sum(entry.kind == "backward" for entry in looked)
+        parts = f", {backward} of them of the backward" if backward else ""
+        notes.append(f"the call runs {len(reports)} graphs{parts}, each looked at on its own")
+    notes += untold
+    counts: Counter[str] = Counter()
+    for report in reports:
+        counts.update(report.rounds)
+    return replace(
+        reports[0], regions=sum(r.regions for r in reports), rounds=dict(counts),
+        values=sum(r.values for r in reports), notes=tuple(notes),
+    )  # fmt: skip
 
 
-def _look(target: Any, entry: Any, args: Any, kwargs: Any, look: Callable[[Any, Any], Any]) -> Any:
-    """What ``look`` says of a graph and the inputs that a call, on copies, gives it."""
-    found: list[Any] = []
+def _look(
+    target: Any,
+    entries: Sequence[Any],
+    args: Any,
+    kwargs: Any,
+    look: Callable[[Any, Sequence[Any]], None],
+) -> tuple[list[Any], list[str]]:
+    """Calls ``look`` with each graph that a call on copies and its backward run, and what each is given.
 
-    def run(inputs: Any) -> list[Any]:
-        given = list(inputs)
-        if not found:
-            found.append(look(entry, given))
-        return entry(list(given))  # type: ignore[no-any-return]
+    Returns:
+        The graphs, and what is to be told of the backward.
 
+    Raises:
+        UnsupportedError: one of ``entries`` did not run.
+    """
+    looked: list[Any] = []
+    failed: list[Exception] = []
+
+    def observer(entry: Any) -> Callable[[Any], list[Any]] | None:
+        if failed or any(entry is other for other in looked):
+            return None
+
+        def run(inputs: Any) -> list[Any]:
+            given = list(inputs)
+            looked.append(entry)
+            try:
+                look(entry, given)
+            except Exception as error:
+                failed.append(error)
+                raise
+            return entry(list(given))  # type: ignore[no-any-return]
+
+        return run
+
+    notes: list[str] = []
     kept = keeping.preserved(target.original, target.changes, args, kwargs)
-    with kept, running.observing(entry, run):
-        target.call(*keeping.copies((args, kwargs)))
-    if not found:
+    with kept, running.observing_each(observer):
+        try:
+            result = target.call(*keeping.copies((args, kwargs)))
+            gradients.of(result)
+        except Exception as error:
+            if failed:
+                raise failed[0] from None
+            if not looked:
+                raise
+            told = (str(error).strip() or type(error).__name__).splitlines()[0]
+            notes.append(f"the backward is not looked at: {told}")
+    if any(all(entry is not other for other in looked) for entry in entries):
         raise UnsupportedError(f"{target.options.name!r} did not run a captured graph")
-    return found[0]
+    return looked, notes
 
 
 def _debug(
@@ -279,29 +315,40 @@ def _on_xla(entry: Any, given: Sequence[Any], name: str, rounds: int, seed: int)
 
 
 def check_determinism(core: Core, args: Any, kwargs: Any, runs: int) -> DeterminismReport:
-    """The report of ``dynaflow_xla.check_determinism``: of whole calls, on copies."""
+    """The report of ``dynaflow_xla.check_determinism``: of whole calls with their gradients, on copies."""
     target, entries = _entries(core, args, kwargs, "check_determinism")
 
     def call() -> list[tuple[str, str]]:
         with keeping.preserved(target.original, target.changes, args, kwargs):
-            result = target.call(*keeping.copies((args, kwargs)))
+            given = keeping.copies((args, kwargs))
+            result = target.call(*given)
             leaves, _ = pytree.tree_flatten_with_path(result)
-            return [
+            told = [
                 (
                     "result" + pytree.keystr(path),
                     _bits(x) if isinstance(x, torch.Tensor) else repr(x),
                 )
                 for path, x in leaves
             ]
+            try:
+                found = gradients.of(result)
+            except Exception:  # the call has no backward: its results are compared
+                return told
+            named = gradients.names(target.original, *given)
+            return told + [
+                (f"the gradient of {named.get(id(leaf), 'a tensor')}", _bits(gradient))
+                for leaf, gradient in found
+            ]
 
-    def subject() -> Subject | None:
-        if len(entries) != 1 or not isinstance(entries[0], Entry):
-            return None
+    def subjects() -> list[Subject]:
+        made: list[Subject] = []
 
-        def made(entry: Any, given: Sequence[Any]) -> Subject:
-            inputs = list(given) if entry.prepare is None else entry.prepare(list(given))
-            return Subject(entry, keeping.copies(inputs), core.options.name)
+        def look(entry: Any, given: Sequence[Any]) -> None:
+            if isinstance(entry, Entry):
+                inputs = list(given) if entry.prepare is None else entry.prepare(list(given))
+                made.append(Subject(entry, keeping.copies(inputs), core.options.name))
 
-        return _look(target, entries[0], args, kwargs, made)  # type: ignore[no-any-return]
+        _look(target, entries, args, kwargs, look)
+        return made
 
-    return trials.check_determinism(core.options.name, runs, call, subject)
+    return trials.check_determinism(core.options.name, runs, call, subjects)

@@ -74,14 +74,15 @@ def swapped(plan: Plan, kind: str) -> Plan:
     return msgspec.structs.replace(plan, buffers=tuple(buffers))
 
 
-def without_waits(monkeypatch: pytest.MonkeyPatch, where: Any) -> None:
-    """Plans that this module builds lose their waits behind the proof."""
+def without_waits(monkeypatch: pytest.MonkeyPatch, where: Any, ending: str = "") -> None:
+    """Plans that this module builds lose their waits behind the proof, if their graph's name ends so."""
     build = where.build_plan
-    monkeypatch.setattr(
-        where,
-        "build_plan",
-        lambda *args, **kwargs: edited(
-            build(*args, **kwargs), lambda i: [] if isinstance(i, Wait) else i
-        ),
-    )
+
+    def made(pg: Any, *args: Any, **kwargs: Any) -> Plan:
+        plan: Plan = build(pg, *args, **kwargs)
+        if not pg.graph.name.endswith(ending):
+            return plan
+        return edited(plan, lambda i: [] if isinstance(i, Wait) else i)
+
+    monkeypatch.setattr(where, "build_plan", made)
     monkeypatch.setattr(where, "validate", lambda plan, pg: None)

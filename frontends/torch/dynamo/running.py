@@ -16,7 +16,7 @@ class _State(threading.local):
     ran: list[Any] | None = None
     left_out: str = ""
     stop = False
-    observed: tuple[Any, Run] | None = None
+    observed: Callable[[Any], Run | None] | None = None
 
 
 _state = _State()
@@ -64,7 +64,14 @@ def note_run(entry: Any) -> None:
 @contextmanager
 def observing(entry: Any, run: Run) -> Iterator[None]:
     """While open, calls on this thread do ``run`` in place of ``entry``."""
-    _state.observed = (entry, run)
+    with observing_each(lambda other: run if other is entry else None):
+        yield
+
+
+@contextmanager
+def observing_each(observer: Callable[[Any], Run | None]) -> Iterator[None]:
+    """While open, calls on this thread do in place of an entry what this says; None: the entry."""
+    _state.observed = observer
     try:
         yield
     finally:
@@ -77,9 +84,9 @@ def observes() -> bool:
 
 
 def observer(entry: Any) -> Run | None:
-    """What ``observing`` was opened with on this thread for this entry."""
+    """What is to be done on this thread in place of this entry."""
     observed = _state.observed
-    return observed[1] if observed is not None and observed[0] is entry else None
+    return None if observed is None else observed(entry)
 
 
 def left_out() -> str:

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from edited_plans import without_waits  # noqa: E402
+from round_robin import RoundRobin  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.frontends.torch.native import entry  # noqa: E402
@@ -133,6 +134,92 @@ def test_random_numbers_buffers_and_training_are_as_in_one_call() -> None:
     assert dfx.debug(fast, X, rounds=6).ok
     assert dfx.check_determinism(fast, X, runs=3).ok
     assert torch.equal(torch.get_rng_state(), state) and torch.equal(model[2].running_mean, mean)
+
+
+def trained(x: Any, w: Any) -> Any:
+    return (torch.sin(x @ w) * torch.tanh(x)).sum()
+
+
+def training(fn: Any = trained) -> tuple[Any, Any]:
+    fast = dfx.schedule(fn, RoundRobin(), lanes=2, backend="torch")
+    return fast, X.clone().requires_grad_()
+
+
+def test_the_backward_is_looked_at() -> None:
+    fast, x = training()
+    report = dfx.debug(fast, x, Y, rounds=6)
+    assert "1 of them of the backward" in str(report)
+    with torch.no_grad():
+        alone = dfx.debug(fast, x, Y, rounds=6)
+    assert report.regions > 2 * alone.regions - 1 and "backward" not in str(alone)
+    assert dfx.check_determinism(fast, x, Y, runs=3).outputs == 2  # the sum, and the gradient of x
+    assert x.grad is None
+
+
+def test_an_operator_of_the_backward_that_gives_other_values_each_time_is_found_and_named() -> None:
+    calls: list[int] = []
+
+    @torch.library.custom_op("dynaflow_xla_tests::sine", mutates_args=())
+    def sine(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x)
+
+    @torch.library.custom_op("dynaflow_xla_tests::drifting", mutates_args=())
+    def drifting(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return torch.cos(x) + len(calls)
+
+    for op in (sine, drifting):
+        op.register_fake(torch.empty_like)
+    sine.register_autograd(
+        lambda ctx, g: g * drifting(*ctx.saved_tensors),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+
+    def trained(x: Any, w: Any) -> Any:
+        return (sine(x @ w) * torch.tanh(x)).sum()
+
+    fast, x = training(trained)
+    with pytest.raises(dfx.VerificationError, match="^the backward of trained: ") as found:
+        dfx.debug(fast, x, Y, rounds=6)
+    finding = found.value.report.finding  # type: ignore[attr-defined]
+    assert finding.kind == "changed" and "drifting" in finding.place.region
+    with pytest.raises(dfx.VerificationError, match=r"of argument\[0\] differs.*drifting"):
+        dfx.check_determinism(fast, x, Y)
+
+
+def test_a_wait_dropped_from_the_plan_of_a_backward_is_found_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fast, x = training()
+    without_waits(monkeypatch, entry, ".backward")
+    with pytest.raises(dfx.VerificationError, match="^the backward of trained: ") as found:
+        dfx.debug(fast, x, Y, rounds=6)
+    assert found.value.report.finding.kind == "unwritten"  # type: ignore[attr-defined]
+
+
+def test_a_backward_that_fails_outside_of_its_graphs_is_told() -> None:
+    model = torch.nn.Linear(6, 6)
+    fast = dfx.schedule(model, "branches", lanes=2, backend="torch")
+
+    def refuses(gradient: Any) -> None:
+        raise RuntimeError("a hook that refuses")
+
+    model.weight.register_hook(refuses)
+    report = dfx.debug(fast, X, rounds=2)
+    assert report.ok and "the backward is not looked at: a hook that refuses" in str(report)
+
+
+def test_the_caller_s_graph_stays_whole() -> None:
+    w = Y.clone().requires_grad_()
+    outer = torch.exp(w)
+
+    def closes(x: Any) -> Any:
+        return torch.sin(x @ outer) * torch.tanh(x)
+
+    fast = dfx.schedule(closes, "branches", lanes=2, backend="torch")
+    assert dfx.debug(fast, X, rounds=2).ok
+    fast(X).sum().backward()
+    assert w.grad is not None
 
 
 def test_each_graph_of_a_call_that_breaks_is_looked_at() -> None:

@@ -1,0 +1,67 @@
+"""Gradients of a call that is only tried: to whatever it leads, without touching ``grad``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def of(result: Any, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The tensors that a call's results depend on, each with its gradient; none if there are none.
+
+    A number is differentiated as ``backward`` does, other results with random gradients: equal ones would
+    hide that two were exchanged. The backward runs on this thread, and what autograd keeps stays, for it
+    may be the caller's: a graph that went into the call. Hooks on gradients run.
+    """
+    made = [
+        x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad
+    ]
+    made = list({id(x): x for x in made}.values())
+    wanted = _leaves(made)
+    if not wanted:
+        return []
+    drawn = torch.Generator().manual_seed(seed)
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        if x.dim() == 0 or x.layout is not torch.strided or type(x) is not torch.Tensor:
+            return torch.ones_like(x)
+        of_type = torch.complex64 if x.dtype.is_complex else torch.float32
+        random = torch.randn(x.shape, generator=drawn, dtype=of_type)
+        return random.to(device=x.device, dtype=x.dtype)
+
+    with torch.autograd.set_multithreading_enabled(False):
+        found = torch.autograd.grad(
+            made, wanted, [gradient(x) for x in made], allow_unused=True, retain_graph=True
+        )
+    return [(leaf, g) for leaf, g in zip(wanted, found, strict=True) if g is not None]
+
+
+def _leaves(results: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors at which autograd's graph begins, in the order in which they are come upon."""
+    found = {id(x): x for x in results if x.grad_fn is None}
+    left = [x.grad_fn for x in results if x.grad_fn is not None]
+    seen = set(left)
+    while left:
+        node = left.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found[id(leaf)] = leaf
+        for other, _ in node.next_functions:
+            if other is not None and other not in seen:
+                seen.add(other)
+                left.append(other)
+    return list(found.values())
+
+
+def names(original: Any, args: Any, kwargs: Any) -> dict[int, str]:
+    """By identity the names of tensors among the arguments and of parameters."""
+    found: dict[int, str] = {}
+    for said, tree in (("argument", args), ("argument ", kwargs)):
+        for path, x in pytree.tree_flatten_with_path(tree)[0]:
+            if isinstance(x, torch.Tensor):
+                found[id(x)] = said + pytree.keystr(path)
+    if isinstance(original, torch.nn.Module):
+        found |= {id(p): f"parameter {name!r}" for name, p in original.named_parameters()}
+    return found
