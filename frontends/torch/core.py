@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from dynaflow_xla.frontends.torch.dynamo import capturing, running
 from dynaflow_xla.frontends.torch.dynamo.graphs import Graphs, NoGraph
 from dynaflow_xla.frontends.torch.dynamo.whole import Whole
 from dynaflow_xla.frontends.torch.native import native
+from dynaflow_xla.frontends.torch.opaque import finding
 from dynaflow_xla.frontends.torch.signature import backends, open_batch
 from dynaflow_xla.frontends.torch.tuning import auto, keeping
 from dynaflow_xla.frontends.torch.tuning.deciding import Deciding, options_for
@@ -51,6 +53,7 @@ class Core(Deciding):
         self.graphs: Graphs = Graphs(original, self.backend, self.splits, of_parent)
         self.entries, self.breaks = self.graphs.entries, self.graphs.breaks
         self.changes = self.graphs.changes
+        self.opaque = finding.Opaque(original)
         self._whole: Whole | None = None
         self._warned = False
         self._told: set[str] = set()
@@ -102,7 +105,7 @@ class Core(Deciding):
             running.leave_out("")
         with running.Running() as ran:
             result = self._invoke(args, kwargs)
-        if not ran and not self._warned and not running.observes():
+        if not ran and not self._warned and not running.observes() and not running.ran_original():
             self._warned = True
             self.graphs.warn(self.why_original(args, kwargs))
         return result
@@ -202,11 +205,38 @@ class Core(Deciding):
         if not self.splits:
             return self._compiled(*args, **kwargs)
         options = self.options
-        offered = open_batch.offered(options.name, options.in_axes, self.original, args, kwargs)
-        with offered, operators.layers_of_any_size():
-            result = self._compiled(*args, **kwargs)
+        while True:
+            offered = open_batch.offered(options.name, options.in_axes, self.original, args, kwargs)
+            try:
+                with offered, operators.layers_of_any_size(), self._watching():
+                    result = self._compiled(*args, **kwargs)
+                break
+            except finding.Found as found:
+                told: list[str]
+                with self.opaque.learning(found) as told:
+                    if not running.only_plans():
+                        result = self.as_written(args, kwargs)
+                    else:
+                        self._watched_run(args, kwargs)
+                for note in told:
+                    self.warn(f"{options.name!r}: {note}")
+                if not running.only_plans():
+                    running.note_original()
+                    return result
         axes.check_results(options.name, options.out_axes, result)
         return result
+
+    def _watching(self) -> contextlib.AbstractContextManager[None]:
+        """Context of a call whose captures may stand an operator in the place of a call."""
+        joins = self.parent is None and self.backend.in_place
+        joins &= getattr(self.options.strategy, "joins", True) is not False
+        return self.opaque.watching() if joins else contextlib.nullcontext()
+
+    def _watched_run(self, args: Any, kwargs: Any) -> None:
+        """Runs the original and leaves no trace."""
+        with keeping.preserved(self.original, self.changes, args, kwargs):
+            given = keeping.copies((args, kwargs))
+            self.as_written(*given)
 
     def _with_arrays(self, args: Any, kwargs: Any) -> Any:
         if self._for_arrays is None:

@@ -15,6 +15,7 @@ from dynaflow_xla.frontends.torch.backend import Backend, Entry
 from dynaflow_xla.frontends.torch.capture import marks, names
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.core import Core
+from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.tuning import auto, call_signature, keeping
 from dynaflow_xla.planning.table import region_table, time_to_make, widths
 from dynaflow_xla.strategies.auto import Auto
@@ -96,6 +97,8 @@ def verify(fast: Core, args: Any, kwargs: Any) -> Report:
 
     wants = run(original)
     gots = run(lambda *a, **k: target.call(a, k))
+    while running.ran_original():  # it was watched, for the next call to be split
+        gots = run(lambda *a, **k: target.call(a, k))
     rows: list[Row] = []
     rows += _compared("result", wants[0], gots[0], set())
     named = (_by_name(fast.original, *given[1]) for given in (wants, gots))

@@ -68,7 +68,7 @@ PAGES = {
     "export.md": (("jax", "torch"), ()),
     "published.md": (("jax",), ("result", "bit-equal")),
     "modules.md": (("flax", "optax"), ("argument[0]['norm']['mean']", "result")),
-    "nano_batches.md": (("jax",), ("strategy NanoBatch(2)", "result")),
+    "nano_batches.md": (("jax", "torch"), ("strategy NanoBatch(2)", "result")),
     "select.md": (("jax",), ("split: NanoBatch(2), 1 call",)),
     "strategies.md": (("jax",), ("strategy RightAside()", "measured timeline")),
     "timeline.md": (("jax",), ("at best", "critical path")),

@@ -48,6 +48,7 @@ from dynaflow_xla.frontends.torch.batch.rules import (
     indexing,
     layers,
     made,
+    opaque,
     orders,
     pointwise,
     reductions,
@@ -66,7 +67,7 @@ from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Symbol
 
 # Importing them registers their rules.
 _FAMILIES = (
-    pointwise, shapes, made, reductions, contractions, indexing, activations, bags, layers, orders,
+    pointwise, shapes, made, reductions, contractions, indexing, activations, bags, layers, orders, opaque,
 )  # fmt: skip
 
 

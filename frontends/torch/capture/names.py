@@ -40,6 +40,11 @@ def source_of(node: Any) -> Source | None:
     return Source(frames[-1][0], int(frames[-1][1]), frames[-1][2]) if frames else None
 
 
+def is_internal(file: str) -> bool:
+    """Whether a file is PyTorch's, or ours."""
+    return file.startswith((ROOT_FILE, _PACKAGE, _TORCH_DIR))
+
+
 def without_counts(parts: list[str]) -> list[str]:
     """Components of a path without the numbers of calls."""
     return [part.partition("@")[0] for part in parts]

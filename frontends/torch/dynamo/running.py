@@ -15,6 +15,7 @@ Run = Callable[[Any], list[Any]]
 class _State(threading.local):
     ran: list[Any] | None = None
     left_out: str = ""
+    original = False
     stop = False
     observed: Callable[[Any], Run | None] | None = None
 
@@ -44,7 +45,7 @@ class Running(marks.Watch):
         state = _state
         self.saved = state.ran, state.stop
         ran: list[Any] = []
-        state.ran, state.stop = ran, self.stop
+        state.ran, state.stop, state.original = ran, self.stop, False
         marks.Watch.__enter__(self)
         return ran
 
@@ -59,6 +60,21 @@ def note_run(entry: Any) -> None:
         _state.ran.append(entry)
     if _state.stop:
         raise Planned(entry)
+
+
+def only_plans() -> bool:
+    """Whether the call of this thread is to end as soon as its first graph is planned."""
+    return _state.stop
+
+
+def note_original() -> None:
+    """Notes that the call of this thread ran the original, to learn from it."""
+    _state.original = True
+
+
+def ran_original() -> bool:
+    """Whether the last call of this thread did."""
+    return _state.original
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.context import context_of
 from dynaflow_xla.frontends.torch.capture.sizes import Binding, Sized, Symbol, at_sizes, bindings_of
 from dynaflow_xla.frontends.torch.compare import compare
+from dynaflow_xla.frontends.torch.opaque import regions
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import sizes_of
 from dynaflow_xla.strategies.predicted import fastest
@@ -160,7 +161,9 @@ class BatchedGraph:
             sizes, assume, joins = of_forward.sizes, of_forward.assume, of_forward.joins
         else:
             sizes, asked = sizes_of(options.strategy, context)
-            assume, joins = asked.assume_separable, asked.joins
+            # A call that is made as it is has one record of what autograd needs, not one a nano-batch.
+            whole = any(op.kind in regions.KINDS for op in self.captured.graph.ops)
+            assume, joins = asked.assume_separable and not whole, asked.joins
             told = asked.conditions.text()
             if len(tried := asked.tried(batch)) > 1:
                 each = [self._cut(values, batch, sizes, assume, joins, t0) for sizes in tried]

@@ -1,0 +1,183 @@
+"""Which calls of a function are made as they are: found where a capture fails, learned from the original.
+
+A capture that fails because Python depends on values is given up before anything has run. The call that the
+scheduled function would have made runs as the original instead, watched; from the next one on the innermost
+function that can be an operator is one.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynaflow_xla.frontends.torch._compat import inlining
+from dynaflow_xla.frontends.torch._compat.inlining import CannotKeep, Followed, StandIn
+from dynaflow_xla.frontends.torch.capture.names import ROOT_FILE, is_internal
+from dynaflow_xla.frontends.torch.opaque import calls, regions
+from dynaflow_xla.frontends.torch.opaque.shapes import learned
+
+_VALUES = re.compile(
+    r"[Dd]ata.dependent|[Dd]ynamic (output )?shape|Tensor\.(item|tolist)|depends on a tensor's value|"
+    r"generic_jump"
+)
+"""What Dynamo says where Python depends on values."""
+
+_MAX_RUNS = 16
+"""So many calls are watched for a callable; what comes after ends the graph as without all this."""
+
+_MAX_SEEN = 8
+_GENERATORS = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
+
+
+class Found(BaseException):
+    """Ends a capture; no ``Exception``, so that nobody keeps it.
+
+    Attributes:
+        functions: Those that may become operators, the innermost first.
+        why: Why the capture failed.
+    """
+
+    def __init__(self, functions: Sequence[types.FunctionType], why: str) -> None:
+        self.functions, self.why = functions, why
+
+
+@dataclass
+class _Known:
+    """A function whose calls are made as they are."""
+
+    function: types.FunctionType
+    why: str
+    calls: list[calls.Call] = field(default_factory=list)
+
+    @property
+    def where(self) -> str:
+        code = self.function.__code__
+        return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+class Opaque:
+    """The calls of one scheduled function that are made as they are.
+
+    Args:
+        original: The scheduled function or module: its own call is what there is to split.
+
+    Attributes:
+        refused: Why functions cannot be called as they are, by their code.
+    """
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+        self.refused: dict[types.CodeType, str] = {}
+        self._known: dict[types.CodeType, _Known] = {}
+        self._sites: list[regions.Site] = []
+        self._runs = 0
+
+    def watching(self) -> Any:
+        """Context of a call that may be captured."""
+        return inlining.watched(self, ROOT_FILE)
+
+    @contextmanager
+    def learning(self, found: Found) -> Iterator[list[str]]:
+        """Context of a run of the original; adds to the list what is to be told of it afterwards."""
+        function = found.functions[0]
+        code, told = function.__code__, []  # type: ignore[var-annotated]
+        known = self._known.setdefault(code, _Known(function, found.why))
+        self._runs += 1
+        recorder = calls.Recorder(code)
+        with recorder.watching():
+            yield told
+        known.calls += recorder.calls
+        if recorder.refused or not known.calls:
+            why = recorder.refused or "is not called where it could be watched"
+            self._refuse(code, why)
+            told.append(
+                f"{function.__qualname__} ({known.where}) cannot be captured ({found.why}), and cannot be "
+                f"called as it is inside of a split function: it {why}"
+            )
+        elif len(known.calls) == len(recorder.calls):
+            told.append(
+                f"{function.__qualname__} ({known.where}) cannot be captured ({found.why}): from the next "
+                "call on it is called as it is, once, on the rows put together, and what comes before and "
+                "after is split"
+            )
+
+    def _refuse(self, code: types.CodeType, why: str) -> None:
+        self.refused[code] = why
+        self._known.pop(code, None)
+
+    # -- asked while Dynamo captures ---------------------------------------------------------------
+
+    def entered(self, call: Followed) -> StandIn | None:
+        """What stands in the place of a call."""
+        known = self._known.get(call.function.__code__)
+        if known is None or not call.whole:
+            return None
+        try:
+            return self._stand_in(known, call)
+        except CannotKeep as error:
+            self._refuse(call.function.__code__, str(error))
+            return None
+
+    def failed(self, error: Exception, told: list[Followed]) -> None:
+        """Ends the capture if a function inside of the scheduled one may become an operator."""
+        why, where = inlining.lines_of(error)
+        if self._runs >= _MAX_RUNS or not _VALUES.search(f"{why} {error}"):
+            return
+        functions = [c.function for c in told[: _own(told, self.original)] if self._fits(c)]
+        if functions:
+            raise Found(functions, f"{why} at {where}" if where else why)
+
+    def _fits(self, call: Followed) -> bool:
+        code = call.function.__code__
+        if code in self.refused or code in self._known or not call.whole:
+            return False
+        return not code.co_flags & _GENERATORS and not is_internal(code.co_filename)
+
+    def _stand_in(self, known: _Known, call: Followed) -> StandIn | None:
+        tensors: list[Any] = []
+        sizes: list[Any] = []
+        try:
+            named = calls.bound(call.function, call.args, call.kwargs)
+        except TypeError:
+            return None  # the original fails, too
+        given = {k: call.read(named[k], tensors, sizes) for k in sorted(named)}
+        modules = calls.modules_in(given)
+        if not tensors:
+            raise CannotKeep("takes no tensor")
+        state = calls.modes_of(modules), calls.thread_state()
+        fitting = [
+            c for c in known.calls
+            if (c.training, c.thread) == state and calls.alike(given, c.given)
+        ]  # fmt: skip
+        if not fitting:
+            if self._runs < _MAX_RUNS:
+                raise Found([call.function], known.why)
+            raise CannotKeep("is called in too many ways")
+        last = fitting[-1]
+        same = [c.seen for c in fitting if (c.results, c.dtypes) == (last.results, last.dtypes)]
+        found = learned(same[-_MAX_SEEN:])
+        if found is None or len(same) != len(fitting):
+            raise CannotKeep("returns shapes that follow no rule")
+        owners = inlining.modules_in(list(named.values()))
+        site = regions.Site(
+            known.function.__qualname__, known.where, known.why, call.function, given, len(tensors),
+            modules, calls.thread_state(),
+            tuple(bool(inlining.example_of(t).requires_grad) for t in tensors),
+            found, last.dtypes, last.results,
+        )  # fmt: skip
+        self._sites.append(site)
+        mine = [owners[id(m)] for m in modules]
+        return StandIn(regions.stand_in, (site.number,), tensors, sizes, mine, last.results)
+
+
+def _own(told: Sequence[Followed], original: Any) -> int:
+    """How many calls, from the innermost on, lie inside of the scheduled function."""
+    function = getattr(original, "__func__", original)
+    for number, call in enumerate(told):
+        if call.function is function or inlining.is_object(call.args, original):
+            return number
+    return len(told) - 1

@@ -1,0 +1,326 @@
+"""Calls whose Python depends on values are made as they are, once, and the rest of the function is split."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+nn = torch.nn
+
+pytestmark = pytest.mark.filterwarnings("ignore::dynaflow_xla.FallbackWarning")
+
+
+class Loop(nn.Module):
+    """Experts as a loop over those that are hit."""
+
+    def __init__(self, width: int = 8, experts: int = 3, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(experts, width, width))
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Any, chosen: Any, scale: float = 1.0, *, also: Any = None) -> Any:
+        out = torch.zeros_like(x)
+        for expert in range(len(self.weight)):
+            hit = (chosen == expert).nonzero()[:, 0]
+            if hit.numel() == 0:
+                continue
+            out = out.index_add(0, hit, self.drop(torch.tanh(x[hit] @ self.weight[expert])))
+        return out * scale if also is None else (out * scale, {"sum": out.sum(1), "none": None})
+
+
+class Net(nn.Module):
+    """Rows, a router, experts twice."""
+
+    def __init__(self, experts: Callable[[], Any] = Loop, layers: int = 1) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 5)
+        self.router = nn.Linear(8, 3)
+        self.experts = nn.ModuleList([experts() for _ in range(layers)])
+
+    def forward(self, x: Any) -> Any:
+        for number, experts in enumerate(self.experts):
+            h = torch.relu(self.first(x))
+            if number:
+                more, parts = experts(h, self.router(h).argmax(-1), 0.5, also=x)
+                x = x + more * parts["sum"][:, None]
+            else:
+                x = x + experts(h, self.router(h).argmax(-1))
+        return self.last(x)
+
+
+def scheduled(module: Any, split: Any = 2, **options: Any) -> Any:
+    return dfx.schedule(
+        module, dfx.NanoBatch(split), **{"in_axes": 0, "backend": "torch", **options}
+    )
+
+
+def compared(model: Any, other: Any, fast: Any, *args: Any) -> None:
+    """Results and gradients, of arguments and parameters."""
+    mine = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in args]
+    theirs = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in args]
+    model.zero_grad()
+    other.zero_grad()
+    want, got = model(*mine), fast(*theirs)
+    weight = torch.randn_like(want)
+    (want * weight).sum().backward()
+    (got * weight).sum().backward()
+    torch.testing.assert_close(got, want)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(b.grad, a.grad)
+    for (name, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
+        a, b = (torch.zeros_like(p) if x.grad is None else x.grad for x in (p, q))
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def told_by(fast: Any, *args: Any) -> list[str]:
+    """What a call warns of."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fast(*args)
+    return [str(w.message) for w in told if issubclass(w.category, dfx.FallbackWarning)]
+
+
+@pytest.mark.parametrize("split", [2, [5, 4, 3]], ids=str)
+def test_a_loop_over_experts_is_joined_and_the_rest_split(split: Any) -> None:
+    torch.manual_seed(0)
+    model = Net(layers=2)
+    other = copy.deepcopy(model)
+    fast = scheduled(other, split)
+    x = torch.randn(12, 8)
+    with pytest.warns(
+        dfx.FallbackWarning, match=r"Loop.forward .*test_opaque.py:\d+\).*called as it is"
+    ):
+        text = dfx.explain(fast, x)
+    assert "joined: dynaflow_xla.opaque at" in text
+    assert "calls Loop.forward" in text and "split into nano-batches" in text
+    compared(model, other, fast, torch.randn(12, 8))
+    compared(model, other, fast, torch.randn(13, 8) if split == 2 else x)
+    assert not told_by(fast, x)  # once, and no graph is broken
+    assert "note: graph break" not in dfx.explain(fast, x)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+        torch.testing.assert_close(fast(x), model(x))
+
+
+def test_the_first_call_runs_the_original_once() -> None:
+    calls = []
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.last = Loop(), nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            return self.last(self.inner(x, x.argmax(-1) % 3))
+
+    model = Counting()
+    model.inner.drop.register_forward_hook(lambda *_: calls.append(1))
+    fast, x = scheduled(model), torch.randn(6, 8)
+    (told,) = told_by(fast, x)
+    assert "from the next call on" in told
+    first = len(calls)
+    assert dfx.verify(fast, x)  # watches nothing any more, and changes nothing
+    calls.clear()
+    calls += [1] * first
+    want = model(x)
+    assert len(calls) == 2 * first
+    torch.testing.assert_close(fast(x), want)  # hooks inside run as they do
+    assert len(calls) == 3 * first
+
+
+def test_a_backward_may_run_twice_and_forwards_may_wait() -> None:
+    model = Net()
+    fast, x = scheduled(model), torch.randn(6, 8)
+    fast(x)
+    y = x.clone().requires_grad_()
+    outs = [fast(y), fast(2 * y)]
+    wants = [model(y), model(2 * y)]
+    for out, want in zip(reversed(outs), reversed(wants), strict=True):
+        (a,) = torch.autograd.grad(out.sum(), y, retain_graph=True)
+        (b,) = torch.autograd.grad(want.sum(), y)
+        torch.testing.assert_close(a, b)
+        (again,) = torch.autograd.grad(out.sum(), y)
+        torch.testing.assert_close(again, a)
+
+
+def test_what_autograd_recorded_goes_with_the_result() -> None:
+    from dynaflow_xla.frontends.torch.opaque import regions
+
+    model = Net()
+    fast, x = scheduled(model), torch.randn(6, 8)
+    fast(x)
+    before = len(regions._held)
+    out = fast(x)
+    assert len(regions._held) == before + 1
+    del out
+    assert len(regions._held) == before
+
+
+def branch(x: Any, rows: int) -> Any:
+    if x.sum() > 0:
+        return x * rows
+    return -x
+
+
+def test_functions_and_open_sizes() -> None:
+    def f(x: Any) -> Any:
+        return torch.sin(branch(torch.tanh(x), x.shape[0])) + 1
+
+    fast = scheduled(f)
+    x = torch.rand(6, 4)
+    dfx.explain(fast, x)
+    for given in (x, -x, torch.rand(10, 4), -torch.rand(7, 4)):
+        y = given.clone().requires_grad_()
+        torch.testing.assert_close(fast(y), f(given))
+        fast(y).sum().backward()
+        z = given.clone().requires_grad_()
+        f(z).sum().backward()
+        torch.testing.assert_close(y.grad, z.grad)
+    assert "calls branch" in dfx.explain(fast, x)
+
+
+def test_autocast_is_as_in_the_original() -> None:
+    model = Net()
+    fast, x = scheduled(model), torch.randn(6, 8)
+    fast(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        fast(x)
+        got, want = fast(x), model(x)
+    assert got.dtype == want.dtype == torch.bfloat16
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+class Noting(Loop):
+    def forward(self, x: Any, chosen: Any, scale: float = 1.0, *, also: Any = None) -> Any:
+        self.load = (chosen == 0).sum()
+        return super().forward(x, chosen, scale, also=also)
+
+
+class Writing(Loop):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Any, chosen: Any, scale: float = 1.0, *, also: Any = None) -> Any:
+        if (chosen == 0).any():
+            self.seen += 1
+        return super().forward(x, chosen, scale, also=also)
+
+
+_shared = nn.Parameter(torch.ones(8))
+
+
+class Borrowing(Loop):
+    def forward(self, x: Any, chosen: Any, scale: float = 1.0, *, also: Any = None) -> Any:
+        if (chosen == 0).any():
+            x = x * _shared
+        return super().forward(x, chosen, scale, also=also)
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (lambda: Loop(dropout=0.5), "draws random numbers"),
+        (Writing, "writes into"),
+        (Borrowing, "wants gradients"),
+    ],
+)
+def test_a_call_that_does_more_is_left_to_the_original(made: Any, reason: str) -> None:
+    model = Net(made)
+    other = copy.deepcopy(model)
+    fast, x = scheduled(other), torch.randn(6, 8)
+    notes = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        want = model(x)
+        torch.manual_seed(seed)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            got = fast(x)
+        notes += [str(w.message) for w in told]
+        torch.testing.assert_close(got, want)
+    assert any(reason in note for note in notes), notes
+    for a, b in zip(model.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_attributes_that_a_call_sets_are_read_as_they_are_then() -> None:
+    class Reads(Net):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) + self.experts[0].load
+
+    model = Reads(Noting)
+    fast = scheduled(copy.deepcopy(model))
+    for _ in range(4):
+        x = torch.randn(6, 8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.testing.assert_close(fast(x), model(x))
+
+
+def test_another_shape_than_was_seen_is_an_error() -> None:
+    class Hits(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x[(x[:, 0] > 0).nonzero()[:, 0]]
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hits, self.first = Hits(), nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.first(x) + self.hits(x).sum(0)
+
+    model = Outer()
+    fast, x = scheduled(model), torch.ones(6, 4)
+    x[4:] = -1
+    fast(x)
+    torch.testing.assert_close(fast(x), model(x))
+    x[0] = -1
+    with pytest.raises(dfx.UnsupportedError, match=r"Hits.forward \(.*shape \[3, 4\].*\[4, 4\]"):
+        fast(x)
+
+
+def test_training_is_another_capture() -> None:
+    model = Net(lambda: Loop(dropout=0.5)).eval()
+    fast, x = scheduled(model), torch.randn(6, 8)
+    fast(x)
+    torch.testing.assert_close(fast(x), model(x))
+    assert "calls Loop.forward" in dfx.explain(fast, x)
+    model.train()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        want = model(x)
+        torch.manual_seed(seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.testing.assert_close(fast(x), want)
+
+
+def test_without_joins_the_graph_breaks_as_before() -> None:
+    model, x = Net(), torch.randn(6, 8)
+    fast = dfx.schedule(model, dfx.NanoBatch(2, joins=False), in_axes=0, backend="torch")
+    assert any("the original runs" in note for note in told_by(fast, x))
+    torch.testing.assert_close(fast(x), model(x))
+
+
+def test_sizes_of_results_are_learned() -> None:
+    from dynaflow_xla.frontends.torch.opaque.shapes import Seen, Size, learned
+
+    one = Seen(((6, 4, 8), (6,)), ((24, 8), (8, 6)))
+    assert learned([one]) == (
+        (Size(0, 0, 2), Size(0, 2, 3)), (Size(0, 2, 3), Size(0, 0, 1)),
+    )  # fmt: skip
+    # Equal by accident in one call, told apart by another.
+    alike = Seen(((8, 8),), ((8,),))
+    assert learned([alike, Seen(((3, 8),), ((8,),))]) == ((Size(0, 1, 2),),)
+    assert learned([alike, Seen(((3, 5),), ((8,),))]) == ((Size(-1, 8),),)
+    assert learned([alike, Seen(((3, 5),), ((4,),))]) is None
+    assert learned([alike, Seen(((3, 5),), ((4, 4),))]) is None
