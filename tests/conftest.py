@@ -31,10 +31,16 @@ def _lanes_for_everything(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 
     So strategies know no regions on all cores here, except in tests with the marker ``wide``.
     """
-    if "jax" in sys.modules and _is_whole() and request.node.get_closest_marker("wide") is None:
+    if not _is_whole() or request.node.get_closest_marker("wide") is not None:
+        return
+    if "jax" in sys.modules:
         from dynaflow_xla.frontends.jax.lanes.backend import LaneBackend
 
         monkeypatch.setattr(LaneBackend, "cores", lambda _: 0)
+    if "torch" in sys.modules:
+        from dynaflow_xla.frontends.torch.capture import context
+
+        monkeypatch.setattr(context, "cores", lambda _: 0)
 
 
 def _is_whole() -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaflow_xla import machine
 from dynaflow_xla.errors import VerificationError
 from dynaflow_xla.frontends.torch.backend import Backend, Entry
 from dynaflow_xla.frontends.torch.capture import marks, names
@@ -61,7 +60,7 @@ def _explain_entry(entry: Entry, backend: Backend) -> list[str]:
     ]
     lines += region_table(entry.plan, entry.pg)
     lines += entry.describe()
-    lines += [f"width: {line}" for line in widths(entry.plan, entry.pg, machine.cores())]
+    lines += [f"width: {line}" for line in widths(entry.plan, entry.pg, torch.get_num_threads())]
     lines.append(time_to_make(entry.seconds))
     for region in entry.pg.regions:
         op = entry.pg.graph.ops[region.ops[0]]

@@ -53,17 +53,19 @@ def _profile(
         return fastest(once, _length)
 
 
-def alone(fast: Core, args: Any, kwargs: Any) -> Timeline:
-    """As ``profile``, of the plan's regions one after another on one lane of one core.
+def alone(fast: Core, args: Any, kwargs: Any, cores: int) -> Timeline | None:
+    """As ``profile``, of the plan's regions one after another: each on one core, or on all (0).
 
     They are the entry's own, with whatever the schedule put in their place or joined.
     """
     target = fast.target(args, kwargs)
     entry = target.planned(args, kwargs)
     if isinstance(entry, Entry):
-        runnable = entry.on_one_lane()
+        if cores == 0 and not entry.plan.cores:
+            return None
+        runnable = entry.one_by_one(wide=cores == 0)
         return _profile(target, args, kwargs, entry, runnable, runnable.plan)
-    return _of_xla(target, args, kwargs, entry)
+    return _of_xla(target, args, kwargs, entry) if cores == 1 else None
 
 
 def _of_xla(target: Core, args: Any, kwargs: Any, entry: Any) -> Timeline:

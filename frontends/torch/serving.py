@@ -84,8 +84,8 @@ class Serving:
         return profiling.profile(self.core, args, kwargs)
 
     def alone(self, args: Any, kwargs: Any, cores: int) -> Timeline | None:
-        """On copies; lanes of PyTorch have one core each."""
-        return profiling.alone(self.core, args, kwargs) if cores == 1 else None
+        """On copies."""
+        return profiling.alone(self.core, args, kwargs, cores)
 
     def timed(self, args: Any, kwargs: Any, rounds: int) -> tuple[list[int], list[int]]:
         """On copies."""

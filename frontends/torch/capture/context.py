@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import Context
@@ -11,6 +13,11 @@ def graph_name(options: Settings, kind: str, number: int) -> str:
     """Name of the ``number``-th graph of a scheduled callable."""
     name = options.name if number == 0 else f"{options.name}.{number}"
     return f"{name}.backward" if kind == "backward" else name
+
+
+def cores(device: torch.device) -> int:
+    """What a region has that runs on all cores: PyTorch's threads. 0 on a GPU, whose lanes are streams."""
+    return torch.get_num_threads() if device.type == "cpu" else 0
 
 
 def context_of(
@@ -24,6 +31,7 @@ def context_of(
         platform=captured.device.type,
         lanes=options.lanes,
         user=options.user,
+        cores=cores(captured.device),
         lane_cores=options.lane_cores if captured.device.type == "cpu" else 1,
         derived=kind != "inference",
     )

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dynaflow_xla.frontends.torch.capture import context as contexts
 from dynaflow_xla.frontends.torch.capture.captured import Captured
-from dynaflow_xla.frontends.torch.capture.context import context_of
 from dynaflow_xla.frontends.torch.native import cuda, native
 from dynaflow_xla.frontends.torch.native.compiling.compilers import Compiler
 from dynaflow_xla.frontends.torch.native.native import Native
@@ -101,13 +101,16 @@ class Entry:
             compiler=self.compiler,
         )  # fmt: skip
 
-    def on_one_lane(self) -> Native:
-        """As ``stamped``, with the regions one after another on one lane of one core."""
-        lanes = {i.region: i.lane for i in self.plan.instructions if isinstance(i, Launch)}
-        decisions = tuple(Decision(region, min(lane, 0)) for region, lane in lanes.items())
-        plan = build_plan(
-            self.pg, Recording(decisions), lanes=1, strategy_text=self.plan.strategy, counted=False
+    def one_by_one(self, wide: bool) -> Native:
+        """As ``stamped``, with the regions one after another: on one lane of one core, or on all cores."""
+        order = [i.region for i in self.plan.instructions if isinstance(i, Launch)]
+        decisions = tuple(
+            Decision(region, -1 if wide or self.pg.regions[region].outer else 0) for region in order
         )
+        plan = build_plan(
+            self.pg, Recording(decisions), lanes=1, strategy_text=self.plan.strategy,
+            cores=self.plan.cores, counted=False,
+        )  # fmt: skip
         validate(plan, self.pg)
         return native.build(
             self.captured, self.pg, plan, self.implementations, fuse=False, always=True,
@@ -155,11 +158,11 @@ def whole_entry(
     t0 = time.perf_counter()
     pg = cut(captured, options, kind)
     t1 = time.perf_counter()
-    context = context_of(captured, options, batch, kind)
+    context = contexts.context_of(captured, options, batch, kind)
     if batch is None:
         sizes_of(options.strategy, context)  # there is no batch here: refuses a split
     recording = record(options.strategy, pg, context)
-    return planned_entry(captured, pg, recording, options, kind, t1 - t0)
+    return planned_entry(captured, pg, recording, options, kind, t1 - t0, cores=context.cores)
 
 
 def planned_entry(
@@ -170,6 +173,8 @@ def planned_entry(
     kind: str,
     partition_s: float,
     functions: dict[int, Callable[..., Sequence[Any]]] | None = None,
+    *,
+    cores: int,
 ) -> Entry:
     """Makes the plan of a recording and what runs it.
 
@@ -182,10 +187,11 @@ def planned_entry(
         partition_s: Seconds spent on the regions.
         functions: Of regions that do not run operator by operator, replacements among them;
             default: those of the recording's replacements.
+        cores: Of wide launches; 0: there are none.
     """
     t1 = time.perf_counter()
     plan = build_plan(
-        pg, recording, lanes=options.lanes, strategy_text=repr(options.strategy),
+        pg, recording, lanes=options.lanes, strategy_text=repr(options.strategy), cores=cores,
         width=options.lane_cores if captured.device.type == "cpu" else 1,
     )  # fmt: skip
     validate(plan, pg)

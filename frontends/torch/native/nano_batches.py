@@ -46,7 +46,7 @@ def split_entry(nano: NanoBatches, options: Settings) -> Entry:
     split, recording = split.grouped(recording)
     entry = planned_entry(
         split.captured, split.pg, recording, options, nano.kind, t1 - nano.began,
-        split.functions(recording),
+        split.functions(recording), cores=context.cores,
     )  # fmt: skip
     entry.prepare = split.inputs
     entry.finish = handed.packer(split.kept_parts, nano.sizes)

@@ -75,14 +75,27 @@ def _own_engine() -> None:
 
 @dataclass
 class _Call:
-    """One execution: the environment, the caller's settings, a lane's cores, the first error."""
+    """One execution: the environment, the caller's settings, a lane's cores, the first error.
+
+    ``limited``: a lane that is alone has no more cores than the plan says, either.
+    """
 
     env: Environment
     inference: bool
     flush: bool
     cores: int = 1
+    limited: bool = False
     started: set[int] = field(default_factory=set)
     error: tuple[Stretch, BaseException] | None = None
+
+
+def run_stretch(stretch: Stretch, call: _Call) -> None:
+    """Runs a stretch on the caller's thread; the call remembers where it failed."""
+    try:
+        _run(stretch, call.env)
+    except Exception as error:
+        call.error = (stretch, error)
+        raise
 
 
 def _run(stretch: Stretch, env: Environment) -> None:
@@ -170,12 +183,14 @@ class Stage:
             EngineError: a region failed; the exception is its cause.
         """
         if self.program is None or in_lane() or modes.modes_active():
-            for stretch in self.order:
-                try:
-                    _run(stretch, call.env)
-                except Exception as error:
-                    call.error = (stretch, error)
-                    raise
+            limited = call.limited and self.order and not in_lane()
+            saved = threads.limit(call.cores) if limited else None
+            try:
+                for stretch in self.order:
+                    run_stretch(stretch, call)
+            finally:
+                if saved is not None:
+                    threads.restore(saved)
             return
         number = next(_numbers)
         _calls[number] = call
@@ -210,7 +225,8 @@ class Native:
         pg: Its regions.
         plan: The plan.
         memory: What its buffers are in a call.
-        stages: Stages, each with the outer region that follows, as a stretch.
+        stages: Stages, each with what follows on the caller's thread with all cores, as a stretch: outer
+            regions, and wide ones.
     """
 
     captured: Captured
@@ -247,7 +263,13 @@ class Native:
         """As a call; tells ``measured`` when regions ran."""
         memory = self.memory
         env = memory.environment(inputs)
-        call = _Call(env, torch.is_inference_mode_enabled(), _flushes(), self.lane_cores)
+        call = _Call(
+            env,
+            torch.is_inference_mode_enabled(),
+            _flushes(),
+            self.lane_cores,
+            self.plan.cores > self.lane_cores,
+        )
         grad = torch.is_grad_enabled()
         modes.set_grad_enabled(False)
         views = modes.keep_views_plain()
@@ -256,7 +278,7 @@ class Native:
                 stage.run(call, measured)
                 if outer is not None:
                     begin = time.monotonic_ns()
-                    self._run_outer(outer, call)
+                    run_stretch(outer, call)
                     if measured is not None:
                         took = time.monotonic_ns() - begin
                         measured.add_outer(self._launch(outer.regions[0]), took)
@@ -272,13 +294,6 @@ class Native:
         for into, value in memory.written:
             env[into].copy_(env[value])
         return [env[out] if isinstance(out, int) else out[1] for out in memory.results]
-
-    def _run_outer(self, outer: Stretch, call: _Call) -> None:
-        try:
-            _run(outer, call.env)
-        except Exception as error:
-            call.error = (outer, error)
-            raise
 
     def _explain(self, call: _Call, error: BaseException) -> BaseException:
         if call.error is None:
@@ -321,28 +336,44 @@ def build(
         watched: What runs in the place of each stretch (for debugging).
     """
     memory = Memory(captured, plan)
-    cut = plan.stages()
+    cut = _phases(plan, fuse)
     grouped = [_stretches(instructions, fuse) for instructions, _ in cut]
+    several = len(plan.lanes_used) > 1
     everything = [list(s) for _, stretches in grouped for s in stretches]
-    everything += [[outer.region] for _, outer in cut if outer is not None]
+    on_lanes = len(everything)
+    everything += [[launch.region for launch in outer] for _, outer in cut if outer]
     flow = Flow(plan, pg, everything, {into for into, _ in memory.written})
 
     parts = {value for placed in memory.placed for value, *_ in placed.parts}
     works = []
-    for group in everything:
+    width = {i.region: i.width for i in plan.instructions if isinstance(i, Launch)}
+    for number, group in enumerate(everything):
         steps = steps_of(captured, pg, group, implementations, flow.read_as)
         exported = flow.exported(group)
-        works.append(Work(tuple(group), steps, exported, flow.taken(group), exported | parts))
+        count = width[group[0]] if number < on_lanes and (several or plan.cores) else 0
+        made = Work(tuple(group), steps, exported, flow.taken(group), exported | parts, count)
+        works.append(made)
     if compiler is not None:
         works = compiler(works)
-    made = iter([watched(build_stretch(captured, pg, w, memory.placed)) for w in works])
-    inner = [[next(made) for _ in groups] for _, groups in grouped]
+    stretch = iter([watched(build_stretch(captured, pg, w, memory.placed)) for w in works])
+    inner = [[next(stretch) for _ in groups] for _, groups in grouped]
     stages: list[tuple[Stage, Stretch | None]] = []
     for (instructions, outer), (layout, _), stretches in zip(cut, grouped, inner, strict=True):
         stage = _stage(plan, layout, stretches, captured.graph.name, always, instructions)
         stage.instructions = instructions
-        stages.append((stage, None if outer is None else next(made)))
+        stages.append((stage, next(stretch) if outer else None))
     return Native(captured, pg, plan, memory, stages)
+
+
+def _phases(plan: Plan, fuse: bool) -> list[tuple[list[Instruction], list[Launch]]]:
+    """What lanes do, and the launches after it that are on no lane: neighbours together, if asked for."""
+    phases: list[tuple[list[Instruction], list[Launch]]] = []
+    for instructions, outer in plan.stages():
+        if fuse and phases and not instructions:
+            phases[-1][1].extend([] if outer is None else [outer])
+        else:
+            phases.append(([*instructions], [] if outer is None else [outer]))
+    return phases
 
 
 def _stretches(

@@ -76,7 +76,7 @@ class Compiler:
     Attributes:
         captured: The graph.
         pg: Its regions.
-        several: Whether several lanes run: then each program has one thread.
+        several: Whether several lanes run, whose programs must not hold the interpreter lock.
         name: "inductor" or "aoti".
         options: For the compiler.
 
@@ -102,13 +102,12 @@ class Compiler:
                 "that may change; leave dynamic out of torch's settings, or use compiler='eager'"
             )
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Options of the compiler."""
+    def settings(self, threads: int) -> dict[str, Any]:
+        """Options of the compiler for programs of so many threads; 0: as many as the process has."""
         made = dict(self.options or {})
-        if self.several and self.captured.device.type == "cpu":
-            made["cpp.threads"] = 1  # Inductor writes the number of threads into its kernels
-            if self.name == "inductor":
+        if threads and self.captured.device.type == "cpu":
+            made["cpp.threads"] = threads  # Inductor writes the number of threads into its kernels
+            if self.several and self.name == "inductor":
                 # Inductor's Python code holds the interpreter lock in its kernels, its C++ code never.
                 made.setdefault("cpp_wrapper", True)
         return made
@@ -116,13 +115,18 @@ class Compiler:
     def __call__(self, works: Sequence[Work]) -> list[Work]:
         """The same work, with programs in the place of the operators that they are made of."""
         cut = [self._cut(work) for work in works]
-        wanted = {
-            id(part): self._structure(part)
-            for parts in cut
-            for part in parts
-            if isinstance(part, _Part)
-        }
-        functions = self._functions(list(wanted.values()))
+        wanted: dict[int, Structure] = {}
+        functions: dict[str, Implementation] = {}
+        for threads in dict.fromkeys(work.threads for work in works):
+            settings = self.settings(threads)
+            found = {
+                id(part): self._structure(part, settings)
+                for work, parts in zip(works, cut, strict=True)
+                for part in parts
+                if isinstance(part, _Part) and work.threads == threads
+            }
+            functions.update(self._functions(list(found.values()), settings))
+            wanted.update(found)
 
         def made(part: Step | _Part) -> Step | Program:
             if isinstance(part, Step):
@@ -176,9 +180,10 @@ class Compiler:
         op = self.captured.graph.ops[step.op]
         return bool(op.flops or op.bytes_moved)
 
-    def _functions(self, structures: Sequence[Structure]) -> dict[str, Implementation]:
+    def _functions(
+        self, structures: Sequence[Structure], settings: Mapping[str, Any]
+    ) -> dict[str, Implementation]:
         """By key what was compiled, now or earlier."""
-        settings = self.settings
         with _lock:
             known = {s.key: s for s in structures}
             new = {key: s for key, s in known.items() if key not in _compiled}
@@ -202,13 +207,13 @@ class Compiler:
             )  # fmt: skip
         return loaded
 
-    def _structure(self, part: _Part) -> Structure:
+    def _structure(self, part: _Part, settings: Mapping[str, Any]) -> Structure:
         """A part as a graph module, with the key that equal structures share."""
         captured = self.captured
         graph = torch.fx.Graph()
         root = torch.nn.Module()
         values: dict[int, Any] = {}
-        key: list[Any] = [self.name, sorted(self.settings.items()), *_machine(captured.device)]
+        key: list[Any] = [self.name, sorted(settings.items()), *_machine(captured.device)]
         key.append(compiling.surroundings_key())
         for value in part.reads:
             values[value] = graph.placeholder(f"v{len(values)}")

@@ -73,6 +73,7 @@ class Work:
         exported: Values that somebody outside of the stretch reads.
         taken: Values that only this stretch reads, which it takes out of the environment.
         wanted: Values that are needed as soon as they are made: those exported, and parts of results.
+        threads: Intra-op threads that a compiler is to count on; 0: those of the process.
     """
 
     regions: tuple[int, ...]
@@ -80,6 +81,7 @@ class Work:
     exported: set[int]
     taken: set[int]
     wanted: set[int]
+    threads: int = 0
 
 
 def build_stretch(

@@ -1,0 +1,252 @@
+"""Regions that have all cores: on the caller's thread with all of its threads, between phases of lanes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+from dynaflow_xla.errors import PlanError
+from dynaflow_xla.planning.instructions import Launch
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+nn = torch.nn
+
+from dynaflow_xla.frontends.torch.native import threads  # noqa: E402
+
+pytestmark = pytest.mark.wide
+
+
+class Mixed(dfx.Strategy):
+    """Every operator is a region; every third one has all cores, the others have alternating lanes."""
+
+    def __init__(self, every: int = 3) -> None:
+        self.every = every
+
+    def rules(self, graph: Any) -> Any:
+        return [dfx.Op("*")] if graph.ops else None
+
+    def schedule(self, s: Any) -> None:
+        count = 0
+        while ready := s.ready():
+            for op in ready:
+                count += 1
+                if count % self.every == 0 or op.outer:
+                    s.execute(op, width="all")
+                else:
+                    s.execute(op, lane=count % s.lanes)
+
+    def __repr__(self) -> str:
+        return f"Mixed({self.every})"
+
+
+def work(x: Any, y: Any) -> Any:
+    a = torch.sort(x @ y, -1).values
+    b = torch.cumsum(torch.tanh(y), 0)
+    return a @ b + x, (a.sum(), b.argmax(1))
+
+
+class Layers(nn.Module):
+    """Two branches between dense layers, one with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(16)
+        self.drop = nn.Dropout(0.25)
+
+    def forward(self, x: Any) -> Any:
+        h = torch.relu(self.up(x))
+        return self.down(self.norm(h) + self.drop(torch.softmax(h, -1))) + x
+
+
+def _launches(fast: Any, *args: Any) -> list[Launch]:
+    return [i for i in dfx.plan(fast, *args).instructions if isinstance(i, Launch)]
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_values_are_the_originals(every: int) -> None:
+    fast = dfx.schedule(work, Mixed(every), lanes=2)
+    lanes = [i.lane for i in _launches(fast, torch.randn(6, 6), torch.randn(6, 6))]
+    assert -1 in lanes and max(lanes) == 1, "the test needs both kinds of launches"
+    for _ in range(3):
+        args = torch.randn(6, 6), torch.randn(6, 6)
+        torch.testing.assert_close(fast(*args), work(*args))
+
+
+@pytest.mark.parametrize("strategy", [Mixed(2), Mixed(3), dfx.Branches(), dfx.Sequential()])
+def test_training_steps(strategy: Any) -> None:
+    model, x = Layers().train(), torch.randn(5, 8)
+    fast = dfx.schedule(copy.deepcopy(model), strategy, lanes=2)
+    found = []
+    for m in (model, fast):
+        torch.manual_seed(3)
+        given = x.clone().requires_grad_()
+        out = m(given)
+        out.square().sum().backward()
+        found.append([out.detach(), given.grad, *(p.grad for p in m.parameters())])
+    torch.testing.assert_close(*found)
+
+
+def test_nano_batches_with_rows_together() -> None:
+    class Meet(dfx.Strategy):
+        def split(self, ctx: Any) -> Any:
+            return dfx.Split.even(2)
+
+        def rules(self, graph: Any) -> Any:
+            return [dfx.Op("*")]
+
+        def schedule(self, s: Any) -> None:
+            while ready := s.ready():
+                several = [o for o in ready if o.name.split("@")[0] == ready[0].name.split("@")[0]]
+                if len(several) == 2 and "sort" in ready[0].name:
+                    s.execute(several, width="all")
+                else:
+                    s.execute(ready[0], lane=ready[0].nano % s.lanes)
+
+    def fn(x: Any, w: Any) -> Any:
+        return torch.sort(torch.tanh(x @ w), 1).values @ w
+
+    x, w = torch.randn(8, 6), torch.randn(6, 6)
+    fast = dfx.schedule(fn, Meet(), lanes=2, in_axes=(0, None))
+    torch.testing.assert_close(fast(x, w), fn(x, w))
+    wide = [i for i in _launches(fast, x, w) if i.lane < 0]
+    assert len(wide) == 1 and "sort" in wide[0].name
+
+
+class Counting(dfx.Strategy):
+    """Three regions in a row that tell how many threads they have: wide, on lane 1, wide."""
+
+    def __init__(self, told: list[int]) -> None:
+        self.told = told
+
+    def rules(self, graph: Any) -> Any:
+        return [dfx.Op("*")]
+
+    def schedule(self, s: Any) -> None:
+        def counted(function: Any) -> Any:
+            def run(x: Any) -> Any:
+                self.told.append(threads.limit(1)[0])
+                threads.restore((self.told[-1], -1))
+                return function(x)
+
+            return run
+
+        for function, width in ((torch.sin, "all"), (torch.cos, None), (torch.tan, "all")):
+            s.execute(s.ready()[0], lane=1, width=width, replace=counted(function))
+
+
+@pytest.mark.parametrize("set_to", [3, 1])
+def test_who_has_how_many_threads(set_to: int) -> None:
+    """Wide regions have the caller's, lanes those of their cores, and the caller's stay what they were."""
+    if threads.limit(1)[0] == 0:
+        pytest.skip("this build of PyTorch has no OpenMP")
+    before = torch.get_num_threads()
+    torch.set_num_threads(set_to)
+    try:
+        told: list[int] = []
+        fast, x = (
+            dfx.schedule(lambda x: x.sin().cos().tan(), Counting(told), lanes=2),
+            torch.randn(4),
+        )
+        torch.testing.assert_close(fast(x), x.sin().cos().tan())
+        lane = _launches(fast, x)[1].width
+        assert told == [set_to, lane, set_to]
+        assert torch.get_num_threads() == set_to
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_wide_neighbours_are_one_stretch_and_one_program() -> None:
+    model, x = Layers().eval(), torch.randn(4, 8)
+    for compiler, programs in (("eager", 0), ("inductor", 1)):
+        fast = dfx.schedule(
+            model, dfx.Sequential(), rules=[dfx.Op("*")], lanes=2, compiler=compiler
+        )
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), model(x))
+            assert "the plan is the original program" in dfx.explain(fast, x)
+            (made,) = fast._dfx_core.all_planned((x,), {})
+        (stretch,) = made.native.stretches()
+        assert len(stretch.regions) > 4 and len(stretch.programs) == programs
+        assert stretch.operators - stretch.compiled == (0 if programs else stretch.operators)
+
+
+def test_programs_know_how_many_threads_they_have() -> None:
+    """Inductor writes the number into its kernels: that of the lane, or of the process."""
+    from dynaflow_xla.frontends.torch.native.compiling.compilers import Compiler
+
+    class Half(dfx.Strategy):
+        def schedule(self, s: Any) -> None:
+            s.execute(s.ready()[0], width="all")
+            for lane in (0, 1):
+                s.execute(s.ready()[0], lane=lane)
+            s.execute(s.ready()[0], width="all")
+
+    asked: list[int] = []
+    settings = Compiler.settings
+
+    def noted(self: Any, threads: int) -> Any:
+        asked.append(threads)
+        return settings(self, threads)
+
+    def fn(x: Any) -> Any:
+        with dfx.mark("a"):
+            a = x.sin() * 2
+        with dfx.mark("b"):
+            b = a.cos() + 1
+        with dfx.mark("c"):
+            c = a.tan() - 1
+        with dfx.mark("d"):
+            return (b * c).tanh() + a
+
+    x = torch.randn(4, 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Compiler, "settings", noted)
+        fast = dfx.schedule(fn, Half(), lanes=2, compiler="inductor")
+        torch.testing.assert_close(fast(x), fn(x))
+    assert sorted(asked) == [0, _launches(fast, x)[1].width]
+
+
+def test_an_error_in_a_wide_region_names_it_and_the_next_call_works() -> None:
+    def fn(x: Any, i: Any) -> Any:
+        return x.sin()[i] + 1
+
+    fast, x = dfx.schedule(fn, dfx.Sequential(), rules=[dfx.Op("*")], lanes=2), torch.randn(3)
+    good, bad = torch.tensor([0, 2]), torch.tensor([7])
+    torch.testing.assert_close(fast(x, good), fn(x, good))
+    with pytest.raises(Exception, match="region 'index"):
+        fast(x, bad)
+    torch.testing.assert_close(fast(x, good), fn(x, good))
+
+
+def test_widths_that_are_none() -> None:
+    class Asks(dfx.Strategy):
+        def schedule(self, s: Any) -> None:
+            s.execute(s.ready()[0], width=4096)
+
+    with pytest.raises(PlanError, match="width must be 'all', or the number of cores of a lane"):
+        dfx.schedule(torch.sin, Asks(), lanes=2)(torch.randn(3))
+
+
+def test_other_numbers_of_threads_make_another_plan() -> None:
+    before = torch.get_num_threads()
+    fast, x = dfx.schedule(work, dfx.Sequential(), lanes=2), (torch.randn(4, 4), torch.randn(4, 4))
+    for count in (before, before + 3):
+        try:
+            torch.set_num_threads(count)
+            torch.testing.assert_close(fast(*x), work(*x))
+            assert f"every region has all {count} cores" in dfx.explain(fast, *x)
+        finally:
+            torch.set_num_threads(before)
+
+
+def test_debug_and_profile_know_wide_regions() -> None:
+    args = torch.randn(6, 6), torch.randn(6, 6)
+    fast = dfx.schedule(work, Mixed(3), lanes=2)
+    assert dfx.debug(fast, *args, rounds=4).finding is None
+    spans = [s for s in dfx.profile(fast, *args).spans if s.kind == "launch"]
+    wide = {i.name for i in _launches(fast, *args) if i.lane < 0}
+    assert wide and {s.name for s in spans if s.lane < 0} == wide
+    assert dfx.why(fast, *args, rounds=2).measured
