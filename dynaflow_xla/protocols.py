@@ -16,6 +16,16 @@ from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.verification import Report
 
 
+class PassesOn:
+    """What stands in the place of a function, and has the attributes that were put on it, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        own = getattr(self.__dict__.get("__wrapped__"), "__dict__", {})
+        if name in own and not (name.startswith("__") and name.endswith("__")):
+            return own[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
 class Planned(Protocol):
     """One signature of a scheduled callable."""
 

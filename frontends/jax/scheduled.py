@@ -20,6 +20,7 @@ from dynaflow_xla.frontends.jax.signature import backends
 from dynaflow_xla.frontends.jax.transform.programs import Programs
 from dynaflow_xla.frontends.jax.tuning import auto, decided
 from dynaflow_xla.frontends.jax.xla import xla_options
+from dynaflow_xla.protocols import PassesOn
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.identity import identity
@@ -34,7 +35,7 @@ class _NotLifted(Exception):
     """A trace of a plain function met objects of another library among the arguments."""
 
 
-class ScheduledFunction(_engine.FastCall):  # type: ignore[misc]
+class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
     """A JAX function that runs under a schedule; it is called like the original.
 
     Inspect it with the functions of ``dynaflow_xla`` (``plan``, ``explain``, ...).

@@ -16,7 +16,7 @@ from dynaflow_xla.frontends.torch.backend import Entry
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import overlap
 from dynaflow_xla.frontends.torch.dynamo import capturing, running
-from dynaflow_xla.frontends.torch.dynamo.graphs import Graphs, NoGraph
+from dynaflow_xla.frontends.torch.dynamo.graphs import Doorway, Graphs, NoGraph
 from dynaflow_xla.frontends.torch.dynamo.whole import Whole
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.opaque import finding
@@ -63,7 +63,7 @@ class Core(Deciding):
         self._root = capturing.root_function(original)
         self._compiled: Callable[..., Any] = torch.compile(
             self._root,
-            backend=self.graphs,
+            backend=Doorway(self.graphs),
             **self.backend.capture_options(),
             **captures.captures_kept(capturing.MAX_CAPTURES),
         )

@@ -11,10 +11,11 @@ import torch
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch.selected import core_of
+from dynaflow_xla.protocols import PassesOn
 from dynaflow_xla.settings import Settings
 
 
-class ScheduledFunction:
+class ScheduledFunction(PassesOn):
     """A torch function that runs under a schedule; it is called like the original.
 
     Attributes:

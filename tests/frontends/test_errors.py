@@ -436,3 +436,21 @@ def test_a_function_for_one_batch_size_is_not_split(monkeypatch: pytest.MonkeyPa
     auto = dfx.schedule(fast.original, dfx.Auto(budget_s=5.0, min_cost_ns=0.0), in_axes=0)
     assert (auto(x) == fast.original(x)).all()
     assert "cannot be traced" in dfx.explain(auto, x)
+
+
+@pytest.mark.parametrize("backend", ["ffi", "xla"])
+def test_a_token_is_refused_by_name(backend: str) -> None:
+    fast = dfx.schedule(lambda x, token: (jnp.sin(x), token), "branches", backend=backend)
+    with pytest.raises(dfx.UnsupportedError, match="takes arrays.*AbstractToken.*create_token"):
+        fast(jnp.ones(3), jax.lax.create_token())
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_attributes_of_the_function_are_its_schedule_s(jitted: bool) -> None:
+    def f(x: Any) -> Any:
+        return jnp.sin(x)
+
+    f.note = {"of": "the function"}  # type: ignore[attr-defined]
+    fast = dfx.schedule(jax.jit(f) if jitted else f, "branches")
+    assert fast.note is f.note  # type: ignore[attr-defined]
+    assert not hasattr(fast, "other")

@@ -14,6 +14,7 @@ from typing import Any
 
 from jax.extend import core as jcore
 
+from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import costs, marks, sharding
 from dynaflow_xla.ir.graph import Graph, Op, Source, Value
@@ -233,6 +234,11 @@ class _Builder:
         self.generated: set[int] = set()
 
     def value(self, aval: Any, producer: int) -> int:
+        if not hasattr(aval, "shape"):
+            raise UnsupportedError(
+                f"a schedule takes arrays; got a value of type {aval} (jax.lax.create_token makes such "
+                "ones). Leave it out of the scheduled function, or call fast.original"
+            )
         number = len(self.values)
         self.values.append(
             Value(

@@ -25,6 +25,8 @@ _TRANSFORMS = {
     "Functionalize": "torch.func.functionalize",
 }
 
+_DUAL = "torch.autograd.forward_ad.dual_level"
+
 
 def tracer_around() -> str | None:
     """The functorch transform or the trace that a call is in, by its public name."""
@@ -32,7 +34,8 @@ def tracer_around() -> str | None:
         return "torch.jit.trace"
     interpreter = torch._C._functorch.peek_interpreter_stack()
     if interpreter is None:
-        return None
+        # Dual tensors look like others, and XLA would compute without their tangents.
+        return _DUAL if torch.autograd.forward_ad._current_level >= 0 else None
     kind = interpreter.key().name
     return _TRANSFORMS.get(kind, f"a transform of torch.func ({kind})")
 

@@ -6,6 +6,8 @@ import os
 import re
 import sys
 import threading
+import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -74,10 +76,11 @@ class _Graph:
 
 
 class Graphs:
-    """What Dynamo captured of one callable; as a function it is the Dynamo backend.
+    """What Dynamo captured of one callable.
 
     Args:
-        original: The callable.
+        original: The callable. Not owned: compiled graphs lead here, and Dynamo keeps them as long as the
+            callable lives.
         backend: Who runs its graphs.
         splits: Whether the strategy can ask for nano-batches.
         parent: Of a candidate of ``Auto``: the graphs of what it is made for, which gets its warnings.
@@ -94,7 +97,8 @@ class Graphs:
     def __init__(
         self, original: Callable[..., Any], backend: Backend, splits: bool, parent: Graphs | None
     ) -> None:
-        self.original, self.backend, self.splits, self.parent = original, backend, splits, parent
+        self.backend, self.splits, self.parent = backend, splits, parent
+        self._original = _weakly(original)
         self.name = backend.settings.name
         self.entries: deque[Entry | BySizes] = deque(maxlen=_MAX_ENTRIES)
         self.breaks: list[str] = []
@@ -104,6 +108,11 @@ class Graphs:
         self.shared: overlap.Pattern | None = None
         self._count = 0
         self._lock = threading.RLock()
+
+    @property
+    def original(self) -> Any:
+        """The callable; None if it is gone."""
+        return self._original()
 
     def warn(self, note: str) -> None:
         """Tells the user of something, at the line of the call."""
@@ -256,6 +265,28 @@ def _has_expert_loops(original: Any) -> bool:
         and getattr(getattr(module, "config", None), "_experts_implementation", None) == "eager"
         for module in original.modules()
     )
+
+
+def _weakly(original: Callable[..., Any]) -> Callable[[], Any]:
+    """What gives a callable as long as somebody else owns it."""
+    try:
+        if isinstance(original, types.MethodType):
+            return weakref.WeakMethod(original)
+        return weakref.ref(original)
+    except TypeError:  # nothing can refer to it weakly
+        return lambda: original
+
+
+class Doorway:
+    """The Dynamo backend of ``Graphs``: Dynamo keeps every backend for good, so this one owns nothing."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        self._graphs = weakref.ref(graphs)
+
+    def __call__(self, gm: Any, example_inputs: Any) -> Callable[..., Any]:
+        """What runs in the place of a graph."""
+        graphs = self._graphs()
+        return gm.forward if graphs is None else graphs(gm, example_inputs)  # type: ignore[no-any-return]
 
 
 class _Runner:

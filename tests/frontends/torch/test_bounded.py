@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -104,3 +106,52 @@ def test_captures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.testing.assert_close(fast(x, 0.5), scaled(x, 0.5))
             assert len(fast._dfx_core.entries) == min(turn + 1, 2)
             torch.compiler.reset()
+
+
+class Net(torch.nn.Module):
+    """Two branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+
+    def forward(self, x: Any) -> Any:
+        return torch.tanh(self.a(x)) + torch.sin(self.b(x))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "torch": {"backend": "torch"},
+    "ffi": {"backend": "ffi"},
+    "nano-batches": {"backend": "torch", "strategy": dfx.NanoBatch(2), "in_axes": 0},
+}
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["called", "trained"])
+@pytest.mark.parametrize("way", OPTIONS)
+def test_a_model_goes_with_its_schedule(way: str, trains: bool) -> None:
+    if way == "ffi":
+        pytest.importorskip("jax")
+    model, x = Net(), torch.randn(4, 6)
+    alive = weakref.ref(model)
+    fast = dfx.schedule(model, **{"strategy": "branches", "lanes": 2} | OPTIONS[way])
+    with torch.set_grad_enabled(trains):
+        result = fast(x)
+    if trains:
+        result.sum().backward()
+    del model, fast, result
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_backward_outlives_its_schedule() -> None:
+    model = Net()
+    for rows in (3, 4, 5):  # the second is captured for any number of rows
+        x = torch.randn(rows, 6)
+        fast = dfx.schedule(model.forward, "branches", lanes=2, backend="torch")
+        for part in (x[:2], x):
+            loss = fast(part).square().sum()
+        del fast
+        gc.collect()
+        got = torch.autograd.grad(loss, list(model.parameters()))
+        want = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+        torch.testing.assert_close(got, want)

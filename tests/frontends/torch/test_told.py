@@ -93,6 +93,25 @@ def test_a_transform_is_named(name: str) -> None:
         torch.testing.assert_close(fast(x), f(x))
 
 
+@pytest.mark.parametrize("backend", ["torch", "ffi"])
+def test_dual_tensors_keep_their_tangents(backend: str) -> None:
+    if backend == "ffi":
+        pytest.importorskip("jax")
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) @ torch.cos(x).T
+
+    x, tangent = torch.randn(2, 3, 4)
+    fast = dfx.schedule(f, "branches", backend=backend)
+    fast(x)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, tangent)
+        with pytest.warns(dfx.FallbackWarning, match="forward_ad.dual_level.*the original runs"):
+            got = torch.autograd.forward_ad.unpack_dual(fast(dual))
+        want = torch.autograd.forward_ad.unpack_dual(f(dual))
+    torch.testing.assert_close((got.primal, got.tangent), (want.primal, want.tangent))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_trace_is_of_the_original() -> None:
     model, x = Net(), torch.randn(3, 4)
