@@ -11,8 +11,12 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla import _optional
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
-from dynaflow_xla.frontends.torch import debug as debugging, inspect, profile as profiling
 from dynaflow_xla.frontends.torch.core import Core
+from dynaflow_xla.frontends.torch.inspection import (
+    debug as debugging,
+    explain as explaining,
+    profile as profiling,
+)
 from dynaflow_xla.frontends.torch.selected import SelectCore
 from dynaflow_xla.protocols import Chosen, Planned, Scheduled
 from dynaflow_xla.timelines.timeline import Timeline
@@ -72,12 +76,12 @@ class Serving:
 
     def explain(self, args: Any, kwargs: Any, *, deep: bool) -> str:
         """All graphs of a call; ``deep``: what became of the plan of a program."""
-        text = inspect.explain(self.core, args, kwargs)
+        text = explaining.explain(self.core, args, kwargs)
         return f"{text}\n\n{self.compile(args, kwargs, None)}" if deep else text
 
     def verify(self, args: Any, kwargs: Any) -> Report:
         """On copies."""
-        return inspect.verify(self.core, args, kwargs)
+        return explaining.verify(self.core, args, kwargs)
 
     def profile(self, args: Any, kwargs: Any) -> Timeline:
         """On copies."""
@@ -93,7 +97,7 @@ class Serving:
 
     def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
         """On copies."""
-        return inspect.tune(self.core, args, kwargs, budget_s)
+        return explaining.tune(self.core, args, kwargs, budget_s)
 
     def debug(self, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugReport:
         """On copies."""
