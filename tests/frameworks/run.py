@@ -37,6 +37,8 @@ SUITES = (
     "nn_test",
     "custom_root_test",
     "generated_fun_test",
+    "random_test",
+    "api_test",
 )
 CASES = os.environ.get("JAX_NUM_GENERATED_CASES", "3")
 UNOPTIMIZED = os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "") not in ("", "0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.utils._pytree
 
 
 def says_nothing() -> tuple[type[BaseException], ...]:
@@ -45,6 +46,16 @@ def capture_failed() -> tuple[type[BaseException], ...]:
     from torch._dynamo.exc import InternalTorchDynamoError, TorchRuntimeError
 
     return TorchRuntimeError, InternalTorchDynamoError
+
+
+def unknown_tensors(error: BaseException, args: object, kwargs: object) -> list[str]:
+    """Classes of tensors among the arguments that made a compiled graph fail, as no handler takes them."""
+    if "__torch_dispatch__ handlers returned NotImplemented" not in str(error.__cause__):
+        return []
+    plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    found = {type(x).__qualname__ for x in leaves if isinstance(x, torch.Tensor)}
+    return sorted(found - {kind.__qualname__ for kind in plain})
 
 
 def of_compiling(error: BaseException) -> bool:

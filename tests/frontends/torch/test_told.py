@@ -101,8 +101,10 @@ def test_dual_tensors_keep_their_tangents(backend: str) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.sin(x) @ torch.cos(x).T
 
+    f.note = "of the function"  # type: ignore[attr-defined]
     x, tangent = torch.randn(2, 3, 4)
     fast = dfx.schedule(f, "branches", backend=backend)
+    assert fast.note == "of the function"
     fast(x)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, tangent)
@@ -110,6 +112,26 @@ def test_dual_tensors_keep_their_tangents(backend: str) -> None:
             got = torch.autograd.forward_ad.unpack_dual(fast(dual))
         want = torch.autograd.forward_ad.unpack_dual(f(dual))
     torch.testing.assert_close((got.primal, got.tangent), (want.primal, want.tangent))
+
+
+class Weights(torch.Tensor):
+    """A class of tensors that PyTorch's compiler knows nothing of."""
+
+
+def test_a_class_of_tensors_computes_or_is_named() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) @ y + torch.cos(y) @ x
+
+    x = torch.randn(3, 3)
+    fast = dfx.schedule(f, "branches", lanes=2, backend="torch")
+    for _ in range(2):
+        try:
+            got = fast(x.as_subclass(Weights), x)
+        except dfx.UnsupportedError as error:  # torch.compile fails on it, too
+            assert "of a class (Weights)" in str(error)
+        else:
+            torch.testing.assert_close(got.as_subclass(torch.Tensor), f(x, x))
+    torch.testing.assert_close(fast(x, x), f(x, x))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
