@@ -158,9 +158,9 @@ class Core(Deciding):
                 return self._offered(args, kwargs)
             return self._compiled(*args, **kwargs)
         except EngineError as error:
-            if found := failures.unknown_tensors(error, args, kwargs):
+            if classes := failures.unknown_tensors(error, args, kwargs):
                 raise UnsupportedError(
-                    f"{self.options.name!r} is given tensors of a class ({', '.join(found)}) that PyTorch's "
+                    f"{self.options.name!r} is given tensors of a class ({', '.join(classes)}) that PyTorch's "
                     "compiler cannot follow. Pass x.as_subclass(torch.Tensor), or call the original"
                 ) from error
             raise
