@@ -160,8 +160,8 @@ class Core(Deciding):
         except EngineError as error:
             if classes := failures.unknown_tensors(error, args, kwargs):
                 raise UnsupportedError(
-                    f"{self.options.name!r} is given tensors of a class ({', '.join(classes)}) that PyTorch's "
-                    "compiler cannot follow. Pass x.as_subclass(torch.Tensor), or call the original"
+                    f"{self.options.name!r} is given tensors of a class ({', '.join(classes)}) that "
+                    "PyTorch's compiler cannot follow. Pass x.as_subclass(torch.Tensor), or call the original"
                 ) from error
             raise
         except failures.backend_failed() as error:
