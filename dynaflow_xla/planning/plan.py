@@ -10,11 +10,12 @@ import hashlib
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from dynaflow_xla.caches import private_files
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, bad_argument
 from dynaflow_xla.planning import text as text_form
 from dynaflow_xla.planning.instructions import (
     Instruction,
@@ -31,6 +32,11 @@ PLAN_VERSION = 4
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 """What decoding raises: ``ValueError`` for text that is no Unicode and numbers that are too long."""
+
+
+def _readable(text: Any) -> None:
+    if not isinstance(text, str | bytes):
+        raise bad_argument(text, str, f"a plan is read from text or bytes; got {text!r:.80}")
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -107,6 +113,7 @@ class Plan(msgspec.Struct, frozen=True):
     @classmethod
     def from_json(cls, text: str | bytes) -> Plan:
         """Reads a plan; raises ``PlanError`` for another version or a malformed text."""
+        _readable(text)
         try:
             head = msgspec.json.decode(text)
         except _UNREADABLE as error:
@@ -143,9 +150,11 @@ class Plan(msgspec.Struct, frozen=True):
         return text_form.written(self)
 
     @classmethod
-    def from_text(cls, text: str) -> Plan:
+    def from_text(cls, text: str | bytes) -> Plan:
         """Reads the text form; raises ``PlanError`` with the line number if malformed."""
+        _readable(text)
         try:
+            text = text.decode() if isinstance(text, bytes) else text
             return cls.from_json(msgspec.json.encode(text_form.read(text)))
         except PlanError:
             raise

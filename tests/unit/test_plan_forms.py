@@ -83,3 +83,14 @@ def test_bad_text(change: tuple[str, str], what: str) -> None:
 def test_text_without_a_head() -> None:
     with pytest.raises(PlanError, match="must begin"):
         Plan.from_text("")
+
+
+def test_a_plan_is_read_from_text_or_bytes() -> None:
+    text = (GOLDEN / "plan.txt").read_text()
+    assert Plan.from_text(text.encode()) == Plan.from_text(text)
+    with pytest.raises(PlanError, match="malformed plan"):
+        Plan.from_text(b"{\xff" + text.encode())
+    for read in (Plan.from_text, Plan.from_json):
+        with pytest.raises(PlanError, match="read from text or bytes; got None") as found:
+            read(None)  # type: ignore[arg-type]
+        assert isinstance(found.value, TypeError)
