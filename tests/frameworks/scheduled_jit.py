@@ -67,7 +67,8 @@ def refusal(error: BaseException | None) -> str:
     while error is not None and id(error) not in seen:
         if isinstance(error, dfx.UnsupportedError | dfx.SeparabilityError | dfx.PlanError):
             text = str(error).splitlines()[0]
-            text = re.sub(r" at \S+\.py:\d+( \(.*?\))?", "", text)
+            text = re.sub(r" at \S+\.py:\d+( \(.*?\))?| \(\S+\.py:\d+\)", "", text)
+            text = text.split(". ")[0]
             return re.sub(r"'[^']*'", "'...'", re.sub(r"\d+", "N", text))[:160]
         seen.add(id(error))
         error = error.__cause__ or error.__context__
