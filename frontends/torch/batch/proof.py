@@ -47,6 +47,7 @@ from dynaflow_xla.frontends.torch.batch.rules import (
     contractions,
     indexing,
     layers,
+    loops,
     made,
     opaque,
     orders,
@@ -68,6 +69,7 @@ from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Symbol
 # Importing them registers their rules.
 _FAMILIES = (
     pointwise, shapes, made, reductions, contractions, indexing, activations, bags, layers, orders, opaque,
+    loops,
 )  # fmt: skip
 
 
@@ -183,7 +185,7 @@ def answer(
             joiner.start(ins)
         walker = Walker(
             captured, dict(shape_of), numbers, lenient=assume, irregular=irregular, joiner=joiner,
-            sizes=traced,
+            sizes=traced, evaluators=probes,
         )  # fmt: skip
         states = tuple(s.rows if isinstance(s, Keyed) else s for s in walker.run(ins))
         verdicts, specs = _outputs(question, states, shape_of, assume=assume, joiner=joiner)

@@ -328,7 +328,8 @@ def capture(gm: Any, name: str) -> Captured:
         elif node.op == "call_function":
             builder.call(node)
         elif node.op == "output":
-            for result in node.args[0]:
+            results = node.args[0]  # of a function inside of a graph it may be the one
+            for result in [results] if isinstance(results, torch.fx.Node) else results:
                 if isinstance(result, torch.fx.Node) and result in builder.ids:
                     outputs.append(builder.ids[result])
                 else:

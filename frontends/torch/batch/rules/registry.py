@@ -48,5 +48,8 @@ def rule(*names: str, first: bool = False, sizes: tuple[str, ...] = ()) -> Calla
     return register
 
 
+LOOPS = ("while_loop",)
+"""Operators that run a function again and again: what mixes rows there is not joined."""
+
 COUNTS: set[str] = set()
 """Operators that take numbers which each nano-batch counts for itself."""

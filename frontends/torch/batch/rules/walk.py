@@ -52,12 +52,14 @@ from dynaflow_xla.frontends.torch.batch.rules.registry import (
     BY_ROWS,
     COUNTS,
     IN_ORDER,
+    LOOPS,
     RULE_FIRST,
     RULES,
     SIZES,
     Rule,
 )
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
+from dynaflow_xla.frontends.torch.capture.sizes import Evaluator
 from dynaflow_xla.ir.graph import Op
 
 # Results that equal operands do not determine.
@@ -214,6 +216,7 @@ class Walker:
             probes: numbers themselves, tensors in their shapes.
         sizes: Rows of the batch and of its nano-batches; without them nothing is said of orders.
         joiner: Decides what runs once for all nano-batches; None: nothing may.
+        evaluators: Sizes at both probes, for graphs inside of this one.
     """
 
     captured: Captured
@@ -224,6 +227,7 @@ class Walker:
     irregular: frozenset[int] = frozenset()
     sizes: tuple[int, ...] = ()
     joiner: Joiner | None = None
+    evaluators: Sequence[Evaluator] = ()
 
     def run(self, ins: Mapping[int, State]) -> tuple[State, ...]:
         """States of all values, given those of the graph's inputs."""
@@ -249,7 +253,7 @@ class Walker:
 
         def attempt() -> tuple[list[State], bool]:
             self.states.update((v, joiner.states[v]) for v in read)
-            return self._apply(op, wanted), True
+            return self._apply(op, wanted), op.kind not in LOOPS
 
         drawn = self.captured.graph.values[wanted[-1]].dtype == "token"
         if drawn:
