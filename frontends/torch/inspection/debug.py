@@ -194,8 +194,8 @@ class Subject:
         return None
 
 
-def _entries(core: Core, args: Any, kwargs: Any, caller: str) -> tuple[Any, list[Any]]:
-    """What serves these arguments, and the graphs that a call runs.
+def _target(core: Core, args: Any, kwargs: Any, caller: str) -> Any:
+    """What serves these arguments.
 
     Raises:
         UnsupportedError: a call changes what cannot be put back, or no graph runs.
@@ -213,12 +213,12 @@ def _entries(core: Core, args: Any, kwargs: Any, caller: str) -> tuple[Any, list
         raise UnsupportedError(
             f"no graph of {name!r} could be captured, so there is no plan to look at"
         )
-    return target, entries
+    return target
 
 
 def debug(core: Core, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugReport:
     """The report of ``dynaflow_xla.debug``, of each graph that a call and its backward run."""
-    target, entries = _entries(core, args, kwargs, "debug")
+    target = _target(core, args, kwargs, "debug")
     name = core.options.name
     notes = [aside] if (aside := core.beside_the_plan(args, kwargs)) else []
     reports: list[DebugReport] = []
@@ -227,7 +227,7 @@ def debug(core: Core, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugRe
         named = name if entry.kind != "backward" else f"the backward of {name}"
         reports.append(_debug(entry, given, named, rounds, seed, tuple(notes)))
 
-    looked, untold = _look(target, entries, args, kwargs, look)
+    looked, untold = _look(target, args, kwargs, look)
     if len(reports) > 1:
         backward = sum(entry.kind == "backward" for entry in looked)
         parts = f", {backward} of them of the backward" if backward else ""
@@ -244,7 +244,6 @@ def debug(core: Core, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugRe
 
 def _look(
     target: Any,
-    entries: Sequence[Any],
     args: Any,
     kwargs: Any,
     look: Callable[[Any, Sequence[Any]], None],
@@ -255,7 +254,7 @@ def _look(
         The graphs, and what is to be told of the backward.
 
     Raises:
-        UnsupportedError: one of ``entries`` did not run.
+        UnsupportedError: no graph ran.
     """
     looked: list[Any] = []
     failed: list[Exception] = []
@@ -289,7 +288,7 @@ def _look(
                 raise
             told = (str(error).strip() or type(error).__name__).splitlines()[0]
             notes.append(f"the backward is not looked at: {told}")
-    if any(all(entry is not other for other in looked) for entry in entries):
+    if not looked:
         raise UnsupportedError(f"{target.options.name!r} did not run a captured graph")
     return looked, notes
 
@@ -316,7 +315,7 @@ def _on_xla(entry: Any, given: Sequence[Any], name: str, rounds: int, seed: int)
 
 def check_determinism(core: Core, args: Any, kwargs: Any, runs: int) -> DeterminismReport:
     """The report of ``dynaflow_xla.check_determinism``: of whole calls with their gradients, on copies."""
-    target, entries = _entries(core, args, kwargs, "check_determinism")
+    target = _target(core, args, kwargs, "check_determinism")
 
     def call() -> list[tuple[str, str]]:
         with keeping.preserved(target.original, target.changes, args, kwargs):
@@ -348,7 +347,7 @@ def check_determinism(core: Core, args: Any, kwargs: Any, runs: int) -> Determin
                 inputs = list(given) if entry.prepare is None else entry.prepare(list(given))
                 made.append(Subject(entry, keeping.copies(inputs), core.options.name))
 
-        _look(target, entries, args, kwargs, look)
+        _look(target, args, kwargs, look)
         return made
 
     return trials.check_determinism(core.options.name, runs, call, subjects)

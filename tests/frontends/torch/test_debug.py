@@ -209,6 +209,16 @@ def test_a_backward_that_fails_outside_of_its_graphs_is_told() -> None:
     assert report.ok and "the backward is not looked at: a hook that refuses" in str(report)
 
 
+def test_an_argument_that_was_computed_is_looked_at_as_another() -> None:
+    x = X.clone().requires_grad_()
+    computed = x * 2
+    model = torch.nn.Linear(6, 6)
+    fast = dfx.schedule(model, dfx.NanoBatch(2), lanes=2, in_axes=0, backend="torch")
+    assert dfx.debug(fast, computed, rounds=2).ok
+    computed.sum().backward()
+    assert x.grad is not None
+
+
 def test_the_caller_s_graph_stays_whole() -> None:
     w = Y.clone().requires_grad_()
     outer = torch.exp(w)
