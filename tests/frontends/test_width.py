@@ -12,6 +12,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
+from round_robin import Mixed  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla import machine  # noqa: E402
@@ -19,29 +20,6 @@ from dynaflow_xla.errors import PlanError, PlanTypeError  # noqa: E402
 from dynaflow_xla.planning.instructions import Launch  # noqa: E402
 
 pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("quick_to_compile")]
-
-
-class Mixed(dfx.Strategy):
-    """Every operator is a region; every third one has all cores, the others have alternating lanes."""
-
-    def __init__(self, every: int = 3) -> None:
-        self.every = every
-
-    def rules(self, graph: Any) -> Any:
-        return [dfx.Op("*")] if graph.ops else None
-
-    def schedule(self, s: Any) -> None:
-        count = 0
-        while ready := s.ready():
-            for op in ready:
-                count += 1
-                if count % self.every == 0 or op.outer:
-                    s.execute(op, width="all")
-                else:
-                    s.execute(op, lane=count % s.lanes)
-
-    def __repr__(self) -> str:
-        return f"Mixed({self.every})"
 
 
 def _x(*shape: int, seed: int = 0) -> Any:

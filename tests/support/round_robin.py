@@ -1,4 +1,4 @@
-"""A strategy for tests that look at what lanes hand over to each other."""
+"""Strategies for tests that look at what lanes hand over to each other, and to regions on all cores."""
 
 from __future__ import annotations
 
@@ -25,3 +25,26 @@ class RoundRobin(dfx.Strategy):
 
     def __repr__(self) -> str:
         return "RoundRobin()"
+
+
+class Mixed(dfx.Strategy):
+    """Every operator is a region; every third one has all cores, the others have alternating lanes."""
+
+    def __init__(self, every: int = 3) -> None:
+        self.every = every
+
+    def rules(self, graph: Any) -> Any:
+        return [dfx.Op("*")] if graph.ops else None
+
+    def schedule(self, s: Any) -> None:
+        count = 0
+        while ready := s.ready():
+            for op in ready:
+                count += 1
+                if count % self.every == 0 or op.outer:
+                    s.execute(op, width="all")
+                else:
+                    s.execute(op, lane=count % s.lanes)
+
+    def __repr__(self) -> str:
+        return f"Mixed({self.every})"

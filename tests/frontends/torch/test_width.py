@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from round_robin import Mixed
 
 import dynaflow_xla as dfx
 from dynaflow_xla.errors import PlanError
@@ -17,29 +18,6 @@ nn = torch.nn
 from dynaflow_xla.frontends.torch.native import threads  # noqa: E402
 
 pytestmark = pytest.mark.wide
-
-
-class Mixed(dfx.Strategy):
-    """Every operator is a region; every third one has all cores, the others have alternating lanes."""
-
-    def __init__(self, every: int = 3) -> None:
-        self.every = every
-
-    def rules(self, graph: Any) -> Any:
-        return [dfx.Op("*")] if graph.ops else None
-
-    def schedule(self, s: Any) -> None:
-        count = 0
-        while ready := s.ready():
-            for op in ready:
-                count += 1
-                if count % self.every == 0 or op.outer:
-                    s.execute(op, width="all")
-                else:
-                    s.execute(op, lane=count % s.lanes)
-
-    def __repr__(self) -> str:
-        return f"Mixed({self.every})"
 
 
 def work(x: Any, y: Any) -> Any:
