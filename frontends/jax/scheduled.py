@@ -200,14 +200,19 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
         return self.backend.options_by_plan()
 
     def _jit_for(self, args: Any, kwargs: Any) -> Any:
-        """The jitted program; on CUDA and at top level one with the options that its plan needs."""
-        if not self.options_by_plan():
+        """The jitted program; at top level one with the options that were given, on CUDA with its plan's."""
+        by_plan, given = self.options_by_plan(), self._options.compiler_options
+        if not by_plan and not given:
             return self._jit
-        if any(
-            isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves((args, kwargs))
-        ):
-            xla_options.warn_inside_trace(self._options.name)
+        leaves = jax.tree_util.tree_leaves((args, kwargs))
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            if by_plan:
+                xla_options.warn_inside_trace(self._options.name)
             return self._jit
+        if not by_plan:  # what no lane computes is in the program around them
+            if "" not in self._with_options:
+                self._with_options[""] = self.jitted(self._traced, compiler_options=dict(given))
+            return self._with_options[""]
         options = self.compiler_options(args, kwargs)
         key = tuple(sorted(options.items()))
         if key not in self._with_options:

@@ -454,3 +454,23 @@ def test_attributes_of_the_function_are_its_schedule_s(jitted: bool) -> None:
     fast = dfx.schedule(jax.jit(f) if jitted else f, "branches")
     assert fast.note is f.note  # type: ignore[attr-defined]
     assert not hasattr(fast, "other")
+
+
+@pytest.mark.parametrize("backend", ["ffi", "xla"])
+@pytest.mark.parametrize("strategy", ["branches", "sequential"])
+def test_compiler_options_reach_what_runs_in_the_program_around(
+    strategy: str, backend: str
+) -> None:
+    """One region, which no lane computes: XLA would say that it does not know the option."""
+    for given in (
+        dfx.schedule(
+            jax.jit(jnp.sqrt, compiler_options={"no_such": "x"}), strategy, backend=backend
+        ),
+        dfx.schedule(jnp.sqrt, strategy, backend=backend, compiler_options={"no_such": "x"}),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option: 'no_such'"):
+            given(jnp.ones(3))
+    options = {"xla_embed_ir_in_executable": True}
+    fast = dfx.schedule(jnp.sqrt, strategy, backend=backend, compiler_options=options)
+    np.testing.assert_array_equal(fast(jnp.ones(3)), jnp.ones(3))
+    np.testing.assert_array_equal(jax.jit(lambda x: fast(x) + 1)(jnp.ones(3)), 2 * jnp.ones(3))
