@@ -12,7 +12,11 @@ from dynaflow_xla.errors import bad_argument
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.nano_batch import NanoBatch
+from dynaflow_xla.strategies.search import Search
 from dynaflow_xla.strategies.sequential import Sequential
+
+_BEGINNINGS = 100
+"""So many beginnings of plans ``Search`` looks at as a candidate: some tenths of a second at most."""
 
 
 class Auto(Strategy):
@@ -21,10 +25,12 @@ class Auto(Strategy):
     Candidates are planned and simulated first; those that the simulator puts far behind are not compiled.
     Among these are regions on lanes only, where the model would give some all cores, and one lane alone: a
     pool of one thread runs small programs faster, and PyTorch's operators run on a lane without Python
-    between them. A JAX program of up to about 0.3 ms on a CPU is also measured as it is, but on the thread
-    that calls it: XLA's hand-over to threads of its own takes longer than some programs. Inside a trace
-    without a decision the original runs. Functions with effects are never measured. Decisions are kept on
-    disk (``DYNAFLOW_XLA_CACHE_DIR``, default ``dynaflow_xla`` in ``XDG_CACHE_HOME`` or ``~/.cache``).
+    between them; and on graphs of at most 12 regions the best plan that ``Search`` finds among its first
+    hundred beginnings of plans. A JAX program of up to about 0.3 ms on a CPU is also measured as it is, but
+    on the thread that calls it: XLA's hand-over to threads of its own takes longer than some programs.
+    Inside a trace without a decision the original runs. Functions with effects are never measured.
+    Decisions are kept on disk (``DYNAFLOW_XLA_CACHE_DIR``, default ``dynaflow_xla`` in ``XDG_CACHE_HOME``
+    or ``~/.cache``).
 
     Args:
         budget_s: Seconds that a decision may take beside the original's own first call, compiling
@@ -58,6 +64,8 @@ class Auto(Strategy):
         ]  # fmt: skip
         if batched and lanes > 1:
             made += [NanoBatch(n) for n in dict.fromkeys((lanes, 2 * lanes))]
+        if lanes > 1:
+            made.append(Search(nodes=_BEGINNINGS))
         return made
 
     def schedule(self, s: Any) -> None:
@@ -66,6 +74,13 @@ class Auto(Strategy):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def too_large(candidate: Strategy, regions: int) -> str:
+    """Why a candidate would decide nothing itself on a graph of so many regions, or ""."""
+    if not isinstance(candidate, Search) or regions <= candidate.regions:
+        return ""
+    return f"{regions} regions are more than Search looks at ({candidate.regions})"
 
 
 def on_lanes_only(candidates: Sequence[Strategy]) -> list[Strategy]:

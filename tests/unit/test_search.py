@@ -126,3 +126,14 @@ def test_says_what_the_plan_of_branches_takes(seed: int) -> None:
     branches, _ = length(dfx.Branches())
     assert length(dfx.Branches(wide=False))[0] < branches
     assert f"Branches {branches / 1e3:.1f} us" in length(dfx.Search(nodes=50))[1]
+
+
+def test_auto_has_it_for_small_graphs() -> None:
+    from dynaflow_xla.strategies.auto import too_large
+
+    made = dfx.Auto().candidates(2)
+    (search,) = (c for c in made if isinstance(c, dfx.Search))
+    assert not any(isinstance(c, dfx.Search) for c in dfx.Auto().candidates(1))
+    assert not too_large(search, 12)
+    assert too_large(search, 13) == "13 regions are more than Search looks at (12)"
+    assert not any(too_large(c, 1000) for c in made if c is not search)

@@ -21,6 +21,7 @@ from dynaflow_xla.frontends.jax.capture.tracing import Capturing
 from dynaflow_xla.frontends.jax.tuning import on_caller, ways as ways_to_run
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.strategies import identity
+from dynaflow_xla.strategies.auto import too_large
 from dynaflow_xla.timelines.simulator import simulate
 from dynaflow_xla.tuning import autotune, budget, choice as choice_of, quiet
 
@@ -131,7 +132,9 @@ def choose(
         predicted: dict[str, float] = {}
         left_out = dict.fromkeys(candidates, small)
         if not small:
-            kept, predicted, left_out = _predicted(fast, args, kwargs, costs, spending, planning_s)
+            kept, predicted, left_out = _predicted(
+                fast, args, kwargs, costs, spending, planning_s, len(first.pg.regions)
+            )
             left_out |= {name: why for name in kept if (why := ways.add(name))}
         if here and (why := ways.add_on_caller()):
             left_out[ON_CALLER] = why
@@ -205,6 +208,7 @@ def _predicted(
     costs: autotune.RegionCosts | None,
     spending: budget.Budget,
     planning_s: float,
+    regions: int,
 ) -> tuple[list[str], dict[str, float], dict[str, str]]:
     """Candidates worth measuring, what is predicted of each, and why others are left out."""
     predicted: dict[str, float] = {}
@@ -215,6 +219,9 @@ def _predicted(
     plans: dict[Any, str] = {}
     for number, (name, candidate) in enumerate(fast.candidates().items()):
         if number and (why := spending.refuses("planning it", planning_s)):
+            left_out[name] = why
+            continue
+        if why := too_large(candidate, regions):
             left_out[name] = why
             continue
         try:

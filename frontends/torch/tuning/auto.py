@@ -19,7 +19,7 @@ from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.tuning import call_signature, keeping, variants
 from dynaflow_xla.frontends.torch.tuning.trial import Trial
 from dynaflow_xla.strategies import identity
-from dynaflow_xla.strategies.auto import OneOf
+from dynaflow_xla.strategies.auto import OneOf, too_large
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.timelines.simulator import simulate
 from dynaflow_xla.tuning import (
@@ -366,6 +366,9 @@ def _planned(
             if reason := variants.joins_cost(made, entries):
                 left_out[name] = reason
                 continue
+            if not captured and form.of != first.of and _same_plans(made, entries):
+                left_out[name] = f"the plan is that of {first.of}"
+                continue
             if splits(form.strategy):
                 run.check(child)
             planned_s = budget.clock() - began
@@ -403,6 +406,8 @@ def _not_worth(
         if len(entries) > 1:
             return "the function runs as several graphs, which are not split together"
         return ""
+    if why := too_large(form.strategy, max(len(e.pg.regions) for e in entries)):
+        return why
     if overlaps or isinstance(core.options.strategy, OneOf):
         return ""
     if form.of != first.of:
@@ -414,6 +419,10 @@ def _not_worth(
     if form.compiler == "eager" and sum(e.without_python for e in entries) < _WORTH_WHILE:
         return "the plan has one lane: nothing would overlap"
     return ""
+
+
+def _same_plans(made: list[Any], others: list[Any]) -> bool:
+    return [e.plan.instructions for e in made] == [e.plan.instructions for e in others]
 
 
 def _short(error: Exception) -> str:
