@@ -211,7 +211,9 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
             return self._jit
         if not by_plan:  # what no lane computes is in the program around them
             if "" not in self._with_options:
-                self._with_options[""] = self.jitted(self._traced, compiler_options=dict(given))
+                self._with_options[""] = self.jitted(
+                    self._traced, compiler_options=dict(given or {})
+                )
             return self._with_options[""]
         options = self.compiler_options(args, kwargs)
         key = tuple(sorted(options.items()))
