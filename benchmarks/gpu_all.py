@@ -126,6 +126,23 @@ def machine(python: str, environment: dict[str, str]) -> dict[str, object]:
     return made
 
 
+def has_package(python: str, environment: dict[str, str]) -> bool:
+    """Whether an earlier run's installation, or another one, is found."""
+    check = [python, "-P", "-c", "import dynaflow_xla.ffi._engine"]
+    try:
+        return subprocess.run(check, env=environment, capture_output=True).returncode == 0
+    except OSError:
+        return True  # no such Python: each part says so
+
+
+def packed(out: Path) -> str:
+    """Packs the folder beside itself, where that may be written; says where."""
+    try:
+        return f", packed in {shutil.make_archive(str(out), 'gztar', out.parent, out.name)}"
+    except OSError as error:
+        return f" (not packed: {error})"
+
+
 def main() -> int:
     """Runs the parts; the exit status is 1 if one did not pass."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -157,9 +174,11 @@ def main() -> int:
             "on a stand-in for the driver, without a GPU: no number means anything"
         )
         print(f"rehearsal {summary['rehearsal']}", flush=True)
-    for part in every:
-        if options.parts and part.name not in options.parts:
-            continue
+    chosen = [p for p in every if not options.parts or p.name in options.parts]
+    if every[0] not in chosen and not has_package(options.python, environment):
+        print("the package is not installed here: first that", flush=True)
+        chosen.insert(0, every[0])  # a fresh machine gets single parts, too
+    for part in chosen:
         print(f"{part.name:12} at most {part.seconds} s ...", flush=True)
         made = summary["parts"][part.name] = run(part, environment, out / "log.txt")
         print(f"{part.name:12} {made['ended']} in {made['seconds']} s", flush=True)
@@ -168,8 +187,7 @@ def main() -> int:
         if part.name == "install" or "machine" not in summary:
             summary["machine"] = machine(options.python, environment)
         target.write_text(json.dumps(summary, indent=1) + "\n")
-    packed = shutil.make_archive(str(out), "gztar", out.parent, out.name)
-    print(f"results in {out}, packed in {packed}")
+    print(f"results in {out}{packed(out)}")
     return 0 if all(p["ended"] == "passed" for p in summary["parts"].values()) else 1
 
 

@@ -32,7 +32,8 @@ void FailCall(const std::string& symbol, CudaStatus status, int skip = 0);
 bool FailureTaken();
 // From now on every call returns `status`, as after a fault that loses the context.
 void LoseDevice(CudaStatus status);
-// Makes kernels run without the waits of their streams: what the tests must notice.
+// Makes kernels run without the waits of their streams, and without the edges of their graphs: what
+// the tests must notice.
 void IgnoreWaits(bool ignore);
 // Memory that was freed stays, so that what uses it too late hurts nobody else.
 void KeepFreed(bool keep);

@@ -65,6 +65,7 @@ def _check(x: Any, outs: list[Any], factors: list[float]) -> None:
         np.testing.assert_array_equal(out.get(), x * np.float32(factor))
 
 
+@pytest.mark.values
 @pytest.mark.parametrize("seed", range(20))
 def test_random_programs_with_delays(device: Any, ptx: bytes, seed: int) -> None:
     engine = _engine.CudaEngine(0)
@@ -79,6 +80,7 @@ def test_random_programs_with_delays(device: Any, ptx: bytes, seed: int) -> None
         _check(x, outs, factors)
 
 
+@pytest.mark.values
 def test_ten_thousand_replays_of_a_captured_call(device: Any, ptx: bytes) -> None:
     engine = _engine.CudaEngine(0)
     program, factors = _program(engine, ptx, 3, delays=False)

@@ -55,6 +55,7 @@ def _arrays(jax: Any, seed: int) -> list[Any]:
     return [jax.numpy.asarray(row) for row in x]
 
 
+@pytest.mark.values
 @pytest.mark.parametrize("but", ["", "b2"], ids=["kernels", "with_an_executable"])
 def test_values_and_many_calls(jax: Any, ptx: bytes, but: str) -> None:
     fast = dfx.schedule(_function, strategy=Kernels(ptx, but), backend="ffi", lanes=2)
@@ -68,6 +69,7 @@ def test_values_and_many_calls(jax: Any, ptx: bytes, but: str) -> None:
     assert stage.capturable == (not but)
 
 
+@pytest.mark.values
 @pytest.mark.parametrize("mode", ["LHS", "CONCURRENT"])
 def test_the_plan_is_part_of_xlas_graph(jax: Any, ptx: bytes, mode: str, tmp_path: Path) -> None:
     """Between XLA's own kernels, in one CUDA graph: replays read new arguments."""
@@ -91,6 +93,7 @@ def test_the_plan_is_part_of_xlas_graph(jax: Any, ptx: bytes, mode: str, tmp_pat
             np.testing.assert_allclose(want, np.asarray(got), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.values
 def test_confined_lanes(jax: Any, ptx: bytes) -> None:
     lanes = dfx.Lanes(2, priorities=(0, -1), sms=(0, 32))
     fast = dfx.schedule(_function, strategy=Kernels(ptx), backend="ffi", lanes=lanes)

@@ -37,6 +37,7 @@ def _jax_cases(jax: Any) -> dict[str, Any]:
     return {"branches": branches, "experts": experts, "reductions": reductions}
 
 
+@pytest.mark.values
 @pytest.mark.parametrize("backend", ["ffi", "xla"])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=["sequential", "branches", "round_robin"])
 @pytest.mark.parametrize("name", ["branches", "experts", "reductions"])

@@ -21,12 +21,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "csrc/tests/fake_cuda"
 INCLUDES = [ROOT / "csrc" / name for name in ("include", "src", "tests")]
+PRODUCTS = [FAKE / "libraries" / name for name in ("blas.cc", "products.cc")]
 # Library: its sources' folders or files, what its functions' names look like, "not supported" of its kind.
 LIBRARIES = {
     "libcuda.so.1": ([FAKE, FAKE / "standin"], rb"cu[A-Z]\w+", 801),
     "libcudart.so.13": ([FAKE / "libraries/runtime.cc"], rb"(?:__)?cuda[A-Z]\w+", 801),
-    "libcublas.so.13": ([FAKE / "libraries/blas.cc"], rb"cublas[A-Z]\w+", 15),
-    "libcublasLt.so.13": ([FAKE / "libraries/blas.cc"], rb"cublas[A-Z]\w+", 15),
+    "libcublas.so.13": (PRODUCTS, rb"cublas[A-Z]\w+", 15),
+    "libcublasLt.so.13": (PRODUCTS, rb"cublas[A-Z]\w+", 15),
+    "libcusolver.so.12": ([], rb"cusolver[A-Z]\w+", 9),
     "libcudnn.so.9": ([FAKE / "libraries/dnn.cc"], rb"cudnn[A-Z]\w+", 3000),
     "libnccl.so.2": ([FAKE / "libraries/collectives.cc"], rb"nccl[A-Z]\w+", 3),
     "libnvidia-ml.so.1": ([FAKE / "libraries/management.cc"], rb"nvml[A-Z]\w+", 3),
@@ -100,6 +102,13 @@ def plugin() -> Path:
     raise Unavailable("JAX's CUDA plugin is not installed: pip install jax-cuda13-plugin")
 
 
+def _callers() -> list[Path]:
+    """Who looks functions up by their names: XLA's plugin, and jaxlib's own kernels."""
+    spec = importlib.util.find_spec("jax_cuda13_plugin")
+    folders = spec.submodule_search_locations or [] if spec else []
+    return [plugin(), *sorted(path for folder in folders for path in Path(folder).glob("*.so"))]
+
+
 def _sources(of: Sequence[Path]) -> list[Path]:
     return sorted(f for p in of for f in ([p] if p.is_file() else p.glob("*.cc")))
 
@@ -117,6 +126,8 @@ def _stubs(names: list[str], status: int, to: Path) -> None:
 
 
 def _defined(objects: list[Path]) -> set[str]:
+    if not objects:  # all of the library is stubs
+        return set()
     listed = subprocess.run(
         ["nm", "-g", "--defined-only", *map(str, objects)],
         capture_output=True,
@@ -138,7 +149,12 @@ def build(into: Path) -> Path:
     sources = sorted({f for of, _, _ in LIBRARIES.values() for f in _sources(of)})
     inputs = sorted([*sources, *FAKE.rglob("*.h"), FAKE.parent / "fake_cuda.h"])
     objects = into / f"objects-{_digest([compiler(), str(headers())], inputs)}"
-    facts = [objects.name, str(libdevice()), f"{plugin()} {plugin().stat().st_size}", PTXAS]
+    facts = [
+        objects.name,
+        str(libdevice()),
+        *(f"{p} {p.stat().st_size}" for p in _callers()),
+        PTXAS,
+    ]
     made = into / f"driver-{_digest(facts)}"
     if made.exists():
         return made
@@ -176,7 +192,7 @@ def _compile(sources: list[Path], to: Path) -> None:
 
 
 def _link(objects: Path, work: Path, made: Path) -> None:
-    text = plugin().read_bytes()
+    text = b"\0".join(path.read_bytes() for path in _callers())
     lib = made / "lib"
     lib.mkdir(parents=True)
     for name, (of, pattern, status) in LIBRARIES.items():
@@ -203,6 +219,9 @@ def environment(made: Path, flags: Sequence[str] = ()) -> dict[str, str]:
     """The environment in which JAX's CUDA plugin finds the stand-ins."""
     xla = [f"--xla_gpu_cuda_data_dir={made / 'cuda'}", "--xla_gpu_autotune_level=0"]
     xla += ["--xla_gpu_dot_merger_threshold_mb=0"]  # else products of two regions may become one
+    # Code that nobody runs, or runs once, need not be good.
+    xla += ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+    xla += ["--xla_cpu_parallel_codegen_split_count=1"]
     here = Path(__file__).parent
     paths = [str(here / "site"), str(here), os.environ.get("PYTHONPATH", "")]
     return {

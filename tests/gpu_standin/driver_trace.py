@@ -176,14 +176,24 @@ class Driver:
         for name in ("fake_end_trace", "fake_misuse", "fake_missing_names", "fake_without_context"):
             getattr(self.functions, name).restype = ctypes.c_char_p
         self.functions.fake_calls.restype = ctypes.c_longlong
+        self.least_delay_us = 0
 
     def delay(self, us: int) -> None:
         """Random delays of up to so much before each operation."""
-        self.functions.fake_delay(us)
+        self.functions.fake_delay(max(us, self.least_delay_us))
 
     def ignore_waits(self, on: bool) -> None:
         """The mutant: no stream waits for an event."""
         self.functions.fake_ignore_waits(int(on))
+
+    def drain(self) -> None:
+        """Waits for every stream of the first device."""
+        library, context = self.functions, ctypes.c_void_p()
+        library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        library.cuCtxPushCurrent_v2(context)
+        library.cuCtxSynchronize()
+        library.cuCtxPopCurrent_v2(ctypes.byref(context))
+        library.cuDevicePrimaryCtxRelease_v2(0)
 
     def lose(self, status: int) -> None:
         """The device is lost from now on."""
@@ -197,8 +207,11 @@ class Driver:
         return int(self.functions.fake_calls(function.encode()))
 
     def missing(self) -> list[str]:
-        """Functions that were called and that the stand-in lacks."""
-        return list(self.functions.fake_missing_names().decode().split())
+        """Functions that were called and that the stand-in lacks, since it was told to forget them."""
+        return list(self.functions.fake_missing_names().decode().splitlines())
+
+    def forget_missing(self) -> None:
+        self.functions.fake_forget_missing()
 
     def misuse(self) -> str:
         """What a real driver would not forgive, since the last time it was asked."""

@@ -76,6 +76,15 @@ class Kernel:
     flops: float = 0.0  # of its products
 
 
+def anonymous(text: str) -> str:
+    """The text of a module with numbers in the place of its names: equal for kernels that do the same."""
+    numbers: dict[str, str] = {}
+    text = re.sub(
+        r"^(ENTRY )?(%[\w.\-]+) \(.*\) -> ", r"\1\2 -> ", text, flags=re.M
+    )  # names, again
+    return re.sub(r"%[\w.\-]+", lambda m: numbers.setdefault(m[0], f"%{len(numbers)}"), text)
+
+
 def kernel_name(instruction: str) -> str:
     """What XLA calls the kernel of an instruction."""
     return re.sub(r"[.\-]", "_", instruction)

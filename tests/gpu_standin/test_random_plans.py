@@ -22,6 +22,7 @@ def plans() -> Any:
     return Plans(DRIVER)
 
 
+@pytest.mark.values
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_plans(part: int, plans: Any, driver: Any) -> None:
     driver.delay(40)

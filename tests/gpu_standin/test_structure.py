@@ -40,6 +40,7 @@ def check(trace: driver_trace.Trace, case: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.values
 @pytest.mark.parametrize("name", CASES)
 def test_the_order_is_the_plans(name: str, backend: str, driver: Any, values: Any) -> None:
     """The first call records, the second replays, the third has arguments elsewhere."""

@@ -19,6 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import driver_trace
 import hlo
 import numpy as np
 
@@ -41,7 +42,7 @@ class Values:
         self._lock = threading.RLock()
         self._modules: dict[str, list[hlo.Module]] = {}  # by name of a PTX text
         self._texts: dict[int, str] = {}  # its name, by number of a driver's module
-        self._compiled: dict[str, Any] = {}  # by a kernel's text
+        self._compiled: dict[str, Any] = {}  # by a kernel's text, and by the same without names
         self._callback = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p),
             ctypes.POINTER(ctypes.c_size_t), ctypes.c_int,
@@ -64,9 +65,14 @@ class Values:
         _jax.Client.compile_and_load = watched
         self.driver.fake_values(self._callback)
 
+    def end(self) -> None:
+        """Before the interpreter does: a stream's thread must not call it any more."""
+        self.driver.fake_values(None)
+        driver_trace.Driver(LIBRARY).drain()
+
     def learn(self, modules: list[Any]) -> None:
         """The texts that appeared since the last time belong to these modules."""
-        new = set(os.listdir(self.ptx)) - self._modules.keys()
+        new = {f.name for f in self.ptx.iterdir() if f.is_file()} - self._modules.keys()
         parsed = [hlo.Module(m.to_string()) for m in modules] if new else []
         with self._lock:
             self._modules.update(dict.fromkeys(new, parsed))
@@ -85,6 +91,10 @@ class Values:
 
     def _program(self, kernel: hlo.Kernel) -> Any:
         made = self._compiled.get(kernel.text)
+        if made is not None:
+            return made
+        same = hlo.anonymous(kernel.text)
+        made = self._compiled.get(same)
         if made is None:
             import jax
             from jaxlib import _hlo, _jax, xla_client
@@ -93,7 +103,8 @@ class Values:
             module = _hlo.hlo_module_from_text(kernel.text)
             text = _jax.mlir.hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
             made = device.client.compile_and_load(text, [device], xla_client.CompileOptions())
-            self._compiled[kernel.text] = made
+            self._compiled[same] = made
+        self._compiled[kernel.text] = made
         return made
 
     def _view(self, address: int, array: hlo.Array) -> np.ndarray[Any, Any]:
@@ -141,9 +152,11 @@ class Values:
 @functools.cache
 def installed() -> Values:
     """This process's, with a folder of its own for what XLA has assembled."""
-    folder = tempfile.mkdtemp(prefix="standin-ptx-")
+    # In that of the process that started this one, which cleans up where this one is killed.
+    folder = tempfile.mkdtemp(prefix="standin-ptx-", dir=os.environ.get("FAKE_CUDA_PTX"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["FAKE_CUDA_PTX"] = folder
     made = Values(Path(folder))
     made.install()
+    atexit.register(made.end)
     return made

@@ -94,6 +94,24 @@ def test_without_a_gpu_everything_skips_with_reasons(tmp_path: Path) -> None:
     assert _python("benchmarks/gpu_all.py", "--parts", "nothing").returncode == 2
 
 
+def test_a_single_part_on_a_fresh_machine_installs_first(tmp_path: Path) -> None:
+    """There, an earlier run's installation may be gone; and no part of a run depends on packing."""
+    code = (
+        "import sys, pathlib; sys.path.insert(0, 'benchmarks'); import gpu_all\n"
+        "gpu_all.has_package = lambda *_: False\n"
+        "ran = []\n"
+        "gpu_all.run = lambda part, *_: ran.append(part.name) or dict(ended='passed', seconds=0, tail='')\n"
+        "def no(*_): raise PermissionError('read-only')\n"
+        "gpu_all.shutil.make_archive = no\n"
+        "gpu_all.machine = lambda *_: {}\n"
+        "sys.argv = ['gpu_all.py', '--parts', 'probes', '--out', sys.argv[1]]\n"
+        "print(gpu_all.main(), ran)\n"
+    )
+    done = _python("-c", code, str(tmp_path / "gpu"))
+    assert done.stdout.splitlines()[-1:] == ["0 ['install', 'probes']"], done.stdout + done.stderr
+    assert "(not packed: read-only)" in done.stdout
+
+
 def test_a_part_that_fails_or_hangs_stops_nothing(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; sys.path.insert(0, 'benchmarks'); import gpu_all\n"

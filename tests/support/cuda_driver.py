@@ -77,13 +77,17 @@ class Array:
         self.address = int(address.value)
 
     def put(self, values: np.ndarray[Any, Any]) -> None:
-        """Other values, after what the stream was given."""
-        self._driver.wait()
+        """Other values, after what the stream was given, and before what it is given next.
+
+        (A copy that no stream orders may return before the device's memory is written.)
+        """
         source = np.ascontiguousarray(values, self._like.dtype)
         self._driver.call(
-            "cuMemcpyHtoD_v2", ctypes.c_uint64(self.address), source.ctypes.data_as(ctypes.c_void_p),
-            ctypes.c_size_t(source.nbytes),
+            "cuMemcpyHtoDAsync_v2", ctypes.c_uint64(self.address),
+            source.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(source.nbytes),
+            ctypes.c_void_p(self._driver.stream),
         )  # fmt: skip
+        self._driver.wait()
 
     def get(self) -> np.ndarray[Any, Any]:
         """The values, after what the stream was given."""

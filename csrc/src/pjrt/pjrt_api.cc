@@ -23,7 +23,9 @@ Api::Api(const void* table) : table_(static_cast<const Table*>(table)) {
   }
 }
 
-void Api::Throw(PJRT_Error* error) const {
+void Api::Throw(PJRT_Error* error) const { throw Error(Take(error)); }
+
+std::string Api::Take(PJRT_Error* error) const {
   auto args = Make<ErrorMessageArgs>();
   args.error = error;
   reinterpret_cast<void (*)(ErrorMessageArgs*)>(table_->functions[kErrorMessage])(&args);
@@ -35,7 +37,7 @@ void Api::Throw(PJRT_Error* error) const {
     throw;
   }
   Drop(error);
-  throw Error(message);
+  return message;
 }
 
 void Api::Drop(PJRT_Error* error) const noexcept {

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <utility>
 
 struct PJRT_Buffer;
@@ -36,6 +37,15 @@ struct ErrorMessageArgs : Header {
 };
 struct EventArgs : Header {
   PJRT_Event* event;
+};
+struct EventIsReadyArgs : Header {
+  PJRT_Event* event;
+  bool is_ready;  // out
+};
+struct EventOnReadyArgs : Header {
+  PJRT_Event* event;
+  void (*callback)(PJRT_Error* error, void* user);
+  void* user;
 };
 struct BufferDestroyArgs : Header {
   PJRT_Buffer* buffer;
@@ -135,7 +145,9 @@ enum Function : int {
   kErrorDestroy = 0,
   kErrorMessage = 1,
   kEventDestroy = 5,
+  kEventIsReady = 6,
   kEventAwait = 8,
+  kEventOnReady = 9,
   kClientAddressableDevices = 16,
   kClientBufferFromHostBuffer = 22,
   kExecutableDestroy = 40,
@@ -168,6 +180,9 @@ class Api {
         reinterpret_cast<PJRT_Error* (*)(Args*)>(table_->functions[function])(&args);
     if (error != nullptr) Throw(error);
   }
+
+  // What an error says; it is gone then. Throws std::bad_alloc.
+  std::string Take(PJRT_Error* error) const;
 
   // For objects that go, where an error helps nobody.
   void Destroy(PJRT_Buffer* buffer) const noexcept;

@@ -22,6 +22,23 @@ struct InputViews {
   std::vector<Owned<PJRT_Buffer>> views;
 };
 
+// The first error of an execution that was over only after its launch had returned.
+class Late {
+ public:
+  void Set(std::string what) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (what_.empty()) what_ = std::move(what);
+  }
+  void Throw() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!what_.empty()) throw Error("an earlier execution failed: " + std::exchange(what_, {}));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string what_;
+};
+
 class PjrtStep : public Step {
  public:
   PjrtStep(std::string name, PjrtSpec spec)
@@ -92,11 +109,14 @@ class PjrtStep : public Step {
     PJRT_Event* raw_done = nullptr;
     std::vector<Owned<PJRT_Buffer>> results;
     results.reserve(raw.size());  // nothing may throw between the execution and its owners
-    Execute(arguments, raw, host ? &raw_done : nullptr);
+    if (!host) late_->Throw();
+    Execute(arguments, raw, &raw_done);
     for (PJRT_Buffer* buffer : raw) results.emplace_back(api_, buffer);
-    if (host) {
-      Owned<PJRT_Event> done(api_, raw_done);
+    Owned<PJRT_Event> done(api_, raw_done);
+    if (host || IsReady(done)) {
       Await(done);
+    } else {
+      Watch(done);
     }
     for (size_t i = 0; i < results.size(); ++i) PutOutput(results[i], outs[i], lane.cuda());
     spec_.counters->executions.fetch_add(1, std::memory_order_relaxed);
@@ -177,6 +197,37 @@ class PjrtStep : public Step {
     api_.Call(pjrt::kLoadedExecutableExecute, args);
   }
 
+  // On a device an execution that fails where XLA enqueues it still returns success: the error is
+  // in the event, at once. One that comes later is the next launch's, so that it is never lost.
+  bool IsReady(const Owned<PJRT_Event>& event) {
+    auto args = Api::Make<pjrt::EventIsReadyArgs>();
+    args.event = event.get();
+    api_.Call(pjrt::kEventIsReady, args);
+    return args.is_ready;
+  }
+
+  void Watch(const Owned<PJRT_Event>& event) {
+    struct Watcher {
+      Api api;
+      std::shared_ptr<Late> late;
+    };
+    auto watcher = std::make_unique<Watcher>(api_, late_);
+    auto args = Api::Make<pjrt::EventOnReadyArgs>();
+    args.event = event.get();
+    args.user = watcher.get();
+    args.callback = [](PJRT_Error* error, void* user) {
+      std::unique_ptr<Watcher> mine(static_cast<Watcher*>(user));
+      if (error == nullptr) return;
+      try {
+        mine->late->Set(mine->api.Take(error));
+      } catch (const std::bad_alloc&) {
+        // The device's own error is told where the outputs are awaited.
+      }
+    };
+    api_.Call(pjrt::kEventOnReady, args);
+    watcher.release();  // the callback's, which comes once
+  }
+
   void Await(const Owned<PJRT_Event>& event) {
     auto args = Api::Make<pjrt::EventArgs>();
     args.event = event.get();
@@ -217,6 +268,7 @@ class PjrtStep : public Step {
   PJRT_LoadedExecutable* executable_;
   PJRT_Device* device_ = nullptr;
   std::vector<Owned<PJRT_Buffer>> constants_;
+  const std::shared_ptr<Late> late_ = std::make_shared<Late>();
   std::mutex mutex_;              // guards free_
   std::vector<InputViews> free_;  // one for each Launch that was under way at one time
 };

@@ -124,8 +124,9 @@ CudaStatus StreamSynchronize(CUstream_st* stream) {
   return S().sticky;
 }
 
-CudaStatus StreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsigned) {
+CudaStatus StreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsigned flags) {
   ENTER("cuStreamWaitEvent");
+  if (flags > 1) return kInvalidValue;  // CU_EVENT_WAIT_EXTERNAL is the only one
   stream = Of(stream);
   if (!Known(stream) || S().events.count(event) == 0) return Misuse("a wait that names nothing");
   if (event->capture != nullptr && !event->capture->ended) {
@@ -177,8 +178,9 @@ CudaStatus CaptureInfo(CUstream_st* stream, int* status, unsigned long long* id,
   return 0;
 }
 
-CudaStatus EventCreate(CUevent_st** event, unsigned) {
+CudaStatus EventCreate(CUevent_st** event, unsigned flags) {
   ENTER("cuEventCreate");
+  if (flags > 7) return kInvalidValue;
   *event = new CUevent_st;
   (*event)->device = CurrentDevice();
   S().events.insert(*event);
@@ -214,6 +216,7 @@ CudaStatus EventRecord(CUevent_st* event, CUstream_st* stream) {
 CudaStatus MemAllocAsync(CudaAddress* address, size_t bytes, CUstream_st* stream) {
   ENTER("cuMemAllocAsync");
   stream = Of(stream);
+  if (bytes == 0) return kInvalidValue;
   void* memory = std::malloc(bytes);
   *address = reinterpret_cast<CudaAddress>(memory);
   S().memory[*address] = bytes;
@@ -283,9 +286,23 @@ CudaStatus ModuleGetFunction(CUfunc_st** function, CUmod_st* module, const char*
   return 0;
 }
 
-CudaStatus FuncSetAttribute(CUfunc_st*, int, int value) {
+CudaStatus FuncSetAttribute(CUfunc_st* function, int attribute, int value) {
   ENTER("cuFuncSetAttribute");
-  return value > 232448 ? kInvalidValue : 0;
+  if (attribute != kMaxDynamicSharedBytes) return 0;
+  if (value < 0 || value > 232448) return kInvalidValue;
+  function->max_shared_bytes = static_cast<unsigned>(value);
+  return 0;
+}
+
+// What a device of compute capability 9.0 takes.
+bool Fits(const CUfunc_st& function, const unsigned* grid, const unsigned* block,
+          unsigned shared_bytes) {
+  for (int i = 0; i < 3; ++i) {
+    if (grid[i] == 0 || block[i] == 0) return false;
+  }
+  return grid[0] <= 0x7fffffff && grid[1] <= 65535 && grid[2] <= 65535 && block[0] <= 1024 &&
+         block[1] <= 1024 && block[2] <= 64 && uint64_t{block[0]} * block[1] * block[2] <= 1024 &&
+         shared_bytes <= function.max_shared_bytes;
 }
 
 CudaStatus LaunchKernel(CUfunc_st* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -293,7 +310,8 @@ CudaStatus LaunchKernel(CUfunc_st* function, unsigned grid_x, unsigned grid_y, u
                         CUstream_st* stream, void** parameters, void** extra) {
   ENTER("cuLaunchKernel");
   stream = Of(stream);
-  if (grid_x == 0 || block_x == 0 || block_x > 1024) return kInvalidValue;
+  const unsigned grid[] = {grid_x, grid_y, grid_z}, block[] = {block_x, block_y, block_z};
+  if (!Fits(*function, grid, block, shared_bytes)) return kInvalidValue;
   if (!Known(stream)) return Misuse("a launch on a stream that does not exist");
   if (function->module->device != stream->device && function->run == nullptr) return kInvalidHandle;
   auto launch =

@@ -46,6 +46,7 @@ CudaStatus BeginCapture(CUstream_st* stream, std::shared_ptr<CUgraph_st> graph, 
                         int mode) {
   if (!Known(stream)) return Misuse("a capture of a stream that does not exist");
   if (stream->capture != nullptr) return kCaptureUnsupported;
+  if (stream->is_default) return kCaptureUnsupported;
   stream->capture = std::make_shared<Capture>();
   stream->capture->id = ++S().ids;
   stream->capture->origin = stream;
@@ -123,9 +124,11 @@ void RunGraph(const CUgraph_st& graph) {
   std::map<const CUgraphNode_st*, size_t> missing;
   std::map<const CUgraphNode_st*, std::vector<const CUgraphNode_st*>> then;
   std::vector<const CUgraphNode_st*> ready;
+  const bool heedless = S().ignore_waits;  // kernels come when they like
   for (const auto& node : graph.nodes) {
-    missing[node.get()] = node->after.size();
-    if (node->after.empty()) ready.push_back(node.get());
+    const bool at_once = node->after.empty() || (heedless && node->work.kind == Kind::kKernel);
+    missing[node.get()] = at_once ? 0 : node->after.size();
+    if (at_once) ready.push_back(node.get());
     for (const CUgraphNode_st* before : node->after) then[before].push_back(node.get());
   }
   while (!ready.empty()) {
@@ -134,7 +137,7 @@ void RunGraph(const CUgraph_st& graph) {
     ready.pop_back();
     RunNode(*node);
     for (const CUgraphNode_st* next : then[node]) {
-      if (--missing[next] == 0) ready.push_back(next);
+      if (missing[next] != 0 && --missing[next] == 0) ready.push_back(next);
     }
   }
 }

@@ -86,7 +86,8 @@ struct CUfunc_st {
   std::string name;
   CUmod_st* module = nullptr;
   std::vector<size_t> sizes;  // of its parameters
-  dfx::fake::Kernel run;      // what tests defined it to be
+  unsigned max_shared_bytes = 48 * 1024;
+  dfx::fake::Kernel run;  // what tests defined it to be
 };
 
 struct CUmod_st {
@@ -150,6 +151,7 @@ struct CUstream_st {
   int device = 0;
   int priority = 0;
   unsigned flags = 0;
+  bool is_default = false;                      // the legacy stream, which cannot be captured
   CUgreenCtx_st* green = nullptr;               // that it is confined to
   std::shared_ptr<dfx::fake::Capture> capture;  // guarded by the driver's mutex, as are
   dfx::fake::Nodes frontier;                    // the nodes that its next node comes after,

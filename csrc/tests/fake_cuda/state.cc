@@ -67,7 +67,10 @@ CUstream_st* Of(CUstream_st* stream) {
   if (reinterpret_cast<uintptr_t>(stream) > 2) return stream;
   static std::map<int, CUstream_st*> defaults;
   CUstream_st*& found = defaults[CurrentDevice()];
-  if (!Known(found)) found = NewStream(CurrentDevice(), 0, 0);
+  if (!Known(found)) {
+    found = NewStream(CurrentDevice(), 0, 0);
+    found->is_default = true;
+  }
   return found;
 }
 

@@ -35,6 +35,8 @@ SAME_SIZE(ErrorDestroyArgs, PJRT_Error_Destroy_Args);
 SAME_SIZE(ErrorMessageArgs, PJRT_Error_Message_Args);
 SAME_SIZE(EventArgs, PJRT_Event_Await_Args);
 SAME_SIZE(EventArgs, PJRT_Event_Destroy_Args);
+SAME_SIZE(EventIsReadyArgs, PJRT_Event_IsReady_Args);
+SAME_SIZE(EventOnReadyArgs, PJRT_Event_OnReady_Args);
 SAME_SIZE(BufferDestroyArgs, PJRT_Buffer_Destroy_Args);
 SAME_SIZE(BufferPointerArgs, PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args);
 SAME_SIZE(BufferSizeArgs, PJRT_Buffer_OnDeviceSizeInBytes_Args);
@@ -75,7 +77,9 @@ SAME_PLACE(Table, functions, PJRT_Api, PJRT_Error_Destroy);
                 offsetof(PJRT_Api, PJRT_##theirs))
 SAME_FUNCTION(ErrorMessage, Error_Message);
 SAME_FUNCTION(EventDestroy, Event_Destroy);
+SAME_FUNCTION(EventIsReady, Event_IsReady);
 SAME_FUNCTION(EventAwait, Event_Await);
+SAME_FUNCTION(EventOnReady, Event_OnReady);
 SAME_FUNCTION(ClientAddressableDevices, Client_AddressableDevices);
 SAME_FUNCTION(ClientBufferFromHostBuffer, Client_BufferFromHostBuffer);
 SAME_FUNCTION(ExecutableDestroy, Executable_Destroy);

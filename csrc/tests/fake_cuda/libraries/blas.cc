@@ -1,20 +1,25 @@
-// libcublas.so.13 and libcublasLt.so.13: handles, and a product that is a launch of a kernel named
-// after the call. Descriptors are lists of attributes; nobody computes the products.
+// libcublas.so.13 and libcublasLt.so.13: handles, descriptors as lists of attributes, products and
+// triangular systems, each enqueued as a kernel named after the call (products.cc computes them).
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <string>
 #include <vector>
+
+#include "products.h"
 
 #define DFX_EXPORT extern "C" __attribute__((visibility("default")))
 
-struct CUstream_st;
-extern "C" int fake_launch(const char* name, CUstream_st* stream, const uint64_t* arguments, int n);
+namespace fake = dfx::fake;
+
+extern "C" int fake_missing(const char* name);
 
 namespace {
 
-constexpr int kExecutionFailed = 13;
+constexpr int kInvalidValue = 7;
+constexpr int kF32 = 0, kF64 = 1, kF16 = 2, kC64 = 4, kC128 = 5, kI32 = 10;  // of cudaDataType
 
 struct Handle {
   CUstream_st* stream = nullptr;
@@ -24,13 +29,6 @@ struct Handle {
 struct Descriptor {
   std::map<int, std::vector<char>> attributes;
 };
-
-int Launch(const char* name, CUstream_st* stream, std::initializer_list<const void*> pointers) {
-  std::vector<uint64_t> arguments;
-  for (const void* pointer : pointers) arguments.push_back(reinterpret_cast<uint64_t>(pointer));
-  const int n = static_cast<int>(arguments.size());
-  return fake_launch(name, stream, arguments.data(), n) == 0 ? 0 : kExecutionFailed;
-}
 
 template <typename T>
 void Put(Descriptor* to, int attribute, const T& value) {
@@ -168,22 +166,197 @@ DFX_EXPORT int cublasLtMatmulAlgoGetHeuristic(Handle*, Descriptor*, Descriptor*,
   if (*n > 0) *results = Heuristic{{}, 0, 0, 1.0f, {}};
   return 0;
 }
-DFX_EXPORT int cublasLtMatmul(Handle*, Descriptor*, const void*, const void* a, Descriptor*,
-                              const void* b, Descriptor*, const void*, const void* c, Descriptor*,
-                              void* d, Descriptor*, const void*, void*, size_t,
-                              CUstream_st* stream) {
-  return Launch("cublasLtMatmul", stream, {a, b, c, d});
+
+namespace {
+
+template <typename T>
+T Of(Descriptor* of, int attribute, T otherwise) {
+  const auto found = of->attributes.find(attribute);
+  if (found == of->attributes.end() || found->second.size() < sizeof(T)) return otherwise;
+  std::memcpy(&otherwise, found->second.data(), sizeof(T));
+  return otherwise;
 }
 
-// Of the others only that they were called, and on which stream.
-#define DFX_PRODUCT(name) \
-  DFX_EXPORT int name(Handle* handle) { return Launch(#name, handle->stream, {}); }
-DFX_PRODUCT(cublasSgemm_v2)
-DFX_PRODUCT(cublasDgemm_v2)
-DFX_PRODUCT(cublasCgemm_v2)
-DFX_PRODUCT(cublasZgemm_v2)
-DFX_PRODUCT(cublasGemmEx)
-DFX_PRODUCT(cublasGemmStridedBatchedEx)
-DFX_PRODUCT(cublasGemmBatchedEx)
-DFX_PRODUCT(cublasStrsm_v2)
-DFX_PRODUCT(cublasDtrsm_v2)
+fake::Operand Matrix(Descriptor* layout, const void* data, int transposed = 0) {
+  const int order = Of(layout, 1, 0);
+  if (order > 1) fake_missing(("cublasLtMatmul in the order " + std::to_string(order)).c_str());
+  return {static_cast<char*>(const_cast<void*>(data)),
+          Of(layout, 0, 0),
+          Of(layout, 4, int64_t{0}),
+          Of(layout, 6, int64_t{0}),
+          order == 1,
+          transposed};
+}
+
+}  // namespace
+
+DFX_EXPORT int cublasLtMatmul(Handle*, Descriptor* how, const void* alpha, const void* a,
+                              Descriptor* a_layout, const void* b, Descriptor* b_layout,
+                              const void* beta, const void* c, Descriptor* c_layout, void* d,
+                              Descriptor* d_layout, const void*, void*, size_t,
+                              CUstream_st* stream) {
+  fake::Product p;
+  p.name = "cublasLtMatmul";
+  p.a = Matrix(a_layout, a, Of(how, 3, 0));
+  p.b = Matrix(b_layout, b, Of(how, 4, 0));
+  p.c = Matrix(c_layout, c);
+  p.d = Matrix(d_layout, d);
+  p.m = Of(d_layout, 2, int64_t{0});
+  p.n = Of(d_layout, 3, int64_t{0});
+  p.k = Of(a_layout, p.a.transposed == 0 ? 3 : 2, int64_t{0});
+  if (Of(a_layout, p.a.transposed == 0 ? 2 : 3, int64_t{0}) != p.m ||
+      Of(b_layout, p.b.transposed == 0 ? 2 : 3, int64_t{0}) != p.k ||
+      Of(b_layout, p.b.transposed == 0 ? 3 : 2, int64_t{0}) != p.n) {
+    return kInvalidValue;
+  }
+  p.batches = Of(d_layout, 5, 1);
+  const int mode = Of(how, 2, 0), scale = Of(how, 1, 0);
+  if (mode > 1) fake_missing(("cublasLtMatmul with pointer mode " + std::to_string(mode)).c_str());
+  p.alpha = fake::FactorAt(alpha, scale, mode == 1);
+  p.beta = fake::FactorAt(beta, scale, mode == 1);
+  for (int attribute : {17, 18}) {
+    if (const void* at = Of<const void*>(how, attribute, nullptr); at != nullptr) {
+      p.scales.push_back({1, at, kF32});
+    }
+  }
+  p.epilogue = Of(how, 7, 1);
+  p.bias.data = Of<char*>(how, 8, nullptr);
+  p.bias.type = Of(how, 26, p.d.type);
+  p.bias.stride = Of(how, 10, int64_t{0});
+  p.auxiliary.data = Of<char*>(how, 11, nullptr);
+  p.auxiliary.type = Of(how, 22, p.d.type);
+  p.auxiliary.leading = Of(how, 12, int64_t{0});
+  p.auxiliary.stride = Of(how, 13, int64_t{0});
+  return fake::Launch(std::move(p), stream);
+}
+
+namespace {
+
+fake::Operand Matrix(const void* data, int type, int leading, long long stride = 0,
+                     int transposed = 0) {
+  return {static_cast<char*>(const_cast<void*>(data)), type, leading, stride, false, transposed};
+}
+
+// The type of alpha and beta.
+int ScaleType(int compute, bool complex) {
+  if (compute == 70 || compute == 71) return complex ? kC128 : kF64;
+  if (compute == 72 || compute == 73) return kI32;
+  if (compute == 64 || compute == 65) return kF16;
+  return complex ? kC64 : kF32;
+}
+
+struct Shape {
+  int a, b, m, n, k;  // transposed, and sizes
+};
+
+int Multiply(const char* name, Handle* handle, Shape shape, const void* alpha, fake::Operand a,
+             fake::Operand b, const void* beta, fake::Operand c, int scale, int batches = 1) {
+  fake::Product p;
+  p.name = name;
+  p.m = shape.m, p.n = shape.n, p.k = shape.k, p.batches = batches;
+  p.a = a, p.b = b, p.c = p.d = c;
+  p.a.transposed = shape.a, p.b.transposed = shape.b;
+  p.alpha = fake::FactorAt(alpha, scale, handle->pointers == 1);
+  p.beta = fake::FactorAt(beta, scale, handle->pointers == 1);
+  return fake::Launch(std::move(p), handle->stream);
+}
+
+bool IsComplex(int type) { return type == kC64 || type == kC128; }
+
+}  // namespace
+
+DFX_EXPORT int cublasGemmEx(Handle* handle, int ta, int tb, int m, int n, int k, const void* alpha,
+                            const void* a, int a_type, int lda, const void* b, int b_type, int ldb,
+                            const void* beta, void* c, int c_type, int ldc, int compute, int) {
+  return Multiply("cublasGemmEx", handle, {ta, tb, m, n, k}, alpha, Matrix(a, a_type, lda),
+                  Matrix(b, b_type, ldb), beta, Matrix(c, c_type, ldc),
+                  ScaleType(compute, IsComplex(c_type)));
+}
+
+DFX_EXPORT int cublasGemmStridedBatchedEx(Handle* handle, int ta, int tb, int m, int n, int k,
+                                          const void* alpha, const void* a, int a_type, int lda,
+                                          long long a_stride, const void* b, int b_type, int ldb,
+                                          long long b_stride, const void* beta, void* c, int c_type,
+                                          int ldc, long long c_stride, int batches, int compute,
+                                          int) {
+  return Multiply("cublasGemmStridedBatchedEx", handle, {ta, tb, m, n, k}, alpha,
+                  Matrix(a, a_type, lda, a_stride), Matrix(b, b_type, ldb, b_stride), beta,
+                  Matrix(c, c_type, ldc, c_stride), ScaleType(compute, IsComplex(c_type)), batches);
+}
+
+DFX_EXPORT int cublasGemmBatchedEx(Handle* handle, int ta, int tb, int m, int n, int k,
+                                   const void* alpha, const void* const a[], int a_type, int lda,
+                                   const void* const b[], int b_type, int ldb, const void* beta,
+                                   void* const c[], int c_type, int ldc, int batches, int compute,
+                                   int) {
+  fake::Operand x = Matrix(a, a_type, lda), y = Matrix(b, b_type, ldb), z = Matrix(c, c_type, ldc);
+  x.at = a, y.at = b, z.at = c;
+  return Multiply("cublasGemmBatchedEx", handle, {ta, tb, m, n, k}, alpha, x, y, beta, z,
+                  ScaleType(compute, IsComplex(c_type)), batches);
+}
+
+#define DFX_GEMM(name, type)                                                                     \
+  DFX_EXPORT int name(Handle* handle, int ta, int tb, int m, int n, int k, const void* alpha,    \
+                      const void* a, int lda, const void* b, int ldb, const void* beta, void* c, \
+                      int ldc) {                                                                 \
+    return Multiply(#name, handle, {ta, tb, m, n, k}, alpha, Matrix(a, type, lda),               \
+                    Matrix(b, type, ldb), beta, Matrix(c, type, ldc), type);                     \
+  }
+DFX_GEMM(cublasSgemm_v2, kF32)
+DFX_GEMM(cublasDgemm_v2, kF64)
+DFX_GEMM(cublasCgemm_v2, kC64)
+DFX_GEMM(cublasZgemm_v2, kC128)
+
+#define DFX_TRSM(name, type)                                                                   \
+  DFX_EXPORT int name(Handle* handle, int side, int fill, int transposed, int diagonal, int m, \
+                      int n, const void* alpha, const void* a, int lda, void* b, int ldb) {    \
+    fake::Solve s{#name,                                                                       \
+                  side == 1,                                                                   \
+                  fill == 1,                                                                   \
+                  diagonal == 1,                                                               \
+                  m,                                                                           \
+                  n,                                                                           \
+                  Matrix(a, type, lda, 0, transposed),                                         \
+                  Matrix(b, type, ldb),                                                        \
+                  fake::FactorAt(alpha, type, handle->pointers == 1)};                         \
+    return fake::Launch(std::move(s), handle->stream);                                         \
+  }
+DFX_TRSM(cublasStrsm_v2, kF32)
+DFX_TRSM(cublasDtrsm_v2, kF64)
+DFX_TRSM(cublasCtrsm_v2, kC64)
+DFX_TRSM(cublasZtrsm_v2, kC128)
+
+#define DFX_TRSM_BATCHED(name, type)                                                             \
+  DFX_EXPORT int name(Handle* handle, int side, int fill, int transposed, int diagonal, int m,   \
+                      int n, const void* alpha, const void* const a[], int lda, void* const b[], \
+                      int ldb, int batches) {                                                    \
+    fake::Operand x = Matrix(a, type, lda, 0, transposed), y = Matrix(b, type, ldb);             \
+    x.at = a, y.at = b;                                                                          \
+    fake::Solve s{#name,                                                                         \
+                  side == 1,                                                                     \
+                  fill == 1,                                                                     \
+                  diagonal == 1,                                                                 \
+                  m,                                                                             \
+                  n,                                                                             \
+                  x,                                                                             \
+                  y,                                                                             \
+                  fake::FactorAt(alpha, type, handle->pointers == 1),                            \
+                  batches};                                                                      \
+    return fake::Launch(std::move(s), handle->stream);                                           \
+  }
+DFX_TRSM_BATCHED(cublasStrsmBatched, kF32)
+DFX_TRSM_BATCHED(cublasDtrsmBatched, kF64)
+DFX_TRSM_BATCHED(cublasCtrsmBatched, kC64)
+DFX_TRSM_BATCHED(cublasZtrsmBatched, kC128)
+
+#define DFX_GETRF_BATCHED(name, type)                                                           \
+  DFX_EXPORT int name(Handle* handle, int n, void* const a[], int lda, int* pivots, int* infos, \
+                      int batches) {                                                            \
+    fake::Operand x = Matrix(a, type, lda);                                                     \
+    x.at = a;                                                                                   \
+    return fake::Launch(fake::Factors{#name, n, x, pivots, infos, batches}, handle->stream);    \
+  }
+DFX_GETRF_BATCHED(cublasSgetrfBatched, kF32)
+DFX_GETRF_BATCHED(cublasDgetrfBatched, kF64)
+DFX_GETRF_BATCHED(cublasCgetrfBatched, kC64)
+DFX_GETRF_BATCHED(cublasZgetrfBatched, kC128)

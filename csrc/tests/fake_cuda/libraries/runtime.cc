@@ -151,8 +151,14 @@ DFX_EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, con
   attributes->ptxVersion = attributes->binaryVersion = 90;
   return cudaSuccess;
 }
-DFX_EXPORT cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
-  return cudaSuccess;
+DFX_EXPORT cudaError_t cudaFuncSetAttribute(const void* symbol, cudaFuncAttribute attribute,
+                                            int value) {
+  UseContext();
+  CUfunction function = nullptr;
+  const cudaError_t error = cudaGetFuncBySymbol(&function, symbol);
+  if (error != cudaSuccess) return error;
+  // The two enumerations agree.
+  return Result(cuFuncSetAttribute(function, static_cast<CUfunction_attribute>(attribute), value));
 }
 DFX_EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* n, const void*,
                                                                               int block, size_t,

@@ -55,8 +55,14 @@ DFX_EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr fro
 }
 
 DFX_EXPORT CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, size_t bytes) {
+  bool pageable = false;
+  {
+    LOCK;
+    pageable = fake::Find(Address(from)) == nullptr;
+  }
   const CUresult status = cuMemcpyHtoDAsync(to, from, bytes, nullptr);
-  return status != CUDA_SUCCESS ? status : Then(nullptr);
+  // Of pageable memory the call returns when it was read, before the device's was written.
+  return status != CUDA_SUCCESS || pageable ? status : Then(nullptr);
 }
 
 DFX_EXPORT CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) {
@@ -65,8 +71,7 @@ DFX_EXPORT CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) {
 }
 
 DFX_EXPORT CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
-  const CUresult status = cuMemcpyAsync(to, from, bytes, nullptr);
-  return status != CUDA_SUCCESS ? status : Then(nullptr);
+  return cuMemcpyAsync(to, from, bytes, nullptr);  // the host does not wait
 }
 
 static CUresult Set(CUdeviceptr to, unsigned value, size_t width, size_t n, CUstream stream) {
@@ -84,10 +89,8 @@ DFX_EXPORT CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t n, C
   return Set(to, value, 4, n, s);
 }
 DFX_EXPORT CUresult cuMemsetD8(CUdeviceptr to, unsigned char value, size_t n) {
-  const CUresult status = Set(to, value, 1, n, nullptr);
-  return status != CUDA_SUCCESS ? status : Then(nullptr);
+  return Set(to, value, 1, n, nullptr);  // as the next: the host does not wait
 }
 DFX_EXPORT CUresult cuMemsetD32(CUdeviceptr to, unsigned value, size_t n) {
-  const CUresult status = Set(to, value, 4, n, nullptr);
-  return status != CUDA_SUCCESS ? status : Then(nullptr);
+  return Set(to, value, 4, n, nullptr);
 }

@@ -41,6 +41,11 @@ CudaStatus Missing(const std::string& name) {
 
 DFX_EXPORT int fake_missing(const char* name) { return fake::Missing(name); }
 
+DFX_EXPORT void fake_forget_missing() {
+  std::lock_guard<std::mutex> lock(fake::MissingMutex());
+  fake::MissingNames().clear();
+}
+
 // The names of the functions that were called and are missing, one a line.
 DFX_EXPORT const char* fake_missing_names() {
   std::lock_guard<std::mutex> lock(fake::MissingMutex());

@@ -41,8 +41,9 @@ std::vector<size_t> ParameterSizes(const std::string& ptx, const std::string& ke
 bool GlobalOf(const std::string& ptx, const std::string& name, std::vector<char>* bytes);
 
 // ---- kernels.cc ----
-// What a kernel does that is known by its name: those of XLA's conditionals and of tests/gpu.
-Kernel KnownKernel(const std::string& name, const std::vector<size_t>& sizes);
+// What a kernel does that is known by its name: those of XLA's conditionals and of tests/gpu. Of a
+// kernel in a binary, whose parameters' sizes nobody can read, it tells those, too.
+Kernel KnownKernel(const std::string& name, std::vector<size_t>& sizes);
 
 // ---- modules.cc: S().mutex is held ----
 std::vector<CUmod_st*>& Modules();

@@ -89,9 +89,16 @@ bool Wait(void* const* p) {
   return true;
 }
 
+// Of XLA and of jaxlib, in front of a batched product: addresses that are `bytes` apart.
+bool BatchPointers(char* first, size_t bytes, size_t count, char** to) {
+  if (!OnDevice(to, count * sizeof *to)) return false;
+  for (size_t i = 0; i < count; ++i) to[i] = first + i * bytes;
+  return true;
+}
+
 }  // namespace
 
-Kernel KnownKernel(const std::string& name, const std::vector<size_t>& sizes) {
+Kernel KnownKernel(const std::string& name, std::vector<size_t>& sizes) {
   if (name == "set_case_condition" && sizes.size() == 13) return SetCase;
   if (name == "set_while_condition" && sizes.size() == 2) return SetWhile;
   if (name == "scale" && sizes == std::vector<size_t>{8, 8, 4, 4}) return Scale;
@@ -99,6 +106,21 @@ Kernel KnownKernel(const std::string& name, const std::vector<size_t>& sizes) {
   if (std::sscanf(name.c_str(), "mix_%d_%d", &ins, &outs) == 2 &&
       sizes.size() == static_cast<size_t>(ins + outs) + 2) {
     return [ins, outs](void* const* p) { return Mix(p, ins, outs); };
+  }
+  const auto ends = [&name](const char* end) { return name.ends_with(end); };
+  if (ends("MakeBatchPointersEPcmmPPv")) {  // (char*, size_t, size_t, void**)
+    sizes.assign(4, 8);
+    return [](void* const* p) {
+      return BatchPointers(Value<char*>(p, 0), Value<size_t>(p, 1), Value<size_t>(p, 2),
+                           Value<char**>(p, 3));
+    };
+  }
+  if (ends("MakeBatchPointersAsyncKernelEPcPPvll")) {  // (char*, void**, int64_t, int64_t)
+    sizes.assign(4, 8);
+    return [](void* const* p) {
+      return BatchPointers(Value<char*>(p, 0), Value<size_t>(p, 3), Value<size_t>(p, 2),
+                           Value<char**>(p, 1));
+    };
   }
   if (name == "delay" && sizes == std::vector<size_t>{8}) return Wait;
   return nullptr;

@@ -186,9 +186,10 @@ DFX_EXPORT CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
   return CUDA_SUCCESS;
 }
 
-DFX_EXPORT CUresult cuKernelSetAttribute(CUfunction_attribute, int, CUkernel, CUdevice) {
-  BEGIN("cuKernelSetAttribute");
-  return CUDA_SUCCESS;
+DFX_EXPORT CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel,
+                                         CUdevice) {
+  auto* function = reinterpret_cast<CUfunction>(kernel);
+  return static_cast<CUresult>(fake::Driver().FuncSetAttribute(function, attribute, value));
 }
 
 DFX_EXPORT CUresult cuFuncGetName(const char** name, CUfunction function) {
