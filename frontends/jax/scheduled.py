@@ -209,13 +209,8 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
             if by_plan:
                 xla_options.warn_inside_trace(self._options.name)
             return self._jit
-        if not by_plan:  # what no lane computes is in the program around them
-            if "" not in self._with_options:
-                self._with_options[""] = self.jitted(
-                    self._traced, compiler_options=dict(given or {})
-                )
-            return self._with_options[""]
-        options = self.compiler_options(args, kwargs)
+        # What no lane computes is in the program around them.
+        options = self.compiler_options(args, kwargs) if by_plan else dict(given or {})
         key = tuple(sorted(options.items()))
         if key not in self._with_options:
             self._with_options[key] = self.jitted(self._traced, compiler_options=options)
