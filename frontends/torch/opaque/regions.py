@@ -27,6 +27,7 @@ from dynaflow_xla.frontends.torch._compat.inlining import (
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.opaque.calls import call_with, flat, leaves_of
 from dynaflow_xla.frontends.torch.opaque.shapes import Size
+from dynaflow_xla.watching import telling
 
 KINDS = ("dynaflow_xla.opaque", "dynaflow_xla.opaque_backward")
 
@@ -48,6 +49,7 @@ class Site:
         sizes: Of each result.
         dtypes: Of the results.
         results: How they make up what the call returns.
+        zeros_told: Whether it was told that a parameter got zeros where the original leaves None.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Site:
     sizes: tuple[tuple[Size, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     results: Any
+    zeros_told: bool = False
 
     def __post_init__(self) -> None:
         self.number = next(_numbers)
@@ -226,12 +229,28 @@ def _backward(
                 [t for t, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True,
                 retain_graph=True,
             )  # fmt: skip
+    _tell_zeros(_sites[number], [n for n, g in zip(needed, found, strict=True) if g is None])
     return [
         torch.zeros_like(t)
         if g is None
         else g.detach().clone(memory_format=torch.contiguous_format)
         for t, g in zip(like, found, strict=True)
     ]
+
+
+def _tell_zeros(at: Site, untouched: Sequence[int]) -> None:
+    """Optimizers skip a parameter without a gradient, and go on with one whose gradient is zero."""
+    parameters = [n - at.count for n in untouched if n >= at.count]
+    if not parameters or at.zeros_told:
+        return
+    at.zeros_told = True
+    names = {id(t): name for m in at.modules for name, t in m.named_parameters()}
+    name = names.get(id(at.owned()[parameters[0]]), "one")
+    telling.fallback(
+        f"{at.name} ({at.where}), which is called as it is, did not use all of its parameters in this call "
+        f"({name!r} among them): their gradients are zeros here, and None in the original. An optimizer with "
+        "momentum or weight decay moves them nevertheless; NanoBatch(2, joins=False) leaves the call out"
+    )
 
 
 def _fake(number: int, before: Any, tensors: Any, sizes: Any, grad: bool) -> list[torch.Tensor]:

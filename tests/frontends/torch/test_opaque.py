@@ -324,3 +324,45 @@ def test_sizes_of_results_are_learned() -> None:
     assert learned([alike, Seen(((3, 5),), ((8,),))]) == ((Size(-1, 8),),)
     assert learned([alike, Seen(((3, 5),), ((4,),))]) is None
     assert learned([alike, Seen(((3, 5),), ((4, 4),))]) is None
+
+
+class Apart(nn.Module):
+    """Experts with parameters of their own, of which only those are used that are hit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+
+    def forward(self, x: Any, chosen: Any) -> Any:
+        out = torch.zeros_like(x)
+        for expert in sorted(set(chosen.tolist())):
+            hit = (chosen == expert).nonzero()[:, 0]
+            out = out.index_add(0, hit, self.each[expert](x[hit]))
+        return out
+
+
+def test_parameters_that_a_call_does_not_use_are_told() -> None:
+    """Their gradients are zeros, where the original has None: an optimizer may tell the two apart."""
+
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.experts = nn.Linear(8, 8), Apart()
+
+        def forward(self, x: Any) -> Any:
+            h = self.first(x)
+            return self.experts(h, (h[:, 0] * 0).long()) * 2
+
+    model = One()
+    fast, x = scheduled(copy.deepcopy(model)), torch.randn(6, 8)
+    with pytest.warns(dfx.FallbackWarning, match="called as it is"):
+        fast(x)
+    with pytest.warns(dfx.FallbackWarning, match=r"did not use all.*'each\.1\.weight' among them"):
+        fast(x).sum().backward()
+    fast(x).sum().backward()  # told once
+    model(x).sum().backward()
+    for (name, p), q in zip(model.named_parameters(), fast.parameters(), strict=True):
+        if p.grad is None:
+            assert name.split(".")[2] in "12" and not q.grad.any()
+        else:
+            torch.testing.assert_close(q.grad, 2 * p.grad)
