@@ -91,6 +91,8 @@ CudaStatus EndCaptureLocked(CUstream_st* stream, std::shared_ptr<CUgraph_st>* gr
 
 namespace {
 
+constexpr int kHeedlessTurns = 50;
+
 bool RunNode(const CUgraphNode_st& node) {
   if (!node.enabled) return true;
   if (node.child != nullptr) RunGraph(*node.child);
@@ -104,7 +106,11 @@ bool RunNode(const CUgraphNode_st& node) {
   };
   enum { kIf, kWhile, kSwitch };  // of CUgraphConditionalNodeType
   if (node.conditional == kWhile) {
-    while (value() != 0 && S().sticky == 0) RunGraph(*node.bodies[0]);
+    // Where kernels wait for nothing the condition may be garbage, and true for ever.
+    for (int turn = 0; value() != 0 && S().sticky == 0; ++turn) {
+      if (S().ignore_waits && turn == kHeedlessTurns) break;
+      RunGraph(*node.bodies[0]);
+    }
   } else if (node.conditional == kSwitch) {
     if (const unsigned chosen = value(); chosen < node.bodies.size()) {
       RunGraph(*node.bodies[chosen]);
