@@ -125,7 +125,7 @@ class CudaLanes(DeviceLanes):
         Raises:
             EngineError: CUDA cannot be used, with the reason.
         """
-        if problem := _engine.cuda_problem():
+        if problem := _engine.cuda_problem() or _enqueues_elsewhere():
             raise EngineError(f"no CUDA lanes: {problem}")
         ordinal = device.local_hardware_id or 0
 
@@ -209,6 +209,16 @@ class CudaLanes(DeviceLanes):
                 "jaxlib's CUDA clients cannot serve as lanes. Use backend='xla'."
             )
         return stream
+
+
+def _enqueues_elsewhere() -> str:
+    """Why lanes cannot order what XLA enqueues; "" if they can."""
+    if os.environ.get(_ASYNC_DISPATCH, "").lower() in ("", "0", "false", "no", "off"):
+        return ""
+    return (
+        f"{_ASYNC_DISPATCH} has XLA enqueue a lane's kernels on another thread after the lane went on, so that "
+        "events would not order them and an error could not reach the call; unset it"
+    )
 
 
 def check_steps() -> bool:

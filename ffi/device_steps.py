@@ -138,6 +138,11 @@ class PythonStep:
                     if wanted:
                         views.append(self._view(address, spec))
                 results = _compat.execute_on_device(self._executable, [*self._consts, *views])
+            if self._engine is not None:
+                # What XLA could not enqueue is done at once, with the error in its results alone.
+                for result in results:
+                    if result.is_ready():
+                        result.block_until_ready()
             for address, spec, result in zip(places, self._outs, results, strict=True):
                 self._put(address, spec, result)
         except Exception as error:

@@ -117,6 +117,7 @@ class PjrtStep : public Step {
       Await(done);
     } else {
       Watch(done);
+      late_->Throw();  // what came between the two
     }
     for (size_t i = 0; i < results.size(); ++i) PutOutput(results[i], outs[i], lane.cuda());
     spec_.counters->executions.fetch_add(1, std::memory_order_relaxed);
@@ -198,7 +199,8 @@ class PjrtStep : public Step {
   }
 
   // On a device an execution that fails where XLA enqueues it still returns success: the error is
-  // in the event, at once. One that comes later is the next launch's, so that it is never lost.
+  // in the event, at once (unless XLA enqueues on a thread of its own, which CUDA lanes refuse).
+  // One that comes later is told by this step's next launch, at the earliest.
   bool IsReady(const Owned<PJRT_Event>& event) {
     auto args = Api::Make<pjrt::EventIsReadyArgs>();
     args.event = event.get();

@@ -46,12 +46,15 @@ class Followed:
         args: As Dynamo has them; ``self`` of a method is the first.
         kwargs: As Dynamo has them.
         whole: Whether it lies directly in the graph, not in a branch, a loop or a checkpoint.
+        changed: The ids of objects that were there before and are changed already, which Dynamo does in fact
+            only when the graph has run; -1 for a global variable.
     """
 
     function: types.FunctionType
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     whole: bool
+    changed: frozenset[int]
 
     def read(self, given: Any, tensors: list[Any], sizes: list[Any]) -> Any:
         """An argument with ``TensorIn`` and ``SizeIn`` for what is added to the lists.
@@ -206,7 +209,7 @@ def _install() -> None:
         root = getattr(self.output, "root_tx", None) or self
         if not root.f_code.co_filename.startswith(_here.file):
             return plain(self, fn, args, kwargs, *more, **options)
-        call = Followed(function, args, kwargs, _in_graph(self))
+        call = Followed(function, args, kwargs, _in_graph(self), _changed(self))
         stand_in = watcher.entered(call)
         if stand_in is not None:
             return _followed(plain, self, stand_in)
@@ -230,6 +233,18 @@ def _install() -> None:
 def _in_graph(translator: Any) -> bool:
     output = translator.output
     return bool(output.is_root_tracer()) if hasattr(output, "is_root_tracer") else False
+
+
+def _changed(translator: Any) -> frozenset[int]:
+    from torch._dynamo.variables import base
+
+    effects = translator.output.side_effects
+    existing = (base.AttributeMutationExisting, base.ValueMutationExisting)
+    return frozenset(
+        -1 if type(var).__name__ == "NewGlobalVariable" else number
+        for number, var in effects.id_to_variable.items()
+        if isinstance(var.mutation_type, existing) and effects.is_modified(var)
+    )
 
 
 def _followed(plain: Callable[..., Any], translator: Any, made: StandIn) -> Any:

@@ -87,11 +87,11 @@ def observing(entry: Any, run: Run) -> Iterator[None]:
 @contextmanager
 def observing_each(observer: Callable[[Any], Run | None]) -> Iterator[None]:
     """While open, calls on this thread do in place of an entry what this says; None: the entry."""
-    _state.observed = observer
+    before, _state.observed = _state.observed, observer
     try:
         yield
     finally:
-        _state.observed = None
+        _state.observed = before
 
 
 def observes() -> bool:

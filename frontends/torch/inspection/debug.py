@@ -22,6 +22,7 @@ from dynaflow_xla.frontends.torch.native.entry import Entry
 from dynaflow_xla.frontends.torch.native.memory import Environment, Memory
 from dynaflow_xla.frontends.torch.native.stretches.regions import Stretch, Work
 from dynaflow_xla.frontends.torch.native.stretches.source import Program
+from dynaflow_xla.frontends.torch.opaque import regions as opaque
 from dynaflow_xla.frontends.torch.tuning import gradients, keeping
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.plan import Plan
@@ -111,9 +112,11 @@ class Subject:
     inputs: Sequence[Any]
     name: str
     _writes: bool = field(init=False)
+    _tickets: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         ops = self.entry.captured.graph.ops
+        self._tickets = opaque.tickets(self.entry.captured)
         self._writes = any(op.payload is not None and modes.writes(op.payload.target) for op in ops)
 
     @property
@@ -180,7 +183,7 @@ class Subject:
 
     def _watched(self, stretch: Stretch, watch: trials.Round, places: dict[int, int]) -> Stretch:
         (region,) = stretch.regions
-        outputs = self.pg.regions[region].outputs
+        outputs = [v for v in self.pg.regions[region].outputs if v not in self._tickets]
 
         def run(env: Environment) -> None:
             watch.begin(region)
@@ -280,12 +283,15 @@ def _look(
     with kept, running.observing_each(observer):
         try:
             result = target.call(*keeping.copies((args, kwargs)))
+        except Exception:
+            if failed:
+                raise failed[0] from None
+            raise
+        try:
             gradients.of(result)
         except Exception as error:
             if failed:
                 raise failed[0] from None
-            if not looked:
-                raise
             told = (str(error).strip() or type(error).__name__).splitlines()[0]
             notes.append(f"the backward is not looked at: {told}")
     if not looked:

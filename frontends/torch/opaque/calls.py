@@ -10,6 +10,7 @@ import inspect
 import random
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import torch
 from dynaflow_xla.frontends.torch._compat.inlining import CannotKeep, SizeIn, TensorIn
 from dynaflow_xla.frontends.torch.opaque.shapes import Seen
 
+_UNLOOKED = (torch.Tensor, torch.nn.Module, type, types.FunctionType, types.ModuleType)
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -183,6 +185,57 @@ class _Before:
             return "draws random numbers"
         return ""
 
+    def unguarded(self) -> str:
+        """What a later call may find changed without Dynamo's notice; "" if there is nothing such."""
+        inside = {id(m): m for top in self.modules for m in top.modules()}.values()
+        for module in inside:
+            for name, value in vars(module).items():
+                if name not in ("_parameters", "_buffers", "_modules") and _holds_tensors(value):
+                    return f"may read the attribute {name!r} of a {type(module).__name__}, a tensor"
+        if len(set(map(id, self.tensors))) != len(self.tensors):
+            return "is given the same tensor twice"
+        return ""
+
+
+def held_by(modules: Sequence[torch.nn.Module]) -> set[int]:
+    """The ids of modules, of all inside of them, and of what these hold."""
+    inside = [m for top in modules for m in top.modules()]
+    return {id(x) for m in inside for x in (m, vars(m), *vars(m).values())}
+
+
+def shares_memory(made: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> bool:
+    """Whether a result shares memory with a tensor that was there, or with another result."""
+    seen = {t.untyped_storage().data_ptr() for t in known if t.numel()}
+    for t in made:
+        if t.numel():
+            place = t.untyped_storage().data_ptr()
+            if place in seen:
+                return True
+            seen.add(place)
+    return False
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set | deque):
+        return any(isinstance(x, torch.Tensor) for x in value)
+    return isinstance(value, torch.Tensor)
+
+
+def reads_outside(frame: Any) -> str:
+    """What a function reads beside its arguments that may be another thing in a later call; "" if nothing.
+
+    ``super()`` is a variable of the class around it.
+    """
+    code = frame.f_code
+    if names := [n for n in code.co_freevars if n != "__class__"]:
+        return f"closes over {names[0]!r}"
+    for name in code.co_names:
+        if isinstance(frame.f_globals.get(name), torch.Tensor):
+            return f"may read the global tensor {name!r}"
+    return ""
+
 
 def leaves_of(
     made: Sequence[torch.Tensor], known: Sequence[torch.Tensor]
@@ -209,8 +262,10 @@ def _version(tensor: torch.Tensor) -> int:
 def _shallow(value: Any) -> tuple[Any, Any]:
     if isinstance(value, dict):
         return value, dict(value)
-    if isinstance(value, list | set):
+    if isinstance(value, list | set | deque):
         return value, list(value)
+    if not isinstance(value, _UNLOOKED) and hasattr(value, "__dict__"):
+        return value, dict(vars(value))
     return value, None
 
 
@@ -220,7 +275,10 @@ def _as_was(before: tuple[Any, Any], now: Any) -> bool:
         return isinstance(value, _CONSTANTS) and type(value) is type(now) and value == now
     if isinstance(now, dict):
         return list(now) == list(content) and all(now[k] is content[k] for k in content)
-    if isinstance(now, list | set):
+    if content is not None and not isinstance(now, list | set | deque):
+        held = vars(now)
+        return list(held) == list(content) and all(held[k] is content[k] for k in content)
+    if isinstance(now, list | set | deque):
         return len(now) == len(content) and all(a is b for a, b in zip(now, content, strict=True))
     return True
 
@@ -266,6 +324,12 @@ class Recorder:
     def watching(self) -> Iterator[None]:
         """While open, calls are noted."""
         before = sys.getprofile()
+        if before is not None and not callable(
+            before
+        ):  # a profiler's own, which Python cannot put back
+            self.refused = "cannot be watched while a profiler runs"
+            yield
+            return
 
         def profile(frame: Any, event: Any, arg: Any) -> None:
             if frame.f_code is self.code and event in ("call", "return"):
@@ -305,9 +369,15 @@ class Recorder:
         except CannotKeep as error:
             self.refused = str(error)
             return
-        self.refused = before.changed() or before.lost(made)
+        self.refused = (
+            before.changed() or before.lost(made) or before.unguarded() or reads_outside(frame)
+        )
         if not made:
             self.refused = self.refused or "returns no tensor"
+        elif len({t.device for t in (*made, *before.tensors)}) > 1:
+            self.refused = self.refused or "takes or makes tensors of several devices"
+        elif shares_memory(made, [*before.tensors, *before.owned]):
+            self.refused = self.refused or "returns a tensor that shares memory with another"
         shapes = (tuple(tuple(t.shape) for t in ts) for ts in (before.tensors, made))
         self.calls.append(
             Call(

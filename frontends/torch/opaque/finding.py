@@ -14,11 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from dynaflow_xla.frontends.torch._compat import inlining
 from dynaflow_xla.frontends.torch._compat.inlining import CannotKeep, Followed, StandIn
 from dynaflow_xla.frontends.torch.capture.names import ROOT_FILE, is_internal
 from dynaflow_xla.frontends.torch.opaque import calls, regions
 from dynaflow_xla.frontends.torch.opaque.shapes import learned
+from dynaflow_xla.watching import telling
 
 _VALUES = re.compile(
     r"[Dd]ata.dependent|[Dd]ynamic (output )?shape|Tensor\.(item|tolist)|depends on a tensor's value|"
@@ -120,6 +123,10 @@ class Opaque:
             return self._stand_in(known, call)
         except CannotKeep as error:
             self._refuse(call.function.__code__, str(error))
+            telling.fallback(
+                f"{call.function.__qualname__} ({known.where}) cannot be called as it is after all, so the "
+                f"graph ends there: it {error}"
+            )
             return None
 
     def failed(self, error: Exception, told: list[Followed]) -> None:
@@ -148,6 +155,9 @@ class Opaque:
         modules = calls.modules_in(given)
         if not tensors:
             raise CannotKeep("takes no tensor")
+        if call.changed & ({-1} | calls.held_by(modules)):
+            # It would read what is not written yet: Dynamo changes objects when the graph has run.
+            raise CannotKeep("comes behind a change of what it may read, in the same call")
         state = calls.modes_of(modules), calls.thread_state()
         fitting = [
             c for c in known.calls
@@ -163,15 +173,32 @@ class Opaque:
         if found is None or len(same) != len(fitting):
             raise CannotKeep("returns shapes that follow no rule")
         owners = inlining.modules_in(list(named.values()))
+        paths = _paths(self.original, modules)
         site = regions.Site(
             known.function.__qualname__, known.where, known.why, call.function, given, len(tensors),
-            modules, calls.thread_state(),
+            modules, paths, calls.thread_state(),
             tuple(bool(inlining.example_of(t).requires_grad) for t in tensors),
             found, last.dtypes, last.results,
         )  # fmt: skip
         self._sites.append(site)
         mine = [owners[id(m)] for m in modules]
         return StandIn(regions.stand_in, (site.number,), tensors, sizes, mine, last.results)
+
+
+def _paths(original: Any, modules: Sequence[Any]) -> tuple[tuple[Any, str], ...]:
+    """The scheduled module, and each module's name in it.
+
+    Dynamo asks in later calls whether a module is of the same type, not whether it is the same one.
+
+    Raises:
+        CannotKeep: a module is no part of the scheduled one.
+    """
+    root = getattr(original, "__self__", original)
+    known = root.named_modules() if isinstance(root, torch.nn.Module) else ()
+    names = {id(m): name for name, m in known}
+    if any(id(m) not in names for m in modules):
+        raise CannotKeep("takes a module that is no part of the scheduled one")
+    return tuple((root, names[id(m)]) for m in modules)
 
 
 def _own(told: Sequence[Followed], original: Any) -> int:

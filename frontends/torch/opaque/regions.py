@@ -25,7 +25,8 @@ from dynaflow_xla.frontends.torch._compat.inlining import (
     autograd_again,
 )
 from dynaflow_xla.frontends.torch.capture import marks
-from dynaflow_xla.frontends.torch.opaque.calls import call_with, flat, leaves_of
+from dynaflow_xla.frontends.torch.capture.captured import Captured
+from dynaflow_xla.frontends.torch.opaque.calls import call_with, flat, leaves_of, shares_memory
 from dynaflow_xla.frontends.torch.opaque.shapes import Size
 from dynaflow_xla.watching import telling
 
@@ -44,6 +45,7 @@ class Site:
         given: Its arguments by name, with ``TensorIn`` and ``SizeIn``.
         count: How many tensors are given.
         modules: Those among the arguments, whose parameters are given behind.
+        paths: For each of them the scheduled module, and its name in it.
         thread: As in the capture, see ``thread_state``.
         needs: Which tensors that are given want gradients.
         sizes: Of each result.
@@ -59,6 +61,7 @@ class Site:
     given: Mapping[str, Any]
     count: int
     modules: tuple[torch.nn.Module, ...]
+    paths: tuple[tuple[torch.nn.Module, str], ...]
     thread: tuple[Any, ...]
     needs: tuple[bool, ...]
     sizes: tuple[tuple[Size, ...], ...]
@@ -87,7 +90,7 @@ _sites: weakref.WeakValueDictionary[int, Site] = weakref.WeakValueDictionary()
 class _Held(bytearray):
     """The memory of a ticket; it owns what autograd recorded."""
 
-    tape: tuple[list[torch.Tensor], list[torch.Tensor]]
+    tape: tuple[Site, list[torch.Tensor], list[torch.Tensor]]
 
 
 _held: weakref.WeakValueDictionary[int, _Held] = weakref.WeakValueDictionary()
@@ -97,6 +100,12 @@ _tickets = itertools.count(1)
 def site(number: int) -> Site:
     """The site with this number."""
     return _sites[number]
+
+
+def tickets(captured: Captured) -> frozenset[int]:
+    """The values of a graph that are tickets: their numbers say nothing of the call."""
+    made = (op.payload for op in captured.graph.ops if op.kind == KINDS[0] and op.payload)
+    return frozenset(v for payload in made for v in payload.outputs[-1:] if v is not None)
 
 
 def _given(spec: Any, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Any:
@@ -128,6 +137,12 @@ def _opaque(
     number: int, before: Any, tensors: Sequence[torch.Tensor], sizes: Sequence[int], grad: bool
 ) -> list[torch.Tensor]:
     at = _sites[number]
+    for module, (root, path) in zip(at.modules, at.paths, strict=True):
+        if root.get_submodule(path) is not module:
+            raise UnsupportedError(
+                f"{at.name} ({at.where}) is called as it is, and {path!r} is another module now than "
+                "when the function around it was captured. Schedule the module anew after such a change"
+            )
     given, owned = tensors[: at.count], at.owned()
     for now, then in zip(owned, tensors[at.count :], strict=True):
         if now.data_ptr() != then.data_ptr():
@@ -141,7 +156,10 @@ def _opaque(
         fresh = [t.detach() for t in given]
     if grad:
         fresh = [t.requires_grad_(n) for t, n in zip(fresh, at.needs, strict=True)]
-    with _inside(at, grad):
+    recording = bool(
+        at.thread[-1]
+    )  # what the call expects, and what shows gradients that nobody asked for
+    with _inside(at, recording):
         result = _call(at, _given(at.given, fresh, sizes))
     made: list[torch.Tensor] = []
     try:
@@ -151,22 +169,21 @@ def _opaque(
     _check(at, [tuple(t.shape) for t in given], spec, made)
     if any(t._version != version for t, version in versions):
         raise _unlike(at, "writes into a tensor that it is given, or into a parameter or buffer")
+    if not grad and any(t.requires_grad for t in made):
+        raise _unlike(at, "uses a tensor that wants gradients and is no argument")
     held = _Held(8)
     ticket = torch.frombuffer(held, dtype=torch.int64, count=1)[0]
     if grad:
         leaves = [*fresh, *owned]
         _check_leaves(at, made, leaves)
         mine = next(_tickets)
-        held.tape, _held[mine] = (leaves, made), held
+        held.tape, _held[mine] = (at, leaves, made), held
         ticket.fill_(mine)
-    known = {t.untyped_storage().data_ptr() for t in (*given, *owned)}
-    out = []
-    for t in made:
-        data = t.detach().contiguous()
-        shared = data.untyped_storage().data_ptr() in known and data.numel()
-        out.append(data.clone() if shared else data)
-        known.add(out[-1].untyped_storage().data_ptr())
-    return [*out, ticket]
+    if shares_memory(made, [*fresh, *owned]):
+        raise _unlike(
+            at, "returns a tensor that shares memory with an argument or with another result"
+        )
+    return [*(t.detach().contiguous() for t in made), ticket]
 
 
 @torch.compiler.disable
@@ -217,9 +234,9 @@ def _backward(
     held = _held.get(int(ticket))
     if held is None:
         raise UnsupportedError(
-            f"the backward of {_sites[number].told()} came after what it needs was freed"
+            "the backward of a function that is called as it is came after what it needs was freed"
         )
-    leaves, made = held.tape
+    at, leaves, made = held.tape
     pairs = [(t, g) for t, g in zip(made, grads, strict=True) if g is not None and t.requires_grad]
     wanted = [leaves[n] for n in needed]
     found: Sequence[Any] = [None] * len(wanted)
@@ -229,7 +246,7 @@ def _backward(
                 [t for t, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True,
                 retain_graph=True,
             )  # fmt: skip
-    _tell_zeros(_sites[number], [n for n, g in zip(needed, found, strict=True) if g is None])
+    _tell_zeros(at, [n for n, g in zip(needed, found, strict=True) if g is None])
     return [
         torch.zeros_like(t)
         if g is None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import cProfile
+import gc
 import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -366,3 +369,140 @@ def test_parameters_that_a_call_does_not_use_are_told() -> None:
             assert name.split(".")[2] in "12" and not q.grad.any()
         else:
             torch.testing.assert_close(q.grad, 2 * p.grad)
+
+
+class Around(nn.Module):
+    """A layer, something that cannot be captured, a layer."""
+
+    def __init__(self, inner: Any, before: Any = None) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(8, 8), inner, nn.Linear(8, 8)
+        self.before = before
+
+    def forward(self, x: Any) -> Any:
+        h = self.first(x)
+        if self.before is not None:
+            self.before(self, h)
+        return self.last(self.inner(h)) + h
+
+
+class Scaled(nn.Module):
+    """Looks at a value, and at what it is made with."""
+
+    def __init__(self, scale: Any = 2.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Any) -> Any:
+        return x * self.scale if x.sum() > -1e9 else -x
+
+
+class Alias(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x if x.sum() > -1e9 else -x
+
+
+class Holder:
+    count = 0
+
+
+class Counts(Scaled):
+    """Changes an object that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held, self.seen = Holder(), deque([1])
+
+    def forward(self, x: Any) -> Any:
+        if x.sum() > -1e9:
+            self.held.count += 1
+        return x * self.held.count
+
+
+def closing_over(factor: float) -> Any:
+    def gate(x: Any) -> Any:
+        return x * factor if x.sum() > -1e9 else -x
+
+    return gate
+
+
+def sets_scale(module: Any, h: Any) -> None:
+    module.inner.scale = module.inner.scale % 5 + 1
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Around(closing_over(3.0)), "closes over 'factor'"),
+        (lambda: Around(Scaled(torch.full((8,), 3.0))), "attribute 'scale' of a Scaled"),
+        (lambda: Around(Alias()), "shares memory"),
+        (lambda: Around(Counts()), "changes the attribute 'held'"),
+        (lambda: Around(Scaled(), sets_scale), "behind a change of what it may read"),
+    ],
+)
+def test_what_could_be_wrong_later_is_left_to_the_original(make: Any, reason: str) -> None:
+    model, other = make(), make()
+    other.load_state_dict(model.state_dict())
+    fast, notes = scheduled(other), []
+    for rows in (6, 6, 8, 6):
+        x = torch.randn(rows, 8)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            torch.testing.assert_close(fast(x), model(x))
+        notes += [str(w.message) for w in told]
+    assert any(reason in note for note in notes), notes
+
+
+def test_a_module_that_was_exchanged_is_no_silent_fault() -> None:
+    model = Around(Scaled(2.0))
+    fast, x = scheduled(model), torch.randn(6, 8)
+    fast(x)
+    torch.testing.assert_close(fast(x), model(x))
+    model.inner.scale = 5.0  # read when it is called
+    torch.testing.assert_close(fast(x), model(x))
+    model.inner = Scaled(7.0)
+    try:
+        got = fast(x)
+    except dfx.UnsupportedError as error:
+        assert "'inner' is another module now" in str(error)
+    else:
+        torch.testing.assert_close(got, model(x))
+
+
+def test_a_backward_after_the_schedule_is_gone() -> None:
+    model, x = Net(), torch.randn(6, 8)
+
+    def loss(y: Any) -> Any:
+        fast = scheduled(copy.deepcopy(model))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fast(y)
+        return fast(y).square().sum()
+
+    y, z = (x.clone().requires_grad_() for _ in range(2))
+    out = loss(y)
+    gc.collect()
+    out.backward()
+    model(z).square().sum().backward()
+    torch.testing.assert_close(y.grad, z.grad)
+
+
+def test_debug_looks_at_calls_that_are_made_as_they_are() -> None:
+    fast, x = scheduled(Net()), torch.randn(6, 8)
+    fast(x)
+    assert dfx.debug(fast, x, rounds=4).finding is None
+
+
+def test_under_a_profiler_the_graph_breaks_as_before() -> None:
+    model, x = Net(), torch.randn(6, 8)
+    fast = scheduled(model)
+    profiler = cProfile.Profile()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        profiler.enable()
+        try:
+            got = [fast(x) for _ in range(3)]
+        finally:
+            profiler.disable()
+    for one in got:
+        torch.testing.assert_close(one, model(x))
