@@ -34,6 +34,7 @@ MEMORY_FRACTION = 0.08
 """At most this share of the device's memory is a lane's own, for temporaries; it grows on demand."""
 
 _CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+_ASYNC_DISPATCH = "PJRT_GPU_ENABLE_ASYNC_DISPATCH"
 _lock = threading.Lock()
 _cuda: dict[int, CudaLanes] = {}
 _cuda_registered = False
@@ -216,8 +217,8 @@ def _enqueues_elsewhere() -> str:
     if os.environ.get(_ASYNC_DISPATCH, "").lower() in ("", "0", "false", "no", "off"):
         return ""
     return (
-        f"{_ASYNC_DISPATCH} has XLA enqueue a lane's kernels on another thread after the lane went on, so that "
-        "events would not order them and an error could not reach the call; unset it"
+        f"{_ASYNC_DISPATCH} has XLA enqueue a lane's kernels on another thread when the lane has gone on, "
+        "so that events would not order them and an error could not reach the call; unset it"
     )
 
 

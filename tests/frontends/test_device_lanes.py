@@ -191,6 +191,25 @@ def test_without_cuda_the_reason_is_told() -> None:
         device_lanes.cuda_lanes(jax.devices()[0])
 
 
+@pytest.mark.parametrize(
+    ("value", "refused"), [("1", True), ("true", True), ("0", False), ("", False)]
+)
+def test_enqueueing_that_nothing_orders_is_refused(
+    monkeypatch: pytest.MonkeyPatch, value: str, refused: bool
+) -> None:
+    monkeypatch.setenv("PJRT_GPU_ENABLE_ASYNC_DISPATCH", value)
+    monkeypatch.setattr(device_lanes, "_engine", SimpleNamespace(cuda_problem=lambda: ""))
+    monkeypatch.setattr(device_lanes, "_cuda_api", lambda: 0)
+    device = SimpleNamespace(local_hardware_id=0)
+    if refused:
+        with pytest.raises(
+            EngineError, match="no CUDA lanes: PJRT_GPU_ENABLE_ASYNC_DISPATCH .*unset"
+        ):
+            device_lanes.CudaLanes(device)
+    else:
+        device_lanes.CudaLanes(device)
+
+
 def test_an_unknown_dtype_is_refused() -> None:
     from dynaflow_xla.ffi import device_steps
 

@@ -323,7 +323,7 @@ class Recorder:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """While open, calls are noted."""
-        before = sys.getprofile()
+        before: Any = sys.getprofile()
         if before is not None and not callable(
             before
         ):  # a profiler's own, which Python cannot put back
