@@ -71,6 +71,10 @@ KNOWN = {
         "IN_ORDER": "by name of a primitive",
         "INTEGER": "by name of a primitive",
     },
+    "frontends/torch/opaque/regions.py": {
+        "_sites": "weak: whoever captured a graph owns its sites",
+        "_held": "weak: tensors that autograd saved own them",
+    },
     "frontends/jax/capture/stablehlo.py": {"_primitive": "by name of an operator"},
     "frontends/jax/xla/xla_backend.py": {"_logs": "a stack: one for each context that is open"},
     "frontends/torch/on_xla/aten_lowering.py": {

@@ -181,7 +181,7 @@ import os, sys, warnings
 warnings.simplefilter("ignore")
 import torch, dynaflow_xla as dfx
 fn = lambda x, y: (torch.sort(x).values, torch.sort(y).values)
-fast = dfx.schedule(fn, strategy=dfx.Branches(), backend="torch", lanes=LANES)
+fast = dfx.schedule(fn, strategy=dfx.Branches(wide=False), backend="torch", lanes=LANES)
 x = torch.randn(3000)
 fast(x, x)
 pid = os.fork()
