@@ -261,6 +261,21 @@ int Multiply(const char* name, Handle* handle, Shape shape, const void* alpha, f
   return fake::Launch(std::move(p), handle->stream);
 }
 
+struct Triangle {
+  int side, fill, diagonal;  // as cuBLAS has them
+};
+
+int Substitute(const char* name, Handle* handle, Triangle how, int m, int n, const void* alpha,
+               fake::Operand a, fake::Operand b, int batches = 1) {
+  fake::Solve s;
+  s.name = name;
+  s.right = how.side == 1, s.upper = how.fill == 1, s.unit = how.diagonal == 1;
+  s.m = m, s.n = n, s.batches = batches;
+  s.a = a, s.b = b;
+  s.alpha = fake::FactorAt(alpha, a.type, handle->pointers == 1);
+  return fake::Launch(std::move(s), handle->stream);
+}
+
 bool IsComplex(int type) { return type == kC64 || type == kC128; }
 
 }  // namespace
@@ -310,16 +325,8 @@ DFX_GEMM(cublasZgemm_v2, kC128)
 #define DFX_TRSM(name, type)                                                                   \
   DFX_EXPORT int name(Handle* handle, int side, int fill, int transposed, int diagonal, int m, \
                       int n, const void* alpha, const void* a, int lda, void* b, int ldb) {    \
-    fake::Solve s{#name,                                                                       \
-                  side == 1,                                                                   \
-                  fill == 1,                                                                   \
-                  diagonal == 1,                                                               \
-                  m,                                                                           \
-                  n,                                                                           \
-                  Matrix(a, type, lda, 0, transposed),                                         \
-                  Matrix(b, type, ldb),                                                        \
-                  fake::FactorAt(alpha, type, handle->pointers == 1)};                         \
-    return fake::Launch(std::move(s), handle->stream);                                         \
+    return Substitute(#name, handle, {side, fill, diagonal}, m, n, alpha,                      \
+                      Matrix(a, type, lda, 0, transposed), Matrix(b, type, ldb));              \
   }
 DFX_TRSM(cublasStrsm_v2, kF32)
 DFX_TRSM(cublasDtrsm_v2, kF64)
@@ -332,17 +339,7 @@ DFX_TRSM(cublasZtrsm_v2, kC128)
                       int ldb, int batches) {                                                    \
     fake::Operand x = Matrix(a, type, lda, 0, transposed), y = Matrix(b, type, ldb);             \
     x.at = a, y.at = b;                                                                          \
-    fake::Solve s{#name,                                                                         \
-                  side == 1,                                                                     \
-                  fill == 1,                                                                     \
-                  diagonal == 1,                                                                 \
-                  m,                                                                             \
-                  n,                                                                             \
-                  x,                                                                             \
-                  y,                                                                             \
-                  fake::FactorAt(alpha, type, handle->pointers == 1),                            \
-                  batches};                                                                      \
-    return fake::Launch(std::move(s), handle->stream);                                           \
+    return Substitute(#name, handle, {side, fill, diagonal}, m, n, alpha, x, y, batches);        \
   }
 DFX_TRSM_BATCHED(cublasStrsmBatched, kF32)
 DFX_TRSM_BATCHED(cublasDtrsmBatched, kF64)
