@@ -81,6 +81,14 @@ class Plan(msgspec.Struct, frozen=True):
         return frozenset(lane for lane in launched if lane >= 0)
 
     @property
+    def replaces(self) -> bool:
+        """Whether something stands in a region's place: of that a plan holds no more than a name.
+
+        So plans that are equal may do different things.
+        """
+        return any(isinstance(i, Launch) and i.replace for i in self.instructions)
+
+    @property
     def lane_cores(self) -> int:
         """Cores of all its lanes together."""
         widths = {i.lane: i.width for i in self.instructions if isinstance(i, Launch)}

@@ -164,6 +164,39 @@ def test_candidates_with_one_text_do_not_collide(
     assert not list(tmp_path.iterdir()), "objects without values have no key on disk"
 
 
+@pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.wide)])
+@pytest.mark.parametrize(("name", "by"), [("Scaled()", 1.0), ("Scaled() #2", 2.0)])
+def test_candidates_whose_plans_look_alike_are_all_measured(
+    args: Any, fastest: Any, name: str, by: float, wide: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of a replacement a plan holds a name alone, whether its region is on a lane or has all cores."""
+    monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path))
+
+    class Somewhere(Scaled):
+        def schedule(self, s: Any) -> None:
+            by = self.by
+            while ready := s.ready():
+                for op in ready:
+                    how = {"width": "all"} if wide else {"lane": 0}
+                    fn = (lambda x: jnp.sort(x) * by) if op.name.startswith("sort") else None
+                    s.execute(op, replace=fn, **how)
+
+        def __repr__(self) -> str:
+            return "Scaled()"
+
+    fast = dfx.schedule(
+        jax.jit(two_sorts), Choosing(lambda: [Somewhere(1.0), Somewhere(2.0)]), lanes=2
+    )
+    fastest["name"] = name
+    got = fast(*args)
+    assert [n for n in fastest["measured"][0] if not n.startswith("original")] == [
+        "Scaled()",
+        "Scaled() #2",
+    ]
+    assert jnp.allclose(got if by == 1.0 else fast(*args), by * two_sorts(*args), rtol=1e-5)
+
+
 def test_candidates_with_values_are_kept_on_disk_by_them(
     args: Any, fastest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,11 +7,15 @@ from typing import Any
 import dynaflow_xla as dfx
 
 
-class RoundRobin(dfx.Strategy):
-    """Every operator is a region, lanes alternate: the most hand-overs there can be."""
+class OneByOne(dfx.Strategy):
+    """Every operator is a region."""
 
     def rules(self, graph: Any) -> Any:
         return [dfx.Op("*")] if graph.ops else None
+
+
+class RoundRobin(OneByOne):
+    """Every operator is a region, lanes alternate: the most hand-overs there can be."""
 
     def schedule(self, s: Any) -> None:
         count = 0
@@ -27,14 +31,11 @@ class RoundRobin(dfx.Strategy):
         return "RoundRobin()"
 
 
-class Mixed(dfx.Strategy):
+class Mixed(OneByOne):
     """Every operator is a region; every third one has all cores, the others have alternating lanes."""
 
     def __init__(self, every: int = 3) -> None:
         self.every = every
-
-    def rules(self, graph: Any) -> Any:
-        return [dfx.Op("*")] if graph.ops else None
 
     def schedule(self, s: Any) -> None:
         count = 0

@@ -71,6 +71,7 @@ KNOWN = {
         "IN_ORDER": "by name of a primitive",
         "INTEGER": "by name of a primitive",
     },
+    "frontends/torch/_compat/inlining.py": {"_install": "no arguments"},
     "frontends/torch/opaque/regions.py": {
         "_sites": "weak: whoever captured a graph owns its sites",
         "_held": "weak: tensors that autograd saved own them",

@@ -7,6 +7,7 @@ translator; what is put there asks the watcher of this thread, and without one g
 
 from __future__ import annotations
 
+import functools
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,15 +47,29 @@ class Followed:
         args: As Dynamo has them; ``self`` of a method is the first.
         kwargs: As Dynamo has them.
         whole: Whether it lies directly in the graph, not in a branch, a loop or a checkpoint.
-        changed: The ids of objects that were there before and are changed already, which Dynamo does in fact
-            only when the graph has run; -1 for a global variable.
+        translator: Dynamo's, at the call.
     """
 
     function: types.FunctionType
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     whole: bool
-    changed: frozenset[int]
+    translator: Any
+
+    def changed(self) -> frozenset[int]:
+        """The ids of objects that were there before and are changed already; -1 for a global variable.
+
+        Dynamo in fact changes them only when the graph has run.
+        """
+        from torch._dynamo.variables import base
+
+        effects = self.translator.output.side_effects
+        existing = (base.AttributeMutationExisting, base.ValueMutationExisting)
+        return frozenset(
+            -1 if type(var).__name__ == "NewGlobalVariable" else number
+            for number, var in effects.id_to_variable.items()
+            if isinstance(var.mutation_type, existing) and effects.is_modified(var)
+        )
 
     def read(self, given: Any, tensors: list[Any], sizes: list[Any]) -> Any:
         """An argument with ``TensorIn`` and ``SizeIn`` for what is added to the lists.
@@ -198,7 +213,9 @@ def watched(watcher: Watcher, file: str) -> Iterator[None]:
         _here.watcher, _here.file = before
 
 
+@functools.cache
 def _install() -> None:
+    """Once a process; what is split calls it each time."""
     from torch._dynamo.exc import Unsupported
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase as Translator
 
@@ -209,7 +226,7 @@ def _install() -> None:
         root = getattr(self.output, "root_tx", None) or self
         if not root.f_code.co_filename.startswith(_here.file):
             return plain(self, fn, args, kwargs, *more, **options)
-        call = Followed(function, args, kwargs, _in_graph(self), _changed(self))
+        call = Followed(function, args, kwargs, _in_graph(self), self)
         stand_in = watcher.entered(call)
         if stand_in is not None:
             return _followed(plain, self, stand_in)
@@ -222,29 +239,16 @@ def _install() -> None:
                 watcher.failed(error, told)
             raise
 
-    with _lock:
+    with _lock:  # two threads may come here at a time
         plain = Translator.inline_user_function_return
-        if getattr(plain, "_dynaflow", False):
-            return
-        inline._dynaflow = True  # type: ignore[attr-defined]
-        Translator.inline_user_function_return = inline
+        if not getattr(plain, "_dynaflow", False):
+            inline._dynaflow = True  # type: ignore[attr-defined]
+            Translator.inline_user_function_return = inline
 
 
 def _in_graph(translator: Any) -> bool:
     output = translator.output
     return bool(output.is_root_tracer()) if hasattr(output, "is_root_tracer") else False
-
-
-def _changed(translator: Any) -> frozenset[int]:
-    from torch._dynamo.variables import base
-
-    effects = translator.output.side_effects
-    existing = (base.AttributeMutationExisting, base.ValueMutationExisting)
-    return frozenset(
-        -1 if type(var).__name__ == "NewGlobalVariable" else number
-        for number, var in effects.id_to_variable.items()
-        if isinstance(var.mutation_type, existing) and effects.is_modified(var)
-    )
 
 
 def _followed(plain: Callable[..., Any], translator: Any, made: StandIn) -> Any:

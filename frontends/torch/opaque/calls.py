@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.frontends.torch._compat.inlining import CannotKeep, SizeIn, TensorIn
+from dynaflow_xla.frontends.torch.capture.leaves import leaves_of
 from dynaflow_xla.frontends.torch.opaque.shapes import Seen
 
 _UNLOOKED = (torch.Tensor, torch.nn.Module, type, types.FunctionType, types.ModuleType)
@@ -145,7 +146,7 @@ class _Before:
         tensors: list[torch.Tensor] = []
         self.given = {k: _read(given[k], tensors) for k in sorted(given)}
         self.modules = modules_in(dict(given))
-        inside = {id(m): m for top in self.modules for m in top.modules()}.values()
+        inside = self.inside = within(self.modules)
         owned = [t for m in inside for t in (*m.parameters(False), *m.buffers(False))]
         self.tensors, self.owned = tensors, owned
         self.versions = [(t, _version(t)) for t in (*tensors, *owned)]
@@ -187,8 +188,7 @@ class _Before:
 
     def unguarded(self) -> str:
         """What a later call may find changed without Dynamo's notice; "" if there is nothing such."""
-        inside = {id(m): m for top in self.modules for m in top.modules()}.values()
-        for module in inside:
+        for module in self.inside:
             for name, value in vars(module).items():
                 if name not in ("_parameters", "_buffers", "_modules") and _holds_tensors(value):
                     return f"may read the attribute {name!r} of a {type(module).__name__}, a tensor"
@@ -197,10 +197,14 @@ class _Before:
         return ""
 
 
+def within(modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Modules, and all inside of them, each once."""
+    return list({id(m): m for top in modules for m in top.modules()}.values())
+
+
 def held_by(modules: Sequence[torch.nn.Module]) -> set[int]:
     """The ids of modules, of all inside of them, and of what these hold."""
-    inside = [m for top in modules for m in top.modules()]
-    return {id(x) for m in inside for x in (m, vars(m), *vars(m).values())}
+    return {id(x) for m in within(modules) for x in (m, vars(m), *vars(m).values())}
 
 
 def shares_memory(made: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> bool:
@@ -235,24 +239,6 @@ def reads_outside(frame: Any) -> str:
         if isinstance(frame.f_globals.get(name), torch.Tensor):
             return f"may read the global tensor {name!r}"
     return ""
-
-
-def leaves_of(
-    made: Sequence[torch.Tensor], known: Sequence[torch.Tensor]
-) -> Iterator[torch.Tensor]:
-    """Tensors that gradients of results go to, those apart that are known and what is behind them."""
-    mine = {id(t) for t in known}
-    done = {t.grad_fn for t in known if t.grad_fn is not None}
-    yield from (t for t in made if t.grad_fn is None and t.requires_grad and id(t) not in mine)
-    todo = [t.grad_fn for t in made if t.grad_fn is not None]
-    while todo:
-        node = todo.pop()
-        if node in done:
-            continue
-        done.add(node)
-        if hasattr(node, "variable") and id(node.variable) not in mine:
-            yield node.variable
-        todo += [n for n, _ in node.next_functions if n is not None]
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -155,7 +155,7 @@ class Opaque:
         modules = calls.modules_in(given)
         if not tensors:
             raise CannotKeep("takes no tensor")
-        if call.changed & ({-1} | calls.held_by(modules)):
+        if call.changed() & ({-1} | calls.held_by(modules)):
             # It would read what is not written yet: Dynamo changes objects when the graph has run.
             raise CannotKeep("comes behind a change of what it may read, in the same call")
         state = calls.modes_of(modules), calls.thread_state()

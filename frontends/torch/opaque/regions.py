@@ -26,7 +26,8 @@ from dynaflow_xla.frontends.torch._compat.inlining import (
 )
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.capture.captured import Captured
-from dynaflow_xla.frontends.torch.opaque.calls import call_with, flat, leaves_of, shares_memory
+from dynaflow_xla.frontends.torch.capture.leaves import leaves_of
+from dynaflow_xla.frontends.torch.opaque.calls import call_with, flat, shares_memory
 from dynaflow_xla.frontends.torch.opaque.shapes import Size
 from dynaflow_xla.watching import telling
 

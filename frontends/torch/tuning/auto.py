@@ -422,10 +422,10 @@ def _not_worth(
 
 
 def _same_plans(made: list[Any], others: list[Any]) -> bool:
-    """Whether they do the same; of replacements a plan holds no more than a name."""
-    mine = [e.plan.instructions for e in made]
-    replaced = any(getattr(i, "replace", "") for instructions in mine for i in instructions)
-    return not replaced and mine == [e.plan.instructions for e in others]
+    """Whether they do the same."""
+    if any(e.plan.replaces for e in made):
+        return False
+    return [e.plan.instructions for e in made] == [e.plan.instructions for e in others]
 
 
 def _short(error: Exception) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dynaflow_xla.frontends.torch.capture.leaves import leaves_of
+
 
 def of(result: Any, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The tensors that a call's results depend on, each with its gradient; none if there are none.
@@ -19,7 +21,7 @@ def of(result: Any, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
         x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad
     ]
     made = list({id(x): x for x in made}.values())
-    wanted = _leaves(made)
+    wanted = list(leaves_of(made))
     if not wanted:
         return []
     drawn = torch.Generator().manual_seed(seed)
@@ -36,23 +38,6 @@ def of(result: Any, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
             made, wanted, [gradient(x) for x in made], allow_unused=True, retain_graph=True
         )
     return [(leaf, g) for leaf, g in zip(wanted, found, strict=True) if g is not None]
-
-
-def _leaves(results: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors at which autograd's graph begins, in the order in which they are come upon."""
-    found = {id(x): x for x in results if x.grad_fn is None}
-    left = [x.grad_fn for x in results if x.grad_fn is not None]
-    seen = set(left)
-    while left:
-        node = left.pop()
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            found[id(leaf)] = leaf
-        for other, _ in node.next_functions:
-            if other is not None and other not in seen:
-                seen.add(other)
-                left.append(other)
-    return list(found.values())
 
 
 def names(original: Any, args: Any, kwargs: Any) -> dict[int, str]:
