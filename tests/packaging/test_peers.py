@@ -1,7 +1,9 @@
-"""The benchmark against what users would pick instead: ways are compared, a peer that fails is told."""
+"""The benchmark against what users would pick instead: models are the same, a peer that fails is told."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,56 +11,158 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-pytest.importorskip("rich", reason="the table is made with it")
-pytest.importorskip("jax", reason="what is shared with the other benchmarks needs it")
+jax = pytest.importorskip("jax", reason="every model has a form in JAX")
+np = pytest.importorskip("numpy")
 
-BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+MODULES = (
+    "peers",
+    "peer_cases",
+    "peer_models",
+    "peer_ways",
+    "pair_models",
+    "measure",
+    "environment",
+    "records",
+)
+CASES = re.findall(r'"([\w-]+)": _', (BENCHMARKS / "peer_cases.py").read_text())
 
 
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    for name in ("peers", "measure", "environment", "records"):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    for name in MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
+    import peer_cases
+    import peer_ways
     import peers
 
+    peers.cases, peers.ways = peer_cases, peer_ways
     return peers
 
 
-def test_parts_by_hand_are_the_model(peers: Any) -> None:
-    for model in peers.models():
+def test_there_are_enough_models(peers: Any) -> None:
+    assert list(peers.cases.CASES) == CASES and len(CASES) >= 12
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_forms_and_the_parts_are_the_same_model(peers: Any, name: str) -> None:
+    model = peers.cases.make(name)
+    fn, args = model.jax_function()
+    with torch.no_grad():
+        want = model.module(*model.args)
+        assert want.abs().max() > 1e-3
+        parts = [p.module(*[model.args[i] for i in p.takes]) for p in model.parts]
+        torch.testing.assert_close(model.join(parts, *model.args), want)
+        torch.testing.assert_close(model.marked(*model.args), want)
+    got = torch.from_numpy(np.array(jax.jit(fn)(*args)))
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+    if model.rows:
         with torch.no_grad():
-            want = model.module(*model.args)
-            (run, _), *others = peers.by_hand(model).values()
-            assert not others and torch.allclose(run(), want, atol=1e-5), model.name
+            halves = [model.module(*chunk) for chunk in peers.ways._chunks(model)]
+        torch.testing.assert_close(torch.cat(halves), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["towers", "prefill"])
+def test_threads_by_hand_are_the_model(peers: Any, name: str) -> None:
+    model = peers.cases.make(name)
+    with torch.no_grad():
+        want = model.module(*model.args)
+        for _, make in peers.ways.by_hand(model):
+            way = make()
+            torch.testing.assert_close(way.value(way.run()), want, rtol=1e-3, atol=1e-4)
 
 
 def test_what_fails_or_differs_is_told_and_the_rest_goes_on(
     peers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    way = peers.ways.Way
+
     def eager(model: Any) -> Any:
-        return {"eager": (lambda: model.module(*model.args), 1)}
+        yield "eager", lambda: way(lambda: model.module(*model.args), "sequential")
 
     def broken(_: Any) -> Any:
         raise RuntimeError("no operator GRU\nand more")
+        yield
+
+    def half_broken(model: Any) -> Any:
+        def fail() -> Any:
+            raise ValueError("no such split")
+
+        yield "bad split", fail
+        yield "good split", lambda: way(lambda: model.module(*model.args), "parallel")
 
     def wrong(model: Any) -> Any:
-        return {"wrong": (lambda: model.module(*model.args) + 1, 1)}
+        yield "wrong", lambda: way(lambda: model.module(*model.args) + 1, "sequential")
+        yield "shape", lambda: way(lambda: model.module(*model.args)[:1], "sequential")
+        yield "nan", lambda: way(lambda: model.module(*model.args) * float("nan"), "sequential")
+
+    def ours(model: Any) -> Any:
+        yield "ours", lambda: way(lambda: model.module(*model.args), "parallel")
 
     kinds = {
-        "a": (eager, "torch"),
-        "b": (broken, "torch"),
-        "c": (wrong, "torch"),
-        "d": (eager, "no_such"),
-    }
-    monkeypatch.setattr(peers, "PEERS", kinds)
-    monkeypatch.setattr(peers, "ours", lambda model: {"ours": eager(model)["eager"]})
-    model = next(m for m in peers.models() if m.name == "ensemble of 4 MLPs")
+        "a": (eager, "torch"), "b": (broken, "torch"), "c": (half_broken, "torch"),
+        "d": (wrong, "torch"), "e": (eager, "no_such"),
+    }  # fmt: skip
+    monkeypatch.setattr(peers.ways, "PEERS", kinds)
+    monkeypatch.setattr(peers.ways, "OURS", {"torch": ours})
     with torch.no_grad():
-        made = peers.study(model, rounds=2)
+        made = peers.study(peers.cases.make("ensemble"), rounds=2)
     assert made["failed"]["b"] == "RuntimeError: no operator GRU"
-    assert "differs from eager" in made["failed"]["wrong"]
-    assert made["failed"]["d"] == "no_such is not installed"
-    assert set(made["samples_ms"]) == {"ours", "eager"} and list(made["ratios"]["ours"]) == ["a"]
-    record = {"cases": [made]}
-    assert peers.table(record).row_count == 1
+    assert made["failed"]["bad split"] == "ValueError: no such split"
+    assert "differs by" in made["failed"]["wrong"] and "differs by nan" in made["failed"]["nan"]
+    assert "has shape" in made["failed"]["shape"]
+    assert made["failed"]["e"] == "no_such is not installed"
+    assert set(made["samples_ms"]) | set(made["slow_ms"]) == {"ours", "eager", "good split"}
+    told = peers.summary(made | {"slow_ms": {}})
+    assert told["ours"] == "ours" and set(told["against"]) <= {"a", "c"}
+    assert "| ensemble of 4 |" in peers.markdown({"cases": [made]})
+
+
+def test_a_case_that_crashes_is_told(
+    peers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(peers.sys, "executable", "/bin/false")
+    made = peers.in_process("ensemble", 1)
+    assert made["failed"]["all"].startswith("status 1")
+    assert "ensemble | failed" in peers.markdown({"cases": [made]})
+
+
+def test_a_run_goes_on_where_the_last_one_stopped(
+    peers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[str] = []
+
+    def case(name: str, rounds: int) -> Any:
+        ran.append(name)
+        return {
+            "case": name,
+            "name": name,
+            "failed": {},
+            "peers": {},
+            "modes": {},
+            "samples_ms": {},
+        }
+
+    monkeypatch.setattr(peers, "in_process", case)
+    out = tmp_path / "made.json"
+    for names in (["clip"], ["clip", "sorts"]):
+        words = [word for name in names for word in ("--case", name)]
+        monkeypatch.setattr(peers.sys, "argv", ["peers.py", *words, "-o", str(out)])
+        peers.main()
+    assert ran == ["clip", "sorts"]
+    assert [x["case"] for x in json.loads(out.read_text())["cases"]] == ran
+
+
+def test_streams_of_onnx_runtime_are_the_lanes_of_the_plan(peers: Any, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    model = peers.cases.make("towers")
+    with peers.ways.quiet():
+        made = peers.ways.partition(model, peers.ways.to_onnx(model), str(tmp_path))
+    left, right = made["streams"]
+    told = [
+        {re.search(r"/parts\.(\d)", name)[1] for name in s if "/parts." in name}
+        for s in (left, right)
+    ]
+    assert sorted(map(sorted, told)) == [["0"], ["1"]]
