@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from dynaflow_xla.errors import EngineError, UnsupportedError
 from dynaflow_xla.ffi import _compat, _engine
-from dynaflow_xla.ffi.device_lanes import DeviceLanes
+from dynaflow_xla.ffi.device_lanes import DeviceLanes, check_steps
 
 # PJRT_Buffer_Type by the name of a dtype.
 _PJRT_TYPES = {
@@ -120,17 +121,20 @@ class PythonStep:
         self._executable, self._consts, self._device = executable, list(consts), device
         self._ins, self._outs, self._in_place = list(ins), list(outs), list(in_place)
         self._engine = engine
+        self._under_way: deque[Any] = deque()  # a result of each execution that was not over
 
     def __call__(self, addresses: tuple[int, ...]) -> None:
-        """Runs; on CUDA it enqueues and does not wait.
+        """Runs; on CUDA it enqueues and does not wait (unless each step is to be checked).
 
         Raises:
-            EngineError: with the step's name and what XLA said.
+            EngineError: with the step's name and what XLA said, of this execution or of an earlier one
+                that failed when its call had returned; then nothing of this call is run.
         """
         specs = [*self._ins, *self._outs]
         if len(addresses) != len(specs):
             raise EngineError(f"{self.name} takes {len(specs)} buffers, got {len(addresses)}")
         places = addresses[len(self._ins) :]
+        self._tell_of_earlier()
         try:
             with jax.enable_x64(True):
                 views = [self._view(a, s) for a, s in zip(addresses, self._ins, strict=False)]
@@ -141,13 +145,37 @@ class PythonStep:
             if self._engine is not None:
                 # What XLA could not enqueue is done at once, with the error in its results alone.
                 for result in results:
-                    if result.is_ready():
+                    if check_steps() or result.is_ready():
                         result.block_until_ready()
             for address, spec, result in zip(places, self._outs, results, strict=True):
                 self._put(address, spec, result)
+            if self._engine is not None and results:
+                # One is enough: in the caller's memory, for any other is held till then; or the smallest.
+                _, _, i = min(
+                    (not p, r.nbytes, i)
+                    for i, (p, r) in enumerate(zip(self._in_place, results, strict=True))
+                )
+                self._under_way.append(results[i])
         except Exception as error:
             raise EngineError(f"{self.name} failed: {error}") from error
         self.executions += 1
+
+    def _tell_of_earlier(self) -> None:
+        for _ in range(len(self._under_way)):
+            try:
+                result = self._under_way.popleft()
+            except IndexError:
+                return  # another thread has it
+            if not result.is_ready():
+                self._under_way.append(result)
+                continue
+            try:
+                result.block_until_ready()
+            except Exception as error:
+                raise EngineError(
+                    f"{self.name} failed after an earlier call had returned, whose results are not "
+                    f"valid: {error}"
+                ) from error
 
     def _view(self, address: int, spec: Any) -> Any:
         dtype = np.dtype(spec.dtype)

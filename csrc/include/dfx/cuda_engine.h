@@ -28,13 +28,15 @@
 // to wait for what was, so that the caller may free its memory in stream order; if not even that
 // works, the host waits for the lanes. Run throws the first error, and the next call works. A lost
 // context (a kernel faulted, a device fell off) is for ever: this and every later Run says so. Work
-// that fails after Run returned shows up where the caller synchronises, as for any CUDA work.
+// that fails after Run returned shows up where the caller synchronises, as for any CUDA work; an
+// XLA executable whose error only XLA knows fails the engine's next Run (src/cuda/late_errors.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dfx/lane.h"
@@ -47,18 +49,26 @@ struct CUstream_st;
 namespace dfx {
 
 struct CudaDriver;
+class LateErrors;
 
-// A lane as steps see it. They enqueue on its stream, and never wait for it.
+// A lane as steps see it. They enqueue on its stream, and never wait for it (unless all steps are
+// to be checked).
 class CudaLane : public Lane {
  public:
-  CudaLane(int index, const CudaDriver& driver) : Lane(index), driver_(driver) {}
+  CudaLane(int index, const CudaDriver& driver, std::shared_ptr<LateErrors> late, bool check_steps)
+      : Lane(index), driver_(driver), late_(std::move(late)), check_steps_(check_steps) {}
   CudaLane* cuda() override { return this; }
   CUstream_st* stream() const { return stream_; }
   void SetStream(CUstream_st* stream) { stream_ = stream; }
   const CudaDriver& driver() const { return driver_; }
+  // Where an error goes that is found when the step has returned.
+  const std::shared_ptr<LateErrors>& late() const { return late_; }
+  bool check_steps() const { return check_steps_; }
 
  private:
   const CudaDriver& driver_;
+  const std::shared_ptr<LateErrors> late_;
+  const bool check_steps_;
   CUstream_st* stream_ = nullptr;
 };
 

@@ -9,7 +9,8 @@
 // Who owns what: memory is the caller's; views of inputs are kept from call to call (they say where
 // memory is, not what is in it); everything else is dropped before the step returns. On a host lane
 // the step returns when the outputs are there. On a CUDA lane it returns when they are enqueued,
-// and the lane's stream must be the one that the client computes on.
+// and the lane's stream must be the one that the client computes on; an execution that fails after
+// that is a late error of the engine (src/cuda/late_errors.h).
 //
 // The client must serve this engine's lanes alone: on the client of a program that waits for the
 // step, the step would wait behind its own caller.

@@ -15,6 +15,7 @@
 
 #include "cuda/cuda_driver.h"
 #include "cuda/lane_streams.h"
+#include "cuda/late_errors.h"
 #include "dfx/call.h"
 #include "mutants.h"
 #include "run_step.h"
@@ -33,8 +34,13 @@ struct Enqueuing {
 // Streams and events for one Run at a time.
 class LaneSet {
  public:
-  LaneSet(const CudaDriver& driver, const CudaEngine::Options& options, const SmParts& parts)
-      : driver_(driver), options_(options), parts_(parts), external_(!options.streams.empty()) {}
+  LaneSet(const CudaDriver& driver, const CudaEngine::Options& options, const SmParts& parts,
+          std::shared_ptr<LateErrors> late)
+      : driver_(driver),
+        options_(options),
+        parts_(parts),
+        late_(std::move(late)),
+        external_(!options.streams.empty()) {}
   ~LaneSet() {
     for (auto& lane : lanes_) {
       if (Owned(lane->index())) driver_.StreamDestroy(lane->stream());
@@ -59,7 +65,7 @@ class LaneSet {
   // Makes what a program needs and is not there yet. May throw half way, and be called again.
   void Grow(const Program& program, CUstream_st* caller) {
     for (int i = static_cast<int>(lanes_.size()); i < program.n_lanes(); ++i) {
-      auto lane = std::make_unique<CudaLane>(i, driver_);
+      auto lane = std::make_unique<CudaLane>(i, driver_, late_, options_.check_steps);
       lanes_.reserve(lanes_.size() + 1);  // nothing may throw between a stream and its owner
       if (external_) {
         lane->SetStream(options_.streams[static_cast<size_t>(i)]);
@@ -116,6 +122,7 @@ class LaneSet {
   const CudaDriver& driver_;
   const CudaEngine::Options& options_;
   const SmParts& parts_;
+  const std::shared_ptr<LateErrors> late_;
   const bool external_;
   unsigned long long capture_ = 0;  // that its streams were last used in
   std::vector<std::unique_ptr<CudaLane>> lanes_;
@@ -155,6 +162,7 @@ struct CudaEngine::Impl {
   const CudaDriver& driver;
   const Options options;
   const pid_t pid = getpid();
+  const std::shared_ptr<LateErrors> late = LateErrors::Make();
   CudaDevice device = 0;
   CUctx_st* context = nullptr;
   std::unique_ptr<SmParts> parts;
@@ -180,7 +188,7 @@ struct CudaEngine::Impl {
       if (!external || stats.lane_sets == 0) {
         // Give must not fail, so room for all sets is made here.
         free.reserve(static_cast<size_t>(stats.lane_sets) + 1);
-        auto set = std::make_unique<LaneSet>(driver, options, *parts);
+        auto set = std::make_unique<LaneSet>(driver, options, *parts, late);
         ++stats.lane_sets;
         return set;
       }
@@ -415,6 +423,10 @@ void CudaEngine::Run(const std::shared_ptr<const Program>& program, std::span<vo
   }
   Enqueuing guard;
   try {
+    if (std::string earlier = impl_->late->Take(); !earlier.empty()) {
+      throw Error("program '" + program->name() +
+                  "' was not started, for what an earlier call made is not valid: " + earlier);
+    }
     std::unique_ptr<Call> call;
     try {
       call = impl_->Start(*program, args.data(), results.data(), caller, scratch);
@@ -423,6 +435,7 @@ void CudaEngine::Run(const std::shared_ptr<const Program>& program, std::span<vo
       throw Error("program '" + program->name() + "' was not started: " + error.what());
     }
     call->ThrowIfFailed();
+    if (std::string late = impl_->late->Take(); !late.empty()) throw Error(late);
   } catch (...) {
     std::lock_guard<std::mutex> lock(impl_->mutex);
     ++impl_->stats.failures;

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "cuda/cuda_driver.h"
+#include "cuda/late_errors.h"
+#include "dfx/call.h"
 #include "dfx/cuda_engine.h"
 #include "dfx/error.h"
 #include "dfx/pjrt.h"
@@ -20,23 +22,6 @@ using pjrt::Owned;
 struct InputViews {
   std::vector<void*> addresses;
   std::vector<Owned<PJRT_Buffer>> views;
-};
-
-// The first error of an execution that was over only after its launch had returned.
-class Late {
- public:
-  void Set(std::string what) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (what_.empty()) what_ = std::move(what);
-  }
-  void Throw() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!what_.empty()) throw Error("an earlier execution failed: " + std::exchange(what_, {}));
-  }
-
- private:
-  std::mutex mutex_;
-  std::string what_;
 };
 
 class PjrtStep : public Step {
@@ -109,15 +94,14 @@ class PjrtStep : public Step {
     PJRT_Event* raw_done = nullptr;
     std::vector<Owned<PJRT_Buffer>> results;
     results.reserve(raw.size());  // nothing may throw between the execution and its owners
-    if (!host) late_->Throw();
     Execute(arguments, raw, &raw_done);
     for (PJRT_Buffer* buffer : raw) results.emplace_back(api_, buffer);
     Owned<PJRT_Event> done(api_, raw_done);
-    if (host || IsReady(done)) {
+    // A CUDA lane does not wait, but XLA may know already that nothing was enqueued.
+    if (host || lane.cuda()->check_steps() || IsReady(done)) {
       Await(done);
     } else {
-      Watch(done);
-      late_->Throw();  // what came between the two
+      Watch(done, lane);
     }
     for (size_t i = 0; i < results.size(); ++i) PutOutput(results[i], outs[i], lane.cuda());
     spec_.counters->executions.fetch_add(1, std::memory_order_relaxed);
@@ -200,7 +184,6 @@ class PjrtStep : public Step {
 
   // On a device an execution that fails where XLA enqueues it still returns success: the error is
   // in the event, at once (unless XLA enqueues on a thread of its own, which CUDA lanes refuse).
-  // One that comes later is told by this step's next launch, at the earliest.
   bool IsReady(const Owned<PJRT_Event>& event) {
     auto args = Api::Make<pjrt::EventIsReadyArgs>();
     args.event = event.get();
@@ -208,23 +191,29 @@ class PjrtStep : public Step {
     return args.is_ready;
   }
 
-  void Watch(const Owned<PJRT_Event>& event) {
+  // An error that comes later is one of the engine's late errors, whatever is left of this step and
+  // its program by then.
+  void Watch(const Owned<PJRT_Event>& event, Lane& lane) {
     struct Watcher {
       Api api;
-      std::shared_ptr<Late> late;
+      std::shared_ptr<LateErrors> late;
+      std::string program, step;
     };
-    auto watcher = std::make_unique<Watcher>(api_, late_);
+    auto watcher = std::make_unique<Watcher>(
+        Watcher{api_, lane.cuda()->late(), lane.current()->program().name(), name()});
     auto args = Api::Make<pjrt::EventOnReadyArgs>();
     args.event = event.get();
     args.user = watcher.get();
     args.callback = [](PJRT_Error* error, void* user) {
       std::unique_ptr<Watcher> mine(static_cast<Watcher*>(user));
       if (error == nullptr) return;
+      std::string what;
       try {
-        mine->late->Set(mine->api.Take(error));
+        what = mine->api.Take(error);
       } catch (const std::bad_alloc&) {
-        // The device's own error is told where the outputs are awaited.
+        what = kOutOfMemory;
       }
+      mine->late->Add(mine->program, mine->step, what);
     };
     api_.Call(pjrt::kEventOnReady, args);
     watcher.release();  // the callback's, which comes once
@@ -270,7 +259,6 @@ class PjrtStep : public Step {
   PJRT_LoadedExecutable* executable_;
   PJRT_Device* device_ = nullptr;
   std::vector<Owned<PJRT_Buffer>> constants_;
-  const std::shared_ptr<Late> late_ = std::make_shared<Late>();
   std::mutex mutex_;              // guards free_
   std::vector<InputViews> free_;  // one for each Launch that was under way at one time
 };
