@@ -9,7 +9,6 @@ Versions and folders come from the environment; the names are those of make's va
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import shlex
 import shutil
@@ -20,6 +19,9 @@ from pathlib import Path
 
 import nox
 from nox.command import CommandFailed
+
+sys.path.insert(0, str(Path(__file__).parent / "tests/gpu"))
+import sources  # noqa: E402 - the GPU's machine has it, too
 
 nox.options.default_venv_backend = "none"
 nox.options.sessions = []
@@ -100,28 +102,12 @@ def python312(session: nox.Session) -> str:
     return found
 
 
-def contents(folders: Sequence[str], without: Sequence[str] = ()) -> str:
-    """A digest of what the folders and files hold."""
-    digest = hashlib.sha256()
-    for name in folders:
-        root = Path(name)
-        for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
-            text = path.as_posix()
-            built = "__pycache__" in text or path.suffix == ".so"
-            if built or path.is_dir() or any(text.startswith(w) for w in without):
-                continue
-            digest.update(text.encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 @functools.cache
 def wheel_of_312(session: nox.Session) -> Path:
     """One wheel, built on the oldest headers, for every JAX; kept while its sources are the same."""
-    sources = "pyproject.toml CMakeLists.txt README.md dynaflow_xla frontends ffi csrc".split()
-    made_of = contents(sources, ["csrc/tests", "csrc/bench"])
-    dist, stamp = VERSIONS / "dist", VERSIONS / "dist" / "made_of"
-    if stamp.exists() and stamp.read_text() == made_of:
+    made_of = sources.current()
+    dist, stamp = VERSIONS / "dist", VERSIONS / "dist" / sources.MADE_OF
+    if sources.beside(dist) == made_of:
         return next(dist.glob("*.whl"))
     shutil.rmtree(dist, ignore_errors=True)
     build = Environment(session, VERSIONS / "build", python312(session))
@@ -283,7 +269,9 @@ def gpu_rehearsal(session: nox.Session) -> None:
     (folder / "wheels").mkdir(parents=True, exist_ok=True)
     for old in (folder / "wheels").glob("*.whl"):
         old.unlink()
-    shutil.copy(wheel_of_312(session), folder / "wheels")
+    wheel = wheel_of_312(session)
+    for path in (wheel, wheel.parent / sources.MADE_OF):
+        shutil.copy(path, folder / "wheels")
     parts, bench = given("PARTS"), given("BENCH_ARGS")
     env.run(
         STANDIN, "benchmarks/gpu_all.py", "--python", str(env.python), "--build", str(folder),
@@ -323,6 +311,7 @@ def gpu_wheel(session: nox.Session) -> None:
     shutil.rmtree(folder / "wheels", ignore_errors=True)
     env = Environment(session, folder / "venv", python312(session))
     env.pip("wheel", "--no-deps", "-w", str(folder / "wheels"), ".")
+    (folder / "wheels" / sources.MADE_OF).write_text(sources.current())
     small = "msgspec threadpoolctl pytest pytest-timeout iniconfig pluggy packaging".split()
     env.pip("download", "--no-deps", "-d", str(folder / "wheels"), "--only-binary=:all:", *small)
     session.log(" ".join(sorted(path.name for path in (folder / "wheels").iterdir())))

@@ -5,6 +5,9 @@ and the benchmarks. Each part has a time limit of its own and a failing one stop
 in one folder: ``summary.json`` says how each part ended and on what machine, ``log.txt`` what it printed.
 Needs the standard library only; the parts need what they need, and say what is missing.
 
+Single parts (``--parts``) are bounded together, so that one command on a lent machine holds them: what
+there is no time left for is said not to have been started, and is run again later.
+
 Where the driver is a stand-in (``make gpu-rehearsal``) the same commands run on tiny arrays, so that no
 script fails for the first time on a GPU; nothing of that is a measurement, and the summary says so.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -25,6 +29,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REHEARSAL = bool(os.environ.get("DYNAFLOW_XLA_STANDIN"))
 KEPT = 4000  # characters of a part's end in the summary
+WITHIN = 585  # seconds: a command on a lent machine may take ten minutes
+ASIDE = 10  # seconds of these for the summary
+IMPORT = 60  # seconds
 
 
 @dataclass(frozen=True)
@@ -73,9 +80,14 @@ def parts(python: str, out: Path, build: Path, more: list[str]) -> list[Part]:
     ]
 
 
-def run(part: Part, environment: dict[str, str], log: Path) -> dict[str, object]:
-    """Runs a part with everything it starts; how it ended."""
+def run(
+    part: Part, environment: dict[str, str], log: Path, left: float = math.inf
+) -> dict[str, object]:
+    """Runs a part with everything it starts, for as many seconds as there are left; how it ended."""
     begin = time.monotonic()
+    seconds = int(min(part.seconds, left))
+    if seconds < 1:
+        return {"ended": "not started: no time is left in this run", "seconds": 0.0, "tail": ""}
     with log.open("a") as file:
         file.write(f"\n==== {part.name}: {' '.join(part.command)}\n")
         file.flush()
@@ -88,10 +100,12 @@ def run(part: Part, environment: dict[str, str], log: Path) -> dict[str, object]
         except OSError as error:
             return {"ended": f"not started: {error}", "seconds": 0.0, "tail": ""}
         try:
-            status = process.wait(part.seconds)
+            status = process.wait(seconds)
             ended = "passed" if status == 0 else f"status {status}"
         except subprocess.TimeoutExpired:
-            ended = f"stopped after {part.seconds} s"
+            ended = f"stopped after {seconds} s"
+            if seconds < part.seconds:
+                ended += f", which were left of this run; it may take {part.seconds} s"
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -114,7 +128,7 @@ def machine(python: str, environment: dict[str, str]) -> dict[str, object]:
     for name, command in commands.items():
         try:
             done = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=15
             )
             made[name] = done.stdout or done.stderr
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -126,13 +140,23 @@ def machine(python: str, environment: dict[str, str]) -> dict[str, object]:
     return made
 
 
-def has_package(python: str, environment: dict[str, str]) -> bool:
-    """Whether an earlier run's installation, or another one, is found."""
+def why_not_installed(python: str, environment: dict[str, str], site: Path) -> str:
+    """What is wrong with the package that an earlier run installed; ``""`` if it is of these sources."""
+    sys.path.insert(0, str(ROOT / "tests/gpu"))
+    import sources
+
+    if sources.beside(site) != sources.current():
+        return (
+            "not installed here" if not site.exists() else "installed from other sources than these"
+        )
     check = [python, "-P", "-c", "import dynaflow_xla.ffi._engine"]
     try:
-        return subprocess.run(check, env=environment, capture_output=True).returncode == 0
+        done = subprocess.run(check, env=environment, capture_output=True, timeout=IMPORT)
+    except subprocess.TimeoutExpired:
+        return "installed, and its import hangs"
     except OSError:
-        return True  # no such Python: each part says so
+        return ""  # no such Python: each part says so
+    return "" if done.returncode == 0 else "installed, and cannot be imported"
 
 
 def packed(out: Path) -> str:
@@ -151,9 +175,19 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "gpu")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument(
+        "--within",
+        type=float,
+        help=f"seconds in all; default: {WITHIN} with --parts, else no limit",
+    )
+    parser.add_argument(
+        "--as-it-is", action="store_true", help="the package that is there is used, whichever it is"
+    )
+    parser.add_argument(
         "--bench", nargs=argparse.REMAINDER, default=[], help="passed to benchmarks/gpu.py"
     )
     options = parser.parse_args()
+    begin = time.monotonic()
+    within = options.within or (WITHIN if options.parts else math.inf)
     out = (
         options.out or ROOT / "out" / time.strftime("gpu-%Y-%m-%dT%H%M%SZ", time.gmtime())
     ).resolve()
@@ -163,7 +197,8 @@ def main() -> int:
         return 2
     out.mkdir(parents=True, exist_ok=True)
     # What the caller has on its path must not shadow the package; a stand-in has its own part there.
-    paths = [str(options.build.resolve() / "site")]
+    site = options.build.resolve() / "site"
+    paths = [str(site)]
     paths += [os.environ["PYTHONPATH"]] if REHEARSAL else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GPU_OUT": str(out)}
     # A folder may be filled by several runs, a part at a time.
@@ -175,16 +210,20 @@ def main() -> int:
         )
         print(f"rehearsal {summary['rehearsal']}", flush=True)
     chosen = [p for p in every if not options.parts or p.name in options.parts]
-    if every[0] not in chosen and not has_package(options.python, environment):
-        print("the package is not installed here: first that", flush=True)
-        chosen.insert(0, every[0])  # a fresh machine gets single parts, too
+    if every[0] not in chosen and not options.as_it_is:
+        if why := why_not_installed(options.python, environment, site):
+            print(f"the package is {why}: first that", flush=True)
+            chosen.insert(0, every[0])  # a fresh machine gets single parts, too
     for part in chosen:
-        print(f"{part.name:12} at most {part.seconds} s ...", flush=True)
-        made = summary["parts"][part.name] = run(part, environment, out / "log.txt")
+        if part is not every[0] and "machine" not in summary:
+            summary["machine"] = machine(options.python, environment)
+        left = begin + within - ASIDE - time.monotonic()
+        print(f"{part.name:12} at most {min(part.seconds, left):.0f} s ...", flush=True)
+        made = summary["parts"][part.name] = run(part, environment, out / "log.txt", left)
         print(f"{part.name:12} {made['ended']} in {made['seconds']} s", flush=True)
         last = str(made["tail"]).strip().splitlines()[-1:] or [""]
         print(f"{'':12} {last[0][:150]}", flush=True)
-        if part.name == "install" or "machine" not in summary:
+        if part is every[0]:  # before the parts that are measured: they are what time is left for
             summary["machine"] = machine(options.python, environment)
         target.write_text(json.dumps(summary, indent=1) + "\n")
     print(f"results in {out}{packed(out)}")

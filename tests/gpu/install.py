@@ -1,8 +1,8 @@
 """Installs the package where the GPU is, without a package index: ``python install.py SITE WHEELS``.
 
 What is carried in WHEELS is installed into SITE: the package always, another wheel only if this
-Python lacks its module. A package that was built for another Python or C library is built here from
-the sources, with the build tools that this Python has.
+Python lacks its module. A package that was built from other sources than these, or for another Python or
+C library, is built here from the sources, with the build tools that this Python has.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+import sources
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -26,9 +28,16 @@ def problem(site: Path) -> str:
     """Why the package in SITE cannot be used, or ``""``."""
     check = "import dynaflow_xla.ffi._engine as e; e.cuda_problem()"
     env = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", check], env=env, stderr=subprocess.PIPE, text=True
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", check],
+            env=env,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    except subprocess.TimeoutExpired:
+        return "its import hangs"
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it died"])[-1]
 
 
@@ -46,6 +55,8 @@ def main() -> int:
     how = ours[-1].name if ours else f"no wheel in {wheels}"
     if not ours:
         why = "nothing to install"
+    elif sources.beside(wheels) != sources.current():
+        why = "the wheel was built from other sources than these"
     else:
         why = "pip refused it" if pip(*into, str(ours[-1])) != 0 else problem(site)
     if why:
@@ -60,6 +71,7 @@ def main() -> int:
             f"machine with an index makes wheels of all that; carry them to {wheels}"
         )
         return 1
+    (site / sources.MADE_OF).write_text(sources.current())
     print(f"dynaflow_xla ({how}) in {site}, {time.time() - begin:.0f} s")
     return 0
 

@@ -82,6 +82,7 @@ class Trace:
         self._known: dict[int, int] = {}  # the same, with what the host saw the end of
         self._host = 0
         self._bit: dict[int, int] = {}
+        numbered: dict[int, Operation] = {}
         for line in text.splitlines():
             row = json.loads(line)
             if "mark" in row:
@@ -91,9 +92,13 @@ class Trace:
                 for number in row["known"]:
                     self._host |= self._known.get(number, 0) | self._bit.get(number, 0)
                 continue
-            self._add(row, kernel)
+            if "touched" in row:  # what it learned when it ran
+                if row["touched"] in numbered:
+                    numbered[row["touched"]].accesses += [Access(*a) for a in row["accesses"]]
+                continue
+            numbered[row["op"]] = self._add(row, kernel)
 
-    def _add(self, row: dict[str, Any], kernel: Callable[[str, int], Any] | None) -> None:
+    def _add(self, row: dict[str, Any], kernel: Callable[[str, int], Any] | None) -> Operation:
         made = Operation(
             row["op"], row["stream"], row["kind"], row["name"], row.get("module", 0),
             row.get("graph", 0), [bytes.fromhex(a) for a in row.get("arguments", ())],
@@ -119,6 +124,7 @@ class Trace:
             ):
                 address = int.from_bytes(argument, "little")
                 made.accesses.append(Access(address, array.bytes, i >= n))
+        return made
 
     def before(self, a: Operation, b: Operation) -> bool:
         """Whether streams, events and graphs put `b` after `a`."""
@@ -186,14 +192,22 @@ class Driver:
         """The mutant: no stream waits for an event."""
         self.functions.fake_ignore_waits(int(on))
 
-    def drain(self) -> None:
-        """Waits for every stream of the first device."""
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """The first device's context is this thread's inside."""
         library, context = self.functions, ctypes.c_void_p()
         library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
         library.cuCtxPushCurrent_v2(context)
-        library.cuCtxSynchronize()
-        library.cuCtxPopCurrent_v2(ctypes.byref(context))
-        library.cuDevicePrimaryCtxRelease_v2(0)
+        try:
+            yield
+        finally:
+            library.cuCtxPopCurrent_v2(ctypes.byref(context))
+            library.cuDevicePrimaryCtxRelease_v2(0)
+
+    def drain(self) -> None:
+        """Waits for every stream of the first device."""
+        with self.current():
+            self.functions.cuCtxSynchronize()
 
     def lose(self, status: int) -> None:
         """The device is lost from now on."""

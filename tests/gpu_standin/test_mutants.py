@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import struct
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -118,6 +120,44 @@ def test_a_buffer_that_was_donated_is_gone(driver: Any) -> None:
     if x.is_deleted():
         with pytest.raises((RuntimeError, ValueError), match="deleted|donated"):
             np.asarray(x)
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_matrices_of_a_list_are_accesses(streams: int, driver: Any) -> None:
+    """A batched solve in place, and another that reads it: cuBLAS finds the matrices by lists."""
+    n, batches = 8, 3
+    lower = np.tril(
+        np.random.default_rng(0).standard_normal((n, n)).astype(np.float32)
+    ) + 4 * np.eye(n)
+    given = np.stack([lower.astype(np.float32)] * batches)
+    x, y = (jax.block_until_ready(jax.device_put(given)) for _ in range(2))
+    lists = []
+    for of in (x, y):
+        at = of.unsafe_buffer_pointer() + 4 * n * n * np.arange(batches, dtype=np.uint64)
+        lists.append(jax.block_until_ready(jax.device_put(at.view(np.uint32))))
+    of_x, of_y = (ctypes.c_void_p(made.unsafe_buffer_pointer()) for made in lists)
+    one = ctypes.byref(ctypes.c_float(1))
+    library = ctypes.CDLL(str(Path(os.environ["DYNAFLOW_XLA_STANDIN"]).parent / "libcublas.so.13"))
+    driver.functions.fake_stream.restype = ctypes.c_void_p
+    used = [ctypes.c_void_p(driver.functions.fake_stream()) for _ in range(streams)]
+    handle = ctypes.c_void_p()
+    library.cublasCreate_v2(ctypes.byref(handle))
+    with driver.current(), driver.tracing() as traces:
+        for number, (a, b) in enumerate([(of_y, of_x), (of_x, of_y)]):
+            library.cublasSetStream_v2(handle, used[number % streams])
+            status = library.cublasStrsmBatched(handle, 0, 0, 0, 0, n, n, one, a, n, b, n, batches)
+            assert status == 0
+        for stream in used:
+            assert driver.functions.fake_synchronize(stream) == 0
+    library.cublasDestroy_v2(handle)
+    first, second = (k for k in traces[0].kernels() if k.name == "cublasStrsmBatched")
+    assert len(first.accesses) == len(second.accesses) == 2 + 2 * batches
+    races = traces[0].races()
+    assert bool(races) == (streams == 2)
+    if races:
+        ((a, b, met),) = races
+        assert (a, b) == (first, second)
+        assert any(0 <= met.address - of.unsafe_buffer_pointer() < given.nbytes for of in (x, y))
 
 
 def test_pairs_of_accesses() -> None:

@@ -79,6 +79,7 @@ def test_without_a_gpu_everything_skips_with_reasons(tmp_path: Path) -> None:
         str(out),
         "--build",
         str(tmp_path),
+        "--as-it-is",
     ]
     done = _python("benchmarks/gpu_all.py", *words)
     summary = json.loads((out / "summary.json").read_text())["parts"]
@@ -98,7 +99,7 @@ def test_a_single_part_on_a_fresh_machine_installs_first(tmp_path: Path) -> None
     """There, an earlier run's installation may be gone; and no part of a run depends on packing."""
     code = (
         "import sys, pathlib; sys.path.insert(0, 'benchmarks'); import gpu_all\n"
-        "gpu_all.has_package = lambda *_: False\n"
+        "gpu_all.why_not_installed = lambda *_: 'not installed here'\n"
         "ran = []\n"
         "gpu_all.run = lambda part, *_: ran.append(part.name) or dict(ended='passed', seconds=0, tail='')\n"
         "def no(*_): raise PermissionError('read-only')\n"
@@ -110,6 +111,87 @@ def test_a_single_part_on_a_fresh_machine_installs_first(tmp_path: Path) -> None
     done = _python("-c", code, str(tmp_path / "gpu"))
     assert done.stdout.splitlines()[-1:] == ["0 ['install', 'probes']"], done.stdout + done.stderr
     assert "(not packed: read-only)" in done.stdout
+
+
+def test_any_single_part_fits_in_ten_minutes(tmp_path: Path) -> None:
+    """Also where all that is run, and an installation before it, takes as long as it may."""
+    code = (
+        "import sys, pathlib; sys.path.insert(0, 'benchmarks'); import gpu_all\n"
+        "clock = [0.0]\n"
+        "gpu_all.time.monotonic = lambda: clock[0]\n"
+        "def took(seconds, made):\n"
+        "    clock[0] += seconds\n"
+        "    return made\n"
+        "gpu_all.why_not_installed = lambda *_: took(60, 'not installed here')\n"
+        "gpu_all.machine = lambda *_: took(60, {})\n"
+        "class Process:\n"
+        "    pid = 0\n"
+        "    def __init__(self, *_, **__): pass\n"
+        "    def wait(self, seconds): raise gpu_all.subprocess.TimeoutExpired('', took(seconds, seconds))\n"
+        "    def poll(self): return 0\n"
+        "gpu_all.subprocess.Popen = Process\n"
+        "names = [p.name for p in gpu_all.parts('', pathlib.Path(), pathlib.Path(), [])]\n"
+        "for name in [*names, ' '.join(names)]:\n"
+        "    clock[0] = 0.0\n"
+        "    sys.argv = ['gpu_all.py', '--parts', *name.split(), '--out', sys.argv[-1]]\n"
+        "    gpu_all.main()\n"
+        "    print('took', clock[0])\n"
+    )
+    done = _python("-c", code, str(tmp_path / "gpu"))
+    times = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("took")]
+    assert len(times) == 10 and max(times) < 600, done.stdout + done.stderr
+    ended = json.loads((tmp_path / "gpu/summary.json").read_text())["parts"]["sanitizer"]["ended"]
+    assert ended == "not started: no time is left in this run"
+
+
+def test_an_installation_of_other_sources_is_not_used(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; sys.path.insert(0, 'benchmarks'); import gpu_all\n"
+        "site = pathlib.Path(sys.argv[1]) / 'site'\n"
+        "why = lambda path='': print(gpu_all.why_not_installed(sys.executable, {'PYTHONPATH': path}, site))\n"
+        "why()\n"
+        "site.mkdir()\n"
+        "(site / 'made_of').write_text('older')\n"
+        "why()\n"
+        "import sources\n"
+        "(site / 'made_of').write_text(sources.current())\n"
+        "why()\n"
+        "package = site / 'dynaflow_xla'\n"
+        "package.mkdir()\n"
+        "(package / '__init__.py').write_text('raise ImportError')\n"
+        "why(str(site))\n"
+        "(package / '__init__.py').write_text('import time; time.sleep(60)')\n"
+        "gpu_all.IMPORT = 1\n"
+        "why(str(site))\n"
+    )
+    done = _python("-c", code, str(tmp_path), PYTHONPATH="")
+    assert done.stdout.splitlines() == [
+        "not installed here", "installed from other sources than these", "",
+        "installed, and cannot be imported", "installed, and its import hangs",
+    ], done.stdout + done.stderr  # fmt: skip
+
+
+def test_a_wheel_of_other_sources_is_not_installed(tmp_path: Path) -> None:
+    """With what a Python without build tools says then."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    (wheels / "dynaflow_xla-0.1.0-py3-none-any.whl").write_text("")
+    (wheels / "made_of").write_text("older")
+    code = (
+        "import sys; sys.path.insert(0, 'tests/gpu'); import install\n"
+        "install.pip = lambda *args: print('pip', args[0], args[-1]) or 1\n"
+        "print(install.main())\n"
+    )
+    done = _python("-c", code, str(tmp_path / "site"), str(wheels))
+    assert (
+        "the wheel was built from other sources than these; building from the sources"
+        in done.stdout
+    )
+    assert (
+        f"pip install {ROOT}" in done.stdout
+        and ".whl" not in done.stdout.split("building")[1].split("\n")[0]
+    )
+    assert done.stdout.splitlines()[-1] == "1", done.stdout + done.stderr
 
 
 def test_a_part_that_fails_or_hangs_stops_nothing(tmp_path: Path) -> None:

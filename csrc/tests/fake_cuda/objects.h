@@ -43,6 +43,7 @@ struct Work {
   std::shared_ptr<const KernelLaunch> launch;
   void* host_function = nullptr;  // of kHost
   void* host_data = nullptr;
+  mutable uint64_t traced = 0;  // its number in the trace
 };
 
 // What an event's last record stands for.

@@ -119,6 +119,9 @@ void TraceWork(CUstream_st* stream, const Work& work);
 void TraceGraph(CUstream_st* stream, const CUgraph_st& graph, uint64_t executable);
 void TraceText(const std::string& line);
 void HostKnows(const Order& order);  // the host saw that these are over
+// What the operation that this thread runs touches, where that is known only when it runs.
+void TraceAccesses(const std::vector<Access>& accesses);
+uint64_t& Running();  // of this thread: the number of that operation, 0 if it is not traced
 
 // Fills the green contexts' part of the table.
 void AddGreenContexts(CudaDriver& driver);

@@ -1,6 +1,7 @@
 // The trace: one JSON object a line for each operation that a stream or a launched graph was given,
 // with the operations that it comes after by what the driver was told; and, when the host saw the
-// end of some, which: what it asks for later comes after them.
+// end of some, which: what it asks for later comes after them. What an operation touches that it
+// learns from the device's memory follows when it runs, under its number.
 #include <sstream>
 
 #include "state.h"
@@ -35,6 +36,17 @@ std::string Hex(const std::vector<char>& bytes) {
   return text;
 }
 
+void Accesses(std::ostringstream& to, const std::vector<Access>& accesses) {
+  to << ",\"accesses\":[";
+  const char* comma = "";
+  for (const Access& access : accesses) {
+    to << comma << "[" << access.address << "," << access.bytes << ","
+       << (access.write ? "true" : "false") << "]";
+    comma = ",";
+  }
+  to << "]}\n";
+}
+
 void List(std::ostringstream& to, const char* name, const Order& order) {
   to << ",\"" << name << "\":[";
   const char* comma = "";
@@ -67,15 +79,9 @@ uint64_t Line(const CUstream_st& stream, const Work& work, const Order& after, u
     }
     line << "]";
   }
-  line << ",\"accesses\":[";
-  const char* comma = "";
-  for (const Access& access : work.accesses) {
-    line << comma << "[" << access.address << "," << access.bytes << ","
-         << (access.write ? "true" : "false") << "]";
-    comma = ",";
-  }
-  line << "]}\n";
+  Accesses(line, work.accesses);
   B().text += line.str();
+  work.traced = id;
   return id;
 }
 
@@ -134,6 +140,19 @@ void HostKnows(const Order& order) {
   std::ostringstream line;
   List(line, "known", order);
   B().text.append("{").append(line.str(), 1).append("}\n");  // without its comma
+}
+
+uint64_t& Running() {
+  thread_local uint64_t number = 0;
+  return number;
+}
+
+void TraceAccesses(const std::vector<Access>& accesses) {
+  if (!B().on || Running() == 0) return;
+  std::ostringstream line;
+  line << "{\"touched\":" << Running();
+  Accesses(line, accesses);
+  B().text += line.str();
 }
 
 void TraceWork(CUstream_st* stream, const Work& work) {

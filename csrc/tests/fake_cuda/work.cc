@@ -32,7 +32,9 @@ void Run(const Work& work) {
     Delay();
   }
   InHostFunction() = work.kind == Kind::kHost;
+  Running() = work.traced;
   const bool sound = work.run();
+  Running() = 0;
   InHostFunction() = false;
   if (!sound) S().sticky = kIllegalAddress;
 }

@@ -13,6 +13,7 @@ int fake_missing(const char* name);
 int fake_enqueue(const char* name, CUstream_st* stream, int (*run)(void*), void (*drop)(void*),
                  void* data, const uint64_t* accesses, int n);
 int fake_device_memory(uint64_t address, size_t bytes);
+void fake_touches(const uint64_t* accesses, int n);
 }
 
 namespace dfx::fake {
@@ -289,16 +290,25 @@ void Compute(const Factors& f, int64_t batch) {
 }
 
 struct Touched {
+  // Matrices of a list on the device: which they are is known when the product runs.
+  struct Listed {
+    Operand of;
+    int64_t rows, columns, batches;
+    bool write;
+  };
   std::vector<uint64_t> accesses;  // address, bytes, 1 for a write, of each
+  std::vector<Listed> listed;
 
+  int n() const { return static_cast<int>(accesses.size() / 3); }
   void Add(const void* at, size_t bytes, bool write) {
     if (at == nullptr || bytes == 0) return;
     accesses.insert(accesses.end(), {reinterpret_cast<uint64_t>(at), bytes, write ? 1u : 0u});
   }
   void Add(const Operand& of, int64_t rows, int64_t columns, int64_t batches, bool write) {
     if (rows == 0 || columns == 0) return;
-    if (of.at != nullptr) {  // a list on the device: what it names is known when the product runs
+    if (of.at != nullptr) {
       Add(of.at, static_cast<size_t>(batches) * sizeof(void*), false);
+      listed.push_back({of, rows, columns, batches, write});
       return;
     }
     const int64_t last =
@@ -307,6 +317,19 @@ struct Touched {
     Add(of.data, static_cast<size_t>(elements) * Bytes(of.type), write);
   }
   void Add(const Factor& factor) { Add(factor.device, Bytes(factor.type), false); }
+  // What the lists name now.
+  Touched Named() const {
+    Touched named;
+    for (const Listed& list : listed) {
+      Operand one = list.of;
+      one.at = nullptr;
+      for (int64_t batch = 0; batch < list.batches; ++batch) {
+        one.data = Batch(list.of, batch);
+        named.Add(one, list.rows, list.columns, 1, list.write);
+      }
+    }
+    return named;
+  }
   // As on a device: what is no memory of it is a fault.
   bool Sound() const {
     for (size_t i = 0; i < accesses.size(); i += 3) {
@@ -320,13 +343,16 @@ int Enqueue(const char* name, CUstream_st* stream, Touched touched, std::functio
   using Run = std::function<bool()>;
   auto* run = new Run([touched, compute = std::move(compute)] {
     if (!touched.Sound()) return false;
+    const Touched named = touched.Named();
+    if (!named.Sound()) return false;
+    if (named.n() > 0) fake_touches(named.accesses.data(), named.n());
     compute();
     return true;
   });
   auto call = [](void* data) { return (*static_cast<Run*>(data))() ? 0 : 1; };
   auto drop = [](void* data) { delete static_cast<Run*>(data); };
-  const int n = static_cast<int>(touched.accesses.size() / 3);
-  const int status = fake_enqueue(name, stream, call, drop, run, touched.accesses.data(), n);
+  const int status =
+      fake_enqueue(name, stream, call, drop, run, touched.accesses.data(), touched.n());
   return status == 0 ? 0 : kExecutionFailed;
 }
 

@@ -61,6 +61,8 @@ DFX_EXPORT int fake_launch(const char* name, CUstream_st* stream, const uint64_t
 // is a fault) and touches memory: address, bytes, and 1 for a write, of each.
 DFX_EXPORT int fake_enqueue(const char* name, CUstream_st* stream, int (*run)(void*),
                             void (*drop)(void*), void* data, const uint64_t* accesses, int n);
+// In such an operation: memory that it touches as well, which is known only now.
+DFX_EXPORT void fake_touches(const uint64_t* accesses, int n);
 DFX_EXPORT int fake_current_device();
 DFX_EXPORT int fake_device_memory(dfx::CudaAddress address, size_t bytes);
 // A kernel that a program registered with the CUDA runtime.

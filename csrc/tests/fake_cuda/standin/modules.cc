@@ -107,6 +107,18 @@ DFX_EXPORT int fake_launch(const char* name, CUstream_st* stream, const uint64_t
   return fake::Enqueue(fake::Of(stream), fake::KernelWork(std::move(launch)));
 }
 
+namespace {
+
+std::vector<fake::Access> Accesses(const uint64_t* from, int n) {
+  std::vector<fake::Access> made;
+  for (int i = 0; i < n; ++i, from += 3) {
+    if (from[1] != 0) made.push_back({from[0], from[1], from[2] != 0});
+  }
+  return made;
+}
+
+}  // namespace
+
 DFX_EXPORT int fake_enqueue(const char* name, CUstream_st* stream, int (*run)(void*),
                             void (*drop)(void*), void* data, const uint64_t* accesses, int n) {
   std::shared_ptr<void> owned(data, drop);
@@ -115,10 +127,13 @@ DFX_EXPORT int fake_enqueue(const char* name, CUstream_st* stream, int (*run)(vo
   work.kind = fake::Kind::kKernel;
   work.label = name;
   work.run = [run, owned] { return run(owned.get()) == 0; };
-  for (int i = 0; i < n; ++i, accesses += 3) {
-    if (accesses[1] != 0) work.accesses.push_back({accesses[0], accesses[1], accesses[2] != 0});
-  }
+  work.accesses = Accesses(accesses, n);
   return fake::Enqueue(fake::Of(stream), std::move(work));
+}
+
+DFX_EXPORT void fake_touches(const uint64_t* accesses, int n) {
+  LOCK;
+  fake::TraceAccesses(Accesses(accesses, n));
 }
 
 DFX_EXPORT int fake_current_device() {
