@@ -38,7 +38,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt bench-gpu test test-gpu gpu-wheel gpu-all \
-        docs test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 test-gpu-compile test-gpu-standin gpu-rehearsal sim-gpu report-xla \
+        docs test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 test-gpu-compile test-gpu-standin standin-results gpu-rehearsal sim-gpu report-xla \
         test-torch-versions test-torch-xla test-frameworks cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
@@ -166,6 +166,9 @@ test-torch-xla: $(STAMPS)/deps-dev  ## Run the tests of torch-xla in an environm
 
 test-gpu-standin: $(STAMPS)/deps-dev  ## JAX's CUDA plugin on a stand-in for the driver, no GPU, under each JAX of STANDIN_JAX
 	@timeout 1500 env $(NOX) gpu_standin
+
+standin-results: $(STAMPS)/deps-dev  ## The matrix of functions and 10,000 random plans there, as result files (BENCH_ARGS=...)
+	@$(NOX) standin_results
 
 gpu-rehearsal: $(STAMPS)/deps-dev  ## Every part of gpu-all on the stand-in, no GPU, with REHEARSAL_JAX (PARTS=...)
 	@timeout 1500 env $(NOX) gpu_rehearsal

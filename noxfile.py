@@ -262,6 +262,21 @@ def gpu_standin(session: nox.Session) -> None:
 
 
 @nox.session
+def standin_results(session: nox.Session) -> None:
+    """The matrix of functions and thousands of random plans on the stand-in, as result files."""
+    env = standin_environment(session, os.environ.get("REHEARSAL_JAX") or STANDIN_JAX[0])
+    env.pip("install", "--no-deps", "--force-reinstall", str(wheel_of_312(session)))
+    rows = Path("build/standin-matrix.jsonl").resolve()
+    rows.unlink(missing_ok=True)
+    os.environ |= {"FAKE_CUDA_DELAY_US": "100", "STANDIN_RESULTS": str(rows)}
+    plugin = ["-p", "standin_plugin", "-p", "no:cacheprovider", "--skip-uncomputed"]
+    env.run(STANDIN, "-P", "-m", "pytest", "-q", *plugin, "tests/frontends/test_matrix.py")
+    record = "benchmarks/gpu_standin.py"
+    env.run(STANDIN, record, "matrix", str(rows), *given("BENCH_ARGS"))
+    env.run(STANDIN, record, "plans", *given("BENCH_ARGS"))
+
+
+@nox.session
 def gpu_rehearsal(session: nox.Session) -> None:
     """Every part of `make gpu-all` on the stand-in: so that no script fails first where the GPU is."""
     env = standin_environment(session, os.environ.get("REHEARSAL_JAX") or STANDIN_JAX[0])

@@ -59,19 +59,6 @@ class Operation:
         return any(mark.search(path) for path in self.regions)
 
 
-def _of_tests(made: Operation) -> list[Access]:
-    """What the kernels of the project's own tests touch: arrays of 32-bit numbers."""
-    values = [int.from_bytes(a, "little") for a in made.arguments]
-    if made.name == "scale" and len(values) == 4:
-        x, y, _, n = values
-        return [Access(x, 4 * n, False), Access(y, 4 * n, True)]
-    if found := re.fullmatch(r"mix_(\d+)_(\d+)", made.name):
-        ins, outs = map(int, found.groups())
-        n = values[ins + outs]
-        return [Access(a, 4 * n, i >= ins) for i, a in enumerate(values[: ins + outs])]
-    return []
-
-
 class Trace:
     """Operations and the order between them."""
 
@@ -93,8 +80,9 @@ class Trace:
                     self._host |= self._known.get(number, 0) | self._bit.get(number, 0)
                 continue
             if "touched" in row:  # what it learned when it ran
-                if row["touched"] in numbered:
-                    numbered[row["touched"]].accesses += [Access(*a) for a in row["accesses"]]
+                if (ran := numbered.get(row["touched"])) is not None:
+                    new = dict.fromkeys(Access(*a) for a in row["accesses"])  # loops repeat them
+                    ran.accesses += [a for a in new if a not in ran.accesses]
                 continue
             numbered[row["op"]] = self._add(row, kernel)
 
@@ -114,7 +102,6 @@ class Trace:
         self._after[made.number] = before
         self._known[made.number] = known | before
         self.operations.append(made)
-        made.accesses += _of_tests(made)
         meant = kernel(made.name, made.module) if kernel and made.kind == "kernel" else None
         if meant is not None and len(meant.operands) + len(meant.results) == len(made.arguments):
             made.regions, made.flops = meant.regions, meant.flops

@@ -15,6 +15,15 @@ T Value(void* const* parameters, int i) {
   return value;
 }
 
+// What a kernel touches, for the trace. If that is no memory of a device it faults, as there.
+bool Touches(const void* address, size_t bytes, bool write) {
+  const auto at = reinterpret_cast<CudaAddress>(address);
+  if (fake_device_memory(at, bytes) == 0) return false;
+  LOCK;
+  TraceAccesses({{at, bytes, write}});
+  return true;
+}
+
 void SetCondition(unsigned long long handle, unsigned value) {
   LOCK;
   S().conditions[handle] = value;
@@ -26,7 +35,9 @@ void SetCondition(unsigned long long handle, unsigned value) {
 bool SetCase(void* const* p) {
   const auto* at = Value<const unsigned char*>(p, 8);
   int32_t index = 0;
-  if (Value<unsigned char>(p, 9) != 0) {
+  const bool boolean = Value<unsigned char>(p, 9) != 0;
+  if (!Touches(at, boolean ? 1 : sizeof index, false)) return false;
+  if (boolean) {
     index = static_cast<signed char>(*at);
   } else {
     std::memcpy(&index, at, sizeof index);
@@ -39,13 +50,10 @@ bool SetCase(void* const* p) {
 }
 
 bool SetWhile(void* const* p) {
-  SetCondition(Value<unsigned long long>(p, 0), *Value<const bool*>(p, 1));
+  const auto* at = Value<const bool*>(p, 1);
+  if (!Touches(at, 1, false)) return false;
+  SetCondition(Value<unsigned long long>(p, 0), *at);
   return true;
-}
-
-// A kernel that touches anything else faults, as on a device.
-bool OnDevice(const void* address, size_t bytes) {
-  return fake_device_memory(reinterpret_cast<CudaAddress>(address), bytes) != 0;
 }
 
 // Of tests/gpu: y = a x.
@@ -53,7 +61,7 @@ bool Scale(void* const* p) {
   const auto* x = Value<const float*>(p, 0);
   auto* y = Value<float*>(p, 1);
   const auto n = Value<unsigned>(p, 3);
-  if (!OnDevice(x, n * sizeof *x) || !OnDevice(y, n * sizeof *y)) return false;
+  if (!Touches(x, n * sizeof *x, false) || !Touches(y, n * sizeof *y, true)) return false;
   for (unsigned i = 0; i < n; ++i) y[i] = Value<float>(p, 2) * x[i];
   return true;
 }
@@ -64,7 +72,7 @@ bool Mix(void* const* p, int ins, int outs) {
   const auto n = Value<unsigned>(p, ins + outs);
   const auto constant = Value<unsigned>(p, ins + outs + 1);
   for (int i = 0; i < ins + outs; ++i) {
-    if (!OnDevice(Value<unsigned*>(p, i), n * sizeof(unsigned))) return false;
+    if (!Touches(Value<unsigned*>(p, i), n * sizeof(unsigned), i >= ins)) return false;
   }
   std::vector<unsigned> sums(n, constant);
   for (int i = 0; i < ins; ++i) {
@@ -91,8 +99,27 @@ bool Wait(void* const* p) {
 
 // Of XLA and of jaxlib, in front of a batched product: addresses that are `bytes` apart.
 bool BatchPointers(char* first, size_t bytes, size_t count, char** to) {
-  if (!OnDevice(to, count * sizeof *to)) return false;
+  if (!Touches(to, count * sizeof *to, true)) return false;
   for (size_t i = 0; i < count; ++i) to[i] = first + i * bytes;
+  return true;
+}
+
+// Of jaxlib: rows as they stand after the swaps of an LU decomposition, for each matrix of a batch.
+bool PivotsToPermutation(void* const* p) {
+  const auto* pivots = Value<const int*>(p, 0);
+  auto* rows = Value<int*>(p, 1);
+  const auto batches = Value<int64_t>(p, 2);
+  const int n_pivots = Value<int>(p, 3), n_rows = Value<int>(p, 4);
+  if (!Touches(pivots, static_cast<size_t>(batches * n_pivots) * sizeof(int), false) ||
+      !Touches(rows, static_cast<size_t>(batches * n_rows) * sizeof(int), true)) {
+    return false;
+  }
+  for (int64_t batch = 0; batch < batches; ++batch, pivots += n_pivots, rows += n_rows) {
+    for (int i = 0; i < n_rows; ++i) rows[i] = i;
+    for (int i = 0; i < n_pivots; ++i) {
+      if (pivots[i] >= i && pivots[i] < n_rows) std::swap(rows[i], rows[pivots[i]]);
+    }
+  }
   return true;
 }
 
@@ -121,6 +148,10 @@ Kernel KnownKernel(const std::string& name, std::vector<size_t>& sizes) {
       return BatchPointers(Value<char*>(p, 0), Value<size_t>(p, 3), Value<size_t>(p, 2),
                            Value<char**>(p, 1));
     };
+  }
+  if (ends("LuPivotsToPermutationKernelEPKiPilii")) {  // (int*, int*, int64_t, int32_t, int32_t)
+    sizes = {8, 8, 8, 4, 4};
+    return PivotsToPermutation;
   }
   if (name == "delay" && sizes == std::vector<size_t>{8}) return Wait;
   return nullptr;
