@@ -89,7 +89,15 @@ def matrix(rows: list[dict[str, Any]]) -> dict[str, Any]:
         if outcome == "failed":
             bad.append({"test": row["test"], "why": row.get("why", "")})
         elif outcome == "not computed":
-            uncomputed[_uncomputed(row["why"])] += 1
+            what = _uncomputed(row["why"])
+            uncomputed[what] += 1
+            if row.get("call") in (
+                "ended",
+                "AssertionError",
+            ):  # a call that a library failed went on
+                bad.append(
+                    {"test": row["test"], "why": f"{what} was not computed, and nothing was raised"}
+                )
         elif not values:
             outcome = "as it must"  # refused, or about the matrix itself
         key = f"{outcome}_{backend}" if values else outcome
