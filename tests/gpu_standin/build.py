@@ -95,7 +95,10 @@ def libdevice() -> Path:
 
 def plugin() -> Path:
     """The shared library of JAX's CUDA plugin."""
-    spec = importlib.util.find_spec("jax_plugins.xla_cuda13")
+    try:
+        spec = importlib.util.find_spec("jax_plugins.xla_cuda13")
+    except ModuleNotFoundError:  # no plugin of JAX at all
+        spec = None
     for folder in spec.submodule_search_locations or [] if spec else []:
         for path in Path(folder).glob("xla_cuda_plugin.so"):
             return path

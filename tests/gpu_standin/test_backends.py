@@ -107,7 +107,7 @@ def test_a_launch_that_fails_is_told_and_the_next_call_works(backend: str, drive
     jax.block_until_ready(fast(x))
     function = "cuGraphLaunch" if backend == "xla" else "cuLaunchKernel"
     driver.fail(function, 2)
-    with pytest.raises(Exception, match="(?i)memory|failed|error"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="CUDA_ERROR_OUT_OF_MEMORY"):
         jax.block_until_ready(fast(x + 0))
         jax.block_until_ready(fast(x))
     driver.fail("", 0)
@@ -130,7 +130,7 @@ def test_no_launch_that_fails_in_a_lane_is_silent(driver: Any) -> None:
     for function, count in zip(functions, launches, strict=True):
         for skip in range(count):
             driver.fail(function, 2, skip)
-            with pytest.raises(Exception, match="(?i)failed|memory"):
+            with pytest.raises(jax.errors.JaxRuntimeError, match="CUDA_ERROR_OUT_OF_MEMORY"):
                 jax.block_until_ready(fast(x))
             driver.fail("", 0)
             assert_close(want, fast(x))

@@ -227,6 +227,17 @@ def test_what_the_machine_lacks_is_the_reason(lacks: str, monkeypatch: Any, tmp_
         getattr(build, lacks)()
 
 
+def test_a_python_without_any_plugin_of_jax_gets_the_reason() -> None:
+    script = Path(build.__file__)
+    for words in (["--check"], ["-c", "print('ran')"]):
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(script), *words], capture_output=True, text=True, timeout=120,
+            env={**os.environ, "STANDIN_BUILD": str(Path(os.environ["DYNAFLOW_XLA_STANDIN"]).parents[2])},
+        )  # fmt: skip
+        assert "JAX's CUDA plugin is not installed: pip install" in done.stdout, done.stderr
+        assert not done.stderr and "ran" not in done.stdout
+
+
 def test_misuse_is_told(driver: Any) -> None:
     """A call from a host function, and memory that is freed twice, as a real driver would not forgive."""
     library = driver.functions
