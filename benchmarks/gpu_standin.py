@@ -30,11 +30,11 @@ LIBRARIES = {
 def plans(first: int, count: int, dropped: int) -> dict[str, Any]:
     """Random plans as they are; and some of them without each of their waits."""
     import driver_trace
-    import random_plans
+    import kernel_plans
     from standin_plugin import DRIVER
 
     assert DRIVER is not None
-    made_by = random_plans.Plans(DRIVER)
+    made_by = kernel_plans.Plans(DRIVER)
     counts: collections.Counter[str] = collections.Counter()
     bad: list[str] = []
     begin = time.monotonic()
@@ -59,7 +59,7 @@ def plans(first: int, count: int, dropped: int) -> dict[str, Any]:
         told = [t for t in made.stage.told if t[0] in ("step", "record", "wait")]
         for drop in range(sum(t[0] == "wait" for t in told)):
             trace, _ = made_by.run(made, seed, made_by.without(made, drop))
-            needed, found = random_plans.unordered(told, drop), bool(trace.races())
+            needed, found = kernel_plans.unordered(told, drop), bool(trace.races())
             counts.update(waits_dropped=1, of_these_needed=needed, missed=needed and not found)
             if needed != found:
                 bad.append(f"plan {seed} without its wait {drop}: {found=}, {needed=}")

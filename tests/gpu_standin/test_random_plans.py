@@ -7,7 +7,7 @@ from typing import Any
 
 import driver_trace
 import pytest
-from random_plans import Plans, unordered
+from kernel_plans import Plans, unordered
 from standin_plugin import TOTAL
 
 PLANS = int(os.environ.get("STANDIN_PLANS") or 2000)
