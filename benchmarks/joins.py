@@ -265,8 +265,10 @@ def jax_models() -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
         slot = jax.nn.one_hot(place.astype(jnp.int32), capacity)  # none beyond the capacity
         dispatch = hot[:, :, None] * slot[:, None, :]
         rows = jnp.repeat(x, top, 0)
-        h = jax.nn.silu(jnp.einsum("nec,nd,edf->ecf", dispatch, rows, w["up"]))
-        y = jnp.einsum("nec,ecf,efd->nd", dispatch, h, w["down"])
+        # One contraction at a time: of three operands einsum chooses the order by the batch's size.
+        sent = jnp.einsum("nec,nd->ecd", dispatch, rows)
+        h = jax.nn.silu(jnp.einsum("ecd,edf->ecf", sent, w["up"]))
+        y = jnp.einsum("nec,ecd->nd", dispatch, jnp.einsum("ecf,efd->ecd", h, w["down"]))
         return x + (y * share.reshape(-1)[:, None]).reshape(-1, top, width).sum(1)
 
     yield "one-hot MoE with capacity", lambda: (with_capacity, (w, x))

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 
 from dynaflow_xla.batch.states import (
     Finding,
-    Keyed,
     Mixed,
     Partial,
     Position,
@@ -25,6 +24,7 @@ from dynaflow_xla.batch.states import (
     State,
     Unknown,
     Whole,
+    as_rows,
     is_plain_same,
     is_zero,
 )
@@ -277,7 +277,7 @@ class Joiner:
                 if self.copies[op.index]
             },
             self.completed,
-            tuple(_rows(self.states.get(v.id, Same())) for v in self.graph.values),
+            tuple(as_rows(self.states.get(v.id, Same())) for v in self.graph.values),
             tuple(f"joined: {text}" for text in self.causes),
         )
 
@@ -295,14 +295,9 @@ def defined(shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> State:
     return Whole() if others or not fits else Rows(axis, 1, each)
 
 
-def _rows(state: State) -> State:
-    """The state, of integers within bounds that of the rows that they are."""
-    return state.rows if isinstance(state, Keyed) else state
-
-
 def completes(state: State, dtype: str) -> bool:
     """Whether nano-batches' values of a state can be put together to the whole batch's."""
-    state = _rows(state)
+    state = as_rows(state)
     if isinstance(state, Position):
         return state.dim is None  # each nano-batch counts its rows from 0
     if not isinstance(state, Rows | Same | Partial):

@@ -104,6 +104,19 @@ class Proof:
         )
         return replace(self, outputs=outputs)
 
+    def not_joined(self, because: Finding | None) -> Proof:
+        """The same, where what mixes rows could run once but for another operator."""
+        if because is None:
+            return self
+        why = f"; it is not joined, because of {because}"
+        outputs = tuple(
+            replace(o, finding=replace(o.finding, reason=o.finding.reason + why))
+            if o.status == "mixed" and o.finding is not None
+            else o
+            for o in self.outputs
+        )
+        return replace(self, outputs=outputs)
+
     def raise_if_refused(self, *, allow_unproven: bool = False) -> None:
         """Raises unless every output is proved.
 

@@ -234,12 +234,14 @@ class Order:
         inner: Items of a row in each run.
         origin: The operator that sorted.
         key: What the items are sorted by, if it is known.
+        placed: Each item is sorted by the element of ``key`` that is at its own place.
     """
 
     outer: int
     inner: int
     origin: Origin
     key: Key | None = None
+    placed: bool = False
 
     @property
     def each(self) -> int:
@@ -268,10 +270,11 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """Rows whose elements are the integers of ``key``."""
+    """Rows whose elements are the integers of ``key``; ``placed``: in the order that the key was made for."""
 
     rows: Rows
     key: Key
+    placed: bool = False
 
     def __str__(self) -> str:
         return str(self.rows)
@@ -281,12 +284,14 @@ class Keyed:
 class InOrder:
     """Place ``j`` along ``rows.axis`` belongs to item ``p(j)`` of ``order``.
 
-    Put back into the order of the items, it is ``rows``, where each item is a row of its own.
+    Put back into the order of the items, it is ``rows``, where each item is a row of its own. ``rising``:
+    along the places, the only axis that is longer than 1, the integers of ``key`` never decrease.
     """
 
     order: Order
     rows: Rows
     key: Key | None = None
+    rising: bool = False
 
     def __str__(self) -> str:
         return f"{self.rows} in the order of {self.order.origin}"
@@ -341,9 +346,37 @@ class Sizes:
         return "sizes of groups of items"
 
 
+@dataclass(frozen=True, slots=True)
+class Below:
+    """How many elements of ``key`` are below known bounds, added up and subtracted.
+
+    Element ``j`` is the sum over ``(bound, times)`` in ``terms[j]`` of ``times`` as often as an element is
+    below ``bound``. As a number it is a sum over the batch. Without terms it is a place among sorted
+    integers, of which nothing is said.
+    """
+
+    key: Key
+    origin: Origin
+    terms: tuple[tuple[tuple[int, int], ...], ...] | None
+
+    def __str__(self) -> str:
+        return "numbers of items below bounds"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Integers that are known one by one in each trace, of at most one dimension; ``plain`` says the rest."""
+
+    values: tuple[tuple[int, ...], ...]
+    plain: Same
+
+    def __str__(self) -> str:
+        return str(self.plain)
+
+
 State: TypeAlias = (
     Same | Rows | Partial | Position | Counted | Late | Mixed | Unknown
-    | InOrder | Numbers | Inverse | Keyed | Sizes | Whole
+    | InOrder | Numbers | Inverse | Keyed | Sizes | Below | Listed | Whole
 )  # fmt: skip
 SAME = Same()
 
@@ -355,6 +388,8 @@ def is_zero(state: State) -> bool:
 
 def is_plain_same(state: State) -> bool:
     """Equal in every trace."""
+    if isinstance(state, Listed):
+        state = state.plain
     return isinstance(state, Same) and (state.power == 0 or is_zero(state))
 
 
@@ -379,12 +414,19 @@ def power_of(state: State) -> int:
     return state.power if isinstance(state, Same | Rows | Partial) else 0
 
 
+def as_rows(state: State) -> State:
+    """The state without what is known of integers: what says how nano-batches make up the whole."""
+    if isinstance(state, Keyed):
+        return state.rows
+    return state.plain if isinstance(state, Listed) else state
+
+
 def batch_axis(state: State) -> int | None:
     """The axis along which a state has rows."""
     return state.axis if isinstance(state, Rows | Position) else None
 
 
-ORDERED = InOrder | Numbers | Inverse | Keyed | Sizes
+ORDERED = InOrder | Numbers | Inverse | Keyed | Sizes | Below | Listed
 """States that only rules which ask for them understand; others get :func:`orders.plain` of them."""
 
 

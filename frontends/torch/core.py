@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from dynaflow_xla.frontends.torch.dynamo.graphs import Doorway, Graphs, NoGraph
 from dynaflow_xla.frontends.torch.dynamo.whole import Whole
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.opaque import finding
+from dynaflow_xla.frontends.torch.opaque.regions import Unlike
 from dynaflow_xla.frontends.torch.signature import backends, open_batch
 from dynaflow_xla.frontends.torch.tuning import auto, keeping
 from dynaflow_xla.frontends.torch.tuning.deciding import Deciding, options_for
@@ -60,15 +62,20 @@ class Core(Deciding):
         self._apart: dict[overlap.Pattern, Core] = {}
         self._lock = threading.Lock()
         self._for_arrays: Callable[..., Any] | None = None
-        self._root = capturing.root_function(original)
-        self._compiled: Callable[..., Any] = torch.compile(
-            self._root,
+        self._root, self._compiled = self._made_captured()
+        plain = self.backend.whole_layers and not self.splits
+        self._shortcut = captures.Shortcut(self._root) if plain else None
+
+    def _made_captured(self) -> tuple[types.FunctionType, Callable[..., Any]]:
+        """What is called where captures are wanted, without any yet."""
+        root = capturing.root_function(self.original)
+        compiled: Callable[..., Any] = torch.compile(
+            root,
             backend=Doorway(self.graphs),
             **self.backend.capture_options(),
             **captures.captures_kept(capturing.MAX_CAPTURES),
         )
-        plain = self.backend.whole_layers and not self.splits
-        self._shortcut = captures.Shortcut(self._root) if plain else None
+        return root, compiled
 
     def made_for(self, strategy: Strategy, compiler: str) -> Core:
         """A candidate of ``Auto``."""
@@ -214,24 +221,49 @@ class Core(Deciding):
         options = self.options
         while True:
             offered = open_batch.offered(options.name, options.in_axes, self.original, args, kwargs)
+            compiled, start = self._compiled, None
+            if self.opaque.used and not self.breaks:
+                start = keeping.Start(self.original, self.changes, args, kwargs)
             try:
                 with offered, operators.layers_of_any_size(), self._watching():
-                    result = self._compiled(*args, **kwargs)
+                    result = compiled(*args, **kwargs)
                 break
-            except finding.Found as found:
-                told: list[str]
-                with self.opaque.learning(found) as told:
-                    if not running.only_plans():
-                        result = self.as_written(args, kwargs)
-                    else:
-                        self._watched_run(args, kwargs)
-                for note in told:
-                    self.warn(f"{options.name!r}: {note}")
-                if not running.only_plans():
-                    running.note_original()
-                    return result
+            except finding.Found as error:
+                found = error
+            except Unlike as error:
+                if start is None or self.breaks or not start.again():
+                    raise  # a part of the call has done what it does
+                found = self.opaque.unlike(error)
+                with self._lock:
+                    if self._compiled is compiled:  # else another thread was here
+                        self._root, self._compiled = self._made_captured()
+            learned, result = self._learned(found, args, kwargs)
+            if learned and not running.only_plans():
+                running.note_original()
+                return result
         axes.check_results(options.name, options.out_axes, result)
         return result
+
+    def _learned(self, found: finding.Found, args: Any, kwargs: Any) -> tuple[bool, Any]:
+        """Runs the original, watched, and gives its result; not if another thread did meanwhile."""
+        told: list[str] = []
+        if not self.opaque.lock.acquire(blocking=running.only_plans()):
+            # Another thread watches a run; this call need not wait for it.
+            return True, self.as_written(args, kwargs)
+        try:
+            if not self.opaque.is_news(found):
+                return False, None
+            result = None
+            with self.opaque.learning(found) as told:
+                if not running.only_plans():
+                    result = self.as_written(args, kwargs)
+                else:
+                    self._watched_run(args, kwargs)
+        finally:
+            self.opaque.lock.release()
+        for note in told:
+            self.warn(f"{self.options.name!r}: {note}")
+        return True, result
 
     def _watching(self) -> contextlib.AbstractContextManager[None]:
         """Context of a call whose captures may stand an operator in the place of a call."""
@@ -241,7 +273,8 @@ class Core(Deciding):
 
     def _watched_run(self, args: Any, kwargs: Any) -> None:
         """Runs the original and leaves no trace."""
-        with keeping.preserved(self.original, self.changes, args, kwargs):
+        kept = keeping.preserved(self.original, self.changes, args, kwargs)
+        with kept, keeping.called_modules_kept():
             given = keeping.copies((args, kwargs))
             self.as_written(*given)
 

@@ -123,6 +123,21 @@ def test_equal_values_on_the_first_call_do_not_excuse_what_mixes_rows(joins: boo
         fast(jnp.zeros((9, 4)))
 
 
+def test_another_program_at_another_size_is_named() -> None:
+    """``einsum`` of three operands contracts them in an order that their sizes decide."""
+
+    def fn(w: Any, x: Any) -> Any:
+        hot = jnp.cumsum(jnp.tanh(x), 0)[:, :, None] * jnp.ones(10)
+        return x + jnp.einsum("nec,ecf,efd->nd", hot, jnp.ones((8, 10, 16)), w)
+
+    args = jnp.ones((8, 16, 8)), jnp.ones((12, 8))
+    fast = dfx.schedule(fn, dfx.NanoBatch([9, 3]), in_axes=(None, 0))
+    with pytest.raises(
+        dfx.SeparabilityError, match=r"cumsum at .* along the batch; it is not joined, be"
+    ):
+        dfx.plan(fast, *args)
+
+
 def test_effects_are_not_joined() -> None:
     def f(x: Any) -> Any:
         jax.debug.print("{}", x.sum())

@@ -15,6 +15,8 @@ import pytest
 from jax import lax
 
 import dynaflow_xla as dfx
+from dynaflow_xla.batch import states
+from dynaflow_xla.batch.row_orders import bounds
 from dynaflow_xla.frontends.jax.batch import separability
 from dynaflow_xla.frontends.jax.capture import capture
 
@@ -118,6 +120,59 @@ def gradient(x: Any) -> Any:
     return jax.grad(lambda x: (sorted_moe(x) ** 2).sum())(x)
 
 
+def with_sizes(x: Any, counted: Callable[[Any, Any], Any]) -> Any:
+    """``counted``: of the experts and the order, the sizes of groups."""
+    w, e, order = route(x)
+    y = lax.ragged_dot(x[order // K], WEIGHTS, counted(e, order))
+    return back(y * w[order][:, None], order, x)
+
+
+def searched(x: Any) -> Any:
+    ends = lambda e: jnp.searchsorted(jnp.sort(e), jnp.arange(EXPERTS), side="right")  # noqa: E731
+    return with_sizes(x, lambda e, o: jnp.diff(ends(e), prepend=0))
+
+
+def searched_from_both_sides(x: Any) -> Any:
+    def counted(e: Any, order: Any) -> Any:
+        at = [jnp.searchsorted(e[order], jnp.arange(EXPERTS), side=s) for s in ("left", "right")]
+        return at[1] - at[0]
+
+    return with_sizes(x, counted)
+
+
+def searched_for_all_ends(x: Any) -> Any:
+    bounds = np.arange(EXPERTS + 1)
+    return with_sizes(x, lambda e, o: jnp.diff(jnp.searchsorted(e[o], bounds)))
+
+
+def searched_from_one(x: Any) -> Any:
+    ends = lambda e: jnp.searchsorted(jnp.sort(e), jnp.arange(EXPERTS) + 1)  # noqa: E731
+    return with_sizes(x, lambda e, o: jnp.diff(ends(e), prepend=0).astype(jnp.int32))
+
+
+def searched_pairs(x: Any) -> Any:
+    w, e, _ = route(x)
+    e, order = lax.sort_key_val(e, jnp.arange(e.shape[0]))
+    ends = jnp.searchsorted(e, jnp.arange(EXPERTS), side="right")
+    sizes_ = ends - jnp.concatenate([jnp.zeros(1, ends.dtype), ends[:-1]])
+    y = lax.ragged_dot(x[order // K], WEIGHTS, sizes_)
+    return back(y * w[order][:, None], order, x)
+
+
+def searched_two_experts_in_one(x: Any) -> Any:
+    """Groups of several experts each, and experts that are in none."""
+    ends = lambda e: jnp.searchsorted(jnp.sort(e), np.array([1, 1, 2, 3]))  # noqa: E731
+    return with_sizes(x, lambda e, o: jnp.diff(ends(e), prepend=0))
+
+
+def searched_layers(x: Any) -> Any:
+    return lax.scan(lambda c, _: (c + searched(c), None), x, None, length=2)[0]
+
+
+def searched_gradient(x: Any) -> Any:
+    return jax.grad(lambda x: (searched_for_all_ends(x) ** 2).sum())(x)
+
+
 def sums_by_group(x: Any) -> Any:
     """A total over the batch, which may be in any order."""
     _, e, order = route(x)
@@ -127,6 +182,8 @@ def sums_by_group(x: Any) -> Any:
 ACCEPTED: list[Callable[[Any], Any]] = [
     sorted_moe, by_sorted_pairs, by_repeated_tokens, repeated_rows, with_bias, by_scattered_inverse,
     by_sorted_inverse, by_scatter, by_segments, one_expert, layers, recomputed, gradient,
+    searched, searched_from_both_sides, searched_for_all_ends, searched_from_one, searched_pairs,
+    searched_two_experts_in_one, searched_layers, searched_gradient,
 ]  # fmt: skip
 
 
@@ -230,7 +287,30 @@ def _refused() -> dict[str, Callable[[Any], Any]]:
         kept = ((jnp.cumsum(hot, 0) * hot).sum(1) <= 2).astype(x.dtype)
         return (x[:, None] * (w * kept).reshape(-1, K, 1)).sum(1)
 
+    def found(e: Any) -> Any:
+        """Sizes of groups, if ``e`` is sorted."""
+        return jnp.diff(jnp.searchsorted(e, jnp.arange(EXPERTS), side="right"), prepend=0)
+
+    def swapped(x: Any, w: Any, e: Any, order: Any) -> Any:
+        """Of each row the other expert, in the order of the one."""
+        return product(x, order, found(e[order + 1 - 2 * (order % 2)]))
+
+    def by_batch(e: Any) -> Any:
+        ends = jnp.searchsorted(jnp.sort(e), jnp.arange(EXPERTS) + e.shape[0] // (2 * K) - 4)
+        return jnp.diff(ends, prepend=0)
+
     return {
+        "searched without an order": f(lambda x, w, e, o: product(x, o, found(e))),
+        "searched in another order": lambda x: swapped(-x, *route(-x)),
+        "searched in the order of columns": f(
+            lambda x, w, e, o: product(x, o, found(e.reshape(-1, K).T.reshape(-1)[o]))
+        ),
+        "searched in another choice": f(
+            lambda x, w, e, o: product(x, o, found(jnp.sort(EXPERTS - 1 - e)))
+        ),
+        "searched for what depends on the batch size": f(
+            lambda x, w, e, o: product(x, o, by_batch(e))
+        ),
         "rows returned as sorted": f(lambda x, w, e, o: x[o // K]),
         "order returned": f(lambda x, w, e, o: o),
         "inverse returned": f(lambda x, w, e, o: jnp.argsort(o)),
@@ -287,6 +367,41 @@ def test_rows_that_do_not_come_back(name: str) -> None:
     assert not same, "this would be equal: no example of what mixes"
     proof = prove(fn)
     assert proof.status == "mixed", str(proof)
+
+
+def test_groups_by_bounds() -> None:
+    """Sizes that are taken for those of groups give each item a group that follows from its own integer."""
+    random = np.random.default_rng(5)
+    taken = 0
+    for _ in range(3000):
+        low, high = sorted(random.integers(-2, 5, 2).tolist())
+        key = states.Key(*(n if random.random() < 0.7 else None for n in (low, high)))
+        origin = states.Origin("scan", None)
+        items = states.InOrder(states.Order(1, 1, origin, key), states.Rows(0), key, rising=True)
+        wanted = random.integers(-3, 6, 4).tolist()
+        if random.random() < 0.7:
+            wanted.sort()
+        after = bool(random.random() < 0.5)
+        ends = bounds.searched(items, wanted, origin, after=after)
+        assert ends is not None
+        start = bounds.joined([states.Same(0, 0), ends], [1, 4])
+        assert start is not None
+        made = bounds.added(
+            [bounds.taken(start, slice(1, None)), bounds.taken(start, slice(0, -1))], (1, -1), 4
+        )
+        if made is None or not bounds.divides(made):
+            continue
+        taken += 1
+        group: dict[int, int] = {}
+        for _ in range(6):
+            e = np.sort(random.integers(low, high + 1, random.integers(1, 9)))
+            side = "right" if after else "left"
+            sizes_ = np.diff(np.searchsorted(e, wanted, side=side), prepend=0)
+            assert (sizes_ >= 0).all()
+            for place, integer in enumerate(e.tolist()):
+                mine = int((np.cumsum(sizes_) <= place).sum())
+                assert group.setdefault(integer, mine) == mine
+    assert taken > 1000
 
 
 def test_the_message_names_the_sort() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dynaflow_xla.batch.algebra import product
+from dynaflow_xla.batch.row_orders.bounds import divides
 from dynaflow_xla.batch.row_orders.orders import at
 from dynaflow_xla.batch.states import (
+    Below,
     InOrder,
     Inverse,
     Key,
@@ -38,7 +40,7 @@ def keyed(rows: State, low: int | None = None, high: int | None = None) -> State
     """Rows of integers within bounds, so that what is counted of them can be told apart."""
     if not isinstance(rows, Rows) or rows.fill is not None or rows.power:
         return rows
-    return Keyed(rows, Key(low, high))
+    return Keyed(rows, Key(low, high), placed=True)
 
 
 def clamped(state: State, low: int | None, high: int | None) -> State | None:
@@ -148,6 +150,9 @@ def _grouped_order(
 ) -> Order:  # fmt: skip
     if not isinstance(items, InOrder) or items.rows != Rows(axis, power=items.rows.power):
         raise Refuse(GROUPS)
+    if isinstance(sizes, Below) and not upto and groups is None and divides(sizes):
+        if sizes.key.follows(items.order.key):
+            return items.order
     if not isinstance(sizes, Sizes) or sizes.upto != upto:
         raise Refuse(_OTHER_GROUPS)
     if not sizes.key.follows(items.order.key):

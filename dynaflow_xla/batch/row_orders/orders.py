@@ -18,9 +18,11 @@ from dynaflow_xla.batch.row_orders.item_numbers import by_row, counts_up
 from dynaflow_xla.batch.states import (
     ORDERED,
     POSITION,
+    Below,
     InOrder,
     Inverse,
     Keyed,
+    Listed,
     Numbers,
     Order,
     Partial,
@@ -30,6 +32,7 @@ from dynaflow_xla.batch.states import (
     Same,
     Sizes,
     State,
+    as_rows,
 )
 
 _ELSEWHERE = "needs rows in the order of the batch"
@@ -43,7 +46,11 @@ def plain(state: State) -> State:
     """
     if isinstance(state, Keyed):
         return state.rows
-    if isinstance(state, Sizes):
+    if isinstance(state, Listed):
+        return state.plain
+    if isinstance(state, Below) and state.terms is None:
+        raise Refuse("is a place among sorted rows of the batch", state.origin, ordered=True)
+    if isinstance(state, Sizes | Below):
         return Partial(0, state.origin)
     if isinstance(state, InOrder | Inverse):
         raise Refuse(_ELSEWHERE, state.order.origin, ordered=True)
@@ -91,8 +98,7 @@ def into(state: State, order: Order) -> State:
     """
     if isinstance(state, InOrder) and state.order is order:
         return state.rows
-    if isinstance(state, Keyed):
-        state = state.rows
+    state = as_rows(state)
     if isinstance(state, Same):
         return state
     if isinstance(state, Rows) and state.fill is not None:

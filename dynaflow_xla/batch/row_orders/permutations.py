@@ -29,6 +29,7 @@ from dynaflow_xla.batch.states import (
     Rows,
     Same,
     State,
+    as_rows,
     is_zero,
 )
 
@@ -56,16 +57,22 @@ def ordered(
     if len(layouts) != 1:
         return None
     ((outer, inner),) = layouts
-    order = Order(outer, inner, origin, first.key if isinstance(first, Keyed) and rising else None)
+    keyed = first if isinstance(first, Keyed) and rising else None
+    order = Order(outer, inner, origin)
+    if keyed is not None:
+        order = replace(order, key=keyed.key, placed=keyed.placed)
     made: list[State] = []
-    for state in operands:
+    for number, state in enumerate(operands):
         # Any permutation would do, so it does not matter by what and how it is found.
         rows = state.rows if isinstance(state, Keyed) else state
         counted = numbers(state, sizes)
         if isinstance(rows, Rows) and rows.axis == axis:
             key = state.key if isinstance(state, Keyed) else None
+            sorted_ = keyed is not None and not number
             made.append(
-                rows if rows.fill is not None else InOrder(order, Rows(axis, power=rows.power), key)
+                rows
+                if rows.fill is not None
+                else InOrder(order, Rows(axis, power=rows.power), key, sorted_)
             )
         elif counted is not None and counted.order is None and counted.axis == axis:
             if counted.outer * counted.inner != order.each:
@@ -132,7 +139,10 @@ def taken(
         t.size == n * inner.outer * inner.inner for t, n in zip(by.tables, sizes, strict=True)
     )
     key = operand.key if isinstance(operand, Keyed) and every and distinct(by.tables) else None
-    return InOrder(by.order, Rows(axis, power=inner.power), key)
+    # The very elements that were sorted by, in that order.
+    rising = isinstance(operand, Keyed) and operand.placed and by.order.placed and counts_up(by)
+    rising &= key is not None and key is by.order.key
+    return InOrder(by.order, Rows(axis, power=inner.power), key, rising)
 
 
 def _put_back(operand: State, index: Inverse, dim: int, places: Mapping[int, int]) -> State | None:
@@ -206,8 +216,7 @@ def written(
 
 def _power_in(updates: State, by: Numbers, axis: int) -> int | None:
     """The power of the batch size that updates carry, if they are in the order of the numbers."""
-    if isinstance(updates, Keyed):
-        updates = updates.rows
+    updates = as_rows(updates)
     if isinstance(updates, InOrder):
         if updates.order is not by.order or updates.rows != Rows(axis, power=updates.rows.power):
             return None

@@ -19,7 +19,6 @@ from dynaflow_xla.batch.row_orders import orders
 from dynaflow_xla.batch.specs import AS_PROVED, AsProved
 from dynaflow_xla.batch.states import (
     Finding,
-    Keyed,
     Mixed,
     Partial,
     Refuse,
@@ -27,6 +26,7 @@ from dynaflow_xla.batch.states import (
     Same,
     State,
     Unknown,
+    as_rows,
 )
 from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.frontends.jax.batch.rules import equality
@@ -191,7 +191,7 @@ def _proof(
     whole = captured[0]
     walker = Walker(sizes, joiner=joiner)
     outs, env = walker.run_all([_body(c) for c in captured], ins)
-    states = tuple(s.rows if isinstance(s := env[v], Keyed) else s for v in whole.variables)
+    states = tuple(as_rows(env[v]) for v in whole.variables)
     verdicts = [
         _verdict(captured, sizes, n, state, wanted, joiner)
         for n, (state, wanted) in enumerate(zip(outs, out_axes, strict=True))

@@ -174,7 +174,8 @@ class BatchedFunction:
             o.status == "unproven" for o in joined.outputs
         )  # effects are told by themselves
         if open_ and proof.status != "separable":
-            return proof, None
+            blame = next(o.finding for o in joined.outputs if o.status == "unproven")
+            return proof.not_joined(blame), None
         return joined, joining
 
     def _proof(self, made: Mapping[int, tuple[Captured, Sequence[Any]]]) -> Proof:

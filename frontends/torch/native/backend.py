@@ -14,7 +14,7 @@ from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.native import by_size, nano_batches
 from dynaflow_xla.frontends.torch.native.by_size import BySize
 from dynaflow_xla.frontends.torch.native.entry import Entry, whole_entry
-from dynaflow_xla.frontends.torch.rewrite import spectra
+from dynaflow_xla.frontends.torch.rewrite import spectra, strides
 from dynaflow_xla.settings import Settings
 
 
@@ -55,7 +55,8 @@ class NativeBackend:
         )
 
     def lower(self, gm: Any, kind: str) -> None:
-        """Spectra as PyTorch has them without gradients."""
+        """Spectra as PyTorch has them without gradients; reshapes that are written by strides."""
+        strides.as_reshapes(gm)
         if kind == "inference":
             spectra.without_vectors(gm)
 

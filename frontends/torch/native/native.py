@@ -300,7 +300,9 @@ class Native:
             return EngineError(f"{self.captured.graph.name!r}: {error}")
         stretch, cause = call.error
         if isinstance(cause, DynaflowError):
-            return type(cause)(str(cause))
+            told = type(cause)(str(cause))
+            told.__dict__.update(vars(cause))
+            return told
         region = self.pg.regions[stretch.region_of(cause)]
         return EngineError(
             f"region {region.name!r} of {self.captured.graph.name!r} (from {region.source}) failed: "

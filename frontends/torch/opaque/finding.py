@@ -8,6 +8,7 @@ function that can be an operator is one.
 from __future__ import annotations
 
 import re
+import threading
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,10 +43,14 @@ class Found(BaseException):
     Attributes:
         functions: Those that may become operators, the innermost first.
         why: Why the capture failed.
+        known: How many calls of the innermost were known then.
+        unlike: What it did, if it was called as it is and did something new; else "".
     """
 
-    def __init__(self, functions: Sequence[types.FunctionType], why: str) -> None:
-        self.functions, self.why = functions, why
+    def __init__(
+        self, functions: Sequence[types.FunctionType], why: str, known: int = 0, unlike: str = ""
+    ) -> None:
+        self.functions, self.why, self.known, self.unlike = functions, why, known, unlike
 
 
 @dataclass
@@ -70,6 +75,7 @@ class Opaque:
 
     Attributes:
         refused: Why functions cannot be called as they are, by their code.
+        lock: Held while a run is watched. What Dynamo asks meanwhile on another thread does not take it.
     """
 
     def __init__(self, original: Any) -> None:
@@ -78,6 +84,26 @@ class Opaque:
         self._known: dict[types.CodeType, _Known] = {}
         self._sites: list[regions.Site] = []
         self._runs = 0
+        self.lock = threading.RLock()
+
+    @property
+    def used(self) -> bool:
+        """Whether a call was ever put into a graph."""
+        return bool(self._sites)
+
+    def is_news(self, found: Found) -> bool:
+        """Whether nothing was learned of the function since the capture that it ended."""
+        code = found.functions[0].__code__
+        return code not in self.refused and found.known == self._count(code)
+
+    def _count(self, code: types.CodeType) -> int:
+        known = self._known.get(code)
+        return 0 if known is None else len(known.calls)
+
+    def unlike(self, error: regions.Unlike) -> Found:
+        """A call did something else than the watched ones: what ends the graph that it was in."""
+        function = error.site.function
+        return Found([function], error.site.why, self._count(function.__code__), error.what)
 
     def watching(self) -> Any:
         """Context of a call that may be captured."""
@@ -101,6 +127,13 @@ class Opaque:
                 f"{function.__qualname__} ({known.where}) cannot be captured ({found.why}), and cannot be "
                 f"called as it is inside of a split function: it {why}"
             )
+        elif found.unlike:
+            told.append(
+                f"{function.__qualname__} ({known.where}), which is called as it is, {found.unlike}, unlike "
+                "when it was watched: the original ran for this call, and the function is planned anew"
+            )
+            if self._runs >= _MAX_RUNS:
+                self._refuse(code, "does something else in every call")
         elif len(known.calls) == len(recorder.calls):
             told.append(
                 f"{function.__qualname__} ({known.where}) cannot be captured ({found.why}): from the next "
@@ -165,7 +198,7 @@ class Opaque:
         ]  # fmt: skip
         if not fitting:
             if self._runs < _MAX_RUNS:
-                raise Found([call.function], known.why)
+                raise Found([call.function], known.why, len(known.calls))
             raise CannotKeep("is called in too many ways")
         last = fitting[-1]
         same = [c.seen for c in fitting if (c.results, c.dtypes) == (last.results, last.dtypes)]

@@ -6,12 +6,14 @@ import copy
 import enum
 import random
 import sys
+import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
@@ -80,9 +82,8 @@ def copies(tree: Any) -> Any:
     return pytree.tree_map(cloned, objects_copied(tree))
 
 
-@contextmanager
-def random_kept(args: Any, kwargs: Any) -> Iterator[None]:
-    """Puts random states back: of the default generators, of Python and of those among the arguments."""
+def random_states(args: Any, kwargs: Any) -> Callable[[], None]:
+    """Puts random states back as they are now: of the default generators, Python's, those among arguments."""
     on_gpu = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     leaves = (torch.default_generator, *on_gpu, *pytree.tree_leaves((args, kwargs)))
     found = {id(x): x for x in leaves if isinstance(x, torch.Generator)}
@@ -90,14 +91,84 @@ def random_kept(args: Any, kwargs: Any) -> Iterator[None]:
     python = random.getstate()
     numpy = sys.modules.get("numpy")
     of_numpy = None if numpy is None else numpy.random.get_state()
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         for generator, state in states:
             generator.set_state(state)
         random.setstate(python)
         if numpy is not None:
             numpy.random.set_state(of_numpy)
+
+    return put_back
+
+
+@contextmanager
+def random_kept(args: Any, kwargs: Any) -> Iterator[None]:
+    """Puts random states back at the end, see ``random_states``."""
+    put_back = random_states(args, kwargs)
+    try:
+        yield
+    finally:
+        put_back()
+
+
+class Start:
+    """What a call can be made again from, if it fails before it has written anything.
+
+    Args:
+        original: The scheduled function or module.
+        changes: What else its calls change.
+        args: Of the call.
+        kwargs: Of the call.
+    """
+
+    def __init__(self, original: Any, changes: effects.Changes, args: Any, kwargs: Any) -> None:
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        for module in _modules(original, args, kwargs):
+            tensors += (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        self._versions = [(t, t._version) for t in tensors if not t.is_inference()]
+        self._known = not any(place.what == "data" for place in changes.places)
+        self._put_back = random_states(args, kwargs)
+
+    def again(self) -> bool:
+        """Puts random states back; False if something was written, or may have been."""
+        if not self._known or any(t._version != version for t, version in self._versions):
+            return False
+        self._put_back()
+        return True
+
+
+@contextmanager
+def called_modules_kept() -> Iterator[None]:
+    """Puts back the state of every module that this thread calls meanwhile, wherever the module is held."""
+    me = threading.get_ident()
+    found: dict[int, tuple[torch.nn.Module, Saved, list[Any]]] = {}
+
+    def before(module: torch.nn.Module, _: Any) -> None:
+        if threading.get_ident() != me or id(module) in found:
+            return
+        for inside in module.modules():
+            if id(inside) not in found:
+                saved = Saved()
+                saved.whole(inside)
+                own = (*inside.parameters(recurse=False), *inside.buffers(recurse=False))
+                found[id(inside)] = inside, saved, [(t, t.detach().clone()) for t in own]
+
+    handle = register_module_forward_pre_hook(before)
+    try:
+        yield
+    finally:
+        handle.remove()
+        for _, saved, tensors in found.values():
+            saved.put_back()
+            _written_back(tensors)
+
+
+def _written_back(tensors: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for tensor, value in tensors:
+            if not torch.equal(tensor, value):  # autograd counts writes, so none without need
+                tensor.copy_(value)
 
 
 def _modules(original: Any, args: Any, kwargs: Any) -> list[torch.nn.Module]:
@@ -142,7 +213,4 @@ def preserved(
     finally:
         places.put_back()
         whole.put_back()
-        with torch.no_grad():
-            for tensor, value in zip(tensors, saved, strict=True):
-                if not torch.equal(tensor, value):  # autograd counts writes, so none without need
-                    tensor.copy_(value)
+        _written_back(zip(tensors, saved, strict=True))

@@ -229,3 +229,37 @@ def test_random_programs(names: list[str], sizes: tuple[int, ...], grad: bool) -
 )
 def test_many_random_programs(names: list[str], sizes: tuple[int, ...], grad: bool) -> None:
     _equal(names, sizes, grad)
+
+
+class Pooled(nn.Module):
+    """Tokens pooled to one, as Swin does, and masked tokens set to zero, as Wav2Vec2 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.pool = nn.AdaptiveAvgPool1d(1)
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        h = torch.tanh(self.first(x))
+        h[~mask.unsqueeze(-1).repeat(1, 1, 8)] = 0
+        h[:, :1][mask[:, :1]] = 1.5
+        return self.head(self.pool(h.transpose(1, 2)).flatten(1))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_reshapes_by_strides_and_masks_are_no_joins(sizes: Any) -> None:
+    model = Pooled()
+    other = copy.deepcopy(model)
+    fast = dfx.schedule(other, dfx.NanoBatch(sizes, joins=False), in_axes=0, backend="torch")
+    for _ in range(2):
+        x, mask = torch.randn(B, 5, 4), torch.rand(B, 5) < 0.6
+        grads = []
+        for module, run in ((model, model), (other, fast)):
+            module.zero_grad()
+            mine = x.clone().requires_grad_()
+            found = run(mine, mask)
+            found.square().sum().backward()
+            grads.append(
+                [found.detach(), mine.grad, *(p.grad.clone() for p in module.parameters())]
+            )
+        torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-5)

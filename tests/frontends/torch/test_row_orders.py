@@ -49,6 +49,16 @@ def by_sorted_inverse(x: Any) -> Any:
     return (y[torch.argsort(order)] * w[:, None]).view(-1, K, D).sum(1)
 
 
+def by_two_maxima(x: Any) -> Any:
+    """The best expert and the best of the others, each as the place of a maximum."""
+    scores = torch.softmax(x @ ROUTER, -1)
+    first, one = scores.max(-1, keepdim=True)
+    second, other = scores.masked_fill(scores == first, -1.0).max(dim=-1, keepdim=True)
+    w, (e, order) = torch.cat([first, second], 1), torch.sort(torch.cat([one, other], 1).view(-1))
+    y = grouped(x[order // K], ends(e)) * w.view(-1)[order][:, None]
+    return torch.zeros_like(x).index_add(0, order // K, y)
+
+
 def by_index_add(x: Any) -> Any:
     w, _, e, order = route(x)
     tokens = torch.div(order, K, rounding_mode="floor")
@@ -74,7 +84,14 @@ def with_bias(x: Any) -> Any:
     return (out.view(-1, K, D) * w.view(-1, K, 1)).sum(1)
 
 
-ACCEPTED = [by_inverse, by_sorted_inverse, by_index_add, by_token_and_slot, with_bias]
+ACCEPTED = [
+    by_inverse,
+    by_sorted_inverse,
+    by_two_maxima,
+    by_index_add,
+    by_token_and_slot,
+    with_bias,
+]
 
 
 @pytest.mark.parametrize("fn", ACCEPTED, ids=lambda f: f.__name__)

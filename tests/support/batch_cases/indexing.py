@@ -6,7 +6,7 @@ from typing import Any
 
 from batch_cases.elementwise import aten
 from batch_cases.table import Row
-from batch_cases.values import COUNT, Operand, index
+from batch_cases.values import BOOL, COUNT, Operand, index
 
 X = Operand((4, 8))
 LINE = Operand((5,), index(8))
@@ -172,6 +172,25 @@ ROWS = [
             "index_fill": lambda t, x, i, y: t.index_fill.int_Tensor(x, 1, i, y),
             "index_put": lambda t, x, i, y: t.index_put.default(x, [None, i], y),
         },
+    ),
+    Row(
+        "one value written where a mask is true",
+        (X, Operand((4, 8), BOOL), Operand(())),
+        torch={
+            "index_put": lambda t, x, m, y: t.index_put.default(x, [m], y),
+            "_unsafe_index_put": lambda t, x, m, y: t._unsafe_index_put.default(x, [m], y),
+            "_index_put_impl": lambda t, x, m, y: t._index_put_impl.default(x, [m], y),
+        },
+    ),
+    Row(
+        "one value written where a mask of some dimensions is true",
+        (Operand((4, 3, 5)), Operand((4, 3), BOOL), Operand((1,))),
+        torch={"index_put": lambda t, x, m, y: t.index_put.default(x, [m], y)},
+    ),
+    Row(
+        "one value written where a mask of a later dimension is true",
+        (X, Operand((8,), BOOL), Operand((1,))),
+        torch={"index_put": lambda t, x, m, y: t.index_put.default(x, [None, m], y)},
     ),
     Row(
         "the batch size written to some of a dimension",

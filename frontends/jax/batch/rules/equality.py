@@ -9,7 +9,15 @@ import jax
 import numpy as np
 from jax.extend import core as jcore
 
-from dynaflow_xla.batch.states import NoRule, Position, Refuse, Rows, Same, State
+from dynaflow_xla.batch.states import (
+    Listed,
+    NoRule,
+    Position,
+    Refuse,
+    Rows,
+    Same,
+    State,
+)
 
 
 def to_numpy(value: Any) -> np.ndarray:
@@ -94,6 +102,10 @@ def same_param(a: Any, b: Any) -> bool:
         return False
 
 
+MOST_LISTED = 4096
+"""So many integers are known one by one."""
+
+
 def _kind(dtype: Any) -> str:
     """NumPy's letter for a type; "f" for the narrow floats too, which NumPy calls void."""
     if jax.dtypes.issubdtype(dtype, np.floating):
@@ -121,7 +133,9 @@ def constant_state(values: Sequence[Any], sizes: Sequence[int]) -> State:
     """
     traced = any(isinstance(v, jax.core.Tracer) for v in values)
     if all(v is values[0] if traced else same_array(v, values[0]) for v in values[1:]):
-        return Same(0, None if traced else _fill(to_numpy(values[0])))
+        fill = None if traced else _fill(to_numpy(values[0]))
+        made = Same(0, fill)
+        return made if traced or fill is not None else listed([values[0]] * len(values), made)
     if traced:
         raise Refuse("is a closed-over traced value, and another one for other batch sizes")
     arrays = [to_numpy(v) for v in values]
@@ -135,7 +149,7 @@ def constant_state(values: Sequence[Any], sizes: Sequence[int]) -> State:
                 _proportional(whole, a, sizes[0], n, power)
                 for a, n in zip(arrays, sizes, strict=True)
             ):
-                return Same(power)
+                return listed(arrays, Same(power))
         raise refusal
     differing = {d for a in arrays for d in range(a.ndim) if a.shape[d] != whole.shape[d]}
     if len(differing) != 1:
@@ -155,6 +169,14 @@ def constant_state(values: Sequence[Any], sizes: Sequence[int]) -> State:
         ):
             return Position(axis)
     raise refusal
+
+
+def listed(values: Sequence[Any], plain: Same) -> State:
+    """Integers of at most one dimension are known one by one, if they are not too many."""
+    arrays = [to_numpy(v) for v in values]
+    if any(a.ndim > 1 or not 0 < a.size <= MOST_LISTED or a.dtype.kind not in "iu" for a in arrays):
+        return plain
+    return Listed(tuple(tuple(a.reshape(-1).tolist()) for a in arrays), plain)
 
 
 def _proportional(whole: np.ndarray, part: np.ndarray, b: int, n: int, power: int) -> bool:

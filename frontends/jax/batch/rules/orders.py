@@ -14,11 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from dynaflow_xla.batch.row_orders import groups, item_numbers, orders, permutations
+from dynaflow_xla.batch.row_orders import bounds, groups, item_numbers, orders, permutations
 from dynaflow_xla.batch.states import (
+    Below,
     InOrder,
     Inverse,
     Keyed,
+    Listed,
     Numbers,
     Position,
     Refuse,
@@ -28,6 +30,7 @@ from dynaflow_xla.batch.states import (
     State,
     moved,
 )
+from dynaflow_xla.frontends.jax.batch.rules import searches
 from dynaflow_xla.frontends.jax.batch.rules.elementwise import counts_to
 from dynaflow_xla.frontends.jax.batch.rules.indexing import HOW
 from dynaflow_xla.frontends.jax.batch.rules.shapes import varying_axis
@@ -99,6 +102,8 @@ INTEGER.update({
 @in_order(*INTEGER)
 def _elementwise(site: Site) -> State | None:
     site.same_params()
+    if any(isinstance(s, Below) for s in site.ins):
+        return searches.added(site)
     dtypes = [v.aval.dtype for v in (*site.eqns[0].invars, *site.eqns[0].outvars)]
     if not all(
         jax.dtypes.issubdtype(d, np.bool_) or jax.dtypes.issubdtype(d, np.integer) for d in dtypes
@@ -207,7 +212,9 @@ def _convert(site: Site) -> State | None:
         order = state.order
         most = max(most, site.sizes[0] * order.each if order is not None else 0)
         return state if integers and counts_to(after, most) else None
-    if isinstance(state, Sizes):
+    if isinstance(state, Listed):
+        return searches.converted(site, state)
+    if isinstance(state, Sizes | Below):
         return state if integers and jax.numpy.iinfo(after).bits >= 32 else None
     if isinstance(state, Keyed | InOrder) and state.key is not None:
         low, high = state.key.low, state.key.high
@@ -243,7 +250,7 @@ def _reshape(site: Site) -> State | None:
 
 def _with_rows(state: Keyed | Inverse, rows: Rows) -> State:
     if isinstance(state, Keyed):
-        return Keyed(rows, state.key)
+        return Keyed(rows, state.key, state.placed)  # elements keep their order
     return Inverse(state.order, rows)
 
 
@@ -267,6 +274,8 @@ def _broadcast(site: Site) -> State | None:
     if len(site.ins) != 1:
         return None
     (state,) = site.ins
+    if isinstance(state, Listed):
+        return searches.repeated(site, state)
     dims = [int(d) for d in site.params["broadcast_dimensions"]]
     where = orders.at(state)
     if where is None or site.shape(0)[where.axis] != site.out_shape()[dims[where.axis]]:
@@ -289,6 +298,8 @@ def _broadcast(site: Site) -> State | None:
 def _slice(site: Site) -> State | None:
     """A part of integers lies within the same bounds."""
     (state,) = site.ins
+    if isinstance(state, Below):
+        return searches.sliced(site, state)
     if not isinstance(state, Keyed):
         return None
     return groups.keyed(_ordinary(site)[0], state.key.low, state.key.high)
@@ -364,7 +375,10 @@ def _scatter(site: Site) -> State | None:
 @in_order("cumsum")
 def _cumsum(site: Site) -> State | None:
     site.same_params()
-    return None if site.params.get("reverse") else groups.summed_up(site.ins[0])
+    (state,) = site.ins
+    if site.params.get("reverse"):
+        return None
+    return bounds.running(state) if isinstance(state, Below) else groups.summed_up(state)
 
 
 @in_order("ragged_dot_general")

@@ -20,8 +20,10 @@ from dynaflow_xla.batch.row_orders import groups, orders
 from dynaflow_xla.batch.rule_table import RuleTable
 from dynaflow_xla.batch.states import (
     SAME,
+    Below,
     BrokenRule,
     Finding,
+    Listed,
     Mixed,
     NoRule,
     Order,
@@ -321,8 +323,15 @@ INTEGER: dict[str, Callable[..., Any]] = {}
 """Functions of integers, element by element, in NumPy."""
 
 
+LISTS: RuleTable[Callable[[Site], State | None]] = RuleTable()
+"""Operators whose results may be known one by one where operands are the same in every trace."""
+lists = LISTS.of
+
+
 def _known(site: Site) -> State:
     """A function of equal values: equal, and a known value if it is a function of known integers."""
+    if site.name in LISTS and (made := LISTS[site.name](site)) is not None:
+        return made
     fills = [s.fill if isinstance(s, Same) else None for s in site.ins]
     if site.name in INTEGER and fills and all(type(f) in (int, bool) for f in fills):
         try:
@@ -388,7 +397,7 @@ def _named(state: State, aval: Any) -> State:
 
 def fits(state: State, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> bool:
     """Whether the shapes in all traces are as a state says."""
-    if isinstance(state, Same | Partial | Sizes):
+    if isinstance(state, Same | Partial | Sizes | Below | Listed):
         return all(shape == shapes[0] for shape in shapes)
     state = orders.at(state) or state
     if not isinstance(state, Rows | Position):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynaflow_xla.batch.algebra import gradient, nonlinear, rows_of
+from dynaflow_xla.batch.algebra import chosen, gradient, nonlinear, rows_of
 from dynaflow_xla.batch.axes import parameter_gradient
 from dynaflow_xla.batch.indexing import How, gathered, scattered, spread
 from dynaflow_xla.batch.states import (
@@ -94,6 +94,8 @@ def _index(site: Site) -> State:
 @rule("index_put", "_unsafe_index_put", "_index_put_impl")
 def _index_put(site: Site) -> State:
     given, values = site.args["self"], site.args["values"]
+    if (filled := _filled(site)) is not None:
+        return filled
     state, how = site.state(given), _indexed(site, given, site.args["indices"])
     rank = len(how.kept) + len(how.places)
     put = shifted(site.state(values), rank - len(site.shape(values)))
@@ -107,6 +109,20 @@ def _index_put(site: Site) -> State:
         state, how.index, put, how="add" if site.args["accumulate"] else "set", kept=how.kept,
         paired={}, own=how.own, places=how.places, origin=site.origin,
     )  # fmt: skip
+
+
+def _filled(site: Site) -> State | None:
+    """One value written where a mask is true: a choice for each element, however many are true."""
+    given, values, indices = (site.args[n] for n in ("self", "values", "indices"))
+    at = [d for d, index in enumerate(indices) if index is not None]
+    if len(at) != 1 or dtype_of(site, indices[at[0]]) != "bool" or site.args["accumulate"]:
+        return None
+    if any(n != 1 for n in site.shape(values)):
+        return None
+    value = site.state(values)
+    if isinstance(value, Rows | Position):
+        return None
+    return chosen(shifted(site.state(indices[at[0]]), at[0]), [site.state(given), value])
 
 
 def _target(

@@ -98,6 +98,27 @@ def _argmax(site: Site) -> State | None:
     return groups.keyed(_ordinary(site)[0], 0, site.shape(given)[_dim(site, given)] - 1)
 
 
+@in_order("max", "min")
+def _extreme(site: Site) -> list[State] | None:
+    given = site.args["self"]
+    if site.args.get("dim") is None or len(site.op.outputs) != 2:
+        return None
+    values, places = _ordinary(site)
+    return [values, groups.keyed(places, 0, site.shape(given)[_dim(site, given)] - 1)]
+
+
+@in_order("cat", "stack")
+def _together(site: Site) -> State | None:
+    """Integers that are put together lie within the bounds of all of them."""
+    keys = [groups.key_of(site.raw(x)) for x in site.args["tensors"]]
+    if not keys or not all(isinstance(site.raw(x), Keyed) for x in site.args["tensors"]):
+        return None
+    lows, highs = [k.low for k in keys if k], [k.high for k in keys if k]
+    low = None if None in lows else min(n for n in lows if n is not None)
+    high = None if None in highs else max(n for n in highs if n is not None)
+    return groups.keyed(_ordinary(site)[0], low, high)
+
+
 # -- integers, element by element ----------------------------------------------------------------------
 
 _INTEGER: dict[str, Callable[..., Any]] = {

@@ -1,0 +1,95 @@
+"""``as_strided`` that is a reshape, as one.
+
+PyTorch writes some reshapes by strides: pooling to one element, and its gradient. Strides speak of memory;
+where they name all elements in their order, a reshape says the same of values, and rows can be followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+_aten = torch.ops.aten
+
+
+def as_reshapes(gm: Any) -> None:
+    """Rewrites an aten graph: what reads all of a contiguous tensor in order, and what writes all of it."""
+    found = False
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target is _aten.as_strided.default:
+            given, size, stride, *rest = node.args
+            source = given
+        elif node.target is _aten.as_strided_scatter.default:
+            given, source, size, stride, *rest = node.args
+        else:
+            continue
+        example, sizes = given.meta.get("val"), _values(size)
+        if not isinstance(example, torch.Tensor) or (rest and not _same(_values(rest), [0])):
+            continue
+        if not _reads_in_order(example, sizes, _values(stride)):
+            continue
+        with gm.graph.inserting_before(node):
+            if source is not given:
+                copied = gm.graph.call_function(
+                    _aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
+                )
+                copied.meta = dict(node.args[1].meta)
+                source, size = copied, _size(gm.graph, given)
+            made = gm.graph.call_function(_aten.view.default, (source, list(size)))
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+        gm.graph.erase_node(node)
+        found = True
+    if found:
+        gm.recompile()
+
+
+def _size(graph: Any, given: Any) -> list[Any]:
+    """The shape of a tensor: numbers, and operators that tell open ones."""
+    made = []
+    for dim, n in enumerate(given.meta["val"].shape):
+        if not isinstance(n, int):
+            asked = graph.call_function(_aten.sym_size.int, (given, dim))
+            asked.meta["val"] = n
+            n = asked
+        made.append(n)
+    return made
+
+
+def _values(numbers: Sequence[Any]) -> list[Any]:
+    return [n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in numbers]
+
+
+def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether numbers are equal at all sizes."""
+    return len(some) == len(others) and all(
+        statically_known_true(a == b) for a, b in zip(some, others, strict=True)
+    )
+
+
+def _reads_in_order(example: torch.Tensor, size: Sequence[Any], stride: Sequence[Any]) -> bool:
+    """Whether these sizes and strides name each element of a tensor once, in row-major order."""
+    if not statically_known_true(example.storage_offset() == 0):
+        return False
+    elements = 1
+    for n in size:
+        elements = elements * n
+    if not statically_known_true(example.numel() == elements):
+        return False
+    return _in_order(example.shape, example.stride()) and _in_order(size, stride)
+
+
+def _in_order(size: Sequence[Any], stride: Sequence[Any]) -> bool:
+    expected: Any = 1
+    for n, step in reversed(list(zip(size, stride, strict=True))):
+        if statically_known_true(n == 1):
+            continue  # there is nothing to step to
+        if not statically_known_true(step == expected):
+            return False
+        expected = expected * n
+    return True
