@@ -69,6 +69,7 @@ KNOWN = {
     "frontends/jax/batch/rules/walk.py": {
         "RULES": "by name of a primitive",
         "IN_ORDER": "by name of a primitive",
+        "LISTS": "by name of a primitive",
         "INTEGER": "by name of a primitive",
     },
     "frontends/torch/_compat/inlining.py": {"_install": "no arguments"},

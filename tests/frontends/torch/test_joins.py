@@ -240,7 +240,7 @@ class Pooled(nn.Module):
         self.pool = nn.AdaptiveAvgPool1d(1)
 
     def forward(self, x: Any, mask: Any) -> Any:
-        h = torch.tanh(self.first(x))
+        h = self.first(x)
         h[~mask.unsqueeze(-1).repeat(1, 1, 8)] = 0
         h[:, :1][mask[:, :1]] = 1.5
         return self.head(self.pool(h.transpose(1, 2)).flatten(1))

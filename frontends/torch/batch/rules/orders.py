@@ -103,6 +103,8 @@ def _extreme(site: Site) -> list[State] | None:
     given = site.args["self"]
     if site.args.get("dim") is None or len(site.op.outputs) != 2:
         return None
+    if orders.is_ordered([site.raw(given)]):
+        return None
     values, places = _ordinary(site)
     return [values, groups.keyed(places, 0, site.shape(given)[_dim(site, given)] - 1)]
 
