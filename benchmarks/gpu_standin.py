@@ -119,7 +119,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     head = {"benchmark": f"gpu-standin-{options.what}", "meaning": MEANING}
-    head |= {"command": "make standin-results", "environment": environment.stamp()}
+    stamp = environment.stamp()
+    flags = stamp["variables"].get("XLA_FLAGS", "").split()  # without a folder of this machine
+    stamp["variables"]["XLA_FLAGS"] = " ".join(f for f in flags if "data_dir" not in f)
+    head |= {"command": "make standin-results", "environment": stamp}
     if options.what == "plans":
         made = plans(options.first, options.plans, options.dropped)
     else:

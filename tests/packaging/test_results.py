@@ -104,3 +104,31 @@ def test_page_shows_what_is_predicted_and_measured_of_published_strategies() -> 
         cells = [f"`{r['strategy']}`", r["paper"], r["lines"], r["model"]]
         numbers = [f"{x:.2f}" for x in (r["h200"], *ratios)]
         assert row == f"| {' | '.join(map(str, (*cells, *numbers)))} |"
+
+
+def test_page_shows_what_ran_on_the_stand_in() -> None:
+    page = " ".join((ROOT / "docs/gpu.md").read_text().split())
+    records = {
+        n: json.loads((RESULTS / f"gpu-standin-{n}.json").read_text()) for n in ("matrix", "plans")
+    }
+    for record in records.values():
+        assert record["meaning"] == "on a stand-in for the driver: no GPU was used"
+        assert not record["bad"]
+    counts = records["matrix"]["counts"]
+    assert counts["ran"] == len(records["matrix"]["rows"])
+    assert f"Of the matrix's {counts['ran']} tests" in page
+    right = f"{counts['right_ffi']} on lanes, {counts['right_xla']} as one XLA program"
+    assert right in page and f"{counts['as_it_must']} others" in page
+    names = records["matrix"]["not_computed"]
+    assert f"{sum(names.values())} need what nobody computes" in page
+    counts = records["plans"]["counts"]
+    assert (
+        counts["plans"] >= 2000 and not counts["with_a_race"] + counts["wrong"] + counts["missed"]
+    )
+    for number in (
+        counts["plans"],
+        counts["launches"],
+        counts["waits_dropped"],
+        counts["of_these_needed"],
+    ):
+        assert f"{number:,}" in page, number
