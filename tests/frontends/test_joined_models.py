@@ -1,4 +1,4 @@
-"""Mixtures of experts and contrastive losses, split in parts: those of ``benchmarks/joins.py``, with gradients."""
+"""Experts and contrastive losses, split in parts, from ``benchmarks/joins.py``; gradients, too."""
 
 from __future__ import annotations
 

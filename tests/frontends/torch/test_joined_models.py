@@ -1,4 +1,4 @@
-"""Models that mix rows, split in parts: those of ``benchmarks/joins.py``, values and gradients as the original's."""
+"""Models that mix rows, split in parts, from ``benchmarks/joins.py``: values and gradients as the original."""
 
 from __future__ import annotations
 
