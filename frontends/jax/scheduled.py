@@ -193,7 +193,9 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
             return call(*args, **kwargs)
 
         functools.update_wrapper(named, self.__wrapped__, updated=())
-        return jax.jit(named, **options, **self._jit_options)
+        # Of builtins (``int``) JAX takes no names, not even none of them.
+        given = {option: value for option, value in self._jit_options.items() if value}
+        return jax.jit(named, **options, **given)
 
     def options_by_plan(self) -> bool:
         """Whether each plan is compiled with XLA options of its own, so one program cannot serve all."""

@@ -9,13 +9,14 @@ A test that does not pass so is run as it is, too: if it does not pass then, her
 schedule and is left out. What asserts on how JAX traces or compiles, not on values, is named in
 ``excluded.toml`` with the reason. A suite that runs into its limit keeps what it had until then, and says
 so. With ``--keep`` each outcome is a line of a file there: the next run with the same folder goes on where
-this one stopped. A test that takes its process with it is wrong, and the others still run. The command fails
-if anything is wrong.
+this one stopped. What ``--out`` holds of other suites and modes stays there. A test that takes its process
+with it is wrong, and the others still run. The command fails if anything is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import fnmatch
 import json
 import os
@@ -43,7 +44,8 @@ SUITES = (
 CASES = os.environ.get("JAX_NUM_GENERATED_CASES", "3")
 UNOPTIMIZED = os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "") not in ("", "0")
 QUICK = os.environ.get("JAX_SKIP_SLOW_TESTS", "") not in ("", "0")
-MODES = ("branches", "lanes", "auto", "xla")
+NANO = "nano-batches"
+MODES = ("branches", "lanes", "auto", "xla", NANO)
 NO_TESTS = 5
 """Status of pytest when nothing is left to run."""
 
@@ -108,7 +110,8 @@ def outcomes(
         lines.touch()
         environment = os.environ | {
             "DFX_MODE": mode, "DFX_OUTCOMES": str(lines.resolve()), "DFX_TESTS": str(tests),
-            "PYTHONPATH": str(HERE), "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "JAX_PLATFORMS": "cpu",
             "JAX_NUM_GENERATED_CASES": CASES,
             "DYNAFLOW_XLA_CACHE_DIR": folder,
         }  # fmt: skip
@@ -167,6 +170,7 @@ def compared(
     counts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     without: Counter[str] = Counter()
+    functions: Counter[str] = Counter()
     wrong = {}
     for test, line in found.items():
         name = test.replace("::", ".")
@@ -181,15 +185,38 @@ def compared(
             continue
         outcome = "wrong" if line["outcome"] == "failed" else line["outcome"]
         counts[outcome] += 1
-        if outcome == "refused":
+        counts["planned"] += outcome == "passed" and line.get("plans", 0) > 0
+        functions.update(line.get("functions", {}))
+        if outcome == "refused" and line["why"]:
             reasons[line["why"]] += 1
         elif outcome == "wrong":
             wrong[name] = line["why"]
     return {
-        "passed": counts["passed"], "refused": counts["refused"], "wrong": counts["wrong"],
+        "passed": counts["passed"], "planned": counts["planned"], "without_batch": counts["whole"],
+        "refused": counts["refused"], "wrong": counts["wrong"],
         "excluded": sum(without.values()), "reasons": dict(reasons.most_common()),
         "excluded_reasons": dict(without.most_common()), "failures": wrong,
+        "functions": dict(functions.most_common()),
     }  # fmt: skip
+
+
+def with_others(
+    rows: list[dict[str, Any]], out: Path | None, made: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The rows, and those of other suites and modes that a file has of the same JAX and cases."""
+    before: list[dict[str, Any]] = []
+    if out is not None and out.is_file():
+        told = json.loads(out.read_text())
+        if all(told.get(key) == value for key, value in made.items()):
+            before = told["rows"]
+
+    def place(row: dict[str, Any]) -> tuple[Any, ...]:
+        return row["suite"], row["match"], row["mode"]
+
+    new = {place(row) for row in rows}
+    merged = [*rows, *(row for row in before if place(row) not in new)]
+    order = {name: number for number, name in enumerate((*SUITES, *MODES))}
+    return sorted(merged, key=lambda row: (order[row["suite"]], order[row["mode"]], row["match"]))
 
 
 def page(result: dict[str, Any]) -> str:
@@ -204,23 +231,45 @@ def page(result: dict[str, Any]) -> str:
         "dynaflow_xla that names what it does not do. *Wrong*: everything else. *Excluded*: tests of how JAX "
         "traces or compiles, by name in `tests/frameworks/excluded.toml`.",
         "",
-        "Nano-batches are no mode here: without `in_axes` a JAX function is never split. A suite that is "
-        f"stopped at its limit is told of as far as it came. Generated cases of a test: {result['cases']}"
+        "*Planned*: passed, and at least one function of the test had a plan; the others give nothing to "
+        "`jax.jit` or, with `auto`, only inside of a trace. What a test gives to `check_grads` is jitted. "
+        "A suite that is stopped at its limit is told of as far as it came. "
+        f"Generated cases of a test: {result['cases']}"
         f"{', without those that JAX calls slow' if result['quick'] else ''}"
         f"{'; XLA optimizes little (JAX_DISABLE_MOST_OPTIMIZATIONS)' if result['unoptimized'] else ''}.",
         "",
-        "| suite | mode | passed | refused | wrong | excluded | |",
-        "|---|---|---|---|---|---|---|",
+        f"With `{NANO}` the batch is guessed, as these functions name none: axis 0 of all arrays with "
+        "equally many rows, else of the first or the last of them alone "
+        "(`tests/frameworks/nano_jit.py`). What cannot be "
+        "proved to keep its values then runs as it is. A test passes if at least one function of it was "
+        "split; it is refused if none of those with a batch could be split, and *without a batch* if "
+        "there is none.",
+        "",
+        "| suite | mode | passed | planned | without a batch | refused | wrong | excluded | |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     reasons: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
+    functions: Counter[str] = Counter()
     for row in result["rows"]:
         parts = [] if row["whole"] else ["stopped at its limit"]
         parts += [f"only names that fit `{row['match']}`"] if row["match"] else []
-        numbers = " | ".join(str(row[key]) for key in ("passed", "refused", "wrong", "excluded"))
+        keys = ("passed", "planned", "without_batch", "refused", "wrong", "excluded")
+        numbers = " | ".join(str(row.get(key, "")) for key in keys)
         head.append(f"| `{row['suite']}` | {row['mode']} | {numbers} | {'; '.join(parts)} |")
         reasons.update(row["reasons"])
+        functions.update(row.get("functions", {}))
         left_out.update(row["excluded_reasons"])
+    split = functions.pop("split", 0)
+    if functions or split:
+        head += [
+            "",
+            "## Functions in nano-batches",
+            "",
+            f"{split} were split, each counted once a test and signature. The others:",
+            "",
+        ]
+        head += [f"- {number}: {why}" for why, number in functions.most_common()]
     for title, counted in (("Why refused", reasons), ("Why excluded", left_out)):
         head += ["", f"## {title}", ""]
         head += [f"- {number}: {why}" for why, number in counted.most_common()] or ["Nothing is."]
@@ -255,26 +304,30 @@ def main() -> None:
             found, whole = outcomes(tests, suite, mode, asked.limit, match=asked.match, lines=kept)
             if not found:
                 continue
-            bad = [test for test, line in found.items() if line["outcome"] in ("failed", "refused")]
+            # What was refused in nano-batches ran as it is, and passed.
+            asks = ("failed",) if mode == NANO else ("failed", "refused")
+            bad = [test for test, line in found.items() if line["outcome"] in asks]
             kept = None if asked.keep is None else asked.keep / f"{suite}-original.jsonl"
             plain = (
                 outcomes(tests, suite, "original", asked.limit, bad, lines=kept)[0] if bad else {}
             )
-            row = {"suite": suite, "match": asked.match, "mode": mode, "whole": whole}
+            row = {
+                "suite": suite,
+                "match": asked.match,
+                "mode": mode,
+                "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
+                "whole": whole,
+            }
             rows.append(row | compared(plain, found, excluded(suite)))
-            print(
-                json.dumps(
-                    {k: v for k, v in rows[-1].items() if k != "excluded_reasons"}, indent=1
-                ),
-                flush=True,
-            )
+            shown = {k: v for k, v in rows[-1].items() if k != "excluded_reasons"}
+            print(json.dumps(shown, indent=1), flush=True)
             result = {
                 "jax": jax.__version__,
                 "cases": CASES,
                 "quick": QUICK,
                 "unoptimized": UNOPTIMIZED,
-                "rows": rows,
             }
+            result["rows"] = with_others(rows, asked.out, result)
             if asked.out:
                 asked.out.write_text(json.dumps(result, indent=1) + "\n")
             if asked.page:

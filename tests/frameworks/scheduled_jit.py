@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import sys
 import types
 from pathlib import Path
@@ -21,17 +20,27 @@ import pytest
 import dynaflow_xla as dfx
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from nano_jit import NOTHING, REFUSALS, NanoJit, told, words  # noqa: E402
 from round_robin import RoundRobin  # noqa: E402
 
+NANO = "nano-batches"
 MODES: dict[str, dict[str, Any] | None] = {
     "original": None,
     "lanes": {"strategy": RoundRobin(), "lanes": 2},
     "branches": {"strategy": "branches", "lanes": 2},
     "auto": {"strategy": "auto"},
     "xla": {"strategy": "branches", "backend": "xla"},
+    NANO: {},
 }
 
 _jit = jax.jit
+
+
+def made_of(options: dict[str, Any], fun: Any, /, **given: Any) -> Any:
+    """What a mode makes of a function."""
+    if not options:
+        return NanoJit(_jit, fun, given)
+    return dfx.schedule(_jit(fun, **given), **options)
 
 
 def scheduled_jit(options: dict[str, Any]) -> Any:
@@ -42,19 +51,31 @@ def scheduled_jit(options: dict[str, Any]) -> Any:
         if not file.startswith(os.environ["DFX_TESTS"]) and not file.endswith("test_util.py"):
             return _jit(**given) if fun is None else _jit(fun, **given)
         if fun is None:
-            return lambda fun: dfx.schedule(_jit(fun, **given), **options)
-        return dfx.schedule(_jit(fun, **given), **options)
+            return lambda fun: made_of(options, fun, **given)
+        return made_of(options, fun, **given)
 
     return functools.wraps(_jit)(jit)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Takes the place of ``jax.jit``, also in what JAX's test cases compile by themselves."""
+    """Takes the place of ``jax.jit``, also in what JAX's test cases compile by themselves.
+
+    What they give to ``check_grads`` is jitted, too: most of it is no jitted function by itself.
+    """
+    import jax.test_util
+    from jax._src import api, public_test_util, test_util
+
     options = MODES[os.environ["DFX_MODE"]]
+    jit = _jit if options is None else functools.partial(made_of, options)
+    check = public_test_util.check_grads
+
+    def check_grads(f: Any, *args: Any, **kwargs: Any) -> None:
+        check(jit(f), *args, **kwargs)
+
+    for module in (jax.test_util, public_test_util, test_util):
+        module.check_grads = functools.wraps(check)(check_grads)
     if options is None:
         return
-    from jax._src import api, test_util
-
     jax.jit = scheduled_jit(options)
     instead = types.ModuleType(api.__name__)
     instead.__dict__.update(vars(api), jit=jax.jit)
@@ -65,20 +86,30 @@ def refusal(error: BaseException | None) -> str:
     """The message of ours that an error is, or was raised because of, without its names and numbers."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if isinstance(error, dfx.UnsupportedError | dfx.SeparabilityError | dfx.PlanError):
-            text = str(error).splitlines()[0]
-            text = re.sub(r" at \S+\.py:\d+( \(.*?\))?| \(\S+\.py:\d+\)", "", text)
-            text = text.split(". ")[0]
-            return re.sub(r"'[^']*'", "'...'", re.sub(r"\d+", "N", text))[:160]
+        if isinstance(error, REFUSALS):
+            return words(error)
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return ""
 
 
-def write(test: str, outcome: str, why: str = "") -> None:
+def write(test: str, outcome: str, why: str = "", **more: Any) -> None:
     """Adds a line, in one piece."""
     with open(os.environ["DFX_OUTCOMES"], "a") as file:
-        file.write(json.dumps({"test": test, "outcome": outcome, "why": why}) + "\n")
+        file.write(json.dumps({"test": test, "outcome": outcome, "why": why} | more) + "\n")
+
+
+def split(made: str) -> tuple[str, dict[str, Any]]:
+    """Of a test in nano-batches: what it counts as, and what came of its functions.
+
+    One that passes is refused if none of its functions could be split, and *whole* if none has a batch.
+    """
+    if os.environ["DFX_MODE"] != NANO:
+        return made, {}
+    functions = {why: number for why, number in told.items() if number > 0}
+    if made == "passed" and "split" not in functions:
+        made = "refused" if functions.keys() - {NOTHING} else "whole"
+    return made, {"functions": functions}
 
 
 def named(nodeid: str) -> str:
@@ -103,6 +134,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_runtest_logstart(nodeid: str) -> None:
     """Says which test runs: it may take the process with it."""
+    told.clear()
+    dfx.stats(reset=True)
     write(named(nodeid), "started")
 
 
@@ -123,4 +156,5 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         else:
             first = (str(error).strip().splitlines() or [""])[0]
             made, why = "failed", f"{type(error).__name__}: {first}"[:160]
-    write(named(item.nodeid), made, why)
+    made, functions = split(made)
+    write(named(item.nodeid), made, why, plans=dfx.stats().plans, **functions)

@@ -438,6 +438,34 @@ def test_a_function_for_one_batch_size_is_not_split(monkeypatch: pytest.MonkeyPa
     assert "cannot be traced" in dfx.explain(auto, x)
 
 
+@pytest.mark.parametrize("strategy", ["branches", "auto"])
+def test_builtins_without_a_signature_raise_what_they_raise(strategy: str) -> None:
+    with pytest.raises(TypeError, match="Only scalar arrays"):
+        dfx.schedule(jax.jit(int), strategy)(jnp.arange(3))
+
+
+@pytest.mark.parametrize(
+    "strategy", [dfx.NanoBatch(2), dfx.Auto(budget_s=5.0, min_cost_ns=0.0)], ids=repr
+)
+def test_function_that_checks_its_batch_size(
+    strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own check fails at another size: a split is refused, and Auto leaves it out."""
+    unhurried(monkeypatch)
+
+    def checked(x: Any) -> Any:
+        assert x.shape[0] == 8
+        return jnp.sin(x @ jnp.ones((64, 64)))
+
+    fast = dfx.schedule(jax.jit(checked), strategy, in_axes=0)
+    x = jax.random.normal(jax.random.key(0), (8, 64))
+    if isinstance(strategy, dfx.Auto):
+        np.testing.assert_allclose(fast(x), checked(x), rtol=1e-6)
+    else:
+        with pytest.raises(dfx.SeparabilityError, match="cannot be traced with 4 instead of 8"):
+            fast(x)
+
+
 @pytest.mark.parametrize("backend", ["ffi", "xla"])
 def test_a_token_is_refused_by_name(backend: str) -> None:
     fast = dfx.schedule(lambda x, token: (jnp.sin(x), token), "branches", backend=backend)

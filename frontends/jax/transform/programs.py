@@ -159,10 +159,13 @@ class Programs:
                 _, part, values = self._captured(new_args, new_kwargs)
             except DynaflowError:
                 raise  # a built-in error, too, but not one of those meant here
-            except (TypeError, ValueError) as error:  # what JAX raises for shapes that do not fit
+            except (
+                Exception
+            ) as error:  # JAX's for shapes that do not fit, or the function's own check
+                said = (str(error).splitlines() or [""])[0] or type(error).__name__
                 raise SeparabilityError(
                     f"{options.name!r} cannot be traced with {size} instead of {batch} rows "
-                    f"({str(error).splitlines()[0]}). Write shapes in terms of the arguments' shapes"
+                    f"({said}). Write shapes in terms of the arguments' shapes"
                 ) from error
             return part, values
 
