@@ -192,7 +192,9 @@ def compared(
         elif outcome == "wrong":
             wrong[name] = line["why"]
     return {
-        "passed": counts["passed"], "planned": counts["planned"], "without_batch": counts["whole"],
+        "passed": counts["passed"],
+        "planned": counts["planned"] if any("plans" in line for line in found.values()) else "",
+        "without_batch": counts["whole"],
         "refused": counts["refused"], "wrong": counts["wrong"],
         "excluded": sum(without.values()), "reasons": dict(reasons.most_common()),
         "excluded_reasons": dict(without.most_common()), "failures": wrong,
