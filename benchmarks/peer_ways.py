@@ -204,18 +204,30 @@ def by_hand(model: Model) -> Ways:
 # -- ONNX Runtime ---------------------------------------------------------------------------------------
 
 
-def to_onnx(model: Model) -> bytes:
-    """The model, its arguments named ``x0``, ``x1``, ..."""
-    names = [f"x{i}" for i in range(len(model.args))]
+class WithParts(torch.nn.Module):
+    """The result of a model, and those of its parts behind it."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList(part.module for part in model.parts)
+        self.takes, self.join = [part.takes for part in model.parts], model.join
+
+    def forward(self, *args: Any) -> Any:
+        given = zip(self.parts, self.takes, strict=True)
+        outs = [part(*[args[i] for i in takes]) for part, takes in given]
+        return self.join(outs, *args), *outs
+
+
+def to_onnx(module: torch.nn.Module, args: tuple[Any, ...]) -> bytes:
+    """A module in ONNX, its arguments named ``x0``, ``x1``, ..."""
+    names = [f"x{i}" for i in range(len(args))]
     try:
         file = io.BytesIO()
-        torch.onnx.export(model.module, model.args, file, dynamo=False, input_names=names)
+        torch.onnx.export(module, args, file, dynamo=False, input_names=names)
         return file.getvalue()
     except Exception:
         # The older exporter keeps recurrent layers whole; what it does not know, the newer may.
-        made = torch.onnx.export(
-            model.module, model.args, dynamo=True, input_names=names, verbose=False
-        )
+        made = torch.onnx.export(module, args, dynamo=True, input_names=names, verbose=False)
         return made.model_proto.SerializeToString()  # type: ignore[no-any-return, union-attr]
 
 
@@ -223,9 +235,9 @@ def onnx_runtime(model: Model) -> Ways:
     import onnxruntime as ort
 
     ort.set_default_logger_severity(4)
-    data = to_onnx(model)
+    whole = to_onnx(model.module, model.args)
 
-    def way(beside: int, inside: int, partition: str | None = None) -> Way:
+    def way(beside: int, inside: int, data: bytes = whole, streams: str | None = None) -> Way:
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = inside, beside
         parallel = beside > 1
@@ -233,18 +245,20 @@ def onnx_runtime(model: Model) -> Ways:
         options.execution_mode = mode.ORT_PARALLEL if parallel else mode.ORT_SEQUENTIAL
         # Else its threads go on spinning when the others are timed.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        if partition is not None:
-            options.add_session_config_entry("session.node_partition_config_file", partition)
+        if streams is not None:
+            options.add_session_config_entry("session.node_partition_config_file", streams)
         session = ort.InferenceSession(data, options, ["CPUExecutionProvider"])
         names = [x.name for x in session.get_inputs()]
         given = {n: model.args[int(n[1:])].numpy() for n in names}
-        return Way(lambda: session.run(None, given), "parallel" if parallel else "sequential")
+        first = [session.get_outputs()[0].name]
+        return Way(lambda: session.run(first, given), "parallel" if parallel else "sequential")
 
     def streams() -> Way:
         with tempfile.TemporaryDirectory() as folder:
+            data = to_onnx(WithParts(model), model.args)
             file = Path(folder) / "streams.json"
             file.write_text(json.dumps(partition(model, data, folder)))
-            return way(CORES, 1, str(file))
+            return way(CORES, 1, data, str(file))
 
     for threads in sorted({1, CORES}):
         yield f"ONNX Runtime, sequential, {threads} threads", partial(way, 1, threads)
@@ -256,8 +270,13 @@ def onnx_runtime(model: Model) -> Ways:
 def partition(model: Model, data: bytes, folder: str) -> dict[str, Any]:
     """The lanes of our plan as streams of ONNX Runtime, whose executor then runs the same schedule.
 
-    Nodes are those of the graph that ONNX Runtime made with its fusions. They are found by the names of
-    what they make, which tell the part of the model; a node that no part names is with its first producer.
+    Nodes are those of the graph that ONNX Runtime made with its fusions. What leads to a part's result is
+    on the lane of that part, in front of several on the first one's; what follows is with its producer.
+
+    Args:
+        model: What is run.
+        data: ``WithParts`` of it in ONNX.
+        folder: For a file.
     """
     import onnx
     import onnxruntime as ort
@@ -268,18 +287,21 @@ def partition(model: Model, data: bytes, folder: str) -> dict[str, Any]:
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
     ort.InferenceSession(data, options, ["CPUExecutionProvider"])
-    nodes = onnx.load(options.optimized_model_filepath).graph.node
+    graph = onnx.load(options.optimized_model_filepath).graph
+    makers = {name: node for node in graph.node for name in node.output}
     made: dict[str, int] = {}
+    for part, told in enumerate(graph.output[1:]):
+        waiting = [told.name]
+        while waiting:
+            node = makers.get(waiting.pop())
+            if node is not None and node.name not in made:
+                made[node.name] = lanes[part]
+                waiting += node.input
     streams: dict[int, list[str]] = {lane: [] for lane in sorted(set(lanes.values()))}
-    for node in nodes:
-        words = "|".join((node.name, *node.output))
-        told = re.search(r"/parts\.(\d+)(?:_\d+)?/", words)
-        before = [made[x] for x in node.input if x in made]
-        lane = lanes[int(told[1])] if told else (before or [min(streams)])[0]
-        streams[lane].append(node.name)
-        made |= dict.fromkeys(node.output, lane)
-    if sum(map(bool, streams.values())) < 2:
-        raise NotPossible("the exported graph does not tell parts apart")
+    for node in graph.node:
+        before = [made[makers[x].name] for x in node.input if x in makers]
+        made.setdefault(node.name, (before or [min(streams)])[0])
+        streams[made[node.name]].append(node.name)
     return {
         "type": "DeviceBasedPartitioner",
         "streams": list(streams.values()),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -82,7 +83,8 @@ def study(model: Any, rounds: int, tolerance: float = 1e-3) -> dict[str, Any]:
 
 
 def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()  # colours
+    return f"{type(error).__name__}: {(text.splitlines() or [''])[0][:160]}"
 
 
 def _timed(ways: dict[str, Any], model: Any, rounds: int) -> dict[str, Any]:
