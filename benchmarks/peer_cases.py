@@ -9,8 +9,25 @@ import jax.numpy as jnp
 import torch
 from pair_models import Expert, Weights, linear
 from peer_models import (
-    Block, Denoiser, Experts, Interaction, Join, Model, Part, Recurrent, Sorted, Spectrum, Step, Table,
-    Tower, Wired, _conv_branch, _expert, _experts, _mlp, _spectrum,
+    Block,
+    Denoiser,
+    Experts,
+    Interaction,
+    Join,
+    Model,
+    Part,
+    Recurrent,
+    Sorted,
+    Spectrum,
+    Step,
+    Table,
+    Tower,
+    Wired,
+    _conv_branch,
+    _expert,
+    _experts,
+    _mlp,
+    _spectrum,
 )  # fmt: skip
 from torch import nn
 

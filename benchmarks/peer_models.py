@@ -47,7 +47,7 @@ class Model:
         join: What makes the result of theirs, called with them as a list and all arguments.
         jax_join: The same as a function of ``weights(join)``.
         args: Of a call, all tensors.
-        rows: Arguments that hold rows along axis 0 which do not meet, as does the result; () if there are none.
+        rows: Arguments whose rows (axis 0) do not meet, nor do those of the result; () if there are none.
         lapack: Whether it calls LAPACK inside XLA, whose threads spin after each call.
     """
 

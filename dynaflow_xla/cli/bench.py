@@ -119,9 +119,11 @@ def _case(
     if unknown := [name for name in chosen if name not in plain]:
         made["failed"] |= {name: f"{framework} has {', '.join(plain)}" for name in unknown}
     runs = {name: call for name, call in plain.items() if not chosen or name in chosen}
+    made_fast: dict[str, Any] = {}
     for text, strategy in strategies.items():
         with _noted(made, text):
-            runs[text] = _call(dfx.schedule(original, strategy=strategy, **options), case, frontend)
+            made_fast[text] = dfx.schedule(original, strategy=strategy, **options)
+            runs[text] = _call(made_fast[text], case, frontend)
     works = {}
     for name, call in runs.items():
         with _noted(made, name):
@@ -135,6 +137,9 @@ def _case(
         )
     made["plain"] = [name for name in plain if name in works]
     made["samples_ms"] = samples
+    made["timelines"] = {
+        n: t for n, f in made_fast.items() if n in works and (t := _lanes(f, case))
+    }
     made["statistics_ms"] = {name: measuring.statistics(values) for name, values in samples.items()}
     if made["plain"]:
         made["ratios"] = {
@@ -143,6 +148,19 @@ def _case(
             if name not in plain
         }
     return made
+
+
+def _lanes(fast: Any, case: Target) -> dict[str, Any] | None:
+    """Lane, name, start and end in nanoseconds of a plan's regions, as predicted: for the report's pictures.
+
+    None if there is no plan: the original was kept, or cannot be scheduled.
+    """
+    try:
+        spans = dfx.simulate(fast, *case.args, **case.kwargs).spans
+    except Exception:  # a picture less; the measurement stands
+        return None
+    ran = [(s.lane, s.name, s.start_ns, s.end_ns) for s in spans if s.kind == "launch"]
+    return {"kind": "predicted", "spans": ran}
 
 
 @contextlib.contextmanager

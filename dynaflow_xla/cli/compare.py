@@ -43,13 +43,17 @@ def samples(data: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
     for case in data.get("cases") or data.get("rows") or []:
         if not isinstance(case, dict) or not isinstance(case.get("samples_ms"), dict):
             continue
-        parts = (case.get("name", case.get("case")), case.get("framework"), case.get("strategy"))
-        name = ", ".join(str(part) for part in parts if part)
-        kept = found.setdefault(name, {})
+        kept = found.setdefault(name_of(case), {})
         for way, values in case["samples_ms"].items():
             if isinstance(values, list) and values and all(_is_time(v) for v in values):
                 kept[str(way)] = values
     return {name: ways for name, ways in found.items() if ways}
+
+
+def name_of(case: dict[str, Any]) -> str:
+    """What a case of a result file is called."""
+    parts = (case.get("name", case.get("case")), case.get("framework"), case.get("strategy"))
+    return ", ".join(str(part) for part in parts if part)
 
 
 def _is_time(value: Any) -> bool:

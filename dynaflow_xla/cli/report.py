@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynaflow_xla.cli import compare, measuring
+from dynaflow_xla.cli import compare, measuring, pictures
 from dynaflow_xla.cli.targets import TargetError
 
 _WIDTH, _HEIGHT, _MOST = 220, 14, 2.0
@@ -18,9 +18,14 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem;
        color: #1a1a1a; background: #fff }
 table { border-collapse: collapse; width: 100% } td, th { padding: .3rem .6rem; text-align: left;
-       border-bottom: 1px solid #ddd } td.n { text-align: right; font-variant-numeric: tabular-nums }
+       border-bottom: 1px solid #ddd } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
+summary { margin-top: 1rem; cursor: pointer }
+figure { display: inline-block; margin: .5rem 1.5rem .5rem 0; vertical-align: bottom }
+figcaption { font-size: .85em; color: #555 } figure text { font-size: 11px; text-anchor: middle;
+       fill: currentColor } h3 { margin: 1.2rem 0 0; font-size: 1rem }
 .win { color: #0a6b2d } .loss { color: #a4161a } p.env { color: #555 } svg { vertical-align: middle }
-@media (prefers-color-scheme: dark) { body { color: #e6e6e6; background: #16181c } p.env { color: #aaa }
+@media (prefers-color-scheme: dark) { body { color: #e6e6e6; background: #16181c }
+       p.env, figcaption { color: #aaa }
        td, th { border-color: #333 } .win { color: #5fd38d } .loss { color: #ff8a8a } }
 """
 
@@ -54,8 +59,12 @@ def rows(data: dict[str, Any]) -> list[Row]:
     found = []
     known = compare.baselines(data)
     peers = {
-        str(case.get("name")): {n for names in case["peers"].values() for n in names}
-        - set(case["peers"].get("dynaflow", ()))
+        str(case.get("name")): {
+            n
+            for peer, names in case["peers"].items()
+            if not peer.startswith("dynaflow")
+            for n in names
+        }
         for case in data.get("cases") or []
         if isinstance(case, dict) and isinstance(case.get("peers"), dict)
     }
@@ -94,17 +103,20 @@ def page(files: Sequence[tuple[str, dict[str, Any]]]) -> str:
     parts = []
     for name, data in files:
         found = rows(data)
-        cells = "".join(
-            f'<tr><td>{_text(r.case)}</td><td>{_text(r.way)}</td><td class="n">{r.ms:.3g}</td>'
-            f'<td class="n {r.verdict}">{r.ratio:.2f}</td><td>{_drawn(r)}</td>'
-            f"<td>{_text(r.baseline)}</td></tr>"
-            for r in found
-        )
+        cells = []
+        for before, r in zip([None, *found], found, strict=False):
+            # A case is named once: the eye finds its rows by it.
+            case = "" if before is not None and before.case == r.case else _text(r.case)
+            cells.append(
+                f'<tr><td>{case}</td><td>{_text(r.way)}</td><td class="n">{r.ms:.3g}</td>'
+                f'<td class="n {r.verdict}">{r.ratio:.2f}</td><td>{_drawn(r)}</td>'
+                f"<td>{_text(r.baseline)}</td></tr>"
+            )
         parts.append(
             f'<h2>{_text(name)}</h2><p class="env">{_text(_environment(data))}</p>'
-            f"<p>{_text(_counts(found))}</p><table><thead><tr><th>case</th><th>way</th><th>ms</th>"
-            f"<th>ratio</th><th>95 % interval, 0 to {_MOST:g}</th><th>of</th></tr></thead>"
-            f"<tbody>{cells}</tbody></table>"
+            f'<p>{_text(_counts(found))}</p><table><thead><tr><th>case</th><th>way</th><th class="n">ms</th>'
+            f'<th class="n">ratio</th><th>95 % interval, 0 to {_MOST:g}</th><th>of</th></tr></thead>'
+            f"<tbody>{''.join(cells)}</tbody></table>{_pictures(data)}"
         )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -113,6 +125,30 @@ def page(files: Sequence[tuple[str, dict[str, Any]]]) -> str:
         "<p>A ratio is the median time of a call under a plan over that of the fastest way without one: "
         f"below 1 is a gain.</p>{''.join(parts)}</body></html>\n"
     )
+
+
+def _pictures(data: dict[str, Any]) -> str:
+    """Of the cases that have any: where regions ran, and times against cores, lanes or nano-batches."""
+    lanes, scaled = [], []
+    samples = compare.samples(data)
+    for case in data.get("cases") or data.get("rows") or []:
+        if not isinstance(case, dict):
+            continue
+        name = compare.name_of(case)
+        if drawn := pictures.timelines(case):
+            lanes.append(f"<h3>{_text(name)}</h3>{drawn}")
+        if drawn := pictures.scaling(samples.get(name, {})):
+            scaled.append(f"<h3>{_text(name)}</h3>{drawn}")
+    made = ""
+    if lanes:
+        what = "Plans on their lanes, as predicted"
+        made += f"<details open><summary>{what}</summary>{''.join(lanes)}</details>"
+    if scaled:
+        made += (
+            "<details><summary>Milliseconds against a number in the way's name: cores, lanes, "
+            f"nano-batches</summary>{''.join(scaled)}</details>"
+        )
+    return made
 
 
 def write(paths: Sequence[Path], out: Path) -> list[Row]:
@@ -153,17 +189,21 @@ def _counts(found: Sequence[Row]) -> str:
 
 def _drawn(row: Row) -> str:
     """The interval as a line, the ratio as a dot, 1 as a bar across."""
+    inset = 5.0  # a dot at an end is whole
 
     def x(value: float) -> float:
-        return max(0.0, min(value, _MOST)) / _MOST * _WIDTH
+        return inset + max(0.0, min(value, _MOST)) / _MOST * (_WIDTH - 2 * inset)
 
-    middle = _HEIGHT / 2
+    middle, dot = _HEIGHT / 2, x(row.ratio)
+    shape = f'<circle cx="{dot:.1f}" cy="{middle}" r="4" fill="currentColor"/>'
+    if row.ratio > _MOST:
+        points = f"{dot - 4:.1f},{middle - 5} {dot + 5:.1f},{middle} {dot - 4:.1f},{middle + 5}"
+        shape = f'<polygon points="{points}" fill="currentColor"><title>beyond {_MOST:g}</title></polygon>'
     return (
         f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{row.low:.2f} to {row.high:.2f}" '
         f'class="{row.verdict}"><line x1="{x(1):.1f}" x2="{x(1):.1f}" y1="0" y2="{_HEIGHT}" stroke="#999"/>'
         f'<line x1="{x(row.low):.1f}" x2="{x(row.high):.1f}" y1="{middle}" y2="{middle}" '
-        f'stroke="currentColor" stroke-width="3"/><circle cx="{x(row.ratio):.1f}" cy="{middle}" r="4" '
-        'fill="currentColor"/></svg>'
+        f'stroke="currentColor" stroke-width="3"/>{shape}</svg>'
     )
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("rich", reason="the command line is made with it")
 from click.testing import CliRunner, Result
 
 from dynaflow_xla import __main__ as entry, machine
-from dynaflow_xla.cli import bench, checks, console, doctor, kept, main, measuring, targets
+from dynaflow_xla.cli import bench, checks, console, doctor, kept, main, measuring, report, targets
 from dynaflow_xla.cli.checks import Check
 from dynaflow_xla.tuning import autotune
 
@@ -181,6 +181,37 @@ def test_report_says_what_gains_and_loses(tmp_path: Path) -> None:
     assert run("report", "a.json", "-o", "r.md").exit_code == 0
     table = (tmp_path / "r.md").read_text()
     assert r"| fast <b>\| |" in table and "0.6" in table
+
+
+def test_report_draws_lanes_and_scaling(tmp_path: Path) -> None:
+    case = {
+        "name": "a<b", "samples_ms": {"jit": [1.0, 1.0], "fast 1": [2.0, 2.0], "fast 2": [0.9, 0.9]},
+        "timelines": {"fast 2": {"spans": [[0, "left", 0, 500], [1, "ri<ght", 100, 1000]]}},
+    }  # fmt: skip
+    page = report.page([("a", {"cases": [case], "baselines": ["jit"]})])
+    assert page.count("<rect") == 2 + 2 and "ri&lt;ght" in page and "2 lanes" in page
+    assert "fast N" in page and "a<b" not in page
+    # What is damaged is left out, not the page.
+    for bad in (None, 3, {"fast 2": None}, {"fast 2": {"spans": [[0, "x"]]}}, {"x": {"spans": 1}}):
+        page = report.page([("a", {"cases": [case | {"timelines": bad}], "baselines": ["jit"]})])
+        assert page.count("<rect") == 2
+
+
+def test_report_compares_with_peers() -> None:
+    case = {
+        "name": "n", "samples_ms": {"ours": [1.0, 1.0], "other": [2.0, 2.0], "third": [3.0, 3.0]},
+        "peers": {"dynaflow jax": ["ours"], "A": ["other"], "B": ["third"]},
+    }  # fmt: skip
+    (row,) = report.rows({"cases": [case]})
+    assert (row.way, row.baseline, row.ratio) == ("ours", "other", 0.5)
+
+
+def test_report_shows_what_is_beyond_the_scale() -> None:
+    samples = {"jit": [1.0, 1.1], "fast": [9.0, 9.1]}
+    page = report.page(
+        [("a", {"cases": [{"name": "n", "samples_ms": samples}], "baselines": ["jit"]})]
+    )
+    assert "beyond 2" in page and "<circle" not in page
 
 
 def test_report_of_committed_results(tmp_path: Path) -> None:
