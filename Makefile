@@ -37,7 +37,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup dev wheel demo bench study bench-engine bench-pjrt bench-gpu test test-gpu gpu-wheel gpu-all \
+.PHONY: help setup dev wheel demo bench study bench-engine count-engine bench-pjrt bench-gpu test test-gpu gpu-wheel gpu-all \
         docs test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 test-gpu-compile test-gpu-standin standin-results gpu-rehearsal sim-gpu report-xla \
         test-torch-versions test-torch-xla test-frameworks cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
@@ -123,6 +123,11 @@ bench-engine: setup  ## Build and run the engine's own benchmark (BENCH_ARGS=...
 	  -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" >/dev/null
 	@"$(PY)" -P -m cmake --build build/bench -j $(JOBS)
 	@"$(PY)" benchmarks/engine_native.py build/bench/dfx_engine_bench $(BENCH_ARGS)
+
+count-engine: $(STAMPS)/deps-dev  ## Count the engine's instructions with valgrind, against the committed count (BENCH_ARGS=--save)
+	@mkdir -p build
+	$(call cpp_build,-count,Release,,,-DDFX_BUILD_TESTS=OFF -DDFX_BUILD_BENCH=ON)
+	@"$(PY)" benchmarks/engine_instructions.py $(CPP)-count/dfx_engine_bench $(BENCH_ARGS)
 
 bench-pjrt: setup $(STAMPS)/deps-dev  ## Measure an XLA executable as an engine step (BENCH_ARGS=...)
 	@mkdir -p build

@@ -1,6 +1,7 @@
 // What the engine costs without Python: steps, hand-overs between lanes, whole calls. Prints JSON:
 // name -> samples in nanoseconds. `dfx_engine_bench [ROUNDS]`; benchmarks/engine_native.py adds the
-// statistics and the stamp.
+// statistics and the stamp. `dfx_engine_bench --count STEPS CALLS` makes so many calls of a program
+// of one lane, for a tool that counts instructions (benchmarks/engine_instructions.py).
 //
 // The variants take turns in every round, so that what disturbs the machine disturbs all alike.
 #include <algorithm>
@@ -119,9 +120,15 @@ Variant HandOvers(std::string name) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 4 && std::string(argv[1]) == "--count") {
+    std::vector<int64_t> unused;
+    Calls("count", Chain(1, std::atoi(argv[2]), Nothing, 1), std::atoi(argv[3])).sample(&unused);
+    Engine::Get().Shutdown();
+    return 0;
+  }
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 200;
   if (argc > 2 || rounds < 1) {
-    std::fprintf(stderr, "usage: %s [ROUNDS]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s [ROUNDS] | --count STEPS CALLS\n", argv[0]);
     return 2;
   }
   std::vector<Variant> variants;
