@@ -29,10 +29,11 @@ from dynaflow_xla import machine
 SHAPES = ((64, 16, 512, 128), (32, 8, 256, 128), (128, 8, 256, 64))
 """Steps, batch, width, hidden width of a bi-LSTM between dense layers."""
 
+_KNOWN = machine.numbers()
 ASSUMED = (
     "costs of one core as dynaflow_xla estimates them for this processor, Amdahl's law by kind of work "
-    f"({machine._SHARED}), {machine.LANES_NS / 1e3:.0f} us a phase of lanes, "
-    f"{machine.LANE_WAKE_NS / 1e3:.0f} us to wake one, {machine.FORK_NS / 1e3:.0f} us to hand out an "
+    f"({dict(_KNOWN.shared)}), {_KNOWN.lanes_ns / 1e3:.0f} us a phase of lanes, "
+    f"{_KNOWN.lane_wake_ns / 1e3:.0f} us to wake one, {_KNOWN.fork_ns / 1e3:.0f} us to hand out an "
     "operator, lanes share all cores evenly"
 )
 

@@ -22,6 +22,7 @@ from dynaflow_xla.api import (
     why as why,
 )
 from dynaflow_xla.batch.proof import Mean as Mean, Sum as Sum
+from dynaflow_xla.calibration import measure_machine as measure_machine
 from dynaflow_xla.errors import (
     DynaflowError as DynaflowError,
     EngineError as EngineError,

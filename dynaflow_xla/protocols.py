@@ -185,6 +185,13 @@ class Frontend(Protocol):
     def cases(self) -> dict[str, Callable[..., Any]]:
         """By name small functions, for trials: those that ``cli.cases`` has arguments for."""
 
+    def works(self) -> dict[str, Callable[..., Any]]:
+        """By name functions to measure a machine with, see ``calibration``.
+
+        One for each kind of work that is nothing else; ``pair``: two operators on two arrays; ``chain``: of
+        nine operators each on the result of the one before.
+        """
+
     def example(self, shape: Sequence[int], dtype: str, seed: int) -> Any:
         """An array of random values."""
 

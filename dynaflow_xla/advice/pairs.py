@@ -212,28 +212,28 @@ class _Look:
     def _on_one_lane(self, shorter: Region, longer: Region, lane: int) -> tuple[Why, str]:
         """Whether one of them on another lane would save anything."""
         ns = self.times.there[shorter.id]
-        if ns <= machine.HAND_OVER_NS:
+        if ns <= machine.numbers().hand_over_ns:
             return "too short", (
                 f"{shorter.name!r} takes {us(ns)}, and no more can be saved; to hand anything to another "
-                f"lane takes {us(machine.HAND_OVER_NS)}"
+                f"lane takes {us(machine.numbers().hand_over_ns)}"
             )
         saved = self.times.serial - self.times.ideal
-        if saved <= machine.LANES_NS:
+        if saved <= machine.numbers().lanes_ns:
             return "too short", (
                 f"of {us(self.times.serial)} at best {us(saved)} can be saved; to go to lanes and back takes "
-                f"{us(machine.LANES_NS)}"
+                f"{us(machine.numbers().lanes_ns)}"
             )
         # Either may go: the one that less crosses for.
         moved, crossing = min(
             ((one, self._crossing(one)) for one in (shorter, longer)), key=lambda way: way[1]
         )
-        copies = 0.0 if self.given.streams else 2 * crossing / machine.COPY_BYTES_PER_NS
-        if crossing and machine.HAND_OVER_NS + copies >= ns:
-            name: Why = "copies" if copies > machine.HAND_OVER_NS else "hand-over"
+        copies = 0.0 if self.given.streams else 2 * crossing / machine.numbers().copy_bytes_per_ns
+        if crossing and machine.numbers().hand_over_ns + copies >= ns:
+            name: Why = "copies" if copies > machine.numbers().hand_over_ns else "hand-over"
             return name, (
                 f"at best {us(ns)} can be saved; {moved.name!r} on another lane: {crossing} bytes between it "
                 f"and lane {lane} would be copied in {us(copies)}, after a hand-over of "
-                f"{us(machine.HAND_OVER_NS)}"
+                f"{us(machine.numbers().hand_over_ns)}"
             )
         return "placement", f"the schedule has both on lane {lane}"
 

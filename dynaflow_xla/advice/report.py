@@ -159,10 +159,10 @@ def _reason(given: Given, t: Times) -> tuple[Reason, str]:
         )
     if given.plan.lanes < 2:
         return "placement", "the schedule has one lane, on which nothing can overlap"
-    if t.serial <= machine.LANES_NS:
+    if t.serial <= machine.numbers().lanes_ns:
         return "too short", (
             f"no gain: all regions together take {us(t.serial)}, and to go to lanes and back takes "
-            f"{us(machine.LANES_NS)}"
+            f"{us(machine.numbers().lanes_ns)}"
         )
     if len(given.pg.regions) < 2:
         return "dependency", "no gain: it is cut into one region; rules or marks cut it elsewhere"
@@ -171,10 +171,10 @@ def _reason(given: Given, t: Times) -> tuple[Reason, str]:
         return "dependency", (
             f"no gain: {part:.0%} of the work is one chain of regions that need each other"
         )
-    if t.serial - t.ideal <= machine.LANES_NS:
+    if t.serial - t.ideal <= machine.numbers().lanes_ns:
         return "too short", (
             f"no gain: at best {us(t.serial - t.ideal)} of {us(t.serial)} can be saved, and to go to lanes "
-            f"and back takes {us(machine.LANES_NS)}"
+            f"and back takes {us(machine.numbers().lanes_ns)}"
         )
     alone = min(t.original, float(sum(t.wide)))
     if alone <= _BUSY * t.ideal:

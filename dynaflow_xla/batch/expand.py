@@ -292,7 +292,7 @@ class _Expansion:
         value = self.value(WHOLE, local, index)
         read = tuple(dict.fromkeys(v for v, _ in reads))
         moved = 2 * self.values[value].bytes
-        cost = moved / machine.COPY_BYTES_PER_NS
+        cost = moved / machine.numbers().copy_bytes_per_ns
         self.ops.append(
             Op(index, f"merge_{spec.how}", read, (value,), bytes_moved=moved, cost_ns=cost)
         )

@@ -32,6 +32,20 @@ class Broken(ValueError):
     """A file does not hold what was written to it, or was written by another version."""
 
 
+def cache_folder() -> Path:
+    """Folder of what is kept: ``DYNAFLOW_XLA_CACHE_DIR``, else ``dynaflow_xla`` in the user's cache folder.
+
+    That is ``XDG_CACHE_HOME`` where it is set, else ``~/.cache``.
+    """
+    root = os.environ.get("DYNAFLOW_XLA_CACHE_DIR")
+    if root:
+        return Path(root)
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    # The standard of these variables has relative paths ignored.
+    top = Path(caches) if os.path.isabs(caches) else Path.home() / ".cache"
+    return top / "dynaflow_xla"
+
+
 def _check(path: str, found: os.stat_result) -> None:
     if found.st_uid != os.geteuid():
         raise Untrusted(f"{path} belongs to another user ({found.st_uid})")

@@ -15,7 +15,6 @@ from dynaflow_xla import _optional, machine
 from dynaflow_xla._version import __version__
 from dynaflow_xla.caches import private_files
 from dynaflow_xla.cli import kept
-from dynaflow_xla.tuning import autotune
 
 Status = Literal["ok", "note", "warn", "fail"]
 
@@ -76,6 +75,13 @@ def of_machine() -> Iterator[Check]:
         )  # fmt: skip
     else:
         yield Check(area, "cores", "ok", found)
+    known = machine.numbers()
+    yield Check(
+        area, "numbers", "ok" if known.measured else "note",
+        f"measured {known.measured}" if known.measured else
+        "plans assume those of a server of 2024",
+        "" if known.measured else "measure this machine's: dynaflow-xla doctor --measure",
+    )  # fmt: skip
     quota = machine.quota_cores()
     if quota is not None and quota < usable:
         yield Check(
@@ -143,7 +149,7 @@ def of_tools() -> Iterator[Check]:
 
 def of_cache() -> Iterator[Check]:
     """Where decisions and compiled regions are kept."""
-    folder = autotune.cache_dir()
+    folder = private_files.cache_folder()
     try:
         private_files.check_folder(folder)
         entries = kept.entries(folder)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _DECISION = re.compile(r"[0-9a-f]{32}\.json")
+_MACHINE = re.compile(r"machine-[0-9a-f]{16}\.json")
 _COMPILED = ("inductor", "aoti")
 # Other things may lie in the same folder (environments of the project's own tests, say): these are not ours.
 
@@ -20,7 +21,8 @@ class Entry:
 
     Attributes:
         path: Where it is.
-        kind: ``decision`` (what ``Auto`` measured) or ``compiled`` (a region's note or library).
+        kind: ``decision`` (what ``Auto`` measured), ``machine`` (its numbers) or ``compiled`` (a
+            region's note or library).
         bytes: Its size.
         age_s: Seconds since it was written.
     """
@@ -32,10 +34,12 @@ class Entry:
 
     def about(self) -> str:
         """What it holds, in a few words."""
-        if self.kind != "decision":
+        if self.kind == "compiled":
             return self.path.parent.name
         try:
             data = json.loads(self.path.read_bytes())
+            if self.kind == "machine":
+                return f"measured {data['measured']}"
             return f"{data['choice']}: {data['reason']}"
         except (OSError, ValueError, KeyError, TypeError):
             return "cannot be read; it will be made again"
@@ -45,6 +49,7 @@ def entries(folder: Path) -> list[Entry]:
     """All files of ours in the folder, the newest first; none if it does not exist."""
     found: list[Entry] = []
     files = [(p, "decision") for p in folder.glob("*.json") if _DECISION.fullmatch(p.name)]
+    files += [(p, "machine") for p in folder.glob("*.json") if _MACHINE.fullmatch(p.name)]
     for name in _COMPILED:
         files += [
             (p, "compiled") for p in (folder / name).glob("*") if p.suffix in (".json", ".so")

@@ -13,6 +13,7 @@ import click
 import dynaflow_xla as dfx
 from dynaflow_xla import dispatch
 from dynaflow_xla._version import __version__
+from dynaflow_xla.caches import private_files
 from dynaflow_xla.cli import (
     bench as benching,
     compare as comparing,
@@ -26,7 +27,6 @@ from dynaflow_xla.cli.console import Output
 from dynaflow_xla.cli.ending import Commands, command, told
 from dynaflow_xla.cli.targets import Target, TargetError
 from dynaflow_xla.errors import DynaflowError
-from dynaflow_xla.tuning import autotune
 
 
 def _on_target(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,12 +101,20 @@ def cli() -> None:
 @click.option(
     "--timeout", type=float, default=180.0, show_default=True, help="Seconds for a trial."
 )
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="First measure the numbers that plans assume of this machine (a minute).",
+)
 @command
-def doctor(out: Output, timeout: float) -> int:
+def doctor(out: Output, timeout: float, measure: bool) -> int:
     """Say what of this machine and environment works, what does not, and how to mend it.
 
     Ends with status 1 if something does not work.
     """
+    if measure:
+        with out.progress("measuring", 0) as tell:
+            dfx.measure_machine(tell=lambda now: tell(f"measuring: {now}"))
     with out.progress("looking", 4) as step:
         found = examining.examine(step, timeout)
     return examining.show(found, out)
@@ -294,12 +302,12 @@ def report(out: Output, results: tuple[Path, ...], path: Path, opened: bool) -> 
 
 @cli.command()
 @click.argument("action", type=click.Choice(["list", "size", "clear"]), default="list")
-@click.option("--kind", type=click.Choice(["decision", "compiled"]), help="Only these.")
+@click.option("--kind", type=click.Choice(["decision", "machine", "compiled"]), help="Only these.")
 @click.option("--yes", is_flag=True, help="Clear without asking.")
 @command
 def cache(out: Output, action: str, kind: str | None, yes: bool) -> int:
-    """List, sum up or clear what is kept on disk: decisions of Auto, compiled regions."""
-    folder = autotune.cache_dir()
+    """List, sum up or clear what is kept on disk: decisions, the machine's numbers, compiled regions."""
+    folder = private_files.cache_folder()
     found = [e for e in kept.entries(folder) if kind in (None, e.kind)]
     total = sum(entry.bytes for entry in found)
     told = f"{folder}: {len(found)} files, {kept.size(total)}"

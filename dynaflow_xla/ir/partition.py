@@ -251,7 +251,7 @@ def _handover_ns(graph: Graph, cluster: Cluster) -> float:
     made = {v for i in cluster.ops for v in graph.ops[i].outputs}
     used = {v for i in cluster.ops for v in graph.ops[i].inputs}
     crossing = sum(graph.values[v].bytes for v in made - used)
-    return machine.hand_over_ns(crossing)
+    return machine.numbers().hand_over(crossing)
 
 
 def _regions(graph: Graph, order: list[Cluster], ops_of: dict[int, list[int]]) -> list[Region]:

@@ -30,7 +30,8 @@ class Spread(NamedTuple):
     Attributes:
         products: Matrix products.
         convolutions: Convolutions.
-        elements: Loops over elements: memory bounds them.
+        elements: Loops over elements that XLA shares out: memory bounds them.
+        rows: Any loops that PyTorch shares out, over rows or elements.
         forks: How often work is handed out to several cores and waited for. What is short is so, too, if the
             framework does not ask whether it pays.
     """
@@ -38,6 +39,7 @@ class Spread(NamedTuple):
     products: float = 0.0
     convolutions: float = 0.0
     elements: float = 0.0
+    rows: float = 0.0
     forks: float = 0.0
 
     def times(self, factor: float) -> Spread:
@@ -49,8 +51,10 @@ class Spread(NamedTuple):
         if cores <= 1:
             return 0.0
         *kinds, forks = zip(self._fields, self, strict=True)
-        gained = sum(ns * (1.0 - 1.0 / machine.speed_up(kind, cores)) for kind, ns in kinds if ns)
-        return gained - forks[1] * machine.FORK_NS
+        gained = sum(
+            ns * (1.0 - 1.0 / machine.numbers().speed_up(kind, cores)) for kind, ns in kinds if ns
+        )
+        return gained - forks[1] * machine.numbers().fork_ns
 
 
 NO_SPREAD = Spread()

@@ -115,7 +115,8 @@ class Moldable:
         """Whether another region of some length may run at the same time."""
         related = self._reach(region, self.preds) | self._reach(region, self.succs) | {region}
         return any(
-            r.id not in related and self.narrow[r.id] > machine.HAND_OVER_NS for r in self.regions
+            r.id not in related and self.narrow[r.id] > machine.numbers().hand_over_ns
+            for r in self.regions
         )
 
     @staticmethod
@@ -203,7 +204,7 @@ class _Schedule:
         for pred in self.tasks.preds[region]:
             arrival = self.finish[pred]
             if self.place[pred] not in (lane, -1) and self.phase[pred] == self.number:
-                arrival += machine.hand_over_ns(self.tasks.crossing.get((pred, region), 0))
+                arrival += machine.numbers().hand_over(self.tasks.crossing.get((pred, region), 0))
             begin = max(begin, arrival)
         return begin
 
@@ -211,9 +212,9 @@ class _Schedule:
         if not self.inside:
             self.inside = True
             self.number += 1
-            self.free = [t + machine.LANES_NS for t in self.free]
+            self.free = [t + machine.numbers().lanes_ns for t in self.free]
             if self.tasks.moldable:  # else they are woken in any case
-                self.free[1:] = [t + machine.LANE_WAKE_NS for t in self.free[1:]]
+                self.free[1:] = [t + machine.numbers().lane_wake_ns for t in self.free[1:]]
         lane = min(range(self.lanes), key=lambda n: (self._start(region, n), n))
         self.finish[region] = self.free[lane] = (
             self._start(region, lane) + self.tasks.narrow[region]
@@ -238,7 +239,7 @@ class _Schedule:
                 continue
             left = any(self.phase.get(s) != self.number for s in tasks.succs[region])
             size = tasks.bytes[region] if left else tasks.result_bytes[region]
-            self.free[lane] += size / machine.FRESH_COPY_BYTES_PER_NS
+            self.free[lane] += size / machine.numbers().fresh_copy_bytes_per_ns
         self.free = [max(self.free)] * self.lanes
 
     def _executed(self, region: int, lane: int) -> None:

@@ -193,7 +193,7 @@ class _Search:
                 for pred in self.needs[region]:
                     there = state.finish[pred]
                     if state.place[pred] not in (lane, WIDE) and there > state.barrier:
-                        there += machine.HAND_OVER_NS
+                        there += machine.numbers().hand_over_ns
                     begin = max(begin, there)
                 end = begin + self.narrow[region]
                 if begin < state.last or end + behind >= self.best_ns:

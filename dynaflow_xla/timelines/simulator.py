@@ -23,9 +23,9 @@ def simulate(
     pg: PartitionedGraph,
     costs: Costs | None = None,
     *,
-    handoff_ns: float = machine.HAND_OVER_NS,
-    launch_ns: float = machine.LANE_START_NS,
-    bytes_per_ns: float = machine.COPY_BYTES_PER_NS,
+    handoff_ns: float | None = None,
+    launch_ns: float | None = None,
+    bytes_per_ns: float | None = None,
 ) -> Timeline:
     """Predicts when each region runs.
 
@@ -42,9 +42,9 @@ def simulate(
             take them from, which may be of another plan, other widths and another cut: regions are known by
             what they compute. Regions left out cost what the graph estimates. What more cores gain is
             always estimated.
-        handoff_ns: See above.
-        launch_ns: See above.
-        bytes_per_ns: Speed of a copy; ``math.inf`` for none.
+        handoff_ns: See above; None: what is known of this machine (``machine.numbers``).
+        launch_ns: See above; None likewise.
+        bytes_per_ns: Speed of a copy; ``math.inf`` for none; None likewise.
 
     Returns:
         The timeline, with its ``bound``.
@@ -55,7 +55,7 @@ def simulate(
             recorded.
     """
     run = _run(plan, pg, costs, handoff_ns, launch_ns, bytes_per_ns)
-    bound = lower_bound(plan, pg, costs, launch_ns=launch_ns, bytes_per_ns=bytes_per_ns)
+    bound = lower_bound(plan, pg, costs, launch_ns=run.launch, bytes_per_ns=run.bytes_per_ns)
     meta: dict[str, Any] = {"name": plan.graph}
     if isinstance(costs, Timeline) and (note := _of_same_regions(pg, costs)[1]):
         meta["notes"] = [note]
@@ -67,9 +67,9 @@ def total_ns(
     pg: PartitionedGraph,
     costs: Costs | None = None,
     *,
-    handoff_ns: float = machine.HAND_OVER_NS,
-    launch_ns: float = machine.LANE_START_NS,
-    bytes_per_ns: float = machine.COPY_BYTES_PER_NS,
+    handoff_ns: float | None = None,
+    launch_ns: float | None = None,
+    bytes_per_ns: float | None = None,
 ) -> int:
     """The ``total_ns`` of :func:`simulate`, without what else a timeline tells."""
     run = _run(plan, pg, costs, handoff_ns, launch_ns, bytes_per_ns)
@@ -80,11 +80,17 @@ def _run(
     plan: Plan,
     pg: PartitionedGraph,
     costs: Costs | None,
-    handoff_ns: float,
-    launch_ns: float,
-    bytes_per_ns: float,
+    handoff_ns: float | None,
+    launch_ns: float | None,
+    bytes_per_ns: float | None,
 ) -> _Run:
-    run = _Run(plan, pg, region_costs(pg, costs), handoff_ns, launch_ns, bytes_per_ns)
+    known = machine.numbers()
+    run = _Run(
+        plan, pg, region_costs(pg, costs),
+        known.hand_over_ns if handoff_ns is None else handoff_ns,
+        known.lane_start_ns if launch_ns is None else launch_ns,
+        known.copy_bytes_per_ns if bytes_per_ns is None else bytes_per_ns,
+    )  # fmt: skip
     for instruction in plan.instructions:
         run.step(instruction)
     run.end_stage()

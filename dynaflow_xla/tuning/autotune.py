@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from dynaflow_xla import machine
@@ -82,21 +81,10 @@ class RegionCosts:
         return costs
 
 
-def cache_dir() -> Path:
-    """Folder of decisions: ``DYNAFLOW_XLA_CACHE_DIR``, else ``dynaflow_xla`` in the user's cache folder.
+THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Variables of the environment that limit libraries' threads."""
 
-    That is ``XDG_CACHE_HOME`` where it is set, else ``~/.cache``.
-    """
-    root = os.environ.get("DYNAFLOW_XLA_CACHE_DIR")
-    if root:
-        return Path(root)
-    caches = os.environ.get("XDG_CACHE_HOME", "")
-    # The standard of these variables has relative paths ignored.
-    folder = Path(caches) if os.path.isabs(caches) else Path.home() / ".cache"
-    return folder / "dynaflow_xla"
-
-
-_VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS")
+_VARIABLES = (*THREADS, "XLA_FLAGS")
 """Variables of the environment that change how long the same program takes."""
 
 
@@ -113,13 +101,16 @@ def cache_key(*parts: Any) -> str:
         for part in parts
     ]
     environment = [os.environ.get(name, "") for name in _VARIABLES]
-    text = json.dumps([CACHE_VERSION, machine.identity(), environment, told])
+    known = machine.numbers().digest
+    text = json.dumps(
+        [CACHE_VERSION, machine.identity(), environment, told, *([known] if known else [])]
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def load(key: str) -> dict[str, Any] | None:
     """A stored decision; None if there is none. A broken file is reported once, removed, rebuilt."""
-    path = cache_dir() / f"{key}.json"
+    path = private_files.cache_folder() / f"{key}.json"
     try:
         data = private_files.opened(private_files.read(path), CACHE_VERSION)
         return {
@@ -134,7 +125,7 @@ def load(key: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except private_files.Untrusted as error:
-        private_files.refused(cache_dir(), error)
+        private_files.refused(private_files.cache_folder(), error)
         return None
     except (
         OSError,
@@ -165,7 +156,7 @@ def _costs(data: Any) -> RegionCosts | None:
 
 def store(key: str, decision: dict[str, Any]) -> None:
     """Writes a decision atomically; a folder that cannot be written to is reported, not fatal."""
-    folder = cache_dir()
+    folder = private_files.cache_folder()
     costs = decision.get("costs")
     content = decision | {"costs": None if costs is None else asdict(costs)}
     data = private_files.sealed(content, CACHE_VERSION)

@@ -54,6 +54,33 @@ def cases() -> dict[str, Callable[..., Any]]:
     return {fn.__name__: jax.jit(fn) for fn in made}
 
 
+def works() -> dict[str, Callable[..., Any]]:
+    """By name what a machine is measured with, see ``dynaflow_xla.calibration``."""
+
+    def products(x: Any, y: Any) -> Any:
+        return x @ y
+
+    def convolutions(x: Any, kernel: Any) -> Any:
+        return jax.lax.conv(x, kernel, (1, 1), "SAME")
+
+    def elements(x: Any, y: Any) -> Any:
+        return jnp.tanh(x) * y + x
+
+    def serial(x: Any) -> Any:
+        return jnp.sort(x)
+
+    def pair(x: Any, y: Any) -> Any:
+        return jnp.sort(x), jnp.sort(y)
+
+    def chain(x: Any, y: Any) -> Any:
+        for n in range(9):
+            x = jnp.sort(x) if n % 2 else jax.lax.cumsum(x)
+        return x, y
+
+    made: tuple[Any, ...] = (products, convolutions, elements, serial, pair, chain)
+    return {fn.__name__: jax.jit(fn) for fn in made}
+
+
 _WITHOUT_X64 = {
     "float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64",
 }  # fmt: skip

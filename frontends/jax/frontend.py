@@ -16,6 +16,7 @@ from dynaflow_xla.frontends.jax.commands import (
     example as example,
     opponents as opponents,
     wait as wait,
+    works as works,
 )
 from dynaflow_xla.frontends.jax.readback import cpu_text, deviceless, targets
 from dynaflow_xla.frontends.jax.scheduled import ScheduledFunction

@@ -59,6 +59,33 @@ def cases() -> dict[str, Callable[..., Any]]:
     return {fn.__name__: fn for fn in made}
 
 
+def works() -> dict[str, Callable[..., Any]]:
+    """By name what a machine is measured with, see ``dynaflow_xla.calibration``."""
+
+    def products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x @ y
+
+    def convolutions(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv2d(x, kernel, padding=1)
+
+    def elements(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x) * y + x
+
+    def serial(x: torch.Tensor) -> torch.Tensor:
+        return torch.sort(x).values
+
+    def pair(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.sin(x), torch.sin(y)
+
+    def chain(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for _ in range(9):
+            x = torch.sin(x)
+        return x, y + 1
+
+    made: tuple[Any, ...] = (products, convolutions, elements, serial, pair, chain)
+    return {fn.__name__: fn for fn in made}
+
+
 def example(shape: Sequence[int], dtype: str, seed: int) -> torch.Tensor:
     """A tensor of random values: small integers, truth values, or the normal distribution.
 

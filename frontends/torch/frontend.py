@@ -14,6 +14,7 @@ from dynaflow_xla.frontends.torch.commands import (
     example as example,
     opponents as opponents,
     wait as wait,
+    works as works,
 )
 from dynaflow_xla.frontends.torch.serving import (
     inlines as inlines,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import warnings
@@ -13,6 +14,7 @@ from typing import Any
 from dynaflow_xla.caches import private_files
 from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.machine import figures
 from dynaflow_xla.planning.plan import PLAN_VERSION, Plan
 from dynaflow_xla.planning.validate import validate
 from dynaflow_xla.timelines.timeline import Timeline
@@ -62,14 +64,14 @@ def _from_file(data: bytes, folder: Path) -> Any:
 def _decision(data: bytes, folder: Path) -> Any:
     path = folder / "k.json"
     path.write_bytes(data)
-    before = autotune.cache_dir
-    autotune.cache_dir = lambda: folder
+    before = private_files.cache_folder
+    private_files.cache_folder = lambda: folder
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return autotune.load("k")
     finally:
-        autotune.cache_dir = before
+        private_files.cache_folder = before
 
 
 DECISION = {
@@ -77,6 +79,33 @@ DECISION = {
     "predicted_ms": {"b": 1.4}, "left_out": {"c": "slow"}, "seconds": 1.25,
     "costs": {"region_ns": {"sort": 12.0}, "scale": 1.0},
 }  # fmt: skip
+
+
+MEASURED = dataclasses.asdict(
+    dataclasses.replace(figures.ASSUMED, speeds={"jax products": 0.9}, measured="2026-11-23")
+)
+
+
+def _sealed_numbers(changed: dict[str, Any]) -> bytes:
+    return private_files.sealed(MEASURED | changed, figures.VERSION)
+
+
+def _numbers(data: bytes, folder: Path) -> Any:
+    """What a machine's file is taken for: itself, or what is assumed."""
+    before = private_files.cache_folder
+    private_files.cache_folder = lambda: folder
+    try:
+        figures.path(("a",)).write_bytes(data)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return figures.kept(("a",))
+    finally:
+        private_files.cache_folder = before
+
+
+def _content(data: bytes, _: Path) -> Any:
+    found = json.loads(data)
+    return figures.checked(found)
 
 
 def decoders(plan: Plan, timeline: Timeline, pg: PartitionedGraph) -> tuple[Decoder, ...]:
@@ -98,6 +127,8 @@ def decoders(plan: Plan, timeline: Timeline, pg: PartitionedGraph) -> tuple[Deco
             "timeline, JSON", (timeline.to_json().encode(),), _loose(Timeline.from_json), ours
         ),
         Decoder("decision, file", (decision,), _decision, ()),
+        Decoder("machine, file", (_sealed_numbers({}),), _numbers, ()),
+        Decoder("machine, content", (json.dumps(MEASURED).encode(),), _content, (ValueError, RecursionError)),
         Decoder(
             "sealed file", (decision,),
             lambda data, _: private_files.opened(data, autotune.CACHE_VERSION),

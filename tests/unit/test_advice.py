@@ -97,7 +97,10 @@ def test_what_is_shorter_than_going_to_lanes_is_too_short(make: Callable[..., Gr
     found = _report(make("a = sort x; b = svd x", "a b", cost_ns=3e3), {"sort": 0, "svd": 1})
     assert found.reason == "too short"
     graph = make(
-        "a = sort x; b = svd x", "a b", b={"cost_ns": machine.HAND_OVER_NS / 2}, cost_ns=1e5
+        "a = sort x; b = svd x",
+        "a b",
+        b={"cost_ns": machine.numbers().hand_over_ns / 2},
+        cost_ns=1e5,
     )
     # Of two the longer one decides whether the function could gain, the shorter one whether the pair could.
     assert _only(_report(graph, {"sort": 0, "svd": 0})).reason == "too short"

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dynaflow_xla.caches import private_files
 from dynaflow_xla.errors import FallbackWarning, PlanError
 from dynaflow_xla.tuning import autotune, quiet
 
@@ -40,14 +41,14 @@ def test_the_folder_is_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.delenv("DYNAFLOW_XLA_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     at_home = tmp_path / ".cache" / "dynaflow_xla"
-    assert autotune.cache_dir() == at_home
+    assert private_files.cache_folder() == at_home
     for unset in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", unset)
-        assert autotune.cache_dir() == at_home
+        assert private_files.cache_folder() == at_home
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    assert autotune.cache_dir() == tmp_path / "caches" / "dynaflow_xla"
+    assert private_files.cache_folder() == tmp_path / "caches" / "dynaflow_xla"
     monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path / "mine"))
-    assert autotune.cache_dir() == tmp_path / "mine"
+    assert private_files.cache_folder() == tmp_path / "mine"
 
 
 def test_what_is_stored_is_read_back(folder: Path) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dynaflow_xla import machine
+from dynaflow_xla.caches import private_files
+from dynaflow_xla.errors import FallbackWarning
+from dynaflow_xla.machine import figures
 from dynaflow_xla.tuning import autotune
 
 X86 = """processor\t: 0
@@ -90,3 +95,98 @@ def test_the_order_of_options_is_no_part_of_a_key() -> None:
     assert autotune.cache_key({"a": 1, "b": 2}) == autotune.cache_key({"b": 2, "a": 1})
     assert autotune.cache_key({"a": 1}) != autotune.cache_key({"a": 2})
     assert autotune.cache_key({"a": "1"}) != autotune.cache_key({"a": 1})
+
+
+# -- numbers ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path / "cache"))
+    machine.use(None)
+    yield tmp_path / "cache"
+    machine.use(None)
+
+
+MEASURED = dataclasses.replace(
+    machine.ASSUMED, hand_over_ns=7000.0, shared={**machine.ASSUMED.shared, "elements": 0.5},
+    speeds={"jax products": 1.25}, measured="2026-11-23",
+)  # fmt: skip
+
+
+def test_numbers_are_assumed_until_they_are_measured(folder: Path) -> None:
+    assert machine.numbers() == machine.ASSUMED and machine.numbers().digest == ""
+    key = autotune.cache_key("a")
+    file = machine.keep(MEASURED)
+    assert file.parent == folder and machine.numbers() == MEASURED
+    assert MEASURED.digest and autotune.cache_key("a") != key
+    machine.use(None)  # as another process
+    assert machine.numbers() == MEASURED and machine.numbers().digest == MEASURED.digest
+    assert machine.numbers().speed("jax", "products") == 1.25
+    assert machine.numbers().speed("torch", "products") == 1.0
+    assert machine.numbers().speed_up("elements", 2) == pytest.approx(1 / 0.75)
+    assert machine.numbers().hand_over(800) == pytest.approx(7000 + 2 * 100)
+
+
+def test_of_another_machine_they_are_not_taken(folder: Path) -> None:
+    machine.keep(MEASURED)
+    assert figures.kept(("another",)) == machine.ASSUMED
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"hand_over_ns": 5e6}, "1000 times what is assumed"),
+        ({"hand_over_ns": float("nan")}, "hand_over_ns is nan"),
+        ({"copy_bytes_per_ns": 0.0}, "copy_bytes_per_ns is 0 times"),
+        ({"speeds": {"jax products": 1e9}}, "jax products is 1e"),
+        ({"shared": {"products": 0.5}}, "shares must lie between 0 and 1"),
+        ({"shared": {**machine.ASSUMED.shared, "elements": 1.5}}, "shares must lie"),
+        ({"lanes_ns": "long"}, "holds no numbers"),
+        ({"speeds": [1]}, "holds no numbers"),
+    ],
+)
+def test_no_machine_is_so(folder: Path, changed: dict[str, Any], why: str) -> None:
+    content = dataclasses.asdict(MEASURED) | changed
+    with pytest.raises(private_files.Broken, match=why):
+        figures.checked(content)
+    file = figures.path(machine.identity())
+    private_files.write(file, private_files.sealed(content, figures.VERSION))
+    machine.use(None)
+    with pytest.warns(FallbackWarning, match=r"doctor --measure"):
+        assert machine.numbers() == machine.ASSUMED
+
+
+def test_a_file_that_was_changed_is_reported(folder: Path) -> None:
+    file = machine.keep(MEASURED)
+    file.write_bytes(file.read_bytes().replace(b"7000", b"6000"))
+    machine.use(None)
+    with pytest.warns(FallbackWarning, match="its hash is not that of its content"):
+        assert machine.numbers() == machine.ASSUMED
+
+
+def test_a_file_that_others_may_write_is_refused(folder: Path) -> None:
+    machine.keep(MEASURED).chmod(0o666)
+    machine.use(None)
+    with pytest.warns(FallbackWarning, match="is not used"):
+        assert machine.numbers() == machine.ASSUMED
+
+
+def test_without_a_home_nothing_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers run programs for users that have none: plans need none."""
+
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(private_files, "cache_folder", none)
+    assert figures.kept(machine.identity()) == machine.ASSUMED
+
+
+def test_a_folder_that_others_may_write_is_told_of_only_for_a_file(folder: Path) -> None:
+    folder.mkdir(mode=0o777, parents=True)
+    folder.chmod(0o777)
+    assert machine.numbers() == machine.ASSUMED  # no warning: warnings are errors here
+
+
+def test_the_day_makes_no_other_numbers() -> None:
+    assert MEASURED.digest == dataclasses.replace(MEASURED, measured="later").digest

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dynaflow_xla import machine
 from dynaflow_xla.ir import work
 from dynaflow_xla.ir.work import Spread, Work
 
@@ -96,16 +97,20 @@ def original_ns(jaxpr: Any, cores: int) -> float:
 def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     """The work of one operator, and what of it XLA:CPU gives to all threads."""
     made = _primitive(eqn, name, params)
+    kind: machine.Kind = "elements"
     if name in ONE_CORE or name in work.FACTORIZATIONS or name.startswith(_ONE_CORE_STARTS):
+        kind = "serial"
+    elif name == "dot_general":
+        kind, forks = "products", _of_matrices(eqn, params)
+    elif name == "conv_general_dilated":
+        kind, forks = "convolutions", True
+    else:
+        forks = made.bytes_moved >= 2 * FORKED_BYTES
+    made = made._replace(ns=made.ns / machine.numbers().speed("jax", kind))
+    if kind == "serial":
         return made
     shared = made.ns if made.ns >= SPREAD_NS else 0.0
-    if name == "dot_general":
-        spread = Spread(products=shared, forks=float(_of_matrices(eqn, params)))
-    elif name == "conv_general_dilated":
-        spread = Spread(convolutions=shared, forks=1.0)
-    else:
-        spread = Spread(elements=shared, forks=float(made.bytes_moved >= 2 * FORKED_BYTES))
-    return made._replace(spread=spread) if any(spread) else made
+    return made._replace(spread=Spread(**{kind: shared}, forks=float(forks)))
 
 
 def _of_matrices(eqn: Any, params: dict[str, Any]) -> bool:

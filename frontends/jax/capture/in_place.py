@@ -94,4 +94,7 @@ def _outer(op: Op, reason: str) -> Op:
 
 
 def _worth(op: Op, size: int) -> bool:
-    return op.kind in _UPDATES or 2 * size / machine.FRESH_COPY_BYTES_PER_NS >= _WORTH * op.cost_ns
+    return (
+        op.kind in _UPDATES
+        or 2 * size / machine.numbers().fresh_copy_bytes_per_ns >= _WORTH * op.cost_ns
+    )

@@ -177,7 +177,7 @@ class LaneEmitter:
             if number is None or is_key(avals[builder.buffer(number).value]):
                 continue
             if (
-                builder.buffer(number).bytes / machine.COPY_BYTES_PER_NS
+                builder.buffer(number).bytes / machine.numbers().copy_bytes_per_ns
                 < _HOLD_MAX_SHARE * region.cost_ns
             ):
                 held.append(self.held[number])

@@ -12,9 +12,10 @@ from fastest import always
 from unhurried import unhurried
 
 import dynaflow_xla as dfx
+from dynaflow_xla.caches import private_files
 from dynaflow_xla.errors import PlanError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch.tuning import auto
-from dynaflow_xla.tuning import autotune, quiet
+from dynaflow_xla.tuning import quiet
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn = torch.nn
@@ -64,7 +65,7 @@ def test_nano_batches_are_chosen_and_explained(monkeypatch: pytest.MonkeyPatch) 
     assert seen == [{"original", "NanoBatch(2)", "NanoBatch(4)"}]
     assert "auto: NanoBatch(2) runs" in text and "@1" in text
     assert "Branches(lanes=2): not measured: the plan has one lane" in text
-    (file,) = Path(autotune.cache_dir()).glob("*.json")
+    (file,) = Path(private_files.cache_folder()).glob("*.json")
     assert json.loads(file.read_text())["choice"] == "NanoBatch(2)"
     again = scheduled(model)
     with torch.no_grad():
@@ -292,7 +293,7 @@ def test_sizes_that_come_once_are_not_measured(
         assert len(seen) == 1
         runs = "the original" if wanted != "Branches(lanes=2)" else wanted
         assert f"sizes came once: {runs} runs, after " in dfx.explain(fast, x)
-        for file in Path(autotune.cache_dir()).glob("*.json"):
+        for file in Path(private_files.cache_folder()).glob("*.json"):
             file.unlink()
         for _ in range(2):
             assert torch.equal(fast(x), f(x))

@@ -12,6 +12,7 @@ from fastest import always
 from unhurried import unhurried
 
 import dynaflow_xla as dfx
+from dynaflow_xla.caches import private_files
 from dynaflow_xla.frontends.torch import core
 from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.native.compiling import compilers
@@ -75,7 +76,7 @@ def test_every_compiler_is_measured(monkeypatch: pytest.MonkeyPatch, uncompiled:
         assert {"aoti", "inductor"} == set(uncompiled)
         assert "auto: NanoBatch(2) by aoti runs" in text and "regions aoti" in text
         assert "torch.compile compiles the same" in text  # a plan with one lane
-        (file,) = Path(autotune.cache_dir()).glob("*.json")
+        (file,) = Path(private_files.cache_folder()).glob("*.json")
         assert json.loads(file.read_text())["choice"] == "NanoBatch(2) by aoti"
         again = scheduled(model)
         torch.testing.assert_close(again(x), model(x))

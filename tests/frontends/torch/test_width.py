@@ -228,3 +228,46 @@ def test_debug_and_profile_know_wide_regions() -> None:
     wide = {i.name for i in _launches(fast, *args) if i.lane < 0}
     assert wide and {s.name for s in spans if s.lane < 0} == wide
     assert dfx.why(fast, *args, rounds=2).measured
+
+
+def test_branches_gives_all_cores_to_what_they_make_faster() -> None:
+    """A large product and loops over rows are wide, a sort of one row and small operators are not."""
+
+    def fn(x: Any, y: Any) -> Any:
+        with dfx.mark("one"):
+            a = torch.sort(x.reshape(-1)).values
+        with dfx.mark("other"):
+            b = torch.sort(y.reshape(-1)).values
+        with dfx.mark("product"):
+            return torch.softmax(a.reshape(512, 512) @ b.reshape(512, 512), -1)
+
+    args = torch.randn(512, 512), torch.randn(512, 512)
+    fast = dfx.schedule(fn, dfx.Branches(), lanes=2)
+    lanes = {i.name: i.lane for i in _launches(fast, *args)}
+    assert sorted((lanes["one"], lanes["other"])) == [0, 1] and lanes["product"] == -1
+    torch.testing.assert_close(fast(*args), fn(*args))
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "shared"),
+    [
+        (torch.matmul, ((512, 512), (512, 512)), "products"),
+        (nn.functional.conv2d, ((8, 16, 32, 32), (16, 16, 3, 3)), "convolutions"),
+        (nn.functional.scaled_dot_product_attention, ((2, 4, 128, 32),) * 3, "products"),
+        (torch.tanh, ((512, 512),), "rows"),
+        (lambda x: torch.sort(x).values, ((64, 4096),), "rows"),
+        (lambda x: x.cumsum(-1), ((512, 512),), "rows"),
+        (lambda x: torch.sort(x).values, ((1 << 16,),), ""),
+        (lambda x: x.cumsum(0), ((1 << 16,),), ""),
+        (lambda x: torch.topk(x, 5).values, ((1 << 18,),), ""),
+        (lambda x: torch.topk(x, 5).values, ((64, 4096),), "rows"),
+        (torch.median, ((64, 4096),), ""),
+        (torch.linalg.eigvalsh, ((64, 64),), ""),
+        (torch.tanh, ((8, 8),), ""),
+    ],
+)
+def test_what_threads_share(fn: Any, args: Any, shared: str) -> None:
+    fast = dfx.schedule(lambda *a: fn(*a), dfx.Sequential(), lanes=2)
+    graph = dfx.graph(fast, *(torch.randn(shape) for shape in args))
+    found = {k for r in graph.regions for k, v in r.spread._asdict().items() if v}
+    assert found == ({shared} if shared else set())

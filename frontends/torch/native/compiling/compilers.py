@@ -38,7 +38,6 @@ from dynaflow_xla.frontends.torch.native.compiling import worker as compile_work
 from dynaflow_xla.frontends.torch.native.stretches.regions import Work
 from dynaflow_xla.frontends.torch.native.stretches.source import Program, Step
 from dynaflow_xla.ir.partitioned import PartitionedGraph
-from dynaflow_xla.tuning import autotune
 from dynaflow_xla.watching import telling
 
 Implementation = Callable[..., Sequence[Any]]
@@ -269,7 +268,7 @@ class _Part:
 
 def _folder(compiler: str) -> Path:
     """Where a compiler's notes and libraries are kept; of this process if the cache is not trusted."""
-    top = autotune.cache_dir()
+    top = private_files.cache_folder()
     try:
         private_files.make_folder(top)
         private_files.make_folder(top / compiler)

@@ -1,10 +1,4 @@
-"""This machine: who it is, and what the planner, the simulator and the frontends assume of it.
-
-The numbers are constants and not measured when a process starts. A plan is known by its content: numbers
-that differ from process to process would make another plan of the same function in each, and what ``Auto``
-keeps on disk would not be found again. Where the difference matters, ``Auto`` measures the plans themselves.
-What an operator costs depends on who compiles it, so that is said beside each frontend's capture.
-"""
+"""This machine: who it is, which cores a process may use, and the numbers that stand for its speed."""
 
 from __future__ import annotations
 
@@ -13,43 +7,15 @@ import os
 import platform
 from pathlib import Path
 
+from dynaflow_xla.machine import figures
+from dynaflow_xla.machine.figures import ASSUMED as ASSUMED, Kind as Kind, Numbers as Numbers
+
 ALIGNMENT = 64
 """Bytes: XLA:CPU uses memory in place only from multiples of it; a cache line, too. The engine places
 scratch by the same number (``_engine.ALIGNMENT``)."""
 
 CUDA_ALIGNMENT = 256
 """The same for XLA on CUDA: what its allocator aligns buffers to."""
-
-COPY_BYTES_PER_NS = 8.0
-"""Speed of one core's copy from memory to memory that is in use: a server's core of 2024."""
-
-FRESH_COPY_BYTES_PER_NS = 4.0
-"""The same into memory that was just allocated: the system clears its pages first."""
-
-HAND_OVER_NS = 5_000.0
-"""From a signal on one lane to the end of the wait for it on another, gates of both included. (The event
-alone takes 0.1 us while the waiting lane is awake: ``benchmarks/engine_native.py``; a lane that sleeps is
-woken first, so a planner does well to assume more.)"""
-
-LANE_START_NS = 3_000.0
-"""From the start of a stage until a lane's program runs; for lanes of Python steps: to take the interpreter
-lock and call XLA (``benchmarks/pjrt_execute.py``)."""
-
-LANES_NS = 40_000.0
-"""To leave the outer program for lanes and to come back: the custom call, and what XLA would have done
-beside it. (Lanes that are awake start within ``LANE_START_NS``.)"""
-
-LANE_WAKE_NS = 30_000.0
-"""What every lane beside the caller's costs then: it sleeps and is woken, and so is the caller in the end."""
-
-FORK_NS = 35_000.0
-"""To hand an operator's work to a pool of threads and to wait for them: sleeping threads are woken each time.
-(Between 25 and 60 us on two cores of a virtual machine: small functions on XLA's pool beside the same on a
-pool of one thread.)"""
-
-_SHARED = {"products": 0.96, "convolutions": 0.93, "elements": 0.75}
-"""What of a kind of work more cores share, by Amdahl's law: two cores are 1.92, 1.87 and 1.6 times as fast as
-one, sixteen 10, 7.8 and 3.4 times."""
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMBER = Path("/proc/self/cgroup")
@@ -63,11 +29,6 @@ _PARTS_ELSEWHERE = ("cpu", "machine", "uarch", "isa")
 def aligned(size: int, alignment: int = ALIGNMENT) -> int:
     """Rounds up to a multiple of ``alignment``."""
     return -(-size // alignment) * alignment
-
-
-def hand_over_ns(size: int) -> float:
-    """A value of ``size`` bytes from lane to lane: the signal, and a copy at each end."""
-    return HAND_OVER_NS + 2 * size / COPY_BYTES_PER_NS
 
 
 def cores() -> int:
@@ -112,12 +73,6 @@ def _text(path: Path) -> str:
         return ""
 
 
-def speed_up(kind: str, cores: int) -> float:
-    """How many times as fast as one core so many are at a kind of work, see ``ir.work.Spread``."""
-    share = _SHARED[kind]
-    return 1.0 / (1.0 - share + share / max(1, cores))
-
-
 @functools.cache
 def cpu_model() -> str:
     """The processor's name; every model has another one, as far as the system tells them apart."""
@@ -150,3 +105,32 @@ def named(cpuinfo: str) -> str:
 def identity() -> tuple[str, ...]:
     """What tells this machine from others, for keys of what is kept on disk."""
     return platform.machine(), cpu_model(), str(cores())
+
+
+_in_force: Numbers | None = None
+
+
+def numbers() -> Numbers:
+    """This machine's numbers, as measured or assumed; a process reads them once."""
+    global _in_force
+    if _in_force is None:
+        _in_force = ASSUMED  # should what follows raise: warnings may be errors
+        _in_force = figures.kept(identity())
+    return _in_force
+
+
+def use(made: Numbers | None) -> None:
+    """Plans that are made from now on assume these numbers; None: what is kept is read again."""
+    global _in_force
+    _in_force = made
+
+
+def keep(made: Numbers) -> Path:
+    """Writes numbers of this machine for later processes, and uses them in this one; returns the file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    file = figures.keep(made, identity())
+    use(made)
+    return file
