@@ -44,11 +44,12 @@ class Operation:
     blocks: int = 1
     flops: float = 0.0  # of products
     launched: int = 0  # which launch of a graph
+    lane: int | None = None  # whose stream it is
 
     def __str__(self) -> str:
-        where = (
-            f"graph {self.graph} on stream {self.stream}" if self.graph else f"stream {self.stream}"
-        )
+        where = f"stream {self.stream}" if self.lane is None else f"lane {self.lane}"
+        if self.graph:
+            where = f"graph {self.graph} on {where}"
         named = f" of {', '.join(self.regions[:3])}" if self.regions else ""
         return f"{self.kind} {self.name or self.number} ({where}{named})"
 
@@ -62,7 +63,13 @@ class Operation:
 class Trace:
     """Operations and the order between them."""
 
-    def __init__(self, text: str, kernel: Callable[[str, int], Any] | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        kernel: Callable[[str, int], Any] | None = None,
+        lanes: dict[int, int] | None = None,
+    ) -> None:
+        self.lanes = lanes or {}  # by their streams' numbers
         self.operations: list[Operation] = []
         self.marks: list[tuple[int, str]] = []
         self._after: dict[int, int] = {}  # a bit for each operation that comes before
@@ -94,6 +101,7 @@ class Trace:
         )  # fmt: skip
         made.blocks = row.get("blocks", 1)
         made.launched = row.get("launched", 0)
+        made.lane = self.lanes.get(made.stream)
         self._bit[made.number] = 1 << len(self.operations)
         before, known = 0, self._host
         for number in row["after"]:
@@ -169,6 +177,7 @@ class Driver:
         for name in ("fake_end_trace", "fake_misuse", "fake_missing_names", "fake_without_context"):
             getattr(self.functions, name).restype = ctypes.c_char_p
         self.functions.fake_calls.restype = ctypes.c_longlong
+        self.functions.fake_stream_number.restype = ctypes.c_uint64
         self.least_delay_us = 0
 
     def delay(self, us: int) -> None:
@@ -225,6 +234,16 @@ class Driver:
     def mark(self, text: str) -> None:
         self.functions.fake_mark(text.encode())
 
+    def lanes(self) -> dict[int, int]:
+        """Lanes of XLA executables by the numbers of their streams."""
+        from dynaflow_xla.ffi import device_lanes
+
+        return {
+            int(self.functions.fake_stream_number(ctypes.c_void_p(stream))): lane
+            for made in device_lanes._cuda.values()
+            for lane, stream in enumerate(made._streams)
+        }
+
     @contextmanager
     def tracing(self, kernel: Callable[[str, int], Any] | None = None) -> Iterator[list[Trace]]:
         """What happens inside, as one trace in the list when it is over."""
@@ -234,4 +253,4 @@ class Driver:
             yield made
         finally:
             text = self.functions.fake_end_trace().decode()
-        made.append(Trace(text, kernel))
+        made.append(Trace(text, kernel, self.lanes()))

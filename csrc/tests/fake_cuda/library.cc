@@ -199,6 +199,11 @@ DFX_EXPORT CudaStatus cuGreenCtxStreamCreate(CUstream_st** stream, CUgreenCtx_st
 #endif
 
 // What tests call through ctypes.
+// The number that a stream has in traces; 0 if there is none.
+DFX_EXPORT uint64_t fake_stream_number(CUstream_st* stream) {
+  LOCK;
+  return fake::Known(stream) ? fake::Of(stream)->id : 0;
+}
 DFX_EXPORT void* fake_stream() { return (new fake::Stream)->get(); }
 
 DFX_EXPORT CudaStatus fake_synchronize(CUstream_st* stream) {
