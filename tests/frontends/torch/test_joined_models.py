@@ -1,4 +1,4 @@
-"""Models that mix rows, split in parts, from ``benchmarks/joins.py``: values and gradients as the original."""
+"""Models that mix rows, split in parts, from ``benchmarks/joins.py``: results and gradients as before."""
 
 from __future__ import annotations
 
