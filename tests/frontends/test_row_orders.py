@@ -369,6 +369,20 @@ def test_rows_that_do_not_come_back(name: str) -> None:
     assert proof.status == "mixed", str(proof)
 
 
+@pytest.mark.parametrize("fn", [searched_for_all_ends, sorted_moe], ids=lambda f: f.__name__)
+def test_a_total_behind_them_joins_nothing_else(fn: Callable[[Any], Any]) -> None:
+    """``x[order]`` in JAX adds the number of items to what is below 0: never, but in the program."""
+
+    def centred(x: Any) -> Any:
+        y = fn(x)
+        return jnp.tanh(y - y.mean(0))
+
+    fast = dfx.schedule(centred, dfx.NanoBatch([4, 3, 2]), in_axes=0)
+    np.testing.assert_allclose(fast(X), centred(X), rtol=1e-4, atol=1e-5)
+    joined = [line for line in dfx.explain(fast, X).splitlines() if "joined:" in line]
+    assert joined and all("its total is completed" in line for line in joined), joined
+
+
 def test_groups_by_bounds() -> None:
     """Sizes that are taken for those of groups give each item a group that follows from its own integer."""
     random = np.random.default_rng(5)

@@ -10,7 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from dynaflow_xla.batch.states import POSITION, Numbers, Order, Position, Refuse, Rows, Same, State
+from dynaflow_xla.batch.states import (
+    POSITION,
+    Listed,
+    Numbers,
+    Order,
+    Position,
+    Refuse,
+    Rows,
+    Same,
+    State,
+)
 
 MOST_ITEMS = 1 << 22
 """Numbers of so many items are looked at one by one; of more nothing is said."""
@@ -73,15 +83,13 @@ def elementwise(
         return None
     if len({tuple(t.size for t in s.tables) for s in found}) != 1:
         return None
-    for state in given:
-        if not isinstance(state, Numbers):
-            if not isinstance(state, Same | Rows) or state.fill is None or state.power:
-                return None
+    others = [_fills(s, len(sizes)) for s in given if not isinstance(s, Numbers)]
+    if None in others:
+        return None
     tables = []
     for trace in range(len(sizes)):
-        values = [
-            s.tables[trace] if isinstance(s, Numbers) else getattr(s, "fill", None) for s in given
-        ]
+        fills = iter([o[trace] for o in others if o is not None])
+        values = [s.tables[trace] if isinstance(s, Numbers) else next(fills) for s in given]
         try:
             with np.errstate(all="raise"):
                 tables.append(np.broadcast_to(function(*values), found[0].tables[trace].shape))
@@ -91,6 +99,15 @@ def elementwise(
         return None
     like = found[0]
     return settled(numbered(like.axis, like.outer, like.inner, tables, like.order))
+
+
+def _fills(state: State, traces: int) -> list[Any] | None:
+    """The value of every element in each trace, if it is known."""
+    if isinstance(state, Listed) and all(len(set(v)) == 1 for v in state.values):
+        return [v[0] for v in state.values]  # one that follows the batch size, say
+    if isinstance(state, Same | Rows) and state.fill is not None and not state.power:
+        return [state.fill] * traces
+    return None
 
 
 def to_rows(
