@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,6 @@ from dynaflow_xla.frontends.torch.dynamo.graphs import Doorway, Graphs, NoGraph
 from dynaflow_xla.frontends.torch.dynamo.whole import Whole
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.opaque import finding
-from dynaflow_xla.frontends.torch.opaque.regions import Unlike
 from dynaflow_xla.frontends.torch.signature import backends, open_batch
 from dynaflow_xla.frontends.torch.tuning import auto, keeping
 from dynaflow_xla.frontends.torch.tuning.deciding import Deciding, options_for
@@ -62,20 +60,15 @@ class Core(Deciding):
         self._apart: dict[overlap.Pattern, Core] = {}
         self._lock = threading.Lock()
         self._for_arrays: Callable[..., Any] | None = None
-        self._root, self._compiled = self._made_captured()
-        plain = self.backend.whole_layers and not self.splits
-        self._shortcut = captures.Shortcut(self._root) if plain else None
-
-    def _made_captured(self) -> tuple[types.FunctionType, Callable[..., Any]]:
-        """What is called where captures are wanted, without any yet."""
-        root = capturing.root_function(self.original)
-        compiled: Callable[..., Any] = torch.compile(
-            root,
+        self._root = capturing.root_function(original)
+        self._compiled: Callable[..., Any] = torch.compile(
+            self._root,
             backend=Doorway(self.graphs),
             **self.backend.capture_options(),
             **captures.captures_kept(capturing.MAX_CAPTURES),
         )
-        return root, compiled
+        plain = self.backend.whole_layers and not self.splits
+        self._shortcut = captures.Shortcut(self._root) if plain else None
 
     def made_for(self, strategy: Strategy, compiler: str) -> Core:
         """A candidate of ``Auto``."""
@@ -221,22 +214,12 @@ class Core(Deciding):
         options = self.options
         while True:
             offered = open_batch.offered(options.name, options.in_axes, self.original, args, kwargs)
-            compiled, start = self._compiled, None
-            if self.opaque.used and not self.breaks:
-                start = keeping.Start(self.original, self.changes, args, kwargs)
             try:
                 with offered, operators.layers_of_any_size(), self._watching():
-                    result = compiled(*args, **kwargs)
+                    result = self._compiled(*args, **kwargs)
                 break
             except finding.Found as error:
                 found = error
-            except Unlike as error:
-                if start is None or self.breaks or not start.again():
-                    raise  # a part of the call has done what it does
-                found = self.opaque.unlike(error)
-                with self._lock:
-                    if self._compiled is compiled:  # else another thread was here
-                        self._root, self._compiled = self._made_captured()
             learned, result = self._learned(found, args, kwargs)
             if learned and not running.only_plans():
                 running.note_original()

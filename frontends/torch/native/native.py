@@ -300,9 +300,7 @@ class Native:
             return EngineError(f"{self.captured.graph.name!r}: {error}")
         stretch, cause = call.error
         if isinstance(cause, DynaflowError):
-            told = type(cause)(str(cause))
-            told.__dict__.update(vars(cause))
-            return told
+            return type(cause)(str(cause))
         region = self.pg.regions[stretch.region_of(cause)]
         return EngineError(
             f"region {region.name!r} of {self.captured.graph.name!r} (from {region.source}) failed: "

@@ -44,13 +44,10 @@ class Found(BaseException):
         functions: Those that may become operators, the innermost first.
         why: Why the capture failed.
         known: How many calls of the innermost were known then.
-        unlike: What it did, if it was called as it is and did something new; else "".
     """
 
-    def __init__(
-        self, functions: Sequence[types.FunctionType], why: str, known: int = 0, unlike: str = ""
-    ) -> None:
-        self.functions, self.why, self.known, self.unlike = functions, why, known, unlike
+    def __init__(self, functions: Sequence[types.FunctionType], why: str, known: int = 0) -> None:
+        self.functions, self.why, self.known = functions, why, known
 
 
 @dataclass
@@ -86,11 +83,6 @@ class Opaque:
         self._runs = 0
         self.lock = threading.RLock()
 
-    @property
-    def used(self) -> bool:
-        """Whether a call was ever put into a graph."""
-        return bool(self._sites)
-
     def is_news(self, found: Found) -> bool:
         """Whether nothing was learned of the function since the capture that it ended."""
         code = found.functions[0].__code__
@@ -99,11 +91,6 @@ class Opaque:
     def _count(self, code: types.CodeType) -> int:
         known = self._known.get(code)
         return 0 if known is None else len(known.calls)
-
-    def unlike(self, error: regions.Unlike) -> Found:
-        """A call did something else than the watched ones: what ends the graph that it was in."""
-        function = error.site.function
-        return Found([function], error.site.why, self._count(function.__code__), error.what)
 
     def watching(self) -> Any:
         """Context of a call that may be captured."""
@@ -127,13 +114,6 @@ class Opaque:
                 f"{function.__qualname__} ({known.where}) cannot be captured ({found.why}), and cannot be "
                 f"called as it is inside of a split function: it {why}"
             )
-        elif found.unlike:
-            told.append(
-                f"{function.__qualname__} ({known.where}), which is called as it is, {found.unlike}, unlike "
-                "when it was watched: the original ran for this call, and the function is planned anew"
-            )
-            if self._runs >= _MAX_RUNS:
-                self._refuse(code, "does something else in every call")
         elif len(known.calls) == len(recorder.calls):
             told.append(
                 f"{function.__qualname__} ({known.where}) cannot be captured ({found.why}): from the next "

@@ -88,18 +88,6 @@ _sites: weakref.WeakValueDictionary[int, Site] = weakref.WeakValueDictionary()
 """Who captured a graph owns its sites."""
 
 
-class Unlike(UnsupportedError):
-    """A call that is made as it is did something else than when it was watched.
-
-    Attributes:
-        site: Where.
-        what: What it did.
-    """
-
-    site: Site
-    what: str
-
-
 class _Held(bytearray):
     """The memory of a ticket; it owns what autograd recorded."""
 
@@ -204,14 +192,12 @@ def _call(at: Site, given: Mapping[str, Any]) -> Any:
     return call_with(at.function, given)
 
 
-def _unlike(at: Site, what: str) -> Unlike:
-    made = Unlike(
+def _unlike(at: Site, what: str) -> UnsupportedError:
+    return UnsupportedError(
         f"{at.name} ({at.where}) is called as it is inside of a split function, so it must do what it "
         f"did when it was watched, and now it {what}. Call the original, or schedule what comes before "
         "and after apart"
     )
-    made.site, made.what = at, what
-    return made
 
 
 def _check(at: Site, shapes: Any, spec: Any, made: Sequence[torch.Tensor]) -> None:

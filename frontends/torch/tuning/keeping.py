@@ -112,32 +112,6 @@ def random_kept(args: Any, kwargs: Any) -> Iterator[None]:
         put_back()
 
 
-class Start:
-    """What a call can be made again from, if it fails before it has written anything.
-
-    Args:
-        original: The scheduled function or module.
-        changes: What else its calls change.
-        args: Of the call.
-        kwargs: Of the call.
-    """
-
-    def __init__(self, original: Any, changes: effects.Changes, args: Any, kwargs: Any) -> None:
-        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        for module in _modules(original, args, kwargs):
-            tensors += (*module.parameters(recurse=False), *module.buffers(recurse=False))
-        self._versions = [(t, t._version) for t in tensors if not t.is_inference()]
-        self._known = not any(place.what == "data" for place in changes.places)
-        self._put_back = random_states(args, kwargs)
-
-    def again(self) -> bool:
-        """Puts random states back; False if something was written, or may have been."""
-        if not self._known or any(t._version != version for t, version in self._versions):
-            return False
-        self._put_back()
-        return True
-
-
 @contextmanager
 def called_modules_kept() -> Iterator[None]:
     """Puts back the state of every module that this thread calls meanwhile, wherever the module is held."""
