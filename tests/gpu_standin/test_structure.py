@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import driver_trace
 import jax
+import jax.numpy as jnp
 import pytest
 from cases import BACKENDS, CASES, OneLane, assert_close, matrix, scheduled, two_products, wanted
 
 import dynaflow_xla as dfx
+from dynaflow_xla.frontends.jax.lanes.device_stage import DeviceStageBuilder
+from dynaflow_xla.planning.instructions import Wait
 
 
 def traced(fast: Any, x: Any, driver: Any, values: Any) -> tuple[driver_trace.Trace, Any]:
@@ -65,6 +69,34 @@ def test_lanes_are_streams_of_their_own(driver: Any, values: Any) -> None:
     trace, _ = traced(fast, matrix(1), driver, values)
     left, right = ({k.stream for k in trace.kernels(r)} for r in ("left", "right"))
     assert left and right and not left & right
+
+
+def three_regions(x: Any) -> Any:
+    """Of this file's mutant alone: a program is known by its plan, which says nothing of the fault."""
+    with dfx.mark("left"):
+        a = jnp.tanh(x @ x) + 3
+    with dfx.mark("right"):
+        b = jax.nn.softmax(x, axis=1) * 5
+    with dfx.mark("join"):
+        return jnp.sin(a * 2 + b)
+
+
+def test_a_wait_dropped_from_a_plan_is_a_race_of_regions_and_lanes(
+    driver: Any, values: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mutant: a plan of XLA executables whose lanes do not wait for each other."""
+    segments = DeviceStageBuilder._segments
+
+    def without_waits(self: Any) -> Any:
+        return [item for item in segments(self) if not isinstance(item, Wait)]
+
+    monkeypatch.setattr(DeviceStageBuilder, "_segments", without_waits)
+    fast = dfx.schedule(three_regions, strategy=dfx.Branches(), backend="ffi", lanes=dfx.Lanes(2))
+    trace, _ = traced(fast, matrix(0), driver, values)
+    said = driver_trace.report(trace.races())
+    pair = r"\(lane (\d) of .*(left|right).*\) and .* \(lane (\d) of .*join.*\), which meet"
+    found = re.search(pair, said)
+    assert found and found[1] != found[3], said
 
 
 def test_a_gate_without_its_edge_is_seen(driver: Any, values: Any) -> None:
