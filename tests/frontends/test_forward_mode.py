@@ -328,3 +328,31 @@ def test_results_of_loops_are_not_mapped_with_their_tangents(loop: str) -> None:
     fast = dfx.schedule(jax.jit(f), dfx.Sequential(), lanes=1)
     assert_close(jax.jacfwd(f)(w), jax.jacfwd(fast)(w))
     assert_close(jax.jit(jax.jacfwd(f))(w), jax.jit(jax.jacfwd(fast))(w))
+
+
+@pytest.mark.parametrize("backend", ["ffi", "xla"])
+def test_second_derivatives_in_nano_batches_do_not_lose_rules(backend: str) -> None:
+    """A rule that calls its own function leaves it in the first derivative."""
+
+    @jax.custom_jvp
+    def ruled(x: Any) -> Any:
+        return jnp.tanh(x)
+
+    ruled.defjvp(lambda primals, tangents: (ruled(primals[0]), ruled(primals[0]) * tangents[0] * 7))
+
+    def f(x: Any) -> Any:
+        return ruled(x) * 2
+
+    x = jax.random.normal(jax.random.key(3), (6, 5))
+    fast = dfx.schedule(f, dfx.NanoBatch(2), in_axes=0, backend=backend)
+
+    def directional(g: Any) -> Any:
+        return lambda y: jax.jvp(g, (y,), (x,))[1]
+
+    np.testing.assert_allclose(directional(fast)(x), directional(f)(x), rtol=1e-5)
+    with pytest.raises(dfx.UnsupportedError, match="would not follow"):
+        directional(directional(fast))(x)
+    with pytest.raises(dfx.UnsupportedError, match="would not follow"):
+        jax.jvp(jax.vmap(directional(fast)), (x[None],), (x[None],))
+    second = dfx.schedule(directional(directional(f)), "branches", backend=backend)
+    np.testing.assert_allclose(second(x), directional(directional(f))(x), rtol=1e-5)

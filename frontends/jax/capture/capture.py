@@ -170,6 +170,23 @@ def holds_custom_rules(jaxpr: Any, *, in_loops: bool = False) -> bool:
     return any(map(holds, jaxpr.eqns))
 
 
+def loses_rules(captured: Captured) -> bool:
+    """Whether a capture looked through derivative rules: differentiated itself, it would go without."""
+
+    def holds(jaxpr: Any, in_scans: bool) -> bool:
+        for eqn in jaxpr.eqns:
+            name = eqn.primitive.name
+            if name.startswith(("custom_jvp_call", "custom_vjp_call")):
+                return True
+            if name in INLINE and holds(_inner(eqn), in_scans):
+                return True
+            if name == "scan" and in_scans and holds(eqn.params["jaxpr"].jaxpr, True):
+                return True
+        return False
+
+    return not captured.keeps_rules and holds(captured.jaxpr, bool(captured.loops))
+
+
 def _all_equations(jaxpr: Any) -> Iterator[Any]:
     """The equations of a jaxpr and of all jaxprs inside."""
     for eqn in jaxpr.eqns:

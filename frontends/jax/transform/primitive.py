@@ -18,6 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from dynaflow_xla.caches.recent import Recent
+from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch.split import Split
 from dynaflow_xla.frontends.jax.capture import capture
@@ -74,6 +75,7 @@ class Program:
         self.in_avals = [inner.avals[v] for v in inner.graph.inputs]
         self.out_avals = out_avals(self._outer)
         self.plain: Flat = self._reference if expanded else flat_function(whole)
+        self._lost_rules = expanded and capture.loses_rules(whole)
         self._pairs: dict[tuple[int, ...], Pair] = {}
         self._transposes: dict[tuple[tuple[int, ...], tuple[int, ...]], Program] = {}
         self._series: dict[int, Program] = {}
@@ -105,8 +107,27 @@ class Program:
     def pair(self, wanted: tuple[int, ...]) -> Pair:
         """The passes of derivatives with respect to the inputs ``wanted``."""
         if wanted not in self._pairs:
+            self._has_rules()
             self._pairs[wanted] = Pair(self, wanted)
         return self._pairs[wanted]
+
+    def _has_rules(self) -> None:
+        """A pass of a split function is differentiated as it was captured: operator by operator.
+
+        Raises:
+            UnsupportedError: a rule of the function's own would be lost.
+        """
+        if self._lost_rules:
+            raise UnsupportedError(
+                f"{self!r} is a derivative of a function in nano-batches and holds custom_jvp or custom_vjp "
+                "functions, whose rules its own derivative would not follow. Schedule the higher derivative "
+                "itself, dfx.schedule(jax.hessian(f), ...), or differentiate fast.original"
+            )
+
+    def _like(self, made: Program) -> Program:
+        """A program made of this one's operators, which has lost what this one has."""
+        made._lost_rules = self._lost_rules
+        return made
 
     def moving(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
         """The outputs that have derivatives with respect to the inputs ``wanted``."""
@@ -131,7 +152,8 @@ class Program:
                 return [outs[i] for i in numbers]
 
             specs = [spec(self.in_avals[i]) for i in read]
-            self._parts[numbers] = Program(*alone(part, specs, self.entry.options, "part")), read
+            made = Program(*alone(part, specs, self.entry.options, "part"))
+            self._parts[numbers] = self._like(made), read
         return self._parts[numbers]
 
     def transposed(self, linear: tuple[int, ...], given: tuple[int, ...]) -> Program:
@@ -156,7 +178,7 @@ class Program:
 
             avals = [self.in_avals[i] for i in known] + [self.out_avals[i] for i in given]
             made = alone(transpose, list(map(spec, avals)), self.entry.options, "transpose")
-            self._transposes[key] = Program(*made)
+            self._transposes[key] = self._like(Program(*made))
         return self._transposes[key]
 
     def taylor(self, order: int) -> Program:
@@ -165,6 +187,7 @@ class Program:
         Terms come after all inputs, those of one input together; integers have none.
         """
         if order not in self._series:
+            self._has_rules()
             moved = [i for i, aval in enumerate(self.in_avals) if inexact(aval)]
             count = len(self.in_avals)
 
@@ -202,7 +225,7 @@ class Program:
             many = jax.vmap(self.plain, in_axes=dims, out_axes=out_dims, **axis)
             specs = [spec(jax.typeof(x)) for x in args]
             made = alone(many, specs, self.entry.options, "vmap")
-            found = self._batched[key] = Program(*made), out_dims
+            found = self._batched[key] = self._like(Program(*made)), out_dims
         return found
 
     def depends(self) -> list[frozenset[int]]:
