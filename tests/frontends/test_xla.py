@@ -419,3 +419,43 @@ def test_no_warning_on_cpu(schedule: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jax.jit(functools.partial(schedule(model, "xla"), W))(X)
+
+
+def _recomputed(x: Any, ws: Any, prevent_cse: bool = True) -> Any:
+    again = jax.checkpoint(lambda y, w: jnp.tanh(jnp.sin(y @ w) @ w), prevent_cse=prevent_cse)
+    for n in range(3):
+        x = again(x, ws[n])
+    return (x**2).sum()
+
+
+def _barriers(fn: Any, *args: Any) -> int:
+    return str(jax.jit(fn).lower(*args).as_text()).count("stablehlo.optimization_barrier")
+
+
+@pytest.mark.parametrize("prevent_cse", [True, False])
+def test_what_a_checkpoint_computes_again_is_not_merged_with_the_first_time(
+    prevent_cse: bool,
+) -> None:
+    ws = jnp.asarray(RNG.standard_normal((3, 8, 8)), jnp.float32) / 3
+    plain = jax.jit(jax.grad(functools.partial(_recomputed, prevent_cse=prevent_cse), 1))
+    scheduled = dfx.schedule(plain, dfx.Branches(), backend="xla")
+    assert _barriers(scheduled, X, ws) == _barriers(plain, X, ws)
+    assert (_barriers(plain, X, ws) > 0) == prevent_cse
+    np.testing.assert_allclose(scheduled(X, ws), plain(X, ws), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["ffi", "xla"])
+@pytest.mark.parametrize("strategy", [dfx.Branches(wide=False), dfx.Sequential(), dfx.NanoBatch(2)])
+def test_recomputed_values_are_the_originals(strategy: Any, backend: str) -> None:
+    ws = jnp.asarray(RNG.standard_normal((3, 8, 8)), jnp.float32) / 3
+    plain = jax.jit(jax.grad(_recomputed, 1))
+    axes = {}
+    if isinstance(strategy, dfx.NanoBatch):
+        axes = {"in_axes": (0, None), "out_axes": dfx.Sum()}
+    fast = dfx.schedule(plain, strategy, backend=backend, lanes=2, **axes)
+    assert "optimization_barrier" in {op.kind for op in dfx.graph(fast, X, ws).graph.ops}
+    np.testing.assert_allclose(fast(X, ws), plain(X, ws), rtol=1e-5, atol=1e-6)
+    if strategy == dfx.Sequential():
+        return
+    whole = dfx.schedule(jax.jit(_recomputed), strategy, backend=backend, lanes=2, **axes)
+    np.testing.assert_allclose(jax.grad(whole, 1)(X, ws), plain(X, ws), rtol=1e-5, atol=1e-6)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 from jax.extend import core as jcore
 
 from dynaflow_xla.errors import UnsupportedError
@@ -33,6 +34,8 @@ INLINE = {
 _RULES = frozenset(
     "custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_lin remat remat2 checkpoint".split()
 )
+
+_RECOMPUTED = frozenset("remat remat2 checkpoint".split())
 
 _REVERSE_ONLY = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
 
@@ -239,6 +242,40 @@ def _inner(eqn: Any) -> Any:
     return getattr(inner, "jaxpr", inner)
 
 
+@dataclass(frozen=True)
+class _Behind:
+    """The parts of a jaxpr that ``inline`` reads, of one whose inputs pass a barrier first."""
+
+    constvars: Any
+    invars: Any
+    eqns: Any
+    outvars: Any
+
+
+def _behind_barrier(inner: Any, call: Any) -> Any:
+    """The function that ``jax.checkpoint`` calls again, so that XLA does not merge it with the first time.
+
+    JAX's own lowering puts the same barrier there (``prevent_cse``): else what is recomputed to save memory
+    would be kept after all.
+    """
+    told = call.params.get("prevent_cse", False)
+    held = (told,) * len(inner.invars) if isinstance(told, bool) else tuple(told)
+    passing = [var for var, hold in zip(inner.invars, held, strict=True) if hold]
+    if not passing:
+        return inner
+    fresh = {var: _compat.new_var(var.aval) for var in passing}
+    barrier = call.replace(
+        primitive=jax.lax.optimization_barrier_p, params={}, effects=frozenset(),
+        invars=list(fresh.values()), outvars=passing,
+    )  # fmt: skip
+    return _Behind(
+        inner.constvars,
+        [fresh.get(var, var) for var in inner.invars],
+        [barrier, *inner.eqns],
+        inner.outvars,
+    )
+
+
 class _Builder:
     def __init__(self, keep_rules: bool = False) -> None:
         self.keep_rules = keep_rules
@@ -308,6 +345,8 @@ class _Builder:
                 inner = eqn.params[key]
                 consts = list(getattr(inner, "consts", ()))
                 inner = getattr(inner, "jaxpr", inner)
+                if name in _RECOMPUTED and eqn.params.get("differentiated"):
+                    inner = _behind_barrier(inner, eqn)
                 inner_env: dict[Any, Any] = {}
                 for var, const in zip(inner.constvars, consts, strict=True):
                     inner_env[var] = jcore.Literal(const, var.aval)

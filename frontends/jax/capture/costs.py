@@ -42,7 +42,10 @@ TRANSCENDENTAL = frozenset(
     "exp exp2 log log1p expm1 tanh logistic sin cos tan erf erf_inv erfc pow sqrt rsqrt cbrt atan2 "
     "asin acos atan sinh cosh asinh acosh atanh lgamma digamma bessel_i0e bessel_i1e igamma".split()
 )
-FREE = frozenset("reshape squeeze expand_dims stop_gradient copy_p bitcast_convert_type".split())
+FREE = frozenset(
+    "reshape squeeze expand_dims stop_gradient copy_p bitcast_convert_type "
+    "optimization_barrier".split()
+)
 
 GENERATORS = frozenset(
     "iota broadcast_in_dim eq ne ge gt le lt and or not xor add sub mul neg abs sign max min rem div "
