@@ -166,10 +166,10 @@ class PythonStep:
                 result = self._under_way.popleft()
             except IndexError:
                 return  # another thread has it
-            if not result.is_ready():
-                self._under_way.append(result)
-                continue
             try:
+                if not result.is_ready():
+                    self._under_way.append(result)
+                    continue
                 result.block_until_ready()
             except Exception as error:
                 raise EngineError(

@@ -52,7 +52,7 @@ def function(chance: random.Random) -> Random:
         if number:
             reads = tuple(chance.sample(range(count), k=min(count, chance.randint(1, 3))))
         results = chance.choice((1, 1, 2))
-        steps.append((reads, results, chance.randrange(1, 100)))
+        steps.append((reads, results, 16 * chance.randrange(1, 100) + number))
         read.update(reads)
         count += results
     made = range(2, count)
@@ -218,6 +218,17 @@ class Plans:
             )
             status = self._driver.functions.fake_synchronize(ctypes.c_void_p(self._stream))
         assert status == 0
+        lanes = (told[1] for told in made.stage.told if told[0] == "step")
+        steps = {
+            made.of.steps[number][2]: (lane, number)
+            for number, lane in zip(made.order, lanes, strict=True)
+        }
+        assert len(steps) == len(made.order), (
+            "every step has a constant of its own, which tells its kernel"
+        )
+        for op in traces[0].kernels():
+            op.lane, number = steps[int.from_bytes(op.arguments[-1], "little")]
+            op.regions = (f"r{number}",)
         with np.errstate(over="ignore"):
             all_ = made.of(*arguments)
         pairs = zip(made.outs, results, strict=True)

@@ -22,6 +22,10 @@ def plans() -> Any:
     return Plans(DRIVER)
 
 
+def _lanes(told: Any) -> list[int]:
+    return [t[1] for t in told if t[0] == "step"]
+
+
 @pytest.mark.values
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_plans(part: int, plans: Any, driver: Any) -> None:
@@ -46,7 +50,15 @@ def test_a_wait_that_is_dropped_is_a_race_where_it_was_needed(plans: Any) -> Non
         for drop in range(sum(t[0] == "wait" for t in told)):
             trace, _ = plans.run(made, seed, plans.without(made, drop))
             expected = unordered(told, drop)
-            assert bool(trace.races()) == expected, f"plan {seed} without its wait {drop}"
+            races = trace.races()
+            assert bool(races) == expected, f"plan {seed} without its wait {drop}"
+            if races:  # told with both regions and lanes, which are not the same
+                told_of = driver_trace.report(races[:1])
+                (a, b, _), numbers = races[0], dict(zip(made.order, _lanes(told), strict=True))
+                for op in (a, b):
+                    (region,) = op.regions
+                    assert f"(lane {numbers[int(region[1:])]} of {region})" in told_of, told_of
+                assert a.lane != b.lane
             needed, spare = needed + expected, spare + (not expected)
     TOTAL.update(mutants=needed)
     assert needed > 50, (needed, spare)

@@ -1,9 +1,10 @@
 // Errors of what a step enqueued, found when its Launch had long returned.
 //
 // Invariant: each is told once. The call whose step it was fails, if the error is there before that
-// call returns (with `check_steps` it always is); otherwise the engine's next call fails, of
-// whatever program, before anything of it is enqueued, as CUDA tells errors of earlier work. If no
-// call comes any more, it stands on stderr when the engine goes, or the process exits.
+// call returns (with `check_steps` it always is) and no other call of the engine ends just then,
+// which would be told instead; otherwise the engine's next call fails, of whatever program, before
+// anything of it is enqueued, as CUDA tells errors of earlier work. If no call comes any more, it
+// stands on stderr when the engine goes, or the process exits.
 //
 // Who owns what: the engine, and each watcher of work that is under way. Any thread may call
 // anything.
