@@ -127,10 +127,7 @@ def estimate(target: Any, args: Any, kwargs: Any, out: Any) -> Work:
     kind = _kind(name, target, ins, args)
     work_ns /= machine.numbers().speed("torch", kind)
     made = Work(flops, moved, work_ns + OP_OVERHEAD_NS)
-    shared = work_ns
-    if name in _RECURRENT and _step_ns(ins) < _SHARED_STEP_NS:
-        # All steps' products with the input are one; those with the state are too short each.
-        shared *= shape_of(ins[0])[-1] / (shape_of(ins[0])[-1] + shape_of(ins[2])[-1])
+    shared = work_ns * (_shared_by_steps(ins) if name in _RECURRENT else 1.0)
     if kind == "serial" or shared < SPREAD_NS:
         return made
     return made._replace(spread=Spread(**{_SHARED_AS.get(kind, kind): shared}))
@@ -161,10 +158,16 @@ def _kind(name: str, target: Any, ins: list[torch.Tensor], args: Any) -> machine
     return "elements"
 
 
-def _step_ns(ins: list[torch.Tensor]) -> float:
-    """Nanoseconds of one step's product with the state, ``[..., width]`` times ``[gates, width]``."""
-    *_, rows, _ = (1, *shape_of(ins[0]))
-    return 2.0 * rows * math.prod(shape_of(ins[2])) / GEMM_FLOPS_PER_NS
+def _shared_by_steps(ins: list[torch.Tensor]) -> float:
+    """What threads share of a recurrent layer: ``[..., rows, width]``, weights of the input and of the state.
+
+    All steps' products with the input are one; those with the state may be too short each.
+    """
+    if len(ins) < 3 or ins[0].ndim < 2 or ins[2].ndim < 2:
+        return 1.0
+    *_, rows, width = shape_of(ins[0])
+    step_ns = 2.0 * rows * math.prod(shape_of(ins[2])) / GEMM_FLOPS_PER_NS
+    return 1.0 if step_ns >= _SHARED_STEP_NS else width / max(1, width + shape_of(ins[2])[-1])
 
 
 def _is_attention(name: str) -> bool:
