@@ -27,7 +27,7 @@ from dynaflow_xla.machine import Numbers, figures
 from dynaflow_xla.protocols import Frontend
 from dynaflow_xla.strategies.base import Recorder, Strategy
 from dynaflow_xla.strategies.sequential import Sequential
-from dynaflow_xla.tuning import autotune, quiet
+from dynaflow_xla.tuning import quiet
 from dynaflow_xla.watching import telling
 
 FRAMEWORKS = ("jax", "torch")
@@ -129,9 +129,8 @@ def _used_s() -> float:
         for line in file:
             name, *counts = line.split()
             if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in usable:
-                ticks += sum(
-                    int(counts[n]) for n in (0, 1, 2, 5, 6)
-                )  # user, nice, system, interrupts
+                # Of users, nice ones, the system, and interrupts.
+                ticks += sum(int(counts[n]) for n in (0, 1, 2, 5, 6))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -246,7 +245,7 @@ def _limits(frontends: Mapping[str, Frontend]) -> list[str]:
     cores = machine.cores()
     found = [
         f"{name}={os.environ[name]} is set in the environment"
-        for name in autotune.THREADS
+        for name in machine.THREAD_VARIABLES
         if os.environ.get(name, "").isdigit() and int(os.environ[name]) < cores
     ]
     for name, frontend in frontends.items():

@@ -20,14 +20,7 @@ Status = Literal["ok", "note", "warn", "fail"]
 
 _PYTHON = ((3, 11), (3, 14))
 _PARTS = ("msgspec", "numpy", "threadpoolctl", "click", "rich")
-_THREADS = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NPROC",
-    "XLA_FLAGS",
-    "JAX_PLATFORMS",
-)
+_VARIABLES = (*machine.THREAD_VARIABLES, "NPROC", "XLA_FLAGS", "JAX_PLATFORMS")
 _TOOLS = {
     "matplotlib": ("Timeline.plot: pictures of timelines", "dynaflow-xla[trace]"),
     "perfetto": ("Timeline.to_perfetto('x.pftrace'); .json needs nothing", "dynaflow-xla[trace]"),
@@ -98,7 +91,7 @@ def of_machine() -> Iterator[Check]:
         )  # fmt: skip
     else:
         yield Check(area, "load", "ok", f"{load:.2g}")
-    for name in _THREADS:
+    for name in _VARIABLES:
         if os.environ.get(name):
             yield Check(area, name, "note", f"{os.environ[name]} (set in the environment)")
 

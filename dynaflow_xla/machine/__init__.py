@@ -17,6 +17,9 @@ scratch by the same number (``_engine.ALIGNMENT``)."""
 CUDA_ALIGNMENT = 256
 """The same for XLA on CUDA: what its allocator aligns buffers to."""
 
+THREAD_VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Variables of the environment that limit the threads of libraries."""
+
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMBER = Path("/proc/self/cgroup")
 

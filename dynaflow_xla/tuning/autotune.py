@@ -81,10 +81,7 @@ class RegionCosts:
         return costs
 
 
-THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""Variables of the environment that limit libraries' threads."""
-
-_VARIABLES = (*THREADS, "XLA_FLAGS")
+_VARIABLES = (*machine.THREAD_VARIABLES, "XLA_FLAGS")
 """Variables of the environment that change how long the same program takes."""
 
 

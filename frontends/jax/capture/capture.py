@@ -31,11 +31,9 @@ INLINE = {
 }  # fmt: skip
 
 # Calls that carry their own way to be differentiated, or to be recomputed when that happens.
-_RULES = frozenset(
-    "custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_lin remat remat2 checkpoint".split()
-)
-
+_OWN_DERIVATIVES = frozenset("custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr".split())
 _RECOMPUTED = frozenset("remat remat2 checkpoint".split())
+_RULES = _OWN_DERIVATIVES | _RECOMPUTED | {"custom_lin"}
 
 _REVERSE_ONLY = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
 
@@ -150,24 +148,27 @@ def _params_text(eqn: Any) -> str:
     return " ".join(parts)
 
 
-def holds_custom_rules(jaxpr: Any, *, in_loops: bool = False) -> bool:
+def holds_custom_rules(
+    jaxpr: Any, *, in_loops: bool = False, rules: frozenset[str] = _RULES
+) -> bool:
     """Whether a capture of a jaxpr would look through derivative rules of its functions.
 
     Args:
         jaxpr: The jaxpr.
         in_loops: The bodies of loops count, too.
+        rules: The calls that have such rules.
     """
 
     def holds(eqn: Any) -> bool:
         name = eqn.primitive.name
-        if name in _RULES:
+        if name in rules:
             return True
         if name in INLINE:
-            return holds_custom_rules(_inner(eqn), in_loops=in_loops)
+            return holds_custom_rules(_inner(eqn), in_loops=in_loops, rules=rules)
         return (
             in_loops
             and name == "scan"
-            and holds_custom_rules(eqn.params["jaxpr"].jaxpr, in_loops=True)
+            and holds_custom_rules(eqn.params["jaxpr"].jaxpr, in_loops=True, rules=rules)
         )
 
     return any(map(holds, jaxpr.eqns))
@@ -175,19 +176,9 @@ def holds_custom_rules(jaxpr: Any, *, in_loops: bool = False) -> bool:
 
 def loses_rules(captured: Captured) -> bool:
     """Whether a capture looked through derivative rules: differentiated itself, it would go without."""
-
-    def holds(jaxpr: Any, in_scans: bool) -> bool:
-        for eqn in jaxpr.eqns:
-            name = eqn.primitive.name
-            if name.startswith(("custom_jvp_call", "custom_vjp_call")):
-                return True
-            if name in INLINE and holds(_inner(eqn), in_scans):
-                return True
-            if name == "scan" and in_scans and holds(eqn.params["jaxpr"].jaxpr, True):
-                return True
-        return False
-
-    return not captured.keeps_rules and holds(captured.jaxpr, bool(captured.loops))
+    return not captured.keeps_rules and holds_custom_rules(
+        captured.jaxpr, in_loops=bool(captured.loops), rules=_OWN_DERIVATIVES
+    )
 
 
 def _all_equations(jaxpr: Any) -> Iterator[Any]:

@@ -82,8 +82,9 @@ def copies(tree: Any) -> Any:
     return pytree.tree_map(cloned, objects_copied(tree))
 
 
-def random_states(args: Any, kwargs: Any) -> Callable[[], None]:
-    """Puts random states back as they are now: of the default generators, Python's, those among arguments."""
+@contextmanager
+def random_kept(args: Any, kwargs: Any) -> Iterator[None]:
+    """Puts random states back: of the default generators, of Python and of those among the arguments."""
     on_gpu = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     leaves = (torch.default_generator, *on_gpu, *pytree.tree_leaves((args, kwargs)))
     found = {id(x): x for x in leaves if isinstance(x, torch.Generator)}
@@ -91,25 +92,14 @@ def random_states(args: Any, kwargs: Any) -> Callable[[], None]:
     python = random.getstate()
     numpy = sys.modules.get("numpy")
     of_numpy = None if numpy is None else numpy.random.get_state()
-
-    def put_back() -> None:
+    try:
+        yield
+    finally:
         for generator, state in states:
             generator.set_state(state)
         random.setstate(python)
         if numpy is not None:
             numpy.random.set_state(of_numpy)
-
-    return put_back
-
-
-@contextmanager
-def random_kept(args: Any, kwargs: Any) -> Iterator[None]:
-    """Puts random states back at the end, see ``random_states``."""
-    put_back = random_states(args, kwargs)
-    try:
-        yield
-    finally:
-        put_back()
 
 
 @contextmanager
