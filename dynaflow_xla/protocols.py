@@ -1,4 +1,4 @@
-"""What the public functions know of a frontend and of what it makes."""
+"""What the public functions know of a frontend and of what it makes, and what all of that has in common."""
 
 from __future__ import annotations
 

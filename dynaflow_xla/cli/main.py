@@ -14,18 +14,12 @@ import dynaflow_xla as dfx
 from dynaflow_xla import dispatch
 from dynaflow_xla._version import __version__
 from dynaflow_xla.caches import private_files
-from dynaflow_xla.cli import (
-    bench as benching,
-    compare as comparing,
-    doctor as examining,
-    kept,
-    report as reporting,
-    targets,
-    trace as tracing,
-)
+from dynaflow_xla.cli import kept, targets, trace as tracing
 from dynaflow_xla.cli.console import Output
 from dynaflow_xla.cli.ending import Commands, command, told
+from dynaflow_xla.cli.health import doctor as examining
 from dynaflow_xla.cli.targets import Target, TargetError
+from dynaflow_xla.cli.timing import bench as benching, compare as comparing, report as reporting
 from dynaflow_xla.errors import DynaflowError
 
 

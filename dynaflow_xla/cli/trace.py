@@ -16,9 +16,9 @@ from typing import Any
 
 import dynaflow_xla as dfx
 from dynaflow_xla import dispatch
-from dynaflow_xla.cli.bench import FRAMEWORKS
 from dynaflow_xla.cli.console import Output
 from dynaflow_xla.cli.targets import Target, TargetError, check_folder
+from dynaflow_xla.cli.timing.bench import FRAMEWORKS
 
 SUFFIXES = (".html", ".json", ".pftrace", ".png", ".svg")
 _PERFETTO = "https://ui.perfetto.dev"

@@ -56,7 +56,7 @@ class Plan(msgspec.Struct, frozen=True):
             wide launches but those of outer regions.
         events: Number of events.
         buffers: All buffers.
-        instructions: See above.
+        instructions: What is done; those of a lane are in its order.
         scratch_bytes: Size of the shared scratch block (peak, after reuse).
         copied_bytes: Bytes that crossing lanes and results will copy in one call, per design.
         notes: Sentences for ``explain``.

@@ -42,8 +42,9 @@ def simulate(
             take them from, which may be of another plan, other widths and another cut: regions are known by
             what they compute. Regions left out cost what the graph estimates. What more cores gain is
             always estimated.
-        handoff_ns: See above; None: what is known of this machine (``machine.numbers``).
-        launch_ns: See above; None likewise.
+        handoff_ns: From the record of an event to the end of a wait for it; None: what is known of this
+            machine (``machine.numbers``).
+        launch_ns: From the begin of a stage to that of a lane with work in it; None likewise.
         bytes_per_ns: Speed of a copy; ``math.inf`` for none; None likewise.
 
     Returns:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch._compat import captures
 from dynaflow_xla.frontends.torch.selected import core_of
 from dynaflow_xla.protocols import PassesOn
 from dynaflow_xla.settings import Settings
@@ -114,8 +115,7 @@ def schedule(fn: Any, options: Settings) -> Any:
                 "select takes a module or a function; an exported program is one plan: schedule the module"
             )
         return ScheduledExport(fn, options)
-    if isinstance(fn, torch._dynamo.eval_frame.OptimizedModule):
-        fn = fn._orig_mod
+    fn = captures.without_compile(fn)
     if isinstance(fn, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         raise UnsupportedError(
             "a TorchScript module has no Python code to capture; schedule the module it was made from"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch._compat import captures
 from dynaflow_xla.frontends.torch.capture import functions
 from dynaflow_xla.frontends.torch.capture.names import FUNCTION_NAME, PLACES
 from dynaflow_xla.protocols import Bound, Part
@@ -27,8 +28,7 @@ def unbound(fn: Any) -> Bound:
         raise UnsupportedError(
             "a TorchScript module has no Python code to capture; take the module it was made from"
         )
-    if isinstance(fn, torch._dynamo.eval_frame.OptimizedModule):
-        fn = fn._orig_mod
+    fn = captures.without_compile(fn)
     core = getattr(fn, "_dfx_core", None)
     return Bound(fn if core is None else core.original)
 

@@ -3,34 +3,10 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import os
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
 import pytest
-
-PACKAGE = "dynaflow_xla"
-
-# Circles that are still to be cut, each as the modules that it holds. None may be added.
-TO_BE_CUT = frozenset(frozenset(f"{PACKAGE}.{name}" for name in names.split()) for names in ())
-
-
-def sources() -> dict[str, Path]:
-    """The package's modules by name, wherever it is installed."""
-    spec = importlib.util.find_spec(PACKAGE)
-    assert spec is not None and spec.submodule_search_locations
-    found = {}
-    for place in spec.submodule_search_locations:
-        for folder, folders, names in os.walk(place, followlinks=True):
-            folders[:] = [name for name in folders if name != "__pycache__"]
-            for name in names:
-                path = Path(folder, name)
-                if path.suffix == ".py":
-                    parts = path.relative_to(place).with_suffix("").parts
-                    parts = parts[:-1] if parts[-1] == "__init__" else parts
-                    found.setdefault(".".join((PACKAGE, *parts)), path)
-    return found
+from modules import sources
 
 
 def imported(tree: ast.AST, modules: Iterable[str]) -> Iterator[str]:
@@ -75,10 +51,7 @@ def test_no_module_imports_what_imports_it() -> None:
     texts = {name: path.read_text() for name, path in sources().items()}
     assert len(texts) > 100
     found = circles(graph_of(texts))
-    new = {part for part in found if not any(part <= known for known in TO_BE_CUT)}
-    assert not new, "\n".join(", ".join(sorted(part)) for part in new)
-    over = {known for known in TO_BE_CUT if not any(part <= known for part in found)}
-    assert not over, f"cut already, take it out of the list: {sorted(map(sorted, over))}"
+    assert not found, "\n".join(", ".join(sorted(part)) for part in found)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ pytest.importorskip("rich", reason="the command line is made with it")
 from click.testing import CliRunner, Result
 
 from dynaflow_xla import __main__ as entry, machine
-from dynaflow_xla.cli import bench, checks, console, doctor, kept, main, measuring, report, targets
-from dynaflow_xla.cli.checks import Check
+from dynaflow_xla.cli import console, kept, main, targets
+from dynaflow_xla.cli.health import checks, doctor
+from dynaflow_xla.cli.health.checks import Check
+from dynaflow_xla.cli.timing import bench, measuring, report
 from dynaflow_xla.tuning import autotune
 
 

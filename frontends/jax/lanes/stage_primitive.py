@@ -45,7 +45,7 @@ def _lower_cuda(ctx: Any, *operands: Any, stage: Any) -> Any:
     if stage.platform != "cuda":
         return _lower_other(ctx, *operands, stage=stage)
     _refuse_several_devices(ctx, stage)
-    # The scratch is one more result, so that XLA plans its memory. So there are several: see above.
+    # The scratch is one more result, so that XLA plans its memory: there are always several (`_lower_cpu`).
     scratch = jax.core.ShapedArray((max(1, stage.scratch_bytes),), np.uint8)
     target = device_lanes.CUDA_GRAPH_TARGET if stage.capturable else device_lanes.CUDA_RUN_TARGET
     rule = jax.ffi.ffi_lowering(target, has_side_effect=True)

@@ -22,6 +22,11 @@ def never_compile(code: types.CodeType) -> None:
     skip_code(code)
 
 
+def without_compile(fn: Any) -> Any:
+    """The module that ``torch.compile`` was given; anything else as it is."""
+    return fn._orig_mod if isinstance(fn, torch._dynamo.eval_frame.OptimizedModule) else fn
+
+
 class CompilationSettings:
     """Dynamo's settings while it compiles for us, and only then.
 

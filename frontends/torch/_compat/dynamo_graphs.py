@@ -33,9 +33,41 @@ def sources_of_inputs(gm: Any) -> list[str]:
     """Where the inputs of a Dynamo graph come from, as Dynamo writes it."""
     found = []
     for node in gm.graph.find_nodes(op="placeholder"):
-        name: Any = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", "")
-        found.append(str(name() if callable(name) else name))  # a method before torch 2.12
+        found.append(source_name(getattr(node.meta.get("grapharg"), "source", None)))
     return found
+
+
+def source_name(source: Any) -> str:
+    """Where a variable comes from, as Dynamo writes it; "" of none."""
+    name: Any = getattr(source, "name", "")
+    return str(name() if callable(name) else name)  # a method in older versions
+
+
+def translator() -> Any:
+    """Dynamo's translator of the frame that is captured now; None where Dynamo captures nothing."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        return InstructionTranslator.current_tx()
+    except AttributeError:  # of the thread's state: there is none
+        return None
+
+
+def inputs_written() -> list[bool] | None:
+    """For each input of the forward that is compiled now, whether it writes there; None: nobody knows."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return None
+    return [bool(info.mutates_data) for info in context.fw_metadata.input_info]
+
+
+def mark_open(tensor: torch.Tensor, dim: int) -> None:
+    """Makes a dimension an open size of the next capture, unless what is captured fixes it."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
+"""Attributes of a tensor in which ``mark_open`` notes it; the first is a set."""
 
 
 def break_reason(gm: Any) -> tuple[str, Any] | None:

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+DispatchMode = TorchDispatchMode
+"""What sees every operator that its thread calls while it is open."""
 
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
     """Apart from any capture that is going on: no tracing, tensors are real."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
     with torch._guards.tracing(None), _disable_current_modes():
         yield
 
@@ -103,7 +105,6 @@ profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 def filling(fill: Callable[[torch.Tensor], None]) -> contextlib.AbstractContextManager[object]:
     """While open, what operators of this thread allocate without writing to it is given to ``fill``."""
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     class Filling(TorchDispatchMode):
         def __torch_dispatch__(

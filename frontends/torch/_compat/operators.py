@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+
+Operator = torch._ops.OpOverload
+"""The type of an operator of ``torch.ops``, one of its overloads."""
+
+
+def is_composite(target: object) -> bool:
+    """Whether an operator is written as other operators, whose derivatives are its own."""
+    return isinstance(target, Operator) and bool(
+        target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    )
+
+
+@functools.cache
+def decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """PyTorch's decompositions, those of the core operators first."""
+    return {**torch._decomp.decomposition_table, **torch._decomp.core_aten_decompositions()}
 
 
 def bare(target: Any) -> Callable[..., Any]:

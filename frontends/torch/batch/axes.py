@@ -13,6 +13,7 @@ from dynaflow_xla import checks
 from dynaflow_xla.batch.arguments import call_axes, named_results
 from dynaflow_xla.batch.proof import batch_of
 from dynaflow_xla.errors import PlanError
+from dynaflow_xla.frontends.torch._compat import dynamo_graphs
 
 
 def batch_dims(
@@ -109,8 +110,6 @@ class Marks:
     Each may be fixed by what the function does with it. Marks that were there before stay.
     """
 
-    _NAMES = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
-
     def __init__(self, dims: Sequence[tuple[torch.Tensor, int]]) -> None:
         self.dims = dims
         self._saved: list[tuple[Any, dict[str, Any]]] = []
@@ -118,17 +117,16 @@ class Marks:
     def open(self) -> None:
         """Sets the marks."""
         for tensor, _ in self.dims:
-            before = {n: getattr(tensor, n) for n in self._NAMES if hasattr(tensor, n)}
-            if "_dynamo_weak_dynamic_indices" in before:
-                before["_dynamo_weak_dynamic_indices"] = set(before["_dynamo_weak_dynamic_indices"])
-            self._saved.append((tensor, before))
+            marks = {n: getattr(tensor, n) for n in dynamo_graphs.MARKS if hasattr(tensor, n)}
+            copied = {n: set(x) if isinstance(x, set) else x for n, x in marks.items()}
+            self._saved.append((tensor, copied))
         for tensor, dim in self.dims:
-            torch._dynamo.maybe_mark_dynamic(tensor, dim)
+            dynamo_graphs.mark_open(tensor, dim)
 
     def close(self) -> None:
         """Takes them away."""
         for tensor, before in reversed(self._saved):
-            for name in self._NAMES:
+            for name in dynamo_graphs.MARKS:
                 if name in before:
                     setattr(tensor, name, before[name])
                 elif hasattr(tensor, name):

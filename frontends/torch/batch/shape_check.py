@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dynaflow_xla.batch.states import Finding
 from dynaflow_xla.frontends.torch._compat import failures
+from dynaflow_xla.frontends.torch._compat.fakes import FakeTensorMode
 from dynaflow_xla.frontends.torch.capture.captured import Payload, Ref
 from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Layout, Sized
 from dynaflow_xla.ir.graph import Op

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from dynaflow_xla.frontends.torch._compat import dynamo_graphs
 from dynaflow_xla.frontends.torch._compat.aot import writes_inputs
-from dynaflow_xla.frontends.torch._compat.dynamo_graphs import guard_names
 from dynaflow_xla.frontends.torch.capture.names import ROOT_FILE, ROOT_NAME
 from dynaflow_xla.tuning.put_back import Saved
 
@@ -69,7 +69,7 @@ class Place:
             return self.scope.names
         here = {"G": self.scope.names, "L": {ROOT_NAME: original} if self.of_root else {}}
         try:
-            return eval(self.expression, {**guard_names(), **here})
+            return eval(self.expression, {**dynamo_graphs.guard_names(), **here})
         except Exception as error:  # whatever a name of Dynamo's may raise here
             raise LookupError(self.name) from error
 
@@ -128,19 +128,9 @@ def _save_attribute(saved: Saved, owner: Any, name: str) -> bool:
     return saved.attribute(owner, name)
 
 
-def _capturing() -> Any:
-    """Dynamo's translator of the frame that is captured now; None where Dynamo captures nothing."""
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    try:
-        return InstructionTranslator.current_tx()
-    except AttributeError:  # of the thread's state: there is none
-        return None
-
-
 def _frame() -> tuple[_Scope, bool]:
     """Globals of the frame that is captured now, and whether it calls the scheduled function."""
-    translator = _capturing()
+    translator = dynamo_graphs.translator()
     if translator is None:
         return _Scope({}), False
     root = getattr(translator.output, "root_tx", None) or translator
@@ -153,7 +143,7 @@ def changed_objects() -> frozenset[Place]:
     Attributes of modules, lists, globals and so on; not parameters and buffers written in place. There is
     no public way to ask.
     """
-    translator = _capturing()
+    translator = dynamo_graphs.translator()
     if translator is None:
         return frozenset()
     effects, frame = translator.output.side_effects, _frame()
@@ -161,7 +151,7 @@ def changed_objects() -> frozenset[Place]:
     for variable in effects.id_to_variable.values():
         kept = type(variable.mutation_type).__name__.endswith("Existing")
         if kept and variable.source is not None and effects.is_modified(variable):
-            name = _source_name(variable.source)
+            name = dynamo_graphs.source_name(variable.source)
             if name.startswith(_ARGUMENTS):
                 continue
             attributes = effects.store_attr_mutations.get(variable, {})
@@ -174,18 +164,13 @@ def changed_objects() -> frozenset[Place]:
     return frozenset(found)
 
 
-def _source_name(source: Any) -> str:
-    name = source.name
-    return str(name() if callable(name) else name)  # a method before torch 2.13
-
-
 def broke_before(known: bool) -> bool:
     """Whether a graph is not the first thing that the function does: a break in front of it is not told.
 
     Args:
         known: Whether this graph ends in a break, for which the wrapper alone cannot be captured.
     """
-    translator = _capturing()
+    translator = dynamo_graphs.translator()
     if translator is None:
         return False
     code = translator.f_code
@@ -196,12 +181,8 @@ def broke_before(known: bool) -> bool:
 
 def sources_of(gm: Any) -> tuple[Place, ...]:
     """Where Dynamo found each input of a graph."""
-    found, frame = [], _frame()
-    for node in gm.graph.find_nodes(op="placeholder"):
-        known = node.meta.get("grapharg")
-        name = "" if known is None else _source_name(known.source)
-        found.append(Place(name, *frame, "data"))
-    return tuple(found)
+    frame = _frame()
+    return tuple(Place(name, *frame, "data") for name in dynamo_graphs.sources_of_inputs(gm))
 
 
 def written_outside(sources: Sequence[Place]) -> frozenset[Place]:
@@ -212,13 +193,12 @@ def written_outside(sources: Sequence[Place]) -> frozenset[Place]:
     Args:
         sources: Of ``sources_of``.
     """
-    context = torch._guards.TracingContext.try_get()
-    if context is None or context.fw_metadata is None:
+    writes = dynamo_graphs.inputs_written()
+    if writes is None:
         return frozenset()
-    infos = context.fw_metadata.input_info
     written = sources
-    if len(infos) == len(sources):
-        written = [x for x, info in zip(sources, infos, strict=True) if info.mutates_data]
+    if len(writes) == len(sources):
+        written = [x for x, is_written in zip(sources, writes, strict=True) if is_written]
     elif not writes_inputs():  # inputs that share memory became one: any of them may be written
         return frozenset()
     return frozenset(

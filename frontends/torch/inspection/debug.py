@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from dynaflow_xla.debugging import trials
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch._compat import modes
+from dynaflow_xla.frontends.torch._compat import modes, operators
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.dynamo import running
@@ -147,7 +147,7 @@ class Subject:
             return call
 
         made = {
-            region: function if isinstance(function, torch._ops.OpOverload) else filled(function)
+            region: function if isinstance(function, operators.Operator) else filled(function)
             for region, function in entry.implementations.items()
         }
 

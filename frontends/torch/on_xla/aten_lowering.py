@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import DynaflowError, UnsupportedError
-from dynaflow_xla.frontends.torch._compat import modes
+from dynaflow_xla.frontends.torch._compat import modes, operators
+from dynaflow_xla.frontends.torch._compat.fakes import FakeTensor, FakeTensorMode
 from dynaflow_xla.frontends.torch.on_xla import aten_table, torchax_table
 
 DTYPES = {
@@ -64,11 +64,6 @@ def _find(target: Any) -> Callable[..., Any] | None:
         if key in known:
             return known[key]
     return None
-
-
-@functools.cache
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    return {**torch._decomp.decomposition_table, **torch._decomp.core_aten_decompositions()}
 
 
 def lower(
@@ -119,17 +114,11 @@ def _has_decomposition(target: Any) -> bool:
     return _decomposition(target) is not None
 
 
-def _is_composite(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target.has_kernel_for_dispatch_key(
-        torch._C.DispatchKey.CompositeImplicitAutograd
-    )
-
-
 def _decomposition(target: Any) -> Callable[..., Any] | None:
-    found = _decompositions().get(target)
+    found = operators.decompositions().get(target)
     if found is None and getattr(target, "namespace", "") == "prims":
         found = getattr(target, "impl_aten", None)
-    return target.decompose if found is None and _is_composite(target) else found
+    return target.decompose if found is None and operators.is_composite(target) else found
 
 
 def _decomposed(

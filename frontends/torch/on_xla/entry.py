@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import jax
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from dynaflow_xla.errors import UnsupportedError
@@ -26,6 +25,7 @@ from dynaflow_xla.frontends.jax.capture.tracing import Capturing
 from dynaflow_xla.frontends.jax.lanes.entry import build_stages
 from dynaflow_xla.frontends.jax.signature import entry as jax_entry
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry as XlaPlan
+from dynaflow_xla.frontends.torch._compat.fakes import FakeTensorMode
 from dynaflow_xla.frontends.torch.capture.capture import CAPTURE_OPTIONS, capture
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.for_sizes import ForSizes, boxed

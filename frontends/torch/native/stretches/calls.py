@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.frontends.torch._compat import modes, operators
@@ -32,7 +31,7 @@ def call_of(payload: Payload, examples: Mapping[int, Any]) -> tuple[Callable[...
     """
     target = payload.target
     ours = recurrent.direct(target)
-    if ours is not target or type(target) is not torch._ops.OpOverload:
+    if ours is not target or type(target) is not operators.Operator:
         return ours, payload.args, payload.kwargs
     made = None
     if target.namespace == "aten":
@@ -73,7 +72,7 @@ class _Ends(Exception):
     pass
 
 
-class _Asks(TorchDispatchMode):
+class _Asks(modes.DispatchMode):
     """Ends the first operator that is called, and remembers it."""
 
     told: tuple[Any, ...] | None = None

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.frontends.torch._compat import interpreter
+from dynaflow_xla.frontends.torch._compat import interpreter, operators
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.rewrite import recurrent
 
@@ -69,7 +69,7 @@ class Run:
         target = payload.target
         if not _EXISTS or self._captured.device.type != "cpu":
             return False
-        if type(target) is not torch._ops.OpOverload or recurrent.direct(target) is not target:
+        if type(target) is not operators.Operator or recurrent.direct(target) is not target:
             return False
         values, examples = self._captured.graph.values, self._captured.examples
         read = payload.reads()

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from types import CodeType, MappingProxyType
 from typing import Any
 
-import torch
-
 from dynaflow_xla.errors import PlanError
+from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.sizes import expression
 from dynaflow_xla.frontends.torch.native.memory import Environment, Placed
@@ -173,7 +172,7 @@ def steps_of(
             function = implementations[number]
             reads = tuple(other.get(v, v) for v in region.inputs)
             call = None
-            if type(function) is torch._ops.OpOverload:
+            if type(function) is operators.Operator:
                 call = Payload(function, tuple(map(Ref, reads)), {}, region.outputs, False)
             steps.append(Step(number, call, function, reads, region.outputs))
             made.update(region.outputs)

@@ -1,6 +1,6 @@
 """One trial of ``doctor``, in a process of its own: a broken library may kill it, or never return.
 
-``python -m dynaflow_xla.cli.probe jax`` prints JSON: what works. What fails ends with an exception.
+``python -m dynaflow_xla.cli.health.probe jax`` prints JSON: what works. What fails ends with an exception.
 """
 
 from __future__ import annotations

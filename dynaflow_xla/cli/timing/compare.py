@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from dynaflow_xla.cli import measuring
 from dynaflow_xla.cli.console import Output
 from dynaflow_xla.cli.targets import TargetError
+from dynaflow_xla.cli.timing import measuring
 
 _STYLES = {"slower": "bold red", "faster": "green", "same": ""}
 _BUSY = 0.25

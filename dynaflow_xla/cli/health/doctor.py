@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dynaflow_xla import machine
-from dynaflow_xla.cli import checks
-from dynaflow_xla.cli.checks import Check
 from dynaflow_xla.cli.console import Output
+from dynaflow_xla.cli.health import checks
+from dynaflow_xla.cli.health.checks import Check
 
 _STYLES = {"ok": "green", "note": "", "warn": "yellow", "fail": "bold red"}
 _EXTRAS = {"jax": "jax", "torch": "torch"}
@@ -56,7 +56,7 @@ def examine(step: Callable[..., None], trial_s: float = _TRIAL_S) -> list[Check]
 
 def _trial(what: str, seconds: float) -> tuple[dict[str, Any], str]:
     """What a probe says, or why it says nothing."""
-    command = [sys.executable, "-P", "-m", "dynaflow_xla.cli.probe", what]
+    command = [sys.executable, "-P", "-m", "dynaflow_xla.cli.health.probe", what]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -115,7 +115,7 @@ def _framework(name: str, extra: str, has_gpu: bool, seconds: float) -> Iterator
     if why:
         yield Check(
             name, "lanes", "fail", f"scheduling does not work: {why}",
-            f"see all of it with: {sys.executable} -P -m dynaflow_xla.cli.probe {name}",
+            f"see all of it with: {sys.executable} -P -m dynaflow_xla.cli.health.probe {name}",
         )  # fmt: skip
         return
     versions = [

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynaflow_xla.cli import compare, measuring, pictures
 from dynaflow_xla.cli.targets import TargetError
+from dynaflow_xla.cli.timing import compare, measuring, pictures
 
 _WIDTH, _HEIGHT, _MOST = 220, 14, 2.0
 """Of the drawn interval, in pixels; and the ratio at its right end."""

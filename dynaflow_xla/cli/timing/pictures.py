@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynaflow_xla.cli import measuring
+from dynaflow_xla.cli.timing import measuring
 
 _WIDTH, _LANE, _HEIGHT = 320, 14, 70
 _COLOURS = ("#3b7dd8", "#d9822b", "#3a9d5d", "#9a5fc0", "#c2473f", "#4aa5a5")

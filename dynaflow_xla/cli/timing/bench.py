@@ -17,10 +17,11 @@ import msgspec
 
 import dynaflow_xla as dfx
 from dynaflow_xla import _optional, dispatch, machine
-from dynaflow_xla.cli import measuring, targets
+from dynaflow_xla.cli import targets
 from dynaflow_xla.cli.cases import cases_of
 from dynaflow_xla.cli.console import Output
 from dynaflow_xla.cli.targets import Target, TargetError
+from dynaflow_xla.cli.timing import measuring
 
 _PACKAGES = ("dynaflow-xla", "jax", "jaxlib", "torch", "numpy")
 FRAMEWORKS = ("jax", "torch")

@@ -1,0 +1,1 @@
+"""Whether this installation works, and what it finds on this machine."""
