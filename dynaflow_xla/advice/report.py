@@ -150,37 +150,40 @@ def why(given: Given) -> Why:
 def _reason(given: Given, t: Times) -> tuple[Reason, str]:
     """What stands in the way first: each bound holds for every plan that is left by those before it."""
     margin = _MARGIN if t.measured else _MARGIN_OF_ESTIMATES
-    if t.scheduled < (1 - margin) * t.original and given.wins >= _WINS:
+    seems = t.scheduled < (1 - margin) * t.original
+    if seems and given.wins >= _WINS:
         return "gains", f"it gains: {t.original / t.scheduled:.2f} times as fast as the original"
-    if t.scheduled < (1 - margin) * t.original:
-        return "outside", (
-            f"not known to gain: the median call is {t.original / t.scheduled:.2f} times as fast as the "
-            f"original's, but of the calls in turns only {given.wins:.0%} were faster"
-        )
+    # Calls that vary do not take away what bounds every plan.
+    no = f"not known to gain ({given.wins:.0%} of the calls were faster)" if seems else "no gain"
     if given.plan.lanes < 2:
-        return "placement", "the schedule has one lane, on which nothing can overlap"
+        return "placement", f"{no}: the schedule has one lane, on which nothing can overlap"
     if t.serial <= machine.numbers().lanes_ns:
         return "too short", (
-            f"no gain: all regions together take {us(t.serial)}, and to go to lanes and back takes "
+            f"{no}: all regions together take {us(t.serial)}, and to go to lanes and back takes "
             f"{us(machine.numbers().lanes_ns)}"
         )
     if len(given.pg.regions) < 2:
-        return "dependency", "no gain: it is cut into one region; rules or marks cut it elsewhere"
+        return "dependency", f"{no}: it is cut into one region; rules or marks cut it elsewhere"
     if t.chain >= _ONE_CHAIN * sum(t.best):
         part = min(1.0, t.chain / max(sum(t.best), 1))
         return "dependency", (
-            f"no gain: {part:.0%} of the work is one chain of regions that need each other"
+            f"{no}: {part:.0%} of the work is one chain of regions that need each other"
         )
     if t.serial - t.ideal <= machine.numbers().lanes_ns:
         return "too short", (
-            f"no gain: at best {us(t.serial - t.ideal)} of {us(t.serial)} can be saved, and to go to lanes "
+            f"{no}: at best {us(t.serial - t.ideal)} of {us(t.serial)} can be saved, and to go to lanes "
             f"and back takes {us(machine.numbers().lanes_ns)}"
         )
     alone = min(t.original, float(sum(t.wide)))
     if alone <= _BUSY * t.ideal:
         return "contention", (
-            f"no gain: one after another on all cores the regions take {us(alone)}, since they use these by "
+            f"{no}: one after another on all cores the regions take {us(alone)}, since they use these by "
             f"themselves; no schedule of them on {_lanes(given.plan)} takes less than {us(t.ideal)}"
+        )
+    if seems:
+        return "outside", (
+            f"{no}: the median call is {t.original / t.scheduled:.2f} times as fast as the original's, but "
+            "calls vary too much to tell"
         )
     rest = max(0.0, t.simulated - t.ideal - t.start - t.hand_overs - t.copies)
     outside = max(0.0, t.scheduled - t.simulated) if t.measured else 0.0

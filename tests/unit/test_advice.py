@@ -156,7 +156,15 @@ def test_measured_times_decide_over_estimated_ones(make: Callable[..., Graph]) -
     assert late.reason == "outside" and "adds 1.2 ms" in late.text and "3 us" not in late.text
     # One that was faster in half of the calls is not known to gain.
     unsure = _report(graph, lanes, original_ns=2 * MS, scheduled_ns=MS, wins=0.5)
-    assert unsure.reason == "outside" and "50% were faster" in unsure.text
+    assert unsure.reason == "outside" and "50% of the calls were faster" in unsure.text
+    # What bounds every plan is said of calls that vary, too.
+    for text, where in (
+        ("a = dot x", {"dot": 0}),
+        ("a = dot x; b = conv a", {"dot": 0, "conv": 1}),
+    ):
+        chain = make(text, "b" if "b" in text else "a", cost_ns=MS)
+        chained = _report(chain, where, original_ns=2.2 * MS, scheduled_ns=2 * MS, wins=0.67)
+        assert chained.reason == "dependency" and "67% of the calls were faster" in chained.text
 
 
 def test_lanes_of_several_cores(
