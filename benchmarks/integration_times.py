@@ -2,7 +2,8 @@
 
 A system with its schedule and the system without it run in turns, and are compared first. The system's own
 calls are timed (``encode``, ``generate``, a training step), not the model inside. A system that is not
-installed, or fails, is told, and the rest goes on.
+installed, or fails, is told, and the rest goes on. Of two processes the other one is started here and makes
+each of the steps that are timed, too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import argparse
 import copy
 import logging
+import multiprocessing
 import os
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -31,6 +34,8 @@ import dynaflow_xla as dfx
 
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
 """A call of the system alone, and with a schedule."""
+CLOSE: list[Callable[[], None]] = []
+"""What a system leaves to be ended once it was timed."""
 PACKAGES = ("transformers", "sentence-transformers", "diffusers", "accelerate", "flax", "equinox", "keras",
             "penzai", "scikit-learn")  # fmt: skip
 
@@ -72,6 +77,43 @@ def transformers_generate() -> Pair:
     return lambda: model.generate(ids, **given), lambda: fast.generate(ids, **given)
 
 
+def transformers_trainer() -> Pair:
+    from transformers import (
+        BertConfig,
+        BertForSequenceClassification,
+        PrinterCallback,
+        Trainer,
+        TrainingArguments,
+    )
+
+    config = BertConfig(
+        hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512, vocab_size=99,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    rows = [
+        {"input_ids": torch.randint(0, 99, (32,)), "labels": torch.tensor(n % 2)} for n in range(32)
+    ]
+    folder = tempfile.TemporaryDirectory()
+    CLOSE.append(folder.cleanup)
+    steps = TrainingArguments(
+        folder.name, max_steps=4, per_device_train_batch_size=8, logging_strategy="no", report_to=[],
+        use_cpu=True, disable_tqdm=True, save_strategy="no", seed=0,
+    )  # fmt: skip
+
+    def made(model: Any) -> Callable[[], Any]:
+        trainer = Trainer(model, steps, train_dataset=rows)
+        trainer.remove_callback(PrinterCallback)
+
+        def train() -> Any:
+            with torch.enable_grad():
+                return torch.tensor(trainer.train().training_loss)
+
+        return train
+
+    model = BertForSequenceClassification(config)
+    return made(model), made(dfx.schedule(copy.deepcopy(model), "branches"))
+
+
 def transformers_continuous() -> Pair:
     from transformers import GenerationConfig
 
@@ -84,9 +126,9 @@ def transformers_continuous() -> Pair:
     asked = [torch.randint(0, 97, (n,)).tolist() for n in (5, 9, 3)]
 
     def tokens(model: Any) -> Any:
-        return torch.tensor(
-            [x.generated_tokens for x in model.generate_batch(asked, given).values()]
-        )
+        # A request ends early where its last token came: rows differ in length.
+        made = [x.generated_tokens for x in model.generate_batch(asked, given).values()]
+        return torch.tensor([[*row, *[-1] * (given.max_new_tokens - len(row))] for row in made])
 
     return lambda: tokens(model), lambda: tokens(fast)
 
@@ -137,27 +179,119 @@ class _Towers(torch.nn.Module):
         return (self.left(x)[0] * self.right(x.flip(0))[0]).square().mean()
 
 
+def _steps(model: Any, optimizer: Any, backward: Callable[[Any], Any], seed: int = 0) -> Any:
+    """A call that trains a model of mean losses by one step, and returns the loss."""
+    x = torch.randn(32, 32, 64, generator=torch.Generator().manual_seed(seed))
+
+    def step() -> Any:
+        with torch.enable_grad():
+            loss = model(x)
+            backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
 def accelerate_loop() -> Pair:
     from accelerate import Accelerator
 
     def made(model: Any) -> Callable[[], Any]:
         accelerator = Accelerator(cpu=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        model, optimizer = accelerator.prepare(model, optimizer)
-        x = torch.randn(32, 32, 64, generator=torch.Generator().manual_seed(0))
-
-        def step() -> Any:
-            with torch.enable_grad():
-                loss = model(x)
-                accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        return step
+        return _steps(*accelerator.prepare(model, optimizer), accelerator.backward)
 
     plain = _Towers()
     return made(plain), made(dfx.schedule(copy.deepcopy(plain), "branches"))
+
+
+def _ddp(model: Any, scheduled: bool) -> Any:
+    model = dfx.schedule(model, "branches") if scheduled else model
+    return torch.nn.parallel.DistributedDataParallel(model)
+
+
+def _fsdp(model: Any, scheduled: bool) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = dfx.schedule(model, "branches") if scheduled else model
+    fully_shard(model, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
+    return model
+
+
+def _rank(wrap: Any, meet: str, rank: int, processes: int) -> Pair:
+    """Both steps of one process, which meets the others at a file."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=processes)
+    torch.manual_seed(0)
+    model = _Towers()
+    steps = []
+    for scheduled in (False, True):
+        wrapped = wrap(copy.deepcopy(model), scheduled)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
+        steps.append(_steps(wrapped, optimizer, lambda loss: loss.backward(), rank))
+    return steps[0], steps[1]
+
+
+def _follow(wrap: Any, meet: str, told: Any) -> None:
+    """The other process: makes each step that it is told of, until there are no more."""
+    steps = _rank(wrap, meet, 1, 2)
+    torch.set_num_threads(1)
+    while (which := told.recv()) is not None:
+        steps[which]()
+    torch.distributed.destroy_process_group()
+
+
+def _distributed(wrap: Any, processes: int) -> Pair:
+    """The steps of the first process; the second, if there is one, has one thread, as torchrun gives it."""
+    folder = tempfile.TemporaryDirectory()
+    meet = str(Path(folder.name) / "meet")
+    told = []
+    if processes == 2:
+        spawned = multiprocessing.get_context("spawn")
+        receive, send = spawned.Pipe(duplex=False)
+        other = spawned.Process(target=_follow, args=(wrap, meet, receive), daemon=True)
+        other.start()
+        told.append(send)
+
+    def close() -> None:
+        for pipe in told:
+            pipe.send(None)
+        torch.distributed.destroy_process_group()
+        if told:
+            other.join(30)
+        folder.cleanup()
+
+    CLOSE.append(close)
+    steps = _rank(wrap, meet, 0, processes)
+
+    def led(which: int) -> Callable[[], Any]:
+        def step() -> Any:
+            for pipe in told:
+                pipe.send(which)
+            return steps[which]()
+
+        return step
+
+    return led(0), led(1)
+
+
+def ddp_one_process() -> Pair:
+    return _distributed(_ddp, 1)
+
+
+def ddp_two_processes() -> Pair:
+    return _distributed(_ddp, 2)
+
+
+def fsdp_one_process() -> Pair:
+    return _distributed(_fsdp, 1)
+
+
+def fsdp_two_processes() -> Pair:
+    return _distributed(_fsdp, 2)
 
 
 def _jax_step(step: Any, fast: Any, args: tuple[Any, ...]) -> Pair:
@@ -282,12 +416,13 @@ def ensemble() -> Pair:
 SYSTEMS: dict[str, Callable[[], Pair]] = {
     fn.__name__: fn
     for fn in (
-        transformers_model, transformers_generate, transformers_continuous, sentence_embeddings,
-        diffusers_guidance, accelerate_loop, flax_linen, flax_nnx, equinox_model, keras_on_jax, penzai_llama,
+        transformers_model, transformers_trainer, transformers_generate, transformers_continuous,
+        sentence_embeddings, diffusers_guidance, accelerate_loop, ddp_one_process, ddp_two_processes,
+        fsdp_one_process, fsdp_two_processes, flax_linen, flax_nnx, equinox_model, keras_on_jax, penzai_llama,
         ensemble,
     )
 }  # fmt: skip
-"""By the names of the programs in examples/integrations."""
+"""By the names of the programs in examples/integrations, but for DDP and FSDP in one process."""
 
 
 def study(name: str, rounds: int) -> dict[str, Any]:
@@ -333,6 +468,9 @@ def main() -> None:
                 f"{name}: {ms}, {told['ratio']:.2f} ({told['low']:.2f} to {told['high']:.2f})",
                 flush=True,
             )
+        finally:
+            while CLOSE:
+                CLOSE.pop()()
         cases.append(case)
     record = {
         "format": 1, "benchmark": "integrations", "environment": stamp, "cases": cases,
