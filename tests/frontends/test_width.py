@@ -227,6 +227,33 @@ def test_costs_at_widths() -> None:
             assert one / 2 <= two < one and two / 8 <= many < two
 
 
+@pytest.mark.parametrize(
+    ("fn", "gains"),
+    [
+        (lambda x: jnp.cumsum(x, axis=1), True),
+        (lambda x: jax.lax.cumlogsumexp(x), True),
+        (lambda x: jnp.argmax(x, axis=0), True),
+        (lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (3, 3), (1, 1), "SAME"), True),
+        (lambda x: jnp.take(x, jnp.arange(x.size) % 512, axis=0), True),
+        (lambda x: jnp.zeros_like(x).at[jnp.arange(512) // 2].add(x), False),
+        (lambda x: jax.lax.top_k(x, 8), False),
+    ],
+    ids=["cumsum", "cumlogsumexp", "argmax", "reduce_window", "take", "scatter", "top_k"],
+)
+def test_which_loops_cores_share(fn: Any, gains: bool) -> None:
+    seen = []
+
+    class Looks(dfx.Strategy):
+        def schedule(self, s: Any) -> None:
+            while ready := s.ready():
+                seen.append((ready[0].cost_at(1), ready[0].cost_at(2)))
+                s.execute(ready[0])
+
+    dfx.plan(dfx.schedule(fn, Looks(), lanes=1), _x(512, 512))
+    one, two = (sum(costs) for costs in zip(*seen, strict=True))
+    assert (two < 0.75 * one) is gains
+
+
 @pytest.mark.parametrize("strategy", [dfx.Branches, dfx.Sequential])
 def test_wide_is_a_truth_value(strategy: Any) -> None:
     with pytest.raises(PlanTypeError, match="must be True or False; got 2"):

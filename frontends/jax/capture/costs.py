@@ -36,7 +36,15 @@ FORKED_BYTES = 1 << 18
 XLA:CPU hands out what is twice that, and every product of matrices, whether it pays or not."""
 
 ONE_CORE = frozenset("sort top_k approx_top_k custom_call".split())
-_ONE_CORE_STARTS = ("cum", "arg", "gather", "scatter", "reduce_window", "select_and")
+_ONE_CORE_STARTS = ("scatter",)
+
+CUMULATIVE_NS = {"cumsum": 4.5, "cumprod": 5.0, "cummax": 9.0, "cummin": 9.0, "cumlogsumexp": 320.0}
+"""An element, along rows. XLA makes them of windows of 16 elements, in three passes."""
+
+CUMULATIVE_STRIDED = 2.5
+"""How much longer it takes where neighbours do not lie side by side, or the whole is one row."""
+
+WINDOW_NS = 0.55  # an element of a window that is reduced
 
 TRANSCENDENTAL = frozenset(
     "exp exp2 log log1p expm1 tanh logistic sin cos tan erf erf_inv erfc pow sqrt rsqrt cbrt atan2 "
@@ -201,7 +209,15 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     if name == "gather" or name.startswith("scatter"):
         moving = out_size if name == "gather" else _size(ins[-1])
         return Work(0.0, moved, max(1.3 * moving, memory_ns) + OP_OVERHEAD_NS)
-    if name.startswith(("cum", "arg", "reduce_window", "select_and")):
+    if name in CUMULATIVE_NS:
+        along, shape = params["axis"], ins[0].shape
+        strided = along != len(shape) - 1 or math.prod(shape[:along]) == 1
+        each = CUMULATIVE_NS[name] * (CUMULATIVE_STRIDED if strided else 1.0)
+        return Work(float(in_size), moved, max(each * in_size, memory_ns) + OP_OVERHEAD_NS)
+    if name.startswith("reduce_window") and "window_dimensions" in params:
+        reduced = float(out_size) * math.prod(params["window_dimensions"])
+        return Work(reduced, moved, max(WINDOW_NS * reduced, memory_ns) + OP_OVERHEAD_NS)
+    if name.startswith(("arg", "reduce_window", "select_and")):
         return Work(float(in_size), moved, max(4.5 * in_size, memory_ns) + OP_OVERHEAD_NS)
     if name.startswith("reduce"):
         return Work(float(in_size), moved, max(0.05 * in_size, memory_ns) + OP_OVERHEAD_NS)
