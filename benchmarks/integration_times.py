@@ -115,7 +115,7 @@ def transformers_trainer() -> Pair:
 
 
 def transformers_continuous() -> Pair:
-    from transformers import GenerationConfig
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model = _llama(128)
     model.set_attn_implementation("paged|sdpa")
@@ -124,10 +124,13 @@ def transformers_continuous() -> Pair:
         layer.mlp.forward = dfx.schedule(layer.mlp.forward, "branches")
     given = GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=98, pad_token_id=0)
     asked = [torch.randint(0, 97, (n,)).tolist() for n in (5, 9, 3)]
+    # By default the paged cache has most of the machine's memory, which each call would clear anew.
+    cache = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
 
     def tokens(model: Any) -> Any:
         # A request ends early where its last token came: rows differ in length.
-        made = [x.generated_tokens for x in model.generate_batch(asked, given).values()]
+        found = model.generate_batch(asked, given, cache, warmup=False)
+        made = [x.generated_tokens for x in found.values()]
         return torch.tensor([[*row, *[-1] * (given.max_new_tokens - len(row))] for row in made])
 
     return lambda: tokens(model), lambda: tokens(fast)
