@@ -225,7 +225,9 @@ def trace(
 @click.option(
     "--rounds", type=click.IntRange(3), default=20, show_default=True, help="Samples of each."
 )
-@click.option("--lanes", type=int, help="Number of lanes.")
+@click.option(
+    "--lanes", type=click.IntRange(1), multiple=True, help="Number of lanes; several are compared."
+)
 @click.option("--in-axes", metavar="LITERAL", help="Where the batch of TARGET is, for nano_batch.")
 @click.option("--out-axes", metavar="LITERAL", help="How results are put together.")
 @click.option(
@@ -235,13 +237,13 @@ def trace(
 def bench(
     out: Output, target: str | None, shapes: tuple[str, ...], make: str | None, factory: bool,
     cases: tuple[str, ...], frameworks: tuple[str, ...], strategies: tuple[str, ...],
-    opponents: tuple[str, ...], rounds: int, lanes: int | None,
+    opponents: tuple[str, ...], rounds: int, lanes: tuple[int, ...],
     in_axes: str | None, out_axes: str | None, path: Path | None,
 ) -> int:  # fmt: skip
     """Time strategies against the plain ways to run TARGET, or the built-in cases, in turns."""
     if path is not None:
         targets.check_folder(path)
-    settings: dict[str, Any] = {"lanes": lanes}
+    settings: dict[str, Any] = {}
     for option, text in {"in_axes": in_axes, "out_axes": out_axes}.items():
         if text is None:
             continue
@@ -257,7 +259,7 @@ def bench(
     else:
         whose = frameworks[0] if frameworks else None
         found = [targets.target(target, shapes, make, framework=whose, factory=factory)]
-    record = benching.run(found, given, rounds, out, settings, opponents)
+    record = benching.run(found, given, rounds, out, settings, opponents, lanes)
     return benching.show(record, path, notes, out)
 
 

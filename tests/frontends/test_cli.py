@@ -124,6 +124,42 @@ def test_bench_and_compare(tmp_path: Path) -> None:
     assert wrong.exit_code == 1 and "there is no case 'none'; there are sorts" in wrong.stderr
 
 
+def test_bench_compares_numbers_of_lanes_and_the_report_draws_them(tmp_path: Path) -> None:
+    run(
+        "bench", "model.py:f", "--args", "make_args", "--strategy", "branches", "--rounds", "3",
+        "--lanes", "1", "--lanes", "2", "-o", "a.json",
+    )  # fmt: skip
+    (case,) = json.loads((tmp_path / "a.json").read_text())["cases"]
+    ways = {"branches, 1 lanes": 1, "branches, 2 lanes": 2}
+    assert set(case["ratios"]) == set(ways) == set(case["timelines"])
+    for way, lanes in ways.items():
+        told = case["timelines"][way]
+        assert told["kind"] == "measured" and {span[0] for span in told["spans"]} <= set(
+            range(lanes)
+        )
+    run("report", "a.json", "-o", "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert "branches, N lanes" in page and "measured" in page
+
+
+def test_a_picture_of_a_plan_that_does_not_run_says_so(tmp_path: Path) -> None:
+    run(
+        "bench",
+        "--case",
+        "small",
+        "--framework",
+        "jax",
+        "--strategy",
+        "auto",
+        "--rounds",
+        "3",
+        "-o",
+        "a.json",
+    )
+    (case,) = json.loads((tmp_path / "a.json").read_text())["cases"]
+    assert any("does not run" in note for note in case["timelines"]["auto"]["notes"])
+
+
 def test_bench_of_a_built_in_case_in_pytorch() -> None:
     pytest.importorskip("torch")
     told = run("bench", "--case", "small", "--framework", "torch", "--strategy", "branches",

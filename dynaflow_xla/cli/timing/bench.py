@@ -79,6 +79,7 @@ def run(
     out: Output,
     options: dict[str, Any],
     opponents: Sequence[str] = (),
+    lanes: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Measures all; what fails on a case is told, and the rest goes on.
 
@@ -89,15 +90,25 @@ def run(
         out: For progress.
         options: For ``schedule``.
         opponents: Only these ways without a schedule; () for all.
+        lanes: Each strategy on each of these numbers of lanes; of several the ways' names tell it.
     """
+    counts: list[int | None] = [*dict.fromkeys(lanes)] or [None]
+    ways = {
+        f"{text}, {count} lanes" if len(counts) > 1 else text: (
+            strategy,
+            options | {"lanes": count},
+        )
+        for text, strategy in strategies.items()
+        for count in counts
+    }
     record: dict[str, Any] = {
         "format": 1, "benchmark": "bench", "environment": stamp(), "rounds": rounds, "baselines": [],
-        "scheduled": list(strategies), "cases": [],
+        "scheduled": list(ways), "cases": [],
     }  # fmt: skip
     start = time.perf_counter()
     with out.progress("measuring", len(cases) * (rounds + 1)) as step:
         for case in cases:
-            made = _case(case, strategies, rounds, step, options, opponents)
+            made = _case(case, ways, rounds, step, opponents)
             record["cases"].append(made)
             record["baselines"] += [n for n in made["plain"] if n not in record["baselines"]]
     record["seconds"] = time.perf_counter() - start
@@ -105,9 +116,12 @@ def run(
 
 
 def _case(
-    case: Target, strategies: Mapping[str, Any], rounds: int, step: Any, options: dict[str, Any],
+    case: Target,
+    ways: Mapping[str, tuple[Any, dict[str, Any]]],
+    rounds: int,
+    step: Any,
     chosen: Sequence[str],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     framework = framework_of(case)
     frontend = dispatch.frontend(framework)
     scheduled = dispatch.is_scheduled(case.fn)  # a function of the user's may have any attribute
@@ -121,7 +135,7 @@ def _case(
         made["failed"] |= {name: f"{framework} has {', '.join(plain)}" for name in unknown}
     runs = {name: call for name, call in plain.items() if not chosen or name in chosen}
     made_fast: dict[str, Any] = {}
-    for text, strategy in strategies.items():
+    for text, (strategy, options) in ways.items():
         with _noted(made, text):
             made_fast[text] = dfx.schedule(original, strategy=strategy, **options)
             runs[text] = _call(made_fast[text], case, frontend)
@@ -152,16 +166,21 @@ def _case(
 
 
 def _lanes(fast: Any, case: Target) -> dict[str, Any] | None:
-    """Lane, name, start and end in nanoseconds of a plan's regions, as predicted: for the report's pictures.
+    """Lane, name, start and end in nanoseconds of a plan's regions, for the report's pictures.
 
-    None if there is no plan: the original was kept, or cannot be scheduled.
+    Measured; predicted where what runs has no time stamps (one XLA program). Its notes say if a call runs
+    something else than this plan. None if there is no plan.
     """
-    try:
-        spans = dfx.simulate(fast, *case.args, **case.kwargs).spans
-    except Exception:  # a picture less; the measurement stands
-        return None
-    ran = [(s.lane, s.name, s.start_ns, s.end_ns) for s in spans if s.kind == "launch"]
-    return {"kind": "predicted", "spans": ran}
+    for kind, timeline in {"measured": dfx.profile, "predicted": dfx.simulate}.items():
+        try:
+            made = timeline(fast, *case.args, **case.kwargs)
+        except Exception:  # a picture less; the measurement of calls stands
+            continue
+        if ran := [
+            (s.lane, s.name, s.start_ns, s.end_ns) for s in made.spans if s.kind == "launch"
+        ]:
+            return {"kind": kind, "spans": ran, "notes": list(made.meta.get("notes", ()))}
+    return None
 
 
 @contextlib.contextmanager

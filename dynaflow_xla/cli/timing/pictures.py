@@ -16,13 +16,16 @@ _NUMBER = re.compile(r"\d+")
 
 def timelines(case: Mapping[str, Any]) -> str:
     """What the plans of a case do on their lanes, as ``bench`` wrote it; "" if it did not."""
-    told = case.get("timelines")
+    kept = case.get("timelines")
     drawn = []
-    for way, timeline in told.items() if isinstance(told, dict) else ():
+    for way, timeline in kept.items() if isinstance(kept, dict) else ():
         spans = _spans(timeline)
         if spans:
+            ms = max(end for *_, end in spans) / 1e6
+            told = [f"{way}: {ms:.3g} ms, {timeline.get('kind') or 'predicted'}"]
+            told += [str(note) for note in timeline.get("notes") or ()]
             drawn.append(
-                f"<figure>{_lanes(spans)}<figcaption>{html.escape(str(way))}</figcaption></figure>"
+                f"<figure>{_lanes(spans)}<figcaption>{html.escape('; '.join(told))}</figcaption></figure>"
             )
     return "".join(drawn)
 
