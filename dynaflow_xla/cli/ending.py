@@ -29,6 +29,13 @@ _LIBRARIES = tuple(
 """Folders of this package, of Python and of what is installed; users' code may lie below a prefix."""
 
 
+_EXTRAS = {
+    "jax": "jax", "jaxlib": "jax", "torch": "torch", "torchax": "torch", "matplotlib": "trace",
+    "perfetto": "trace",
+}  # fmt: skip
+"""By module the extra that installs it: users' code imports them, too."""
+
+
 class Failed(click.ClickException):
     """An error with which a command ends: one or a few lines, no traceback.
 
@@ -124,4 +131,6 @@ def told(error: BaseException, shown: bool) -> str:
     mine = [f for f in frames if not f.filename.startswith((*_LIBRARIES, "<"))]
     if mine:
         text += f"\n  at {mine[-1].filename}:{mine[-1].lineno}, in {mine[-1].name}"
+    if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or "")):
+        text += f"\n  install it with: pip install 'dynaflow-xla[{extra}]'"
     return text if shown else text + "\n  --traceback shows all of it"

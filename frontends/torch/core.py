@@ -298,9 +298,10 @@ class Core(Deciding):
             return entries[0]
         if not entries:
             raise UnsupportedError(f"no graph of {self.options.name!r} could be captured")
+        breaks = f" ({'; '.join(self.breaks)})" if self.breaks else ""
         raise UnsupportedError(
             f"{self.options.name!r} runs as {len(entries)} graphs for these arguments, each with a "
-            f"plan of its own ({'; '.join(self.breaks)}); dfx.explain shows all of them"
+            f"plan of its own{breaks}; dfx.explain shows all of them"
         )
 
 
