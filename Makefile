@@ -38,7 +38,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help setup dev wheel demo bench study bench-engine count-engine bench-pjrt bench-gpu test test-gpu gpu-wheel gpu-all \
-        docs test-versions lint lint-ruff lint-mypy lint-imports lint-cpp format python312 test-gpu-compile test-gpu-standin standin-results gpu-rehearsal sim-gpu report-xla \
+        docs test-versions test-wheels lint lint-ruff lint-mypy lint-imports lint-cpp format python312 test-gpu-compile test-gpu-standin standin-results gpu-rehearsal sim-gpu report-xla \
         test-torch-versions test-torch-xla test-frameworks cpp-test cpp-test-tsan cpp-test-asan clean distclean FORCE
 
 help:  ## List the targets
@@ -49,10 +49,10 @@ help:  ## List the targets
 # An existing .venv is kept if it works (it may be hand-made), and rebuilt if it does not: another
 # Python version, or a base interpreter that is gone.
 $(STAMPS)/venv: FORCE
-	@if ! "$(PY)" -c 'import sys, pip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	@if ! "$(PY)" -c 'import sys, pip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' \
 	    2>/dev/null; then \
-	  "$(PYTHON)" -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 14) else \
-	    f"Python 3.11 to 3.13 is needed, this one is {sys.version.split()[0]}: make PYTHON=...")'; \
+	  "$(PYTHON)" -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 15) else \
+	    f"Python 3.11 to 3.14 is needed, this one is {sys.version.split()[0]}: make PYTHON=...")'; \
 	  echo "creating $(VENV)"; "$(PYTHON)" -m venv --clear "$(VENV)"; \
 	fi
 	@mkdir -p $(STAMPS) && { [ -e $@ ] || touch $@; }
@@ -162,6 +162,9 @@ python312:
 
 test-versions: $(STAMPS)/deps-dev  ## Run one wheel under each JAX of JAX_VERSIONS (needs Python 3.12)
 	@$(NOX) versions
+
+test-wheels: $(STAMPS)/deps-dev  ## Build a wheel for each Python of WHEEL_PYTHONS and try it where nothing else is installed
+	@$(NOX) wheels
 
 test-torch-versions: $(STAMPS)/deps-dev  ## Run one wheel under each torch of TORCH_VERSIONS (5 GB a version)
 	@$(NOX) torch_versions

@@ -29,6 +29,7 @@ nox.options.stop_on_first_error = True
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dynaflow_xla"
 VERSIONS = Path("build/versions").resolve()
+WHEELS = Path("build/wheels").resolve()
 TAG = f"py{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -124,6 +125,34 @@ def own_wheel(session: nox.Session) -> Path:
     command = ["wheel", "-q", "--no-build-isolation", "--no-deps", "-w", str(folder), "."]
     session.run(sys.executable, "-P", "-m", "pip", *command, external=True)
     return next(folder.glob("*.whl"))
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """A wheel for each Python of WHEEL_PYTHONS that is here, alone in an environment: its quickstart, ``doctor``."""
+    tried = 0
+    for python in given("WHEEL_PYTHONS", "python3.11 python3.12 python3.13 python3.14"):
+        # A shim of pyenv is there for versions that are not.
+        if (
+            not shutil.which(python)
+            or subprocess.run([python, "-c", ""], capture_output=True).returncode
+        ):
+            session.log(f"no {python} here")
+            continue
+        folder = WHEELS / Path(python).name
+        for name in ("build", "bare"):
+            session.run(python, "-P", "-m", "venv", "--clear", str(folder / name), external=True)
+        shutil.rmtree(folder / "dist", ignore_errors=True)
+        build = Environment(session, folder / "build", python)
+        build.pip("wheel", "--no-deps", "-w", str(folder / "dist"), ".")
+        wheel = next((folder / "dist").glob("*.whl"))
+        bare = Environment(session, folder / "bare", python)
+        bare.pip("install", f"{wheel}[jax]")
+        bare.run("tests/packaging/bare_environment.py")
+        session.log(f"{wheel.name} works where nothing else is")
+        tried += 1
+    if not tried:
+        session.error("none of these is here: WHEEL_PYTHONS='python3.12 /opt/python/bin/python3'")
 
 
 def tests(default: str) -> list[str]:

@@ -18,7 +18,7 @@ from dynaflow_xla.cli import kept
 
 Status = Literal["ok", "note", "warn", "fail"]
 
-_PYTHON = ((3, 11), (3, 14))
+_PYTHON = ((3, 11), (3, 15))
 _PARTS = ("msgspec", "numpy", "threadpoolctl", "click", "rich")
 _VARIABLES = (*machine.THREAD_VARIABLES, "NPROC", "XLA_FLAGS", "JAX_PLATFORMS")
 _TOOLS = {
