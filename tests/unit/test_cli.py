@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -498,3 +499,30 @@ def test_the_users_line_below_a_prefix_is_the_users(
     name = _file_of(tmp_path / "mine.py", "import json\njson.loads('{')\n")
     told = run("explain", name, "1").stderr
     assert "mine.py:2, in <module>" in told, told
+
+
+# -- what is missing --------------------------------------------------------------------------------
+
+
+def test_a_missing_import_of_the_users_names_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "needs.py").write_text(
+        "raise ModuleNotFoundError('No module named', name='jaxlib')\n"
+    )
+    found = CliRunner().invoke(main.cli, ["explain", str(tmp_path / "needs.py") + ":f", "f32[2]"])
+    assert found.exit_code == 1 and "pip install 'dynaflow-xla[jax]'" in found.stderr, found.stderr
+    (tmp_path / "other.py").write_text(
+        "raise ModuleNotFoundError('No module named', name='mine')\n"
+    )
+    found = CliRunner().invoke(main.cli, ["explain", str(tmp_path / "other.py") + ":f", "f32[2]"])
+    assert found.exit_code == 1 and "pip install" not in found.stderr
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_doctor_notes_a_free_threaded_python(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    real = sysconfig.get_config_var
+    monkeypatch.setattr(
+        sysconfig, "get_config_var", lambda name: free if name == "Py_GIL_DISABLED" else real(name)
+    )
+    told = {check.name: check for check in checks.of_package()}
+    assert ("GIL" in told) == bool(free)
+    assert not free or told["GIL"].status == "note"

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -106,6 +107,11 @@ def of_package() -> Iterator[Check]:
     else:
         wanted = f"{low[0]}.{low[1]} to {high[0]}.{high[1] - 1}"
         yield Check(area, "Python", "fail", version, f"use Python {wanted}")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        yield Check(
+            area, "GIL", "note",
+            "a free-threaded Python: the engine needs the GIL and turns it on when it is imported",
+        )  # fmt: skip
     yield Check(area, "dynaflow-xla", "ok", __version__)
     missing = [name for name in _PARTS if _version(name) is None]
     if missing:
