@@ -14,8 +14,9 @@ TORCH  ?= torch==2.13.0
 PINS   := $(JAX) $(if $(findstring torch,$(EXTRAS)),$(TORCH))
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 # Test processes of `make test`. Their programs have lanes on all cores: more than a few are no faster.
+# Each takes one module of tests after another, in the order of tests/conftest.py.
 TEST_JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
-IN_PARALLEL  = $(if $(filter-out 0 1,$(TEST_JOBS)),-n $(TEST_JOBS) --dist loadscope)
+IN_PARALLEL  = $(if $(filter-out 0 1,$(TEST_JOBS)),-n $(TEST_JOBS) --dist loadscope --no-loadscope-reorder)
 PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 CTEST_ARGS  ?=

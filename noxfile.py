@@ -163,14 +163,14 @@ def tests(default: str) -> list[str]:
 @nox.session
 def versions(session: nox.Session) -> None:
     """One wheel under each JAX of JAX_VERSIONS."""
-    helpers = ["hypothesis", "psutil", "pytest", "pytest-timeout", "pytest-xdist", "matplotlib"]
+    helpers = "flatbuffers hypothesis psutil pytest pytest-timeout pytest-xdist matplotlib".split()
     wheel = wheel_of_312(session)
     for jax in JAX_VERSIONS:
         env = Environment(
             session,
             VERSIONS / f"jax-{jax}",
             python312(session),
-            ["jax", "hypothesis", "psutil", "xdist", "matplotlib"],
+            ["jax", "flatbuffers", "hypothesis", "psutil", "xdist", "matplotlib"],
             [[f"jax=={jax}.*", f"jaxlib=={jax}.*", str(wheel), *helpers]],
         )
         env.run("-c", "import jax, jaxlib; print('jax', jax.__version__, jaxlib.__version__)")

@@ -25,6 +25,26 @@ else:
     hypothesis.settings.load_profile("dynaflow_xla")
 
 
+# Modules that take a minute or more on two cores. They begin first: several processes take module after
+# module, and one that began such a module last would be left alone with it.
+LONG = (
+    "frontends/test_matrix.py",
+    "frontends/torch/test_compilers.py",
+    "packaging/test_readme.py",
+    "frontends/torch/test_auto_compilers.py",
+    "frontends/torch/test_decode.py",
+    "watchdog/test_no_hang.py",
+    "frontends/test_joined_models.py",
+    "frontends/test_joins.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    first = {here / name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: first.get(item.path, len(LONG)))
+
+
 @pytest.fixture(autouse=True)
 def _lanes_for_everything(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions of tests are so small that no strategy would give them lanes.

@@ -52,7 +52,7 @@ def test_jax(keys: list[str]) -> None:
         (f, {}),
         (f, {"compiler_options": FAST_MATH}),
         (f, {"compiler_options": {"xla_cpu_enable_fast_math": False}}),
-        (jax.jit(f, compiler_options={"xla_cpu_use_fusion_emitters": False}), {}),
+        (jax.jit(f, compiler_options={"xla_cpu_enable_fast_min_max": False}), {}),
         (f, {"strategy": dfx.Auto(margin=0.5)}),
     ]
 

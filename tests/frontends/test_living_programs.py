@@ -141,7 +141,7 @@ def test_what_changes_the_program_changes_the_hash() -> None:
         _schedule(compiler_options={"xla_cpu_enable_fast_math": True}),
         _schedule(compiler_options={"xla_cpu_enable_fast_math": False}),
         dfx.schedule(
-            jax.jit(two_ways, compiler_options={"xla_cpu_use_fusion_emitters": False}),
+            jax.jit(two_ways, compiler_options={"xla_cpu_enable_fast_min_max": False}),
             RoundRobin(),
             lanes=2,
         ),

@@ -131,6 +131,8 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
         yield eqn
         if eqn.primitive.name in ("jit", "pjit"):
             yield from _equations(eqn.params["jaxpr"].jaxpr)
+        elif eqn.primitive.name == "call_hi_primitive":  # since JAX 0.12
+            yield from _equations(_compat.expanded(eqn).jaxpr)
 
 
 # -- what is found -------------------------------------------------------------------------------------
