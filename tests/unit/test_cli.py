@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -21,7 +22,7 @@ from dynaflow_xla import __main__ as entry, machine
 from dynaflow_xla.cli import console, kept, main, targets
 from dynaflow_xla.cli.health import checks, doctor
 from dynaflow_xla.cli.health.checks import Check
-from dynaflow_xla.cli.timing import bench, measuring, report
+from dynaflow_xla.cli.timing import bench, measuring, pictures, report
 from dynaflow_xla.tuning import autotune
 
 
@@ -194,6 +195,14 @@ def test_report_draws_lanes_and_scaling(tmp_path: Path) -> None:
     page = report.page([("a", {"cases": [case], "baselines": ["jit"]})])
     assert page.count("<rect") == 2 + 2 and "ri&lt;ght" in page and "2 lanes" in page
     assert "fast N" in page and "a<b" not in page
+    # Pictures of a case have one scale: half the time is half as wide.
+    both = {
+        "fast 1": {"spans": [[0, "left", 0, 2000]]},
+        "fast 2": {"spans": [[0, "left", 0, 1000]]},
+    }
+    drawn = pictures.timelines({"timelines": both})
+    wide, narrow = (float(w) for w in re.findall(r'<rect [^>]*width="([\d.]+)"', drawn))
+    assert wide == 2 * narrow and drawn.count("predicted") == 2
     # What is damaged is left out, not the page.
     for bad in (None, 3, {"fast 2": None}, {"fast 2": {"spans": [[0, "x"]]}}, {"x": {"spans": 1}}):
         page = report.page([("a", {"cases": [case | {"timelines": bad}], "baselines": ["jit"]})])

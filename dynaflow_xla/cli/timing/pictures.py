@@ -17,16 +17,24 @@ _NUMBER = re.compile(r"\d+")
 def timelines(case: Mapping[str, Any]) -> str:
     """What the plans of a case do on their lanes, as ``bench`` wrote it; "" if it did not."""
     kept = case.get("timelines")
+    found = {
+        way: (spans, timeline)
+        for way, timeline in (kept.items() if isinstance(kept, dict) else ())
+        if (spans := _spans(timeline))
+    }
+    # One scale and one colour a region, so that a case's pictures can be compared.
+    every = [span for spans, _ in found.values() for span in spans]
+    whole = max((end for *_, end in every), default=0.0)
+    names = list(dict.fromkeys(name for _, name, _, _ in every))
     drawn = []
-    for way, timeline in kept.items() if isinstance(kept, dict) else ():
-        spans = _spans(timeline)
-        if spans:
-            ms = max(end for *_, end in spans) / 1e6
-            told = [f"{way}: {ms:.3g} ms, {timeline.get('kind') or 'predicted'}"]
-            told += [str(note) for note in timeline.get("notes") or ()]
-            drawn.append(
-                f"<figure>{_lanes(spans)}<figcaption>{html.escape('; '.join(told))}</figcaption></figure>"
-            )
+    for way, (spans, timeline) in found.items():
+        ms = max(end for *_, end in spans) / 1e6
+        told = [f"{way}: {ms:.3g} ms, {timeline.get('kind') or 'predicted'}"]
+        told += [str(note) for note in timeline.get("notes") or ()]
+        drawn.append(
+            f'<figure class="lanes">{_lanes(spans, whole, names)}'
+            f"<figcaption>{html.escape('; '.join(told))}</figcaption></figure>"
+        )
     return "".join(drawn)
 
 
@@ -42,10 +50,11 @@ def _spans(timeline: Any) -> list[tuple[int, str, float, float]]:
         return []
 
 
-def _lanes(spans: Sequence[tuple[int, str, float, float]]) -> str:
+def _lanes(
+    spans: Sequence[tuple[int, str, float, float]], whole: float, names: Sequence[str]
+) -> str:
     lanes = sorted({lane for lane, *_ in spans})
-    whole = max(end for *_, end in spans)
-    names = list(dict.fromkeys(name for _, name, _, _ in spans))
+    took = max(end for *_, end in spans)
     parts = []
     for lane, name, start, end in spans:
         x, width = start / whole * _WIDTH, max(1.0, (end - start) / whole * _WIDTH)
@@ -56,7 +65,7 @@ def _lanes(spans: Sequence[tuple[int, str, float, float]]) -> str:
         )
     return (
         f'<svg width="{_WIDTH}" height="{len(lanes) * _LANE}" role="img" aria-label="{len(lanes)} lanes, '
-        f'{whole / 1e6:.3g} ms">{"".join(parts)}</svg>'
+        f'{took / 1e6:.3g} ms">{"".join(parts)}</svg>'
     )
 
 

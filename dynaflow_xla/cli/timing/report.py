@@ -21,7 +21,7 @@ table { border-collapse: collapse; width: 100% } td, th { padding: .3rem .6rem; 
        border-bottom: 1px solid #ddd } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
 summary { margin-top: 1rem; cursor: pointer }
 figure { display: inline-block; margin: .5rem 1.5rem .5rem 0; vertical-align: bottom }
-figcaption { font-size: .85em; color: #555; max-width: 320px }
+figure.lanes { vertical-align: top } figcaption { font-size: .85em; color: #555; max-width: 320px }
        figure text { font-size: 11px; text-anchor: middle; fill: currentColor } h3 { margin: 1.2rem 0 0; font-size: 1rem }
 .win { color: #0a6b2d } .loss { color: #a4161a } p.env { color: #555 } svg { vertical-align: middle }
 @media (prefers-color-scheme: dark) { body { color: #e6e6e6; background: #16181c }
@@ -141,11 +141,11 @@ def _pictures(data: dict[str, Any]) -> str:
             scaled.append(f"<h3>{_text(name)}</h3>{drawn}")
     made = ""
     if lanes:
-        what = "Plans on their lanes"
+        what = "Plans on their lanes, a row each; above them what has all cores"
         made += f"<details open><summary>{what}</summary>{''.join(lanes)}</details>"
     if scaled:
         made += (
-            "<details><summary>Milliseconds against a number in the way's name: cores, lanes, "
+            "<details open><summary>Milliseconds against a number in the way's name: cores, lanes, "
             f"nano-batches</summary>{''.join(scaled)}</details>"
         )
     return made
