@@ -99,6 +99,11 @@ ROWS = [
         few=2,
     ),
     Row(
+        "a polynomial of the first, the others its coefficients",
+        like(count=3),
+        jax={"polynomial": lambda lax, x, a, b: lax.polynomial(x, (a, b))},
+    ),
+    Row(
         "a function of three real numbers",
         scalars(UNIT, 3),
         jax={"regularized_incomplete_beta": lambda lax, a, b, x: lax.betainc(a, b, x)}

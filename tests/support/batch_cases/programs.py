@@ -372,9 +372,9 @@ def _key_data(keys: Any) -> Any:
 
 
 UNTRIED = {
-    "all_gather_invariant", "closed_call", "custom_lin", "from_edtype", "geqp3", "layout_constraint",
-    "ormqr", "pbroadcast", "philox2x32", "philox4x32", "platform_index", "psum_invariant", "pvary",
-    "reshard", "sharding_constraint", "threefry4x32", "to_edtype",
+    "all_gather_invariant", "closed_call", "custom_lin", "eval_jaxpr", "from_edtype", "geqp3",
+    "layout_constraint", "ormqr", "pbroadcast", "philox2x32", "philox4x32", "platform_index",
+    "psum_invariant", "pvary", "reshard", "sharding_constraint", "threefry4x32", "to_edtype",
 }  # fmt: skip
 """Rules of primitives that JAX makes for itself only (on meshes, for other devices, inside of other
 primitives): each shares the function of its rule with a primitive that has a case."""

@@ -45,6 +45,8 @@ def _inner(site: Site, jaxprs: Sequence[Any], ins: Sequence[State]) -> list[Stat
 @rule(*_CALLS)
 def _call(site: Site) -> list[State]:
     key = _CALLS[site.name]
+    if site.name == "composite" and key not in site.params:
+        key = "call_jaxpr"  # since JAX 0.12
     if key not in site.params:
         raise NoRule("is a call of an unknown form")
     return _inner(site, [e.params[key] for e in site.eqns], site.ins)
