@@ -76,7 +76,9 @@ class NanoJit:
         why = NOTHING
         for axes, rows in _guesses(args, kwargs):
             results = self._jitted.eval_shape(*args, **kwargs)
-            out_axes = jax.tree.map(lambda x, n=rows: 0 if x.shape[:1] == (n,) else None, results)
+            out_axes = jax.tree.map(
+                lambda x, n=rows: 0 if getattr(x, "shape", ())[:1] == (n,) else None, results
+            )
             fast = dfx.schedule(
                 self._jitted, dfx.NanoBatch(2), in_axes=axes, out_axes=out_axes, lanes=2
             )

@@ -200,6 +200,18 @@ def _doubled(x: Any) -> Any:
 _doubled.defvjp(lambda x: (jnp.tanh(x), x), lambda x, ct: (ct * 2,))
 
 
+def test_gates_do_not_wait_for_what_each_region_repeats(schedule: Any, assert_same: Any) -> None:
+    def tangents(w: Any, x: Any) -> Any:
+        def f(v: Any) -> Any:
+            return jax.nn.softmax(jax.nn.silu(jax.nn.relu(x @ v) + jax.nn.relu6(x)))
+
+        return jax.jvp(f, (w,), (jnp.cos(w),))
+
+    fast = schedule(tangents, dfx.Branches())
+    for a, b in zip(tangents(W, X), fast(W, X), strict=True):
+        assert_same(a, b)
+
+
 def test_products_that_wait_under_vmap_of_a_gradient(schedule: Any, assert_same: Any) -> None:
     """A split function with a rule of its own is made again from its plan's regions."""
 

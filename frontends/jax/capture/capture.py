@@ -31,11 +31,11 @@ INLINE = {
 }  # fmt: skip
 
 # Calls that carry their own way to be differentiated, or to be recomputed when that happens.
-_OWN_DERIVATIVES = frozenset("custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr".split())
+OWN_DERIVATIVES = frozenset("custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr".split())
 _RECOMPUTED = frozenset("remat remat2 checkpoint".split())
-_RULES = _OWN_DERIVATIVES | _RECOMPUTED | {"custom_lin"}
+_RULES = OWN_DERIVATIVES | _RECOMPUTED | {"custom_lin"}
 
-_REVERSE_ONLY = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
+REVERSE_ONLY = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
 
 # Types narrower than a byte: XLA packs them in some buffers and not in others.
 _PACKED = frozenset("int2 uint2 int4 uint4 int1 uint1 float4_e2m1fn".split())
@@ -148,37 +148,27 @@ def _params_text(eqn: Any) -> str:
     return " ".join(parts)
 
 
-def holds_custom_rules(
-    jaxpr: Any, *, in_loops: bool = False, rules: frozenset[str] = _RULES
-) -> bool:
+def holds_custom_rules(jaxpr: Any, *, in_loops: bool = False) -> bool:
     """Whether a capture of a jaxpr would look through derivative rules of its functions.
 
     Args:
         jaxpr: The jaxpr.
         in_loops: The bodies of loops count, too.
-        rules: The calls that have such rules.
     """
 
     def holds(eqn: Any) -> bool:
         name = eqn.primitive.name
-        if name in rules:
+        if name in _RULES:
             return True
         if name in INLINE:
-            return holds_custom_rules(_inner(eqn), in_loops=in_loops, rules=rules)
+            return holds_custom_rules(_inner(eqn), in_loops=in_loops)
         return (
             in_loops
             and name == "scan"
-            and holds_custom_rules(eqn.params["jaxpr"].jaxpr, in_loops=True, rules=rules)
+            and holds_custom_rules(eqn.params["jaxpr"].jaxpr, in_loops=True)
         )
 
     return any(map(holds, jaxpr.eqns))
-
-
-def loses_rules(captured: Captured) -> bool:
-    """Whether a capture looked through derivative rules: differentiated itself, it would go without."""
-    return not captured.keeps_rules and holds_custom_rules(
-        captured.jaxpr, in_loops=bool(captured.loops), rules=_OWN_DERIVATIVES
-    )
 
 
 def _all_equations(jaxpr: Any) -> Iterator[Any]:
@@ -191,7 +181,34 @@ def _all_equations(jaxpr: Any) -> Iterator[Any]:
 
 def has_reverse_rules(jaxpr: Any) -> bool:
     """Whether a jaxpr holds a ``custom_vjp``, at any depth: it has no derivative in forward mode."""
-    return any(eqn.primitive.name in _REVERSE_ONLY for eqn in _all_equations(jaxpr))
+    return any(eqn.primitive.name in REVERSE_ONLY for eqn in _all_equations(jaxpr))
+
+
+def outermost_own_rules(eqns: Iterable[Any]) -> Iterator[Any]:
+    """Calls with derivative rules of their own, at any depth, but not inside of one another."""
+    for eqn in eqns:
+        if eqn.primitive.name in OWN_DERIVATIVES:
+            yield eqn
+        else:
+            for inner in jcore.jaxprs_in_params(eqn.params):
+                yield from outermost_own_rules(inner.eqns)
+
+
+def has_own_rules_in(eqn: Any) -> bool:
+    """Whether an equation is such a call, or holds one."""
+    return next(outermost_own_rules([eqn]), None) is not None
+
+
+def has_own_rules(jaxpr: Any) -> bool:
+    """Whether a jaxpr holds such a call, at any depth."""
+    return next(outermost_own_rules(jaxpr.eqns), None) is not None
+
+
+def rule_name(eqn: Any) -> str:
+    """Name of the function that a rule, or something that holds one, is of."""
+    called = eqn.params.get(INLINE.get(eqn.primitive.name, ""))
+    info = getattr(getattr(called, "jaxpr", called), "debug_info", None)
+    return repr(str(getattr(info, "func_name", "") or eqn.params.get("name") or eqn.primitive.name))
 
 
 def marks_inside(captured: Captured) -> list[str]:

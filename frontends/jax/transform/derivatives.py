@@ -18,6 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval as pe
 
 from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.transform.passes import inexact
 from dynaflow_xla.frontends.jax.transform.primitive import (
     Pair,
@@ -210,10 +211,22 @@ def _jvp_partial_in_checkpoint(
         )
         missing = [*residuals, *(v for v in missing if v in eqn.invars[count:])]
         return known, staged, unknown_outs, unknown_outs, missing
+    alone = _without_tangents(program, wanted)
     known = eqn.replace(
-        primitive=program_p, params={"program": program}, invars=primals, outvars=outs
+        primitive=program_p, params={"program": alone}, invars=primals, outvars=outs
     )
     return known, eqn, unknown_outs, [True] * len(eqn.outvars), missing
+
+
+def _without_tangents(program: Program, wanted: tuple[int, ...]) -> Program:
+    """A program of the results alone, to be differentiated as they are where their tangents are made.
+
+    A rule of the function's own makes results, too, and these have derivatives of their own.
+    """
+    if not capture.has_own_rules(program.whole.jaxpr):
+        return program
+    results = program.pair(wanted).results
+    return program if results.whole.consts else results
 
 
 def _jvp_without(used: Sequence[bool], *live_and_equation: Any) -> Any:
@@ -227,7 +240,7 @@ def _jvp_without(used: Sequence[bool], *live_and_equation: Any) -> Any:
         return [True] * len(eqn.invars), eqn
     alone = eqn.replace(
         primitive=program_p,
-        params={"program": program},
+        params={"program": _without_tangents(program, eqn.params["wanted"])},
         invars=eqn.invars[:count],
         outvars=eqn.outvars[:results],
     )

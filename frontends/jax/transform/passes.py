@@ -27,6 +27,7 @@ from dynaflow_xla.batch.specs import AS_PROVED, PARTS, InSpec, OutSpec
 from dynaflow_xla.batch.states import Rows, Same, State
 from dynaflow_xla.errors import DynaflowError, RuleError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.jax.batch import separability
+from dynaflow_xla.frontends.jax.batch.own_rules import OwnRules
 from dynaflow_xla.frontends.jax.batch.split import Resolved, Split
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.physical import spec
@@ -35,6 +36,9 @@ from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.frontends.jax.signature.entry import build_entry
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.branches import Branches
+
+_OF_INPUTS = frozenset({"forward", "results", "jvp"})
+"""Passes that take the function's inputs, its constants among them."""
 
 Flat: TypeAlias = Callable[..., list[Any]]
 Specs: TypeAlias = tuple[tuple[InSpec, ...], tuple[OutSpec, ...]]
@@ -66,6 +70,7 @@ class Primal:
         in_avals, out_avals: Of its flat inputs and outputs.
         split: Its split, if its derivatives are to be split, too.
         options: What the user asked for.
+        rules: Derivative rules of its own, that its split derivatives have to be proved for.
     """
 
     plain: Flat
@@ -73,6 +78,7 @@ class Primal:
     out_avals: list[Any]
     split: Split | None
     options: Settings
+    rules: OwnRules | None = None
 
     def at(self, size: int) -> tuple[Flat, list[Any]]:
         """The function at a size, and its abstract inputs."""
@@ -122,8 +128,17 @@ class Passes:
         self._trees: dict[int, Any] = {}
         self._reverse_only = False
         self._forwards: dict[int, capture.Captured] = {}
+        self._told: list[str] = []
         if self._split is not None and not self._same_residuals(self._split.sizes):
             self._split = None  # the passes are those of the whole batch
+        # Where something runs once, a pass is proved for itself: also where only a derivative asks for it.
+        self._proved_alone = self._split is not None and self._split.resolved.joining is not None
+        if self._split is not None and primal.rules is not None:
+            if why := primal.rules.mixing(1):
+                self._told.append(why)
+                self._proved_alone = True
+                if not self._split.joins.allowed:
+                    self._split = None
 
     def jvp(self) -> Pass:
         """The inputs and the tangents of ``wanted`` to the results and the tangents of ``moving``."""
@@ -136,6 +151,10 @@ class Passes:
     def forward(self) -> Pass:
         """The inputs to the results and residuals."""
         return self._scheduled("forward", self._forward_at, self._forward_specs)
+
+    def results(self) -> Pass:
+        """The inputs to the results: of rules that make results, theirs."""
+        return self._scheduled("results", self._results_at, self._results_specs)
 
     def backward(self, given: tuple[int, ...]) -> Pass:
         """Residuals and the given cotangents to the gradients of ``wanted``."""
@@ -155,17 +174,17 @@ class Passes:
     ) -> Pass:
         whole = at(self._batch)
         options = replace(self._options, name=f"{self._options.name}.{what}")
-        notes = []
+        notes = list(self._told)
         batched = None
         split = self._split
         if split is not None and _same_consts([at(size) for size in {self._batch, *split.sizes}]):
             first = len(whole.consts)  # the trace met them, all nano-batches get the same
             ins, outs = specs(split)
-            given = split.resolved.const_parts if what in ("forward", "jvp") else {}
+            given = split.resolved.const_parts if what in _OF_INPUTS else {}
             parts = {first + number: values for number, values in given.items()}
             pair = ((*[None] * first, *ins), outs)
             batched = _Derived(self._batch, at, pair, parts, split.sizes)
-            if split.resolved.joining is not None:
+            if self._proved_alone:
                 try:
                     batched.resolved = self._joined(what, whole, at, split)
                 except SeparabilityError as error:
@@ -232,7 +251,7 @@ class Passes:
         states: list[State] = [Same()] * first
         specs: list[InSpec] = [None] * first
         const_parts: dict[int, tuple[Any, ...]] = {}
-        if what in ("forward", "jvp"):
+        if what in _OF_INPUTS:
             before = split.resolved
             graph = before.at[self._batch].graph
             states += [before.states[v] for v in graph.inputs]
@@ -257,6 +276,16 @@ class Passes:
             const_parts=const_parts,
             joining=joining,
         )
+
+    def _results_at(self, size: int) -> capture.Captured:
+        count = len(self.out_avals)
+        forward = flat_function(self._forward_at(size))
+        _, avals = self._primal.at(size)
+        consts = self._forward_at(size).consts
+        return self._captured("results", lambda *flat: forward(*consts, *flat)[:count], avals)
+
+    def _results_specs(self, split: Split) -> Specs:
+        return split.resolved.in_specs, split.resolved.out_specs
 
     def _forward_at(self, size: int) -> capture.Captured:
         if size not in self._forwards:
@@ -330,7 +359,7 @@ class Passes:
     def _weights(self, size: int) -> list[float | None]:
         """For each result, what a nano-batch's share of its cotangent is multiplied with."""
         split = self._split
-        if split is None or split.resolved.joining is not None or size == self._batch:
+        if split is None or self._proved_alone or size == self._batch:
             return [None] * len(self.out_avals)
         # A result that is equal in all nano-batches is their mean, too.
         return [

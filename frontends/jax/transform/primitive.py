@@ -17,13 +17,16 @@ from jax.experimental import jet
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from dynaflow_xla.batch.specs import PARTS
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
-from dynaflow_xla.frontends.jax.batch.split import Split
-from dynaflow_xla.frontends.jax.capture import capture
+from dynaflow_xla.frontends.jax.batch.own_rules import OwnRules, of_split
+from dynaflow_xla.frontends.jax.batch.split import Resolved, Split
+from dynaflow_xla.frontends.jax.capture import capture, dependence
 from dynaflow_xla.frontends.jax.capture.physical import spec
 from dynaflow_xla.frontends.jax.planned import Planned
+from dynaflow_xla.frontends.jax.transform.by_parts import ByParts
 from dynaflow_xla.frontends.jax.transform.passes import (
     Flat,
     Passes,
@@ -74,16 +77,19 @@ class Program:
         inner = whole if constant else self._outer
         self.in_avals = [inner.avals[v] for v in inner.graph.inputs]
         self.out_avals = out_avals(self._outer)
-        self.plain: Flat = self._reference if expanded else flat_function(whole)
-        self._lost_rules = expanded and capture.loses_rules(whole)
+        self._own = of_split(split, whole.jaxpr)
+        self._rules: OwnRules | None = None
+        self._order = 0
+        self._by_parts: ByParts | None = None
+        if self._takes is not None and _stays_in_parts(self._takes.resolved):
+            self._by_parts = ByParts(self._takes, whole, flat_function)
+        # Nothing here may hold the program itself: who made its derivatives does.
+        self.plain: Flat = self._by_parts or flat_function(whole)
         self._pairs: dict[tuple[int, ...], Pair] = {}
         self._transposes: dict[tuple[tuple[int, ...], tuple[int, ...]], Program] = {}
         self._series: dict[int, Program] = {}
         self._parts: dict[tuple[int, ...], tuple[Program, list[int]]] = {}
         self._batched: Recent[Any, tuple[Program, list[int | None]]] = Recent(_MAX_BATCHED)
-
-    def _reference(self, *flat: Any) -> list[Any]:
-        return self.entry.reference(*self._plan_inputs(flat))
 
     def _plan_inputs(self, flat: Sequence[Any]) -> Sequence[Any]:
         return flat if self._takes is None else self._takes.inputs(flat)
@@ -92,13 +98,20 @@ class Program:
         """Flat inputs (closed-over values first) to flat outputs."""
         return self.bind(*self.whole.consts, *flat)
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether some inputs or results are one for each nano-batch: residuals."""
+        return self._by_parts is not None
+
     def bind(self, *flat: Any) -> list[Any]:
         """The same; constants that only the trace met are given, too."""
         return program_p.bind(*flat, program=self)  # type: ignore[no-any-return]
 
     def primal(self) -> Primal:
         """What its derivatives are made of."""
-        return Primal(self.plain, self.in_avals, self.out_avals, self.split, self.entry.options)
+        return Primal(
+            self.plain, self.in_avals, self.out_avals, self.split, self.entry.options, self._own
+        )
 
     def pairs(self) -> list[Pair]:
         """Derivatives made so far."""
@@ -107,26 +120,26 @@ class Program:
     def pair(self, wanted: tuple[int, ...]) -> Pair:
         """The passes of derivatives with respect to the inputs ``wanted``."""
         if wanted not in self._pairs:
-            self._has_rules()
+            self._require_rules(self._order + 1)
             self._pairs[wanted] = Pair(self, wanted)
         return self._pairs[wanted]
 
-    def _has_rules(self) -> None:
-        """A pass of a split function is differentiated as it was captured: operator by operator.
+    def _require_rules(self, order: int) -> None:
+        """A derivative of residuals is one of nano-batches: rules must keep these apart.
 
         Raises:
-            UnsupportedError: a rule of the function's own would be lost.
+            UnsupportedError: one combines rows, and only in this derivative.
         """
-        if self._lost_rules:
+        if self._rules is not None and (why := self._rules.mixing(order)):
             raise UnsupportedError(
-                f"{self!r} is a derivative of a function in nano-batches and holds custom_jvp or custom_vjp "
-                "functions, whose rules its own derivative would not follow. Schedule the higher derivative "
-                "itself, dfx.schedule(jax.hessian(f), ...), or differentiate fast.original"
+                f"{self!r} is a derivative of a function in nano-batches and has no derivative itself: "
+                f"{why}. Schedule the higher derivative itself, dfx.schedule(jax.hessian(f), ...), or "
+                "differentiate fast.original"
             )
 
-    def _like(self, made: Program) -> Program:
-        """A program made of this one's operators, which has lost what this one has."""
-        made._lost_rules = self._lost_rules
+    def _like(self, made: Program, more: int = 0) -> Program:
+        """A program made of this one's operators, and of derivatives of them if ``more``."""
+        made._rules, made._order = self._rules, self._order + more
         return made
 
     def moving(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
@@ -187,7 +200,7 @@ class Program:
         Terms come after all inputs, those of one input together; integers have none.
         """
         if order not in self._series:
-            self._has_rules()
+            self._require_rules(self._order + order)
             moved = [i for i, aval in enumerate(self.in_avals) if inexact(aval)]
             count = len(self.in_avals)
 
@@ -205,7 +218,7 @@ class Program:
 
             avals = self.in_avals + [self.in_avals[i] for i in moved for _ in range(order)]
             made = alone(series, list(map(spec, avals)), self.entry.options, "jet")
-            self._series[order] = Program(*made)
+            self._series[order] = self._like(Program(*made), order)
         return self._series[order]
 
     def batched(
@@ -230,12 +243,16 @@ class Program:
 
     def depends(self) -> list[frozenset[int]]:
         """For each flat output the positions of the inputs that it depends on."""
-        graph = self._outer.graph
         positions = [frozenset([i]) for i in range(len(self.in_avals))]
         # What is closed over stands in the plan's inputs as itself, not as an input's position.
         given = [
             x if isinstance(x, frozenset) else frozenset() for x in self._plan_inputs(positions)
         ]
+        if capture.has_own_rules(self.whole.jaxpr):
+            if self._by_parts is not None:
+                return self._by_parts.depends(given)
+            return dependence.of_results(self.whole.jaxpr, positions)
+        graph = self._outer.graph
         sets = dict(zip(graph.inputs, given, strict=True))
         for view in graph.views:
             sets[view.value] = given[view.input]
@@ -292,27 +309,33 @@ class Pair:
         self.moving = primal.moving(wanted)
         self.tangent_avals = [primal.out_avals[i].to_tangent_aval() for i in self.moving]
         self._passes = Passes(primal.primal(), wanted, self.moving)
+        self._of_pass = functools.partial(_of_pass, primal._own, primal._rules, primal._order)
         self._backwards: dict[tuple[int, ...], Program] = {}
 
     @functools.cached_property
     def jvp(self) -> Program:
         """The inputs and the wanted tangents to the results and the tangents of those that move."""
-        return _of_pass(*self._passes.jvp())
+        return self._of_pass(*self._passes.jvp())
 
     @functools.cached_property
     def forward(self) -> Program:
         """The inputs to the results and residuals."""
-        return _of_pass(*self._passes.forward())
+        return self._of_pass(*self._passes.forward())
 
     @functools.cached_property
     def tangent(self) -> Program:
         """Residuals and the wanted tangents to the tangents of the results that move."""
-        return _of_pass(*self._passes.tangent())
+        return self._of_pass(*self._passes.tangent())
+
+    @functools.cached_property
+    def results(self) -> Program:
+        """The inputs to the results, as a derivative leaves them: rules may make them anew."""
+        return self._of_pass(*self._passes.results())
 
     def backward(self, given: tuple[int, ...]) -> Program:
         """Residuals and the given cotangents to the gradients."""
         if given not in self._backwards:
-            self._backwards[given] = _of_pass(*self._passes.backward(given))
+            self._backwards[given] = self._of_pass(*self._passes.backward(given))
         return self._backwards[given]
 
 
@@ -322,8 +345,19 @@ def _anything(aval: Any) -> Any:
     return jnp.zeros(aval.shape, aval.dtype)
 
 
-def _of_pass(made: Planned, whole: capture.Captured) -> Program:
-    return Program(made, whole, expanded=made.split is not None)
+def _of_pass(
+    own: OwnRules | None, rules: OwnRules | None, order: int, made: Planned, whole: capture.Captured
+) -> Program:
+    """A pass of the derivatives of a program with such rules."""
+    program = Program(made, whole, expanded=made.split is not None)
+    program._rules, program._order = (own, 1) if program.in_parts else (rules, order + 1)
+    return program
+
+
+def _stays_in_parts(resolved: Resolved) -> bool:
+    """Whether inputs that callers give, or results, are one for each nano-batch."""
+    given = (spec for n, spec in enumerate(resolved.in_specs) if n not in resolved.const_parts)
+    return any(spec is PARTS for spec in (*given, *resolved.out_specs))
 
 
 @program_p.def_impl

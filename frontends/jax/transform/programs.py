@@ -109,8 +109,10 @@ class Programs:
         return traced, consts, found[1]
 
     def _differentiable(self, made: Any, captured: Any, traced: Any) -> Any:
+        jaxpr = traced.jaxpr.jaxpr
         if isinstance(made, XlaEntry) and (
-            made.split is None or not capture.holds_custom_rules(traced.jaxpr.jaxpr)
+            made.split is None
+            or not (capture.holds_custom_rules(jaxpr) or capture.has_own_rules(jaxpr))
         ):
             return XlaProgram(made, traced)
         return Program(made, captured, made.split)

@@ -87,7 +87,10 @@ def may_help(regions: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -
         or _compat.leaves_out_passes()
     ):
         return False  # our option would take the place of that one
-    arrays = [x for x in jax.tree_util.tree_leaves((args, kwargs)) if isinstance(x, jax.Array)]
+    leaves = jax.tree_util.tree_leaves((args, kwargs))
+    if any(isinstance(x, jax.core.Tracer) for x in leaves):
+        return False  # leaked out of a trace: the call itself will say so
+    arrays = [x for x in leaves if isinstance(x, jax.Array)]
     if any(len(x.sharding.device_set) > 1 for x in arrays):
         return False
     flops = sum(region.flops for region in regions)

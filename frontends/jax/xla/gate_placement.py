@@ -10,6 +10,7 @@ reading, cannot be taken in place; it passes beside the gate: its readers wait f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -128,6 +129,9 @@ class _Placer:
         self.inside = inside
         self.arguments = frozenset((*pg.graph.inputs, *(view.value for view in pg.graph.views)))
         self.replaced = opaque.union(x.region for x in order.launches if x.replace)
+        counted = Counter(index for region in pg.regions for index in region.ops)
+        # Cheap operators that each reader has for itself: no region is over with one of these.
+        self.repeated = frozenset(index for index, count in counted.items() if count > 1)
         self.readers: dict[int, list[int]] = {}
         for region in pg.regions:
             for value in region.inputs:
@@ -229,6 +233,8 @@ class _Placer:
             op = waiting.pop()
             small = fusion.is_small_reduction(self.pg.graph, op)
             reduces |= small
+            if op.index in self.repeated:
+                continue
             if not small and op.kind not in fusion.ELEMENTWISE:
                 kernels[op.index] = self._smallest(op.outputs)
                 continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -164,6 +164,16 @@ class Site:
         return [state] * len(self.eqns[0].outvars)
 
 
+class LooksAtRules(Protocol):
+    """Who looks at the derivative rules that a walk meets."""
+
+    def look(self, site: Site, outs: Sequence[State]) -> None:
+        """A call with a rule of its own, and the states of its results."""
+
+    def missed(self, eqn: Any) -> None:
+        """An operator with such calls inside that were not met."""
+
+
 @dataclass
 class Walker:
     """Applies the rules.
@@ -172,11 +182,13 @@ class Walker:
         sizes: Rows of the batch in each trace: the whole batch first.
         effects: Operators with effects that were met, as findings.
         joiner: Decides what of the outermost program runs once; None: nothing may.
+        own_rules: Looks at calls with derivative rules of their own, and is told of those that are passed by.
     """
 
     sizes: tuple[int, ...]
     effects: dict[Finding, None] = field(default_factory=dict)
     joiner: Joiner | None = None
+    own_rules: LooksAtRules | None = None
     _caller: Source | None = None
 
     def run(self, bodies: Sequence[Body], ins: Sequence[State]) -> list[State]:
@@ -206,6 +218,7 @@ class Walker:
                 )
                 broken = Unknown(Finding("unproven", eqn.primitive.name, reason, source, scope))
             if broken is not None:
+                self._missed(eqn)
                 env.update(dict.fromkeys(eqn.outvars, broken))
                 continue
             eqns = [eqn, *peers]
@@ -243,13 +256,36 @@ class Walker:
             except Refuse as error:
                 site.ins.append(failed(site, error))
         try:
-            return self._apply(site), site.name not in _LOOPS
+            return self._looked_at(site), site.name not in _LOOPS
         except (Refuse, NoRule) as error:
+            self._missed(site.eqns[0])
             return site.each_result(failed(site, error)), True
         except BrokenRule:
             raise  # of an inner program's operator
         except Exception as error:
             raise BrokenRule(site.name, site.source, error) from error
+
+    def _looked_at(self, site: Site) -> list[State]:
+        """An operator's states; whoever looks at derivative rules sees it."""
+        look = self.own_rules
+        if look is None or not capture.has_own_rules_in(site.eqns[0]):
+            return self._apply(site)
+        own = site.name in capture.OWN_DERIVATIVES
+        # What a rule stands for is not differentiated itself.
+        self.own_rules = None if own else look
+        try:
+            states = self._apply(site)
+        finally:
+            self.own_rules = look
+        if first_failure([*site.ins, *states]) is not None:
+            look.missed(site.eqns[0])
+        elif own:
+            look.look(site, states)
+        return states
+
+    def _missed(self, eqn: Any) -> None:
+        if self.own_rules is not None and capture.has_own_rules_in(eqn):
+            self.own_rules.missed(eqn)
 
     def _joined(self, site: Site, op: Op, env: dict[Any, State], joiner: Joiner) -> list[State]:
         """An operator's states, where it, or the totals it reads, may be joined."""
