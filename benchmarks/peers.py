@@ -135,7 +135,13 @@ def summary(case: dict[str, Any]) -> dict[str, Any]:
             "sequential_ms": min(map(median, alone)) if alone else None,
             "parallel_ms": min(map(median, beside)) if beside else None,
         }
-    everyone = [told["baseline"] for told in made["against"].values()]
+    # All their ways, so that each resample picks the best anew: the interval knows that they were picked.
+    everyone = [
+        n
+        for peer, names in case["peers"].items()
+        for n in names
+        if n in samples and not peer.startswith("dynaflow")
+    ]
     if everyone:
         made["all"] = measure.ratio(samples, best, everyone)
     return made
