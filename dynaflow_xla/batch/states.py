@@ -421,6 +421,16 @@ def as_rows(state: State) -> State:
     return state.plain if isinstance(state, Listed) else state
 
 
+def cotangent(state: State) -> State:
+    """How a cotangent follows from those of the nano-batches: it is cut where the value was merged.
+
+    Each nano-batch has its share of what all of them read, and all have the whole of a sum's.
+    """
+    if isinstance(state, Same):
+        return Partial()
+    return Same() if isinstance(state, Partial) else unfilled(state)
+
+
 def batch_axis(state: State) -> int | None:
     """The axis along which a state has rows."""
     return state.axis if isinstance(state, Rows | Position) else None

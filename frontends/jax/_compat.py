@@ -97,6 +97,11 @@ def new_var(aval: Any) -> Any:
     return jcore.Var(aval)
 
 
+def literal(value: Any) -> Any:
+    """A concrete array as an operand of an equation."""
+    return jcore.Literal(value, jax.typeof(value))
+
+
 def is_var(atom: Any) -> bool:
     """Whether an operand of an equation is a variable, not a literal."""
     return isinstance(atom, jcore.Var)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
+from dynaflow_xla.frontends.jax.batch.own_rules import OwnRules
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -325,19 +326,128 @@ def test_rules_that_mix_rows_in_a_second_derivative(backend: str) -> None:
             DERIVATIVES[what](fast, *given)
 
 
-def test_rules_of_rows_leave_derivatives_in_parts() -> None:
+@jax.custom_vjp
+def whole_norm(x: Any) -> Any:
+    """The gradient of the whole has length 1."""
+    return x
+
+
+whole_norm.defvjp(lambda x: (x, None), lambda _, ct: (ct / jnp.sqrt(jnp.sum(ct**2) + 0.1),))
+
+
+def test_rules_of_rows_leave_derivatives_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ordinary training is as it was: residuals stay with their nano-batch."""
+    looked, found = OwnRules.mixing, []
+    monkeypatch.setattr(OwnRules, "mixing", lambda *args: found.append(looked(*args)) or found[-1])
 
     def net(x: Any, w: Any) -> Any:
         return jax.nn.softmax(jax.nn.relu(x @ w) @ w)
 
-    def bare(x: Any, w: Any) -> Any:
-        y = jnp.exp(jnp.maximum(x @ w, 0) @ w)
-        return y / y.sum(-1, keepdims=True)
-
     x, w, _, _ = arguments()
-    for f in (net, bare):
+    for f, apart in ((net, True), (lambda x, w: whole_norm(net(x, w)), False)):
+        found.clear()
         fast = dfx.schedule(f, dfx.NanoBatch(2), in_axes=(0, None))
         jax.grad(total(fast), (0, 1))(x, w)
-        told = dfx.explain(fast, x, w)
-        assert "not split" not in told and "join_" not in told
+        assert found and (set(found) == {""}) is apart
+
+
+def _solved(x: Any, w: Any, **rules: Any) -> Any:
+    diagonal = x[:, :1] ** 2 + 1
+    given = {"matvec": lambda v: diagonal * v, "transpose_solve": lambda _, ct: ct / diagonal}
+    given |= {name: rule(diagonal) for name, rule in rules.items()}
+    matvec = given.pop("matvec")
+    return jax.lax.custom_linear_solve(matvec, x @ w, lambda _, b: b / diagonal, **given)
+
+
+def _linear(transpose: Any) -> Any:
+    call = jax.custom_derivatives.linear_call
+    return lambda x, w: call(lambda _, v: v * 2, transpose, (), x @ w)
+
+
+def _of_length_1(ct: Any) -> Any:
+    return ct / jnp.sqrt(jnp.sum(ct**2) + 0.1)
+
+
+def _newton(f: Any, x: Any) -> Any:
+    return jax.lax.fori_loop(0, 30, lambda _, x: x - 0.3 * f(x), x)
+
+
+def _root(x: Any, w: Any) -> Any:
+    b = x @ w
+    return jax.lax.custom_root(
+        lambda v: v + 0.1 * jnp.tanh(v) - b,
+        jnp.zeros_like(b),
+        _newton,
+        lambda _, y: y - jnp.mean(y, axis=0),
+    )
+
+
+SOLVED = {
+    "rows": _solved,
+    "root": _root,
+    "transpose": lambda x, w: _solved(
+        x, w, transpose_solve=lambda a: lambda _, ct: _of_length_1(ct / a)
+    ),
+    "matvec": lambda x, w: _solved(
+        x, w, matvec=lambda a: lambda v: a * v + jnp.sum(a * v, axis=0) / 10
+    ),
+    "linear_call": _linear(lambda _, ct: _of_length_1(ct * 2)),
+}
+
+
+@pytest.mark.parametrize("called_before", [False, True])
+@pytest.mark.parametrize("name", SOLVED)
+def test_solutions_and_linear_calls(name: str, called_before: bool, assert_same: Any) -> None:
+    """Their derivatives follow programs of the user's, of which values say nothing."""
+    f, (x, w, _, _) = SOLVED[name], arguments()
+    fast = dfx.schedule(f, dfx.NanoBatch([5, 4, 3]), in_axes=(0, None))
+    if called_before:
+        assert_same(f(x, w), fast(x, w))
+    wanted = jax.value_and_grad(total(f), (0, 1))(x, w)
+    assert_same(wanted, jax.value_and_grad(total(fast), (0, 1))(x, w))
+    if name == "rows":
+        assert "joined" not in dfx.explain(fast, x, w)
+
+
+@jax.custom_vjp
+def one(x: Any) -> Any:
+    """Known to be 1, which its rule denies."""
+    return jnp.ones_like(x)
+
+
+one.defvjp(lambda x: (jnp.ones_like(x), x), lambda x, ct: (ct * x * 3,))
+
+
+def test_a_rule_that_denies_what_is_known_of_a_value(assert_same: Any) -> None:
+    def f(x: Any, w: Any) -> Any:
+        return jnp.sum(x @ w) / jnp.sum(one(x)[:, 0])
+
+    x, w, _, _ = arguments()
+    fast = dfx.schedule(f, dfx.NanoBatch([5, 4, 3]), in_axes=(0, None), out_axes=dfx.Mean())
+    wanted = jax.value_and_grad(total(f), (0, 1))(x, w)
+    assert_same(wanted, jax.value_and_grad(total(fast), (0, 1))(x, w))
+
+
+TWICE = np.asarray([2.0], np.float32)
+
+
+@jax.custom_vjp
+def other(x: Any) -> Any:
+    """Its rule makes another result, with an array that it closes over."""
+    return x
+
+
+other.defvjp(lambda x: (x * TWICE, None), lambda _, ct: (ct * TWICE,))
+
+
+@pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.NanoBatch([5, 4, 3])])
+def test_arrays_of_rules_under_checkpoint(strategy: Any, assert_same: Any) -> None:
+    def f(x: Any, w: Any) -> Any:
+        return jnp.sin(other(x @ w))
+
+    def of(g: Any) -> Any:
+        return jax.jit(jax.value_and_grad(jax.checkpoint(total(g)), (0, 1)))
+
+    x, w, _, _ = arguments()
+    axes = {} if isinstance(strategy, dfx.Branches) else {"in_axes": (0, None)}
+    assert_same(of(f)(x, w), of(dfx.schedule(f, strategy, **axes))(x, w))

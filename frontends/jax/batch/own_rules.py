@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -25,7 +24,9 @@ from dynaflow_xla.batch.states import (
     Same,
     State,
     as_rows,
+    cotangent,
     is_zero,
+    unfilled,
 )
 from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.frontends.jax import _compat
@@ -169,10 +170,10 @@ class _Check:
 
             return _trace(forward, eqn.invars, [eqn.invars[i] for i in moved])
 
-        states = self._inside(site, traced, [*site.ins, *(_unfilled(ins[i]) for i in moved)])
+        states = self._inside(site, traced, [*site.ins, *(unfilled(ins[i]) for i in moved)])
         self._same_results(outs, states)
         for i, state in zip(moving, states[len(outs) :], strict=True):
-            if not (is_zero(state) or (_filled(outs[i]) is None and _unfilled(state) == outs[i])):
+            if not (is_zero(state) or (_filled(outs[i]) is None and unfilled(state) == outs[i])):
                 raise _Mixes(
                     "combines rows of the batch in its tangents, which the function does not"
                 )
@@ -199,10 +200,12 @@ class _Check:
 
             return _trace(backward, eqn.invars, [eqn.outvars[i] for i in given])
 
-        states = self._inside(site, traced, [*site.ins, *(_cotangent(outs[i]) for i in given)])
+        states = self._inside(site, traced, [*site.ins, *(cotangent(outs[i]) for i in given)])
         self._same_results(outs, states)
+        # What is known of a value may have been of use behind it, where derivatives follow the value itself.
+        known = any(_filled(outs[i]) is not None for i in given)
         for i, state in zip(moved, states[len(outs) :], strict=True):
-            if not (is_zero(state) or _unfilled(state) == _cotangent(ins[i])):
+            if not (is_zero(state) or (not known and unfilled(state) == cotangent(ins[i]))):
                 raise _Mixes(
                     "combines rows of the batch in its cotangents, which the function does not"
                 )
@@ -250,21 +253,6 @@ def _filled(state: State) -> Any:
     return state.fill if isinstance(state, Same | Rows) else None
 
 
-def _unfilled(state: State) -> State:
-    """Without what is known of the value: a tangent is of another."""
-    return replace(state, fill=None) if isinstance(state, Same | Rows) else state
-
-
-def _cotangent(state: State) -> State:
-    """How a cotangent follows from those of the nano-batches: it is cut where the value was merged.
-
-    Each nano-batch has its share of what all of them read, and all have the whole of a sum's.
-    """
-    if isinstance(state, Same):
-        return Partial()
-    return Same() if isinstance(state, Partial) else _unfilled(state)
-
-
 def _inexact(variables: Sequence[Any]) -> list[int]:
     return [
         i
@@ -288,7 +276,8 @@ def _alone(eqn: Any) -> Any:
     invars = [_compat.new_var(v.aval) for v in eqn.invars]
     outvars = [_compat.new_var(v.aval) for v in eqn.outvars]
     only = eqn.replace(invars=invars, outvars=outvars)
-    called = eqn.params[capture.INLINE[eqn.primitive.name]]
+    hi = eqn.primitive.name == capture.HI_CALL
+    called = _compat.expanded(eqn) if hi else eqn.params[capture.INLINE[eqn.primitive.name]]
     like = getattr(called, "jaxpr", called)
     return jcore.jaxpr_as_fun(_compat.make_jaxpr_of([only], invars, outvars, like))
 

@@ -32,6 +32,8 @@ INLINE = {
 
 # Calls that carry their own way to be differentiated, or to be recomputed when that happens.
 OWN_DERIVATIVES = frozenset("custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr".split())
+HI_CALL = "call_hi_primitive"
+"""Since JAX 0.11, ``custom_root`` and others: an operator with a derivative of its own; captures keep it."""
 _RECOMPUTED = frozenset("remat remat2 checkpoint".split())
 _RULES = OWN_DERIVATIVES | _RECOMPUTED | {"custom_lin"}
 
@@ -187,7 +189,7 @@ def has_reverse_rules(jaxpr: Any) -> bool:
 def outermost_own_rules(eqns: Iterable[Any]) -> Iterator[Any]:
     """Calls with derivative rules of their own, at any depth, but not inside of one another."""
     for eqn in eqns:
-        if eqn.primitive.name in OWN_DERIVATIVES:
+        if eqn.primitive.name in OWN_DERIVATIVES or eqn.primitive.name == HI_CALL:
             yield eqn
         else:
             for inner in jcore.jaxprs_in_params(eqn.params):

@@ -212,8 +212,11 @@ def _jvp_partial_in_checkpoint(
         missing = [*residuals, *(v for v in missing if v in eqn.invars[count:])]
         return known, staged, unknown_outs, unknown_outs, missing
     alone = _without_tangents(program, wanted)
+    # An equation alone cannot bind what its program closes over; arrays of a rule's own are such.
+    consts = [] if alone is program else alone.whole.consts
+    literals = [_compat.literal(x) for x in consts]
     known = eqn.replace(
-        primitive=program_p, params={"program": alone}, invars=primals, outvars=outs
+        primitive=program_p, params={"program": alone}, invars=[*literals, *primals], outvars=outs
     )
     return known, eqn, unknown_outs, [True] * len(eqn.outvars), missing
 
@@ -225,8 +228,7 @@ def _without_tangents(program: Program, wanted: tuple[int, ...]) -> Program:
     """
     if not capture.has_own_rules(program.whole.jaxpr):
         return program
-    results = program.pair(wanted).results
-    return program if results.whole.consts else results
+    return program.pair(wanted).results
 
 
 def _jvp_without(used: Sequence[bool], *live_and_equation: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,8 +19,11 @@ from dynaflow_xla.batch.states import (
     State,
     Unknown,
     batch_axis,
+    cotangent,
     first_failure,
+    is_zero,
     moved,
+    unfilled,
 )
 from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.frontends.jax import _compat
@@ -68,10 +72,42 @@ def _hi_call(site: Site) -> list[State]:
 def _linear_solve(site: Site) -> list[State]:
     site.same_params("jaxprs")
     lengths = site.params["const_lengths"]
-    first = lengths.matvec + lengths.vecmat
-    consts = site.ins[first : first + lengths.solve]
-    rights = site.ins[sum(lengths) :]
-    return _inner(site, [e.params["jaxprs"].solve for e in site.eqns], [*consts, *rights])
+    ends = list(itertools.accumulate(lengths))
+    consts = {
+        part: site.ins[end - count : end]
+        for part, count, end in zip(lengths._fields, lengths, ends, strict=True)
+    }
+    rights = site.ins[ends[-1] :]
+
+    def of(part: str, given: Sequence[State]) -> list[State]:
+        bodies = [getattr(e.params["jaxprs"], part) for e in site.eqns]
+        return _inner(site, bodies, [*consts[part], *given])
+
+    found = of("solve", rights)
+    if first_failure(found) is not None:
+        return found
+    # Derivatives follow the other programs, which the user may have written, too: each has to map rows to
+    # rows as the solution and its transpose do.
+    read, made = plain(rights, site), plain(found, site)
+    for part, given, wanted in (
+        ("matvec", made, read),
+        ("vecmat", map(cotangent, read), map(cotangent, made)),
+        ("transpose_solve", map(cotangent, made), map(cotangent, read)),
+    ):
+        if getattr(site.params["jaxprs"], part) is None:
+            continue
+        states = plain(of(part, list(given)), site)
+        for state, want in zip(states, wanted, strict=True):
+            if not is_zero(state) and unfilled(state) != unfilled(want):
+                raise Refuse(
+                    f"its {part}, which derivatives follow, is not proved to keep rows apart"
+                )
+    return found
+
+
+@rule("linear_call")
+def _linear_call(site: Site) -> list[State]:
+    raise Refuse("has a transpose of its own, which derivatives follow and nobody looks into")
 
 
 @rule("cond")

@@ -270,7 +270,7 @@ class Walker:
         look = self.own_rules
         if look is None or not capture.has_own_rules_in(site.eqns[0]):
             return self._apply(site)
-        own = site.name in capture.OWN_DERIVATIVES
+        own = site.name in capture.OWN_DERIVATIVES or site.name == capture.HI_CALL
         # What a rule stands for is not differentiated itself.
         self.own_rules = None if own else look
         try:
