@@ -72,6 +72,7 @@ KNOWN = {
         "LISTS": "by name of a primitive",
         "INTEGER": "by name of a primitive",
     },
+    "frontends/torch/_compat/operators.py": {"decompositions": "no arguments"},
     "frontends/torch/_compat/inlining.py": {"_install": "no arguments"},
     "frontends/torch/opaque/regions.py": {
         "_sites": "weak: whoever captured a graph owns its sites",
@@ -81,7 +82,6 @@ KNOWN = {
     "frontends/jax/xla/xla_backend.py": {"_logs": "a stack: one for each context that is open"},
     "frontends/torch/on_xla/aten_lowering.py": {
         "_find": "by operator",
-        "_decompositions": "no arguments",
     },
     "frontends/torch/on_xla/aten_table.py": {"TABLE": "by operator"},
     "frontends/torch/batch/rules/registry.py": {
