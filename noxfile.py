@@ -129,7 +129,7 @@ def own_wheel(session: nox.Session) -> Path:
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """A wheel for each Python of WHEEL_PYTHONS that is here, alone in an environment: its quickstart, ``doctor``."""
+    """A wheel for each Python of WHEEL_PYTHONS that is here, tried alone in an environment."""
     tried = 0
     for python in given("WHEEL_PYTHONS", "python3.11 python3.12 python3.13 python3.14"):
         # A shim of pyenv is there for versions that are not.

@@ -22,7 +22,8 @@ table { border-collapse: collapse; width: 100% } td, th { padding: .3rem .6rem; 
 summary { margin-top: 1rem; cursor: pointer }
 figure { display: inline-block; margin: .5rem 1.5rem .5rem 0; vertical-align: bottom }
 figure.lanes { vertical-align: top } figcaption { font-size: .85em; color: #555; max-width: 320px }
-       figure text { font-size: 11px; text-anchor: middle; fill: currentColor } h3 { margin: 1.2rem 0 0; font-size: 1rem }
+       figure text { font-size: 11px; text-anchor: middle; fill: currentColor }
+h3 { margin: 1.2rem 0 0; font-size: 1rem }
 .win { color: #0a6b2d } .loss { color: #a4161a } p.env { color: #555 } svg { vertical-align: middle }
 @media (prefers-color-scheme: dark) { body { color: #e6e6e6; background: #16181c }
        p.env, figcaption { color: #aaa }
