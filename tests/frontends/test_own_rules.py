@@ -451,3 +451,35 @@ def test_arrays_of_rules_under_checkpoint(strategy: Any, assert_same: Any) -> No
     x, w, _, _ = arguments()
     axes = {} if isinstance(strategy, dfx.Branches) else {"in_axes": (0, None)}
     assert_same(of(f)(x, w), of(dfx.schedule(f, strategy, **axes))(x, w))
+
+
+@jax.custom_jvp
+def elsewhere(x: Any) -> Any:
+    """The same for forward mode."""
+    return x
+
+
+elsewhere.defjvp(lambda xs, ts: (xs[0] * TWICE, ts[0] * TWICE))
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.NanoBatch([5, 4, 3])])
+def test_arrays_of_rules_where_nobody_reads_tangents(
+    strategy: Any, repeated: bool, assert_same: Any
+) -> None:
+    x, w, dx, dw = arguments()
+
+    def f(x: Any, w: Any) -> Any:
+        return jnp.sin(elsewhere(x @ w))
+
+    def of(g: Any) -> Any:
+        def value(x: Any, w: Any) -> Any:
+            return jax.jvp(g, (x, w), (dx, dw))[0]
+
+        def values(x: Any, w: Any) -> Any:
+            return jax.lax.scan(lambda x, _: (value(x, w), None), x, None, length=2)[0]
+
+        return jax.jit(values if repeated else value)
+
+    axes = {} if isinstance(strategy, dfx.Branches) else {"in_axes": (0, None)}
+    assert_same(of(f)(x, w), of(dfx.schedule(f, strategy, **axes))(x, w))

@@ -211,24 +211,28 @@ def _jvp_partial_in_checkpoint(
         )
         missing = [*residuals, *(v for v in missing if v in eqn.invars[count:])]
         return known, staged, unknown_outs, unknown_outs, missing
-    alone = _without_tangents(program, wanted)
-    # An equation alone cannot bind what its program closes over; arrays of a rule's own are such.
-    consts = [] if alone is program else alone.whole.consts
-    literals = [_compat.literal(x) for x in consts]
-    known = eqn.replace(
-        primitive=program_p, params={"program": alone}, invars=[*literals, *primals], outvars=outs
-    )
+    known = _results_alone(eqn)
     return known, eqn, unknown_outs, [True] * len(eqn.outvars), missing
 
 
-def _without_tangents(program: Program, wanted: tuple[int, ...]) -> Program:
-    """A program of the results alone, to be differentiated as they are where their tangents are made.
+def _results_alone(eqn: Any) -> Any:
+    """The equation of the results alone, to be differentiated as they are with their tangents.
 
     A rule of the function's own makes results, too, and these have derivatives of their own.
     """
-    if not capture.has_own_rules(program.whole.jaxpr):
-        return program
-    return program.pair(wanted).results
+    program = eqn.params["program"]
+    count, results = len(program.in_avals), len(program.out_avals)
+    alone, literals = program, []
+    if capture.has_own_rules(program.whole.jaxpr):
+        alone = program.pair(eqn.params["wanted"]).results
+        # An equation cannot bind what its program closes over; arrays of a rule's own are such.
+        literals = [_compat.literal(x) for x in alone.whole.consts]
+    return eqn.replace(
+        primitive=program_p,
+        params={"program": alone},
+        invars=[*literals, *eqn.invars[:count]],
+        outvars=eqn.outvars[:results],
+    )
 
 
 def _jvp_without(used: Sequence[bool], *live_and_equation: Any) -> Any:
@@ -240,13 +244,7 @@ def _jvp_without(used: Sequence[bool], *live_and_equation: Any) -> Any:
         return [False] * len(eqn.invars), None
     if any(used[results:]):
         return [True] * len(eqn.invars), eqn
-    alone = eqn.replace(
-        primitive=program_p,
-        params={"program": _without_tangents(program, eqn.params["wanted"])},
-        invars=eqn.invars[:count],
-        outvars=eqn.outvars[:results],
-    )
-    return [True] * count + [False] * (len(eqn.invars) - count), alone
+    return [True] * count + [False] * (len(eqn.invars) - count), _results_alone(eqn)
 
 
 mlir.register_lowering(jvp_p, mlir.lower_fun(_jvp_impl, multiple_results=True))

@@ -38,6 +38,12 @@ def _solve(lax: Any, a: Any, b: Any) -> Any:
     return lax.custom_linear_solve(lambda x: a * x, b, solve=lambda _, y: y / a, symmetric=True)
 
 
+def _linear(lax: Any, x: Any, y: Any) -> Any:
+    import jax
+
+    return jax.custom_derivatives.linear_call(lambda r, v: r * v, lambda r, ct: r * ct, x, y)
+
+
 def _with_rule(kind: str) -> Any:
     def apply(lax: Any, x: Any, y: Any) -> Any:
         import jax
@@ -190,6 +196,7 @@ ROWS = [
         (Operand((3,), POSITIVE), Operand((3,))),
         jax={"custom_linear_solve": _solve},
     ),
+    Row("a linear call with its own transpose", (X, X), jax={"linear_call": _linear}, never=True),
     Row(
         "keys of bits",
         (KEYS,),
