@@ -12,6 +12,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 import numpy as np  # noqa: E402
+from cheap import options as cheap_options  # noqa: E402
 from round_robin import RoundRobin  # noqa: E402
 from watched import JAX, ended, told, watched  # noqa: E402
 
@@ -99,9 +100,19 @@ def _run_program(code: str, *, limit_s: int = 360, devices: int = 1) -> str:
 
 def _quick_to_compile() -> Iterator[None]:
     """Values are what is tested, not the compiler's optimisations, which take most of the time."""
+    from jax._src import compiler
+
+    made, cheap = compiler.get_compile_options, cheap_options()
+
+    def get_compile_options(*args: Any, **options: Any) -> Any:
+        given = options.pop("env_options_overrides", None) or {}
+        return made(*args, env_options_overrides={**cheap, **given}, **options)
+
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "get_compile_options", get_compile_options)
+        yield
     jax.config.update("jax_disable_most_optimizations", before)
 
 

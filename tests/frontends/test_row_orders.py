@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import cheap
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -200,13 +201,10 @@ def prove(fn: Callable[[Any], Any], out: Any = 0) -> Any:
     )  # fmt: skip
 
 
-CHEAP = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
 def evaluated(fn: Callable[[Any], Any]) -> tuple[np.ndarray, list[np.ndarray]]:
     """The function of the whole batch, and of each nano-batch, compiled at once and in a hurry."""
     cuts = [slice(None), slice(0, SIZES[0]), slice(SIZES[0], BATCH)]
-    run = jax.jit(lambda x: [fn(x[cut]) for cut in cuts], compiler_options=CHEAP)
+    run = jax.jit(lambda x: [fn(x[cut]) for cut in cuts], compiler_options=cheap.options())
     whole, *parts = map(np.asarray, run(X))
     return whole, parts
 

@@ -16,6 +16,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
+import cheap  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from batch_programs import BATCH, SIZES, Program, generate, traced  # noqa: E402
@@ -55,8 +56,7 @@ def evaluator(program: Program) -> Callable[..., tuple[list[Any], list[list[Any]
         ]  # fmt: skip
 
     # One compilation a program, as cheap as can be: there are thousands.
-    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    compiled = jax.jit(all_runs, compiler_options=options)
+    compiled = jax.jit(all_runs, compiler_options=cheap.options())
 
     def run(rng: np.random.Generator) -> tuple[list[Any], list[list[Any]]]:
         args = [jnp.asarray(rng.normal(size=s)) for s in program.shapes(BATCH)]

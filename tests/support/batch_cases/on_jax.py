@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import cheap
 import jax
 import numpy as np
 
@@ -15,7 +16,6 @@ from dynaflow_xla.batch.states import Mixed, State, Unknown, is_plain_same
 from dynaflow_xla.frontends.jax.batch import separability  # noqa: F401  (it registers the rules)
 from dynaflow_xla.frontends.jax.batch.rules.walk import RULES, Body, Walker
 
-CHEAP = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 DEVICES = 2
 """Size of the axis "i", for collectives."""
 
@@ -118,7 +118,7 @@ def _carry_out(name: str, function: Any, uses: Sequence[_Use], tally: Tally) -> 
             for use in inputs
         ]
 
-    compiled = jax.jit(everything, compiler_options=CHEAP)
+    compiled = jax.jit(everything, compiler_options=cheap.options())
     for number in range(max(len(u.accepted) for u in uses)):
         chosen = [u.accepted[min(number, len(u.accepted) - 1)] for u in uses]
         inputs = [
