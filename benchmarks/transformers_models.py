@@ -37,6 +37,8 @@ ENCODER_DECODER = dict(
     decoder_ffn_dim=1024, encoder_attention_heads=8, decoder_attention_heads=8, pad_token_id=0,
     bos_token_id=0, eos_token_id=2, decoder_start_token_id=2,
 )  # fmt: skip
+BUSY_CORES = 0.1
+"""Cores of other processes from which on a row says so."""
 Made = tuple[nn.Module, tuple[Any, ...]]
 
 
@@ -163,10 +165,14 @@ def measured(make: Callable[[], Made], rounds: int, ways: list[str]) -> dict[str
             runs[name] = lambda fast=fast: fast(*args)
         torch.testing.assert_close(compiled(*args), want, rtol=2e-3, atol=2e-3)
         contexts = {"eager, one thread": lambda: measure.torch_threads(1)}
-        samples, calls = measure.paired(runs, rounds, contexts=contexts, rest_ms=20.0)
+        with measure.Contention() as contention:
+            samples, calls = measure.paired(
+                runs, rounds, contexts=contexts, rest_ms=20.0, sample_ms=100.0
+            )
     eager = ["eager", "eager, one thread"]
     return {
         "samples_ms": samples, "calls_per_sample": calls, "plans": lanes, "max_abs": differs,
+        "contention": contention.as_dict(),
         "statistics_ms": {k: measure.statistics(v) for k, v in samples.items()},
         "ratio": {
             name: measure.ratio(
@@ -202,6 +208,10 @@ def main() -> int:
             row = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
             table.add_row(name, row["failed"], "", "", "")
         rows[name] = row | {"environment": stamp, "seconds": time.perf_counter() - started}
+        if row.get("contention", {}).get("others_cores", 0.0) > BUSY_CORES:
+            table.add_row(
+                name, f"[red]others: {row['contention']['others_cores']:.2f} cores", "", "", ""
+            )
         for way, of in row.get("statistics_ms", {}).items():
             to = row["ratio"].get(way)
             middle, spread = ("", "") if to is None else (

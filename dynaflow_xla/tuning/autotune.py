@@ -23,7 +23,7 @@ from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.tuning import quiet
 from dynaflow_xla.watching import telling
 
-CACHE_VERSION = 6
+CACHE_VERSION = 7
 
 MIN_ROUNDS = 3
 
@@ -32,6 +32,10 @@ CLOSE = 1.2
 
 SAMPLE_S = 2e-3
 """Seconds of calls in a sample: a switch from another candidate then weighs little."""
+
+
+CHANCE = 0.05
+"""How often a candidate may be chosen that is as fast as the original."""
 
 
 class BudgetTooSmall(PlanError):
@@ -168,6 +172,38 @@ def store(key: str, decision: dict[str, Any]) -> None:
         )
 
 
+class Medians(dict[str, float]):
+    """Median milliseconds by candidate, and the samples that they are of.
+
+    Attributes:
+        samples: Candidate -> milliseconds, one a round; the first rounds had all candidates.
+    """
+
+    def __init__(self, samples: Mapping[str, Sequence[float]]) -> None:
+        super().__init__((name, statistics.median(values)) for name, values in samples.items())
+        self.samples = samples
+
+    def rounds_won(self, name: str, over: str) -> tuple[int, int]:
+        """In how many rounds a candidate was faster than another one, and of how many."""
+        pairs = list(zip(self.samples[name], self.samples[over], strict=False))
+        return sum(a < b for a, b in pairs), len(pairs)
+
+    def beats(self, name: str, over: str, margin: float) -> bool:
+        """Whether a candidate is faster by ``margin``, and in more rounds than chance explains."""
+        return self[name] <= self[over] * (1 - margin) and _sure(*self.rounds_won(name, over))
+
+
+def _sure(won: int, of: int) -> bool:
+    """The sign test: whether two that are equal win so often in at most ``CHANCE`` of all cases.
+
+    Fewer than five rounds cannot show that. They are all that a budget allowed for slow calls, and have
+    to be won all.
+    """
+    if of < 5:
+        return won == of
+    return sum(math.comb(of, k) for k in range(won, of + 1)) <= CHANCE * 2**of
+
+
 @dataclass(frozen=True)
 class Fresh:
     """A candidate that uses up what it is called with.
@@ -194,7 +230,7 @@ def measure(
     tick: Callable[[str], None] | None = None,
     watch: quiet.Watch | None = None,
     regardless: bool = False,
-) -> dict[str, float]:
+) -> Medians:
     """Interleaved timing: each round samples every candidate once, in an order drawn anew.
 
     After ``rounds`` rounds those that are not ``CLOSE`` to the fastest drop out, and what remains is
@@ -213,7 +249,7 @@ def measure(
         regardless: Measure for ``MIN_ROUNDS`` rounds, whatever the budget.
 
     Returns:
-        Name -> median milliseconds.
+        Median milliseconds, with their samples.
 
     Raises:
         BudgetTooSmall: it does not suffice for ``MIN_ROUNDS`` rounds.
@@ -243,7 +279,7 @@ def measure(
         if turn >= MIN_ROUNDS and time.perf_counter() - start > budget_s:
             break
         if turn == rounds:
-            medians = {name: statistics.median(values) for name, values in samples.items()}
+            medians = Medians(samples)
             names = [name for name in names if medians[name] <= CLOSE * min(medians.values())]
             if len(names) < 2:
                 break
@@ -255,7 +291,7 @@ def measure(
             samples[name].append(_timed(runs[name], calls) * 1e3 / calls)
         watch.check()
     watch.settle()
-    return {name: statistics.median(values) for name, values in samples.items()}
+    return Medians(samples)
 
 
 def _timed(run: Callable[[], None], calls: int) -> float:
@@ -285,17 +321,18 @@ def _seconds(run: Callable[[], None], sample_s: float) -> float:
     return fastest
 
 
-def pick(medians: dict[str, float], baseline: str, margin: float) -> tuple[str, str]:
-    """The fastest name and a sentence; the baseline wins unless beaten by ``margin``."""
-    best = min(medians, key=lambda name: medians[name])
+def pick(medians: Medians, baseline: str, margin: float) -> tuple[str, str]:
+    """The fastest name and a sentence; the baseline wins unless beaten by ``margin``, and surely."""
     base = medians[baseline]
     said = f"the {baseline}" if baseline.startswith("original") else baseline
-    if len(medians) == 1:
+    others = sorted((name for name in medians if name != baseline), key=lambda name: medians[name])
+    if not others:
         return baseline, f"{said} ({base:.3g} ms) is the only candidate"
-    if best == baseline or medians[best] > base * (1 - margin):
-        second = min((v, k) for k, v in medians.items() if k != baseline)
-        return (
-            baseline,
-            f"{said} ({base:.3g} ms) is not beaten by {second[1]} ({second[0]:.3g} ms)",
-        )
-    return best, f"{best} took {medians[best]:.3g} ms, {said} {base:.3g} ms"
+    for name in others:
+        if medians.beats(name, baseline, margin):
+            return name, f"{name} took {medians[name]:.3g} ms, {said} {base:.3g} ms"
+    reason = f"{said} ({base:.3g} ms) is not beaten by {others[0]} ({medians[others[0]]:.3g} ms)"
+    if medians[others[0]] <= base * (1 - margin):
+        won, of = medians.rounds_won(others[0], baseline)
+        reason += f", which was faster in {won} of {of} rounds only"
+    return baseline, reason

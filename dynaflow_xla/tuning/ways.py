@@ -114,8 +114,8 @@ class Ways:
 
     def medians(
         self, runs: dict[str, Any], watch: quiet.Watch, *, strict: bool, **options: Any
-    ) -> dict[str, float]:
-        """Median milliseconds by name.
+    ) -> autotune.Medians:
+        """Median milliseconds by name, with their samples.
 
         Args:
             runs: What to measure: ``self.runs``, or the same with something around each.

@@ -33,11 +33,11 @@ def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What shall be measured, by name (default 2.0); each candidate runs once for that."""
     told: dict[str, Any] = {"measured": []}
 
-    def measure(runs: dict[str, Any], *_: Any, **__: Any) -> dict[str, float]:
+    def measure(runs: dict[str, Any], *_: Any, **__: Any) -> autotune.Medians:
         told["measured"].append(dict(runs))
         for run in runs.values():
             run()
-        return {name: told.get(name, 2.0) for name in runs}
+        return autotune.Medians({name: [told.get(name, 2.0)] for name in runs})
 
     monkeypatch.setattr(autotune, "measure", measure)
     unhurried(monkeypatch)
@@ -158,7 +158,7 @@ def test_donated_arguments_are_measured_with_donation_on_fresh_copies(
     x, y = arguments()
     checked: list[str] = []
 
-    def measure(runs: dict[str, Any], *_: Any, **__: Any) -> dict[str, float]:
+    def measure(runs: dict[str, Any], *_: Any, **__: Any) -> autotune.Medians:
         for name, run in runs.items():
             assert isinstance(run, autotune.Fresh), "copies are no part of what is timed"
             (given, other), _ = run.given()
@@ -168,7 +168,7 @@ def test_donated_arguments_are_measured_with_donation_on_fresh_copies(
             run.run((((given, other)), {}))
             assert given["a"].is_deleted() and not again["a"].is_deleted()
             checked.append(name)
-        return dict.fromkeys(runs, 1.0)
+        return autotune.Medians(dict.fromkeys(runs, [1.0]))
 
     monkeypatch.setattr(autotune, "measure", measure)
     state = {"a": x.copy()}

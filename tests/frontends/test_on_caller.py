@@ -50,11 +50,13 @@ def fastest(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> dict[str, Any]:
     monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path))
     told: dict[str, Any] = {"fastest": auto.ON_CALLER, "measured": []}
 
-    def measure(runs: dict[str, Any], *_: Any, **__: Any) -> dict[str, float]:
+    def measure(runs: dict[str, Any], *_: Any, **__: Any) -> autotune.Medians:
         for run in runs.values():
             run()
         told["measured"].append(list(runs))
-        return {name: told.get(name, 1.0 if name == told["fastest"] else 2.0) for name in runs}
+        return autotune.Medians(
+            {name: [told.get(name, 1.0 if name == told["fastest"] else 2.0)] for name in runs}
+        )
 
     monkeypatch.setattr(autotune, "measure", measure)
     unhurried(monkeypatch)

@@ -110,11 +110,11 @@ def fastest(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     unhurried(monkeypatch)
     state: dict[str, Any] = {"name": "", "measured": []}
 
-    def measure(runs: Any, **_: Any) -> dict[str, float]:
+    def measure(runs: Any, **_: Any) -> autotune.Medians:
         for run in runs.values():
             run()
         state["measured"].append(list(runs))
-        return {name: 1.0 if name == state["name"] else 9.0 for name in runs}
+        return autotune.Medians({name: [1.0 if name == state["name"] else 9.0] for name in runs})
 
     monkeypatch.setattr(autotune, "measure", measure)
     return state

@@ -49,8 +49,8 @@ def test_where_the_original_is_kept_it_runs_and_the_reason_is_told(
         asked.append((args, kwargs))
         return real(fn, *args, **kwargs)
 
-    def original_wins(runs: Any, **_: Any) -> dict[str, float]:
-        return {name: 1.0 if name == "original" else 9.0 for name in runs}
+    def original_wins(runs: Any, **_: Any) -> autotune.Medians:
+        return autotune.Medians({name: [1.0 if name == "original" else 9.0] for name in runs})
 
     monkeypatch.setattr(dfx, "schedule", schedule)
     monkeypatch.setattr(autotune, "measure", original_wins)

@@ -257,10 +257,10 @@ def decided(name: str) -> Any:
     model is checked against the original.
     """
 
-    def once(runs: Mapping[str, Callable[[], None]], **_: Any) -> dict[str, float]:
+    def once(runs: Mapping[str, Callable[[], None]], **_: Any) -> autotune.Medians:
         for run in runs.values():
             run()
-        return {name: 1.0 if name == "original" else 0.5 for name in runs}
+        return autotune.Medians({name: [1.0 if name == "original" else 0.5] for name in runs})
 
     made, arguments = model(name)
     fast: Any = dfx.schedule(made, Few(budget_s=60.0, min_cost_ns=0.0), lanes=2)

@@ -249,5 +249,26 @@ def test_a_budget_that_cannot_suffice_is_an_error(sleep: Callable[[float], None]
 def test_the_original_wins_unless_it_is_beaten(
     medians: dict[str, float], choice: str, words: str
 ) -> None:
-    picked, reason = autotune.pick(medians, baseline="original", margin=0.03)
+    measured = autotune.Medians({name: [ms] * 11 for name, ms in medians.items()})
+    picked, reason = autotune.pick(measured, baseline="original", margin=0.03)
     assert picked == choice and words in reason
+
+
+@pytest.mark.parametrize(
+    ("won", "of", "choice"),
+    [(3, 3, "b"), (2, 3, "original"), (5, 5, "b"), (4, 5, "original"), (9, 11, "b"),
+     (8, 11, "original"), (16, 22, "b"), (15, 22, "original")],
+)  # fmt: skip
+def test_what_chance_explains_does_not_beat_the_original(won: int, of: int, choice: str) -> None:
+    """Its median is 30% lower each time; the sign test tells by the rounds."""
+    measured = autotune.Medians({"b": [0.7] * won + [1.3] * (of - won), "original": [1.0] * of})
+    picked, reason = autotune.pick(measured, baseline="original", margin=0.03)
+    assert picked == choice
+    assert f"which was faster in {won} of {of} rounds only" in reason or picked == "b"
+
+
+def test_the_next_candidate_may_beat_the_original_surely() -> None:
+    measured = autotune.Medians(
+        {"original": [1.0] * 11, "wild": [0.5] * 6 + [3.0] * 5, "steady": [0.9] * 11}
+    )
+    assert autotune.pick(measured, baseline="original", margin=0.03)[0] == "steady"

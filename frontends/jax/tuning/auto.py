@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -151,12 +150,12 @@ def choose(
     finally:
         spending.close()
     baseline, margin = "original", strategy.margin
-    if medians.get(ON_CALLER, math.inf) < medians[baseline] * (1 - margin):
+    if ON_CALLER in medians and medians.beats(ON_CALLER, baseline, margin):
         baseline, margin = ON_CALLER, max(margin, _SHORT_MARGIN)
     choice, reason = autotune.pick(medians, baseline, margin)
     seconds = time.perf_counter() - start
     child = _child(fast, choice)
-    made = Choice(child, reason, medians, predicted, left_out, seconds, costs, choice)
+    made = Choice(child, reason, dict(medians), predicted, left_out, seconds, costs, choice)
     if not (ways.refused and choice == "original"):  # a later process may have more time
         choice_of.to_disk(key, made)
     return made

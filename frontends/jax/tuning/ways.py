@@ -79,8 +79,8 @@ class Ways(ways.Ways):
         with by_decision.tracing(decided.ON_CALLER):
             return self._tried(ON_CALLER, run, self._compile_s)
 
-    def measure(self, watch: quiet.Watch) -> dict[str, float]:
-        """Median milliseconds by name.
+    def measure(self, watch: quiet.Watch) -> autotune.Medians:
+        """Median milliseconds by name, with their samples.
 
         Raises:
             autotune.BudgetTooSmall: the user's seconds do not suffice.

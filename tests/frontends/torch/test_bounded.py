@@ -35,11 +35,11 @@ def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
 
-    def measure(runs: Any, **_: Any) -> dict[str, float]:
+    def measure(runs: Any, **_: Any) -> autotune.Medians:
         found.append(list(runs))
         for run in runs.values():
             run()
-        return {name: 2.0 if name == "original" else 1.0 for name in runs}
+        return autotune.Medians({name: [2.0 if name == "original" else 1.0] for name in runs})
 
     monkeypatch.setattr(autotune, "measure", measure)
     return found

@@ -52,11 +52,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Options of each measurement, in which every candidate runs once and lanes win."""
     found: list[dict[str, Any]] = []
 
-    def measure(runs: Any, **options: Any) -> dict[str, float]:
+    def measure(runs: Any, **options: Any) -> autotune.Medians:
         found.append(options)
         for run in runs.values():
             run()
-        return {name: 2.0 if name == "original" else 1.0 for name in runs}
+        return autotune.Medians({name: [2.0 if name == "original" else 1.0] for name in runs})
 
     monkeypatch.setattr(autotune, "measure", measure)
     return found
@@ -168,9 +168,9 @@ def test_tune_leaves_the_strategy_alone_while_it_measures(
     strategy = Lanes(min_cost_ns=0.0, budget_s=3.0)
     fast, seen = dfx.schedule(sorts, strategy, lanes=2, backend="torch"), []
 
-    def measure(runs: Any, **_: Any) -> dict[str, float]:
+    def measure(runs: Any, **_: Any) -> autotune.Medians:
         seen.append(strategy.budget_s)
-        return dict.fromkeys(runs, 1.0)
+        return autotune.Medians(dict.fromkeys(runs, [1.0]))
 
     monkeypatch.setattr(autotune, "measure", measure)
     with torch.no_grad():

@@ -31,11 +31,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Every candidate runs twice, and lanes are taken for the fastest."""
     found: list[set[str]] = []
 
-    def measure(runs: Any, **_: Any) -> dict[str, float]:
+    def measure(runs: Any, **_: Any) -> autotune.Medians:
         found.append(set(runs))
         for run in (*runs.values(), *runs.values()):
             run()
-        return {name: 1.0 if name == "Branches(lanes=2)" else 2.0 for name in runs}
+        return autotune.Medians(
+            {name: [1.0 if name == "Branches(lanes=2)" else 2.0] for name in runs}
+        )
 
     monkeypatch.setattr(autotune, "measure", measure)
     return found

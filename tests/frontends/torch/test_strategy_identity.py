@@ -97,11 +97,11 @@ def test_candidates_with_one_text_do_not_collide(
 ) -> None:
     measured = []
 
-    def measure(runs: Any, **_: Any) -> dict[str, float]:
+    def measure(runs: Any, **_: Any) -> autotune.Medians:
         for run in runs.values():
             run()
         measured.append(list(runs))
-        return {n: 1.0 if n == name else 9.0 for n in runs}
+        return autotune.Medians({n: [1.0 if n == name else 9.0] for n in runs})
 
     unhurried(monkeypatch)
     monkeypatch.setattr(autotune, "measure", measure)
@@ -132,8 +132,8 @@ def test_a_candidate_may_split_without_saying_into_how_many(
                 for op in ready:
                     s.execute(op, lane=op.nano % s.lanes)
 
-    def measure(runs: Any, **_: Any) -> dict[str, float]:
-        return {n: 1.0 if n == "Halves()" else 9.0 for n in runs}
+    def measure(runs: Any, **_: Any) -> autotune.Medians:
+        return autotune.Medians({n: [1.0 if n == "Halves()" else 9.0] for n in runs})
 
     unhurried(monkeypatch)
     monkeypatch.setattr(autotune, "measure", measure)
