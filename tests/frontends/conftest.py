@@ -11,8 +11,8 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
+import cheap  # noqa: E402
 import numpy as np  # noqa: E402
-from cheap import options as cheap_options  # noqa: E402
 from round_robin import RoundRobin  # noqa: E402
 from watched import JAX, ended, told, watched  # noqa: E402
 
@@ -89,11 +89,11 @@ def _run_program(code: str, *, limit_s: int = 360, devices: int = 1) -> str:
     Returns:
         Its standard output.
     """
-    flags = (
-        {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"} if devices > 1 else {}
-    )
+    flags = cheap.flags()
+    if devices > 1:
+        flags += f" --xla_force_host_platform_device_count={devices}"
     source = watched(limit_s) + JAX + _TWO_SORTS + textwrap.dedent(code)
-    done = ended(source, limit_s=limit_s, **flags)
+    done = ended(source, limit_s=limit_s, XLA_FLAGS=flags)
     assert done.returncode == 0, told(done)
     return str(done.stdout)
 
@@ -102,11 +102,11 @@ def _quick_to_compile() -> Iterator[None]:
     """Values are what is tested, not the compiler's optimisations, which take most of the time."""
     from jax._src import compiler
 
-    made, cheap = compiler.get_compile_options, cheap_options()
+    made, few = compiler.get_compile_options, cheap.options()
 
     def get_compile_options(*args: Any, **options: Any) -> Any:
         given = options.pop("env_options_overrides", None) or {}
-        return made(*args, env_options_overrides={**cheap, **given}, **options)
+        return made(*args, env_options_overrides={**few, **given}, **options)
 
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)

@@ -19,6 +19,8 @@ from unhurried import unhurried
 import dynaflow_xla as dfx
 from dynaflow_xla.frontends.jax.tuning import auto as jax_auto
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 def block(w: Any, x: Any) -> Any:
     """Two branches that meet: a sort and a matmul; differentiable in both arguments."""

@@ -27,7 +27,10 @@ from dynaflow_xla.frontends.jax.lanes import device_stage  # noqa: E402
 _plugin = importlib.util.find_spec("xla_plugins.xla_cpu_pjrt") if (
     importlib.util.find_spec("xla_plugins")
 ) else None  # fmt: skip
-pytestmark = pytest.mark.skipif(_plugin is None, reason="needs the package xla-cpu-pjrt")
+pytestmark = [
+    pytest.mark.skipif(_plugin is None, reason="needs the package xla-cpu-pjrt"),
+    pytest.mark.usefixtures("quick_to_compile"),
+]
 
 _clients: list[Any] = []
 

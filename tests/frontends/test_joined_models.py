@@ -11,6 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import joins  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 MODELS = dict(joins.jax_models())
 JOINED = {"one_hot().sum": "", "capacity": "cumsum at", "contrastive": "dot_general at"}
 """What is joined of models with this in their name; nothing of the others."""

@@ -15,6 +15,8 @@ from jax import lax
 
 import dynaflow_xla as dfx
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 B, D = 12, 8
 
 

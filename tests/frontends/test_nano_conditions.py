@@ -10,6 +10,8 @@ import pytest
 
 import dynaflow_xla as dfx
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 KEYS = jax.random.split(jax.random.key(0), 4)
 W = {"a": jax.random.normal(KEYS[0], (8, 16)), "b": jax.random.normal(KEYS[1], (16, 8))}
 

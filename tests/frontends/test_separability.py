@@ -21,6 +21,8 @@ from dynaflow_xla.frontends.jax.batch import separability
 from dynaflow_xla.frontends.jax.batch.rules import coverage
 from dynaflow_xla.frontends.jax.capture import capture
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 BATCH, SIZES = 5, (2, 3)
 T, D, H = 4, 6, 8
 

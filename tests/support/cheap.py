@@ -35,3 +35,8 @@ def _is_known(name: str) -> bool:
 def options() -> dict[str, Any]:
     """For ``compiler_options`` of ``jax.jit`` and ``dfx.schedule``."""
     return {name: _WANTED[name] for name in _known()}
+
+
+def flags() -> str:
+    """The same for ``XLA_FLAGS`` of a process that has this version of XLA."""
+    return " ".join(f"--{name}={str(value).lower()}" for name, value in options().items())
