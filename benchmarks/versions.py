@@ -149,18 +149,19 @@ def main() -> int:
     versions = {"old": Version(given.old.resolve()), "new": Version(given.new.resolve())}
     stamp = environment.stamp()
     rows = json.loads(out.read_text())["cases"] if out.exists() else {}
+    commits = {which: version.commit for which, version in versions.items()}
     table = Table("case", "way", "old ms", "new ms", "new / old")
     for case in cases.select(given.cases):
+        started = {"date": environment.now(), "load": environment.stamp()["load_average"]}
         row = compared(versions, case.name, given.rounds)
-        rows[case.name] = row | {"date": environment.now(), "load": stamp["load_average"]}
+        rows[case.name] = row | started | {"commits": commits, "rounds": given.rounds}
         for way, ratio in row["new_to_old"].items():
             middle = [statistics.median(row["samples_ms"][which][way]) for which in versions]
             table.add_row(case.name, way, *(f"{ms:.4g}" for ms in middle), f"{ratio:.2f}")
         records.save(
             {
                 "format": 1, "benchmark": "versions", "environment": stamp, "rounds": given.rounds,
-                "commits": {which: version.commit for which, version in versions.items()},
-                "cases": rows,
+                "commits": commits, "cases": rows,
             },
             out,
         )  # fmt: skip

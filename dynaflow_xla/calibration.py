@@ -42,6 +42,9 @@ WORK: dict[machine.Kind, list[tuple[tuple[int, ...], float]]] = {
 
 _SMALL_PRODUCT = [((160, 160), 1.0), ((160, 160), 0.1)]
 _LITTLE = [((8,), 1.0), ((8,), 1.0)]
+_HANDED_OVER = [((256,), 1.0)]
+"""Enough for XLA to hand the program to a thread of its own."""
+
 _CROSSINGS = 8
 _PAUSE_S = 1e-3
 """Between calls that measure what lanes cost: in a program they sleep until there is work."""
@@ -277,7 +280,7 @@ def fork_ns(frontend: Frontend, budget_s: float) -> dict[str, float]:
 
 
 def lanes_ns(frontend: Frontend) -> dict[str, float]:
-    """What it costs to go to lanes, to wake a second one, and to pass a value from one to another."""
+    """What it costs to go to lanes, to wake a second one, to pass a value, and to have no lanes."""
     works = frontend.works()
     args = _arguments(frontend, _LITTLE)
     pair, chain = works["pair"], works["chain"]
@@ -292,10 +295,18 @@ def lanes_ns(frontend: Frontend) -> dict[str, float]:
         },
         args,
     )
+    serial = works["serial"]
+    alone = _apart(
+        frontend,
+        {"original": serial, "one lane": api.schedule(serial, _Deal(1), lanes=2)},
+        _arguments(frontend, _HANDED_OVER),
+    )
+    lanes = took["one lane"] - took["original"]
     wake = took["two lanes"] - took["one lane"]
     handed = (took["chain on two"] - took["chain on one"] - wake) / _CROSSINGS
     return {
-        "lanes_ns": took["one lane"] - took["original"],
+        "lanes_ns": lanes,
+        "program_ns": lanes + alone["original"] - alone["one lane"],
         "lane_wake_ns": wake,
         "hand_over_ns": handed,
     }

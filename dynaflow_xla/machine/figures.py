@@ -25,7 +25,7 @@ Kind = Literal["products", "convolutions", "elements", "serial"]
 """Kinds of work that machines differ in: products of matrices, convolutions, loops over elements, and what
 runs on one core however many there are."""
 
-VERSION = 1
+VERSION = 2
 
 FARTHEST = 30.0
 """What was measured lies within this factor of what is assumed, or something else was measured."""
@@ -47,9 +47,15 @@ class Numbers:
         lane_start_ns: From the start of a stage until a lane's program runs; for lanes of Python steps: to
             take the interpreter lock and call XLA (``benchmarks/pjrt_execute.py``). Not measured.
         lanes_ns: To leave the outer program for lanes and to come back: the custom call, and what XLA would
-            have done beside it. (Lanes that are awake start within ``lane_start_ns``.)
+            have done beside it. (Lanes that are awake start within ``lane_start_ns``.) Like the next two, of
+            a single call after a pause, in which threads fall asleep.
         lane_wake_ns: What every lane beside the caller's costs then: it sleeps and is woken, and so is the
-            caller in the end.
+            caller in the end. (Two lanes beside one, on two cores of a virtual machine, chains of 256 to
+            65,536 floats and small MLPs: mostly 50 to 200 us after a pause and 40 to 130 in a row.)
+        program_ns: To hand a program to threads of XLA's and to wait for it: it does so with every program
+            that has floating point operations of its own. One whose regions are all on lanes has none, and
+            runs on the thread that calls it. (``lanes_ns`` and what plain ``jax.jit`` of one small operator
+            takes longer than one lane: about 25 us, in a row and after pauses alike.)
         fork_ns: To hand an operator's work to a pool of threads and to wait for them: sleeping threads are
             woken each time. (Between 25 and 60 us on two cores of a virtual machine: small functions on
             XLA's pool beside the same on a pool of one thread.)
@@ -66,7 +72,8 @@ class Numbers:
     hand_over_ns: float = 5_000.0
     lane_start_ns: float = 3_000.0
     lanes_ns: float = 40_000.0
-    lane_wake_ns: float = 30_000.0
+    lane_wake_ns: float = 100_000.0
+    program_ns: float = 65_000.0
     fork_ns: float = 35_000.0
     shared: Mapping[str, float] = field(
         default_factory=lambda: {

@@ -41,6 +41,9 @@ class Context:
         derived: The graph is not the function itself but made of it: a pass of a derivative (in PyTorch
             the forward of a training step, too), or its batched form under ``vmap``. Regions in it may
             have other inputs and outputs.
+        program_ns: What the framework takes, beside the regions' own work, where any region has all cores:
+            it hands the whole program to threads of its own. With every region on a lane it does not. 0
+            where that makes no difference, as inside of a larger program.
     """
 
     batch_size: int | None
@@ -51,6 +54,7 @@ class Context:
     cores: int = 0
     lane_cores: int = 1
     derived: bool = False
+    program_ns: float = 0.0
 
 
 class Strategy:

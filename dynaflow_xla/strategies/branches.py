@@ -52,7 +52,8 @@ class Branches(Strategy):
         if lanes > s.lanes:
             raise PlanError(f"Branches asks for {lanes} lanes; this schedule has {s.lanes}")
         cores = s.context.cores if self.wide else 0
-        placed = Moldable(s.graph, lanes, s.context.lane_cores, cores).best()
+        context = s.context
+        placed = Moldable(s.graph, lanes, context.lane_cores, cores, context.program_ns).best()
         of = {h.region.id: h for h in s.handles}
         for region, lane in placed.order:
             if region not in of:

@@ -11,6 +11,9 @@ efficiency those regions wide that gain at least so much; each with all lanes an
 to be woken. The best one is improved as CPA does it, a region
 at a time, as long as the length of the whole schedule shrinks. A schedule with lanes is kept only if it is
 predicted to be shorter than all regions wide by ``MARGIN``.
+
+A program in which anything is wide is handed to the framework's own threads, which costs ``program_ns``; one
+whose regions are all on lanes is not. For tiny functions that decides.
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ from dynaflow_xla.ir.partitioned import PartitionedGraph
 
 MARGIN = 0.03
 """Of the original's time: what lanes have to gain by the model, beside what they cost."""
+
+WAKE_MARGIN = 0.5
+"""Of ``lane_wake_ns``: what a schedule in which lanes are woken has to gain beside that, since by so much it
+differs from call to call."""
 
 _THRESHOLDS = 6
 _ROUNDS = 3
@@ -38,11 +45,13 @@ class Placed:
         order: Regions in the order in which they are to be executed, each with its lane; -1: on all cores.
         length_ns: Predicted.
         lanes: How many lanes it may use.
+        at_worst_ns: What is compared with other schedules: ``WAKE_MARGIN`` is in it.
     """
 
     order: tuple[tuple[int, int], ...]
     length_ns: float
     lanes: int
+    at_worst_ns: float
 
     @property
     def on_lanes(self) -> frozenset[int]:
@@ -58,15 +67,24 @@ class Moldable:
         lanes: Number of lanes.
         lane_cores: Cores of a lane.
         cores: Of the machine; 0: nothing but outer regions can have all of them.
+        program_ns: See ``Context``.
     """
 
-    def __init__(self, pg: PartitionedGraph, lanes: int, lane_cores: int, cores: int) -> None:
+    def __init__(
+        self,
+        pg: PartitionedGraph,
+        lanes: int,
+        lane_cores: int,
+        cores: int,
+        program_ns: float = 0.0,
+    ) -> None:
         self.regions = pg.regions
         self.lanes = lanes
         self.preds, self.succs = pg.predecessors(), pg.successors()
         self.narrow = [r.cost_at(lane_cores) for r in pg.regions]
         self.wide = [r.cost_at(max(1, cores)) for r in pg.regions]
         self.moldable = cores > 0
+        self.program_ns = program_ns
         self.fixed = {r.id for r in pg.regions if r.outer}
         values = pg.graph.values
         made = pg.producer_region()
@@ -93,10 +111,10 @@ class Moldable:
             for allotment in dict.fromkeys(self._allotments())
             for lanes in dict.fromkeys((self.lanes, 1))
         ]
-        best = min(tried, key=lambda p: p.length_ns)
+        best = min(tried, key=lambda p: p.at_worst_ns)
         best = self._improved(best, everything)
         gain = MARGIN * original.length_ns
-        return best if best.length_ns + gain < original.length_ns else original
+        return best if best.at_worst_ns + gain < original.length_ns else original
 
     def _allotments(self) -> Iterable[frozenset[int]]:
         """Sets of wide regions: by efficiency, the ratio of its time on a lane to that on all cores."""
@@ -136,15 +154,15 @@ class Moldable:
             (r.id for r in self.regions if r.id not in self.fixed), key=lambda i: -self.narrow[i]
         )[:_IMPROVED]
         for _ in range(_ROUNDS):
-            before = best.length_ns
+            before = best.at_worst_ns
             for region in free:
                 wide = (everything - best.on_lanes) ^ {region}
                 # The best may stay on one lane, or need the others once this region is narrow.
                 for lanes in dict.fromkeys((best.lanes, self.lanes)):
                     changed = self.placed(wide, lanes)
-                    if changed.length_ns < best.length_ns:
+                    if changed.at_worst_ns < best.at_worst_ns:
                         best = changed
-            if best.length_ns >= before:
+            if best.at_worst_ns >= before:
                 break
         return best
 
@@ -194,7 +212,12 @@ class _Schedule:
                 if missing[succ] == 0:
                     ready.add(succ)
         self._leave()
-        return Placed(tuple(self.order), max(self.free, default=0.0), self.lanes)
+        length = max(self.free, default=0.0)
+        if any(lane < 0 for _, lane in self.order):
+            length += tasks.program_ns
+        woken = tasks.moldable and any(lane > 0 for _, lane in self.order)
+        margin = WAKE_MARGIN * machine.numbers().lane_wake_ns if woken else 0.0
+        return Placed(tuple(self.order), length, self.lanes, length + margin)
 
     def _arrival(self, region: int) -> float:
         return max((self.finish[p] for p in self.tasks.preds[region]), default=0.0)

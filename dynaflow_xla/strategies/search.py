@@ -140,7 +140,9 @@ class _Search:
         lanes, context = self.s.lanes, self.s.context
         inner = set(self.needs)
         for cores in dict.fromkeys((context.cores, 0)):
-            placed = Moldable(self.s.graph, lanes, context.lane_cores, cores).best()
+            placed = Moldable(
+                self.s.graph, lanes, context.lane_cores, cores, context.program_ns
+            ).best()
             self._whole(tuple((i, lane) for i, lane in placed.order if i in inner))
             if cores == context.cores:  # as Branches places them
                 self.first_ns = self.best_ns

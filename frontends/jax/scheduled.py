@@ -23,6 +23,7 @@ from dynaflow_xla.frontends.jax.xla import xla_options
 from dynaflow_xla.protocols import PassesOn
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
+from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.identity import identity
 from dynaflow_xla.tuning import choice as choosing
 from dynaflow_xla.tuning.decisions import Decisions
@@ -69,6 +70,14 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
             copies_results=self.backend.copies_results,
         )  # fmt: skip
         self._jit = self.jitted(self._traced)
+        # Inside of a larger program lanes do not spare a hand-over to XLA's threads: such calls have plans of
+        # their own. (Rows that were compared with the original's in a call alone count everywhere.)
+        strategy = options.strategy
+        self.has_two = (
+            isinstance(strategy, Branches) and strategy.wide
+            and self.backend.cores() > 0 and options.in_axes is None
+        )  # fmt: skip
+        self._inside = self.jitted(self._traced_inside) if self.has_two else self._jit
         # JAX takes compiler options for whole programs only.
         self.inner = self.jitted(self.__wrapped__) if given else jitted
         self._with_options: dict[Any, Any] = {}
@@ -97,7 +106,7 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
         if lifted := self._lift(args, kwargs):
             return lifted(*args, **kwargs)
         if tracing.afresh():
-            return self.planning(args, kwargs)._traced(*args, **kwargs)
+            return self.planning(args, kwargs)._traced_inside(*args, **kwargs)
         if tracing.capturing() or _compat.under_disable_jit() or self._unsupported_platform():
             return self.original(*args, **kwargs)
         xla.check_process()
@@ -111,7 +120,7 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
         except splitting.NotCompared as found:
             return self._compare(found.entry, args, kwargs)
         if jitted is self._jit:
-            self._settle(jitted, None)
+            self._settle(jitted, None, _compat.at_top_level if self.has_two else None)
         return result
 
     def _recover(self, error: BaseException, args: Any, kwargs: Any) -> Any:
@@ -205,12 +214,12 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
         """The jitted program; at top level one with the options that were given, on CUDA with its plan's."""
         by_plan, given = self.options_by_plan(), self._options.compiler_options
         if not by_plan and not given:
-            return self._jit
+            return self._inside if self.has_two and _compat.tracing() else self._jit
         leaves = jax.tree_util.tree_leaves((args, kwargs))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             if by_plan:
                 xla_options.warn_inside_trace(self._options.name)
-            return self._jit
+            return self._inside
         # What no lane computes is in the program around them.
         options = self.compiler_options(args, kwargs) if by_plan else dict(given or {})
         key = tuple(sorted(options.items()))
@@ -236,7 +245,7 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
         """Forgets plans, compiled programs and decisions, as ``jax.jit(f).clear_cache`` does."""
         self._settle(None, None)
         parts = (*self._with_options.values(), *self._children.values(), *self._lifted.values())
-        for made in (self.original, self.inner, self._jit, *parts):
+        for made in (self.original, self.inner, self._jit, self._inside, *parts):
             made.clear_cache()
         self._with_options.clear()
         self._children.clear()
@@ -306,6 +315,11 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
             return self.original(*args, **kwargs)
         return self._run(args, kwargs, check=self._options.check)
 
+    def _traced_inside(self, *args: Any, **kwargs: Any) -> Any:
+        if self.left_alone(args, kwargs):
+            return self.original(*args, **kwargs)
+        return self._run(args, kwargs, check=self._options.check, alone=not self.has_two)
+
     def left_alone(self, args: Any, kwargs: Any) -> bool:
         """Whether a trace is to hold the original as it is.
 
@@ -316,7 +330,9 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
             raise _NotLifted
         return _compat.operator_by_operator()
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool) -> Any:
+    def _run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool, alone: bool = True
+    ) -> Any:
         if _symbolic(self.programs.dynamic_leaves(args, kwargs)):
             telling.fallback(
                 f"{self._options.name}: a plan is for sizes that are known; with symbolic ones the original "
@@ -324,7 +340,9 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
                 stacklevel=2,
             )
             return self.original(*args, **kwargs)
-        traced, consts, program = self.programs.program(args, kwargs, warn=not self._candidate)
+        traced, consts, program = self.programs.program(
+            args, kwargs, warn=not self._candidate, alone=alone
+        )
         if program.entry.unproven and check:
             raise splitting.NotCompared(program.entry)
         outs = program(*consts, *self.programs.dynamic_leaves(args, kwargs))

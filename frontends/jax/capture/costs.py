@@ -33,7 +33,14 @@ SPREAD_NS = 50_000.0
 
 FORKED_BYTES = 1 << 18
 """So much of a loop that memory bounds is work enough for one thread (XLA, ``parallel_task_assigner.cc``).
-XLA:CPU hands out what is twice that, and every product of matrices, whether it pays or not."""
+XLA:CPU hands out what is twice that, and products of matrices, whether it pays or not."""
+
+FORKED_FLOPS = float(1 << 18)
+"""Smaller products run on one thread. (Layers of 64 rows, on all cores beside one: 32 x 32, of 131,072
+operations, take as long; 64 x 64, of 524,288, 30 us longer each.)"""
+
+HANDED_OVER_FLOPS = 1000.0
+"""XLA:CPU runs programs with less on the caller's thread, and hands others to a thread of its own."""
 
 ONE_CORE = frozenset("sort top_k approx_top_k custom_call".split())
 _ONE_CORE_STARTS = ("scatter",)
@@ -112,7 +119,8 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     if name in ONE_CORE or name in work.FACTORIZATIONS or name.startswith(_ONE_CORE_STARTS):
         kind = "serial"
     elif name == "dot_general":
-        kind, forks = "products", _of_matrices(eqn, params)
+        kind = "products"
+        forks = made.flops >= FORKED_FLOPS and _of_matrices(eqn, params)
     elif name == "conv_general_dilated":
         kind, forks = "convolutions", True
     else:

@@ -7,14 +7,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from dynaflow_xla import machine
 from dynaflow_xla.errors import RuleError
+from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch import split as splitting
-from dynaflow_xla.frontends.jax.capture import capture
+from dynaflow_xla.frontends.jax.capture import capture, costs
 from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.frontends.jax.regions.functions import region_function, replaced_function
 from dynaflow_xla.frontends.jax.signature import backends
 from dynaflow_xla.frontends.jax.xla import loops
+from dynaflow_xla.ir.graph import Graph
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.rules import as_rules
 from dynaflow_xla.kernels import CudaKernel
@@ -26,12 +29,17 @@ from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.predicted import fastest
 
 
+_LEAST_NS = 20_000.0
+"""Functions of less work are faster on lanes at one hour and slower at another: they stay what they are."""
+
+
 def build_entry(
     captured: capture.Captured,
     options: Settings,
     batched: splitting.Splitting | None = None,
     *,
     derived: bool = False,
+    alone: bool = False,
 ) -> Planned:
     """Partitions, plans and validates a captured function; it is compiled when it first runs.
 
@@ -40,9 +48,10 @@ def build_entry(
         options: What the user asked for.
         batched: The same function with what is needed to split it, if it has a batch.
         derived: It is made of the user's function, see ``Context``.
+        alone: Calls run it as a program of its own, not as a part of a larger one.
     """
     with exact_types(captured):
-        return _build(captured, options, batched, derived)
+        return _build(captured, options, batched, derived, alone)
 
 
 def _build(
@@ -50,6 +59,7 @@ def _build(
     options: Settings,
     batched: splitting.Splitting | None,
     derived: bool,
+    alone: bool,
     given: tuple[int, ...] = (),
 ) -> Planned:
     """``given``: of the sizes that the cost model tries, those of this attempt."""
@@ -72,13 +82,14 @@ def _build(
         cores=backend.cores(),
         lane_cores=options.lane_cores if backend.cores() else 1,
         derived=derived,
+        program_ns=_program_ns(graph) if alone and backend.cores() else 0.0,
     )
     split = None
     sizes, asked = () if batched is None else batched.sizes, Split(assume_separable=True)
     if not sizes:
         sizes, asked = sizes_of(strategy, context)
         if batched is not None and not given and len(tried := asked.tried(batched.batch)) > 1:
-            made = [_build(captured, options, batched, derived, each) for each in tried]
+            made = [_build(captured, options, batched, derived, alone, each) for each in tried]
             number, told = fastest(made, tried)
             made[number].notes.append(told)
             return made[number]
@@ -131,6 +142,16 @@ def _build(
         options=options, captured=captured, pg=pg, plan=plan, functions=functions,
         seconds={"partition": t1 - t0, "plan": t2 - t1}, split=split,
     )  # fmt: skip
+
+
+def _program_ns(graph: Graph) -> float:
+    """What XLA takes to hand a program of these operators to a thread of its own."""
+    if not _compat.dispatches_asynchronously():
+        return 0.0
+    flops, ns = sum(op.flops for op in graph.ops), sum(op.cost_ns for op in graph.ops)
+    if flops < costs.HANDED_OVER_FLOPS or ns < _LEAST_NS:
+        return 0.0
+    return machine.numbers().program_ns
 
 
 def _plan_bodies(captured: capture.Captured, options: Settings, *, keep_rules: bool) -> None:

@@ -84,26 +84,29 @@ class Programs:
         places = getattr(self._function, "_dfx_places", ())
         return donation.given_twice(self.options.name, self._jit_options, args, kwargs, places)
 
-    def program(self, args: Any, kwargs: Any, *, warn: bool = True) -> tuple[Any, list[Any], Any]:
+    def program(
+        self, args: Any, kwargs: Any, *, warn: bool = True, alone: bool = True
+    ) -> tuple[Any, list[Any], Any]:
         """The traced original, its closed-over values, and the program for these arguments.
 
         Args:
             args: Positional arguments.
             kwargs: Keyword arguments.
             warn: Say at once what a new plan costs in copies of donated arguments.
+            alone: Whether it runs as a program of its own, not as a part of a larger one.
         """
-        traced, captured, consts = self._captured(args, kwargs, known=True)
-        found = self._entries.get(id(traced.jaxpr))
+        traced, captured, consts = self._captured(args, kwargs, known=alone)
+        found = self._entries.get((id(traced.jaxpr), alone))
         if found is None:
             if captured is None:
                 _, captured, _ = self._captured(args, kwargs)
             sharing.check_apart(captured.graph, captured.avals)
             batched = self._batched(traced, captured, consts, args, kwargs)
-            made = entry.build_entry(captured, self.options, batched)
+            made = entry.build_entry(captured, self.options, batched, alone=alone)
             if self.donates and self._copies_results:
                 donation.copied(made, traced, warn=warn)
             found = (traced, self._differentiable(made, captured, traced))
-            self._entries[id(traced.jaxpr)] = found
+            self._entries[id(traced.jaxpr), alone] = found
             if len(self._entries) > _MAX_ENTRIES:
                 self._entries.popitem(last=False)
         return traced, consts, found[1]
@@ -118,13 +121,19 @@ class Programs:
         return Program(made, captured, made.split)
 
     def _captured(
-        self, args: Any, kwargs: Any, *, known: bool = False
+        self, args: Any, kwargs: Any, *, known: bool | None = None
     ) -> tuple[Any, Any, list[Any]]:
-        """The traced original, its graph (None if ``known`` and planned already), closed-over values."""
+        """The traced original, its graph closed-over values.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            known: No graph if there is a program for them that is alone (True) or is not (False).
+        """
         with tracing.Capturing():
             traced = self._original.trace(*args, **kwargs)
         consts = _const_order(traced, _compat.traced_consts(traced))
-        if known and id(traced.jaxpr) in self._entries:
+        if known is not None and (id(traced.jaxpr), known) in self._entries:
             return traced, None, consts
         captured = capture.capture(traced.jaxpr, len(traced._consts), self.options.name)
         return traced, captured, consts

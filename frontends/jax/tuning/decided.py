@@ -115,7 +115,8 @@ class ByDecision:
         """
         fast = self._fast
         self._watched = None
-        kinds = {made.kind for made in choices}
+        made = list(choices)
+        kinds = {choice.kind for choice in made}
         by_plan = "lanes" in kinds and fast.options_by_plan()  # the call looks for its plan
         if len(kinds) != 1 or by_plan:
             fast._settle(None, None)
@@ -123,8 +124,10 @@ class ByDecision:
                 self._watched = Watched(self.program("lanes"), fast.original)
             return
         (kind,) = kinds
-        # What has compiler options cannot become a part of another program.
-        alone = _compat.at_top_level if fast.jit_compiler_options or kind == "caller" else None
+        # What has compiler options cannot become a part of another program; there are plans, too, that are
+        # others in there.
+        apart = kind == "caller" or any(c.child is not None and c.child.has_two for c in made)
+        alone = _compat.at_top_level if fast.jit_compiler_options or apart else None
         fast._settle(self.program(kind), fast.original if kind == "lanes" else None, alone)
 
     def stepped_back(self) -> int:

@@ -25,6 +25,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax.capture import costs
 
 MAX_NS = 300_000.0
 """Longer programs stay on XLA's threads: they gain a few percent, and Python could go on meanwhile."""
@@ -33,9 +34,6 @@ _OPTION = "xla_disable_hlo_passes"
 
 OPTIONS = {_OPTION: "cpu-parallel-task-assigner"}
 """What to compile with. JAX takes such options for whole programs only."""
-
-_MIN_FLOPS = 1000.0
-"""XLA runs programs with less than this on the caller's thread anyway."""
 
 _on_caller_p = Primitive("dfx_on_caller")
 _on_caller_p.def_impl(lambda x: x)
@@ -94,4 +92,4 @@ def may_help(regions: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -
     if any(len(x.sharding.device_set) > 1 for x in arrays):
         return False
     flops = sum(region.flops for region in regions)
-    return flops >= _MIN_FLOPS and sum(region.cost_ns for region in regions) <= MAX_NS
+    return flops >= costs.HANDED_OVER_FLOPS and sum(region.cost_ns for region in regions) <= MAX_NS

@@ -1,0 +1,138 @@
+"""Functions of some tens of microseconds: one lane where it spares a hand-over, none where it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+import dynaflow_xla as dfx  # noqa: E402
+from dynaflow_xla import machine  # noqa: E402
+from dynaflow_xla.planning.instructions import Launch  # noqa: E402
+from dynaflow_xla.strategies.moldable import WAKE_MARGIN  # noqa: E402
+
+pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("quick_to_compile")]
+
+
+@pytest.fixture(autouse=True)
+def _assumed() -> Iterator[None]:
+    machine.use(machine.ASSUMED)
+    yield
+    machine.use(None)
+
+
+def chains(*xs: Any) -> list[Any]:
+    out = []
+    for x in xs:
+        for _ in range(4):
+            x = jnp.tanh(x) * jnp.exp(-x * x) + 0.5 * x
+        out.append(x)
+    return out
+
+
+def _rows(count: int, size: int, seed: int = 0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.standard_normal(size), jnp.float32) for _ in range(count)]
+
+
+def _branches(fn: Any) -> Any:
+    return dfx.schedule(jax.jit(fn), dfx.Branches(), lanes=2)
+
+
+def _lanes(fast: Any, *args: Any) -> set[int]:
+    return {i.lane for i in dfx.plan(fast, *args).instructions if isinstance(i, Launch)}
+
+
+def test_one_lane_spares_the_hand_over_of_the_program(assert_same: Any) -> None:
+    xs = _rows(8, 1024)
+    fast = _branches(chains)
+    assert _lanes(fast, *xs) == {0}
+    assert "dfx_run" in fast.lower(*xs).as_text()
+    assert_same(chains(*xs), fast(*xs))
+    machine.use(dataclasses.replace(machine.ASSUMED, program_ns=3_000.0))
+    assert _lanes(_branches(chains), *xs) == {-1}
+
+
+@pytest.mark.parametrize("alone_first", [True, False])
+def test_inside_of_a_larger_program_there_is_none_to_spare(
+    alone_first: bool, assert_same: Any
+) -> None:
+    """Each has its own plan, whichever is met first."""
+    fast = _branches(chains)
+    larger = jax.jit(lambda *xs: [x + 1 for x in fast(*xs)])
+    xs = _rows(8, 1024)
+    for seed in range(2):
+        calls = {"alone": lambda xs: fast(*xs), "inside": lambda xs: [y - 1 for y in larger(*xs)]}
+        given = _rows(8, 1024, seed)
+        for name in sorted(calls, reverse=not alone_first):
+            assert_same(chains(*given), calls[name](given))
+    assert "dfx_run" not in larger.lower(*xs).as_text()
+    assert "dfx_run" in fast.lower(*xs).as_text()
+
+
+def test_loops_and_derivatives_around_it(assert_same: Any) -> None:
+    fast = _branches(chains)
+    xs = _rows(8, 1024)
+
+    def last(call: Any) -> Any:
+        return jax.lax.scan(lambda c, _: (call(*c), None), xs, None, length=3)[0]
+
+    assert_same(last(chains), last(fast))
+    assert "dfx_run" not in jax.jit(lambda: last(fast)).lower().as_text()
+    assert_same(*[jax.grad(lambda *a: sum(map(jnp.sum, f(*a))))(*xs) for f in (chains, fast)])
+    assert_same(*[jax.vmap(f)(*[x[None] for x in xs]) for f in (chains, fast)])
+    assert_same(chains(*xs), fast(*xs))
+
+
+def test_what_auto_settles_has_lanes_alone_only(assert_same: Any) -> None:
+    """A child of Auto's keeps both plans apart, too."""
+    fast = dfx.schedule(jax.jit(chains), "auto", lanes=2)
+    xs = _rows(8, 1024)
+    child = fast.with_strategy(dfx.Branches(lanes=2))
+    assert child.has_two and _lanes(child, *xs) == {0}
+    assert_same(chains(*xs), fast(*xs))
+    assert_same(chains(*xs), jax.jit(lambda *a: fast(*a))(*xs))
+
+
+def test_what_is_less_than_some_tens_of_microseconds_stays() -> None:
+    xs = _rows(2, 256)
+    assert _lanes(_branches(chains), *xs) == {-1}
+
+
+def test_a_lane_is_woken_for_more_than_its_waking() -> None:
+    """Chains of 94 us: two lanes pay where waking one is nothing, and not where it takes as long."""
+    xs = _rows(8, 1024)
+    machine.use(dataclasses.replace(machine.ASSUMED, lane_wake_ns=4_000.0))
+    assert _lanes(_branches(chains), *xs) == {0, 1}
+    work = sum(region.cost_ns for region in dfx.graph(_branches(chains), *xs).regions)
+    gain = (1 - WAKE_MARGIN / 10) * work / (1 + 2 * WAKE_MARGIN)  # of two lanes nothing is left
+    machine.use(dataclasses.replace(machine.ASSUMED, lane_wake_ns=gain))
+    assert _lanes(_branches(chains), *xs) == {0}
+
+
+def test_two_tiny_operators_in_a_large_program_wake_nobody() -> None:
+    def large(x: Any, y: Any, w: Any) -> Any:
+        made = w
+        for _ in range(6):
+            made = made @ w
+        return jnp.sort(x), jnp.sort(y), made
+
+    assert _lanes(_branches(large), jnp.ones(256), jnp.ones(256), jnp.ones((768, 768))) == {-1}
+
+
+def test_tiny_products_are_not_handed_out() -> None:
+    def product(x: Any, w: Any) -> Any:
+        return x @ w
+
+    def forks(width: int) -> float:
+        graph = dfx.graph(_branches(product), jnp.ones((64, width)), jnp.ones((width, width)))
+        return sum(region.spread.forks for region in graph.regions)
+
+    assert [forks(width) for width in (8, 32, 64, 256)] == [0, 0, 1, 1]
