@@ -72,7 +72,7 @@ class Numbers:
     hand_over_ns: float = 5_000.0
     lane_start_ns: float = 3_000.0
     lanes_ns: float = 40_000.0
-    lane_wake_ns: float = 100_000.0
+    lane_wake_ns: float = 80_000.0
     program_ns: float = 65_000.0
     fork_ns: float = 35_000.0
     shared: Mapping[str, float] = field(

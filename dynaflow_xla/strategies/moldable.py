@@ -13,7 +13,9 @@ at a time, as long as the length of the whole schedule shrinks. A schedule with 
 predicted to be shorter than all regions wide by ``MARGIN``.
 
 A program in which anything is wide is handed to the framework's own threads, which costs ``program_ns``; one
-whose regions are all on lanes is not. For tiny functions that decides.
+whose regions are all on lanes is not. For tiny functions that decides. A phase with several lanes is longer by
+``lane_wake_ns``. Where regions go does not depend on that: in a row of calls lanes are awake, and what a late
+lane has not begun the engine has another thread do.
 """
 
 from __future__ import annotations
@@ -26,10 +28,6 @@ from dynaflow_xla.ir.partitioned import PartitionedGraph
 
 MARGIN = 0.03
 """Of the original's time: what lanes have to gain by the model, beside what they cost."""
-
-WAKE_MARGIN = 0.5
-"""Of ``lane_wake_ns``: what a schedule in which lanes are woken has to gain beside that, since by so much it
-differs from call to call."""
 
 _THRESHOLDS = 6
 _ROUNDS = 3
@@ -45,13 +43,11 @@ class Placed:
         order: Regions in the order in which they are to be executed, each with its lane; -1: on all cores.
         length_ns: Predicted.
         lanes: How many lanes it may use.
-        at_worst_ns: What is compared with other schedules: ``WAKE_MARGIN`` is in it.
     """
 
     order: tuple[tuple[int, int], ...]
     length_ns: float
     lanes: int
-    at_worst_ns: float
 
     @property
     def on_lanes(self) -> frozenset[int]:
@@ -111,10 +107,10 @@ class Moldable:
             for allotment in dict.fromkeys(self._allotments())
             for lanes in dict.fromkeys((self.lanes, 1))
         ]
-        best = min(tried, key=lambda p: p.at_worst_ns)
+        best = min(tried, key=lambda p: p.length_ns)
         best = self._improved(best, everything)
         gain = MARGIN * original.length_ns
-        return best if best.at_worst_ns + gain < original.length_ns else original
+        return best if best.length_ns + gain < original.length_ns else original
 
     def _allotments(self) -> Iterable[frozenset[int]]:
         """Sets of wide regions: by efficiency, the ratio of its time on a lane to that on all cores."""
@@ -154,15 +150,15 @@ class Moldable:
             (r.id for r in self.regions if r.id not in self.fixed), key=lambda i: -self.narrow[i]
         )[:_IMPROVED]
         for _ in range(_ROUNDS):
-            before = best.at_worst_ns
+            before = best.length_ns
             for region in free:
                 wide = (everything - best.on_lanes) ^ {region}
                 # The best may stay on one lane, or need the others once this region is narrow.
                 for lanes in dict.fromkeys((best.lanes, self.lanes)):
                     changed = self.placed(wide, lanes)
-                    if changed.at_worst_ns < best.at_worst_ns:
+                    if changed.length_ns < best.length_ns:
                         best = changed
-            if best.at_worst_ns >= before:
+            if best.length_ns >= before:
                 break
         return best
 
@@ -215,9 +211,7 @@ class _Schedule:
         length = max(self.free, default=0.0)
         if any(lane < 0 for _, lane in self.order):
             length += tasks.program_ns
-        woken = tasks.moldable and any(lane > 0 for _, lane in self.order)
-        margin = WAKE_MARGIN * machine.numbers().lane_wake_ns if woken else 0.0
-        return Placed(tuple(self.order), length, self.lanes, length + margin)
+        return Placed(tuple(self.order), length, self.lanes)
 
     def _arrival(self, region: int) -> float:
         return max((self.finish[p] for p in self.tasks.preds[region]), default=0.0)
@@ -236,8 +230,6 @@ class _Schedule:
             self.inside = True
             self.number += 1
             self.free = [t + machine.numbers().lanes_ns for t in self.free]
-            if self.tasks.moldable:  # else they are woken in any case
-                self.free[1:] = [t + machine.numbers().lane_wake_ns for t in self.free[1:]]
         lane = min(range(self.lanes), key=lambda n: (self._start(region, n), n))
         self.finish[region] = self.free[lane] = (
             self._start(region, lane) + self.tasks.narrow[region]
@@ -263,7 +255,11 @@ class _Schedule:
             left = any(self.phase.get(s) != self.number for s in tasks.succs[region])
             size = tasks.bytes[region] if left else tasks.result_bytes[region]
             self.free[lane] += size / machine.numbers().fresh_copy_bytes_per_ns
-        self.free = [max(self.free)] * self.lanes
+        end = max(self.free)
+        woken = any(n > 0 and self.phase[r] == self.number for r, n in self.place.items())
+        if woken and tasks.moldable:  # else they are woken in any case
+            end += machine.numbers().lane_wake_ns
+        self.free = [end] * self.lanes
 
     def _executed(self, region: int, lane: int) -> None:
         self.place[region], self.phase[region] = lane, self.number if lane >= 0 else -1

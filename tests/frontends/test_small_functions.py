@@ -16,7 +16,6 @@ import numpy as np  # noqa: E402
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla import machine  # noqa: E402
 from dynaflow_xla.planning.instructions import Launch  # noqa: E402
-from dynaflow_xla.strategies.moldable import WAKE_MARGIN  # noqa: E402
 
 pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("quick_to_compile")]
 
@@ -107,14 +106,13 @@ def test_what_is_less_than_some_tens_of_microseconds_stays() -> None:
 
 
 def test_a_lane_is_woken_for_more_than_its_waking() -> None:
-    """Chains of 94 us: two lanes pay where waking one is nothing, and not where it takes as long."""
+    """Chains of 94 us on two lanes: each has a half, or one lane has them all."""
     xs = _rows(8, 1024)
-    machine.use(dataclasses.replace(machine.ASSUMED, lane_wake_ns=4_000.0))
-    assert _lanes(_branches(chains), *xs) == {0, 1}
-    work = sum(region.cost_ns for region in dfx.graph(_branches(chains), *xs).regions)
-    gain = (1 - WAKE_MARGIN / 10) * work / (1 + 2 * WAKE_MARGIN)  # of two lanes nothing is left
-    machine.use(dataclasses.replace(machine.ASSUMED, lane_wake_ns=gain))
-    assert _lanes(_branches(chains), *xs) == {0}
+    for wake_ns, lanes in ((4_000.0, [4, 4]), (80_000.0, [8])):
+        machine.use(dataclasses.replace(machine.ASSUMED, lane_wake_ns=wake_ns))
+        plan = dfx.plan(_branches(chains), *xs)
+        launches = [i.lane for i in plan.instructions if isinstance(i, Launch)]
+        assert [launches.count(lane) for lane in sorted(set(launches))] == lanes
 
 
 def test_two_tiny_operators_in_a_large_program_wake_nobody() -> None:

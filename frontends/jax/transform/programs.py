@@ -123,12 +123,13 @@ class Programs:
     def _captured(
         self, args: Any, kwargs: Any, *, known: bool | None = None
     ) -> tuple[Any, Any, list[Any]]:
-        """The traced original, its graph closed-over values.
+        """The traced original, its graph (None if ``known``), closed-over values.
 
         Args:
             args: Positional arguments.
             kwargs: Keyword arguments.
-            known: No graph if there is a program for them that is alone (True) or is not (False).
+            known: Whether no graph is needed if there is a program for them: one that is alone (True),
+                or is not (False).
         """
         with tracing.Capturing():
             traced = self._original.trace(*args, **kwargs)
