@@ -1,4 +1,4 @@
-"""Functions of some tens of microseconds: plain ``jax.jit``, ``Branches``, and ``Branches`` inside a larger ``jit``.
+"""Functions of some tens of microseconds: ``jax.jit``, ``Branches``, and ``Branches`` inside a ``jit``.
 
     python benchmarks/small.py [--rounds 11]
 
