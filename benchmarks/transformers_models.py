@@ -3,7 +3,7 @@
     python benchmarks/transformers_models.py [--only CLIP,T5] [--rounds 15]
 
 Plain settings are eager with all threads and with one, and ``torch.compile`` of the whole. Scheduled
-are ``Sequential``, ``Branches`` and ``Auto``, eager; ``Branches`` and ``Auto`` with compiled regions, too.
+are ``Sequential``, ``Branches`` and ``Auto``, eager; ``Branches`` and ``Auto`` with compiled regions, too; ViT also in two nano-batches.
 Outputs are verified first. A model that is in the result file already is measured again only if it is named.
 """
 
@@ -139,7 +139,11 @@ SCHEDULED: dict[str, dict[str, Any]] = {
     "auto": {"strategy": "auto"},
     "branches, compiled": {"strategy": "branches", "compiler": "inductor"},
     "auto, compiled": {"strategy": "auto", "compiler": "auto"},
+    "nano-batches": {"strategy": dfx.NanoBatch(2)},
+    "nano-batches, compiled": {"strategy": dfx.NanoBatch(2), "compiler": "inductor"},
 }
+SPLIT = ("ViT",)
+"""Models that are measured in two nano-batches, too."""
 
 
 def measured(make: Callable[[], Made], rounds: int, ways: list[str]) -> dict[str, Any]:
@@ -203,7 +207,8 @@ def main() -> int:
     for name in todo:
         started, stamp = time.perf_counter(), environment.stamp()
         try:
-            row = measured(MODELS[name], given.rounds, ways)
+            here = [way for way in ways if name in SPLIT or "nano" not in way]
+            row = measured(MODELS[name], given.rounds, here)
         except (dfx.errors.DynaflowError, RuntimeError, AssertionError) as error:
             row = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
             table.add_row(name, row["failed"], "", "", "")
