@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dynaflow_xla as dfx
-from dynaflow_xla.ir.graph import Graph, Op, Region, Value
+from dynaflow_xla.ir.graph import Graph, Operator, Region, Value
 from dynaflow_xla.planning.build import build_plan
 from dynaflow_xla.planning.validate import validate
 from dynaflow_xla.strategies.base import record
@@ -35,7 +35,7 @@ def random_regions(seed: int) -> dfx.PartitionedGraph:
         size = int(10 ** rng.uniform(3, 5.5))
         values.append(Value(n + 1, (size // 4,), "float32", size // 4 * 4, n))
         cost = 10 ** rng.uniform(3.7, 6)
-        ops.append(Op(n, "op", tuple(ids), (n + 1,), cost_ns=cost, bytes_moved=size))
+        ops.append(Operator(n, "op", tuple(ids), (n + 1,), cost_ns=cost, bytes_moved=size))
         regions.append(
             Region(n, f"r{n}", (n,), tuple(ids), (n + 1,), cost_ns=cost, bytes_moved=size)
         )

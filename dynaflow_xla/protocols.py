@@ -111,7 +111,7 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundFunction:
     """A function, and arguments of it that a callable carries along (a model that is called, say)."""
 
     function: Callable[..., Any]
@@ -166,7 +166,7 @@ class Frontend(Protocol):
     def serving(self, fast: Any, args: Any, kwargs: Any) -> Scheduled | None:
         """What serves these arguments inside of a callable; None if it is not of this frontend."""
 
-    def unbound(self, fn: Any) -> Bound:
+    def unbound(self, fn: Any) -> BoundFunction:
         """A callable without the arguments that it carries along and that have to stay arguments.
 
         Raises:
@@ -176,7 +176,7 @@ class Frontend(Protocol):
     def combined(self, parts: Sequence[Part]) -> Callable[..., Any]:
         """One function of all arguments, which calls several one after the other: a tuple of results.
 
-        Each operator knows whose it is (``ir.graph.Op.function``).
+        Each operator knows whose it is (``ir.graph.Operator.function``).
         """
 
     def about(self) -> dict[str, Any]:

@@ -15,10 +15,10 @@ _WORK: Any = 10_000  # NumPy's types know two values only
 _ANYWHERE = 1 << 50
 """Only differences of addresses count; NumPy takes 0 for no memory."""
 
-_known: Recent[tuple[View, ...], tuple[tuple[int, int], ...]] = Recent(256)
+_known: Recent[tuple[MemoryLayout, ...], tuple[tuple[int, int], ...]] = Recent(256)
 
 
-class View(NamedTuple):
+class MemoryLayout(NamedTuple):
     """How an array lies in memory.
 
     Attributes:
@@ -54,7 +54,7 @@ class View(NamedTuple):
         return True
 
 
-def overlapping(views: Sequence[View]) -> list[tuple[int, int]]:
+def overlapping(views: Sequence[MemoryLayout]) -> list[tuple[int, int]]:
     """Pairs of views (by number, the smaller one first) that have a byte in common.
 
     Exact, but for pairs of many odd strides, which are taken to overlap. Nothing in proportion to the
@@ -71,7 +71,7 @@ def overlapping(views: Sequence[View]) -> list[tuple[int, int]]:
     return sorted((min(pair), max(pair)) for pair in found)
 
 
-def _groups(views: Sequence[View]) -> Iterator[list[int]]:
+def _groups(views: Sequence[MemoryLayout]) -> Iterator[list[int]]:
     """Views whose spans meet, directly or by way of others; those of one view are left out."""
     spans = sorted((*view.span(), number) for number, view in enumerate(views))
     group: list[int] = []
@@ -87,7 +87,7 @@ def _groups(views: Sequence[View]) -> Iterator[list[int]]:
         yield group
 
 
-def _pairs(views: Sequence[View]) -> Iterator[tuple[int, int]]:
+def _pairs(views: Sequence[MemoryLayout]) -> Iterator[tuple[int, int]]:
     spans = [view.span() for view in views]
     dense = [view.is_dense() for view in views]
     for j, b in enumerate(views):
@@ -101,14 +101,14 @@ def _pairs(views: Sequence[View]) -> Iterator[tuple[int, int]]:
 class _Holder:
     """What NumPy takes for an array. Nobody reads it: it may be another device's memory."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: MemoryLayout) -> None:
         self.__array_interface__ = {
             "shape": view.shape, "strides": view.strides, "typestr": f"|V{view.itemsize}",
             "data": (_ANYWHERE + view.address, True), "version": 3,
         }  # fmt: skip
 
 
-def _share(a: View, b: View) -> bool:
+def _share(a: MemoryLayout, b: MemoryLayout) -> bool:
     try:
         first, second = (np.asarray(_Holder(view)) for view in (a, b))
         return np.shares_memory(first, second, max_work=_WORK)

@@ -11,7 +11,7 @@ from typing import Any
 from dynaflow_xla import checks, dispatch
 from dynaflow_xla.batch.arguments import call_axes
 from dynaflow_xla.errors import PlanError, PlanTypeError, UnsupportedError
-from dynaflow_xla.protocols import Arguments as Arguments, Bound, Fixed, Part, Scheduled
+from dynaflow_xla.protocols import Arguments as Arguments, BoundFunction, Fixed, Part, Scheduled
 from dynaflow_xla.selection import Call, Recipe
 from dynaflow_xla.settings import Settings
 
@@ -61,7 +61,7 @@ class Together:
         self._framework = found.pop() if found else ""
         self.__name__ = "_and_".join(self.names)
         self._settings = replace(settings, name=self.__name__)
-        self._made: dict[Any, tuple[Any, list[Bound]]] = {}
+        self._made: dict[Any, tuple[Any, list[BoundFunction]]] = {}
         self._lock = threading.RLock()
         self._ordered = [_sees_order(fn) for fn in self.functions]
 
@@ -123,7 +123,7 @@ class Together:
             flat += (*of.args, *args, *{**of.kwargs, **kwargs}.values())
         return fast, flat
 
-    def _scheduled(self, framework: str, given: Sequence[Any]) -> tuple[Any, list[Bound]]:
+    def _scheduled(self, framework: str, given: Sequence[Any]) -> tuple[Any, list[BoundFunction]]:
         """The schedule of one function of all arguments, for calls with as many; and what is bound."""
         frontend = dispatch.frontend(framework)
         bound = [frontend.unbound(dispatch.given(fn)) for fn in self.functions]
@@ -139,7 +139,7 @@ class Together:
 
     # -- what the user said of each function ---------------------------------------------------
 
-    def _for_calls(self, given: Sequence[Any], bound: Sequence[Bound]) -> Settings:
+    def _for_calls(self, given: Sequence[Any], bound: Sequence[BoundFunction]) -> Settings:
         """The settings of the one function."""
         settings = self._settings
         if settings.in_axes is not None:
@@ -176,7 +176,12 @@ class Together:
 
     @staticmethod
     def _flat_axes(
-        name: str, fn: Any, of: Bound, axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        name: str,
+        fn: Any,
+        of: BoundFunction,
+        axes: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> list[Any]:
         names = {**of.kwargs, **kwargs}
         if axes is None:
@@ -186,7 +191,9 @@ class Together:
         keyword = [made.keyword.get(key) for key in names]
         return [*[None] * len(of.args), *made.positional, *keyword]
 
-    def _choosing(self, recipe: Recipe, bound: Sequence[Bound], given: Sequence[Any]) -> Recipe:
+    def _choosing(
+        self, recipe: Recipe, bound: Sequence[BoundFunction], given: Sequence[Any]
+    ) -> Recipe:
         """``select`` sees the arguments as the caller gave them, each function's apart."""
         counts = [
             (len(of.args), len(args), tuple({**of.kwargs, **kwargs}), tuple(kwargs))

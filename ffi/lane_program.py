@@ -30,7 +30,7 @@ takes some 50 to 100 us where the processor has just done something else, a copy
 
 
 @dataclass
-class _Made:
+class _Operands:
     """What an executable takes for one combination of addresses.
 
     Attributes:
@@ -92,7 +92,7 @@ class LaneProgram:
             made = [jax.device_put(np.asarray(c), device) for c in consts]
         self._consts = jax.block_until_ready(made)
         self._aligned: dict[int, tuple[int, Any]] = {}
-        self._views: OrderedDict[tuple[int, ...], _Made] = OrderedDict()
+        self._views: OrderedDict[tuple[int, ...], _Operands] = OrderedDict()
         alike = Counter((s.shape, s.dtype) for s in specs)
         kinds: dict[Any, Recent[int, Any]] = {
             kind: Recent(_CACHE_ADDRESSES * count) for kind, count in alike.items()
@@ -133,12 +133,12 @@ class LaneProgram:
                 raise  # a signal's handler ran here: XLA itself leaves no Python frame
             raise EngineError(f"{self.name} failed: {error}") from error
 
-    def _make_views(self, addresses: tuple[int, ...], *, again: bool = False) -> _Made:
+    def _make_views(self, addresses: tuple[int, ...], *, again: bool = False) -> _Operands:
         if len(addresses) != len(self._specs):
             raise EngineError(
                 f"lane program {self.name!r} takes {len(self._specs)} buffers, got {len(addresses)}"
             )
-        made = _Made(list(self._consts))
+        made = _Operands(list(self._consts))
         # Lane threads have JAX's default settings; without x64, 64-bit memory would be narrowed.
         with jax.enable_x64(True):
             for index, (address, known) in enumerate(zip(addresses, self._known, strict=True)):

@@ -82,7 +82,7 @@ from dynaflow_xla.frontends.torch.serving import (  # noqa: E402
     serving as serving,
 )
 from dynaflow_xla.ir.graph import Source  # noqa: E402
-from dynaflow_xla.protocols import Bound  # noqa: E402
+from dynaflow_xla.protocols import BoundFunction  # noqa: E402
 from dynaflow_xla.settings import Settings  # noqa: E402
 
 _MAX_PROGRAMS = 128
@@ -413,7 +413,7 @@ def schedule(fn: Any, settings: Settings) -> ScheduledThroughXla:
     return ScheduledThroughXla(fn, replace(settings, backend="ffi"))
 
 
-def unbound(fn: Any) -> Bound:
+def unbound(fn: Any) -> BoundFunction:
     """Of several functions of one plan.
 
     Raises:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from dynaflow_xla.batch.algebra import linear, product
 from dynaflow_xla.batch.states import (
     POSITION,
-    Origin,
     Partial,
     Position,
     Refuse,
     Rows,
     Same,
     State,
+    SummedBy,
     batch_axis,
     is_zero,
     moved,
@@ -41,19 +41,19 @@ def off_batch(state: State, axes: Collection[int], reason: str) -> State:
     return state
 
 
-def summed_rows(state: Rows, origin: Origin) -> State:
+def summed_rows(state: Rows, origin: SummedBy) -> State:
     """The sum of all rows."""
     if state.fill is not None and not is_zero(state):
         return Same(state.power + 1)
     return Partial(state.power, origin)
 
 
-def parameter_gradient(state: State, origin: Origin) -> State:
+def parameter_gradient(state: State, origin: SummedBy) -> State:
     """What the gradient of something shared is, where each row contributes ``state``: their sum."""
     return Partial(state.power, origin) if isinstance(state, Rows) else unfilled(linear([state]))
 
 
-def summed(state: State, axes: Collection[int], origin: Origin, *, mean: bool = False) -> State:
+def summed(state: State, axes: Collection[int], origin: SummedBy, *, mean: bool = False) -> State:
     """The sum or mean over axes, which stay as dimensions of size 1."""
     if not isinstance(state, Rows) or state.axis not in axes:
         return linear([state])
@@ -123,7 +123,7 @@ Place = int | Hashable
 
 
 def contraction(
-    left: State, right: State, places: tuple[Sequence[Place], Sequence[Place]], origin: Origin
+    left: State, right: State, places: tuple[Sequence[Place], Sequence[Place]], origin: SummedBy
 ) -> State:
     """A product of two factors, summed over dimensions that they share.
 

@@ -24,14 +24,14 @@ from dynaflow_xla.batch.specs import (
     CutSpec,
     InSpec,
     MergeSpec,
-    Origin,
     OutSpec,
     Parts,
     Reads,
+    RegionOrigin,
 )
 from dynaflow_xla.batch.states import Partial, Position, Rows
 from dynaflow_xla.errors import PlanError, UnsupportedError
-from dynaflow_xla.ir.graph import Graph, Join, Op, Region, Value, View
+from dynaflow_xla.ir.graph import Graph, Join, Operator, Region, Value, View
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.work import spread_over
 
@@ -50,7 +50,7 @@ class Expanded:
 
     pg: PartitionedGraph
     sizes: tuple[int, ...]
-    origins: tuple[Origin | MergeSpec | CutSpec, ...]
+    origins: tuple[RegionOrigin | MergeSpec | CutSpec, ...]
     sources: tuple[tuple[int, int], ...]
     merge_reads: dict[int, Reads]
 
@@ -99,10 +99,10 @@ class _Expansion:
         self.starts = [sum(sizes[:k]) for k in range(len(sizes))]
         self.values: list[Value] = []
         self.sources: list[tuple[int, int]] = []
-        self.ops: list[Op] = []
+        self.ops: list[Operator] = []
         self.regions: list[Region] = []
         self.views: list[View] = []
-        self.origins: list[Origin | MergeSpec | CutSpec] = []
+        self.origins: list[RegionOrigin | MergeSpec | CutSpec] = []
         self.merge_reads: dict[int, Reads] = {}
         self.ids: list[dict[int, int]] = [{} for _ in parts]
         self.cuts: list[dict[int, Cut]] = [{} for _ in parts]
@@ -213,7 +213,7 @@ class _Expansion:
         """Adds a region that takes the nano-batches' rows of a value that was made once."""
         index = len(self.ops)
         made = tuple(self.value(nano, local, index) for nano in range(len(cuts)))
-        self.ops.append(Op(index, "rows", (whole,), made))
+        self.ops.append(Operator(index, "rows", (whole,), made))
         for nano, value in enumerate(made):
             self.ids[nano][local] = value
             del self.cuts[nano][local]
@@ -244,7 +244,7 @@ class _Expansion:
             made = tuple(self.value(nano, v, number) for v in op.outputs)
             new.update(zip(op.outputs, made, strict=True))
             self.ops.append(replace(op, index=number, inputs=read, outputs=made))
-        self.origins.append(Origin((nano,), region.id, (reads,)))
+        self.origins.append(RegionOrigin((nano,), region.id, (reads,)))
         self.regions.append(
             replace(
                 region,
@@ -294,7 +294,7 @@ class _Expansion:
         moved = 2 * self.values[value].bytes
         cost = moved / machine.numbers().copy_bytes_per_ns
         self.ops.append(
-            Op(index, f"merge_{spec.how}", read, (value,), bytes_moved=moved, cost_ns=cost)
+            Operator(index, f"merge_{spec.how}", read, (value,), bytes_moved=moved, cost_ns=cost)
         )
         self.origins.append(spec)
         self.merge_reads[len(self.regions)] = reads

@@ -10,13 +10,13 @@ from dynaflow_xla.batch.algebra import homogeneous, linear, nonlinear
 from dynaflow_xla.batch.axes import BY_NUMBER
 from dynaflow_xla.batch.states import (
     POSITION,
-    Origin,
     Partial,
     Position,
     Refuse,
     Rows,
     Same,
     State,
+    SummedBy,
     batch_axis,
     moved,
     scaled,
@@ -116,7 +116,7 @@ def scattered(
     paired: Mapping[int, int],
     own: int | None,
     places: Mapping[int, int],
-    origin: Origin,
+    origin: SummedBy,
 ) -> State:
     """``operand`` with ``updates`` written at places that ``index`` holds.
 

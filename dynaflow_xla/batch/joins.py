@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dynaflow_xla.batch.states import (
-    Finding,
     Mixed,
+    Obstacle,
     Partial,
     Position,
     Rows,
@@ -28,7 +28,7 @@ from dynaflow_xla.batch.states import (
     is_plain_same,
     is_zero,
 )
-from dynaflow_xla.ir.graph import Graph, Op
+from dynaflow_xla.ir.graph import Graph, Operator
 from dynaflow_xla.ir.phases import Phases
 from dynaflow_xla.ir.rules import Rule, check_matches
 
@@ -167,7 +167,7 @@ class Joiner:
         """What is known of the graph's inputs."""
         self.states.update(states)
 
-    def step(self, op: Op, attempt: Callable[[], tuple[list[State], bool]]) -> list[State]:
+    def step(self, op: Operator, attempt: Callable[[], tuple[list[State], bool]]) -> list[State]:
         """The states of an operator's results.
 
         Args:
@@ -183,10 +183,10 @@ class Joiner:
             self.states[value] = state
         return [self.states[v] for v in op.outputs]
 
-    def _step(self, op: Op, attempt: Callable[[], tuple[list[State], bool]]) -> list[State]:
+    def _step(self, op: Operator, attempt: Callable[[], tuple[list[State], bool]]) -> list[State]:
         reads = {v: self.states[v] for v in op.inputs if v not in self.numbers}
         if any(isinstance(s, Whole) for s in reads.values()):
-            mixed = Finding("mixed", op.kind, "reads what only the whole batch has", op.source)
+            mixed = Obstacle("mixed", op.kind, "reads what only the whole batch has", op.source)
             made = self._join(op, "")
             return [Mixed(mixed)] * len(op.outputs) if made is None else made
         made, movable = attempt()
@@ -213,7 +213,7 @@ class Joiner:
         joined = self._join(op, f"{op.kind}{_at(op)}: {_bare(failure, op)}")
         return made if joined is None else joined
 
-    def _complete(self, totals: Mapping[int, State], op: Op, failure: Finding) -> None:
+    def _complete(self, totals: Mapping[int, State], op: Operator, failure: Obstacle) -> None:
         for value, state in totals.items():
             self.completed[value] = state
             if value in self.read_in_parts:
@@ -223,7 +223,7 @@ class Joiner:
             text = f"{made.kind}{_at(made)}: its total is completed for {op.kind}{_at(op)}"
             self.causes.setdefault(text)
 
-    def _join(self, op: Op, why: str) -> list[State] | None:
+    def _join(self, op: Operator, why: str) -> list[State] | None:
         """Runs an operator once; None if what it reads cannot be had for the whole batch."""
         if op.outer:
             return None  # effects, callbacks, collectives: what to do instead is the user's to say
@@ -316,11 +316,11 @@ def weights(state: State, sizes: Sequence[int]) -> tuple[float, ...]:
     return ()
 
 
-def _at(op: Op) -> str:
+def _at(op: Operator) -> str:
     return f" at {op.source}" if op.source else ""
 
 
-def _bare(failure: Finding, op: Op) -> str:
+def _bare(failure: Obstacle, op: Operator) -> str:
     """The reason without the place, if that is the operator itself."""
     if failure.op == op.kind and failure.source == op.source:
         return failure.reason

@@ -7,7 +7,7 @@ from dataclasses import replace
 from graphlib import TopologicalSorter
 
 from dynaflow_xla.batch.expand import Expanded
-from dynaflow_xla.batch.specs import CutSpec, MergeSpec, Origin
+from dynaflow_xla.batch.specs import CutSpec, MergeSpec, RegionOrigin
 from dynaflow_xla.ir.graph import Region
 
 
@@ -26,12 +26,12 @@ def group(
     """
     regions = expanded.pg.regions
     first_of = {r: members[0] for members in groups for r in members}
-    joint: dict[int, tuple[Region, Origin | MergeSpec | CutSpec]] = {
+    joint: dict[int, tuple[Region, RegionOrigin | MergeSpec | CutSpec]] = {
         r.id: (r, expanded.origins[r.id]) for r in regions if first_of.get(r.id, r.id) == r.id
     }
     for members, cost in zip(groups, costs, strict=True):
         parts = [regions[m] for m in members]
-        origins = [o for m in members if isinstance(o := expanded.origins[m], Origin)]
+        origins = [o for m in members if isinstance(o := expanded.origins[m], RegionOrigin)]
         nanos = tuple(n for o in origins for n in o.nanos)
         name = parts[0].name.removesuffix(f"@{parts[0].nano}")
         region = replace(
@@ -46,7 +46,7 @@ def group(
             spread=cost.spread,
         )
         reads = tuple(r for o in origins for r in o.reads)
-        joint[members[0]] = (region, Origin(nanos, origins[0].region, reads))
+        joint[members[0]] = (region, RegionOrigin(nanos, origins[0].region, reads))
     before = {r: set[int]() for r in joint}
     for reader, preds in enumerate(expanded.pg.predecessors()):
         me = first_of.get(reader, reader)

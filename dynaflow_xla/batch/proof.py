@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from dynaflow_xla.batch.states import (
-    Finding,
     Late,
     Mixed,
+    Obstacle,
     Partial,
     Rows,
     Same,
@@ -63,7 +63,7 @@ class OutputProof:
     state: State
     wanted: OutAxis
     status: Status
-    finding: Finding | None = None
+    finding: Obstacle | None = None
     suggestion: str = ""
 
 
@@ -86,8 +86,8 @@ class Proof:
     sizes: tuple[int, ...]
     states: tuple[State, ...]
     outputs: tuple[OutputProof, ...]
-    findings: tuple[Finding, ...] = ()
-    effects: tuple[Finding, ...] = ()
+    findings: tuple[Obstacle, ...] = ()
+    effects: tuple[Obstacle, ...] = ()
 
     @property
     def status(self) -> Status:
@@ -104,7 +104,7 @@ class Proof:
         )
         return replace(self, outputs=outputs)
 
-    def not_joined(self, because: Finding | None) -> Proof:
+    def not_joined(self, because: Obstacle | None) -> Proof:
         """The same, where what mixes rows could run once but for another operator."""
         if because is None:
             return self
@@ -133,9 +133,9 @@ class Proof:
         if bad or effects:
             raise SeparabilityError(self._message(bad, effects))
 
-    def _message(self, bad: Sequence[OutputProof], effects: Sequence[Finding]) -> str:
+    def _message(self, bad: Sequence[OutputProof], effects: Sequence[Obstacle]) -> str:
         # One line for each cause; a cause often spoils many outputs.
-        causes: dict[Finding, list[int]] = {}
+        causes: dict[Obstacle, list[int]] = {}
         for output in bad:
             if output.finding is not None:
                 causes.setdefault(output.finding, []).append(output.index)
@@ -156,10 +156,10 @@ def refusal(
     name: str,
     batch: int,
     sizes: Sequence[int],
-    causes: Mapping[Finding, Sequence[int]],
+    causes: Mapping[Obstacle, Sequence[int]],
     *,
     proven: bool = True,
-    effects: Sequence[Finding] = (),
+    effects: Sequence[Obstacle] = (),
     hints: Sequence[str] = (),
 ) -> str:
     """The message of a refused split: what is to blame, and the ways out that help there.
@@ -186,7 +186,9 @@ def refusal(
     return "\n".join(lines)
 
 
-def _ways_out(causes: Iterable[Finding], effects: Sequence[Finding], hinted: bool) -> Iterable[str]:
+def _ways_out(
+    causes: Iterable[Obstacle], effects: Sequence[Obstacle], hinted: bool
+) -> Iterable[str]:
     """What helps against these causes, beside the merges that were found."""
     if not hinted and any(finding.total for finding in causes):
         yield (
@@ -265,7 +267,7 @@ def _mismatch(state: State) -> str:
 
 
 def prove_output(
-    index: int, state: State, wanted: OutAxis, *, rank: int, inexact: bool, made_by: Finding
+    index: int, state: State, wanted: OutAxis, *, rank: int, inexact: bool, made_by: Obstacle
 ) -> OutputProof:
     """Holds an output's state against how it is to be merged.
 
@@ -289,7 +291,7 @@ def prove_output(
         return OutputProof(index, state, wanted, "separable")
     reason = f"{_mismatch(state)}, so it cannot be merged by out_axes={wanted!r}"
     total = isinstance(state, Partial)
-    finding = Finding("mixed", made_by.op, reason, made_by.source, made_by.scope, total)
+    finding = Obstacle("mixed", made_by.op, reason, made_by.source, made_by.scope, total)
     return OutputProof(index, state, wanted, "mixed", finding, next(iter(allowed), ""))
 
 

@@ -74,7 +74,7 @@ class CutSpec:
 
 
 @dataclass(frozen=True)
-class Origin:
+class RegionOrigin:
     """Where a region of the expanded graph comes from.
 
     Attributes:

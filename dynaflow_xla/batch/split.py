@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaflow_xla.batch import expand, joint
-from dynaflow_xla.batch.specs import Cut, MergeSpec, Origin
+from dynaflow_xla.batch.specs import Cut, MergeSpec, RegionOrigin
 from dynaflow_xla.batch.states import Partial, Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.graph import Graph, Region
@@ -25,7 +25,7 @@ class Arrays:
     """A framework's operations on arrays.
 
     Attributes:
-        cut: The rows of an array that an ``Cut`` says.
+        cut: The rows of an array that a ``Cut`` says.
         concatenate: Several along an axis.
         zeros_like: One of the same shape and type.
         widened: As wide as sums need to be: n roundings of a partial sum in a narrow type would add up.
@@ -122,7 +122,7 @@ class SplitGraph:
         for members in groups:
             nanos = self.nanos_of(members)
             origin = self.expanded.origins[members[0]]
-            assert isinstance(origin, Origin)  # the recorder hides merges
+            assert isinstance(origin, RegionOrigin)  # the recorder hides merges
             cut = self.joint_cut(nanos, graph_at(self.joint_size(nanos)))
             costs.append(cut.regions[origin.region])
         return joint.group(self.expanded, groups, costs)
@@ -153,7 +153,7 @@ class SplitGraph:
             arrays: Of the framework.
         """
         origin = self.expanded.origins[region.id]
-        assert isinstance(origin, Origin)
+        assert isinstance(origin, RegionOrigin)
         reads = [(region.inputs.index(v), cut) for v, cut in origin.reads[0]]
         kept = [local.outputs.index(self.expanded.sources[v][1]) for v in region.outputs]
 
@@ -170,7 +170,7 @@ class SplitGraph:
             PlanError: it is not proved how values of nano-batches lie in those of all.
         """
         origin = self.expanded.origins[region.id]
-        assert isinstance(origin, Origin)
+        assert isinstance(origin, RegionOrigin)
         axes = [self._joined(v, region.name) for v in local.inputs]
         reads = [[(region.inputs.index(v), cut) for v, cut in each] for each in origin.reads]
         wanted = [self.expanded.sources[v] for v in region.outputs]

@@ -22,7 +22,7 @@ Verdict = Literal["mixed", "unproven"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Obstacle:
     """Why something is not proved separable.
 
     Attributes:
@@ -51,7 +51,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class SummedBy:
     """The operator that summed over the batch, for messages."""
 
     op: str
@@ -71,7 +71,9 @@ class Refuse(Exception):
         total: It made a total over the batch.
     """
 
-    def __init__(self, reason: str, origin: Origin | None = None, *, ordered: bool = False) -> None:
+    def __init__(
+        self, reason: str, origin: SummedBy | None = None, *, ordered: bool = False
+    ) -> None:
         super().__init__(reason)
         self.origin = origin
         self.what = "sorts the batch" if ordered else "combines all rows of the batch"
@@ -141,7 +143,7 @@ class Partial:
     """``V`` is the sum over i of ``(b_i / B)**(-power) * v_i``: 0 is a sum, -1 a mean by rows."""
 
     power: int = 0
-    origin: Origin | None = field(default=None, compare=False)
+    origin: SummedBy | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return {0: "additive", -1: "average"}.get(self.power, f"additive * batch**{self.power}")
@@ -182,7 +184,7 @@ class Counted:
 class Late:
     """Computed from totals over the batch (and what is the same in every trace), once these are complete."""
 
-    origin: Origin | None = field(default=None, compare=False)
+    origin: SummedBy | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return "computed from totals"
@@ -192,7 +194,7 @@ class Late:
 class Mixed:
     """Depends on the whole batch, or on its size; ``finding`` is the first operator to blame."""
 
-    finding: Finding
+    finding: Obstacle
 
     def __str__(self) -> str:
         return f"mixed by {self.finding.op}"
@@ -202,7 +204,7 @@ class Mixed:
 class Unknown:
     """Nothing is proved."""
 
-    finding: Finding
+    finding: Obstacle
 
     def __str__(self) -> str:
         return f"unproven since {self.finding.op}"
@@ -226,7 +228,7 @@ class Whole:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Order:
+class Permutation:
     """A permutation of the items of each trace: place ``j`` holds item ``p(j)``; equal to itself only.
 
     Attributes:
@@ -239,7 +241,7 @@ class Order:
 
     outer: int
     inner: int
-    origin: Origin
+    origin: SummedBy
     key: Key | None = None
     placed: bool = False
 
@@ -288,7 +290,7 @@ class InOrder:
     along the places, the only axis that is longer than 1, the integers of ``key`` never decrease.
     """
 
-    order: Order
+    order: Permutation
     rows: Rows
     key: Key | None = None
     rising: bool = False
@@ -298,7 +300,7 @@ class InOrder:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class ItemNumbers:
     """Integers that follow from the number of the item alone: ``tables[t][p(j)]`` at place ``j`` in trace t.
 
     Without an order, place ``j`` is item ``j``. The value is the same along all other axes.
@@ -308,7 +310,7 @@ class Numbers:
     outer: int
     inner: int
     tables: tuple[np.ndarray, ...] = field(compare=False, repr=False)
-    order: Order | None = None
+    order: Permutation | None = None
     content: bytes = b""
 
     def __str__(self) -> str:
@@ -322,7 +324,7 @@ class Inverse:
     Item ``i`` is the ``i``-th element of the value in row-major order.
     """
 
-    order: Order
+    order: Permutation
     rows: Rows
 
     def __str__(self) -> str:
@@ -338,7 +340,7 @@ class Sizes:
     """
 
     key: Key
-    origin: Origin
+    origin: SummedBy
     upto: bool = False
     most: int = 0
 
@@ -356,7 +358,7 @@ class Below:
     """
 
     key: Key
-    origin: Origin
+    origin: SummedBy
     terms: tuple[tuple[tuple[int, int], ...], ...] | None
 
     def __str__(self) -> str:
@@ -376,7 +378,7 @@ class Listed:
 
 State: TypeAlias = (
     Same | Rows | Partial | Position | Counted | Late | Mixed | Unknown
-    | InOrder | Numbers | Inverse | Keyed | Sizes | Below | Listed | Whole
+    | InOrder | ItemNumbers | Inverse | Keyed | Sizes | Below | Listed | Whole
 )  # fmt: skip
 SAME = Same()
 
@@ -436,7 +438,7 @@ def batch_axis(state: State) -> int | None:
     return state.axis if isinstance(state, Rows | Position) else None
 
 
-ORDERED = InOrder | Numbers | Inverse | Keyed | Sizes | Below | Listed
+ORDERED = InOrder | ItemNumbers | Inverse | Keyed | Sizes | Below | Listed
 """States that only rules which ask for them understand; others get :func:`orders.plain` of them."""
 
 

@@ -19,7 +19,7 @@ _WIDE = 200
 """Columns where there is no terminal: lines in a file or a pipe are not to be cut."""
 
 
-class Output:
+class CommandOutput:
     """Where a command's results go.
 
     Args:

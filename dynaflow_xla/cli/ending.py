@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from dynaflow_xla.cli.console import Output, elsewhere
+from dynaflow_xla.cli.console import CommandOutput, elsewhere
 from dynaflow_xla.errors import DynaflowError
 
 _LIBRARIES = tuple(
@@ -104,7 +104,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., Any]:
     @click.option("--traceback", "trace_back", is_flag=True, help="Print tracebacks of errors.")
     @functools.wraps(function)
     def wrapped(as_json: bool, trace_back: bool, **options: Any) -> None:
-        out = Output(as_json)
+        out = CommandOutput(as_json)
         try:
             with elsewhere() if as_json else contextlib.nullcontext():
                 status = function(out=out, **options)

@@ -16,7 +16,7 @@ _COMPILED = ("inductor", "aoti")
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheFile:
     """A file of the cache.
 
     Attributes:
@@ -45,9 +45,9 @@ class Entry:
             return "cannot be read; it will be made again"
 
 
-def entries(folder: Path) -> list[Entry]:
+def entries(folder: Path) -> list[CacheFile]:
     """All files of ours in the folder, the newest first; none if it does not exist."""
-    found: list[Entry] = []
+    found: list[CacheFile] = []
     files = [(p, "decision") for p in folder.glob("*.json") if _DECISION.fullmatch(p.name)]
     files += [(p, "machine") for p in folder.glob("*.json") if _MACHINE.fullmatch(p.name)]
     for name in _COMPILED:
@@ -57,11 +57,11 @@ def entries(folder: Path) -> list[Entry]:
     for path, kind in files:
         with contextlib.suppress(OSError):  # another process may have removed it
             told = path.stat()
-            found.append(Entry(path, kind, told.st_size, max(0.0, time.time() - told.st_mtime)))
+            found.append(CacheFile(path, kind, told.st_size, max(0.0, time.time() - told.st_mtime)))
     return sorted(found, key=lambda entry: (entry.age_s, str(entry.path)))
 
 
-def clear(found: list[Entry]) -> list[str]:
+def clear(found: list[CacheFile]) -> list[str]:
     """Removes files; returns a sentence for each that could not be."""
     failed = []
     for entry in found:

@@ -15,7 +15,7 @@ from dynaflow_xla import dispatch
 from dynaflow_xla._version import __version__
 from dynaflow_xla.caches import private_files
 from dynaflow_xla.cli import kept, targets, trace as tracing
-from dynaflow_xla.cli.console import Output
+from dynaflow_xla.cli.console import CommandOutput
 from dynaflow_xla.cli.ending import Commands, command, told
 from dynaflow_xla.cli.health import doctor as examining
 from dynaflow_xla.cli.targets import Target, TargetError
@@ -101,7 +101,7 @@ def cli() -> None:
     help="First measure the numbers that plans assume of this machine (a minute).",
 )
 @command
-def doctor(out: Output, timeout: float, measure: bool) -> int:
+def doctor(out: CommandOutput, timeout: float, measure: bool) -> int:
     """Say what of this machine and environment works, what does not, and how to mend it.
 
     Ends with status 1 if something does not work.
@@ -118,7 +118,9 @@ def doctor(out: Output, timeout: float, measure: bool) -> int:
 @_on_target
 @click.option("--deep", is_flag=True, help="With what the compiler made of the plan (backend xla).")
 @command
-def explain(out: Output, target: str, shapes: tuple[str, ...], deep: bool, **options: Any) -> None:
+def explain(
+    out: CommandOutput, target: str, shapes: tuple[str, ...], deep: bool, **options: Any
+) -> None:
     """Show regions, lanes, costs, copies and notes of the plan of TARGET for these arguments."""
     found, fast = _scheduled(target, shapes, options)
     text = dfx.explain(fast, *found.args, deep=deep, **found.kwargs)
@@ -147,7 +149,7 @@ def explain(out: Output, target: str, shapes: tuple[str, ...], deep: bool, **opt
 )
 @command
 def why(
-    out: Output,
+    out: CommandOutput,
     target: str,
     shapes: tuple[str, ...],
     estimated: bool,
@@ -178,7 +180,7 @@ def why(
 )
 @command
 def trace(
-    out: Output, target: str, shapes: tuple[str, ...], predicted: bool, path: Path, opened: bool,
+    out: CommandOutput, target: str, shapes: tuple[str, ...], predicted: bool, path: Path, opened: bool,
     **options: Any,
 ) -> None:  # fmt: skip
     """Write a timeline of TARGET, or of what a script schedules and calls (TARGET is script.py).
@@ -235,7 +237,7 @@ def trace(
 )
 @command
 def bench(
-    out: Output, target: str | None, shapes: tuple[str, ...], make: str | None, factory: bool,
+    out: CommandOutput, target: str | None, shapes: tuple[str, ...], make: str | None, factory: bool,
     cases: tuple[str, ...], frameworks: tuple[str, ...], strategies: tuple[str, ...],
     opponents: tuple[str, ...], rounds: int, lanes: tuple[int, ...],
     in_axes: str | None, out_axes: str | None, path: Path | None,
@@ -271,7 +273,7 @@ def bench(
     help="Smaller changes do not count.",
 )  # fmt: skip
 @command
-def compare(out: Output, before: Path, after: Path, least: float) -> int:
+def compare(out: CommandOutput, before: Path, after: Path, least: float) -> int:
     """Say what became slower or faster from one result file to another.
 
     Ends with status 1 if a schedule became slower, after what became of the machine.
@@ -287,7 +289,7 @@ def compare(out: Output, before: Path, after: Path, least: float) -> int:
 )  # fmt: skip
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
 @command
-def report(out: Output, results: tuple[Path, ...], path: Path, opened: bool) -> None:
+def report(out: CommandOutput, results: tuple[Path, ...], path: Path, opened: bool) -> None:
     """Write result files as a page or a Markdown table: what gains, what loses, with intervals."""
     made = reporting.write(results, path)
     out.result({"path": str(path), "rows": [dataclasses.asdict(row) for row in made]})
@@ -301,7 +303,7 @@ def report(out: Output, results: tuple[Path, ...], path: Path, opened: bool) -> 
 @click.option("--kind", type=click.Choice(["decision", "machine", "compiled"]), help="Only these.")
 @click.option("--yes", is_flag=True, help="Clear without asking.")
 @command
-def cache(out: Output, action: str, kind: str | None, yes: bool) -> int:
+def cache(out: CommandOutput, action: str, kind: str | None, yes: bool) -> int:
     """List, sum up or clear what is kept on disk: decisions, the machine's numbers, compiled regions."""
     folder = private_files.cache_folder()
     found = [e for e in kept.entries(folder) if kind in (None, e.kind)]

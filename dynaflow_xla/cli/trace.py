@@ -16,7 +16,7 @@ from typing import Any
 
 import dynaflow_xla as dfx
 from dynaflow_xla import dispatch
-from dynaflow_xla.cli.console import Output
+from dynaflow_xla.cli.console import CommandOutput
 from dynaflow_xla.cli.targets import Target, TargetError, check_folder
 from dynaflow_xla.cli.timing.bench import FRAMEWORKS
 
@@ -161,7 +161,7 @@ def numbered(path: Path, name: str, number: int, count: int) -> Path:
     return path.with_name(f"{path.stem}-{number}-{plain}{path.suffix}")
 
 
-def open_in_browser(path: Path, out: Output, wait_s: float = 60.0) -> None:
+def open_in_browser(path: Path, out: CommandOutput, wait_s: float = 60.0) -> None:
     """A page or a picture in the browser; a trace in Perfetto's page, which loads it from this process."""
     if path.suffix not in (".json", ".pftrace"):
         url = path.resolve().as_uri()

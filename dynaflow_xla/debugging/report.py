@@ -20,7 +20,7 @@ _TEXTS: dict[Kind, str] = {
 
 
 @dataclass(frozen=True)
-class Place:
+class RegionName:
     """A region as messages name it.
 
     Attributes:
@@ -43,11 +43,13 @@ class Place:
         return text + (f" from {self.source}" if self.source else "")
 
 
-def place(pg: PartitionedGraph, region: int, lane: int) -> Place:
+def place(pg: PartitionedGraph, region: int, lane: int) -> RegionName:
     """A region of a partitioned graph, on a lane."""
     found = pg.regions[region]
     operators = tuple(pg.graph.ops[i].kind for i in found.ops)
-    return Place(found.name, lane, operators, "" if found.source is None else str(found.source))
+    return RegionName(
+        found.name, lane, operators, "" if found.source is None else str(found.source)
+    )
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Finding:
     """
 
     kind: Kind
-    place: Place
+    place: RegionName
     trial: str
     round: int
     seed: int
@@ -147,7 +149,7 @@ class DeterminismReport:
     runs: int
     outputs: int
     output: str = ""
-    place: Place | None = None
+    place: RegionName | None = None
     detail: str = ""
 
     @property

@@ -2,7 +2,7 @@
 
 A frontend builds a :class:`Graph` from a framework's own program; ``partition`` cuts it into
 :class:`Region` objects; nothing here knows JAX or PyTorch. The framework's own operator (a jaxpr
-equation, an fx node) rides along as ``Op.payload`` and is read by its frontend only.
+equation, an fx node) rides along as ``Operator.payload`` and is read by its frontend only.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class OpMark:
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
+class Operator:
     """One operator of the graph.
 
     Attributes:
@@ -168,7 +168,7 @@ class Graph:
 
     name: str
     values: tuple[Value, ...]
-    ops: tuple[Op, ...]
+    ops: tuple[Operator, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     input_names: tuple[str, ...] = ()

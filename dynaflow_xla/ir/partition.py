@@ -8,7 +8,7 @@ from itertools import count
 
 from dynaflow_xla import machine
 from dynaflow_xla.ir.clusters import Cluster, Seed, contract, grow, sink, topological
-from dynaflow_xla.ir.graph import Graph, Op, Region, Resource, Source
+from dynaflow_xla.ir.graph import Graph, Operator, Region, Resource, Source
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.phases import ONE_PHASE, Phases
 from dynaflow_xla.ir.rules import Rule, as_rules, check_matches
@@ -313,7 +313,7 @@ def _needed_only(graph: Graph, ops: list[int], own: list[int]) -> list[int]:
     return [i for i in ops if i in keep]
 
 
-def _first_source(ops: list[Op]) -> Source | None:
+def _first_source(ops: list[Operator]) -> Source | None:
     return next((op.source for op in ops if op.source is not None), None)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaflow_xla.errors import RuleError, RuleTypeError, bad_rule
-from dynaflow_xla.ir.graph import RESOURCES, Graph, Op as GraphOp, Resource
+from dynaflow_xla.ir.graph import RESOURCES, Graph, Operator, Resource
 
 
 def _check_labels(what: str, name: Any, resource: Any, tags: Any) -> frozenset[str]:
@@ -139,7 +139,7 @@ class Op(Rule):
         super().__init__(**labels)
         self.pattern = _pattern("Op", pattern)
 
-    def matches(self, op: GraphOp) -> bool:
+    def matches(self, op: Operator) -> bool:
         """Whether one operator fits."""
         return any(fnmatch.fnmatchcase(op.kind, p.strip()) for p in self.pattern.split("|"))
 
@@ -229,7 +229,7 @@ class Module(Rule):
 class Where(Rule):
     """Operators for which a predicate holds; connected ones form one region."""
 
-    def __init__(self, predicate: Callable[[GraphOp], bool], **labels: Any) -> None:
+    def __init__(self, predicate: Callable[[Operator], bool], **labels: Any) -> None:
         super().__init__(**labels)
         if not callable(predicate):
             raise RuleTypeError(f"Where takes a function of an operator; got {predicate!r}")
@@ -270,7 +270,7 @@ class Seq(Rule):
         self.rules = rules
 
     @staticmethod
-    def _fits(rule: Op | Where, op: GraphOp) -> bool:
+    def _fits(rule: Op | Where, op: Operator) -> bool:
         return rule.matches(op) if isinstance(rule, Op) else bool(rule.predicate(op))
 
     def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:

@@ -36,7 +36,7 @@ _IMPROVED = 64
 
 
 @dataclass(frozen=True)
-class Placed:
+class ListSchedule:
     """A schedule.
 
     Attributes:
@@ -96,7 +96,7 @@ class Moldable:
             sum(values[v].bytes for v in r.outputs if v in results) for r in pg.regions
         ]
 
-    def best(self) -> Placed:
+    def best(self) -> ListSchedule:
         """The shortest schedule found; all wide where lanes gain too little."""
         if not self.moldable:
             return self.placed(frozenset(self.fixed))
@@ -144,7 +144,7 @@ class Moldable:
                     left.append(other)
         return found
 
-    def _improved(self, best: Placed, everything: frozenset[int]) -> Placed:
+    def _improved(self, best: ListSchedule, everything: frozenset[int]) -> ListSchedule:
         """Changes the width of one region after another while that shortens the schedule."""
         free = sorted(
             (r.id for r in self.regions if r.id not in self.fixed), key=lambda i: -self.narrow[i]
@@ -162,7 +162,7 @@ class Moldable:
                 break
         return best
 
-    def placed(self, wide: frozenset[int], lanes: int | None = None) -> Placed:
+    def placed(self, wide: frozenset[int], lanes: int | None = None) -> ListSchedule:
         """The list schedule of an allotment: all lanes that can run do so before what is wide goes on."""
         return _Schedule(self, wide, lanes or self.lanes).run()
 
@@ -187,7 +187,7 @@ class _Schedule:
             took = (tasks.wide if region.id in wide else tasks.narrow)[region.id]
             self.priority[region.id] = took + after
 
-    def run(self) -> Placed:
+    def run(self) -> ListSchedule:
         """Places every region."""
         tasks = self.tasks
         missing = [len(p) for p in tasks.preds]
@@ -211,7 +211,7 @@ class _Schedule:
         length = max(self.free, default=0.0)
         if any(lane < 0 for _, lane in self.order):
             length += tasks.program_ns
-        return Placed(tuple(self.order), length, self.lanes)
+        return ListSchedule(tuple(self.order), length, self.lanes)
 
     def _arrival(self, region: int) -> float:
         return max((self.finish[p] for p in self.tasks.preds[region]), default=0.0)

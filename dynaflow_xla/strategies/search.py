@@ -82,7 +82,7 @@ def execute(s: Recorder, order: Order) -> None:
 
 
 @dataclass
-class _State:
+class _PartialSchedule:
     """The beginning of a plan: a clock a lane, and where and when regions ended."""
 
     free: tuple[float, ...]
@@ -147,7 +147,7 @@ class _Search:
             if cores == context.cores:  # as Branches places them
                 self.first_ns = self.best_ns
         self._whole(tuple((i, WIDE if i in self.outer else 0) for i in self.needs))
-        self._extend(_State((0.0,) * lanes))
+        self._extend(_PartialSchedule((0.0,) * lanes))
 
     def _whole(self, order: Order) -> None:
         """Predicts a whole plan."""
@@ -163,7 +163,7 @@ class _Search:
         if predicted < self.best_ns:
             self.best_ns, self.best = float(predicted), order
 
-    def _extend(self, state: _State) -> None:
+    def _extend(self, state: _PartialSchedule) -> None:
         if len(state.order) == len(self.needs):
             self._whole(state.order)
             return
@@ -180,7 +180,7 @@ class _Search:
             if bound < self.best_ns:
                 self._extend(made)
 
-    def _children(self, state: _State, region: int) -> Sequence[_State]:
+    def _children(self, state: _PartialSchedule, region: int) -> Sequence[_PartialSchedule]:
         made = []
         behind = self.behind[region] - self.shortest[region]
         if region in self.outer or self.wide_cores:
@@ -206,11 +206,11 @@ class _Search:
 
     @staticmethod
     def _after(
-        state: _State, region: int, lane: int, begin: float, free: tuple[float, ...]
-    ) -> _State:
+        state: _PartialSchedule, region: int, lane: int, begin: float, free: tuple[float, ...]
+    ) -> _PartialSchedule:
         wide = lane == WIDE
         end = max(free) if wide else free[lane]
-        return _State(
+        return _PartialSchedule(
             free,
             begin,
             (*state.order, (region, lane)),
@@ -220,7 +220,7 @@ class _Search:
             end if wide else state.barrier,
         )
 
-    def _bound(self, state: _State) -> float:
+    def _bound(self, state: _PartialSchedule) -> float:
         """No plan that begins so is shorter."""
         left = [i for i in self.needs if i not in state.finish]
         ends = [max(state.free)]

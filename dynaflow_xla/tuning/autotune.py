@@ -228,7 +228,7 @@ def measure(
     rest: bool = False,
     sample_s: float = SAMPLE_S,
     tick: Callable[[str], None] | None = None,
-    watch: quiet.Watch | None = None,
+    watch: quiet.ActivityWatch | None = None,
     regardless: bool = False,
 ) -> Medians:
     """Interleaved timing: each round samples every candidate once, in an order drawn anew.
@@ -256,7 +256,7 @@ def measure(
         quiet.Disturbed: something else ran.
     """
     tell = tick or (lambda _: None)
-    watch = watch or quiet.Watch()
+    watch = watch or quiet.ActivityWatch()
     once: dict[str, float] = {}
     for name, run in runs.items():
         tell(f"first call of {name}")

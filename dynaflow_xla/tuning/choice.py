@@ -143,7 +143,7 @@ def to_disk(key: str | None, choice: Choice) -> None:
         autotune.store(key, {"choice": choice.candidate, **decision})
 
 
-def tuned(strategy: Any, budget_s: Any, choose: Callable[[quiet.Watch], T]) -> T:
+def tuned(strategy: Any, budget_s: Any, choose: Callable[[quiet.ActivityWatch], T]) -> T:
     """Decides within the user's seconds, while nothing else of this process is measured.
 
     Args:

@@ -67,7 +67,10 @@ class Decisions(Generic[C]):
         return choice
 
     def now(
-        self, signature: Any, choose: Callable[[quiet.Watch], C], keep: Callable[[Any, C], C]
+        self,
+        signature: Any,
+        choose: Callable[[quiet.ActivityWatch], C],
+        keep: Callable[[Any, C], C],
     ) -> C | None:
         """Decides by measuring, unless something else of this process runs.
 
@@ -80,7 +83,7 @@ class Decisions(Generic[C]):
             The decision; None if it has to wait.
         """
 
-        def measured(watch: quiet.Watch) -> C:
+        def measured(watch: quiet.ActivityWatch) -> C:
             if (made := self.decided(signature)) is not None:  # another thread may have been here
                 return made
             try:

@@ -44,7 +44,7 @@ class NotMyTurn(Disturbed):
     """Another thread of this process measures."""
 
 
-class Watch:
+class ActivityWatch:
     """What tells during a measurement whether something else runs."""
 
     def __init__(self) -> None:
@@ -99,11 +99,11 @@ class Watch:
 
 
 _changes = threading.Condition()
-_current: Watch | None = None
+_current: ActivityWatch | None = None
 
 
 @contextlib.contextmanager
-def turn(wait_s: float = 0.0) -> Iterator[Watch]:
+def turn(wait_s: float = 0.0) -> Iterator[ActivityWatch]:
     """The calling thread's turn to measure; in a process there is one at a time.
 
     Args:
@@ -114,7 +114,7 @@ def turn(wait_s: float = 0.0) -> Iterator[Watch]:
         NotMyTurn: another thread measures.
     """
     global _current
-    watch = Watch()
+    watch = ActivityWatch()
     with _changes:
         if wait_s > 0:
             _changes.wait_for(lambda: _current is None, wait_s)
@@ -151,7 +151,7 @@ class PutOff:
     def decide(
         self,
         signature: Any,
-        choose: Callable[[Watch], Choice],
+        choose: Callable[[ActivityWatch], Choice],
         give_up: Callable[[str], Choice],
     ) -> Choice | None:
         """A decision by measuring, unless something else of this process runs.

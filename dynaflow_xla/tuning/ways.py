@@ -113,7 +113,7 @@ class Ways:
         )
 
     def medians(
-        self, runs: dict[str, Any], watch: quiet.Watch, *, strict: bool, **options: Any
+        self, runs: dict[str, Any], watch: quiet.ActivityWatch, *, strict: bool, **options: Any
     ) -> autotune.Medians:
         """Median milliseconds by name, with their samples.
 

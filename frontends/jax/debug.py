@@ -20,8 +20,8 @@ from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.physical import is_key
 from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.lanes import device_stage, stamped
-from dynaflow_xla.frontends.jax.lanes.entry import Entry, build_stages
-from dynaflow_xla.frontends.jax.planned import Memory, Planned, own_device
+from dynaflow_xla.frontends.jax.lanes.entry import LaneEntry, build_stages
+from dynaflow_xla.frontends.jax.planned import BufferValues, Planned, own_device
 from dynaflow_xla.frontends.jax.regions.functions import region_function
 from dynaflow_xla.ir.partitioned import PartitionedGraph, contents
 from dynaflow_xla.planning.instructions import Launch, Merge, Record, Slice, Wait
@@ -75,11 +75,11 @@ class Subject:
         """What watches a run."""
         return trials.Round(plan, _bits, seed, concurrent)
 
-    def _memory(self, plan: Plan) -> Memory:
+    def _memory(self, plan: Plan) -> BufferValues:
         made, inputs = self.made, self.inputs
         if made.split is not None and not self.bound:
             inputs = made.split.inputs(tuple(inputs))
-        return Memory(plan, made.captured.graph, inputs)
+        return BufferValues(plan, made.captured.graph, inputs)
 
     def function(self, region: int) -> Callable[..., list[Any]]:
         """The region without the gates that order it inside of one program."""
@@ -158,7 +158,7 @@ class Subject:
                 stage.append(instruction)
         self._on_lanes(stage, memory, watch)
 
-    def _launch(self, launch: Launch, memory: Memory, watch: trials.Round) -> None:
+    def _launch(self, launch: Launch, memory: BufferValues, watch: trials.Round) -> None:
         watch.begin(launch.region)
         region = self.pg.regions[launch.region]
         with exact_types(self.made.captured):
@@ -167,7 +167,7 @@ class Subject:
             memory.write(launch, dict(zip(region.outputs, outs, strict=True)))
         watch.end(launch.region, outs)
 
-    def _on_lanes(self, stage: Sequence[Any], memory: Memory, watch: trials.Round) -> None:
+    def _on_lanes(self, stage: Sequence[Any], memory: BufferValues, watch: trials.Round) -> None:
         """Runs what is between two outer regions on the engine's lanes, a step a region."""
         if not any(isinstance(i, Launch) for i in stage):
             return
@@ -202,7 +202,10 @@ class Subject:
     def compiled(self, seed: int) -> dict[int, tuple[str, ...]] | None:
         """The compiled lane programs, as a call of the backend "ffi" on cores runs them."""
         made = self.made
-        if not isinstance(made, Entry) or device_stage.platform(made.options.gpu_lanes) != "cpu":
+        if (
+            not isinstance(made, LaneEntry)
+            or device_stage.platform(made.options.gpu_lanes) != "cpu"
+        ):
             return None
         if self._stages is None:
             xla.ensure_registered()

@@ -206,7 +206,7 @@ def timed(fast: Any, args: Any, kwargs: Any, rounds: int) -> tuple[list[int], li
 def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
     """Decides as ``dynaflow_xla.tune`` says, within the given seconds; returns what was chosen."""
 
-    def choose(watch: quiet.Watch) -> auto.Choice:
+    def choose(watch: quiet.ActivityWatch) -> auto.Choice:
         choice = auto.choose(fast, args, kwargs, watch, budget_s=budget_s)
         return fast.decide(fast._signature(args, kwargs), choice)  # type: ignore[no-any-return]
 

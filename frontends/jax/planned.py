@@ -21,7 +21,7 @@ from dynaflow_xla.settings import Settings
 from dynaflow_xla.timelines.timeline import Timeline
 
 
-class Memory:
+class BufferValues:
     """What a plan's buffers hold while its regions are evaluated one after another, outside of lanes.
 
     Args:
@@ -111,7 +111,7 @@ class Planned:
     plan: Plan
     functions: dict[int, Callable[..., list[Any]]]
     seconds: dict[str, float]
-    split: splitting.Split | None = None
+    split: splitting.SplitCapture | None = None
     compared: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -130,13 +130,13 @@ class Planned:
         proof = self.split.resolved.proof if self.split is not None else None
         return proof is not None and proof.status != "separable" and not self.compared
 
-    def bind(self, inputs: Sequence[Any]) -> Memory:
+    def bind(self, inputs: Sequence[Any]) -> BufferValues:
         """The plan's buffers with flat inputs of the function (closed-over values first) in them."""
         if self.split is not None:
             inputs = self.split.inputs(tuple(inputs))
-        return Memory(self.plan, self.captured.graph, inputs)
+        return BufferValues(self.plan, self.captured.graph, inputs)
 
-    def flat_outputs(self, memory: Memory) -> list[Any]:
+    def flat_outputs(self, memory: BufferValues) -> list[Any]:
         """Flat outputs of the function."""
         position = itertools.count()
         return [
@@ -148,13 +148,13 @@ class Planned:
 
     def reference(self, *inputs: Any) -> list[Any]:
         """The same on plain operators, without schedule; inputs are those of the plan's graph."""
-        memory = Memory(self.plan, self.captured.graph, inputs)
+        memory = BufferValues(self.plan, self.captured.graph, inputs)
         for launch in self.plan.instructions:
             if isinstance(launch, Launch):
                 self._run_plain(launch, memory)
         return self.flat_outputs(memory)
 
-    def _run_plain(self, launch: Launch, memory: Memory) -> None:
+    def _run_plain(self, launch: Launch, memory: BufferValues) -> None:
         beside = [memory.values[v] for v in self._beside(launch.region)]
         outs = self.functions[launch.region](*[memory[b] for b in launch.ins], *beside)
         memory.write(launch, dict(zip(self.pg.regions[launch.region].outputs, outs, strict=True)))

@@ -11,7 +11,7 @@ from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.adapters import libraries
 from dynaflow_xla.frontends.jax.capture import effects, marks
-from dynaflow_xla.protocols import Arguments, Bound, Part
+from dynaflow_xla.protocols import Arguments, BoundFunction, Part
 
 # So that a call may be made inside of a jit with these among its arguments.
 jax.tree_util.register_pytree_node(
@@ -21,7 +21,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def unbound(fn: Any) -> Bound:
+def unbound(fn: Any) -> BoundFunction:
     """A function without what it carries along: a library's objects have to stay arguments of the program.
 
     Raises:
@@ -29,9 +29,9 @@ def unbound(fn: Any) -> Bound:
     """
     if _compat.is_jitted(fn):
         _compat.jit_options(fn)  # refuses shardings
-        return Bound(fn)
+        return BoundFunction(fn)
     found = libraries.objects_bound_to(fn)
-    return Bound(fn) if found is None else Bound(*found)
+    return BoundFunction(fn) if found is None else BoundFunction(*found)
 
 
 def combined(parts: Sequence[Part]) -> Callable[..., Any]:

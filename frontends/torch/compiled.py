@@ -12,11 +12,11 @@ from dynaflow_xla.frontends.jax.readback.report import CompiledReport
 from dynaflow_xla.frontends.jax.xla import xla_options
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.on_xla import entry as on_xla
-from dynaflow_xla.frontends.torch.on_xla.backend import ProgramBackend
+from dynaflow_xla.frontends.torch.on_xla.backend import ProgramOnXla
 
 
 def _entry(fast: Core, caller: str, args: Any, kwargs: Any) -> on_xla.XlaEntry:
-    if not isinstance(fast.backend, ProgramBackend):
+    if not isinstance(fast.backend, ProgramOnXla):
         raise UnsupportedError(
             f"{caller} is for backend='xla'; {fast.options.name!r} was scheduled with "
             f"backend={fast.options.backend!r}. Use schedule(..., backend='xla')."

@@ -16,8 +16,8 @@ from dynaflow_xla.frontends.torch.backend import Entry
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import overlap
 from dynaflow_xla.frontends.torch.dynamo import capturing, running
-from dynaflow_xla.frontends.torch.dynamo.graphs import Doorway, Graphs, NoGraph
-from dynaflow_xla.frontends.torch.dynamo.whole import Whole
+from dynaflow_xla.frontends.torch.dynamo.graphs import CapturedGraphs, Doorway, NoGraph
+from dynaflow_xla.frontends.torch.dynamo.whole import CompiledOriginal
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.opaque import finding
 from dynaflow_xla.frontends.torch.signature import backends, open_batch
@@ -50,11 +50,11 @@ class Core(Deciding):
         self.splits = auto.splits(options.strategy)
         self.parent = parent
         of_parent = None if parent is None else parent.graphs
-        self.graphs: Graphs = Graphs(original, self.backend, self.splits, of_parent)
+        self.graphs: CapturedGraphs = CapturedGraphs(original, self.backend, self.splits, of_parent)
         self.entries, self.breaks = self.graphs.entries, self.graphs.breaks
         self.changes = self.graphs.changes
         self.opaque = finding.Opaque(original)
-        self._whole: Whole | None = None
+        self._whole: CompiledOriginal | None = None
         self._warned = False
         self._told: set[str] = set()
         self._apart: dict[overlap.Pattern, Core] = {}
@@ -75,11 +75,13 @@ class Core(Deciding):
         options = options_for(self.options, strategy, compiler)
         return Core(self.original, options, parent=self)
 
-    def whole(self) -> Whole:
+    def whole(self) -> CompiledOriginal:
         """The original under ``torch.compile``, with the options that are for Inductor."""
         if self._whole is None:
             given = dict(self.options.compiler_options or {})
-            self._whole = Whole(self.original, {k: v for k, v in given.items() if k != "dynamic"})
+            self._whole = CompiledOriginal(
+                self.original, {k: v for k, v in given.items() if k != "dynamic"}
+            )
         return self._whole
 
     def warn(self, note: str) -> None:
@@ -279,7 +281,7 @@ class Core(Deciding):
         try:
             with keeping.random_kept(args, kwargs), running.Running(stop=True):
                 target._invoke(args, kwargs)
-        except running.Planned as planned:
+        except running.FirstGraphPlanned as planned:
             if not target.breaks or target.changes.lasting(target.original):
                 return [planned.entry]
         kept = keeping.preserved(target.original, target.changes, args, kwargs)

@@ -11,10 +11,10 @@ from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import captures
 from dynaflow_xla.frontends.torch.capture import functions
 from dynaflow_xla.frontends.torch.capture.names import FUNCTION_NAME, PLACES
-from dynaflow_xla.protocols import Bound, Part
+from dynaflow_xla.protocols import BoundFunction, Part
 
 
-def unbound(fn: Any) -> Bound:
+def unbound(fn: Any) -> BoundFunction:
     """What is called for a function; a scheduled one's original.
 
     Raises:
@@ -30,7 +30,7 @@ def unbound(fn: Any) -> Bound:
         )
     fn = captures.without_compile(fn)
     core = getattr(fn, "_dfx_core", None)
-    return Bound(fn if core is None else core.original)
+    return BoundFunction(fn if core is None else core.original)
 
 
 class Combined(torch.nn.Module):

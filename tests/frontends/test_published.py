@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla.ir.graph import Graph, Op, Region, Value
+from dynaflow_xla.ir.graph import Graph, Operator, Region, Value
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.strategies.base import record
 
@@ -261,7 +261,7 @@ def _parallel(count: int) -> dfx.PartitionedGraph:
     shape = (1024,), "float32", 4096
     values = [Value(0, *shape, -1), *(Value(n + 1, *shape, n) for n in range(count))]
     costs = [1e4 + 100 * n for n in range(count)]
-    ops = [Op(n, "op", (0,), (n + 1,), cost_ns=c) for n, c in enumerate(costs)]
+    ops = [Operator(n, "op", (0,), (n + 1,), cost_ns=c) for n, c in enumerate(costs)]
     regions = [Region(n, f"r{n}", (n,), (0,), (n + 1,), cost_ns=c) for n, c in enumerate(costs)]
     outputs = tuple(range(1, count + 1))
     graph = Graph("parallel", tuple(values), tuple(ops), (0,), outputs, ("x",))

@@ -388,8 +388,10 @@ def test_groups_by_bounds() -> None:
     for _ in range(3000):
         low, high = sorted(random.integers(-2, 5, 2).tolist())
         key = states.Key(*(n if random.random() < 0.7 else None for n in (low, high)))
-        origin = states.Origin("scan", None)
-        items = states.InOrder(states.Order(1, 1, origin, key), states.Rows(0), key, rising=True)
+        origin = states.SummedBy("scan", None)
+        items = states.InOrder(
+            states.Permutation(1, 1, origin, key), states.Rows(0), key, rising=True
+        )
         wanted = random.integers(-3, 6, 4).tolist()
         if random.random() < 0.7:
             wanted.sort()

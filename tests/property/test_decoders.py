@@ -12,7 +12,7 @@ from decoders import Decoder, crash, decoders, mutated
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir.graph import Graph, Op, Region, Value
+from dynaflow_xla.ir.graph import Graph, Operator, Region, Value
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.build import build_plan
 from dynaflow_xla.planning.plan import Plan
@@ -25,7 +25,7 @@ def _example() -> tuple[PartitionedGraph, Plan, Any]:
     values = [Value(0, (4,), "float32", 16, -1)]
     values += [Value(i + 1, (4,), "float32", 16, i) for i in range(4)]
     reads = ((0,), (1,), (1,), (2, 3))
-    ops = [Op(i, "add", read, (i + 1,)) for i, read in enumerate(reads)]
+    ops = [Operator(i, "add", read, (i + 1,)) for i, read in enumerate(reads)]
     regions = [Region(i, f"r{i}", (i,), read, (i + 1,)) for i, read in enumerate(reads)]
     pg = PartitionedGraph(Graph("g", tuple(values), tuple(ops), (0,), (4,)), tuple(regions))
     made = Recording(tuple(Decision(i, i % 2) for i in range(4)))

@@ -24,7 +24,7 @@ from dynaflow_xla.batch.joint import group
 from dynaflow_xla.batch.proof import Sum
 from dynaflow_xla.batch.specs import Cut, Reads
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir.graph import Graph, Op, Value
+from dynaflow_xla.ir.graph import Graph, Operator, Value
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.rules import Op as OpRule
@@ -67,7 +67,7 @@ class Program:
             self.batched.append(batched)
             cost = rng.choice([0.0, 500.0, 400_000.0])
             ops.append(
-                Op(
+                Operator(
                     index, f"k{rng.randrange(9)}", reads, (number,), cost_ns=cost, bytes_moved=64,
                     outer=rng.random() < self.outer_share, outer_reason="communicates",
                 )
@@ -79,7 +79,7 @@ class Program:
             number = len(values)
             columns = values[source].shape[1]
             values.append(Value(number, (columns,), "int64", 8 * columns, len(ops)))
-            ops.append(Op(len(ops), "sum_rows", (source,), (number,), bytes_moved=64))
+            ops.append(Operator(len(ops), "sum_rows", (source,), (number,), bytes_moved=64))
             chosen.append(number)
         self.outputs = tuple(chosen)
         return Graph("rows", tuple(values), tuple(ops), (0, 1), self.outputs)
@@ -92,7 +92,7 @@ class Program:
         return specs
 
 
-def compute(op: Op, reads: Sequence[Array], like: Value) -> Array:
+def compute(op: Operator, reads: Sequence[Array], like: Value) -> Array:
     """What an operator of such a program computes (integers wrap, so any order adds up alike)."""
     if op.kind == "sum_rows":
         return reads[0].sum(axis=0)

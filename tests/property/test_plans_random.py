@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir.graph import Graph, Op, Value
+from dynaflow_xla.ir.graph import Graph, Operator, Value
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.rules import Where
@@ -38,7 +38,7 @@ def random_graph(seed: int, n_ops: int, outer_share: float = 0.0) -> Graph:
         values.append(Value(number, (8, index + 1), "float32", 32 * (index + 1), index))
         cost = rng.choice([0.0, 500.0, 400_000.0, 2_000_000.0])
         ops.append(
-            Op(
+            Operator(
                 index, rng.choice(["sort", "add", "dot"]), reads, (number,), flops=cost,
                 bytes_moved=64, cost_ns=cost, outer=rng.random() < outer_share,
                 spread=Spread(products=rng.choice([0.0, cost])),
@@ -264,9 +264,9 @@ def test_unneeded_waits_are_left_out() -> None:
 def test_independent_heavy_branches_stay_apart() -> None:
     values = tuple(Value(i, (8,), "float32", 32, i - 1) for i in range(4))
     ops = (
-        Op(0, "sort", (0,), (1,), cost_ns=1e6),
-        Op(1, "sort", (0,), (2,), cost_ns=1e6),
-        Op(2, "add", (1, 2), (3,), cost_ns=1e3),
+        Operator(0, "sort", (0,), (1,), cost_ns=1e6),
+        Operator(1, "sort", (0,), (2,), cost_ns=1e6),
+        Operator(2, "add", (1, 2), (3,), cost_ns=1e3),
     )
     pg = partition(Graph("g", values, ops, (0,), (3,)))
     assert [r.name for r in pg.regions] == ["sort", "sort_1", "add"]
@@ -277,7 +277,7 @@ def test_independent_heavy_branches_stay_apart() -> None:
 
 def test_a_chain_is_one_region_and_where_is_connected() -> None:
     values = tuple(Value(i, (8,), "float32", 32, i - 1) for i in range(5))
-    ops = tuple(Op(i, "sort", (i,), (i + 1,), cost_ns=1e6) for i in range(4))
+    ops = tuple(Operator(i, "sort", (i,), (i + 1,), cost_ns=1e6) for i in range(4))
     graph = Graph("g", values, ops, (0,), (4,))
     assert len(partition(graph).regions) == 1
     cut = partition(graph, [Where(lambda op: op.index in (0, 1), name="early")])

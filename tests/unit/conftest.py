@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynaflow_xla.ir.graph import Graph, Op, Value
+from dynaflow_xla.ir.graph import Graph, Operator, Value
 
 
 def make_graph(
@@ -31,7 +31,7 @@ def make_graph(
         names[name.strip()] = number = len(values)
         values.append(Value(number, (8,), "float32", 32, index))
         given = {"cost_ns": cost_ns, "bytes_moved": 64, **fields.get(name.strip(), {})}
-        ops.append(Op(index, kind, tuple(names[r] for r in reads), (number,), **given))
+        ops.append(Operator(index, kind, tuple(names[r] for r in reads), (number,), **given))
     made = tuple(names[name] for name in outputs.split())
     return Graph("f", tuple(values), tuple(ops), tuple(range(len(inputs.split()))), made)
 

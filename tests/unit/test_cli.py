@@ -374,7 +374,7 @@ def test_a_trial_that_dies_or_hangs_is_told(
 
 def test_doctor_prints_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     found = [Check("jax", "lanes", "fail", "broken [1]", "do this"), Check("jax", "x", "warn", "y")]
-    assert doctor.show(found, console.Output()) == 1
+    assert doctor.show(found, console.CommandOutput()) == 1
     out = capsys.readouterr().out
     assert "fail  lanes: broken [1]" in out and "> do this" in out and "\x1b" not in out
 
@@ -480,7 +480,7 @@ def test_where_nothing_can_be_written_is_said_before_anything_runs(
 
 def test_a_result_that_cannot_be_written_is_printed(tmp_path: Path) -> None:
     record = {"environment": {"load_average": [0]}, "cases": []}
-    out = console.Output(True)
+    out = console.CommandOutput(True)
     with pytest.raises(targets.TargetError, match="cannot be written"):
         bench.show(record, tmp_path / "gone" / "x.json", [], out)
     assert out.document == {**record, "notes": []}

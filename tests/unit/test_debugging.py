@@ -16,11 +16,11 @@ from dynaflow_xla.debugging.report import (
     DeterminismError,
     DeterminismReport,
     Finding,
-    Place,
+    RegionName,
 )
 from dynaflow_xla.debugging.shadow import Shadow, Unwritten
 from dynaflow_xla.errors import VerificationError
-from dynaflow_xla.ir.graph import Graph, Op, Region, Value
+from dynaflow_xla.ir.graph import Graph, Operator, Region, Value
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.build import build_plan
 from dynaflow_xla.planning.instructions import Launch, Record, Wait
@@ -38,7 +38,7 @@ def chain(*reads: tuple[int, ...], outer: int = -1) -> PartitionedGraph:
     ops, regions = [], []
     for i, read in enumerate(reads):
         ins = tuple(r + 1 for r in read)
-        ops.append(Op(i, "add", ins, (i + 1,), outer=i == outer))
+        ops.append(Operator(i, "add", ins, (i + 1,), outer=i == outer))
         regions.append(Region(i, f"r{i}", (i,), ins, (i + 1,), outer=i == outer))
     graph = Graph("g", tuple(values), tuple(ops), (0,), (n,))
     return PartitionedGraph(graph, tuple(regions))
@@ -143,7 +143,7 @@ def test_a_plan_made_anew_has_the_same_regions_and_keeps_outer_ones(seed: int) -
 
 
 def test_reports_are_typed_printed_and_travel() -> None:
-    where = Place("r1", 1, ("add",), "f.py:3")
+    where = RegionName("r1", 1, ("add",), "f.py:3")
     finding = Finding("changed", where, "a round", 2, 7, "float32[4]")
     report = DebugReport("g", 4, {"a round": 2}, 8, 0, finding)
     text = str(report)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from hypothesis import given, settings, strategies as st
 
 import dynaflow_xla as dfx
-from dynaflow_xla.ir.graph import Graph, Join, Op, Region, Source, Value, View
+from dynaflow_xla.ir.graph import Graph, Join, Operator, Region, Source, Value, View
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 
@@ -30,7 +30,7 @@ def from_json(text: str) -> PartitionedGraph:
             for v in data["values"]
         ),
         tuple(
-            Op(**{k: tuple(v) if isinstance(v, list) else v for k, v in op.items() if k != "source"},
+            Operator(**{k: tuple(v) if isinstance(v, list) else v for k, v in op.items() if k != "source"},
                source=_source(op["source"]))
             for op in data["ops"]
         ),
@@ -67,7 +67,7 @@ def random_cut(seed: int) -> PartitionedGraph:
         number = len(values)
         values.append(Value(number, (rng.randint(0, 3),), "bfloat16", rng.randint(0, 9), index))
         ops.append(
-            Op(
+            Operator(
                 index, rng.choice(names), reads, (number,), scope=tuple(rng.sample(names, 2)),
                 call_path=(rng.choice(names),), cost_ns=rng.choice([0.0, 1e6]), flops=1e30,
                 params=rng.choice(names), source=rng.choice([None, Source("C:/m.py", 3)]),

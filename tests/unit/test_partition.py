@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import dynaflow_xla as dfx
-from dynaflow_xla.ir.graph import Graph, Op, OpMark, Source, Value
+from dynaflow_xla.ir.graph import Graph, Operator, OpMark, Source, Value
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 
@@ -23,7 +23,7 @@ def random_graph(seed: int) -> Graph:
     rng = random.Random(seed)
     values = [Value(i, (8,), "float32", 32, -1) for i in range(rng.randint(1, 3))]
     inputs = tuple(range(len(values)))
-    ops: list[Op] = []
+    ops: list[Operator] = []
     generated: list[int] = []
     for index in range(rng.randint(1, 40)):
         generator = rng.random() < 0.15
@@ -36,7 +36,7 @@ def random_graph(seed: int) -> Graph:
         generated += outs if generator else ()
         mark = OpMark(rng.choice("mn"), rng.randint(0, 1), tags=frozenset({"marked"}))
         ops.append(
-            Op(
+            Operator(
                 index, rng.choice(["sort", "add", "dot"]), reads, outs,
                 scope=tuple(rng.choice(["s", "t"]) for _ in range(rng.randint(0, 2))),
                 call_path=tuple(f"f#{rng.randint(0, 1)}" for _ in range(rng.randint(0, 1))),

@@ -98,19 +98,19 @@ def test_an_error_gives_the_turn_back() -> None:
 def test_a_busy_thread_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """However seldom it has a core: on a busy machine a short look may find it waiting."""
     monkeypatch.setattr(quiet, "PATIENCE_S", 0.02)
-    watch = quiet.Watch()
+    watch = quiet.ActivityWatch()
     watch.begin()
     with beside(lambda: None):
         with pytest.raises(quiet.Disturbed, match="not measured: .*busy|'somebody'"):
             sooner_or_later(watch.settle)
         with pytest.raises(DynaflowError):
             watch.check()
-        watch = quiet.Watch()
+        watch = quiet.ActivityWatch()
         watch.begin()
         with pytest.raises(quiet.Disturbed, match="'somebody' ran beside it"):
             sooner_or_later(watch.check)
     monkeypatch.setattr(quiet, "PATIENCE_S", 60.0)
-    watch = quiet.Watch()
+    watch = quiet.ActivityWatch()
     watch.begin()
     watch.settle()
     watch.check()
@@ -119,7 +119,7 @@ def test_a_busy_thread_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_thread_that_waits_disturbs_nobody() -> None:
     pause = threading.Event()
     with beside(lambda: pause.wait(60) and None):
-        watch = quiet.Watch()
+        watch = quiet.ActivityWatch()
         watch.begin()
         watch.settle()
         watch.check()
@@ -147,14 +147,14 @@ def test_what_a_thread_may_run_and_wait_for(
         monkeypatch.setattr(
             quiet, "_seconds", lambda tid: tuple(now * x for x in shares.get(tid, (0.0, 0.0)))
         )
-        watch = quiet.Watch()
+        watch = quiet.ActivityWatch()
         watch.begin()
         if wanted < 0.2:
             watch.settle()
         else:
             with pytest.raises(quiet.Disturbed, match="busy"):
                 watch.settle()
-            watch = quiet.Watch()
+            watch = quiet.ActivityWatch()
             watch.begin()
         now += 1.0
         if disturbs:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir.graph import Graph, Op, Value
+from dynaflow_xla.ir.graph import Graph, Operator, Value
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import Launch, Record, Wait
 from dynaflow_xla.planning.plan import Plan
@@ -195,9 +195,9 @@ def branches() -> tuple[PartitionedGraph, Plan]:
     """Two sorts, then an add."""
     values = tuple(Value(i, (8,), "float32", 3200, i - 1) for i in range(4))
     ops = (
-        Op(0, "sort", (0,), (1,), cost_ns=1e6),
-        Op(1, "sort", (0,), (2,), cost_ns=1e6),
-        Op(2, "add", (1, 2), (3,), cost_ns=1e3),
+        Operator(0, "sort", (0,), (1,), cost_ns=1e6),
+        Operator(1, "sort", (0,), (2,), cost_ns=1e6),
+        Operator(2, "add", (1, 2), (3,), cost_ns=1e3),
     )
     pg = plans.fine_cut(Graph("g", values, ops, (0,), (3,)))
     return pg, plans.plan_of(pg, Branches(), 2)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from dynaflow_xla.batch import expand
 from dynaflow_xla.batch.proof import Sum
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir.graph import Graph, Op, Value
+from dynaflow_xla.ir.graph import Graph, Operator, Value
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.rules import Op as OpRule
@@ -37,9 +37,9 @@ def function(rows: int) -> Graph:
     )
     cost = 1e5 * rows
     ops = (
-        Op(0, "mul", (0, 1), (2,), cost_ns=cost),
-        Op(1, "sort", (2,), (3,), cost_ns=2 * cost),
-        Op(2, "reduce_sum", (3,), (4,), cost_ns=cost),
+        Operator(0, "mul", (0, 1), (2,), cost_ns=cost),
+        Operator(1, "sort", (2,), (3,), cost_ns=2 * cost),
+        Operator(2, "reduce_sum", (3,), (4,), cost_ns=cost),
     )
     return Graph("f", values, ops, (0, 1), (3, 4), ("x", "w"))
 

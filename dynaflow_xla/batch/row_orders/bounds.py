@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from dynaflow_xla.batch.states import Below, InOrder, Key, Origin, State, is_zero
+from dynaflow_xla.batch.states import Below, InOrder, Key, State, SummedBy, is_zero
 
 Terms = tuple[tuple[int, int], ...]
 
 
-def searched(items: State, bounds: Sequence[int], origin: Origin, *, after: bool) -> Below | None:
+def searched(items: State, bounds: Sequence[int], origin: SummedBy, *, after: bool) -> Below | None:
     """Where bounds belong among sorted integers.
 
     Args:

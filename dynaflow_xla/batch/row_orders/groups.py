@@ -13,14 +13,14 @@ from dynaflow_xla.batch.states import (
     Inverse,
     Key,
     Keyed,
-    Order,
-    Origin,
     Partial,
+    Permutation,
     Refuse,
     Rows,
     Same,
     Sizes,
     State,
+    SummedBy,
     is_zero,
 )
 
@@ -76,7 +76,7 @@ def compared(state: State, bound: int, *, below: bool) -> State | None:
 
 
 def counted(
-    index: State, zeros: State, ones: State, classes: int, origin: Origin, *, drops: bool = False
+    index: State, zeros: State, ones: State, classes: int, origin: SummedBy, *, drops: bool = False
 ) -> State | None:  # fmt: skip
     """How often each number is in ``index``: ones, added to zeros at these places.
 
@@ -134,7 +134,7 @@ def grouped(
 
 
 def grouped_sum(
-    left: State, right: State, sizes: State, origin: Origin, *, axes: tuple[int, int],
+    left: State, right: State, sizes: State, origin: SummedBy, *, axes: tuple[int, int],
     upto: bool = False, groups: int | None = None,
 ) -> State:  # fmt: skip
     """For each group the sum over its items of the products of two values; see :func:`grouped`."""
@@ -147,7 +147,7 @@ def grouped_sum(
 
 def _grouped_order(
     items: State, sizes: State, axis: int, upto: bool, groups: int | None
-) -> Order:  # fmt: skip
+) -> Permutation:  # fmt: skip
     if not isinstance(items, InOrder) or items.rows != Rows(axis, power=items.rows.power):
         raise Refuse(GROUPS)
     if isinstance(sizes, Below) and not upto and groups is None and divides(sizes):

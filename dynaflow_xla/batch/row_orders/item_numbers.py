@@ -12,9 +12,9 @@ import numpy as np
 
 from dynaflow_xla.batch.states import (
     POSITION,
+    ItemNumbers,
     Listed,
-    Numbers,
-    Order,
+    Permutation,
     Position,
     Refuse,
     Rows,
@@ -26,12 +26,12 @@ MOST_ITEMS = 1 << 22
 """Numbers of so many items are looked at one by one; of more nothing is said."""
 
 
-def counts_up(state: Numbers) -> bool:
+def counts_up(state: ItemNumbers) -> bool:
     """Whether each item has its own number."""
     return all(np.array_equal(t, np.arange(t.size)) for t in state.tables)
 
 
-def counting(axis: int, outer: int, inner: int, sizes: Sequence[int]) -> Numbers:
+def counting(axis: int, outer: int, inner: int, sizes: Sequence[int]) -> ItemNumbers:
     """0, 1, 2... along an axis of ``outer * inner`` items for each row."""
     lengths = [n * outer * inner for n in sizes]
     if max(lengths) > MOST_ITEMS:
@@ -40,25 +40,25 @@ def counting(axis: int, outer: int, inner: int, sizes: Sequence[int]) -> Numbers
 
 
 def numbered(
-    axis: int, outer: int, inner: int, tables: Sequence[Any], order: Order | None = None
-) -> Numbers:
+    axis: int, outer: int, inner: int, tables: Sequence[Any], order: Permutation | None = None
+) -> ItemNumbers:
     """Numbers of items, given for each trace."""
     made = tuple(np.asarray(t) for t in tables)
     digest = hashlib.blake2b(digest_size=16)
     for table in made:
         digest.update(f"{table.shape}{table.dtype.kind}".encode())
         digest.update(np.ascontiguousarray(table).tobytes())
-    return Numbers(axis, outer, inner, made, order, digest.digest())
+    return ItemNumbers(axis, outer, inner, made, order, digest.digest())
 
 
-def numbers(state: State, sizes: Sequence[int]) -> Numbers | None:
+def numbers(state: State, sizes: Sequence[int]) -> ItemNumbers | None:
     """A state as numbers of items, if it is that."""
     if isinstance(state, Position) and state.dim is None:
         return counting(state.axis, 1, 1, sizes)
-    return state if isinstance(state, Numbers) else None
+    return state if isinstance(state, ItemNumbers) else None
 
 
-def settled(state: Numbers) -> State:
+def settled(state: ItemNumbers) -> State:
     """A known value instead, if all numbers are one."""
     first = state.tables[0].reshape(-1)[:1]
     if first.size and all(bool((t == first[0]).all()) for t in state.tables):
@@ -67,7 +67,7 @@ def settled(state: Numbers) -> State:
     return state
 
 
-def by_row(state: Numbers) -> bool:
+def by_row(state: ItemNumbers) -> bool:
     """Whether the numbers are the same for all rows, in all traces: they say nothing of the row then."""
     rows = [t.reshape(state.outer, -1, state.inner) for t in state.tables]
     return all(bool((t == rows[0][:, :1]).all()) for t in rows)
@@ -78,18 +78,18 @@ def elementwise(
 ) -> State | None:
     """A function of integers, element by element, of numbers of items and known values."""
     given = [numbers(s, sizes) or s for s in operands]
-    found = [s for s in given if isinstance(s, Numbers)]
+    found = [s for s in given if isinstance(s, ItemNumbers)]
     if not found or any((s.axis, s.order) != (found[0].axis, found[0].order) for s in found):
         return None
     if len({tuple(t.size for t in s.tables) for s in found}) != 1:
         return None
-    others = [_fills(s, len(sizes)) for s in given if not isinstance(s, Numbers)]
+    others = [_fills(s, len(sizes)) for s in given if not isinstance(s, ItemNumbers)]
     if None in others:
         return None
     tables = []
     for trace in range(len(sizes)):
         fills = iter([o[trace] for o in others if o is not None])
-        values = [s.tables[trace] if isinstance(s, Numbers) else next(fills) for s in given]
+        values = [s.tables[trace] if isinstance(s, ItemNumbers) else next(fills) for s in given]
         try:
             with np.errstate(all="raise"):
                 tables.append(np.broadcast_to(function(*values), found[0].tables[trace].shape))
@@ -144,7 +144,7 @@ def distinct(tables: Sequence[np.ndarray]) -> bool:
 
 
 def reshaped_numbers(
-    state: Numbers, old: Sequence[Sequence[int]], new: Sequence[Sequence[int]], sizes: Sequence[int]
+    state: ItemNumbers, old: Sequence[Sequence[int]], new: Sequence[Sequence[int]], sizes: Sequence[int]
 ) -> State | None:  # fmt: skip
     """Numbers of items, reshaped row-major; ``old`` and ``new`` are the shapes in each trace."""
     if len({len(shape) for shape in new}) > 1:

@@ -1,10 +1,11 @@
 """Rows in an order that data gives: what a sort makes, what undoes it, and what may happen in between.
 
 A mixture of experts sorts its tokens by expert, gathers, multiplies group by group, scatters back. Which
-place an item gets depends on all items, what becomes of it on that item alone. Three things carry the
-proof: values in that order (``InOrder``), numbers of items (``Numbers``) and places of items (``Inverse``).
-In between, items are the rows of a batch of their own: whatever treats rows independently may be applied
-to them, by the same rules (``into``, ``out_of``). Only what brings an item back to its own row leads out.
+place an item gets depends on all items, what becomes of it on that item alone. Three things carry
+the proof: values in that order (``InOrder``), numbers of items (``ItemNumbers``) and places of items
+(``Inverse``). In between, items are the rows of a batch of their own: whatever treats rows independently may
+be applied to them, by the same rules (``into``, ``out_of``). Only what brings an item back to its own row
+leads out.
 
 Functions give None where they have nothing to say: the ordinary rule decides then, about ``plain`` states.
 """
@@ -21,11 +22,11 @@ from dynaflow_xla.batch.states import (
     Below,
     InOrder,
     Inverse,
+    ItemNumbers,
     Keyed,
     Listed,
-    Numbers,
-    Order,
     Partial,
+    Permutation,
     Position,
     Refuse,
     Rows,
@@ -54,7 +55,7 @@ def plain(state: State) -> State:
         return Partial(0, state.origin)
     if isinstance(state, InOrder | Inverse):
         raise Refuse(_ELSEWHERE, state.order.origin, ordered=True)
-    if isinstance(state, Numbers):
+    if isinstance(state, ItemNumbers):
         if state.order is not None:
             raise Refuse(_ELSEWHERE, state.order.origin, ordered=True)
         if state.outer * state.inner == 1 and counts_up(state):
@@ -69,7 +70,7 @@ def at(state: State) -> Rows | None:
     """Where a value that is in an order, or about one, has its items, as rows of the batch."""
     if isinstance(state, Keyed | Inverse):
         return state.rows
-    if isinstance(state, Numbers):
+    if isinstance(state, ItemNumbers):
         return Rows(state.axis, state.outer, state.inner)
     if isinstance(state, InOrder):
         order, rows = state.order, state.rows
@@ -77,20 +78,20 @@ def at(state: State) -> Rows | None:
     return None
 
 
-def order_of(states: Sequence[State]) -> Order | None:
+def order_of(states: Sequence[State]) -> Permutation | None:
     """The order that some operands are in.
 
     Raises:
         Refuse: there are two.
     """
-    found = {s.order for s in states if isinstance(s, InOrder | Numbers | Inverse) and s.order}
+    found = {s.order for s in states if isinstance(s, InOrder | ItemNumbers | Inverse) and s.order}
     if len(found) > 1:
         first = min(found, key=lambda o: str(o.origin))
         raise Refuse("combines rows in two different orders", first.origin, ordered=True)
     return found.pop() if found else None
 
 
-def into(state: State, order: Order) -> State:
+def into(state: State, order: Permutation) -> State:
     """The state of an operand where items are the rows.
 
     Raises:
@@ -106,10 +107,10 @@ def into(state: State, order: Order) -> State:
             return replace(state, outer=1, inner=1)
     if isinstance(state, Position) and state.dim is None and order.each == 1:
         return state
-    if isinstance(state, Numbers) and state.order is None and counts_up(state):
+    if isinstance(state, ItemNumbers) and state.order is None and counts_up(state):
         if state.outer * state.inner == order.each:
             return Position(state.axis)
-    if isinstance(state, Numbers) and state.order is order:
+    if isinstance(state, ItemNumbers) and state.order is order:
         if by_row(state) and state.outer * state.inner == order.each:
             # Of items that lie in the same place of their rows; of other items it is another number.
             return Rows(state.axis)
@@ -119,7 +120,7 @@ def into(state: State, order: Order) -> State:
     )
 
 
-def out_of(state: State, order: Order) -> State:
+def out_of(state: State, order: Permutation) -> State:
     """The state of a result, where items were the rows."""
     if isinstance(state, Rows):
         if state.fill is not None:

@@ -20,22 +20,22 @@ from dynaflow_xla.batch.row_orders.orders import into, out_of, plain
 from dynaflow_xla.batch.states import (
     InOrder,
     Inverse,
+    ItemNumbers,
     Keyed,
-    Numbers,
-    Order,
-    Origin,
+    Permutation,
     Position,
     Refuse,
     Rows,
     Same,
     State,
+    SummedBy,
     as_rows,
     is_zero,
 )
 
 
 def ordered(
-    operands: Sequence[State], axis: int, sizes: Sequence[int], origin: Origin, *, rising: bool = True
+    operands: Sequence[State], axis: int, sizes: Sequence[int], origin: SummedBy, *, rising: bool = True
 ) -> list[State] | None:  # fmt: skip
     """Operands that are sorted together by the first of them, along the only axis that is longer than 1.
 
@@ -47,7 +47,7 @@ def ordered(
         rising: The smallest comes first.
     """
     first = operands[0]
-    if isinstance(first, Numbers) and first.order is not None and rising and counts_up(first):
+    if isinstance(first, ItemNumbers) and first.order is not None and rising and counts_up(first):
         return [_back(s, first.order, axis) for s in operands]
     layouts = {
         (rows.outer, rows.inner)
@@ -58,7 +58,7 @@ def ordered(
         return None
     ((outer, inner),) = layouts
     keyed = first if isinstance(first, Keyed) and rising else None
-    order = Order(outer, inner, origin)
+    order = Permutation(outer, inner, origin)
     if keyed is not None:
         order = replace(order, key=keyed.key, placed=keyed.placed)
     made: list[State] = []
@@ -83,15 +83,15 @@ def ordered(
     return made
 
 
-def _back(state: State, order: Order, axis: int) -> State:
+def _back(state: State, order: Permutation, axis: int) -> State:
     """An operand of a sort by the numbers of the items, which puts them back."""
     rows = Rows(axis, order.outer, order.inner)
     if isinstance(state, InOrder) and state.order is order and state.rows.axis == axis:
         if state.rows.outer * state.rows.inner == 1:
             return replace(rows, power=state.rows.power)
-    if isinstance(state, Numbers) and state.order is order:
+    if isinstance(state, ItemNumbers) and state.order is order:
         return numbered(axis, order.outer, order.inner, state.tables)
-    if isinstance(state, Numbers) and state.order is None and counts_up(state):
+    if isinstance(state, ItemNumbers) and state.order is None and counts_up(state):
         if state.outer * state.inner == order.each:
             return Inverse(order, rows)
     if isinstance(state, Position) and state.dim is None and order.each == 1:
@@ -214,7 +214,7 @@ def written(
     return replace(made, fill=None) if isinstance(made, Rows) else made
 
 
-def _power_in(updates: State, by: Numbers, axis: int) -> int | None:
+def _power_in(updates: State, by: ItemNumbers, axis: int) -> int | None:
     """The power of the batch size that updates carry, if they are in the order of the numbers."""
     updates = as_rows(updates)
     if isinstance(updates, InOrder):

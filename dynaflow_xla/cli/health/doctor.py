@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dynaflow_xla import machine
-from dynaflow_xla.cli.console import Output
+from dynaflow_xla.cli.console import CommandOutput
 from dynaflow_xla.cli.health import checks
 from dynaflow_xla.cli.health.checks import Check
 
@@ -143,7 +143,7 @@ def _framework(name: str, extra: str, has_gpu: bool, seconds: float) -> Iterator
     )  # fmt: skip
 
 
-def show(found: list[Check], out: Output) -> int:
+def show(found: list[Check], out: CommandOutput) -> int:
     """Prints what was found; returns the exit status: 1 if something does not work."""
     worst = "fail" if any(c.status == "fail" for c in found) else "ok"
     out.result({"ok": worst == "ok", "checks": [dataclasses.asdict(check) for check in found]})

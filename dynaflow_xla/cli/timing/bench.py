@@ -19,7 +19,7 @@ import dynaflow_xla as dfx
 from dynaflow_xla import _optional, dispatch, machine
 from dynaflow_xla.cli import targets
 from dynaflow_xla.cli.cases import cases_of
-from dynaflow_xla.cli.console import Output
+from dynaflow_xla.cli.console import CommandOutput
 from dynaflow_xla.cli.targets import Target, TargetError
 from dynaflow_xla.cli.timing import measuring
 
@@ -76,7 +76,7 @@ def run(
     cases: Sequence[Target],
     strategies: Mapping[str, Any],
     rounds: int,
-    out: Output,
+    out: CommandOutput,
     options: dict[str, Any],
     opponents: Sequence[str] = (),
     lanes: Sequence[int] = (),
@@ -207,7 +207,9 @@ def _call(fast: Any, case: Target, frontend: Any) -> Any:
     return call
 
 
-def show(record: dict[str, Any], path: Path | None, notes: Sequence[str], out: Output) -> int:
+def show(
+    record: dict[str, Any], path: Path | None, notes: Sequence[str], out: CommandOutput
+) -> int:
     """Prints a table and writes the file; returns the exit status: 1 if nothing could be measured.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dynaflow_xla.cli.console import Output
+from dynaflow_xla.cli.console import CommandOutput
 from dynaflow_xla.cli.targets import TargetError
 from dynaflow_xla.cli.timing import measuring
 
@@ -67,7 +67,7 @@ def baselines(data: dict[str, Any]) -> set[str]:
     return found | {"plain 1", "plain 2", "jit", "eager"}
 
 
-def compare(a: Path, b: Path, least: float, out: Output) -> int:
+def compare(a: Path, b: Path, least: float, out: CommandOutput) -> int:
     """Prints the table; returns the exit status: 1 if anything became slower but the machine.
 
     Baselines of a case that has schedules, too, tell what became of the machine, and count for nothing.

@@ -32,7 +32,7 @@ from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch.rules import equality
 from dynaflow_xla.frontends.jax.batch.rules.walk import Body, Site, Walker
-from dynaflow_xla.frontends.jax.batch.split import Split
+from dynaflow_xla.frontends.jax.batch.split import SplitCapture
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.physical import spec
 from dynaflow_xla.frontends.jax.capture.tracing import Capturing, exact_types
@@ -48,7 +48,7 @@ class OwnRules:
         split: The function; what of it is proved is known for each of its values.
     """
 
-    def __init__(self, split: Split):
+    def __init__(self, split: SplitCapture):
         self._resolved = split.resolved
         self._sizes = tuple(dict.fromkeys((sum(split.sizes), *split.sizes)))
         self._found: dict[int, str] = {}
@@ -62,13 +62,13 @@ class OwnRules:
         return self._found[order]
 
     def _walked(self, parts: Sequence[capture.Captured], order: int) -> str:
-        check = _Check(self._sizes, order)
+        check = _RuleCheck(self._sizes, order)
         states = [self._resolved.states[v] for v in parts[0].graph.inputs]
         check.walk([Body.of(part.jaxpr) for part in parts], states)
         return check.why
 
 
-def of_split(split: Split | None, jaxpr: Any) -> OwnRules | None:
+def of_split(split: SplitCapture | None, jaxpr: Any) -> OwnRules | None:
     """The rules of a function in nano-batches, if it has such and they matter.
 
     Where something runs once, each pass is proved for itself, rules and all; and who vouches for a function
@@ -79,7 +79,7 @@ def of_split(split: Split | None, jaxpr: Any) -> OwnRules | None:
     return OwnRules(split) if capture.has_own_rules(jaxpr) else None
 
 
-class _Check:
+class _RuleCheck:
     """Looks at the rules that a walk meets.
 
     Args:
@@ -226,7 +226,7 @@ class _Check:
         bodies, ins = [Body.of(one) for one in closed], [*consts, *ins]
         if self._order == 1:
             return [as_rows(s) for s in Walker(self._sizes).run(bodies, ins)]
-        deeper = _Check(self._sizes, self._order - 1)
+        deeper = _RuleCheck(self._sizes, self._order - 1)
         states = deeper.walk(bodies, ins)
         self.why = self.why or deeper.why
         return [as_rows(s) for s in states]

@@ -18,8 +18,8 @@ from dynaflow_xla.batch.proof import OutAxis, OutputProof, Proof, prove_output
 from dynaflow_xla.batch.row_orders import orders
 from dynaflow_xla.batch.specs import AS_PROVED, AsProved
 from dynaflow_xla.batch.states import (
-    Finding,
     Mixed,
+    Obstacle,
     Partial,
     Refuse,
     Rows,
@@ -230,7 +230,7 @@ def _constants(
         try:
             states.append(equality.constant_state(values, sizes))
         except Refuse as error:
-            states.append(Mixed(Finding("mixed", f"closed-over constant {number}", str(error))))
+            states.append(Mixed(Obstacle("mixed", f"closed-over constant {number}", str(error))))
     return states
 
 
@@ -285,20 +285,24 @@ def _verdict(
         if isinstance(wanted, AsProved):
             if not whole.output_is_value[number] or joiner.can_be_whole(out):
                 return OutputProof(number, state, None, "separable")
-            finding = Finding("mixed", "return", "its rows are no part of the whole batch's")
+            finding = Obstacle("mixed", "return", "its rows are no part of the whole batch's")
             return OutputProof(number, state, None, "mixed", finding)
     if isinstance(wanted, AsProved):
         wanted = None
     if not whole.output_is_value[number]:
-        shape, dtype, made_by = np.shape(out), np.asarray(out).dtype, Finding("mixed", "return", "")
+        shape, dtype, made_by = (
+            np.shape(out),
+            np.asarray(out).dtype,
+            Obstacle("mixed", "return", ""),
+        )
     else:
         shape, dtype = whole.avals[out].shape, whole.avals[out].dtype
         producer = whole.graph.values[out].producer
         if producer < 0:
-            made_by = Finding("mixed", "argument", "")
+            made_by = Obstacle("mixed", "argument", "")
         else:
             op = whole.graph.ops[producer]
-            made_by = Finding("mixed", op.kind, "", op.source, op.scope)
+            made_by = Obstacle("mixed", op.kind, "", op.source, op.scope)
     all_shapes = [
         tuple(c.avals[c.outputs[number]].shape)
         if c.output_is_value[number]
@@ -310,9 +314,9 @@ def _verdict(
     except Refuse as error:
         blame = error.origin or made_by
         reason = "sorts the batch, and the result is in that order" if error.origin else str(error)
-        state = Mixed(Finding("mixed", blame.op, reason, blame.source, blame.scope))
+        state = Mixed(Obstacle("mixed", blame.op, reason, blame.source, blame.scope))
     if not isinstance(state, Mixed | Unknown) and not fits(state, all_shapes, sizes):
         reason = "has other shapes than its state says"
-        state = Unknown(Finding("unproven", made_by.op, reason, made_by.source))
+        state = Unknown(Obstacle("unproven", made_by.op, reason, made_by.source))
     inexact = jax.dtypes.issubdtype(dtype, np.inexact)
     return prove_output(number, state, wanted, rank=len(shape), inexact=inexact, made_by=made_by)

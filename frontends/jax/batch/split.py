@@ -18,9 +18,9 @@ from dynaflow_xla.batch.specs import (
     AsProved,
     InSpec,
     MergeSpec,
-    Origin,
     OutSpec,
     Parts,
+    RegionOrigin,
 )
 from dynaflow_xla.batch.split import Function, SplitGraph
 from dynaflow_xla.batch.states import Rows, Same, State, is_plain_same, plainly_same
@@ -64,7 +64,7 @@ class Resolved:
     joining: Joining | None = None
 
 
-class Splitting(Protocol):
+class Splittable(Protocol):
     """A function that may be split."""
 
     batch: int
@@ -223,7 +223,7 @@ def _untraced(value: Any, name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Split(SplitGraph):
+class SplitCapture(SplitGraph):
     """A function split over its batch.
 
     Attributes:
@@ -233,7 +233,7 @@ class Split(SplitGraph):
 
     captured: Captured
     resolved: Resolved
-    function_of: Splitting = field(repr=False)
+    function_of: Splittable = field(repr=False)
     assume_separable: bool = False
     once: PartitionedGraph | None = None
     """The cut of the whole graph, if some of its regions run once."""
@@ -250,7 +250,7 @@ class Split(SplitGraph):
         """The captured function of one nano-batch."""
         return self.resolved.at[self.sizes[nano_batch]]
 
-    def grouped(self, recording: Recording) -> tuple[Split, Recording]:
+    def grouped(self, recording: Recording) -> tuple[SplitCapture, Recording]:
         """The same with the recording's groups as one region each.
 
         Raises:
@@ -280,10 +280,10 @@ class Split(SplitGraph):
         return frozenset(
             number
             for number, origin in enumerate(self.expanded.origins)
-            if not isinstance(origin, Origin) or origin.nanos[0] < 0 or len(origin.nanos) > 1
+            if not isinstance(origin, RegionOrigin) or origin.nanos[0] < 0 or len(origin.nanos) > 1
         )
 
-    def _local(self, origin: Origin) -> tuple[Captured, Region]:
+    def _local(self, origin: RegionOrigin) -> tuple[Captured, Region]:
         """The captured function that a region's operators come from, and its region there.
 
         Raises:
@@ -301,7 +301,7 @@ class Split(SplitGraph):
     def source(self, region: int) -> tuple[Captured, tuple[int, ...]]:
         """The captured function that a region's operators come from, and these; a merge has none."""
         origin = self.expanded.origins[region]
-        if not isinstance(origin, Origin):
+        if not isinstance(origin, RegionOrigin):
             return self.captured, ()
         captured, local = self._local(origin)
         return captured, local.ops
@@ -315,7 +315,7 @@ class Split(SplitGraph):
         if isinstance(origin, MergeSpec):
             reads = self.expanded.merge_reads[region]
             return split_functions.merged(origin, made.inputs, reads)
-        assert isinstance(origin, Origin)
+        assert isinstance(origin, RegionOrigin)
         captured, local = self._local(origin)
         if second is not None:
             kept = [local.outputs.index(self.expanded.sources[v][1]) for v in made.outputs]
@@ -362,14 +362,14 @@ def _check_merges(whole: Captured, parts: Sequence[Captured], specs: Sequence[Ou
 
 
 def split(
-    function: Splitting,
+    function: Splittable,
     sizes: tuple[int, ...],
     rules: Any,
     *,
     assume_separable: bool,
     fused: frozenset[str] = frozenset(),
     joins: Wanted = AUTOMATIC,
-) -> Split:
+) -> SplitCapture:
     """Captures, proves, cuts and expands a function.
 
     Raises:
@@ -422,7 +422,7 @@ def split(
         outputs += [next(produced) if ok else part.outputs[number] for part in of]
         is_value += [ok] * len(of)
     captured = Captured(expanded.pg.graph, [], outputs, is_value, avals, whole.jaxpr)
-    return Split(
+    return SplitCapture(
         expanded, sizes, cuts, resolved.states, captured, resolved, function, assume_separable,
         once, joins,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from jax.extend import core as jcore
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import costs, marks, sharding
-from dynaflow_xla.ir.graph import Graph, Op, Source, Value
+from dynaflow_xla.ir.graph import Graph, Operator, Source, Value
 from dynaflow_xla.ir.work import Work
 
 # Calls, and the parameter that holds the function called.
@@ -61,7 +61,7 @@ class Captured:
     """A graph with what is needed to run it.
 
     Attributes:
-        graph: The neutral graph; ``Op.payload`` is an equation over ``variables``.
+        graph: The neutral graph; ``Operator.payload`` is an equation over ``variables``.
         variables: Value id -> jaxpr variable.
         outputs: For each flat result: a value id, or a literal's value.
         avals: Value id -> abstract value.
@@ -292,7 +292,7 @@ class _Builder:
         self.values: list[Value] = []
         self.avals: list[Any] = []
         self.variables: list[Any] = []
-        self.ops: list[Op] = []
+        self.ops: list[Operator] = []
         self.calls: Counter[str] = Counter()
         self.mark_numbers: dict[Any, int] = {}
         self.generated: set[int] = set()
@@ -391,7 +391,7 @@ class _Builder:
                 self.generated.update(outputs)
             flops, moved, cost, spread = Work() if generator else costs.estimate(eqn)
             self.ops.append(
-                Op(
+                Operator(
                     index=index,
                     kind=name,
                     inputs=tuple(dict.fromkeys(read_values)),

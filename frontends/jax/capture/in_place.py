@@ -16,7 +16,7 @@ from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import costs
 from dynaflow_xla.frontends.jax.capture.capture import Captured
-from dynaflow_xla.ir.graph import Op
+from dynaflow_xla.ir.graph import Operator
 from dynaflow_xla.ir.work import NO_SPREAD
 
 MIN_BYTES = 1 << 18
@@ -56,7 +56,7 @@ def kept_outside(captured: Captured) -> Captured:
     return replace(captured, graph=replace(graph, ops=tuple(ops)))
 
 
-def _updates(captured: Captured) -> list[tuple[Op, list[tuple[int, int]]]]:
+def _updates(captured: Captured) -> list[tuple[Operator, list[tuple[int, int]]]]:
     """Operators that can write a result where an operand lies, with pairs of these values."""
     found = []
     for op in captured.graph.ops:
@@ -70,7 +70,7 @@ def _updates(captured: Captured) -> list[tuple[Op, list[tuple[int, int]]]]:
     return found
 
 
-def _positions(op: Op) -> list[tuple[int, int]]:
+def _positions(op: Operator) -> list[tuple[int, int]]:
     """Numbers of operands with those of the results that can take their place."""
     eqn: Any = op.payload
     if op.kind in _UPDATES:
@@ -84,7 +84,7 @@ def _positions(op: Op) -> list[tuple[int, int]]:
     return []
 
 
-def _outer(op: Op, reason: str) -> Op:
+def _outer(op: Operator, reason: str) -> Operator:
     made = replace(op, outer=True, outer_reason=reason)
     if op.kind not in _UPDATES:
         return made
@@ -93,7 +93,7 @@ def _outer(op: Op, reason: str) -> Op:
     return replace(made, bytes_moved=2 * written, cost_ns=cost, spread=NO_SPREAD)
 
 
-def _worth(op: Op, size: int) -> bool:
+def _worth(op: Operator, size: int) -> bool:
     return (
         op.kind in _UPDATES
         or 2 * size / machine.numbers().fresh_copy_bytes_per_ns >= _WORTH * op.cost_ns

@@ -21,8 +21,8 @@ _NUMBER = re.compile(r"%(\d+)$")
 _UNSAFE = re.compile(r"[/()]")
 
 
-class Place(Protocol):
-    """What is known of an operator's origin (``ir.Op`` has it all)."""
+class HasOrigin(Protocol):
+    """What is known of an operator's origin (``ir.graph.Operator`` has it all)."""
 
     @property
     def scope(self) -> tuple[str, ...]: ...  # noqa: D102
@@ -42,7 +42,7 @@ def scope(number: int, kind: str, path: Sequence[str]) -> Any:
     return jax.named_scope("/".join(_UNSAFE.sub(".", part) for part in parts))
 
 
-def settle(captured: Captured, places: Sequence[Place]) -> Captured:
+def settle(captured: Captured, places: Sequence[HasOrigin]) -> Captured:
     """The graph with each operator at the place of the operator it came from."""
     ops = []
     for op in captured.graph.ops:

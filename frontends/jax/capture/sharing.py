@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir.graph import Graph, Op
+from dynaflow_xla.ir.graph import Graph, Operator
 
 _READS = frozenset({"get"})
 """Operators that leave a reference to memory as it is."""
@@ -28,7 +28,7 @@ def check_apart(graph: Graph, avals: Sequence[Any]) -> None:
     if not any(op.function for op in graph.ops):
         return
     maker = {v: op for op in graph.ops for v in op.outputs}
-    used: dict[int, list[Op]] = {}
+    used: dict[int, list[Operator]] = {}
     for op in graph.ops:
         for value in op.inputs:
             made = maker.get(value)
@@ -44,7 +44,7 @@ def check_apart(graph: Graph, avals: Sequence[Any]) -> None:
                     raise _shared(*sorted((first, second), key=lambda op: op.index))
 
 
-def _shared(first: Op, second: Op) -> PlanError:
+def _shared(first: Operator, second: Operator) -> PlanError:
     return PlanError(
         f"{first.function!r} and {second.function!r} share what one of them changes: {first.kind} at "
         f"{first.source} makes what {second.kind} at {second.source} uses. Functions of one plan run beside "

@@ -197,7 +197,7 @@ def _hints(op: Any, name: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _Operation:
     """One operator: ``bind`` makes its results from its operands' values."""
 
     kind: str
@@ -227,7 +227,7 @@ class StableHLOFunction:
         Raises:
             UnsupportedError: a value is no tensor of fixed size, or an operator has side effects.
         """
-        self._steps: list[_Step] = []
+        self._steps: list[_Operation] = []
         self._numbers: dict[Any, int] = {}
         self._found: list[Location | None] = []
         self._kept: list[Any] = []  # whose values are keys of the numbers
@@ -303,7 +303,7 @@ class StableHLOFunction:
                 outs=outs,
                 **_hints(operation, kind),
             )
-        self._steps.append(_Step(kind, numbers, results, bind))
+        self._steps.append(_Operation(kind, numbers, results, bind))
         location = operation.location
         self._found.append(self._locate(getattr(location, "name_str", None) or str(location)))
 

@@ -12,7 +12,7 @@ from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax.capture import in_place
 from dynaflow_xla.frontends.jax.capture.capture import Captured
 from dynaflow_xla.frontends.jax.lanes import device_stage
-from dynaflow_xla.frontends.jax.lanes.entry import Entry
+from dynaflow_xla.frontends.jax.lanes.entry import LaneEntry
 from dynaflow_xla.frontends.jax.regions.functions import kernel_function
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -97,6 +97,6 @@ class LaneBackend:
         """On lanes of a GPU the kernel, elsewhere the region as it was written."""
         return kernel_function(kernel, captured, region)
 
-    def build(self, **planned: Any) -> Entry:
+    def build(self, **planned: Any) -> LaneEntry:
         """It is compiled when it first runs."""
-        return Entry(**planned)
+        return LaneEntry(**planned)

@@ -16,7 +16,7 @@ from dynaflow_xla.frontends.jax.capture.physical import from_physical, to_physic
 from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.lanes import device_stage, stage_primitive, stamped
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
-from dynaflow_xla.frontends.jax.planned import Memory, Planned
+from dynaflow_xla.frontends.jax.planned import BufferValues, Planned
 from dynaflow_xla.frontends.jax.regions import lapack_guard
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.timelines.measured import Measured, fastest
@@ -25,7 +25,7 @@ from dynaflow_xla.watching import progress, telling
 
 
 @dataclass(kw_only=True)
-class Entry(Planned):
+class LaneEntry(Planned):
     """A planned signature of the backend ``ffi``.
 
     Attributes:
@@ -115,7 +115,7 @@ class Entry(Planned):
                 "profile runs the function: it takes arrays, not shapes or tracers"
             )
         stages = build_stages(self, profile=True)
-        memory = Memory(self.plan, self.captured.graph, inputs)
+        memory = BufferValues(self.plan, self.captured.graph, inputs)
         measured = Measured(self.plan, self.pg)
         for (stage, outer), (instructions, _) in zip(stages, self.plan.stages(), strict=True):
             if stage is not None:
@@ -130,7 +130,7 @@ class Entry(Planned):
                 measured.add_outer(outer, time.monotonic_ns() - begin)
         return measured.timeline(name)
 
-    def _measured_wide(self, launch: Launch, memory: Memory) -> int:
+    def _measured_wide(self, launch: Launch, memory: BufferValues) -> int:
         """Nanoseconds of a region on all cores, compiled by itself: what XLA fuses with neighbours is not."""
         args = [memory[b] for b in launch.ins]
         with exact_types(self.captured):

@@ -19,7 +19,7 @@ Origin = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Output:
+class StageResult:
     """A result of a stage's custom call.
 
     Attributes:
@@ -88,7 +88,7 @@ class StageParts:
         """What makes a buffer's value here; for arguments the buffer itself."""
         return self.origin.get(number, (-1, number))
 
-    def _outputs(self) -> list[Output]:
+    def _outputs(self) -> list[StageResult]:
         """What leaves the stage: each value once, and what its lanes put together where it belongs."""
         merges = [
             i
@@ -101,7 +101,7 @@ class StageParts:
             for number in launch.outs:
                 if self.buffer(number).kind in ("result", "stage") and number not in parts:
                     leaving.setdefault(self.origin[number], []).append(number)
-        made = [Output(tuple(bs), value, ((bs[0], 0),)) for (_, value), bs in leaving.items()]
+        made = [StageResult(tuple(bs), value, ((bs[0], 0),)) for (_, value), bs in leaving.items()]
         alike: dict[Any, list[Merge]] = {}
         for merge in merges:
             key = merge.axis, *(self.origin[part] for part in merge.srcs)
@@ -109,7 +109,7 @@ class StageParts:
         for first, *others in alike.values():
             at = tuple((part, self.buffer(part).offset) for part in first.srcs)
             outs = (first.out, *(merge.out for merge in others))
-            made.append(Output(outs, self.buffer(first.out).value, at, first.axis))
+            made.append(StageResult(outs, self.buffer(first.out).value, at, first.axis))
         return made
 
     def results(self, launch: Launch, outs: Sequence[Any]) -> dict[int, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from dynaflow_xla.ffi.lane_program import aligned_bytes
 from dynaflow_xla.frontends.jax.capture import physical
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
-from dynaflow_xla.frontends.jax.planned import Memory
+from dynaflow_xla.frontends.jax.planned import BufferValues
 from dynaflow_xla.timelines.measured import Trace, fastest
 
 
@@ -20,10 +20,10 @@ def _aligned_empty(spec: Any) -> np.ndarray[Any, Any]:
     return aligned_bytes(size).view(spec.dtype).reshape(spec.shape)  # type: ignore[no-any-return]
 
 
-class _Buffers:
+class _OwnMemory:
     """Memory of a stage's arguments and results, outside of any program of JAX's."""
 
-    def __init__(self, stage: Stage, captured: Any, memory: Memory) -> None:
+    def __init__(self, stage: Stage, captured: Any, memory: BufferValues) -> None:
         self._stage, self._captured, self._memory = stage, captured, memory
         avals = captured.avals
         self._held = []
@@ -45,9 +45,9 @@ class _Buffers:
             self._memory.put(numbers, x)
 
 
-def run(stage: Stage, captured: Any, memory: Memory) -> list[Trace]:
+def run(stage: Stage, captured: Any, memory: BufferValues) -> list[Trace]:
     """Runs a stage (its lane regions are pure) a few times; returns the fastest run's records."""
-    made = _Buffers(stage, captured, memory)
+    made = _OwnMemory(stage, captured, memory)
 
     def once() -> list[Trace]:
         records = stage.program.run(made.addresses, made.pointers, profile=True)
@@ -58,7 +58,9 @@ def run(stage: Stage, captured: Any, memory: Memory) -> list[Trace]:
     return records
 
 
-def disturbed(stage: Stage, captured: Any, memory: Memory, seed: int) -> list[np.ndarray[Any, Any]]:
+def disturbed(
+    stage: Stage, captured: Any, memory: BufferValues, seed: int
+) -> list[np.ndarray[Any, Any]]:
     """Runs a stage once, its scratch and results full of NaN at first, its lanes with pauses.
 
     Args:
@@ -70,7 +72,7 @@ def disturbed(stage: Stage, captured: Any, memory: Memory, seed: int) -> list[np
     Returns:
         The results, an array each.
     """
-    made = _Buffers(stage, captured, memory)
+    made = _OwnMemory(stage, captured, memory)
     for array in made.results:
         array.reshape(-1).view(np.uint8)[...] = 0xFF
     stage.program.run(made.addresses, made.pointers, disturb=seed)

@@ -11,7 +11,7 @@ from dynaflow_xla.frontends.jax.readback.xla_dump import Thunk
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
 
 
-class Order(msgspec.Struct, frozen=True):
+class OrderReport(msgspec.Struct, frozen=True):
     """The plan's order beside the program's. Pairs are (earlier region, later region).
 
     Attributes:
@@ -57,7 +57,7 @@ def compare(
     aliases: dict[int, int],
     reads: dict[int, set[int]],
     products: set[int],
-) -> Order:
+) -> OrderReport:
     """Compares the order of a plan with that of its program.
 
     Args:
@@ -74,7 +74,7 @@ def compare(
     before = graph.before
     free = _free_pairs(made, aliases)
     name = {region.id: region.name for region in made.pg.regions}
-    fields = [field for field in Order.__struct_fields__ if field != "conflicts"]
+    fields = [field for field in OrderReport.__struct_fields__ if field != "conflicts"]
     sets: dict[str, list[tuple[str, str]]] = {field: [] for field in fields}
     inner = [launch.region for launch in made.order.launches if launch.lane >= 0]
     by_data = {region.id for region in made.pg.regions if region.resource == "network"}
@@ -132,7 +132,7 @@ def compare(
             if free(a, b) and b not in results[other]:
                 conflicts.append((leaves[other].name, name[a], leaves[leaf].name, name[b]))
     found = {field: tuple(pairs) for field, pairs in sets.items()}
-    return Order(**found, conflicts=tuple(conflicts))
+    return OrderReport(**found, conflicts=tuple(conflicts))
 
 
 def that_compute(steps: set[int], layouts: set[int], reads: dict[int, set[int]]) -> set[int]:

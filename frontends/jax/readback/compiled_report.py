@@ -12,13 +12,13 @@ import msgspec
 
 from dynaflow_xla.frontends.jax.readback import xla_dump
 from dynaflow_xla.frontends.jax.readback.collectives_read import overlaps, unordered
-from dynaflow_xla.frontends.jax.readback.compiled_order import Order, compare, that_compute
+from dynaflow_xla.frontends.jax.readback.compiled_order import OrderReport, compare, that_compute
 from dynaflow_xla.frontends.jax.readback.report import (
     REPORT_VERSION,
-    Body,
     CompiledReport,
+    LoopReport,
     MarkKernels,
-    Program,
+    ProgramReport,
     RegionCode,
 )
 from dynaflow_xla.frontends.jax.readback.xla_dump import Instruction, Thunk
@@ -70,7 +70,9 @@ def make(
     scheduled = programs["scheduled"]
     regions, order, computes = _compare(made, scheduled, "", scheduled.aliases)
     bodies = [
-        Body(name, entry.plan.strategy, entry.plan.lanes, *_compare(entry, scheduled, name, {})[:2])
+        LoopReport(
+            name, entry.plan.strategy, entry.plan.lanes, *_compare(entry, scheduled, name, {})[:2]
+        )
         for name, entry in _bodies(made, "")
     ]
     network = {r.name for r in made.pg.regions if r.resource == "network"}
@@ -150,7 +152,7 @@ def _bodies(made: XlaEntry, prefix: str) -> list[tuple[str, XlaEntry]]:
 
 def _compare(
     made: XlaEntry, program: ReadProgram, prefix: str, aliases: dict[int, int]
-) -> tuple[tuple[RegionCode, ...], Order, dict[int, str]]:
+) -> tuple[tuple[RegionCode, ...], OrderReport, dict[int, str]]:
     """What became of the regions of a plan and of its order, and the region of each step that computes.
 
     ``prefix``: see ``xla_dump.region_of``.
@@ -266,7 +268,7 @@ def _streams(program: ReadProgram) -> dict[int, str]:
 
 
 def _order_notes(
-    order: Order, program: Program, options: dict[str, str], network: set[str]
+    order: OrderReport, program: ProgramReport, options: dict[str, str], network: set[str]
 ) -> list[str]:
     """Sentences on where the program's order is not the plan's; ``network``: regions that communicate."""
     said = []
@@ -292,7 +294,7 @@ def _order_notes(
     return said
 
 
-def _warnings(program: Program) -> list[str]:
+def _warnings(program: ProgramReport) -> list[str]:
     """Sentences on what keeps the program from being one CUDA graph."""
     said = []
     if not program.command_buffers:
@@ -315,7 +317,7 @@ def _is_library(leaf: Thunk) -> bool:
     return leaf.kind not in _KERNELS | _COPIES | _NOTHING
 
 
-def _program(program: ReadProgram) -> Program:
+def _program(program: ReadProgram) -> ProgramReport:
     leaves = _leaves(program)
     copies: dict[str, int] = {}
     gates = kernels = library = 0
@@ -332,7 +334,7 @@ def _program(program: ReadProgram) -> Program:
     buffers = [t for t in _walk(program.thunks) if t.kind == "kCommandBuffer"]
     inside = {id(leaf) for t in buffers for leaf in t.leaves()}
     result = program.result
-    return Program(
+    return ProgramReport(
         compile_s=result["compile_s"],
         command_buffers=tuple(len(t.children) for t in buffers),
         uncaptured=tuple(f"{x.kind} {x.name}".strip() for x in leaves if id(x) not in inside),

@@ -59,7 +59,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Program:
+class HloModule:
     """A compiled program: its first line, and the instructions of each computation."""
 
     header: str
@@ -76,7 +76,7 @@ _WITHOUT_OPERANDS = frozenset(
 _OPEN, _CLOSE = "([{", ")]}"
 
 
-def read(text: str) -> Program:
+def read(text: str) -> HloModule:
     """Every instruction of a compiled program.
 
     Raises:
@@ -101,7 +101,7 @@ def read(text: str) -> Program:
                     f"dynaflow_xla can read: {line.strip()[:200]!r}"
                 )
             current.append(made)
-    return Program(header, computations)
+    return HloModule(header, computations)
 
 
 def instruction(line: str) -> Line | None:

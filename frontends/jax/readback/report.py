@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dynaflow_xla.frontends.jax.readback.collectives_read import Overlap
-from dynaflow_xla.frontends.jax.readback.compiled_order import Order
+from dynaflow_xla.frontends.jax.readback.compiled_order import OrderReport
 
 REPORT_VERSION = 1
 
@@ -32,7 +32,7 @@ class RegionCode(msgspec.Struct, frozen=True):
     streams: tuple[str, ...] = ()
 
 
-class Body(msgspec.Struct, frozen=True):
+class LoopReport(msgspec.Struct, frozen=True):
     """What the body of a loop became.
 
     Attributes:
@@ -45,7 +45,7 @@ class Body(msgspec.Struct, frozen=True):
     strategy: str
     lanes: int
     regions: tuple[RegionCode, ...]
-    order: Order
+    order: OrderReport
 
 
 class MarkKernels(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class MarkKernels(msgspec.Struct, frozen=True):
     original: int
 
 
-class Program(msgspec.Struct, frozen=True):
+class ProgramReport(msgspec.Struct, frozen=True):
     """One compiled program.
 
     Attributes:
@@ -120,12 +120,12 @@ class CompiledReport(msgspec.Struct, frozen=True):
     jaxlib: str
     options: dict[str, str]
     regions: tuple[RegionCode, ...]
-    order: Order
-    scheduled: Program
-    original: Program
+    order: OrderReport
+    scheduled: ProgramReport
+    original: ProgramReport
     notes: tuple[str, ...] = ()
-    bodies: tuple[Body, ...] = ()
-    plain: Program | None = None
+    bodies: tuple[LoopReport, ...] = ()
+    plain: ProgramReport | None = None
     marks: tuple[MarkKernels, ...] = ()
     collectives: tuple[Overlap, ...] = ()
 
@@ -182,7 +182,7 @@ def _lines(report: CompiledReport) -> list[str]:
     return said + [f"note: {note}" for note in report.notes]
 
 
-def _plan_lines(regions: tuple[RegionCode, ...], order: Order) -> list[str]:
+def _plan_lines(regions: tuple[RegionCode, ...], order: OrderReport) -> list[str]:
     rows = [
         ("region", "lane", "kernels", "library calls", "MB moved", "shared with others", "streams")
     ]

@@ -139,7 +139,7 @@ def no_kernel_for_parts(kernel: CudaKernel, region: Region) -> UnsupportedError:
     )
 
 
-class Cut(Protocol):
+class RowRange(Protocol):
     """Some rows along an axis, as plans (``Slice``) and splits (``Cut``) name them."""
 
     @property
@@ -155,6 +155,6 @@ class Cut(Protocol):
         """The first behind them."""
 
 
-def cut_rows(x: Any, cut: Cut) -> Any:
+def cut_rows(x: Any, cut: RowRange) -> Any:
     """The rows that a cut names."""
     return jax.lax.slice_in_dim(x, cut.start, cut.stop, axis=cut.axis)

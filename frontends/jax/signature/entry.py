@@ -36,7 +36,7 @@ _LEAST_NS = 20_000.0
 def build_entry(
     captured: capture.Captured,
     options: Settings,
-    batched: splitting.Splitting | None = None,
+    batched: splitting.Splittable | None = None,
     *,
     derived: bool = False,
     alone: bool = False,
@@ -57,7 +57,7 @@ def build_entry(
 def _build(
     captured: capture.Captured,
     options: Settings,
-    batched: splitting.Splitting | None,
+    batched: splitting.Splittable | None,
     derived: bool,
     alone: bool,
     given: tuple[int, ...] = (),

@@ -11,7 +11,7 @@ from typing import Any
 
 from dynaflow_xla.batch.proof import Mean, Sum
 from dynaflow_xla.batch.specs import PARTS, Cut, MergeSpec, OutSpec, Parts
-from dynaflow_xla.frontends.jax.batch.split import Split
+from dynaflow_xla.frontends.jax.batch.split import SplitCapture
 from dynaflow_xla.frontends.jax.batch.split_functions import ARRAYS
 from dynaflow_xla.frontends.jax.capture import dependence
 from dynaflow_xla.frontends.jax.capture.capture import Captured
@@ -29,7 +29,7 @@ class ByParts:
 
     def __init__(
         self,
-        split: Split,
+        split: SplitCapture,
         whole: Captured,
         flat_function: Callable[[Captured], Callable[..., list[Any]]],
     ):

@@ -21,8 +21,8 @@ from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.transform.passes import inexact
 from dynaflow_xla.frontends.jax.transform.primitive import (
-    Pair,
-    Program,
+    DerivativePasses,
+    ScheduledProgram,
     batch,
     effects_of,
     program_p,
@@ -42,7 +42,7 @@ def _zero_tangent(x: Any) -> Any:
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, program: Program) -> Any:
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, program: ScheduledProgram) -> Any:
     wanted = tuple(
         i
         for i, (x, t) in enumerate(zip(primals, tangents, strict=True))
@@ -58,7 +58,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, program: Program) -
     return outs, [moved[i] if i in moved else _zero_tangent(x) for i, x in enumerate(outs)]
 
 
-def _transpose(cotangents: Sequence[Any], *args: Any, program: Program) -> list[Any]:
+def _transpose(cotangents: Sequence[Any], *args: Any, program: ScheduledProgram) -> list[Any]:
     linear = tuple(i for i, x in enumerate(args) if ad.is_undefined_primal(x))
     given = tuple(i for i, ct in enumerate(cotangents) if type(ct) is not ad.Zero)
     gradients: list[Any] = [None] * len(args)
@@ -70,7 +70,9 @@ def _transpose(cotangents: Sequence[Any], *args: Any, program: Program) -> list[
     return gradients
 
 
-def _jet(primals: Sequence[Any], series: Sequence[Sequence[Any]], *, program: Program) -> Any:
+def _jet(
+    primals: Sequence[Any], series: Sequence[Sequence[Any]], *, program: ScheduledProgram
+) -> Any:
     order = len(series[0])
     terms = [t for x, ts in zip(primals, series, strict=True) if inexact(jax.typeof(x)) for t in ts]
     found = iter(program.taylor(order)(*primals, *terms))
@@ -81,7 +83,7 @@ def _jet(primals: Sequence[Any], series: Sequence[Sequence[Any]], *, program: Pr
 jet.jet_rules[program_p] = _jet
 
 
-def _partial(trace: Any, *tracers: Any, program: Program) -> Any:
+def _partial(trace: Any, *tracers: Any, program: ScheduledProgram) -> Any:
     """What depends on known inputs alone is known."""
     unknown = {i for i, t in enumerate(tracers) if not t.is_known()}
     depends = program.depends()
@@ -106,49 +108,55 @@ ad.primitive_transposes[program_p] = _transpose
 # -- forward mode ----------------------------------------------------------------------------------
 
 
-def _with_consts(program: Program, args: Sequence[Any], other: Any) -> tuple[list[Any], list[Any]]:
+def _with_consts(
+    program: ScheduledProgram, args: Sequence[Any], other: Any
+) -> tuple[list[Any], list[Any]]:
     """The operands of a program of its own, and for its constants the same of another kind."""
     consts = program.whole.consts
     return [*consts, *args], [other(x) for x in consts]
 
 
 def _batch_program(
-    axis: Any, args: Sequence[Any], dims: Sequence[Any], program: Program
+    axis: Any, args: Sequence[Any], dims: Sequence[Any], program: ScheduledProgram
 ) -> tuple[Any, Any]:
     values, none = _with_consts(program, args, lambda _: None)
     return batch(axis, values, [*none, *dims], program=program)  # type: ignore[no-any-return]
 
 
-def _jvp_of_program(primals: Sequence[Any], tangents: Sequence[Any], program: Program) -> Any:
+def _jvp_of_program(
+    primals: Sequence[Any], tangents: Sequence[Any], program: ScheduledProgram
+) -> Any:
     values, zeros = _with_consts(program, primals, _zero_tangent)
     return _jvp(values, [*zeros, *tangents], program=program)
 
 
 @jvp_p.def_impl
-def _jvp_impl(*args: Any, program: Program, wanted: tuple[int, ...]) -> list[Any]:
+def _jvp_impl(*args: Any, program: ScheduledProgram, wanted: tuple[int, ...]) -> list[Any]:
     return program.pair(wanted).jvp(*args)
 
 
 @jvp_p.def_effectful_abstract_eval
 def _jvp_abstract(
-    *_: Any, program: Program, wanted: tuple[int, ...]
+    *_: Any, program: ScheduledProgram, wanted: tuple[int, ...]
 ) -> tuple[Sequence[Any], set[Any]]:
     avals = [*program.out_avals, *program.pair(wanted).tangent_avals]
     return avals, effects_of(program)
 
 
 def _jvp_batch(
-    axis: Any, args: Any, dims: Any, *, program: Program, wanted: tuple[int, ...]
+    axis: Any, args: Any, dims: Any, *, program: ScheduledProgram, wanted: tuple[int, ...]
 ) -> Any:
     return _batch_program(axis, args, dims, program.pair(wanted).jvp)
 
 
-def _jvp_jvp(primals: Any, tangents: Any, *, program: Program, wanted: tuple[int, ...]) -> Any:
+def _jvp_jvp(
+    primals: Any, tangents: Any, *, program: ScheduledProgram, wanted: tuple[int, ...]
+) -> Any:
     return _jvp_of_program(primals, tangents, program.pair(wanted).jvp)
 
 
 def _jvp_transpose(
-    cotangents: Sequence[Any], *args: Any, program: Program, wanted: tuple[int, ...]
+    cotangents: Sequence[Any], *args: Any, program: ScheduledProgram, wanted: tuple[int, ...]
 ) -> list[Any]:
     pair = program.pair(wanted)
     count, results = len(program.in_avals), len(program.out_avals)
@@ -163,7 +171,9 @@ def _jvp_transpose(
     return _transpose(cotangents, *values, program=pair.jvp)[len(values) - len(args) :]
 
 
-def _jvp_partial(trace: Any, *tracers: Any, program: Program, wanted: tuple[int, ...]) -> Any:
+def _jvp_partial(
+    trace: Any, *tracers: Any, program: ScheduledProgram, wanted: tuple[int, ...]
+) -> Any:
     """Inputs that are known, and tangents that are not, part it."""
     count, results = len(program.in_avals), len(program.out_avals)
     primals, tangents = tracers[:count], tracers[count:]
@@ -260,20 +270,22 @@ pe.dce_rules[jvp_p] = _jvp_without
 
 
 @linear_p.def_impl
-def _linear_impl(*args: Any, pair: Pair, residuals: int) -> list[Any]:
+def _linear_impl(*args: Any, pair: DerivativePasses, residuals: int) -> list[Any]:
     return pair.tangent(*args)
 
 
 @linear_p.def_abstract_eval
-def _linear_abstract(*_: Any, pair: Pair, residuals: int) -> Sequence[Any]:
+def _linear_abstract(*_: Any, pair: DerivativePasses, residuals: int) -> Sequence[Any]:
     return pair.tangent_avals
 
 
-def _linear_batch(axis: Any, args: Any, dims: Any, *, pair: Pair, residuals: int) -> Any:
+def _linear_batch(
+    axis: Any, args: Any, dims: Any, *, pair: DerivativePasses, residuals: int
+) -> Any:
     return _batch_program(axis, args, dims, pair.tangent)
 
 
-def _linear_jvp(primals: Any, tangents: Any, *, pair: Pair, residuals: int) -> Any:
+def _linear_jvp(primals: Any, tangents: Any, *, pair: DerivativePasses, residuals: int) -> Any:
     if any(type(t) is not ad.Zero for t in tangents[:residuals]):
         return _jvp_of_program(primals, tangents, pair.tangent)
     moved = [ad.instantiate_zeros(t) for t in tangents[residuals:]]
@@ -283,7 +295,7 @@ def _linear_jvp(primals: Any, tangents: Any, *, pair: Pair, residuals: int) -> A
 
 
 def _linear_transpose(
-    cotangents: Sequence[Any], *args: Any, pair: Pair, residuals: int
+    cotangents: Sequence[Any], *args: Any, pair: DerivativePasses, residuals: int
 ) -> list[Any]:
     given = [
         (i, ct) for i, ct in zip(pair.moving, cotangents, strict=True) if type(ct) is not ad.Zero

@@ -28,7 +28,7 @@ from dynaflow_xla.batch.states import Rows, Same, State
 from dynaflow_xla.errors import DynaflowError, RuleError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.jax.batch import separability
 from dynaflow_xla.frontends.jax.batch.own_rules import OwnRules
-from dynaflow_xla.frontends.jax.batch.split import Resolved, Split
+from dynaflow_xla.frontends.jax.batch.split import Resolved, SplitCapture
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.physical import spec
 from dynaflow_xla.frontends.jax.capture.tracing import capture_function
@@ -76,7 +76,7 @@ class Primal:
     plain: Flat
     in_avals: list[Any]
     out_avals: list[Any]
-    split: Split | None
+    split: SplitCapture | None
     options: Settings
     rules: OwnRules | None = None
 
@@ -170,7 +170,7 @@ class Passes:
         self,
         what: str,
         at: Callable[[int], capture.Captured],
-        specs: Callable[[Split], Specs],
+        specs: Callable[[SplitCapture], Specs],
     ) -> Pass:
         whole = at(self._batch)
         options = replace(self._options, name=f"{self._options.name}.{what}")
@@ -235,7 +235,7 @@ class Passes:
         what: str,
         whole: capture.Captured,
         at: Callable[[int], capture.Captured],
-        split: Split,
+        split: SplitCapture,
     ) -> Resolved:
         """A pass of a function in which something runs once: what of it does is proved anew.
 
@@ -284,7 +284,7 @@ class Passes:
         consts = self._forward_at(size).consts
         return self._captured("results", lambda *flat: forward(*consts, *flat)[:count], avals)
 
-    def _results_specs(self, split: Split) -> Specs:
+    def _results_specs(self, split: SplitCapture) -> Specs:
         return split.resolved.in_specs, split.resolved.out_specs
 
     def _forward_at(self, size: int) -> capture.Captured:
@@ -385,7 +385,7 @@ class Passes:
             )
         return len(kept) == 1
 
-    def _residual_specs(self, split: Split) -> list[InSpec]:
+    def _residual_specs(self, split: SplitCapture) -> list[InSpec]:
         """Residuals stay in parts; those that are arguments as they are, are cut like these."""
         forward = self._forward_at(self._batch)
         inputs = forward.graph.inputs
@@ -397,21 +397,21 @@ class Passes:
             ]
         ]
 
-    def _forward_specs(self, split: Split) -> Specs:
+    def _forward_specs(self, split: SplitCapture) -> Specs:
         resolved = split.resolved
         return resolved.in_specs, (*resolved.out_specs, *self._residual_specs(split))
 
-    def _jvp_specs(self, split: Split) -> Specs:
+    def _jvp_specs(self, split: SplitCapture) -> Specs:
         resolved = split.resolved
         ins = (*resolved.in_specs, *(resolved.in_specs[i] for i in self.wanted))
         return ins, (*resolved.out_specs, *(resolved.out_specs[i] for i in self.moving))
 
-    def _tangent_specs(self, split: Split) -> Specs:
+    def _tangent_specs(self, split: SplitCapture) -> Specs:
         resolved = split.resolved
         ins = (*self._residual_specs(split), *(resolved.in_specs[i] for i in self.wanted))
         return ins, tuple(resolved.out_specs[i] for i in self.moving)
 
-    def _backward_specs(self, split: Split, given: tuple[int, ...]) -> Specs:
+    def _backward_specs(self, split: SplitCapture, given: tuple[int, ...]) -> Specs:
         resolved = split.resolved
         ins = self._residual_specs(split)
         for i in given:
@@ -451,7 +451,7 @@ class _Derived:
         also: Sequence[int] = (),
         joins: Wanted = AUTOMATIC,
     ) -> Resolved:
-        """As ``split.Splitting`` does; what was proved of the function holds for its derivative."""
+        """As ``split.Splittable`` does; what was proved of the function holds for its derivative."""
         assert not also, "derivatives of nano-batches run one by one"
         if self.resolved is not None:
             return self.resolved

@@ -22,7 +22,7 @@ from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch.own_rules import OwnRules, of_split
-from dynaflow_xla.frontends.jax.batch.split import Resolved, Split
+from dynaflow_xla.frontends.jax.batch.split import Resolved, SplitCapture
 from dynaflow_xla.frontends.jax.capture import capture, dependence
 from dynaflow_xla.frontends.jax.capture.physical import spec
 from dynaflow_xla.frontends.jax.planned import Planned
@@ -46,7 +46,7 @@ program_p.multiple_results = True
 
 
 @_compat.weak_parameter
-class Program:
+class ScheduledProgram:
     """A scheduled flat function with scheduled derivatives, which are made when first needed.
 
     Args:
@@ -65,7 +65,7 @@ class Program:
         self,
         made: Planned,
         whole: capture.Captured,
-        split: Split | None = None,
+        split: SplitCapture | None = None,
         *,
         expanded: bool = False,
     ):
@@ -85,11 +85,11 @@ class Program:
             self._by_parts = ByParts(self._takes, whole, flat_function)
         # Nothing here may hold the program itself: who made its derivatives does.
         self.plain: Flat = self._by_parts or flat_function(whole)
-        self._pairs: dict[tuple[int, ...], Pair] = {}
-        self._transposes: dict[tuple[tuple[int, ...], tuple[int, ...]], Program] = {}
-        self._series: dict[int, Program] = {}
-        self._parts: dict[tuple[int, ...], tuple[Program, list[int]]] = {}
-        self._batched: Recent[Any, tuple[Program, list[int | None]]] = Recent(_MAX_BATCHED)
+        self._pairs: dict[tuple[int, ...], DerivativePasses] = {}
+        self._transposes: dict[tuple[tuple[int, ...], tuple[int, ...]], ScheduledProgram] = {}
+        self._series: dict[int, ScheduledProgram] = {}
+        self._parts: dict[tuple[int, ...], tuple[ScheduledProgram, list[int]]] = {}
+        self._batched: Recent[Any, tuple[ScheduledProgram, list[int | None]]] = Recent(_MAX_BATCHED)
 
     def _plan_inputs(self, flat: Sequence[Any]) -> Sequence[Any]:
         return flat if self._takes is None else self._takes.inputs(flat)
@@ -113,15 +113,15 @@ class Program:
             self.plain, self.in_avals, self.out_avals, self.split, self.entry.options, self._own
         )
 
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[DerivativePasses]:
         """Derivatives made so far."""
         return list(self._pairs.values())
 
-    def pair(self, wanted: tuple[int, ...]) -> Pair:
+    def pair(self, wanted: tuple[int, ...]) -> DerivativePasses:
         """The passes of derivatives with respect to the inputs ``wanted``."""
         if wanted not in self._pairs:
             self._require_rules(self._order + 1)
-            self._pairs[wanted] = Pair(self, wanted)
+            self._pairs[wanted] = DerivativePasses(self, wanted)
         return self._pairs[wanted]
 
     def _require_rules(self, order: int) -> None:
@@ -137,7 +137,7 @@ class Program:
                 "differentiate fast.original"
             )
 
-    def _like(self, made: Program, more: int = 0) -> Program:
+    def _like(self, made: ScheduledProgram, more: int = 0) -> ScheduledProgram:
         """A program made of this one's operators, and of derivatives of them if ``more``."""
         made._rules, made._order = self._rules, self._order + more
         return made
@@ -151,7 +151,7 @@ class Program:
             if inexact(aval) and moved & reads
         )
 
-    def only(self, numbers: tuple[int, ...]) -> tuple[Program, list[int]]:
+    def only(self, numbers: tuple[int, ...]) -> tuple[ScheduledProgram, list[int]]:
         """The outputs ``numbers`` alone, and the positions of the inputs that they depend on."""
         if numbers not in self._parts:
             depends = self.depends()
@@ -165,11 +165,11 @@ class Program:
                 return [outs[i] for i in numbers]
 
             specs = [spec(self.in_avals[i]) for i in read]
-            made = Program(*alone(part, specs, self.entry.options, "part"))
+            made = ScheduledProgram(*alone(part, specs, self.entry.options, "part"))
             self._parts[numbers] = self._like(made), read
         return self._parts[numbers]
 
-    def transposed(self, linear: tuple[int, ...], given: tuple[int, ...]) -> Program:
+    def transposed(self, linear: tuple[int, ...], given: tuple[int, ...]) -> ScheduledProgram:
         """The transpose of the function, which is linear in the inputs ``linear``.
 
         It takes the other inputs and the cotangents of the outputs ``given``, and is not split.
@@ -191,10 +191,10 @@ class Program:
 
             avals = [self.in_avals[i] for i in known] + [self.out_avals[i] for i in given]
             made = alone(transpose, list(map(spec, avals)), self.entry.options, "transpose")
-            self._transposes[key] = self._like(Program(*made))
+            self._transposes[key] = self._like(ScheduledProgram(*made))
         return self._transposes[key]
 
-    def taylor(self, order: int) -> Program:
+    def taylor(self, order: int) -> ScheduledProgram:
         """Inputs and the terms of their series to outputs and theirs, as ``jax.experimental.jet``.
 
         Terms come after all inputs, those of one input together; integers have none.
@@ -218,12 +218,12 @@ class Program:
 
             avals = self.in_avals + [self.in_avals[i] for i in moved for _ in range(order)]
             made = alone(series, list(map(spec, avals)), self.entry.options, "jet")
-            self._series[order] = self._like(Program(*made), order)
+            self._series[order] = self._like(ScheduledProgram(*made), order)
         return self._series[order]
 
     def batched(
         self, dims: tuple[int | None, ...], args: Sequence[Any], axis: Mapping[str, Any]
-    ) -> tuple[Program, list[int | None]]:
+    ) -> tuple[ScheduledProgram, list[int | None]]:
         """The same for many: scheduled anew. User rules may not fit its graph: default cut.
 
         Args:
@@ -238,7 +238,7 @@ class Program:
             many = jax.vmap(self.plain, in_axes=dims, out_axes=out_dims, **axis)
             specs = [spec(jax.typeof(x)) for x in args]
             made = alone(many, specs, self.entry.options, "vmap")
-            found = self._batched[key] = self._like(Program(*made)), out_dims
+            found = self._batched[key] = self._like(ScheduledProgram(*made)), out_dims
         return found
 
     def depends(self) -> list[frozenset[int]]:
@@ -295,7 +295,7 @@ class Program:
 
 
 @_compat.weak_parameter
-class Pair:
+class DerivativePasses:
     """Passes for derivatives with respect to some of the inputs, made when first needed.
 
     Attributes:
@@ -304,35 +304,35 @@ class Pair:
         moving: Positions of these results.
     """
 
-    def __init__(self, primal: Program, wanted: tuple[int, ...]):
+    def __init__(self, primal: ScheduledProgram, wanted: tuple[int, ...]):
         self.name = primal.entry.options.name
         self.moving = primal.moving(wanted)
         self.tangent_avals = [primal.out_avals[i].to_tangent_aval() for i in self.moving]
         self._passes = Passes(primal.primal(), wanted, self.moving)
         self._of_pass = functools.partial(_of_pass, primal._own, primal._rules, primal._order)
-        self._backwards: dict[tuple[int, ...], Program] = {}
+        self._backwards: dict[tuple[int, ...], ScheduledProgram] = {}
 
     @functools.cached_property
-    def jvp(self) -> Program:
+    def jvp(self) -> ScheduledProgram:
         """The inputs and the wanted tangents to the results and the tangents of those that move."""
         return self._of_pass(*self._passes.jvp())
 
     @functools.cached_property
-    def forward(self) -> Program:
+    def forward(self) -> ScheduledProgram:
         """The inputs to the results and residuals."""
         return self._of_pass(*self._passes.forward())
 
     @functools.cached_property
-    def tangent(self) -> Program:
+    def tangent(self) -> ScheduledProgram:
         """Residuals and the wanted tangents to the tangents of the results that move."""
         return self._of_pass(*self._passes.tangent())
 
     @functools.cached_property
-    def results(self) -> Program:
+    def results(self) -> ScheduledProgram:
         """The inputs to the results, as a derivative leaves them: rules may make them anew."""
         return self._of_pass(*self._passes.results())
 
-    def backward(self, given: tuple[int, ...]) -> Program:
+    def backward(self, given: tuple[int, ...]) -> ScheduledProgram:
         """Residuals and the given cotangents to the gradients."""
         if given not in self._backwards:
             self._backwards[given] = self._of_pass(*self._passes.backward(given))
@@ -347,9 +347,9 @@ def _anything(aval: Any) -> Any:
 
 def _of_pass(
     own: OwnRules | None, rules: OwnRules | None, order: int, made: Planned, whole: capture.Captured
-) -> Program:
+) -> ScheduledProgram:
     """A pass of the derivatives of a program with such rules."""
-    program = Program(made, whole, expanded=made.split is not None)
+    program = ScheduledProgram(made, whole, expanded=made.split is not None)
     program._rules, program._order = (own, 1) if program.in_parts else (rules, order + 1)
     return program
 
@@ -361,23 +361,23 @@ def _stays_in_parts(resolved: Resolved) -> bool:
 
 
 @program_p.def_impl
-def _impl(*args: Any, program: Program) -> list[Any]:
+def _impl(*args: Any, program: ScheduledProgram) -> list[Any]:
     if _compat.names_culprits():
         return list(program.plain(*args))
     return jax.jit(lambda *xs: program_p.bind(*xs, program=program))(*args)  # type: ignore[no-any-return]
 
 
 @program_p.def_effectful_abstract_eval
-def _abstract(*_: Any, program: Program) -> tuple[Sequence[Any], set[Any]]:
+def _abstract(*_: Any, program: ScheduledProgram) -> tuple[Sequence[Any], set[Any]]:
     return program.out_avals, effects_of(program)
 
 
-def effects_of(program: Program) -> set[Any]:
+def effects_of(program: ScheduledProgram) -> set[Any]:
     """Effects of a program that order it among others."""
     return set(capture.ordering_effects(program.whole.jaxpr.effects))
 
 
-def _lower(ctx: Any, *operands: Any, program: Program) -> Any:
+def _lower(ctx: Any, *operands: Any, program: ScheduledProgram) -> Any:
     run: Callable[..., Any] = program.entry.__call__
     if _compat.exporting(ctx):
         telling.fallback(
@@ -389,7 +389,7 @@ def _lower(ctx: Any, *operands: Any, program: Program) -> Any:
     return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 
 
-def batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, program: Program) -> Any:
+def batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, program: ScheduledProgram) -> Any:
     """The rule of ``jax.vmap``."""
     named = program.communicates(axis.name)
     if not named and all(dim is None for dim in dims):

@@ -15,7 +15,7 @@ from dynaflow_xla.frontends.jax.capture import capture, sharing, tracing
 from dynaflow_xla.frontends.jax.signature import donation, entry
 from dynaflow_xla.frontends.jax.transform import derivatives as derivatives  # its rules
 from dynaflow_xla.frontends.jax.transform.in_xla import XlaProgram
-from dynaflow_xla.frontends.jax.transform.primitive import Program
+from dynaflow_xla.frontends.jax.transform.primitive import ScheduledProgram
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
 from dynaflow_xla.settings import Settings
 
@@ -118,7 +118,7 @@ class Programs:
             or not (capture.holds_custom_rules(jaxpr) or capture.has_own_rules(jaxpr))
         ):
             return XlaProgram(made, traced)
-        return Program(made, captured, made.split)
+        return ScheduledProgram(made, captured, made.split)
 
     def _captured(
         self, args: Any, kwargs: Any, *, known: bool | None = None

@@ -78,7 +78,7 @@ class Choice(choice_of.Choice):
 
 
 def choose(
-    fast: Any, args: Any, kwargs: Any, watch: quiet.Watch, *, budget_s: float | None = None
+    fast: Any, args: Any, kwargs: Any, watch: quiet.ActivityWatch, *, budget_s: float | None = None
 ) -> Choice:
     """Decides for one signature, from the disk cache or by measuring.
 
@@ -120,7 +120,7 @@ def choose(
     if budget_s is None and (known := choice_of.from_disk(key, partial(_child, fast), Choice)):
         return known
     try:
-        ways = ways_to_run.Ways(fast, args, kwargs, spending, first)
+        ways = ways_to_run.CompiledWays(fast, args, kwargs, spending, first)
         costs = None
         if budget_s is not None and not spending.refuses("a profile", ways.compile_s(first)):
             watch.settle()

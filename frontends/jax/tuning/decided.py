@@ -147,7 +147,7 @@ class ByDecision:
 
 
 @dataclass(frozen=True)
-class Trial:
+class WithoutPlan:
     """Stands for a decision while the original is measured.
 
     Attributes:
@@ -157,8 +157,8 @@ class Trial:
     child: None = None
 
 
-ORIGINAL = Trial()
-ON_CALLER = Trial()
+ORIGINAL = WithoutPlan()
+ON_CALLER = WithoutPlan()
 
 
 def abstract(leaf: Any) -> Any:

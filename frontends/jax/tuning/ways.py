@@ -22,7 +22,7 @@ _OPERATOR_S = 5e-4
 """Compiling takes at least so long for each operator: for an original that was compiled before."""
 
 
-class Ways(ways.Ways):
+class CompiledWays(ways.Ways):
     """The original and candidates, each compiled and called twice.
 
     Args:
@@ -79,7 +79,7 @@ class Ways(ways.Ways):
         with by_decision.tracing(decided.ON_CALLER):
             return self._tried(ON_CALLER, run, self._compile_s)
 
-    def measure(self, watch: quiet.Watch) -> autotune.Medians:
+    def measure(self, watch: quiet.ActivityWatch) -> autotune.Medians:
         """Median milliseconds by name, with their samples.
 
         Raises:

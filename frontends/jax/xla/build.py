@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dynaflow_xla.batch.specs import MergeSpec
-from dynaflow_xla.frontends.jax.batch.split import Split
+from dynaflow_xla.frontends.jax.batch.split import SplitCapture
 from dynaflow_xla.frontends.jax.regions.functions import Second, region_function
 from dynaflow_xla.frontends.jax.xla import collectives, placed_results
 from dynaflow_xla.frontends.jax.xla.gate_placement import Gate, overwritten, place_gates
@@ -70,7 +70,7 @@ def _given_to_gates(pg: PartitionedGraph, gates: Sequence[Gate]) -> dict[int, tu
 
 
 def _merges(
-    pg: PartitionedGraph, plan: Plan, split: Split | None
+    pg: PartitionedGraph, plan: Plan, split: SplitCapture | None
 ) -> Iterator[tuple[int, list[int], int]]:
     """Results that are put together from whole values: the result, its parts, the axis."""
     for merge in plan.instructions:

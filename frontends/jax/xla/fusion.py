@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from dynaflow_xla.frontends.jax.capture import costs
-from dynaflow_xla.ir.graph import Graph, Op
+from dynaflow_xla.ir.graph import Graph, Operator
 
 # Operators that XLA computes inside the kernel of their reader: it is the reader that is ordered.
 ABSORBED = frozenset(
@@ -43,7 +43,7 @@ BOUNDED = ("float16", "float32", "float64", "bfloat16", "int", "uint", "bool")
 """How the types are called that have a maximum with a smallest number."""
 
 
-def is_small_reduction(graph: Graph, op: Op) -> bool:
+def is_small_reduction(graph: Graph, op: Operator) -> bool:
     """Whether a reduction is computed where its result is read."""
     if not op.kind.startswith("reduce_") or "axes" not in op.payload.params:
         return False
@@ -51,7 +51,7 @@ def is_small_reduction(graph: Graph, op: Op) -> bool:
     return math.prod(shape[axis] for axis in op.payload.params["axes"]) < _WARP
 
 
-def ends_in_maximum(graph: Graph, index: int, region: Iterable[Op]) -> bool:
+def ends_in_maximum(graph: Graph, index: int, region: Iterable[Operator]) -> bool:
     """Whether an operator is a matrix product in whose kernel XLA takes the maximum of its result.
 
     Not where another product of the region reads the same (XLA makes one of the two), nor where XLA would

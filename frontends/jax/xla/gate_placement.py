@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from dynaflow_xla.frontends.jax.xla import fusion
 from dynaflow_xla.frontends.jax.xla.region_order import RegionOrder
-from dynaflow_xla.ir.graph import Op, Region
+from dynaflow_xla.ir.graph import Operator, Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 
 # Collectives that write their result where their operand was. All other collectives have memory of
@@ -178,7 +178,7 @@ class _Placer:
                 self.known[value] = bits
                 view[value] = bits | 1 << value
 
-    def _ops(self, region: Region) -> list[Op]:
+    def _ops(self, region: Region) -> list[Operator]:
         return [self.pg.graph.ops[i] for i in region.ops]
 
     def _last_values(self, region: Region) -> list[int]:
@@ -215,7 +215,7 @@ class _Placer:
     def _smallest(self, values: Iterable[int]) -> int:
         return min(values, key=lambda v: self.pg.graph.values[v].bytes)
 
-    def _made_by_readers(self, region: Region, last: Op) -> list[int]:
+    def _made_by_readers(self, region: Region, last: Operator) -> list[int]:
         """What a region makes last before small reductions whose result XLA computes where it is read.
 
         A gate that waited for that result would have it stored: a kernel that the original has not.
@@ -373,7 +373,7 @@ class _Placer:
             for value in op.outputs:
                 known[value] = bits | 1 << value
         joining: set[int] = set()
-        readers: dict[int, list[Op]] = {}
+        readers: dict[int, list[Operator]] = {}
         outside = {v for v in region.outputs if v in self.readers}
         for op in reversed(self._ops(region)):
             mine = [r for v in op.outputs for r in readers.get(v, ())]

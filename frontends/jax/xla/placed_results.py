@@ -24,7 +24,7 @@ dfx_place_p = Primitive("dfx_place")
 
 
 @dataclass(frozen=True)
-class Place:
+class RowsOfWhole:
     """Where a part lies in a whole value: ``axis``, its first row there, and the rows of the whole."""
 
     whole: int
@@ -38,7 +38,7 @@ def places(
     merges: Iterable[tuple[int, Sequence[int], int]],
     before: Callable[[int, int], bool],
     waiting: Mapping[int, Sequence[int]],
-) -> dict[int, Place]:
+) -> dict[int, RowsOfWhole]:
     """Which values are written into a whole one.
 
     Those that are made one after another, and for which nobody waits who may be later than the next
@@ -50,7 +50,7 @@ def places(
         before: Whether one region is over before another starts.
         waiting: Values that gates read -> the regions of these gates.
     """
-    made: dict[int, Place] = {}
+    made: dict[int, RowsOfWhole] = {}
     maker = pg.producer_region()
     values = pg.graph.values
     for whole, parts, axis in merges:
@@ -66,12 +66,12 @@ def places(
             continue
         start = 0
         for value in parts:
-            made[value] = Place(whole, axis, start, values[whole].shape[axis])
+            made[value] = RowsOfWhole(whole, axis, start, values[whole].shape[axis])
             start += values[value].shape[axis]
     return made
 
 
-def write(whole: Any | None, part: Any, place: Place) -> Any:
+def write(whole: Any | None, part: Any, place: RowsOfWhole) -> Any:
     """The whole array with a part written into it; other rows are undefined if there is none yet."""
     operands = (part,) if whole is None else (whole, part)
     return dfx_place_p.bind(*operands, axis=place.axis, start=place.start, rows=place.rows)

@@ -18,7 +18,7 @@ import jax
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax.capture.capture import Loop
 from dynaflow_xla.frontends.jax.capture.physical import from_physical, to_physical
-from dynaflow_xla.frontends.jax.planned import Memory, Planned
+from dynaflow_xla.frontends.jax.planned import BufferValues, Planned
 from dynaflow_xla.frontends.jax.regions import lapack_guard, order_gate
 from dynaflow_xla.frontends.jax.xla import placed_results
 from dynaflow_xla.frontends.jax.xla.gate_placement import Gate
@@ -66,7 +66,7 @@ class XlaEntry(Planned):
     gates: dict[int, Gate]
     inside: dict[int, tuple[int, ...]] = field(default_factory=dict)
     witnessed: frozenset[int] = frozenset()
-    places: dict[int, placed_results.Place] = field(default_factory=dict)
+    places: dict[int, placed_results.RowsOfWhole] = field(default_factory=dict)
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
@@ -144,7 +144,7 @@ class _Evaluation:
     also such that never leave their region.
     """
 
-    def __init__(self, entry: XlaEntry, memory: Memory):
+    def __init__(self, entry: XlaEntry, memory: BufferValues):
         self.entry = entry
         self.memory = memory
         self.values = memory.values

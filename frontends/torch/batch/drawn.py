@@ -17,14 +17,14 @@ from dynaflow_xla.batch.states import Rows, State
 from dynaflow_xla.frontends.torch.batch.rules.walk import arguments
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.sizes import Sized
-from dynaflow_xla.ir.graph import Op, Value
+from dynaflow_xla.ir.graph import Operator, Value
 
 _PREFIX = "drawn_"
 
 
 def before(
     captured: Captured, states: tuple[State, ...]
-) -> tuple[Captured, tuple[State, ...], list[Op]]:
+) -> tuple[Captured, tuple[State, ...], list[Operator]]:
     """The graph with what it draws as inputs behind its others; the states; what draws, in order."""
     graph = captured.graph
     tokens = {v.id for v in graph.values if v.dtype == "token"}
@@ -33,8 +33,8 @@ def before(
     values, known = list(graph.values), list(states)
     examples = dict(captured.examples)
     inputs, names = list(graph.inputs), list(graph.input_names)
-    ops: list[Op] = []
-    draws: list[Op] = []
+    ops: list[Operator] = []
+    draws: list[Operator] = []
 
     def value(like: int, state: State) -> int:
         number = len(values)
@@ -43,7 +43,7 @@ def before(
         known.append(state)
         return number
 
-    def add(op: Op) -> None:
+    def add(op: Operator) -> None:
         ops.append(replace(op, index=len(ops)))
 
     for op in graph.ops:
@@ -111,10 +111,10 @@ def specs(
 
 
 def drawer(
-    draws: Sequence[Op], whole: Sized, captured: Captured
+    draws: Sequence[Operator], whole: Sized, captured: Captured
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Adds what is drawn to the inputs of a call."""
-    from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Layout
+    from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, StridedLayout
 
     calls: list[tuple[Any, Any, Any, tuple[int, ...]]] = []
     for op in draws:
@@ -123,14 +123,14 @@ def drawer(
         def put(ref: Ref) -> Any:
             if ref.value in whole.numbers:
                 return whole.numbers[ref.value]
-            return Layout.of(whole.captured.examples[ref.value], Evaluator({}))
+            return StridedLayout.of(whole.captured.examples[ref.value], Evaluator({}))
 
         args, kwargs = payload.mapped(put)
         keep = tuple(n for n, v in enumerate(payload.outputs) if v is not None)
         calls.append((payload.target, args, kwargs, keep if payload.multiple else ()))
 
     def real(arg: Any) -> Any:
-        return arg.empty() if isinstance(arg, Layout) else arg
+        return arg.empty() if isinstance(arg, StridedLayout) else arg
 
     def run(given: Sequence[Any]) -> Sequence[Any]:
         made = [*given]

@@ -19,7 +19,7 @@ from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.batch import totals
 from dynaflow_xla.frontends.torch.capture.captured import Captured, place, rows_of
-from dynaflow_xla.frontends.torch.capture.sizes import Layout
+from dynaflow_xla.frontends.torch.capture.sizes import StridedLayout
 
 _NAME = "_dynaflow_xla_parts"
 
@@ -36,7 +36,7 @@ class Joined:
         own: They are no parts of a whole: each nano-batch has rows in an order of its own.
     """
 
-    layout: Layout
+    layout: StridedLayout
     axis: int
     runs: int
     shared: tuple[int, ...]
@@ -109,7 +109,7 @@ class Taken:
 
     name: str
     how: Joined
-    layouts: tuple[Layout, ...]
+    layouts: tuple[StridedLayout, ...]
 
     def parts(self, x: torch.Tensor, sizes: tuple[int, ...]) -> Sequence[torch.Tensor]:
         """The parts of nano-batches of these sizes.
@@ -139,7 +139,7 @@ class Taken:
         return made
 
 
-def _lying(rows: torch.Tensor, layout: Layout, how: Joined) -> torch.Tensor:
+def _lying(rows: torch.Tensor, layout: StridedLayout, how: Joined) -> torch.Tensor:
     """Rows of a whole as operators expect them, which count on strides."""
     lies = how.runs == 1 and all(
         a == b for a, b, n in zip(rows.stride(), layout.strides, layout.shape, strict=True) if n > 1

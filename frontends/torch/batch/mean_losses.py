@@ -12,7 +12,7 @@ import torch
 
 from dynaflow_xla.frontends.torch.batch.rules.walk import arguments
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
-from dynaflow_xla.ir.graph import Op
+from dynaflow_xla.ir.graph import Operator
 
 _KINDS = ("nll_loss_forward", "nll_loss2d_forward")
 _MEAN, _SUM = 1, 2
@@ -24,9 +24,9 @@ def as_quotients(captured: Captured) -> Captured:
     if not any(_is_mean(op) for op in graph.ops):
         return captured
     values, examples = list(graph.values), dict(captured.examples)
-    ops: list[Op] = []
+    ops: list[Operator] = []
 
-    def add(op: Op) -> None:
+    def add(op: Operator) -> None:
         ops.append(replace(op, index=len(ops)))
         for value in op.outputs:
             values[value] = replace(values[value], producer=len(ops) - 1)
@@ -65,5 +65,5 @@ def as_quotients(captured: Captured) -> Captured:
     )
 
 
-def _is_mean(op: Op) -> bool:
+def _is_mean(op: Operator) -> bool:
     return op.kind in _KINDS and arguments(op.payload)["reduction"] == _MEAN

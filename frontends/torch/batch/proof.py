@@ -24,11 +24,11 @@ from dynaflow_xla.batch.specs import AS_PROVED, PARTS, InSpec, OutSpec
 from dynaflow_xla.batch.states import (
     ORDERED,
     Counted,
-    Finding,
+    ItemNumbers,
     Keyed,
     Late,
     Mixed,
-    Numbers,
+    Obstacle,
     Partial,
     Position,
     Refuse,
@@ -169,7 +169,7 @@ def answer(
     for number, state in ins.items():
         if _of_other_sizes(state, traced):
             reason = "was made by a forward that was split in another way"
-            ins[number] = Mixed(Finding("mixed", "argument", reason))
+            ins[number] = Mixed(Obstacle("mixed", "argument", reason))
     irregular = _irregular(question, {batch, *sizes}, {**shape_of, **numbers})
     joiner: Joiner | None = None
     force = {} if joins is None else _forced(joins, question)
@@ -259,7 +259,7 @@ def _axis(state: State) -> int:
 
 def _of_other_sizes(state: State, sizes: Sequence[int]) -> bool:
     """Whether numbers of items are known of other batch sizes than these."""
-    if not isinstance(state, Numbers):
+    if not isinstance(state, ItemNumbers):
         return False
     each = state.outer * state.inner
     return [t.size for t in state.tables] != [n * each for n in sizes]
@@ -318,7 +318,7 @@ def _inputs(
             continue
         shapes_ = shape_of.get(value)
         if shapes_ is None:
-            blame = Finding("unproven", "argument", f"{name} is neither a tensor nor a number")
+            blame = Obstacle("unproven", "argument", f"{name} is neither a tensor nor a number")
             made[value] = Unknown(blame)
             continue
         rows = rows_by_shape(shapes_)
@@ -329,7 +329,7 @@ def _inputs(
             made[value] = Whole()
         elif rows is None or (rows.inner > 1 and question.kind != "backward"):
             reason = f"{name} has the batch in several dimensions, or a multiple of its rows"
-            made[value] = Mixed(Finding("mixed", "argument", reason))
+            made[value] = Mixed(Obstacle("mixed", "argument", reason))
         else:
             made[value] = rows
     return made
@@ -383,7 +383,7 @@ def _one(
     graph = question.captured.graph
     producer = graph.values[value].producer
     op = graph.ops[producer] if producer >= 0 else None
-    made_by = Finding(
+    made_by = Obstacle(
         "mixed", op.kind if op else "argument", "", op.source if op else None,
         op.scope if op else (),
     )  # fmt: skip
@@ -396,7 +396,7 @@ def _one(
     except Refuse as error:
         blame = error.origin or made_by
         reason = "sorts the batch, and the result is in that order" if error.origin else str(error)
-        state = Mixed(Finding("mixed", blame.op, reason, blame.source, blame.scope))
+        state = Mixed(Obstacle("mixed", blame.op, reason, blame.source, blame.scope))
     wanted = _wanted(question, role, state)
     if isinstance(state, Unknown):
         return _unproven(question, number, role, state, shapes_)
@@ -417,7 +417,7 @@ def _one(
     inexact = graph.values[value].dtype.startswith(("float", "bfloat", "complex"))
     verdict = prove_output(number, state, wanted, rank=rank, inexact=inexact, made_by=made_by)
     if verdict.status == "mixed" and role == "saved" and not isinstance(state, Mixed):
-        finding = Finding(
+        finding = Obstacle(
             "mixed", made_by.op,
             f"its result is {state}, and the backward needs it of the whole batch",
             made_by.source, made_by.scope,

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.batch.states import Finding
+from dynaflow_xla.batch.states import Obstacle
 from dynaflow_xla.frontends.torch._compat import failures
 from dynaflow_xla.frontends.torch._compat.fakes import FakeTensorMode
 from dynaflow_xla.frontends.torch.capture.captured import Payload, Ref
-from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Layout, Sized
-from dynaflow_xla.ir.graph import Op
+from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Sized, StridedLayout
+from dynaflow_xla.ir.graph import Operator
 
 
-def first_failure(sized: Sized, whole: Sized) -> Finding | None:
+def first_failure(sized: Sized, whole: Sized) -> Obstacle | None:
     """The first operator that cannot run at a nano-batch's sizes, or makes another shape there.
 
     Args:
@@ -27,17 +27,17 @@ def first_failure(sized: Sized, whole: Sized) -> Finding | None:
         whole: The graph at the whole batch's. What fails there too says nothing: operators that cannot
             run without data, kernels for fake tensors that know less than the real ones.
     """
-    check = _Check(sized)
+    check = _ShapeCheck(sized)
     for op in sized.captured.graph.ops:
         if not _touched(op, sized, whole):
             continue
         reason = check.failure(op)
-        if reason and not _Check(whole).failure(whole.captured.graph.ops[op.index]):
-            return Finding("mixed", op.kind, reason, op.source, op.scope, final=True)
+        if reason and not _ShapeCheck(whole).failure(whole.captured.graph.ops[op.index]):
+            return Obstacle("mixed", op.kind, reason, op.source, op.scope, final=True)
     return None
 
 
-def _touched(op: Op, sized: Sized, whole: Sized) -> bool:
+def _touched(op: Operator, sized: Sized, whole: Sized) -> bool:
     """Whether an operator sees other sizes than in the whole batch."""
     here, there = sized.captured.graph.values, whole.captured.graph.values
     if any(here[v].shape != there[v].shape for v in (*op.inputs, *op.outputs)):
@@ -50,7 +50,7 @@ def _touched(op: Op, sized: Sized, whole: Sized) -> bool:
 _UNSAID: tuple[type[BaseException], ...] = (*failures.says_nothing(), NotImplementedError)
 
 
-class _Check:
+class _ShapeCheck:
     """Operators of a graph on tensors without data."""
 
     def __init__(self, sized: Sized) -> None:
@@ -58,7 +58,7 @@ class _Check:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.made: dict[int, Any] = {}
 
-    def failure(self, op: Op) -> str:
+    def failure(self, op: Operator) -> str:
         """Why an operator cannot run, or what it makes that it should not; empty if it can."""
         payload: Payload = op.payload
         if self.captured.graph.values[op.outputs[-1] if op.outputs else 0].dtype == "token":
@@ -84,7 +84,7 @@ class _Check:
                 )
         return ""
 
-    def _shapes(self, op: Op) -> list[str]:
+    def _shapes(self, op: Operator) -> list[str]:
         values = self.captured.graph.values
         return [str(list(values[v].shape)) for v in op.inputs if v in self.made]
 
@@ -93,6 +93,6 @@ class _Check:
             example = self.captured.examples[ref.value]
             if isinstance(example, torch.Tensor):
                 with self.mode:
-                    example = Layout.of(example, Evaluator({})).empty()
+                    example = StridedLayout.of(example, Evaluator({})).empty()
             self.made[ref.value] = example
         return self.made[ref.value]

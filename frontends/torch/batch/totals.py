@@ -18,7 +18,7 @@ from dynaflow_xla.batch.specs import OutSpec
 from dynaflow_xla.batch.states import Late, Partial, State
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.sizes import Sized
-from dynaflow_xla.ir.graph import Op
+from dynaflow_xla.ir.graph import Operator
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Tail:
         made: For each result of the split graph: its value, or None for a constant.
     """
 
-    ops: tuple[Op, ...]
+    ops: tuple[Operator, ...]
     outputs: tuple[Any, ...]
     made: tuple[int | None, ...]
 
@@ -91,7 +91,7 @@ def behind(
         return captured, specs, None
     graph = captured.graph
     wanted = {out for out in captured.outputs if isinstance(out, int) and out in late}
-    ops: list[Op] = []
+    ops: list[Operator] = []
     read: dict[int, None] = {}
     for op in reversed(graph.ops):
         if wanted.isdisjoint(op.outputs):

@@ -20,7 +20,7 @@ from dynaflow_xla.frontends.torch.capture import costs, functions, marks
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.draws import draws_numbers
 from dynaflow_xla.frontends.torch.capture.names import path_parts, source_of, without_counts
-from dynaflow_xla.ir.graph import Graph, Op, OpMark, Value
+from dynaflow_xla.ir.graph import Graph, Operator, OpMark, Value
 
 OPEN_SIZES = "sizes that may change are shown as they were at the first call"
 
@@ -97,7 +97,7 @@ class _Builder:
         self.gm = gm
         self.values: list[Value] = []
         self.examples: dict[int, Any] = {}
-        self.ops: list[Op] = []
+        self.ops: list[Operator] = []
         self.ids: dict[Any, int] = {}
         self.constants: dict[Any, Any] = {}
         self.parts: dict[Any, tuple[int | None, ...]] = {}
@@ -225,7 +225,7 @@ class _Builder:
         if reason:
             self.made_by.update((n, index) for n in made)
         self.ops.append(
-            Op(
+            Operator(
                 index=index,
                 kind=_kind(target),
                 inputs=tuple(inputs),
@@ -394,7 +394,7 @@ def _attribute(gm: Any, path: str) -> Any:
     return value
 
 
-def _inherit(ops: list[Op]) -> list[Op]:
+def _inherit(ops: list[Operator]) -> list[Operator]:
     """Gives operators without a module (some of the backward) that of what they read."""
     made = {v: i for i, op in enumerate(ops) for v in op.outputs}
     for i, op in enumerate(ops):

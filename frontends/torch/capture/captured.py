@@ -88,7 +88,7 @@ class Captured:
     """A graph with what is needed to run it.
 
     Attributes:
-        graph: The neutral graph; ``Op.payload`` is a :class:`Payload`.
+        graph: The neutral graph; ``Operator.payload`` is a :class:`Payload`.
         ids: fx node -> value id.
         examples: Value id -> example (fake) value, for compilation and checks.
         outputs: For each result a value id, or ("const", object).

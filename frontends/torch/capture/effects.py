@@ -34,7 +34,7 @@ class _Scope:
 
 
 @dataclass(frozen=True)
-class Place:
+class MutatedPlace:
     """Something that a captured function changes, and where it is found when it has to be put back.
 
     Attributes:
@@ -83,7 +83,7 @@ class Changes:
         others: Descriptions of what cannot.
     """
 
-    places: frozenset[Place] = frozenset()
+    places: frozenset[MutatedPlace] = frozenset()
     others: frozenset[str] = frozenset()
 
     def lasting(self, original: Any) -> list[str]:
@@ -97,7 +97,7 @@ class Changes:
         return sorted(lost)
 
 
-def save(places: Iterable[Place], original: Any, saved: Saved) -> list[torch.Tensor]:
+def save(places: Iterable[MutatedPlace], original: Any, saved: Saved) -> list[torch.Tensor]:
     """Saves what is in some places but the data of tensors, and gives these tensors.
 
     Raises:
@@ -137,7 +137,7 @@ def _frame() -> tuple[_Scope, bool]:
     return _Scope(root.f_globals), root.f_code.co_filename.startswith(ROOT_FILE)
 
 
-def changed_objects() -> frozenset[Place]:
+def changed_objects() -> frozenset[MutatedPlace]:
     """Python objects that the function being captured changes, its arguments left out.
 
     Attributes of modules, lists, globals and so on; not parameters and buffers written in place. There is
@@ -157,10 +157,10 @@ def changed_objects() -> frozenset[Place]:
             attributes = effects.store_attr_mutations.get(variable, {})
             is_global = type(variable).__name__ == "NewGlobalVariable"
             what = "global" if is_global else "attribute"
-            found |= {Place(name, *frame, what, key) for key in attributes}
+            found |= {MutatedPlace(name, *frame, what, key) for key in attributes}
             inside = getattr(variable, "_base_vt", None)  # of classes derived from containers
             if not attributes or (inside is not None and effects.is_modified(inside)):
-                found.add(Place(name, *frame, "contents"))
+                found.add(MutatedPlace(name, *frame, "contents"))
     return frozenset(found)
 
 
@@ -179,13 +179,13 @@ def broke_before(known: bool) -> bool:
     return not code.co_filename.startswith(ROOT_FILE)
 
 
-def sources_of(gm: Any) -> tuple[Place, ...]:
+def sources_of(gm: Any) -> tuple[MutatedPlace, ...]:
     """Where Dynamo found each input of a graph."""
     frame = _frame()
-    return tuple(Place(name, *frame, "data") for name in dynamo_graphs.sources_of_inputs(gm))
+    return tuple(MutatedPlace(name, *frame, "data") for name in dynamo_graphs.sources_of_inputs(gm))
 
 
-def written_outside(sources: Sequence[Place]) -> frozenset[Place]:
+def written_outside(sources: Sequence[MutatedPlace]) -> frozenset[MutatedPlace]:
     """Called while a forward is compiled: tensors that it writes and that ``keeping`` does not know.
 
     That is neither arguments, which are copied, nor parameters and buffers of the scheduled module.

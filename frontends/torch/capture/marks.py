@@ -29,11 +29,11 @@ KEY = "dynaflow_xla.mark"
 _counter = itertools.count()
 
 
-class _State(threading.local):
+class _ScheduledCalls(threading.local):
     scheduled = 0
 
 
-_state = _State()
+_state = _ScheduledCalls()
 
 
 @torch.compiler.assume_constant_result
@@ -105,7 +105,7 @@ def enter_mark(info: MarkInfo) -> Iterator[None]:
     yield
 
 
-class Watch:
+class MarkWatch:
     """Context of a scheduled call: marks that are met uncompiled are lost."""
 
     __slots__ = ()

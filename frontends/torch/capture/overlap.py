@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import modes
-from dynaflow_xla.shared_memory import View, overlapping
+from dynaflow_xla.shared_memory import MemoryLayout, overlapping
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Other subclasses need have no memory of their own."""
@@ -59,9 +59,9 @@ def pattern(args: Any, kwargs: Any) -> Pattern:
     return Pattern(tuple(views), tuple(foreign))
 
 
-def _view(x: torch.Tensor) -> View:
+def _view(x: torch.Tensor) -> MemoryLayout:
     size = x.element_size()
-    return View(x.data_ptr(), tuple(x.shape), tuple(n * size for n in x.stride()), size)
+    return MemoryLayout(x.data_ptr(), tuple(x.shape), tuple(n * size for n in x.stride()), size)
 
 
 def check(found: Pattern, name: str) -> None:

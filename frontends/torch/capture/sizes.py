@@ -11,7 +11,7 @@ import torch
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat.fakes import FakeTensorMode
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
-from dynaflow_xla.ir.graph import Graph, Op
+from dynaflow_xla.ir.graph import Graph, Operator
 
 Symbol = Any
 Bindings = Mapping[Symbol, int]
@@ -153,7 +153,7 @@ def at_sizes(captured: Captured, values: Bindings, scale: float, rows: frozenset
         if _is_number(example) and (number := evaluate(example)) is not None:
             numbers[value.id] = number
         made_values.append(value)
-    ops: list[Op] = []
+    ops: list[Operator] = []
     for op in graph.ops:
         payload: Payload = op.payload
         data = [v for v in op.inputs if v not in numbers]
@@ -205,14 +205,14 @@ class _Examples(dict[int, Any]):
         example = self._given[value]
         if isinstance(example, torch.Tensor):
             with self._mode:
-                self[value] = Layout.of(example, self._evaluate).empty()
+                self[value] = StridedLayout.of(example, self._evaluate).empty()
         else:
             self[value] = example
         return self[value]
 
 
 @dataclass(frozen=True)
-class Layout:
+class StridedLayout:
     """How a tensor lies in memory."""
 
     shape: tuple[int, ...]
@@ -222,14 +222,14 @@ class Layout:
     device: torch.device
 
     @staticmethod
-    def of(example: torch.Tensor, evaluate: Evaluator) -> Layout:
+    def of(example: torch.Tensor, evaluate: Evaluator) -> StridedLayout:
         """The layout of an example at the evaluator's sizes."""
         shape = evaluate.shape(example.shape, "a tensor")
         strides = evaluate.shape(example.stride(), "a tensor")
         offset = evaluate(example.storage_offset()) or 0
-        return Layout(shape, strides, offset, example.dtype, example.device)
+        return StridedLayout(shape, strides, offset, example.dtype, example.device)
 
-    def of_type(self, dtype: torch.dtype) -> Layout:
+    def of_type(self, dtype: torch.dtype) -> StridedLayout:
         """The same for another type of elements."""
         return self if dtype is self.dtype else replace(self, dtype=dtype)
 

@@ -67,7 +67,7 @@ class _Graph:
     number: int
     names: list[str]
     sources: Any
-    batch: Sequence[open_batch.Size] = ()
+    batch: Sequence[open_batch.OfferedSize] = ()
     rows: int | None = None
     forward: Any = None
     reached: bool = False
@@ -75,7 +75,7 @@ class _Graph:
     inputs: Sequence[Any] = ()
 
 
-class Graphs:
+class CapturedGraphs:
     """What Dynamo captured of one callable.
 
     Args:
@@ -95,7 +95,11 @@ class Graphs:
     """
 
     def __init__(
-        self, original: Callable[..., Any], backend: Backend, splits: bool, parent: Graphs | None
+        self,
+        original: Callable[..., Any],
+        backend: Backend,
+        splits: bool,
+        parent: CapturedGraphs | None,
     ) -> None:
         self.backend, self.splits, self.parent = backend, splits, parent
         self._original = _weakly(original)
@@ -278,9 +282,9 @@ def _weakly(original: Callable[..., Any]) -> Callable[[], Any]:
 
 
 class Doorway:
-    """The Dynamo backend of ``Graphs``: Dynamo keeps every backend for good, so this one owns nothing."""
+    """The backend of ``CapturedGraphs``: Dynamo keeps every backend for good, so this one owns nothing."""
 
-    def __init__(self, graphs: Graphs) -> None:
+    def __init__(self, graphs: CapturedGraphs) -> None:
         self._graphs = weakref.ref(graphs)
 
     def __call__(self, gm: Any, example_inputs: Any) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from dynaflow_xla.frontends.torch.capture import marks
 Run = Callable[[Any], list[Any]]
 
 
-class _State(threading.local):
+class _CurrentCall(threading.local):
     ran: list[Any] | None = None
     left_out: str = ""
     original = False
@@ -20,17 +20,17 @@ class _State(threading.local):
     observed: Callable[[Any], Run | None] | None = None
 
 
-_state = _State()
+_state = _CurrentCall()
 
 
-class Planned(BaseException):
+class FirstGraphPlanned(BaseException):
     """Ends a call as soon as its first graph is planned; no ``Exception``, so that nobody keeps it."""
 
     def __init__(self, entry: Any) -> None:
         self.entry = entry
 
 
-class Running(marks.Watch):
+class Running(marks.MarkWatch):
     """Context of a scheduled call: collects the entries that it runs, or stops at the first.
 
     A class: what ``contextlib`` makes of a generator costs some microseconds a call.
@@ -46,11 +46,11 @@ class Running(marks.Watch):
         self.saved = state.ran, state.stop
         ran: list[Any] = []
         state.ran, state.stop, state.original = ran, self.stop, False
-        marks.Watch.__enter__(self)
+        marks.MarkWatch.__enter__(self)
         return ran
 
     def __exit__(self, *error: object) -> None:
-        marks.Watch.__exit__(self)
+        marks.MarkWatch.__exit__(self)
         _state.ran, _state.stop = self.saved
 
 
@@ -59,7 +59,7 @@ def note_run(entry: Any) -> None:
     if _state.ran is not None:
         _state.ran.append(entry)
     if _state.stop:
-        raise Planned(entry)
+        raise FirstGraphPlanned(entry)
 
 
 def only_plans() -> bool:

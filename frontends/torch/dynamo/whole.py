@@ -12,7 +12,7 @@ from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES, root_function
 
 
-class Whole:
+class CompiledOriginal:
     """Calls the original through ``torch.compile``, with Inductor; no plan of ours.
 
     It draws the original's random numbers, which ``torch.compile`` does not do by itself.

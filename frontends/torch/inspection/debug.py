@@ -18,10 +18,10 @@ from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.native import native, threads
-from dynaflow_xla.frontends.torch.native.entry import Entry
+from dynaflow_xla.frontends.torch.native.entry import NativeEntry
 from dynaflow_xla.frontends.torch.native.memory import Environment, Memory
-from dynaflow_xla.frontends.torch.native.stretches.regions import Stretch, Work
-from dynaflow_xla.frontends.torch.native.stretches.source import Program
+from dynaflow_xla.frontends.torch.native.stretches.regions import Stretch, StretchBody
+from dynaflow_xla.frontends.torch.native.stretches.source import FusedOperators
 from dynaflow_xla.frontends.torch.opaque import regions as opaque
 from dynaflow_xla.frontends.torch.tuning import gradients, keeping
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -108,7 +108,7 @@ class Subject:
         name: Of the function.
     """
 
-    entry: Entry
+    entry: NativeEntry
     inputs: Sequence[Any]
     name: str
     _writes: bool = field(init=False)
@@ -151,11 +151,11 @@ class Subject:
             for region, function in entry.implementations.items()
         }
 
-        def compiled(works: Sequence[Work]) -> list[Work]:
+        def compiled(works: Sequence[StretchBody]) -> list[StretchBody]:
             assert entry.compiler is not None
             return [
                 replace(work, steps=[
-                    replace(s, function=filled(s.function)) if isinstance(s, Program) else s
+                    replace(s, function=filled(s.function)) if isinstance(s, FusedOperators) else s
                     for s in work.steps
                 ])
                 for work in entry.compiler(works)
@@ -302,7 +302,7 @@ def _look(
 def _debug(
     entry: Any, given: Sequence[Any], name: str, rounds: int, seed: int, notes: Sequence[str]
 ) -> DebugReport:
-    if not isinstance(entry, Entry):
+    if not isinstance(entry, NativeEntry):
         if not hasattr(entry, "program_for"):
             raise UnsupportedError(
                 f"debug cannot look at {name!r} here: torch_xla runs it as one program"
@@ -349,7 +349,7 @@ def check_determinism(core: Core, args: Any, kwargs: Any, runs: int) -> Determin
         made: list[Subject] = []
 
         def look(entry: Any, given: Sequence[Any]) -> None:
-            if isinstance(entry, Entry):
+            if isinstance(entry, NativeEntry):
                 inputs = list(given) if entry.prepare is None else entry.prepare(list(given))
                 made.append(Subject(entry, keeping.copies(inputs), core.options.name))
 

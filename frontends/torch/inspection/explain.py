@@ -153,7 +153,7 @@ def tune(fast: Core, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
     """Decides as ``dynaflow_xla.tune`` says, within the given seconds; returns what was chosen."""
     signature = call_signature.of(fast.original, args, kwargs)
 
-    def choose(watch: quiet.Watch) -> auto.Choice:
+    def choose(watch: quiet.ActivityWatch) -> auto.Choice:
         return fast.decide(signature, auto.choose(fast, args, kwargs, watch, budget_s=budget_s))
 
     return choosing.tuned(fast.options.strategy, budget_s, choose)

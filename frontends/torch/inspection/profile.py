@@ -10,7 +10,7 @@ from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.commands import wait
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.dynamo import running
-from dynaflow_xla.frontends.torch.native.entry import Entry
+from dynaflow_xla.frontends.torch.native.entry import NativeEntry
 from dynaflow_xla.frontends.torch.tuning import keeping
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.timelines.measured import Measured, fastest
@@ -60,7 +60,7 @@ def alone(fast: Core, args: Any, kwargs: Any, cores: int) -> Timeline | None:
     """
     target = fast.target(args, kwargs)
     entry = target.planned(args, kwargs)
-    if isinstance(entry, Entry):
+    if isinstance(entry, NativeEntry):
         if cores == 0 and not entry.plan.cores:
             return None
         runnable = entry.one_by_one(wide=cores == 0)

@@ -13,7 +13,7 @@ from dynaflow_xla.frontends.torch.capture.capture import CAPTURE_OPTIONS, captur
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.native import by_size, nano_batches
 from dynaflow_xla.frontends.torch.native.by_size import BySize
-from dynaflow_xla.frontends.torch.native.entry import Entry, whole_entry
+from dynaflow_xla.frontends.torch.native.entry import NativeEntry, whole_entry
 from dynaflow_xla.frontends.torch.rewrite import spectra, strides
 from dynaflow_xla.settings import Settings
 
@@ -60,23 +60,23 @@ class NativeBackend:
         if kind == "inference":
             spectra.without_vectors(gm)
 
-    def whole(self, gm: Any, kind: str, name: str, batch: int | None = None) -> Entry:
+    def whole(self, gm: Any, kind: str, name: str, batch: int | None = None) -> NativeEntry:
         """One plan; its regions run at any size."""
         return whole_entry(capture(gm, name), self.settings, kind, batch)
 
     def by_size(
         self, gm: Any, kind: str, name: str, batch: int | None, warn: Callable[[str], None]
-    ) -> Entry | BySize:
+    ) -> NativeEntry | BySize:
         """Plans by class of sizes, or with regions compiled for them."""
         captured = capture(gm, name)
         made = by_size.of_graph(captured, self.settings, kind, batch, warn)
         return whole_entry(captured, self.settings, kind, batch) if made is None else made
 
-    def fixed(self, captured: Captured, kind: str, batch: int) -> Entry:
+    def fixed(self, captured: Captured, kind: str, batch: int) -> NativeEntry:
         """As any other graph."""
         return whole_entry(captured, self.settings, kind, batch)
 
-    def split(self, nano: NanoBatches) -> Entry:
+    def split(self, nano: NanoBatches) -> NativeEntry:
         """Each nano-batch a part of one graph."""
         return nano_batches.split_entry(nano, self.settings)
 

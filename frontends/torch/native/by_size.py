@@ -25,7 +25,7 @@ from dynaflow_xla.frontends.torch.capture.sizes import (
     at_sizes,
     bindings_of,
 )
-from dynaflow_xla.frontends.torch.native.entry import Entry, whole_entry
+from dynaflow_xla.frontends.torch.native.entry import NativeEntry, whole_entry
 from dynaflow_xla.settings import Settings
 
 MAX_CLASSES = 32
@@ -52,16 +52,16 @@ class BySize:
     warn: Callable[[str], None]
     bindings: tuple[Binding, ...]
     backward: Any = None
-    _plans: OrderedDict[tuple[int, ...], Entry] = field(default_factory=OrderedDict)
-    _fixed: ForSizes[Entry] = field(default_factory=ForSizes)
+    _plans: OrderedDict[tuple[int, ...], NativeEntry] = field(default_factory=OrderedDict)
+    _fixed: ForSizes[NativeEntry] = field(default_factory=ForSizes)
     _warned: bool = False
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def resolve(self, inputs: Sequence[Any]) -> Entry:
+    def resolve(self, inputs: Sequence[Any]) -> NativeEntry:
         """The plan for the sizes of these inputs."""
         return self.at({b.symbol: b.read(inputs) for b in self.bindings})
 
-    def at(self, values: dict[Symbol, int]) -> Entry:
+    def at(self, values: dict[Symbol, int]) -> NativeEntry:
         """The plan for these sizes."""
         if self.options.compiler != "eager":
             key = tuple(values.values())
@@ -80,13 +80,13 @@ class BySize:
                 self._plans.move_to_end(key)
             return made
 
-    def _planned(self, values: dict[Symbol, int]) -> Entry:
+    def _planned(self, values: dict[Symbol, int]) -> NativeEntry:
         options = replace(self.options, compiler="eager", compiler_options=None)
         made = whole_entry(estimated_at(self.captured, values), options, self.kind, self.batch)
         made.later = lambda: self._backward_at(values)
         return made
 
-    def _compiled(self, values: dict[Symbol, int]) -> Entry:
+    def _compiled(self, values: dict[Symbol, int]) -> NativeEntry:
         """With regions compiled for these sizes."""
         sized = at_sizes(self.captured, values, 1.0, frozenset())
         kept = [n for n, v in enumerate(self.captured.graph.inputs) if v not in sized.numbers]

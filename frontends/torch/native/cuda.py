@@ -121,7 +121,7 @@ class CudaStreams:
 
 
 @dataclass
-class _Step:
+class _StreamStep:
     lane: int
     stretch: Stretch | None = None
     event: Record | Wait | None = None
@@ -140,7 +140,7 @@ class StreamRunner:
 
     plain: native.Native
     streams: Streams
-    _stages: list[tuple[list[_Step], Stretch | None]] = field(default_factory=list)
+    _stages: list[tuple[list[_StreamStep], Stretch | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for stage, outer in self.plain.stages:
@@ -176,7 +176,7 @@ class StreamRunner:
                 streams.used_by(0, out)
         return outputs
 
-    def _run_stage(self, steps: list[_Step], call: Any, home: dict[int, int]) -> None:
+    def _run_stage(self, steps: list[_StreamStep], call: Any, home: dict[int, int]) -> None:
         streams, env = self.streams, call.env
         lanes = sorted({step.lane for step in steps} - {0})
         fork = streams.record(0) if lanes else None
@@ -215,20 +215,20 @@ class StreamRunner:
             raise
 
 
-def _steps(stage: native.Stage) -> list[_Step]:
+def _steps(stage: native.Stage) -> list[_StreamStep]:
     layout, _ = native._stretches(stage.instructions, True)
     steps = []
     for lane, item in layout:
         if isinstance(item, Record | Wait):
-            steps.append(_Step(lane, event=item))
+            steps.append(_StreamStep(lane, event=item))
         if not isinstance(item, int):
             continue
         stretch = stage.order[item]
-        steps.append(_Step(lane, stretch, reads=stretch.reads, makes=stretch.makes))
+        steps.append(_StreamStep(lane, stretch, reads=stretch.reads, makes=stretch.makes))
     return steps
 
 
-class Graphs(Protocol):
+class GraphCapture(Protocol):
     """Capture and replay of a device's work."""
 
     def capture(self, run: Any) -> tuple[Any, list[Any]]:
@@ -272,7 +272,7 @@ class GraphedPlan:
         keep: Graphs to keep.
     """
 
-    def __init__(self, runner: StreamRunner, graphs: Graphs, keep: int = 8) -> None:
+    def __init__(self, runner: StreamRunner, graphs: GraphCapture, keep: int = 8) -> None:
         if any(outer is not None for _, outer in runner._stages):
             raise UnsupportedError(
                 f"{runner.plain.captured.graph.name!r} has operators with effects or on the host, which "

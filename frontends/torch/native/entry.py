@@ -29,7 +29,7 @@ from dynaflow_xla.strategies.base import record, sizes_of
 
 
 @dataclass
-class Entry:
+class NativeEntry:
     """A planned graph that runs as PyTorch's own operators; ``backend.Entry`` tells what any has.
 
     Attributes:
@@ -48,9 +48,9 @@ class Entry:
     implementations: dict[int, Callable[..., Sequence[Any]]]
     native: Native
     seconds: dict[str, float]
-    backward: Entry | None = None
+    backward: NativeEntry | None = None
     runner: Any = None
-    later: Callable[[], Entry | None] | None = None
+    later: Callable[[], NativeEntry | None] | None = None
     prepare: Callable[[Sequence[Any]], list[Any]] | None = None
     finish: Callable[[list[Any]], list[Any]] | None = None
     notes: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ def _with_network(pg: PartitionedGraph) -> PartitionedGraph:
 
 def whole_entry(
     captured: Captured, options: Settings, kind: str, batch: int | None = None
-) -> Entry:
+) -> NativeEntry:
     """Plans a graph whose batch stays whole.
 
     Raises:
@@ -175,7 +175,7 @@ def planned_entry(
     functions: dict[int, Callable[..., Sequence[Any]]] | None = None,
     *,
     cores: int,
-) -> Entry:
+) -> NativeEntry:
     """Makes the plan of a recording and what runs it.
 
     Args:
@@ -210,7 +210,7 @@ def planned_entry(
     elif options.gpu is not None:
         options.gpu.refuse_on_cpu()
     seconds = {"partition": partition_s, "plan": t2 - t1, "compile": time.perf_counter() - t2}
-    return Entry(
+    return NativeEntry(
         options, kind, captured, pg, plan, made, runnable, seconds, runner=runner, compiler=compiler
     )
 

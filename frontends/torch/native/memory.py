@@ -24,7 +24,7 @@ Environment = list[Any]
 
 
 @dataclass(frozen=True)
-class Placed:
+class MergedResult:
     """A result that the nano-batches write, each its part.
 
     Attributes:
@@ -81,7 +81,7 @@ class Memory:
         self.results = [held[o] if isinstance(o, int) else o for o in captured.outputs]
         self.written = [(into, held[value]) for into, value in captured.epilogue]
 
-    def _place(self, captured: Captured, plan: Plan, merge: Merge) -> Placed:
+    def _place(self, captured: Captured, plan: Plan, merge: Merge) -> MergedResult:
         whole = plan.buffers[merge.out]
         parts, start = [], 0
         for number in merge.srcs:
@@ -90,7 +90,7 @@ class Memory:
             parts.append((part.value, self._slots, start, rows))
             self._slots += 1
             start += rows
-        return Placed(whole.value, merge.axis, captured.joined[whole.value], tuple(parts))
+        return MergedResult(whole.value, merge.axis, captured.joined[whole.value], tuple(parts))
 
     def environment(self, inputs: Sequence[Any]) -> Environment:
         """What a call starts with: arguments, rows of them, and results to be written in place.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from dynaflow_xla.batch import expand
-from dynaflow_xla.batch.specs import PARTS, WHOLE, Origin, OutSpec, Parts
+from dynaflow_xla.batch.specs import PARTS, WHOLE, OutSpec, Parts, RegionOrigin
 from dynaflow_xla.batch.states import State, plainly_same
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.batch import handed
@@ -17,22 +17,22 @@ from dynaflow_xla.frontends.torch.batch.nano import NanoBatches
 from dynaflow_xla.frontends.torch.capture.captured import Captured, JoinedLayout, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.context import context_of
 from dynaflow_xla.frontends.torch.capture.sizes import Sized
-from dynaflow_xla.frontends.torch.native.entry import Entry, cut, planned_entry
+from dynaflow_xla.frontends.torch.native.entry import NativeEntry, cut, planned_entry
 from dynaflow_xla.frontends.torch.native.split import (
-    Split,
+    SplitCapture,
     joined_at,
     layout_of,
     runs_of,
     shared_in,
 )
-from dynaflow_xla.ir.graph import Op
+from dynaflow_xla.ir.graph import Operator
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.phases import ONE_PHASE
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import record
 
 
-def split_entry(nano: NanoBatches, options: Settings) -> Entry:
+def split_entry(nano: NanoBatches, options: Settings) -> NativeEntry:
     """Plans a graph split over its batch.
 
     Raises:
@@ -75,7 +75,7 @@ def split_graph(
     nano: NanoBatches,
     cuts: Sequence[PartitionedGraph],
     once: PartitionedGraph | None = None,
-) -> Split:
+) -> SplitCapture:
     """Puts the nano-batches into one graph; ``cuts`` are the regions of each, ``once`` of the whole.
 
     Raises:
@@ -154,7 +154,7 @@ def split_graph(
             captured.copied[view.value] = (runs, layout_of(example).empty)
     expanded = replace(expanded, pg=replace(expanded.pg, graph=captured.graph))
     joined = [_kept(out, whole, out_specs, states, between) for out in whole.captured.outputs]
-    return Split(
+    return SplitCapture(
         expanded,
         sizes,
         tuple(slim),
@@ -190,11 +190,11 @@ def _payloads(
     parts: Sequence[Captured],
     cuts: Sequence[PartitionedGraph],
     once: PartitionedGraph | None,
-) -> tuple[Op, ...]:
+) -> tuple[Operator, ...]:
     """The expanded operators with calls over the expanded graph's values."""
     ops = list(expanded.pg.graph.ops)
     for region, origin in zip(expanded.pg.regions, expanded.origins, strict=True):
-        if not isinstance(origin, Origin):
+        if not isinstance(origin, RegionOrigin):
             continue
         (number,) = origin.nanos
         of = once if number == WHOLE else cuts[number]

@@ -28,7 +28,7 @@ from dynaflow_xla.frontends.torch.native import threads
 from dynaflow_xla.frontends.torch.native.memory import Environment, Flow, Memory
 from dynaflow_xla.frontends.torch.native.stretches.regions import (
     Stretch,
-    Work,
+    StretchBody,
     build_stretch,
     steps_of,
 )
@@ -107,7 +107,7 @@ def _run(stretch: Stretch, env: Environment) -> None:
         stretch.run(env)
 
 
-class _Step:
+class _LaneStep:
     """What the engine calls: runs a stretch in the environment of the call it is told."""
 
     def __init__(self, stretch: Stretch) -> None:
@@ -308,7 +308,7 @@ class Native:
         )
 
 
-Compiler = Callable[[Sequence[Work]], list[Work]]
+Compiler = Callable[[Sequence[StretchBody]], list[StretchBody]]
 """What puts programs into the work of stretches."""
 
 
@@ -351,7 +351,9 @@ def build(
         steps = steps_of(captured, pg, group, implementations, flow.read_as)
         exported = flow.exported(group)
         count = width[group[0]] if number < on_lanes and (several or plan.cores) else 0
-        made = Work(tuple(group), steps, exported, flow.taken(group), exported | parts, count)
+        made = StretchBody(
+            tuple(group), steps, exported, flow.taken(group), exported | parts, count
+        )
         works.append(made)
     if compiler is not None:
         works = compiler(works)
@@ -419,7 +421,7 @@ def _stage(
             label = f"lane {lane} of {name}"
             if watching.watched():
                 label += f" ({stretch.name})"
-            program.add_python_launch(lane, label, _Step(stretch), [number], [])
+            program.add_python_launch(lane, label, _LaneStep(stretch), [number], [])
             launches.append(stretch)
         elif isinstance(item, Record):
             program.add_record(lane, item.event)

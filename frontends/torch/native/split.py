@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.batch.specs import WHOLE, CutSpec, MergeSpec, Origin
+from dynaflow_xla.batch.specs import WHOLE, CutSpec, MergeSpec, RegionOrigin
 from dynaflow_xla.batch.split import Arrays, SplitGraph
 from dynaflow_xla.batch.states import ORDERED, Rows, State
 from dynaflow_xla.frontends.torch.batch import handed
@@ -17,7 +17,7 @@ from dynaflow_xla.frontends.torch.capture.captured import (
     Captured,
     overlapping,
 )
-from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Layout
+from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, StridedLayout
 from dynaflow_xla.frontends.torch.native.stretches import regions
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -27,7 +27,7 @@ Function = Callable[..., Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Split(SplitGraph):
+class SplitCapture(SplitGraph):
     """A graph of all nano-batches.
 
     Attributes:
@@ -60,7 +60,7 @@ class Split(SplitGraph):
                 made.append(handed.whole(given[number]))
         return taken(given, made)
 
-    def grouped(self, recording: Recording) -> tuple[Split, Recording]:
+    def grouped(self, recording: Recording) -> tuple[SplitCapture, Recording]:
         """The same with the recording's groups as one region each.
 
         Raises:
@@ -131,7 +131,7 @@ class Split(SplitGraph):
 
         return run
 
-    def _replaced(self, region: Region, origin: Origin, decision: Decision) -> Function:
+    def _replaced(self, region: Region, origin: RegionOrigin, decision: Decision) -> Function:
         assert decision.replace is not None
         if origin.nanos == (WHOLE,):
             assert self.once is not None
@@ -143,7 +143,7 @@ class Split(SplitGraph):
         fn = regions.replacement(decision.replace, captured, local, str(decision.source))
         return self.single(fn, region, local, _ARRAYS)
 
-    def _batched(self, region: Region, origin: Origin, decision: Decision) -> Function:
+    def _batched(self, region: Region, origin: RegionOrigin, decision: Decision) -> Function:
         captured = self.nano.captured_at(self.joint_size(origin.nanos))
         cut = self.joint_cut(origin.nanos, captured.graph)
         local = cut.regions[origin.region]
@@ -154,9 +154,9 @@ class Split(SplitGraph):
         return self.several(fn, region, local, _ARRAYS)
 
 
-def layout_of(example: torch.Tensor) -> Layout:
+def layout_of(example: torch.Tensor) -> StridedLayout:
     """How a tensor of fixed sizes lies in memory."""
-    return Layout.of(example, Evaluator({}))
+    return StridedLayout.of(example, Evaluator({}))
 
 
 def _widened(x: Any) -> Any:
@@ -176,7 +176,7 @@ def region_function(captured: Captured, pg: PartitionedGraph, region: Region) ->
     """A region as a function of its inputs."""
     steps = regions.steps_of(captured, pg, [region.id], {})
     outputs, inputs = set(region.outputs), set(region.inputs)
-    work = regions.Work((region.id,), steps, outputs, inputs, outputs)
+    work = regions.StretchBody((region.id,), steps, outputs, inputs, outputs)
     stretch = regions.build_stretch(captured, pg, work)
     size = len(captured.graph.values)
 

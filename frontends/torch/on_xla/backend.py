@@ -19,7 +19,7 @@ from dynaflow_xla.settings import Settings
 
 
 class OnXla:
-    """What both have in common; see ``LaneBackend`` and ``ProgramBackend``.
+    """What both have in common; see ``LanesOnXla`` and ``ProgramOnXla``.
 
     Args:
         settings: Of the callable.
@@ -101,7 +101,7 @@ class OnXla:
         return self.settings.backend
 
 
-class LaneBackend(OnXla):
+class LanesOnXla(OnXla):
     """Lane programs on this machine's cores, which read and write the tensors' own memory."""
 
     def refuse(self, captured: Captured) -> None:
@@ -115,7 +115,7 @@ class LaneBackend(OnXla):
             )
 
 
-class ProgramBackend(OnXla):
+class ProgramOnXla(OnXla):
     """One XLA program, for a device that need not be there."""
 
     def jax_settings(self) -> dict[str, Any]:

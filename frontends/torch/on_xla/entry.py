@@ -31,7 +31,7 @@ from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.for_sizes import ForSizes, boxed
 from dynaflow_xla.frontends.torch.on_xla import aten_table, to_jax
 from dynaflow_xla.frontends.torch.on_xla.engine_call import EngineCall
-from dynaflow_xla.frontends.torch.on_xla.to_jax import JaxFunction, Layout
+from dynaflow_xla.frontends.torch.on_xla.to_jax import DimensionOrder, JaxFunction
 from dynaflow_xla.frontends.torch.rewrite import recurrent as _recurrent  # noqa: F401
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.plan import Plan
@@ -52,7 +52,7 @@ class Way(Protocol):
         """What the JAX frontend's settings say of the backend."""
 
 
-def _in_memory(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+def _in_memory(tensor: torch.Tensor, layout: DimensionOrder) -> torch.Tensor:
     """The contiguous tensor over the same memory, or a copy if there is none."""
     tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
@@ -61,7 +61,7 @@ def _in_memory(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 @dataclass
-class Program:
+class JaxProgram:
     """A graph with fixed sizes, planned and compiled.
 
     Attributes:
@@ -112,7 +112,7 @@ class Program:
 
 @dataclass
 class XlaEntry:
-    """A planned torch graph that runs on XLA; same surface as the native ``Entry``.
+    """A planned torch graph that runs on XLA; same surface as the ``NativeEntry``.
 
     Attributes:
         kind: "inference", "forward" or "backward".
@@ -128,11 +128,11 @@ class XlaEntry:
     kind: str
     gm: Any
     name: str
-    program: Program
+    program: JaxProgram
     seconds: dict[str, float]
     backward: Any = None
     symbolic: bool = False
-    programs: ForSizes[Program] = field(default_factory=ForSizes)
+    programs: ForSizes[JaxProgram] = field(default_factory=ForSizes)
     warn: Callable[[str], None] | None = None
     prepare: Callable[[Sequence[Any]], list[Any]] | None = None
     later: Callable[[], Any] | None = None
@@ -173,12 +173,12 @@ class XlaEntry:
         results = (self.program_for(given) or self._as_captured)(given)
         return results if self.finish is None else self.finish(results)
 
-    def program_for(self, inputs: Sequence[Any]) -> Program | None:
+    def program_for(self, inputs: Sequence[Any]) -> JaxProgram | None:
         """The program for these sizes: one, or where sizes may change one for each of some."""
         if not self.symbolic:
             return self.program
 
-        def make() -> Program:
+        def make() -> JaxProgram:
             gm = specialised(self.gm, inputs)
             return build_program(capture(gm, self.name), self.way, self.kind)
 
@@ -324,7 +324,7 @@ def build_entry(gm: Any, way: Way, kind: str, name: str, batched: Any = None) ->
     return entry
 
 
-def build_program(captured: Captured, way: Way, kind: str, batched: Any = None) -> Program:
+def build_program(captured: Captured, way: Way, kind: str, batched: Any = None) -> JaxProgram:
     """Traces, plans and compiles a graph with fixed sizes; ``batched``: see ``program_of``."""
     return program_of(to_jax.jax_function(captured), way, kind, batched=batched)
 
@@ -345,7 +345,7 @@ def program_of(
     trace: tuple[Any, Any] | None = None,
     batched: Any = None,
     shares: Mapping[int, Sequence[float]] | None = None,
-) -> Program:
+) -> JaxProgram:
     """Traces, plans and compiles a function.
 
     Args:
@@ -354,7 +354,7 @@ def program_of(
         kind: "inference", "forward" or "backward".
         trace: What ``traced`` made of it, if that is there.
         batched: What is needed to split it, or its number of rows; see ``frontends.jax.split``.
-        shares: See ``Program``.
+        shares: See ``JaxProgram``.
     """
     captured = function.captured
     way.refuse(captured)
@@ -366,7 +366,7 @@ def program_of(
     made.seconds["trace"] = time.perf_counter() - t0 - sum(made.seconds.values())
     consts = closed.consts if made.split is None else made.split.inputs(closed.consts)
     results = [(layout.physical, layout.dtype) for layout in function.result_layouts]
-    return Program(function, EngineCall(made, consts, results), shares or {})
+    return JaxProgram(function, EngineCall(made, consts, results), shares or {})
 
 
 def matmul_precision() -> Any:

@@ -126,7 +126,7 @@ def _example(x: Any) -> torch.Tensor:
     return torch.zeros(x.shape, dtype=_TORCH_TYPES[x.dtype])
 
 
-def _array(tensor: torch.Tensor, layout: to_jax.Layout, copy: bool) -> Any:
+def _array(tensor: torch.Tensor, layout: to_jax.DimensionOrder, copy: bool) -> Any:
     tensor = tensor.detach().permute(layout.order).contiguous()
     with jax.enable_x64(True):
         return jax.dlpack.from_dlpack(tensor.clone() if copy else tensor)

@@ -20,13 +20,13 @@ from dynaflow_xla.frontends.jax.batch.split import Resolved
 from dynaflow_xla.frontends.torch.batch.nano import NanoBatches
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.on_xla import to_jax
-from dynaflow_xla.frontends.torch.on_xla.entry import Program, Way, XlaEntry, program_of, traced
-from dynaflow_xla.frontends.torch.on_xla.to_jax import JaxFunction, Layout
+from dynaflow_xla.frontends.torch.on_xla.entry import JaxProgram, Way, XlaEntry, program_of, traced
+from dynaflow_xla.frontends.torch.on_xla.to_jax import DimensionOrder, JaxFunction
 
 
 @dataclass
 class _Traced:
-    """A function at the sizes of a split; see ``frontends.jax.split.Splitting``."""
+    """A function at the sizes of a split; see ``frontends.jax.batch.split.Splittable``."""
 
     batch: int
     sizes: tuple[int, ...]
@@ -108,7 +108,7 @@ def split_entry(nano: NanoBatches, way: Way) -> XlaEntry:
     return entry
 
 
-def _entry(program: Program, way: Way, kind: str, captured: Captured) -> XlaEntry:
+def _entry(program: JaxProgram, way: Way, kind: str, captured: Captured) -> XlaEntry:
     seconds = program.call.made.seconds
     return XlaEntry(way, kind, captured.module, captured.graph.name, program, seconds)
 
@@ -120,7 +120,9 @@ def _like(whole: JaxFunction, captured: Captured) -> JaxFunction:
     """
     made = to_jax.jax_function(captured)
 
-    def lying(mine: Sequence[Layout], given: Sequence[Layout]) -> list[Layout]:
+    def lying(
+        mine: Sequence[DimensionOrder], given: Sequence[DimensionOrder]
+    ) -> list[DimensionOrder]:
         return [
             replace(a, order=b.order, inverse=b.inverse) for a, b in zip(mine, given, strict=True)
         ]
@@ -132,7 +134,7 @@ def _like(whole: JaxFunction, captured: Captured) -> JaxFunction:
     )
 
 
-def _lying(spec: Any, layout: Layout, state: State) -> Any:
+def _lying(spec: Any, layout: DimensionOrder, state: State) -> Any:
     """A cut of a tensor as one of the array it lies in."""
     if not isinstance(spec, int):
         return spec

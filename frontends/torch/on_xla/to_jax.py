@@ -35,7 +35,7 @@ _TAKES_VALUES = frozenset({"bernoulli.default", "normal.Tensor_float", "normal.f
 
 
 @dataclass(frozen=True)
-class Layout:
+class DimensionOrder:
     """How a tensor lies in memory: ``order`` permutes it into a contiguous array.
 
     Attributes:
@@ -61,7 +61,7 @@ class Layout:
         return self.order == tuple(range(len(self.order)))
 
 
-def layout_of(example: torch.Tensor) -> Layout:
+def layout_of(example: torch.Tensor) -> DimensionOrder:
     """The layout of a dense tensor; row-major for one with gaps or overlaps."""
     shape = tuple(int(n) for n in example.shape)
     strides = [int(n) for n in example.stride()]
@@ -77,7 +77,7 @@ def layout_of(example: torch.Tensor) -> Layout:
             break
         expected *= shape[d]
     inverse = tuple(sorted(dims, key=order.__getitem__))
-    return Layout(shape, example.dtype, order, inverse)
+    return DimensionOrder(shape, example.dtype, order, inverse)
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class JaxFunction:
 
     captured: Captured
     tensors: tuple[int, ...]
-    layouts: list[Layout]
+    layouts: list[DimensionOrder]
     draws: list[Draw]
     results: tuple[int, ...]
-    result_layouts: list[Layout]
+    result_layouts: list[DimensionOrder]
     constants: dict[int, Any] = field(default_factory=dict)
 
     def specs(self) -> list[jax.ShapeDtypeStruct]:

@@ -27,7 +27,7 @@ _CONSTANTS = (type(None), bool, int, float, complex, str, bytes)
 
 
 @dataclass(frozen=True)
-class Call:
+class OpaqueCall:
     """A call that was made.
 
     Attributes:
@@ -290,7 +290,7 @@ def _equal(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(a == b)
 
 
-class Recorder:
+class CallRecorder:
     """Notes the calls of one function on this thread while it is open.
 
     The interpreter tells of them: a function that a decorator holds is found in no other way.
@@ -302,7 +302,7 @@ class Recorder:
 
     def __init__(self, code: types.CodeType) -> None:
         self.code = code
-        self.calls: list[Call] = []
+        self.calls: list[OpaqueCall] = []
         self.refused = ""
         self._open: dict[int, _Before] = {}
 
@@ -366,7 +366,7 @@ class Recorder:
             self.refused = self.refused or "returns a tensor that shares memory with another"
         shapes = (tuple(tuple(t.shape) for t in ts) for ts in (before.tensors, made))
         self.calls.append(
-            Call(
+            OpaqueCall(
                 before.modules, before.given, before.training, before.thread, Seen(*shapes),
                 results, tuple(t.dtype for t in made),
             )

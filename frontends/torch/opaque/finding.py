@@ -56,7 +56,7 @@ class _Known:
 
     function: types.FunctionType
     why: str
-    calls: list[calls.Call] = field(default_factory=list)
+    calls: list[calls.OpaqueCall] = field(default_factory=list)
 
     @property
     def where(self) -> str:
@@ -79,7 +79,7 @@ class Opaque:
         self.original = original
         self.refused: dict[types.CodeType, str] = {}
         self._known: dict[types.CodeType, _Known] = {}
-        self._sites: list[regions.Site] = []
+        self._sites: list[regions.CallSite] = []
         self._runs = 0
         self.lock = threading.RLock()
 
@@ -103,7 +103,7 @@ class Opaque:
         code, told = function.__code__, []  # type: ignore[var-annotated]
         known = self._known.setdefault(code, _Known(function, found.why))
         self._runs += 1
-        recorder = calls.Recorder(code)
+        recorder = calls.CallRecorder(code)
         with recorder.watching():
             yield told
         known.calls += recorder.calls
@@ -187,7 +187,7 @@ class Opaque:
             raise CannotKeep("returns shapes that follow no rule")
         owners = inlining.modules_in(list(named.values()))
         paths = _paths(self.original, modules)
-        site = regions.Site(
+        site = regions.CallSite(
             known.function.__qualname__, known.where, known.why, call.function, given, len(tensors),
             modules, paths, calls.thread_state(),
             tuple(bool(inlining.example_of(t).requires_grad) for t in tensors),

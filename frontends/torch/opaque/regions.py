@@ -28,14 +28,14 @@ from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.leaves import leaves_of
 from dynaflow_xla.frontends.torch.opaque.calls import call_with, flat, shares_memory
-from dynaflow_xla.frontends.torch.opaque.shapes import Size
+from dynaflow_xla.frontends.torch.opaque.shapes import SizeProduct
 from dynaflow_xla.watching import telling
 
 KINDS = ("dynaflow_xla.opaque", "dynaflow_xla.opaque_backward")
 
 
 @dataclass(eq=False)
-class Site:
+class CallSite:
     """A place in a captured function where a call is made as it is.
 
     Attributes:
@@ -65,7 +65,7 @@ class Site:
     paths: tuple[tuple[torch.nn.Module, str], ...]
     thread: tuple[Any, ...]
     needs: tuple[bool, ...]
-    sizes: tuple[tuple[Size, ...], ...]
+    sizes: tuple[tuple[SizeProduct, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     results: Any
     zeros_told: bool = False
@@ -84,21 +84,21 @@ class Site:
 
 
 _numbers = itertools.count()
-_sites: weakref.WeakValueDictionary[int, Site] = weakref.WeakValueDictionary()
+_sites: weakref.WeakValueDictionary[int, CallSite] = weakref.WeakValueDictionary()
 """Who captured a graph owns its sites."""
 
 
-class _Held(bytearray):
+class _TicketMemory(bytearray):
     """The memory of a ticket; it owns what autograd recorded."""
 
-    tape: tuple[Site, list[torch.Tensor], list[torch.Tensor]]
+    tape: tuple[CallSite, list[torch.Tensor], list[torch.Tensor]]
 
 
-_held: weakref.WeakValueDictionary[int, _Held] = weakref.WeakValueDictionary()
+_held: weakref.WeakValueDictionary[int, _TicketMemory] = weakref.WeakValueDictionary()
 _tickets = itertools.count(1)
 
 
-def site(number: int) -> Site:
+def site(number: int) -> CallSite:
     """The site with this number."""
     return _sites[number]
 
@@ -121,7 +121,7 @@ def _given(spec: Any, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> 
     return spec
 
 
-def _inside(site: Site, grad: bool) -> ExitStack:
+def _inside(site: CallSite, grad: bool) -> ExitStack:
     """The state of the thread that the call expects."""
     stack = ExitStack()
     stack.enter_context(marks.ignore())
@@ -172,7 +172,7 @@ def _opaque(
         raise _unlike(at, "writes into a tensor that it is given, or into a parameter or buffer")
     if not grad and any(t.requires_grad for t in made):
         raise _unlike(at, "uses a tensor that wants gradients and is no argument")
-    held = _Held(8)
+    held = _TicketMemory(8)
     ticket = torch.frombuffer(held, dtype=torch.int64, count=1)[0]
     if grad:
         leaves = [*fresh, *owned]
@@ -188,11 +188,11 @@ def _opaque(
 
 
 @torch.compiler.disable
-def _call(at: Site, given: Mapping[str, Any]) -> Any:
+def _call(at: CallSite, given: Mapping[str, Any]) -> Any:
     return call_with(at.function, given)
 
 
-def _unlike(at: Site, what: str) -> UnsupportedError:
+def _unlike(at: CallSite, what: str) -> UnsupportedError:
     return UnsupportedError(
         f"{at.name} ({at.where}) is called as it is inside of a split function, so it must do what it "
         f"did when it was watched, and now it {what}. Call the original, or schedule what comes before "
@@ -200,7 +200,7 @@ def _unlike(at: Site, what: str) -> UnsupportedError:
     )
 
 
-def _check(at: Site, shapes: Any, spec: Any, made: Sequence[torch.Tensor]) -> None:
+def _check(at: CallSite, shapes: Any, spec: Any, made: Sequence[torch.Tensor]) -> None:
     if spec != at.results:
         raise _unlike(at, "returns another structure")
     for number, (tensor, sizes, dtype) in enumerate(zip(made, at.sizes, at.dtypes, strict=True)):
@@ -213,7 +213,9 @@ def _check(at: Site, shapes: Any, spec: Any, made: Sequence[torch.Tensor]) -> No
             )
 
 
-def _check_leaves(at: Site, made: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> None:
+def _check_leaves(
+    at: CallSite, made: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
+) -> None:
     """Gradients go to what the operator is given; others would be lost."""
     for leaf in leaves_of(made, leaves):
         raise _unlike(
@@ -256,7 +258,7 @@ def _backward(
     ]
 
 
-def _tell_zeros(at: Site, untouched: Sequence[int]) -> None:
+def _tell_zeros(at: CallSite, untouched: Sequence[int]) -> None:
     """Optimizers skip a parameter without a gradient, and go on with one whose gradient is zero."""
     parameters = [n - at.count for n in untouched if n >= at.count]
     if not parameters or at.zeros_told:

@@ -11,7 +11,7 @@ Shapes = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Size:
+class SizeProduct:
     """A size: the product of some neighbouring sizes of an argument, or a constant.
 
     Attributes:
@@ -39,34 +39,34 @@ class Seen:
     made: tuple[tuple[int, ...], ...]
 
 
-def _candidates(seen: Seen, result: int, axis: int) -> Iterator[Size]:
+def _candidates(seen: Seen, result: int, axis: int) -> Iterator[SizeProduct]:
     """What a size may be, the likeliest first."""
     wanted, rank = seen.made[result][axis], len(seen.made[result])
     order = sorted(range(len(seen.given)), key=lambda n: len(seen.given[n]) != rank)
     for number in order:
         if axis < len(seen.given[number]) and seen.given[number][axis] == wanted:
-            yield Size(number, axis, axis + 1)
+            yield SizeProduct(number, axis, axis + 1)
     for number in order:
         for dim, size in enumerate(seen.given[number]):
             if size == wanted:
-                yield Size(number, dim, dim + 1)
+                yield SizeProduct(number, dim, dim + 1)
     for number in order:
         shape = seen.given[number]
         for first in range(len(shape)):
             for end in range(first + 2, len(shape) + 1):
                 if math.prod(shape[first:end]) == wanted:
-                    yield Size(number, first, end)
-    yield Size(-1, wanted)
+                    yield SizeProduct(number, first, end)
+    yield SizeProduct(-1, wanted)
 
 
-def learned(seen: Sequence[Seen]) -> tuple[tuple[Size, ...], ...] | None:
+def learned(seen: Sequence[Seen]) -> tuple[tuple[SizeProduct, ...], ...] | None:
     """For each result its sizes, as all calls have them (one at least); None if no rule holds for all."""
     first = seen[0]
     if any(tuple(map(len, s.made)) != tuple(map(len, first.made)) for s in seen):
         return None
-    found: list[tuple[Size, ...]] = []
+    found: list[tuple[SizeProduct, ...]] = []
     for result, shape in enumerate(first.made):
-        sizes: list[Size] = []
+        sizes: list[SizeProduct] = []
         for axis in range(len(shape)):
             fits = (
                 c

@@ -24,8 +24,8 @@ def _on_xla() -> Any:
 
 BACKENDS: Mapping[str, Callable[[Settings], Backend]] = {
     "torch": NativeBackend,
-    "ffi": lambda settings: _on_xla().LaneBackend(settings),
-    "xla": lambda settings: _on_xla().ProgramBackend(settings),
+    "ffi": lambda settings: _on_xla().LanesOnXla(settings),
+    "xla": lambda settings: _on_xla().ProgramOnXla(settings),
 }
 """By the name that users give it."""
 

@@ -46,7 +46,7 @@ _MAX_PLANS = 256
 
 
 @dataclass
-class _Made:
+class _MadeEntry:
     entry: Entry
     fit: proving.Fit | None = None
     sizes: tuple[int, ...] = ()
@@ -82,7 +82,7 @@ class BatchedGraph:
     described: list[Any] = field(default_factory=list)
     tangents: dict[str, int] = field(default_factory=dict)
     bindings: tuple[Binding, ...] = ()
-    _plans: OrderedDict[tuple[int, ...], _Made] = field(default_factory=OrderedDict)
+    _plans: OrderedDict[tuple[int, ...], _MadeEntry] = field(default_factory=OrderedDict)
     _fit: set[int] = field(default_factory=lambda: {0})
     """Sizes of nano-batches at which every operator is known to run."""
 
@@ -122,7 +122,7 @@ class BatchedGraph:
             self._compare(made, inputs)
         return made.entry
 
-    def at(self, values: dict[Symbol, int]) -> _Made:
+    def at(self, values: dict[Symbol, int]) -> _MadeEntry:
         """The plan for these sizes; made once."""
         key = tuple(values[b.symbol] for b in self.bindings)
         with self._lock:
@@ -140,7 +140,7 @@ class BatchedGraph:
             return None
         return other.at({b.symbol: values[b.symbol] for b in other.bindings}).entry
 
-    def _make(self, values: dict[Symbol, int]) -> _Made:
+    def _make(self, values: dict[Symbol, int]) -> _MadeEntry:
         rows = {values[s] for s in self.batch_symbols if s in values}
         if len(rows) != 1:
             raise PlanError(
@@ -175,7 +175,7 @@ class BatchedGraph:
                 )
                 return each[number]
         if not sizes:
-            return _Made(self._whole(values, batch))
+            return _MadeEntry(self._whole(values, batch))
         made = self._cut(values, batch, sizes, assume, joins, t0)
         if told:
             made.entry.notes = (*made.entry.notes, f"nano-batches are {told}")
@@ -189,7 +189,7 @@ class BatchedGraph:
         assume: bool,
         joins: Wanted,
         t0: float,
-    ) -> _Made:
+    ) -> _MadeEntry:
         """The plan of a split into nano-batches of these sizes, proved or to be compared."""
         options = self.options
         fit = self._proved(values, batch, sizes, assume, joins)
@@ -199,7 +199,7 @@ class BatchedGraph:
             if options.in_axes is None and unproven:
                 self._refuse_unproven(fit.proof)
         entry = self._split(values, batch, sizes, fit, t0)
-        return _Made(entry, fit, sizes, assume, compared=not unproven, joins=joins)
+        return _MadeEntry(entry, fit, sizes, assume, compared=not unproven, joins=joins)
 
     def _whole(self, values: dict[Symbol, int], batch: int) -> Entry:
         """The plan without a split."""
@@ -209,7 +209,7 @@ class BatchedGraph:
         entry.prepare = lambda inputs: taken(inputs, [inputs[n] for n in kept])
         return entry
 
-    def made_for(self, values: Mapping[Symbol, int], batch: int) -> _Made:
+    def made_for(self, values: Mapping[Symbol, int], batch: int) -> _MadeEntry:
         """What was made for these sizes, or a batch of this size, by the call whose backward runs now."""
         with self._lock:
             known = list(self._plans.items())
@@ -401,7 +401,7 @@ class BatchedGraph:
             if proved:
                 self._fit.add(size)
 
-    def _compare(self, made: _Made, inputs: Sequence[Any]) -> None:
+    def _compare(self, made: _MadeEntry, inputs: Sequence[Any]) -> None:
         """Runs whole and split, and compares: for what could not be proved.
 
         Raises:
@@ -439,7 +439,7 @@ class BatchedGraph:
             f"({found}); its results on the first call are those of the whole batch"
         )
 
-    def _unequal(self, made: _Made, seen: str) -> SeparabilityError:
+    def _unequal(self, made: _MadeEntry, seen: str) -> SeparabilityError:
         """The error of a split that was not proved, and does not do what the whole batch does."""
         assert made.fit is not None
         try:

@@ -34,11 +34,11 @@ class _Offer:
     error: DynaflowError | None = None
 
 
-class _State(threading.local):
+class _CurrentOffer(threading.local):
     offer: _Offer | None = None
 
 
-_state = _State()
+_state = _CurrentOffer()
 
 
 class offered:  # noqa: N801  (a context, used like a function)
@@ -80,7 +80,7 @@ def around() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Size:
+class OfferedSize:
     """A size that was offered as the batch: of the ``number``-th offered tensor."""
 
     number: int
@@ -88,7 +88,7 @@ class Size:
     what: str
 
 
-def sizes_in(gm: Any) -> list[Size]:
+def sizes_in(gm: Any) -> list[OfferedSize]:
     """The offered sizes among the inputs of a Dynamo graph.
 
     Raises:
@@ -108,7 +108,7 @@ def sizes_in(gm: Any) -> list[Size]:
             if tensor is given:
                 size = node.meta["example_value"].shape[dim]
                 what = f"{list(tensor.shape)} along axis {dim}"
-                found.append(Size(number, size, what))
+                found.append(OfferedSize(number, size, what))
                 break
     if offer.in_axes is None:
         found = [size for size in found if size.number == 0]
@@ -157,7 +157,7 @@ def graph_of(
     backend: Backend,
     kind: str,
     number: int,
-    sizes: Sequence[Size],
+    sizes: Sequence[OfferedSize],
     forward: Any,
     warn: Callable[[str], None],
 ) -> BatchedGraph | None:

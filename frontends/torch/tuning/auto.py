@@ -115,7 +115,7 @@ def _nano_batches(candidate: Strategy) -> int:
 
 
 def choose(
-    core: Any, args: Any, kwargs: Any, watch: quiet.Watch, *, budget_s: float | None = None
+    core: Any, args: Any, kwargs: Any, watch: quiet.ActivityWatch, *, budget_s: float | None = None
 ) -> Choice:
     """Decides for one signature, from the disk cache or by measuring.
 
@@ -144,7 +144,13 @@ def choose(
 
 
 def _choose(
-    core: Any, args: Any, kwargs: Any, watch: quiet.Watch, spending: budget.Budget, *, tuned: bool
+    core: Any,
+    args: Any,
+    kwargs: Any,
+    watch: quiet.ActivityWatch,
+    spending: budget.Budget,
+    *,
+    tuned: bool,
 ) -> Choice:
     start = time.perf_counter()
     strategy, compiler = core.options.strategy, core.options.compiler

@@ -28,7 +28,7 @@ def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
     unhurried(monkeypatch)
 
 
-class Plain(core.Whole):
+class Plain(core.CompiledOriginal):
     """In the place of ``torch.compile``: counts calls."""
 
     calls = 0
@@ -51,7 +51,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return works
 
     monkeypatch.setattr(compilers.Compiler, "__call__", same)
-    monkeypatch.setattr(core, "Whole", Plain)
+    monkeypatch.setattr(core, "CompiledOriginal", Plain)
     return asked
 
 
@@ -129,7 +129,7 @@ def test_what_fails_to_compile_is_left_out(
     def refused(compiler: Any, works: Any) -> Any:
         raise RuntimeError(f"{compiler.name} found no C++ compiler")
 
-    monkeypatch.setattr(core, "Whole", Fails)
+    monkeypatch.setattr(core, "CompiledOriginal", Fails)
     monkeypatch.setattr(compilers.Compiler, "__call__", refused)
     seen = always(monkeypatch, "original")
     model, x = net(), torch.randn(8, 16)
@@ -156,7 +156,7 @@ def test_compiling_is_bounded_by_the_budget(
                 Slow.first, now[0] = False, now[0] + 5.0
             return super().call(args, kwargs)
 
-    monkeypatch.setattr(core, "Whole", Slow)
+    monkeypatch.setattr(core, "CompiledOriginal", Slow)
     monkeypatch.setattr(budget, "clock", lambda: now[0])
     always(monkeypatch, "torch.compile")
     model, x = net(), torch.randn(8, 16)

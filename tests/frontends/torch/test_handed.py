@@ -214,15 +214,15 @@ def test_hooks_on_a_node_that_lose_parts_are_refused() -> None:
 
 def test_another_split_of_the_forward_is_taken_whole() -> None:
     from dynaflow_xla.frontends.torch.batch import handed
-    from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Layout
+    from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, StridedLayout
 
     whole = torch.randn(3, 6).t()  # [6, 3], strides (1, 6)
-    layout = Layout.of(whole, Evaluator({}))
+    layout = StridedLayout.of(whole, Evaluator({}))
     how = handed.Joined(layout, 0, 1, ())
     kept = handed.keep([whole[:4].clone(), whole[4:].clone()], (4, 2), how)
     assert kept.shape == (4, 3) and handed.size(kept, 0) == 6
     torch.testing.assert_close(handed.whole(kept), whole, rtol=0, atol=0)
-    layouts = tuple(Layout.of(torch.empty(n, 3), Evaluator({})) for n in (1, 5))
+    layouts = tuple(StridedLayout.of(torch.empty(n, 3), Evaluator({})) for n in (1, 5))
     for given in (kept, whole):
         parts = handed.Taken("kept", how, layouts).parts(given, (1, 5))
         assert [part.stride() for part in parts] == [(3, 1), (3, 1)]

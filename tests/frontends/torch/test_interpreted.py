@@ -156,7 +156,7 @@ def test_an_error_that_does_not_come_again_is_told() -> None:
         return x.sin().cos().tan().exp()
 
     patched = pytest.MonkeyPatch()
-    patched.setattr(interpreted.Run, "function", lambda *_: Fails())
+    patched.setattr(interpreted.FxProgram, "function", lambda *_: Fails())
     try:
         fast = dfx.schedule(f, dfx.Sequential())
         with pytest.raises(dfx.EngineError, match="no memory, this once"):

@@ -419,16 +419,16 @@ def test_without_joins_the_graph_breaks_as_before() -> None:
 
 
 def test_sizes_of_results_are_learned() -> None:
-    from dynaflow_xla.frontends.torch.opaque.shapes import Seen, Size, learned
+    from dynaflow_xla.frontends.torch.opaque.shapes import Seen, SizeProduct, learned
 
     one = Seen(((6, 4, 8), (6,)), ((24, 8), (8, 6)))
     assert learned([one]) == (
-        (Size(0, 0, 2), Size(0, 2, 3)), (Size(0, 2, 3), Size(0, 0, 1)),
+        (SizeProduct(0, 0, 2), SizeProduct(0, 2, 3)), (SizeProduct(0, 2, 3), SizeProduct(0, 0, 1)),
     )  # fmt: skip
     # Equal by accident in one call, told apart by another.
     alike = Seen(((8, 8),), ((8,),))
-    assert learned([alike, Seen(((3, 8),), ((8,),))]) == ((Size(0, 1, 2),),)
-    assert learned([alike, Seen(((3, 5),), ((8,),))]) == ((Size(-1, 8),),)
+    assert learned([alike, Seen(((3, 8),), ((8,),))]) == ((SizeProduct(0, 1, 2),),)
+    assert learned([alike, Seen(((3, 5),), ((8,),))]) == ((SizeProduct(-1, 8),),)
     assert learned([alike, Seen(((3, 5),), ((4,),))]) is None
     assert learned([alike, Seen(((3, 5),), ((4, 4),))]) is None
 

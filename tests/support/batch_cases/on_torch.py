@@ -21,7 +21,7 @@ from dynaflow_xla.frontends.torch.batch.rules.walk import Walker
 from dynaflow_xla.frontends.torch.capture.capture import _kind
 from dynaflow_xla.frontends.torch.capture.captured import Payload, Ref
 from dynaflow_xla.frontends.torch.rewrite import recurrent  # noqa: F401  (they register rules, operators)
-from dynaflow_xla.ir.graph import Op, Value
+from dynaflow_xla.ir.graph import Operator, Value
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def walker_of(site: Site, outs: Sequence[Sequence[Any]]) -> tuple[Walker, list[i
         outputs.append(number)
     target = calls[0].target
     payload = Payload(target, args, kwargs, tuple(outputs), len(outputs) != 1)
-    op = Op(0, _kind(target), payload.reads(), tuple(results), payload=payload)
+    op = Operator(0, _kind(target), payload.reads(), tuple(results), payload=payload)
     graph: Any = types.SimpleNamespace(values=values, ops=[op])
     captured: Any = types.SimpleNamespace(graph=graph)
     return Walker(captured, shapes, numbers), results

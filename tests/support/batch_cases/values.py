@@ -15,8 +15,8 @@ import numpy as np
 from dynaflow_xla.batch.states import (
     InOrder,
     Inverse,
+    ItemNumbers,
     Keyed,
-    Numbers,
     Partial,
     Position,
     Rows,
@@ -232,16 +232,16 @@ def _is_ordered(state: State, value: Sequence[np.ndarray]) -> bool:
         return is_true(state.rows, value) and all(((low <= x) & (x <= high)).all() for x in value)
     if isinstance(state, Sizes):
         return is_true(Partial(0), value)
-    if isinstance(state, Numbers) and state.order is None:
+    if isinstance(state, ItemNumbers) and state.order is None:
         shapes = [[-1 if d == state.axis else 1 for d in range(x.ndim)] for x in value]
         return all(
             _close(np.broadcast_to(t.reshape(s), x.shape), x)
             for t, s, x in zip(state.tables, shapes, value, strict=True)
         )
-    if isinstance(state, InOrder | Numbers):
+    if isinstance(state, InOrder | ItemNumbers):
         # Some permutation brings the elements of the nano-batches to those of the whole.
         whole, *parts = (np.sort(x, None) for x in value)
-        if isinstance(state, Numbers):
+        if isinstance(state, ItemNumbers):
             return all(
                 _close(np.sort(t), np.unique(x)) for t, x in zip(state.tables, value, strict=True)
             )

@@ -19,9 +19,9 @@ from dynaflow_xla.batch.states import (
     Below,
     InOrder,
     Inverse,
+    ItemNumbers,
     Keyed,
     Listed,
-    Numbers,
     Position,
     Refuse,
     Rows,
@@ -109,13 +109,13 @@ def _elementwise(site: Site) -> State | None:
         jax.dtypes.issubdtype(d, np.bool_) or jax.dtypes.issubdtype(d, np.integer) for d in dtypes
     ):
         return None
-    if any(isinstance(s, Numbers | Position) for s in site.ins):
+    if any(isinstance(s, ItemNumbers | Position) for s in site.ins):
         made = item_numbers.elementwise(INTEGER[site.name], site.ins, site.sizes)
-        if isinstance(made, Numbers):
+        if isinstance(made, ItemNumbers):
             low = min(int(t.min(initial=0)) for t in made.tables)
             high = max(int(t.max(initial=0)) for t in made.tables)
             return made if has_integers(dtypes[-1], low, high) else None
-        return made if any(isinstance(s, Numbers) for s in site.ins) else None
+        return made if any(isinstance(s, ItemNumbers) for s in site.ins) else None
     return _bounded(site) or _folded(site)
 
 
@@ -171,7 +171,7 @@ def _select(site: Site) -> State | None:
     if isinstance(which, Same | Rows) and which.fill is not None:
         number = int(which.fill)
         return cases[number] if site.shape(1 + number) == site.out_shape() else None
-    if isinstance(which, Numbers) and all(isinstance(c, Numbers | Same) for c in cases):
+    if isinstance(which, ItemNumbers) and all(isinstance(c, ItemNumbers | Same) for c in cases):
         choose = np.choose if len(cases) > 2 else None
         if choose is None and site.shape(0) == site.out_shape():
             return item_numbers.elementwise(
@@ -206,8 +206,8 @@ def _convert(site: Site) -> State | None:
     (state,) = site.ins
     before, after = site.eqns[0].invars[0].aval.dtype, site.eqns[0].outvars[0].aval.dtype
     integers = jax.dtypes.issubdtype(before, np.integer) and _integer(site)
-    if isinstance(state, Numbers | Inverse):
-        tables = state.tables if isinstance(state, Numbers) else ()
+    if isinstance(state, ItemNumbers | Inverse):
+        tables = state.tables if isinstance(state, ItemNumbers) else ()
         most = max((int(abs(t).max(initial=0)) for t in tables), default=0)
         order = state.order
         most = max(most, site.sizes[0] * order.each if order is not None else 0)
@@ -237,7 +237,7 @@ def _reshape(site: Site) -> State | None:
         except Refuse:
             counted = item_numbers.counting(state.axis, 1, 1, site.sizes)
             return item_numbers.reshaped_numbers(counted, old, new, site.sizes)
-    if isinstance(state, Numbers):
+    if isinstance(state, ItemNumbers):
         return item_numbers.reshaped_numbers(state, old, new, site.sizes)
     if isinstance(state, Keyed | Inverse):
         (rows,) = _ordinary(site, [state.rows])
@@ -280,7 +280,7 @@ def _broadcast(site: Site) -> State | None:
     where = orders.at(state)
     if where is None or site.shape(0)[where.axis] != site.out_shape()[dims[where.axis]]:
         return None
-    if isinstance(state, Numbers):
+    if isinstance(state, ItemNumbers):
         return item_numbers.numbered(
             dims[state.axis], state.outer, state.inner, state.tables, state.order
         )

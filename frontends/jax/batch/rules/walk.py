@@ -22,19 +22,19 @@ from dynaflow_xla.batch.states import (
     SAME,
     Below,
     BrokenRule,
-    Finding,
     Listed,
     Mixed,
     NoRule,
-    Order,
-    Origin,
+    Obstacle,
     Partial,
+    Permutation,
     Position,
     Refuse,
     Rows,
     Same,
     Sizes,
     State,
+    SummedBy,
     Unknown,
     first_failure,
     is_plain_same,
@@ -42,7 +42,7 @@ from dynaflow_xla.batch.states import (
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch.rules import equality
 from dynaflow_xla.frontends.jax.capture import capture, marks
-from dynaflow_xla.ir.graph import Op, Source
+from dynaflow_xla.ir.graph import Operator, Source
 
 Rule = Callable[["Site"], "State | list[State]"]
 RULES: RuleTable[Rule] = RuleTable()
@@ -81,7 +81,7 @@ class Body:
     invars: Sequence[Any]
     eqns: Sequence[Any]
     outvars: Sequence[Any]
-    ops: Sequence[Op] = ()
+    ops: Sequence[Operator] = ()
 
     @staticmethod
     def of(jaxpr: Any) -> Body:
@@ -121,7 +121,7 @@ class Site:
         """The same operator with operands of other states."""
         return replace(self, ins=list(ins), each=each)
 
-    def framed(self, order: Order) -> list[State]:
+    def framed(self, order: Permutation) -> list[State]:
         """States of the results where the operands are in an order, whose items are the rows then."""
         found = RULES.get(self.name)
         if found is None:
@@ -139,9 +139,9 @@ class Site:
         return self.eqns[0].params
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> SummedBy:
         """This operator, for messages."""
-        return Origin(self.name, self.source, self.scope)
+        return SummedBy(self.name, self.source, self.scope)
 
     def shape(self, operand: int, trace: int = 0) -> tuple[int, ...]:
         """Shape of an operand in a trace."""
@@ -186,7 +186,7 @@ class Walker:
     """
 
     sizes: tuple[int, ...]
-    effects: dict[Finding, None] = field(default_factory=dict)
+    effects: dict[Obstacle, None] = field(default_factory=dict)
     joiner: Joiner | None = None
     own_rules: LooksAtRules | None = None
     _caller: Source | None = None
@@ -216,7 +216,7 @@ class Walker:
                     "the program has other operators from here on when the batch size is another, "
                     "so the traces cannot be compared"
                 )
-                broken = Unknown(Finding("unproven", eqn.primitive.name, reason, source, scope))
+                broken = Unknown(Obstacle("unproven", eqn.primitive.name, reason, source, scope))
             if broken is not None:
                 self._missed(eqn)
                 env.update(dict.fromkeys(eqn.outvars, broken))
@@ -232,7 +232,7 @@ class Walker:
                 known.update(zip(peer.outvars, eqn.outvars, strict=True))
         if len({len(b.outvars) for b in bodies}) > 1:
             reason = "the number of results is another when the batch size is another"
-            other = Unknown(Finding("unproven", "return", reason, self._caller))
+            other = Unknown(Obstacle("unproven", "return", reason, self._caller))
             return [other] * len(whole.outvars), env
         outs: list[State] = []
         for position, atoms in enumerate(zip(*(b.outvars for b in bodies), strict=True)):
@@ -240,11 +240,11 @@ class Walker:
                 reason = (
                     f"result {position} comes from another operator when the batch size is another"
                 )
-                broken = Unknown(Finding("unproven", "return", reason, self._caller))
+                broken = Unknown(Obstacle("unproven", "return", reason, self._caller))
             try:
                 outs.append(broken or self._read(atoms, env))
             except Refuse as error:
-                outs.append(Mixed(Finding("mixed", "return", str(error), self._caller)))
+                outs.append(Mixed(Obstacle("mixed", "return", str(error), self._caller)))
         return outs, env
 
     def _states(self, site: Site, env: Mapping[Any, State]) -> tuple[list[State], bool]:
@@ -287,7 +287,9 @@ class Walker:
         if self.own_rules is not None and capture.has_own_rules_in(eqn):
             self.own_rules.missed(eqn)
 
-    def _joined(self, site: Site, op: Op, env: dict[Any, State], joiner: Joiner) -> list[State]:
+    def _joined(
+        self, site: Site, op: Operator, env: dict[Any, State], joiner: Joiner
+    ) -> list[State]:
         """An operator's states, where it, or the totals it reads, may be joined."""
         read = dict.fromkeys(a for a in site.eqns[0].invars if not isinstance(a, jcore.Literal))
         values = dict(zip(read, op.inputs, strict=True))
@@ -318,7 +320,7 @@ class Walker:
         if effects:
             names = ", ".join(sorted(map(str, effects)))
             reason = f"has effects ({names}), which would happen once for each nano-batch"
-            self.effects[Finding("unproven", site.name, reason, site.source, site.scope)] = None
+            self.effects[Obstacle("unproven", site.name, reason, site.source, site.scope)] = None
         failure = first_failure(site.ins)
         if failure is not None and site.name not in _SEES_FAILURES:
             return site.each_result(failure)
@@ -476,12 +478,12 @@ def _corresponds(eqn: Any, peer: Any, names: Mapping[Any, Any]) -> bool:
 def failed(site: Site, error: Refuse | NoRule) -> State:
     """The state of what an operator makes when no rule gives it one."""
     if isinstance(error, NoRule):
-        return Unknown(Finding("unproven", site.name, str(error), site.source, site.scope))
+        return Unknown(Obstacle("unproven", site.name, str(error), site.source, site.scope))
     if error.origin is not None:
         origin = error.origin
         where = f" at {site.source}" if site.source else ""
         reason = f"{error.what}; {site.name}{where} {error}"
         return Mixed(
-            Finding("mixed", origin.op, reason, origin.source, origin.scope, total=error.total)
+            Obstacle("mixed", origin.op, reason, origin.source, origin.scope, total=error.total)
         )
-    return Mixed(Finding("mixed", site.name, str(error), site.source, site.scope))
+    return Mixed(Obstacle("mixed", site.name, str(error), site.source, site.scope))

@@ -18,8 +18,8 @@ from dynaflow_xla.batch.row_orders import groups, item_numbers, orders, permutat
 from dynaflow_xla.batch.states import (
     InOrder,
     Inverse,
+    ItemNumbers,
     Keyed,
-    Numbers,
     Rows,
     Same,
     Sizes,
@@ -147,10 +147,10 @@ def _elementwise(site: Site) -> State | None:
     rank = len(site.outs[0])
     if any(len(site.shape(a)) not in (0, rank) for a in given):
         return None
-    if not any(isinstance(s, Numbers) for s in states):
+    if not any(isinstance(s, ItemNumbers) for s in states):
         return None
     made = item_numbers.elementwise(function, states, site.walker.sizes)
-    if isinstance(made, Numbers):
+    if isinstance(made, ItemNumbers):
         most = max(int(np.abs(t).max(initial=0)) for t in made.tables)
         if most.bit_length() > _BITS.get(_dtype(site), 0) or not _dtype(site).startswith("int"):
             return None
@@ -158,7 +158,7 @@ def _elementwise(site: Site) -> State | None:
 
 
 def _natural(state: State) -> bool:
-    if isinstance(state, Numbers):
+    if isinstance(state, ItemNumbers):
         return all(int(t.min(initial=0)) >= 0 for t in state.tables)
     return isinstance(state, Same) and type(state.fill) is int and state.fill > 0
 
@@ -190,11 +190,11 @@ def _convert(site: Site) -> State | None:
     bits = _BITS.get(after, 0)
     if before == after:
         return state
-    if isinstance(state, Numbers | Inverse):
+    if isinstance(state, ItemNumbers | Inverse):
         rows = orders.at(state)
         assert rows is not None
         most = max(site.walker.sizes) * rows.outer * rows.inner
-        if isinstance(state, Numbers):
+        if isinstance(state, ItemNumbers):
             most = max(most, *(int(np.abs(t).max(initial=0)) for t in state.tables))
         return state if after.startswith("int") and most.bit_length() <= bits else None
     if isinstance(state, Keyed | InOrder) and state.key is not None:
@@ -220,7 +220,7 @@ def _reshape(site: Site) -> State | None:
         return None
     if isinstance(state, Keyed | Inverse):
         return replace(state, rows=reshaped(rows, old, new, site.probes[0]))
-    if isinstance(state, Numbers):
+    if isinstance(state, ItemNumbers):
         same = [a for a in range(len(new)) if new[a] == old[state.axis] and
                 math.prod(new[:a]) == math.prod(old[: state.axis]) == 1]  # fmt: skip
         return replace(state, axis=same[0]) if len(same) == 1 else None

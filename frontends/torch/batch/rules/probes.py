@@ -11,8 +11,8 @@ from typing import Any
 from dynaflow_xla.batch.row_orders import orders
 from dynaflow_xla.batch.states import (
     Counted,
-    Finding,
     Mixed,
+    Obstacle,
     Partial,
     Position,
     Rows,
@@ -31,14 +31,14 @@ def number_state(pair: tuple[Any, Any], *, irregular: bool = False) -> State:
     """State of a number that is known at both probes, and may follow another law elsewhere."""
     first, second = pair
     if irregular:
-        return Mixed(Finding("mixed", "size", "a number depends on the batch size"))
+        return Mixed(Obstacle("mixed", "size", "a number depends on the batch size"))
     if first == second:
         return Same(0, first if isinstance(first, (int, float)) else None)
     for power in (1, 2):
         scale = [n / p**power for n, p in zip(pair, PROBES, strict=True)]
         if scale[0] == scale[1] and scale[0]:
             return Same(power)
-    blame = Finding("mixed", "size", "a number depends on the batch size")
+    blame = Obstacle("mixed", "size", "a number depends on the batch size")
     return Mixed(blame)
 
 

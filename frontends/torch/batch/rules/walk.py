@@ -20,18 +20,18 @@ from dynaflow_xla.batch.states import (
     SAME,
     BrokenRule,
     Counted,
-    Finding,
     Late,
     Mixed,
     NoRule,
-    Order,
-    Origin,
+    Obstacle,
     Partial,
+    Permutation,
     Position,
     Refuse,
     Rows,
     Same,
     State,
+    SummedBy,
     Unknown,
     Whole,
     batch_axis,
@@ -60,7 +60,7 @@ from dynaflow_xla.frontends.torch.batch.rules.registry import (
 )
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.sizes import Evaluator
-from dynaflow_xla.ir.graph import Op
+from dynaflow_xla.ir.graph import Operator
 
 # Results that equal operands do not determine.
 _NOT_FUNCTIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
@@ -79,12 +79,12 @@ class Site:
         order: The order that operands are in; its items are the rows then.
     """
 
-    op: Op
+    op: Operator
     args: Mapping[str, Any]
     outs: Sequence[Shape]
     walker: Walker
     seen: set[int] = field(default_factory=set)
-    order: Order | None = None
+    order: Permutation | None = None
 
     @property
     def probes(self) -> tuple[int, int]:
@@ -92,7 +92,7 @@ class Site:
         each = 1 if self.order is None else self.order.each
         return PROBES[0] * each, PROBES[1] * each
 
-    def framed(self, order: Order) -> list[State]:
+    def framed(self, order: Permutation) -> list[State]:
         """States of the results where the operands are in an order, whose items are the rows then."""
         found = self.walker.rule(self.op)
         if found.__module__.rpartition(".")[2] not in BY_ROWS:
@@ -102,9 +102,9 @@ class Site:
         return [orders.out_of(state, order) for state in states]
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> SummedBy:
         """This operator, for messages."""
-        return Origin(self.op.kind, self.op.source, self.op.scope)
+        return SummedBy(self.op.kind, self.op.source, self.op.scope)
 
     @property
     def target(self) -> Any:
@@ -245,7 +245,7 @@ class Walker:
             self.states.update(self.joiner.states)
         return tuple(self.states.get(v.id, SAME) for v in graph.values)
 
-    def _joined(self, op: Op, wanted: Sequence[int]) -> list[State]:
+    def _joined(self, op: Operator, wanted: Sequence[int]) -> list[State]:
         """The states of an operator's results, where it, or the totals it reads, may be joined."""
         joiner = self.joiner
         assert joiner is not None
@@ -262,7 +262,7 @@ class Walker:
             return made
         return joiner.step(replace(op, outputs=tuple(wanted)), attempt)
 
-    def _drawn_whole(self, op: Op, wanted: Sequence[int]) -> list[State]:
+    def _drawn_whole(self, op: Operator, wanted: Sequence[int]) -> list[State]:
         """Random numbers are drawn for the whole batch before nano-batches run; these get their rows."""
         joiner = self.joiner
         assert joiner is not None
@@ -277,7 +277,7 @@ class Walker:
             for v, state in zip(wanted[:-1], made, strict=False)
         ] + [SAME]
 
-    def _apply(self, op: Op, wanted: Sequence[int]) -> list[State]:
+    def _apply(self, op: Operator, wanted: Sequence[int]) -> list[State]:
         payload: Payload = op.payload
         outs = [self.shapes[v][0] if v in self.shapes else () for v in wanted]
         site = Site(op, arguments(payload), outs, self)
@@ -311,7 +311,7 @@ class Walker:
             broken = BrokenRule(op.kind, op.source, error)
             if not self.lenient:
                 raise broken from error
-            finding = Finding("unproven", op.kind, str(broken), op.source, op.scope)
+            finding = Obstacle("unproven", op.kind, str(broken), op.source, op.scope)
             return [Unknown(finding)] * len(wanted)
         given = made if isinstance(made, list) else [made] * len(wanted)
         outputs = [v for v in payload.outputs if v not in self.numbers]
@@ -322,7 +322,7 @@ class Walker:
         given = [odd if v in self.irregular else s for s, v in zip(given, wanted, strict=True)]
         return [self._checked(site, state, v) for state, v in zip(given, wanted, strict=True)]
 
-    def _late(self, op: Op, read: Sequence[State], wanted: Sequence[int]) -> Late | None:
+    def _late(self, op: Operator, read: Sequence[State], wanted: Sequence[int]) -> Late | None:
         """What can wait until the totals over the batch are complete, and is computed from them then."""
         if op.once or op.outer or any(v not in self.shapes for v in wanted):
             return None
@@ -340,7 +340,7 @@ class Walker:
         op = site.op
         like = drawn_like(op)
         if like is None:
-            blame = Finding(
+            blame = Obstacle(
                 "mixed", op.kind,
                 "draws random numbers that depend on data: nano-batches would draw others than the whole "
                 "batch",
@@ -354,11 +354,11 @@ class Walker:
             rows = rows_by_shape(self.shapes[value])
             if op.kind == "native_dropout" and value == op.payload.outputs[0]:
                 # What stays is scaled, the rest is 0: a row number is none any more.
-                blame = Finding("mixed", op.kind, POSITION, op.source, op.scope)
+                blame = Obstacle("mixed", op.kind, POSITION, op.source, op.scope)
                 kept = Mixed(blame) if isinstance(given, Position) else unfilled(given)
                 made.append(failure or kept)
             elif rows is None and varying(self.shapes[value]):
-                blame = Finding("mixed", op.kind, "draws numbers for pairs of rows", op.source)
+                blame = Obstacle("mixed", op.kind, "draws numbers for pairs of rows", op.source)
                 made.append(Mixed(blame))
             elif rows is not None and isinstance(given, Rows) and given.axis == rows.axis:
                 made.append(Rows(given.axis, given.outer, given.inner))
@@ -381,7 +381,7 @@ class Walker:
         _beside(site)
         return found(site)
 
-    def rule(self, op: Op) -> Rule:
+    def rule(self, op: Operator) -> Rule:
         """The ordinary rule of an operator.
 
         Raises:
@@ -402,7 +402,7 @@ class Walker:
             integer = self.captured.graph.values[value].dtype.startswith("int")
             return groups.keyed(state) if integer and self.sizes else state
         reason = f"has another shape than one that is {state}"
-        return Unknown(Finding("unproven", site.op.kind, reason, site.op.source, site.op.scope))
+        return Unknown(Obstacle("unproven", site.op.kind, reason, site.op.source, site.op.scope))
 
 
 def _counted_for(site: Site, read: Sequence[State]) -> None:
@@ -443,7 +443,7 @@ _SHAPE_ONLY = {
 _FROM_NOTHING = {"rand", "randn", "randint", "randperm"}
 
 
-def drawn_like(op: Op) -> list[Ref] | None:
+def drawn_like(op: Operator) -> list[Ref] | None:
     """Of an operator that draws random numbers the tensor of whose shape, if any; None: of its data."""
     payload: Payload = op.payload
     args = arguments(payload)
@@ -464,9 +464,9 @@ def failed(site: Site, error: Exception) -> State:
         total = error.total
         if error.origin is not None and not total:
             reason = f"{error.what}; {reason}"
-        return Mixed(Finding("mixed", origin.op, reason, origin.source, origin.scope, total))
+        return Mixed(Obstacle("mixed", origin.op, reason, origin.source, origin.scope, total))
     reason = str(error) or "no rule says what this operator does to the batch"
-    return Unknown(Finding("unproven", op.kind, reason, op.source, op.scope))
+    return Unknown(Obstacle("unproven", op.kind, reason, op.source, op.scope))
 
 
 def arguments(payload: Payload) -> dict[str, Any]:

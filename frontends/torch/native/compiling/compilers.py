@@ -35,8 +35,8 @@ from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch._compat import compiling, modes
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Ref
 from dynaflow_xla.frontends.torch.native.compiling import worker as compile_worker
-from dynaflow_xla.frontends.torch.native.stretches.regions import Work
-from dynaflow_xla.frontends.torch.native.stretches.source import Program, Step
+from dynaflow_xla.frontends.torch.native.stretches.regions import StretchBody
+from dynaflow_xla.frontends.torch.native.stretches.source import FusedOperators, Step
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.watching import telling
 
@@ -111,7 +111,7 @@ class Compiler:
                 made.setdefault("cpp_wrapper", True)
         return made
 
-    def __call__(self, works: Sequence[Work]) -> list[Work]:
+    def __call__(self, works: Sequence[StretchBody]) -> list[StretchBody]:
         """The same work, with programs in the place of the operators that they are made of."""
         cut = [self._cut(work) for work in works]
         wanted: dict[int, Structure] = {}
@@ -127,18 +127,20 @@ class Compiler:
             functions.update(self._functions(list(found.values()), settings))
             wanted.update(found)
 
-        def made(part: Step | _Part) -> Step | Program:
+        def made(part: Step | _Part) -> Step | FusedOperators:
             if isinstance(part, Step):
                 return part
             function = functions[wanted[id(part)].key]
-            return Program(tuple(part.steps), function, tuple(part.reads), tuple(part.writes))
+            return FusedOperators(
+                tuple(part.steps), function, tuple(part.reads), tuple(part.writes)
+            )
 
         return [
             replace(work, steps=list(map(made, parts)))
             for work, parts in zip(works, cut, strict=True)
         ]
 
-    def _cut(self, work: Work) -> list[Step | _Part]:
+    def _cut(self, work: StretchBody) -> list[Step | _Part]:
         """Neighbouring operators together."""
         made: list[Step | _Part] = []
         last: dict[int, int] = {}

@@ -38,7 +38,7 @@ _HELD_OPERATORS = 32
 """Inputs are held until a call ends, so calls that hold much of them are kept this short."""
 
 
-class Run:
+class FxProgram:
     """Operators to be interpreted, collected one by one.
 
     Attributes:

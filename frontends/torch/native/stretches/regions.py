@@ -17,9 +17,9 @@ from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.sizes import expression
-from dynaflow_xla.frontends.torch.native.memory import Environment, Placed
-from dynaflow_xla.frontends.torch.native.stretches.interpreted import LEAST, Run
-from dynaflow_xla.frontends.torch.native.stretches.source import Code, Program, Step
+from dynaflow_xla.frontends.torch.native.memory import Environment, MergedResult
+from dynaflow_xla.frontends.torch.native.stretches.interpreted import LEAST, FxProgram
+from dynaflow_xla.frontends.torch.native.stretches.source import Code, FusedOperators, Step
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 
@@ -63,7 +63,7 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Work:
+class StretchBody:
     """What a stretch runs, before it is code.
 
     Attributes:
@@ -76,7 +76,7 @@ class Work:
     """
 
     regions: tuple[int, ...]
-    steps: Sequence[Step | Program]
+    steps: Sequence[Step | FusedOperators]
     exported: set[int]
     taken: set[int]
     wanted: set[int]
@@ -84,7 +84,7 @@ class Work:
 
 
 def build_stretch(
-    captured: Captured, pg: PartitionedGraph, work: Work, placed: Sequence[Placed] = ()
+    captured: Captured, pg: PartitionedGraph, work: StretchBody, placed: Sequence[MergedResult] = ()
 ) -> Stretch:
     """Generates the code of a stretch.
 
@@ -103,7 +103,7 @@ def build_stretch(
         begin, until = until, until + len(group)
         if run is None or len(group) < LEAST:
             for number, step in enumerate(group, begin):
-                if isinstance(step, Program):
+                if isinstance(step, FusedOperators):
                     code.program(step)
                 else:
                     code.step(step)
@@ -118,7 +118,7 @@ def build_stretch(
             code.drop(dead, group[-1].region)
     makes = dict.fromkeys(v for step in steps for v in step.writes)
     reads = dict.fromkeys(v for step in steps for v in step.reads if v not in makes)
-    programs = [step for step in steps if isinstance(step, Program)]
+    programs = [step for step in steps if isinstance(step, FusedOperators)]
     compiled = sum(len(p.steps) for p in programs)
     return Stretch(
         tuple(regions), tuple(reads), tuple(makes), code.function("env"), code.regions,
@@ -128,17 +128,17 @@ def build_stretch(
 
 
 def _groups(
-    captured: Captured, steps: Sequence[Step | Program]
-) -> list[tuple[list[Step | Program], Run | None]]:
+    captured: Captured, steps: Sequence[Step | FusedOperators]
+) -> list[tuple[list[Step | FusedOperators], FxProgram | None]]:
     """Neighbouring steps that run together: in the interpreter of graphs, or from Python."""
-    groups: list[tuple[list[Step | Program], Run | None]] = []
+    groups: list[tuple[list[Step | FusedOperators], FxProgram | None]] = []
     for step in steps:
         if isinstance(step, Step) and step.payload is not None:
             run = groups[-1][1] if groups else None
             if run is not None and not run.full() and run.add(step.payload):
                 groups[-1][0].append(step)
                 continue
-            run = Run(captured)
+            run = FxProgram(captured)
             if run.add(step.payload):
                 groups.append(([step], run))
                 continue

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref, place
-from dynaflow_xla.frontends.torch.native.memory import Placed
+from dynaflow_xla.frontends.torch.native.memory import MergedResult
 from dynaflow_xla.frontends.torch.native.stretches import calls
-from dynaflow_xla.frontends.torch.native.stretches.interpreted import Run
+from dynaflow_xla.frontends.torch.native.stretches.interpreted import FxProgram
 
 _SIMPLE = (bool, int, str, type(None), type(...))
 _numbers = itertools.count()
@@ -42,7 +42,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Program:
+class FusedOperators:
     """Operators that follow each other on a lane, compiled as one.
 
     Attributes:
@@ -83,7 +83,7 @@ class Code:
         title: str,
         exported: set[int],
         taken: set[int],
-        placed_results: Sequence[Placed] = (),
+        placed_results: Sequence[MergedResult] = (),
     ) -> None:
         self.regions: dict[CodeType, tuple[int, ...]] = {}
         self._captured = captured
@@ -96,7 +96,7 @@ class Code:
         self._line_regions: list[int] = []
         self._have: set[int] = set()
         # Part of a result -> places it is written to.
-        self._slots: dict[int, list[tuple[int, Placed]]] = {}
+        self._slots: dict[int, list[tuple[int, MergedResult]]] = {}
         for placed in placed_results:
             for value, slot, _, _ in placed.parts:
                 self._slots.setdefault(value, []).append((slot, placed))
@@ -118,7 +118,7 @@ class Code:
             self._operator(step.payload, step.region)
         self._made(step.writes, step.region)
 
-    def interpreted(self, run: Run, steps: Sequence[Step], results: Sequence[int]) -> None:
+    def interpreted(self, run: FxProgram, steps: Sequence[Step], results: Sequence[int]) -> None:
         """Runs steps without Python, for the values that are needed afterwards."""
         region = steps[0].region
         self._load(run.inputs, region)
@@ -127,7 +127,7 @@ class Code:
         self._tried(title, run.function(title, results), targets, run.inputs, steps)
         self._made(results, region)
 
-    def program(self, program: Program) -> None:
+    def program(self, program: FusedOperators) -> None:
         """Runs what was compiled."""
         self._load(program.reads, program.region)
         title = f"{self._title} #{next(_numbers)}"
