@@ -77,20 +77,25 @@ def input_axes(
     return _normal(name, flat, names, leaves, batch_size)
 
 
-def _spread(axes: Any, value: Any, what: str) -> list[int | None]:
-    """A prefix of a tree, spread over its leaves."""
+def _over_leaves(prefix: Any, tree: Any, rule: str) -> list[Any]:
+    """A prefix of a tree, spread over the tree's leaves; an error begins with the rule."""
     try:
         # None stands for "not cut" here, and is no leaf for JAX.
-        spread = jax.tree.broadcast(axes, value, is_leaf=_is_none)
+        spread = jax.tree.broadcast(prefix, tree, is_leaf=_is_none)
     except ValueError as error:
-        raise PlanError(
-            f"{what} must be an integer, None or a tree that is a prefix of the argument, "
-            f"{jax.tree_util.tree_structure(value)}; got {axes!r}"
-        ) from error
+        raise PlanError(f"{rule}, {jax.tree_util.tree_structure(tree)}; got {prefix!r}") from error
     flat = jax.tree_util.tree_leaves(spread, is_leaf=_is_none)
-    holes = jax.tree_util.tree_leaves(value, is_leaf=_is_none)
+    holes = jax.tree_util.tree_leaves(tree, is_leaf=_is_none)
     if len(flat) == len(holes):
-        flat = [axis for axis, leaf in zip(flat, holes, strict=True) if leaf is not None]
+        flat = [entry for entry, leaf in zip(flat, holes, strict=True) if leaf is not None]
+    return flat
+
+
+def _spread(axes: Any, value: Any, what: str) -> list[int | None]:
+    """A prefix of a tree, spread over its leaves."""
+    flat = _over_leaves(
+        axes, value, f"{what} must be an integer, None or a tree that is a prefix of the argument"
+    )
     made = [axis if axis is None else checks.integer(axis) for axis in flat]
     for axis, number in zip(flat, made, strict=True):
         if axis is not None and number is None:
@@ -156,19 +161,12 @@ def _out_leaves(name: str, out_axes: Any, outputs: Any) -> list[Any]:
     if children is not None:
         specs = named_results(name, out_axes, children)
         return [s for key, part in children.items() for s in _out_leaves(name, specs[key], part)]
-    try:
-        spread = jax.tree.broadcast(out_axes, outputs, is_leaf=_is_none)
-    except ValueError as error:
-        raise PlanError(
-            f"{name!r}: out_axes must be an integer, None, dfx.Sum(), dfx.Mean() or a tree of these "
-            f"that is a prefix of the results, {jax.tree_util.tree_structure(outputs)}; got "
-            f"{out_axes!r}"
-        ) from error
-    flat = jax.tree_util.tree_leaves(spread, is_leaf=_is_none)
-    holes = jax.tree_util.tree_leaves(outputs, is_leaf=_is_none)
-    if len(flat) == len(holes):
-        flat = [spec for spec, leaf in zip(flat, holes, strict=True) if leaf is not None]
-    return flat
+    return _over_leaves(
+        out_axes,
+        outputs,
+        f"{name!r}: out_axes must be an integer, None, dfx.Sum(), dfx.Mean() or a tree of these "
+        "that is a prefix of the results",
+    )
 
 
 def _named_children(tree: Any) -> dict[Any, Any] | None:

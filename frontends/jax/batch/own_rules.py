@@ -172,11 +172,9 @@ class _RuleCheck:
 
         states = self._inside(site, traced, [*site.ins, *(unfilled(ins[i]) for i in moved)])
         self._same_results(outs, states)
-        for i, state in zip(moving, states[len(outs) :], strict=True):
-            if not (is_zero(state) or (_filled(outs[i]) is None and unfilled(state) == outs[i])):
-                raise _Mixes(
-                    "combines rows of the batch in its tangents, which the function does not"
-                )
+        # Of what is filled in a result, nothing is said by its tangent.
+        wanted = [None if _filled(outs[i]) is not None else outs[i] for i in moving]
+        _same_rows("tangents", states[len(outs) :], wanted)
 
     def _backward(
         self,
@@ -204,11 +202,8 @@ class _RuleCheck:
         self._same_results(outs, states)
         # What is known of a value may have been of use behind it, where derivatives follow the value itself.
         known = any(_filled(outs[i]) is not None for i in given)
-        for i, state in zip(moved, states[len(outs) :], strict=True):
-            if not (is_zero(state) or (not known and unfilled(state) == cotangent(ins[i]))):
-                raise _Mixes(
-                    "combines rows of the batch in its cotangents, which the function does not"
-                )
+        wanted = [None if known else cotangent(ins[i]) for i in moved]
+        _same_rows("cotangents", states[len(outs) :], wanted)
 
     def _inside(self, site: Site, traced: Any, ins: Sequence[State]) -> list[State]:
         """States of the results of a rule, at each size."""
@@ -242,6 +237,13 @@ class _RuleCheck:
 
 class _Mixes(Exception):
     """A rule is not proved to keep rows apart."""
+
+
+def _same_rows(what: str, states: Sequence[State], wanted: Sequence[State | None]) -> None:
+    """Derivatives are zero, or have their rows as wanted; where that is None, only zero will do."""
+    for state, other in zip(states, wanted, strict=True):
+        if not (is_zero(state) or (other is not None and unfilled(state) == other)):
+            raise _Mixes(f"combines rows of the batch in its {what}, which the function does not")
 
 
 def _require(state: State, what: str) -> None:

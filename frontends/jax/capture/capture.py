@@ -186,10 +186,15 @@ def has_reverse_rules(jaxpr: Any) -> bool:
     return any(eqn.primitive.name in REVERSE_ONLY for eqn in _all_equations(jaxpr))
 
 
+def has_own_rule(name: str) -> bool:
+    """Whether a primitive of this name is a call with a derivative rule of its own."""
+    return name in OWN_DERIVATIVES or name == HI_CALL
+
+
 def outermost_own_rules(eqns: Iterable[Any]) -> Iterator[Any]:
     """Calls with derivative rules of their own, at any depth, but not inside of one another."""
     for eqn in eqns:
-        if eqn.primitive.name in OWN_DERIVATIVES or eqn.primitive.name == HI_CALL:
+        if has_own_rule(eqn.primitive.name):
             yield eqn
         else:
             for inner in jcore.jaxprs_in_params(eqn.params):

@@ -43,7 +43,6 @@ HANDED_OVER_FLOPS = 1000.0
 """XLA:CPU runs programs with less on the caller's thread, and hands others to a thread of its own."""
 
 ONE_CORE = frozenset("sort top_k approx_top_k custom_call".split())
-_ONE_CORE_STARTS = ("scatter",)
 
 CUMULATIVE_NS = {"cumsum": 4.5, "cumprod": 5.0, "cummax": 9.0, "cummin": 9.0, "cumlogsumexp": 320.0}
 """An element, along rows. XLA makes them of windows of 16 elements, in three passes."""
@@ -116,7 +115,7 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     """The work of one operator, and what of it XLA:CPU gives to all threads."""
     made = _primitive(eqn, name, params)
     kind: machine.Kind = "elements"
-    if name in ONE_CORE or name in work.FACTORIZATIONS or name.startswith(_ONE_CORE_STARTS):
+    if name in ONE_CORE or name in work.FACTORIZATIONS or name.startswith("scatter"):
         kind = "serial"
     elif name == "dot_general":
         kind = "products"

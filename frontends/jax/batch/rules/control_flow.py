@@ -56,7 +56,7 @@ def _call(site: Site) -> list[State]:
     return _inner(site, [e.params[key] for e in site.eqns], site.ins)
 
 
-@rule("call_hi_primitive")
+@rule(capture.HI_CALL)
 def _hi_call(site: Site) -> list[State]:
     """Since JAX 0.11, ``custom_root`` and others: a program that is known by what it expands to."""
     try:

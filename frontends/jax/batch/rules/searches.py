@@ -15,6 +15,7 @@ from dynaflow_xla.batch.states import Below, InOrder, Listed, Same, State, is_ze
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch.rules import equality
 from dynaflow_xla.frontends.jax.batch.rules.walk import INTEGER, Site, has_integers, in_order, lists
+from dynaflow_xla.frontends.jax.capture import capture
 
 # -- integers that are known one by one ----------------------------------------------------------------
 
@@ -131,7 +132,7 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
         yield eqn
         if eqn.primitive.name in ("jit", "pjit"):
             yield from _equations(eqn.params["jaxpr"].jaxpr)
-        elif eqn.primitive.name == "call_hi_primitive":  # since JAX 0.12
+        elif eqn.primitive.name == capture.HI_CALL:
             yield from _equations(_compat.expanded(eqn).jaxpr)
 
 

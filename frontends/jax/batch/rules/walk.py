@@ -54,11 +54,11 @@ _SEES_FAILURES = {"select_n", "scan", "while", "cond"}
 _RULE_FIRST = {
     "broadcast_in_dim", "reshape", "squeeze", "convert_element_type", "copy", "stop_gradient",
     "select_n", "scan", "while", "cond", "custom_vmap_call", "custom_linear_solve", "composite",
-    "call_hi_primitive",
+    capture.HI_CALL,
     *capture.INLINE,
 }  # fmt: skip
 # Calls: what is inside is walked, whatever the states.
-_INLINE = {*capture.INLINE, "custom_vmap_call", "composite", "call_hi_primitive"}
+_INLINE = {*capture.INLINE, "custom_vmap_call", "composite", capture.HI_CALL}
 # What mixes rows in the body of one of these is not joined: it would run once a round.
 _LOOPS = {"scan", "while"}
 # Results that equal operands do not determine.
@@ -270,7 +270,7 @@ class Walker:
         look = self.own_rules
         if look is None or not capture.has_own_rules_in(site.eqns[0]):
             return self._apply(site)
-        own = site.name in capture.OWN_DERIVATIVES or site.name == capture.HI_CALL
+        own = capture.has_own_rule(site.name)
         # What a rule stands for is not differentiated itself.
         self.own_rules = None if own else look
         try:
