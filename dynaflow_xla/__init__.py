@@ -23,6 +23,7 @@ from dynaflow_xla.api import (
 )
 from dynaflow_xla.batch.proof import Mean as Mean, Sum as Sum
 from dynaflow_xla.calibration import measure_machine as measure_machine
+from dynaflow_xla.combined import Arguments as Arguments
 from dynaflow_xla.errors import (
     DynaflowError as DynaflowError,
     EngineError as EngineError,
@@ -59,7 +60,6 @@ from dynaflow_xla.strategies.nano_batch import NanoBatch as NanoBatch
 from dynaflow_xla.strategies.search import Search as Search
 from dynaflow_xla.strategies.sequential import Sequential as Sequential
 from dynaflow_xla.timelines.timeline import Timeline as Timeline
-from dynaflow_xla.together import Arguments as Arguments
 
 if not _typing.TYPE_CHECKING:
 

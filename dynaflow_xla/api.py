@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 
-from dynaflow_xla import checks, dispatch
+from dynaflow_xla import dispatch
 from dynaflow_xla.advice import measuring
 from dynaflow_xla.advice.report import Why, why as reasons
+from dynaflow_xla.combined import Together
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.dispatch import EitherFunction, serving
-from dynaflow_xla.errors import PlanTypeError, bad_argument
+from dynaflow_xla.errors import PlanTypeError, bad_argument, checks
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.planning.plan import Plan
@@ -23,7 +24,6 @@ from dynaflow_xla.settings import checked
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.timelines.simulator import simulate as _simulate
 from dynaflow_xla.timelines.timeline import Timeline
-from dynaflow_xla.together import Together
 from dynaflow_xla.verification import Report
 from dynaflow_xla.watching.counters import Stats, stats as _stats
 

@@ -9,8 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from dynaflow_xla import _optional
-from dynaflow_xla.errors import UnsupportedError, UnsupportedTypeError
+from dynaflow_xla.errors import UnsupportedError, UnsupportedTypeError, optional
 from dynaflow_xla.protocols import Frontend, Scheduled
 from dynaflow_xla.settings import Settings
 
@@ -35,9 +34,9 @@ def frontend(framework: str, why: str = "") -> Frontend:
     name = framework
     if framework == "torch" and _has_torch_xla():
         name = "torch_xla"
-        _optional.require("jax", "running a PyTorch model on XLA", "jax")
+        optional.require("jax", "running a PyTorch model on XLA", "jax")
     else:
-        _optional.require(framework, why or _WHY[framework], framework)
+        optional.require(framework, why or _WHY[framework], framework)
     made: Any = importlib.import_module(_module(name))
     return made  # type: ignore[no-any-return]
 
@@ -68,7 +67,7 @@ def _has_torch_xla() -> bool:
     """Whether the PyTorch at hand is the one that torch_xla works with, and that is installed."""
     torch = sys.modules.get("torch")
     version = str(getattr(torch, "__version__", ""))
-    return version.startswith("2.9.") and _optional.available("torch_xla")
+    return version.startswith("2.9.") and optional.available("torch_xla")
 
 
 def framework_of(fn: Any, settings: Settings) -> str:
@@ -91,7 +90,7 @@ def framework_of(fn: Any, settings: Settings) -> str:
         return "torch"
     if is_jax or torch is None:
         found = "jax"
-    elif not _optional.available("jax") or settings.compiler != "eager":
+    elif not optional.available("jax") or settings.compiler != "eager":
         return "torch"
     else:
         found = "either"

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dynaflow_xla import checks
-from dynaflow_xla.errors import PlanError, PlanTypeError, UnsupportedError, bad_argument
+from dynaflow_xla.errors import PlanError, PlanTypeError, UnsupportedError, bad_argument, checks
 
 Parameter = tuple[str, int] | bytes | np.generic
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dynaflow_xla import checks
-from dynaflow_xla.errors import PlanError, PlanTypeError
+from dynaflow_xla.errors import PlanError, PlanTypeError, checks
 from dynaflow_xla.watching import telling
 
 ORIGINAL = "original"

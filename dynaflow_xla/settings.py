@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
-from dynaflow_xla import checks, machine, selection as _selection
+from dynaflow_xla import machine, selection as _selection
 from dynaflow_xla.errors import (
     PlanError,
     PlanTypeError,
     UnsupportedError,
     bad_argument,
+    checks,
 )
 from dynaflow_xla.ir.rules import as_rules
 from dynaflow_xla.kernels import Lanes, thread_lanes

@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynaflow_xla import checks
-from dynaflow_xla.errors import PlanError, PlanTypeError
+from dynaflow_xla.errors import PlanError, PlanTypeError, checks
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dynaflow_xla import checks
 from dynaflow_xla.debugging import orders
 from dynaflow_xla.debugging.report import (
     DebugError,
@@ -21,7 +20,7 @@ from dynaflow_xla.debugging.report import (
     place,
 )
 from dynaflow_xla.debugging.shadow import Shadow, Unwritten
-from dynaflow_xla.errors import bad_argument
+from dynaflow_xla.errors import bad_argument, checks
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.planning.plan import Plan

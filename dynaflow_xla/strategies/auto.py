@@ -7,8 +7,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-from dynaflow_xla import checks
-from dynaflow_xla.errors import bad_argument
+from dynaflow_xla.errors import bad_argument, checks
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.nano_batch import NanoBatch

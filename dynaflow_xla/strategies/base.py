@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NoReturn
 
-from dynaflow_xla import checks
-from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument
+from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument, checks
 from dynaflow_xla.ir.graph import Graph, Region, Source
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.recording import Decision, Recording
-from dynaflow_xla.strategies.split import Split as Split
+from dynaflow_xla.strategies.splits.split import Split as Split
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MAX_IDLE_READY = 10_000

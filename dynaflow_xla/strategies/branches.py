@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Integral
 
-from dynaflow_xla import checks
-from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument
+from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument, checks
 from dynaflow_xla.strategies.base import Recorder, Strategy
 from dynaflow_xla.strategies.moldable import Moldable
 

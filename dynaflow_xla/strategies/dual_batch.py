@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynaflow_xla.strategies.base import Context, Handle, Recorder, Split
-from dynaflow_xla.strategies.splitting import Splitting
+from dynaflow_xla.strategies.splits.splitting import Splitting
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dynaflow_xla import checks
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, checks
 from dynaflow_xla.strategies.base import Context, Recorder, Split
-from dynaflow_xla.strategies.splitting import Splitting
+from dynaflow_xla.strategies.splits.splitting import Splitting
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 
-from dynaflow_xla import checks, machine
-from dynaflow_xla.errors import bad_argument
+from dynaflow_xla import machine
+from dynaflow_xla.errors import bad_argument, checks
 from dynaflow_xla.planning.build import build_plan
 from dynaflow_xla.planning.recording import Recording
 from dynaflow_xla.strategies.base import Recorder, Strategy

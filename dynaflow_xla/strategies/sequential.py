@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dynaflow_xla import checks
-from dynaflow_xla.errors import PlanTypeError
+from dynaflow_xla.errors import PlanTypeError, checks
 from dynaflow_xla.strategies.base import Recorder, Strategy
 
 

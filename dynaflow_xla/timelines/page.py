@@ -9,8 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dynaflow_xla import checks
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, checks
 from dynaflow_xla.timelines.run import Run
 from dynaflow_xla.timelines.spans import Span, us as _show
 

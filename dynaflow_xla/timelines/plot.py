@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dynaflow_xla import _optional
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, optional
 from dynaflow_xla.timelines.run import Run
 from dynaflow_xla.timelines.spans import Span
 
@@ -20,7 +19,7 @@ def write_plot(timeline: Run, path: Path, original: Run | None = None) -> Path:
     """Draws the picture of ``Timeline.plot``, ``original`` above it on the same axis; returns its path."""
     if path.suffix not in (".png", ".svg"):
         raise PlanError(f"plot writes .png or .svg; got {path.name!r}")
-    _optional.require("matplotlib", "Timeline.plot", "trace")
+    optional.require("matplotlib", "Timeline.plot", "trace")
     from matplotlib.figure import Figure
 
     shown = [timeline] if original is None else [original, timeline]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from dynaflow_xla import checks, machine
-from dynaflow_xla.errors import PlanError, bad_argument
+from dynaflow_xla import machine
+from dynaflow_xla.errors import PlanError, bad_argument, checks
 from dynaflow_xla.ir.partitioned import PartitionedGraph, contents
 from dynaflow_xla.planning.instructions import Instruction, Launch, Merge, Record, Slice, Wait
 from dynaflow_xla.planning.plan import Plan

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dynaflow_xla import _optional
+from dynaflow_xla.errors import optional
 from dynaflow_xla.timelines.run import Run
 from dynaflow_xla.timelines.spans import Span
 
@@ -72,8 +72,8 @@ def _events(timeline: Run) -> dict[str, Any]:
 
 def _protobuf(timeline: Run) -> bytes:
     why, extra = "Timeline.to_perfetto with the suffix .pftrace", "trace"
-    builder = _optional.require("perfetto.trace_builder.proto_builder", why, extra)
-    messages = _optional.require("perfetto.protos.perfetto.trace.perfetto_trace_pb2", why, extra)
+    builder = optional.require("perfetto.trace_builder.proto_builder", why, extra)
+    messages = optional.require("perfetto.protos.perfetto.trace.perfetto_trace_pb2", why, extra)
     trace, event_type = builder.TraceProtoBuilder(), messages.TrackEvent
 
     def describe(uuid: int, name: str) -> None:

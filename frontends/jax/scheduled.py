@@ -15,7 +15,8 @@ from dynaflow_xla.frontends.jax import _compat, inspect
 from dynaflow_xla.frontends.jax.adapters import libraries
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
 from dynaflow_xla.frontends.jax.batch import split as splitting
-from dynaflow_xla.frontends.jax.capture import effects, tracing
+from dynaflow_xla.frontends.jax.capture import tracing
+from dynaflow_xla.frontends.jax.capture.mutation import effects
 from dynaflow_xla.frontends.jax.signature import backends
 from dynaflow_xla.frontends.jax.transform.programs import Programs
 from dynaflow_xla.frontends.jax.tuning import auto, decided

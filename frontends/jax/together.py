@@ -10,7 +10,8 @@ import jax
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.adapters import libraries
-from dynaflow_xla.frontends.jax.capture import effects, marks
+from dynaflow_xla.frontends.jax.capture import marks
+from dynaflow_xla.frontends.jax.capture.mutation import effects
 from dynaflow_xla.protocols import Arguments, BoundFunction, Part
 
 # So that a call may be made inside of a jit with these among its arguments.

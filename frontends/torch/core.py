@@ -14,7 +14,7 @@ from dynaflow_xla.errors import DynaflowError, EngineError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import captures, failures, modes, operators
 from dynaflow_xla.frontends.torch.backend import Entry
 from dynaflow_xla.frontends.torch.batch import axes
-from dynaflow_xla.frontends.torch.capture import overlap
+from dynaflow_xla.frontends.torch.capture.mutation import overlap
 from dynaflow_xla.frontends.torch.dynamo import capturing, running
 from dynaflow_xla.frontends.torch.dynamo.graphs import CapturedGraphs, Doorway, NoGraph
 from dynaflow_xla.frontends.torch.dynamo.whole import CompiledOriginal

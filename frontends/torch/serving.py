@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaflow_xla import _optional
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
+from dynaflow_xla.errors import optional
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.inspection import (
     debug as debugging,
@@ -118,7 +118,7 @@ class Serving:
 
 def _program() -> Any:
     """JAX is optional, and only programs need it."""
-    _optional.require("jax", "running a PyTorch model on XLA", "jax")
-    from dynaflow_xla.frontends.torch import compiled
+    optional.require("jax", "running a PyTorch model on XLA", "jax")
+    from dynaflow_xla.frontends.torch.inspection import compiled
 
     return compiled

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dynaflow_xla.batch.expand import Expanded, expand, transfer
-from dynaflow_xla.batch.joint import group
+from dynaflow_xla.batch.expansion.expand import Expanded, expand, transfer
+from dynaflow_xla.batch.expansion.joint import group
+from dynaflow_xla.batch.expansion.specs import Cut, Reads
 from dynaflow_xla.batch.proof import Sum
-from dynaflow_xla.batch.specs import Cut, Reads
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.graph import Graph, Operator, Value
 from dynaflow_xla.ir.partition import partition

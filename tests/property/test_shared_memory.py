@@ -7,7 +7,7 @@ import itertools
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from dynaflow_xla.shared_memory import MemoryLayout, overlapping
+from dynaflow_xla.frontends.torch.capture.mutation.shared_memory import MemoryLayout, overlapping
 
 
 def bytes_of(view: MemoryLayout) -> set[int]:

@@ -11,7 +11,7 @@ import pytest
 
 import dynaflow_xla as dfx
 from dynaflow_xla.strategies.base import Context, sizes_of
-from dynaflow_xla.strategies.conditions import Conditions
+from dynaflow_xla.strategies.splits.conditions import Conditions
 
 
 def sizes(strategy: dfx.Strategy, rows: int, **user: Any) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla import checks, settings
+from dynaflow_xla import settings
+from dynaflow_xla.errors import checks
 from dynaflow_xla.ir.graph import Graph
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.strategies.base import Context, record

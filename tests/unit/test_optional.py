@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaflow_xla import _optional
-from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.errors import UnsupportedError, optional
 
 SCHEDULE = {
     "jax": "dfx.schedule(lambda x: x, dfx.Sequential())",
@@ -81,14 +80,14 @@ def test_a_module_without_a_version(tmp_path: Path) -> None:
 
 
 def test_available_imports_nothing() -> None:
-    assert _optional.available("json") and not _optional.available("no_such_module")
-    assert not _optional.available("no_such_package.inner")
+    assert optional.available("json") and not optional.available("no_such_module")
+    assert not optional.available("no_such_package.inner")
     code = """
         import sys
-        from dynaflow_xla import _optional
-        print(_optional.available("antigravity"), "antigravity" in sys.modules)
+        from dynaflow_xla.errors import optional
+        print(optional.available("antigravity"), "antigravity" in sys.modules)
         sys.modules["blocked"] = None
-        print(_optional.available("blocked"))
+        print(optional.available("blocked"))
     """
     done = subprocess.run(
         [sys.executable, "-P", "-c", textwrap.dedent(code)],
@@ -98,16 +97,16 @@ def test_available_imports_nothing() -> None:
 
 
 def test_require_returns_the_module() -> None:
-    assert _optional.require("json", "this test", "test").dumps([]) == "[]"
+    assert optional.require("json", "this test", "test").dumps([]) == "[]"
     with pytest.raises(UnsupportedError, match=r"this test needs .*dynaflow-xla\[test\]"):
-        _optional.require("no_such_module", "this test", "test")
+        optional.require("no_such_module", "this test", "test")
 
 
-@pytest.mark.parametrize("framework", sorted(_optional.VERSIONS))
+@pytest.mark.parametrize("framework", sorted(optional.VERSIONS))
 def test_the_versions_are_those_that_the_package_asks_for(framework: str) -> None:
     """An installer and ``schedule`` agree on what is supported."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    oldest, too_new = (f"{a}.{b}" for a, b in _optional.VERSIONS[framework])
+    oldest, too_new = (f"{a}.{b}" for a, b in optional.VERSIONS[framework])
     wanted = f">={oldest},<{too_new}"
     given = [
         requirement

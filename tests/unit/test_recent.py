@@ -84,7 +84,7 @@ KNOWN = {
         "_find": "by operator",
     },
     "frontends/torch/on_xla/aten_table.py": {"TABLE": "by operator"},
-    "frontends/torch/batch/rules/registry.py": {
+    "frontends/torch/batch/walking/registry.py": {
         "RULES": "by operator",
         "RULE_FIRST": "by operator",
         "IN_ORDER": "by operator",

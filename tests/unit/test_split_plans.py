@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dynaflow_xla.batch import expand
+from dynaflow_xla.batch.expansion import expand
 from dynaflow_xla.batch.proof import Sum
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.graph import Graph, Operator, Value

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from dynaflow_xla import _optional, machine
+from dynaflow_xla import machine
 from dynaflow_xla._version import __version__
 from dynaflow_xla.caches import private_files
 from dynaflow_xla.cli import kept
+from dynaflow_xla.errors import optional
 
 Status = Literal["ok", "note", "warn", "fail"]
 
@@ -175,7 +176,7 @@ def framework(name: str, extra: str) -> Check | None:
     version = _version(name)
     if version is None:
         return Check(area, label, "note", "not installed", f"pip install 'dynaflow-xla[{extra}]'")
-    oldest, too_new = _optional.VERSIONS[name]
+    oldest, too_new = optional.VERSIONS[name]
     number = tuple(int(n) if n.isdigit() else 0 for n in version.split(".")[:2])
     if number < oldest or (too_new is not None and number >= too_new):
         last = f" and older than {too_new[0]}.{too_new[1]}" if too_new else ""

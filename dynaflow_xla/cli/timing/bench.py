@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 
 import dynaflow_xla as dfx
-from dynaflow_xla import _optional, dispatch, machine
+from dynaflow_xla import dispatch, machine
 from dynaflow_xla.cli import targets
 from dynaflow_xla.cli.cases import cases_of
 from dynaflow_xla.cli.console import CommandOutput
 from dynaflow_xla.cli.targets import Target, TargetError
 from dynaflow_xla.cli.timing import measuring
+from dynaflow_xla.errors import optional
 
 _PACKAGES = ("dynaflow-xla", "jax", "jaxlib", "torch", "numpy")
 FRAMEWORKS = ("jax", "torch")
@@ -35,7 +36,7 @@ def built_in(names: Sequence[str], frameworks: Sequence[str]) -> tuple[list[Targ
     """
     found, notes = [], []
     for framework in frameworks or FRAMEWORKS:
-        if not _optional.available(framework):
+        if not optional.available(framework):
             notes.append(f"{framework} is not installed: its cases are left out")
             continue
         try:

@@ -8,10 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from dynaflow_xla import checks
 from dynaflow_xla.batch.arguments import call_axes, named_results
 from dynaflow_xla.batch.proof import Mean, OutAxis, Sum, batch_of
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, checks
 
 
 def _is_none(x: Any) -> bool:

@@ -13,10 +13,10 @@ import jax
 import numpy as np
 from jax.extend import core as jcore
 
+from dynaflow_xla.batch.expansion.specs import AS_PROVED, AsProved
 from dynaflow_xla.batch.joins import Joiner, Joining
 from dynaflow_xla.batch.proof import OutAxis, OutputProof, Proof, prove_output
 from dynaflow_xla.batch.row_orders import orders
-from dynaflow_xla.batch.specs import AS_PROVED, AsProved
 from dynaflow_xla.batch.states import (
     Mixed,
     Obstacle,

@@ -9,10 +9,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from dynaflow_xla.batch import expand
-from dynaflow_xla.batch.joins import AUTOMATIC, Joining, Wanted
-from dynaflow_xla.batch.proof import Mean, OutAxis, Proof, Sum
-from dynaflow_xla.batch.specs import (
+from dynaflow_xla.batch.expansion import expand
+from dynaflow_xla.batch.expansion.specs import (
     PARTS,
     WHOLE,
     AsProved,
@@ -22,7 +20,9 @@ from dynaflow_xla.batch.specs import (
     Parts,
     RegionOrigin,
 )
-from dynaflow_xla.batch.split import Function, SplitGraph
+from dynaflow_xla.batch.expansion.split import Function, SplitGraph
+from dynaflow_xla.batch.joins import AUTOMATIC, Joining, Wanted
+from dynaflow_xla.batch.proof import Mean, OutAxis, Proof, Sum
 from dynaflow_xla.batch.states import Rows, Same, State, is_plain_same, plainly_same
 from dynaflow_xla.errors import PlanError, SeparabilityError
 from dynaflow_xla.frontends.jax.batch import separability, split_functions

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from dynaflow_xla.batch.specs import MergeSpec, Reads
-from dynaflow_xla.batch.split import Arrays
+from dynaflow_xla.batch.expansion.specs import MergeSpec, Reads
+from dynaflow_xla.batch.expansion.split import Arrays
 from dynaflow_xla.frontends.jax.capture.capture import Captured
 from dynaflow_xla.frontends.jax.regions.functions import Second, cut_rows, region_function
 from dynaflow_xla.ir.graph import Region

@@ -16,8 +16,7 @@ from typing import Any
 import jax
 import jaxlib
 
-from dynaflow_xla import _optional
-from dynaflow_xla.errors import DynaflowError, EngineError, UnsupportedError
+from dynaflow_xla.errors import DynaflowError, EngineError, UnsupportedError, optional
 from dynaflow_xla.ffi import xla
 from dynaflow_xla.frontends.jax import scheduled as scheduled_function
 from dynaflow_xla.frontends.jax.adapters.lifted import looks_inside
@@ -176,7 +175,7 @@ def check_plugin() -> str:
                 f"{plugin} must have jaxlib's version {jaxlib.__version__}; found {found}. "
                 f"pip install '{plugin}=={jaxlib.__version__}'"
             )
-        _optional.require("flatbuffers", "handing a program to the compiling process", "cuda")
+        optional.require("flatbuffers", "handing a program to the compiling process", "cuda")
         return found
     raise UnsupportedError(
         "compiling for a GPU needs JAX's CUDA plugin (but no GPU and no driver), which is not installed. "

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dynaflow_xla.batch.expansion.specs import PARTS, Cut, MergeSpec, OutSpec, Parts
 from dynaflow_xla.batch.proof import Mean, Sum
-from dynaflow_xla.batch.specs import PARTS, Cut, MergeSpec, OutSpec, Parts
 from dynaflow_xla.frontends.jax.batch.split import SplitCapture
 from dynaflow_xla.frontends.jax.batch.split_functions import ARRAYS
 from dynaflow_xla.frontends.jax.capture import dependence

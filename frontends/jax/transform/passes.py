@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jcore
 
+from dynaflow_xla.batch.expansion.specs import AS_PROVED, PARTS, InSpec, OutSpec
 from dynaflow_xla.batch.joins import AUTOMATIC, Wanted, defined
 from dynaflow_xla.batch.proof import Mean, Sum
-from dynaflow_xla.batch.specs import AS_PROVED, PARTS, InSpec, OutSpec
 from dynaflow_xla.batch.states import Rows, Same, State
 from dynaflow_xla.errors import DynaflowError, RuleError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.jax.batch import separability

@@ -17,7 +17,7 @@ from jax.experimental import jet
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from dynaflow_xla.batch.specs import PARTS
+from dynaflow_xla.batch.expansion.specs import PARTS
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat

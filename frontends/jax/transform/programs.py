@@ -11,7 +11,8 @@ import jax
 from dynaflow_xla.errors import DynaflowError, PlanError, SeparabilityError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch import axes, split as splitting
-from dynaflow_xla.frontends.jax.capture import capture, sharing, tracing
+from dynaflow_xla.frontends.jax.capture import capture, tracing
+from dynaflow_xla.frontends.jax.capture.mutation import sharing
 from dynaflow_xla.frontends.jax.signature import donation, entry
 from dynaflow_xla.frontends.jax.transform import derivatives as derivatives  # its rules
 from dynaflow_xla.frontends.jax.transform.in_xla import XlaProgram

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dynaflow_xla.batch.specs import MergeSpec
+from dynaflow_xla.batch.expansion.specs import MergeSpec
 from dynaflow_xla.frontends.jax.batch.split import SplitCapture
 from dynaflow_xla.frontends.jax.regions.functions import Second, region_function
 from dynaflow_xla.frontends.jax.xla import collectives, placed_results

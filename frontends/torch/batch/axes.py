@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaflow_xla import checks
 from dynaflow_xla.batch.arguments import call_axes, named_results
 from dynaflow_xla.batch.proof import batch_of
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, checks
 from dynaflow_xla.frontends.torch._compat import dynamo_graphs
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaflow_xla import checks
-from dynaflow_xla.errors import PlanError, SeparabilityError
+from dynaflow_xla.errors import PlanError, SeparabilityError, checks
 
 
 class Bucketed:

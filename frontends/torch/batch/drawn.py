@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.batch.specs import InSpec
+from dynaflow_xla.batch.expansion.specs import InSpec
 from dynaflow_xla.batch.states import Rows, State
-from dynaflow_xla.frontends.torch.batch.rules.walk import arguments
+from dynaflow_xla.frontends.torch.batch.walking.walk import arguments
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.sizes import Sized
 from dynaflow_xla.ir.graph import Operator, Value

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.batch.specs import OutSpec
+from dynaflow_xla.batch.expansion.specs import OutSpec
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.batch import totals

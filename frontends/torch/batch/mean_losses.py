@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from dynaflow_xla.frontends.torch.batch.rules.walk import arguments
+from dynaflow_xla.frontends.torch.batch.walking.walk import arguments
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.ir.graph import Operator
 

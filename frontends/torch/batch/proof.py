@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla import checks
+from dynaflow_xla.batch.expansion.specs import AS_PROVED, PARTS, InSpec, OutSpec
 from dynaflow_xla.batch.joins import Joiner, Joining, Wanted
 from dynaflow_xla.batch.proof import Mean, OutputProof, Proof, Sum, mergers, prove_output
 from dynaflow_xla.batch.row_orders.orders import at, plain
-from dynaflow_xla.batch.specs import AS_PROVED, PARTS, InSpec, OutSpec
 from dynaflow_xla.batch.states import (
     ORDERED,
     Counted,
@@ -40,7 +39,7 @@ from dynaflow_xla.batch.states import (
     is_plain_same,
     is_zero,
 )
-from dynaflow_xla.errors import PlanError, RuleError
+from dynaflow_xla.errors import PlanError, RuleError, checks
 from dynaflow_xla.frontends.torch.batch.rules import (
     activations,
     bags,
@@ -55,14 +54,14 @@ from dynaflow_xla.frontends.torch.batch.rules import (
     reductions,
     shapes,
 )
-from dynaflow_xla.frontends.torch.batch.rules.probes import (
+from dynaflow_xla.frontends.torch.batch.walking.probes import (
     PROBES,
     number_state,
     rows_by_shape,
     varying,
 )
-from dynaflow_xla.frontends.torch.batch.rules.registry import RULES
-from dynaflow_xla.frontends.torch.batch.rules.walk import Walker
+from dynaflow_xla.frontends.torch.batch.walking.registry import RULES
+from dynaflow_xla.frontends.torch.batch.walking.walk import Walker
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Symbol
 

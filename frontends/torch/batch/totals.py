@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from dynaflow_xla.batch.expansion.specs import OutSpec
 from dynaflow_xla.batch.proof import Mean, Sum
-from dynaflow_xla.batch.specs import OutSpec
 from dynaflow_xla.batch.states import Late, Partial, State
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.sizes import Sized

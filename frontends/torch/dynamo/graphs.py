@@ -16,17 +16,17 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
-from dynaflow_xla.frontends.torch import second_derivatives
 from dynaflow_xla.frontends.torch._compat import aot, dynamo_graphs, failures
 from dynaflow_xla.frontends.torch.backend import Backend, BySizes, Entry
 from dynaflow_xla.frontends.torch.batch import handed
-from dynaflow_xla.frontends.torch.capture import draws, effects, functions, marks, overlap
+from dynaflow_xla.frontends.torch.capture import draws, functions, marks
 from dynaflow_xla.frontends.torch.capture.context import graph_name
+from dynaflow_xla.frontends.torch.capture.mutation import effects, overlap
 from dynaflow_xla.frontends.torch.capture.names import user_name
 from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES
 from dynaflow_xla.frontends.torch.rewrite import recurrent
-from dynaflow_xla.frontends.torch.signature import open_batch
+from dynaflow_xla.frontends.torch.signature import open_batch, second_derivatives
 from dynaflow_xla.watching import telling
 
 _WITHOUT_EFFECT = re.compile(

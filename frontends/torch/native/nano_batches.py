@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dynaflow_xla.batch import expand
-from dynaflow_xla.batch.specs import PARTS, WHOLE, OutSpec, Parts, RegionOrigin
+from dynaflow_xla.batch.expansion import expand
+from dynaflow_xla.batch.expansion.specs import PARTS, WHOLE, OutSpec, Parts, RegionOrigin
 from dynaflow_xla.batch.states import State, plainly_same
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.torch.batch import handed

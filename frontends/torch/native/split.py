@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.batch.specs import WHOLE, CutSpec, MergeSpec, RegionOrigin
-from dynaflow_xla.batch.split import Arrays, SplitGraph
+from dynaflow_xla.batch.expansion.specs import WHOLE, CutSpec, MergeSpec, RegionOrigin
+from dynaflow_xla.batch.expansion.split import Arrays, SplitGraph
 from dynaflow_xla.batch.states import ORDERED, Rows, State
 from dynaflow_xla.frontends.torch.batch import handed
 from dynaflow_xla.frontends.torch.batch.nano import NanoBatches, taken

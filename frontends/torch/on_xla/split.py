@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from dynaflow_xla.batch.expansion.specs import PARTS, InSpec, Parts
 from dynaflow_xla.batch.joins import AUTOMATIC, Wanted
-from dynaflow_xla.batch.specs import PARTS, InSpec, Parts
 from dynaflow_xla.batch.states import ORDERED, Rows, State
 from dynaflow_xla.errors import SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.jax.batch.split import Resolved

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dynaflow_xla import _optional
+from dynaflow_xla.errors import optional
 from dynaflow_xla.frontends.torch.backend import Backend
 from dynaflow_xla.frontends.torch.native.backend import NativeBackend
 from dynaflow_xla.settings import Settings
@@ -16,7 +16,7 @@ _DEFAULT = "torch"
 
 def _on_xla() -> Any:
     """JAX is optional, and only these backends need it."""
-    _optional.require("jax", "running a PyTorch model on XLA", "jax")
+    optional.require("jax", "running a PyTorch model on XLA", "jax")
     from dynaflow_xla.frontends.torch.on_xla import backend
 
     return backend

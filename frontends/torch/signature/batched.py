@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from dynaflow_xla.batch.expansion.specs import OutSpec
 from dynaflow_xla.batch.joins import AUTOMATIC, Wanted
 from dynaflow_xla.batch.proof import Sum, refusal
 from dynaflow_xla.batch.row_orders.orders import at as lies
-from dynaflow_xla.batch.specs import OutSpec
 from dynaflow_xla.batch.states import Late, Partial, Rows, Same, State
 from dynaflow_xla.errors import (
     EngineError,

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch.capture import effects
+from dynaflow_xla.frontends.torch.capture.mutation import effects
 from dynaflow_xla.tuning.put_back import Saved
 
 PLAIN = (

@@ -9,7 +9,7 @@ from typing import Any
 
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import Strategy
-from dynaflow_xla.strategies.splitting import Splitting
+from dynaflow_xla.strategies.splits.splitting import Splitting
 from dynaflow_xla.timelines.simulator import simulate
 
 WHOLE = "torch.compile"

@@ -41,7 +41,7 @@ def strategy(request: pytest.FixtureRequest) -> dfx.Strategy:
 def distances_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rule for ``torch.cdist``: an operator of which nothing is proved."""
     from dynaflow_xla.frontends.torch.batch import proof
-    from dynaflow_xla.frontends.torch.batch.rules.registry import RULES
+    from dynaflow_xla.frontends.torch.batch.walking.registry import RULES
 
     assert proof  # it fills the table
     for name in ("_cdist_forward", "_euclidean_dist"):

@@ -318,7 +318,7 @@ def test_looking_for_shared_memory_runs_no_operators() -> None:
     """It is done at each call of a function that writes its arguments, whatever the size of these."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from dynaflow_xla.frontends.torch.capture import overlap
+    from dynaflow_xla.frontends.torch.capture.mutation import overlap
 
     class Count(TorchDispatchMode):
         ran: list[str]

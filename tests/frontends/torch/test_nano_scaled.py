@@ -77,7 +77,7 @@ def test_what_could_be_split_still_is(name: str) -> None:
 
 
 def test_a_rule_that_fails_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynaflow_xla.frontends.torch.batch.rules.registry import RULES
+    from dynaflow_xla.frontends.torch.batch.walking.registry import RULES
 
     def broken(site: Any) -> Any:
         raise KeyError("dims")

@@ -15,9 +15,9 @@ from batch_cases.table import Row, Stand, Tally, called, combinations, layouts
 from batch_cases.values import SIZES, is_true, states_of, triple
 from dynaflow_xla.batch.states import Mixed, State, Unknown, is_plain_same
 from dynaflow_xla.frontends.torch.batch import proof as proof  # its import registers the rules
-from dynaflow_xla.frontends.torch.batch.rules.probes import PROBES
-from dynaflow_xla.frontends.torch.batch.rules.registry import RULES
-from dynaflow_xla.frontends.torch.batch.rules.walk import Walker
+from dynaflow_xla.frontends.torch.batch.walking.probes import PROBES
+from dynaflow_xla.frontends.torch.batch.walking.registry import RULES
+from dynaflow_xla.frontends.torch.batch.walking.walk import Walker
 from dynaflow_xla.frontends.torch.capture.capture import _kind
 from dynaflow_xla.frontends.torch.capture.captured import Payload, Ref
 from dynaflow_xla.frontends.torch.rewrite import recurrent  # noqa: F401  (they register rules, operators)

@@ -8,8 +8,8 @@ from typing import Any
 from dynaflow_xla.batch.algebra import nonlinear, product
 from dynaflow_xla.batch.states import SAME, Refuse, Rows, State
 from dynaflow_xla.frontends.torch.batch.rules.contractions import _by_shape
-from dynaflow_xla.frontends.torch.batch.rules.registry import rule
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site, axis_in
+from dynaflow_xla.frontends.torch.batch.walking.registry import rule
+from dynaflow_xla.frontends.torch.batch.walking.walk import Site, axis_in
 
 
 def gradient(site: Site, grad: Any, others: Sequence[Any]) -> State:

@@ -16,9 +16,9 @@ from dynaflow_xla.batch.states import (
     State,
     is_plain_same,
 )
-from dynaflow_xla.frontends.torch.batch.rules.probes import rows_by_shape
-from dynaflow_xla.frontends.torch.batch.rules.registry import COUNTS, rule
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site
+from dynaflow_xla.frontends.torch.batch.walking.probes import rows_by_shape
+from dynaflow_xla.frontends.torch.batch.walking.registry import COUNTS, rule
+from dynaflow_xla.frontends.torch.batch.walking.walk import Site
 
 _BAG = ("_embedding_bag", "_embedding_bag_forward_only")
 _BACKWARD = (

@@ -18,9 +18,9 @@ from dynaflow_xla.batch.states import (
     is_plain_same,
     moved,
 )
-from dynaflow_xla.frontends.torch.batch.rules.probes import varying
-from dynaflow_xla.frontends.torch.batch.rules.registry import rule
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site, shifted
+from dynaflow_xla.frontends.torch.batch.walking.probes import varying
+from dynaflow_xla.frontends.torch.batch.walking.registry import rule
+from dynaflow_xla.frontends.torch.batch.walking.walk import Site, shifted
 
 
 def _matrix_product(site: Site, left: Any, right: Any) -> State:

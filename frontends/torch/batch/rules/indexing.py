@@ -24,8 +24,8 @@ from dynaflow_xla.batch.states import (
     is_plain_same,
 )
 from dynaflow_xla.frontends.torch.batch.rules.pointwise import dtype_of
-from dynaflow_xla.frontends.torch.batch.rules.registry import rule
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site, shifted
+from dynaflow_xla.frontends.torch.batch.walking.registry import rule
+from dynaflow_xla.frontends.torch.batch.walking.walk import Site, shifted
 
 
 @rule("embedding")

@@ -18,8 +18,8 @@ from dynaflow_xla.batch.states import (
 )
 from dynaflow_xla.frontends.torch.batch.rules.contractions import _by_shape, _in_batches
 from dynaflow_xla.frontends.torch.batch.rules.reductions import _loss
-from dynaflow_xla.frontends.torch.batch.rules.registry import rule
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site
+from dynaflow_xla.frontends.torch.batch.walking.registry import rule
+from dynaflow_xla.frontends.torch.batch.walking.walk import Site
 
 _ALONE = "combines rows of the batch with each other"
 

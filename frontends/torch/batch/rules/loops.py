@@ -17,8 +17,8 @@ from dynaflow_xla.batch.states import (
     Unknown,
     is_plain_same,
 )
-from dynaflow_xla.frontends.torch.batch.rules.registry import LOOPS, rule
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site, Walker
+from dynaflow_xla.frontends.torch.batch.walking.registry import LOOPS, rule
+from dynaflow_xla.frontends.torch.batch.walking.walk import Site, Walker
 from dynaflow_xla.frontends.torch.capture.capture import capture
 
 _ROUNDS = 4

@@ -6,10 +6,10 @@ from typing import Any
 
 from dynaflow_xla.batch.states import Counted, NoRule, Position, Refuse, Rows, Same, State, scaled
 from dynaflow_xla.frontends.torch.batch.rules.pointwise import converted, dtype_of
-from dynaflow_xla.frontends.torch.batch.rules.probes import PROBES, rows_by_shape, varying
-from dynaflow_xla.frontends.torch.batch.rules.registry import rule
 from dynaflow_xla.frontends.torch.batch.rules.shapes import out_shapes, out_value
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site
+from dynaflow_xla.frontends.torch.batch.walking.probes import PROBES, rows_by_shape, varying
+from dynaflow_xla.frontends.torch.batch.walking.registry import rule
+from dynaflow_xla.frontends.torch.batch.walking.walk import Site
 from dynaflow_xla.frontends.torch.capture.captured import Ref
 
 

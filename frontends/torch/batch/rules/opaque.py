@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dynaflow_xla.batch.states import Refuse, State
-from dynaflow_xla.frontends.torch.batch.rules.registry import rule
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site
+from dynaflow_xla.frontends.torch.batch.walking.registry import rule
+from dynaflow_xla.frontends.torch.batch.walking.walk import Site
 from dynaflow_xla.frontends.torch.opaque import regions
 
 

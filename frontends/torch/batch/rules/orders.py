@@ -27,10 +27,10 @@ from dynaflow_xla.batch.states import (
 )
 from dynaflow_xla.frontends.torch.batch.rules.indexing import HOW
 from dynaflow_xla.frontends.torch.batch.rules.pointwise import dtype_of
-from dynaflow_xla.frontends.torch.batch.rules.probes import PROBES, varying
-from dynaflow_xla.frontends.torch.batch.rules.registry import RULES, in_order
 from dynaflow_xla.frontends.torch.batch.rules.shapes import out_shapes
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site
+from dynaflow_xla.frontends.torch.batch.walking.probes import PROBES, varying
+from dynaflow_xla.frontends.torch.batch.walking.registry import RULES, in_order
+from dynaflow_xla.frontends.torch.batch.walking.walk import Site
 
 _BITS = {"int8": 7, "int16": 15, "int32": 31, "int64": 63, "uint8": 8,
          "float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}  # fmt: skip

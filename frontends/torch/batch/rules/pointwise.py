@@ -23,8 +23,8 @@ from dynaflow_xla.batch.states import (
     State,
     unfilled,
 )
-from dynaflow_xla.frontends.torch.batch.rules.registry import rule
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site
+from dynaflow_xla.frontends.torch.batch.walking.registry import rule
+from dynaflow_xla.frontends.torch.batch.walking.walk import Site
 from dynaflow_xla.frontends.torch.capture.captured import Ref
 
 

@@ -21,8 +21,8 @@ from dynaflow_xla.batch.states import (
     scaled,
 )
 from dynaflow_xla.frontends.torch.batch.rules.pointwise import converted, dtype_of
-from dynaflow_xla.frontends.torch.batch.rules.registry import rule
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site, shifted
+from dynaflow_xla.frontends.torch.batch.walking.registry import rule
+from dynaflow_xla.frontends.torch.batch.walking.walk import Site, shifted
 
 _WHAT = {
     "amax": "the maximum", "amin": "the minimum", "max": "the maximum", "min": "the minimum",

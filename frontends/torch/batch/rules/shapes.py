@@ -20,9 +20,9 @@ from dynaflow_xla.batch.states import (
     moved,
 )
 from dynaflow_xla.frontends.torch.batch.rules.pointwise import converted, dtype_of
-from dynaflow_xla.frontends.torch.batch.rules.probes import rows_by_shape, varying
-from dynaflow_xla.frontends.torch.batch.rules.registry import rule
-from dynaflow_xla.frontends.torch.batch.rules.walk import Site
+from dynaflow_xla.frontends.torch.batch.walking.probes import rows_by_shape, varying
+from dynaflow_xla.frontends.torch.batch.walking.registry import rule
+from dynaflow_xla.frontends.torch.batch.walking.walk import Site
 
 
 def out_value(site: Site, number: int = 0) -> int:

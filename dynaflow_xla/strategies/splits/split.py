@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
-from dynaflow_xla import checks
+from dynaflow_xla.batch.expansion.specs import even_sizes
 from dynaflow_xla.batch.joins import AUTOMATIC, Wanted
-from dynaflow_xla.batch.specs import even_sizes
-from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument
+from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument, checks
 from dynaflow_xla.ir.rules import Rule, as_rules
-from dynaflow_xla.strategies.conditions import Conditions, checked_work, conditions
+from dynaflow_xla.strategies.splits.conditions import Conditions, checked_work, conditions
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dynaflow_xla import checks, dispatch
+from dynaflow_xla import dispatch
 from dynaflow_xla.batch.arguments import call_axes
-from dynaflow_xla.errors import PlanError, PlanTypeError, UnsupportedError
+from dynaflow_xla.errors import PlanError, PlanTypeError, UnsupportedError, checks
 from dynaflow_xla.protocols import Arguments as Arguments, BoundFunction, Fixed, Part, Scheduled
 from dynaflow_xla.selection import Call, Recipe
 from dynaflow_xla.settings import Settings

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynaflow_xla.batch import expand, joint
-from dynaflow_xla.batch.specs import Cut, MergeSpec, RegionOrigin
+from dynaflow_xla.batch.expansion import expand, joint
+from dynaflow_xla.batch.expansion.specs import Cut, MergeSpec, RegionOrigin
 from dynaflow_xla.batch.states import Partial, Rows, Same, State, is_plain_same
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.graph import Graph, Region

@@ -40,7 +40,7 @@ from dynaflow_xla.batch.states import (
     moved,
     unfilled,
 )
-from dynaflow_xla.frontends.torch.batch.rules.probes import (
+from dynaflow_xla.frontends.torch.batch.walking.probes import (
     PROBES,
     Shape,
     fits,
@@ -48,7 +48,7 @@ from dynaflow_xla.frontends.torch.batch.rules.probes import (
     rows_by_shape,
     varying,
 )
-from dynaflow_xla.frontends.torch.batch.rules.registry import (
+from dynaflow_xla.frontends.torch.batch.walking.registry import (
     BY_ROWS,
     COUNTS,
     IN_ORDER,

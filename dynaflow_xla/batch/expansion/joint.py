@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
 
-from dynaflow_xla.batch.expand import Expanded
-from dynaflow_xla.batch.specs import CutSpec, MergeSpec, RegionOrigin
+from dynaflow_xla.batch.expansion.expand import Expanded
+from dynaflow_xla.batch.expansion.specs import CutSpec, MergeSpec, RegionOrigin
 from dynaflow_xla.ir.graph import Region
 
 

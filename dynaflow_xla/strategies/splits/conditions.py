@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from dynaflow_xla import checks
-from dynaflow_xla.errors import PlanError, PlanTypeError
+from dynaflow_xla.errors import PlanError, PlanTypeError, checks
 
 SHARES = (1.0, 2.0, 0.5, 4.0, 0.25)
 """Work of a nano-batch for that of the one before, as tried where the cost model chooses sizes."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaflow_xla import checks
-from dynaflow_xla.errors import PlanTypeError
+from dynaflow_xla.errors import PlanTypeError, checks
 from dynaflow_xla.ir.rules import as_rules
 from dynaflow_xla.strategies.base import Context, Split, Strategy
-from dynaflow_xla.strategies.conditions import (
+from dynaflow_xla.strategies.splits.conditions import (
     checked_boundaries,
     checked_work,
     conditions,
     from_context,
 )
-from dynaflow_xla.strategies.split import joining_text
+from dynaflow_xla.strategies.splits.split import joining_text
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import modes
-from dynaflow_xla.shared_memory import MemoryLayout, overlapping
+from dynaflow_xla.frontends.torch.capture.mutation.shared_memory import MemoryLayout, overlapping
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Other subclasses need have no memory of their own."""

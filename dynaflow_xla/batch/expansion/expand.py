@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dynaflow_xla import machine
-from dynaflow_xla.batch.joins import Joining, weights
-from dynaflow_xla.batch.proof import Mean, Sum
-from dynaflow_xla.batch.specs import (
+from dynaflow_xla.batch.expansion.specs import (
     PARTS,
     WHOLE,
     AsProved,
@@ -29,6 +27,8 @@ from dynaflow_xla.batch.specs import (
     Reads,
     RegionOrigin,
 )
+from dynaflow_xla.batch.joins import Joining, weights
+from dynaflow_xla.batch.proof import Mean, Sum
 from dynaflow_xla.batch.states import Partial, Position, Rows
 from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.ir.graph import Graph, Join, Operator, Region, Value, View

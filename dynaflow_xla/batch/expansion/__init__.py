@@ -1,0 +1,1 @@
+"""The graph of all nano-batches, and the functions of its regions."""

@@ -1,0 +1,1 @@
+"""What a captured function changes: state, and arguments that share memory."""
