@@ -11,7 +11,7 @@
 
 #include "cuda/cuda_driver.h"
 #include "dfx/call.h"
-#include "dfx/cuda_engine.h"
+#include "dfx/cuda/cuda_engine.h"
 #include "dfx/engine.h"
 #include "dfx/lane.h"
 #include "dfx/program.h"

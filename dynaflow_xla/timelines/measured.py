@@ -15,8 +15,8 @@ from dynaflow_xla.timelines.simulator import lower_bound
 from dynaflow_xla.timelines.spans import Span
 from dynaflow_xla.timelines.timeline import Timeline, complete
 
-# Trace ids (csrc/include/dfx/observer.h and ffi/module/xla_handlers.cc): a lane's whole program is negative,
-# a region is its number, a wait and a copy are these plus a number.
+# Trace ids (csrc/include/dfx/observer.h and ffi/module/custom_calls/gate_handlers.cc): a lane's whole
+# program is negative, a region is its number, a wait and a copy are these plus a number.
 TRACE_WAIT = 1 << 24
 TRACE_COPY = 1 << 25
 

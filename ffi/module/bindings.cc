@@ -10,12 +10,12 @@
 
 #include "bindings.h"
 #include "blas_limit.h"
+#include "custom_calls/handlers.h"
+#include "custom_calls/registry.h"
 #include "dfx/engine.h"
 #include "dfx/program.h"
 #include "engine_error.h"
-#include "handlers.h"
 #include "python_step.h"
-#include "registry.h"
 
 namespace nb = nanobind;
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "dfx/cuda_engine.h"
+#include "dfx/cuda/cuda_engine.h"
 #include "dfx/program.h"
 
 namespace dfx::ffi {

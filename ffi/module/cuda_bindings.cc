@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "bindings.h"
-#include "dfx/cuda_engine.h"
-#include "dfx/cuda_streams.h"
-#include "dfx/kernel.h"
+#include "dfx/cuda/cuda_engine.h"
+#include "dfx/cuda/cuda_streams.h"
+#include "dfx/cuda/kernel.h"
 #include "dfx/pjrt.h"
 #include "python_step.h"
 

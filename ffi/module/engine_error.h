@@ -1,5 +1,6 @@
 // How an error of the engine is known outside of it: in Python a dfx::Error is an EngineError (and
-// std::invalid_argument a ValueError), in XLA a text with a mark in front (see handlers.h).
+// std::invalid_argument a ValueError), in XLA a text with a mark in front (see
+// custom_calls/handlers.h).
 #pragma once
 
 #include <Python.h>

@@ -6,7 +6,7 @@
 //
 // What orders accesses: a lane runs its instructions in order; Event::Signal happens before the
 // return of Event::Wait; everything a lane did before LaneDone happens before the return of Run.
-// (On device lanes: see cuda_engine.h.)
+// (On device lanes: see cuda/cuda_engine.h.)
 //
 // On failure the first error is kept, every event that is not signalled is aborted so that no
 // waiter sleeps on, and lanes skip what is left. What results hold then is not defined. The next

@@ -1,4 +1,4 @@
-#include "dfx/cuda_engine.h"
+#include "dfx/cuda/cuda_engine.h"
 
 #include <unistd.h>
 

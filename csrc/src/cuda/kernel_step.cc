@@ -7,8 +7,8 @@
 
 #include "cuda/cuda_driver.h"
 #include "dfx/call.h"
-#include "dfx/cuda_engine.h"
-#include "dfx/kernel.h"
+#include "dfx/cuda/cuda_engine.h"
+#include "dfx/cuda/kernel.h"
 
 namespace dfx {
 namespace {

@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "dfx/cuda_streams.h"
+#include "dfx/cuda/cuda_streams.h"
 
 namespace dfx {
 

@@ -6,7 +6,7 @@
 #include "cuda/cuda_driver.h"
 #include "cuda/late_errors.h"
 #include "dfx/call.h"
-#include "dfx/cuda_engine.h"
+#include "dfx/cuda/cuda_engine.h"
 #include "dfx/error.h"
 #include "dfx/pjrt.h"
 #include "dfx/program.h"

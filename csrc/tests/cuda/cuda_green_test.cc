@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cuda/cuda_support.h"
-#include "dfx/cuda_streams.h"
+#include "dfx/cuda/cuda_streams.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "dfx/kernel.h"
+#include "dfx/cuda/kernel.h"
 #include "steps.h"
 
 namespace {

@@ -1,4 +1,4 @@
-#include "registry.h"
+#include "custom_calls/registry.h"
 
 #include <algorithm>
 #include <iterator>

@@ -16,9 +16,9 @@
 #include <cstring>
 #include <string>
 
+#include "custom_calls/handlers.h"
 #include "dfx/engine.h"
 #include "dfx/lane.h"
-#include "handlers.h"
 
 namespace dfx::ffi {
 namespace {

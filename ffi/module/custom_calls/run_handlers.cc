@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "blas_limit.h"
-#include "dfx/cuda_engine.h"
+#include "custom_calls/handlers.h"
+#include "custom_calls/registry.h"
+#include "dfx/cuda/cuda_engine.h"
 #include "dfx/engine.h"
 #include "dfx/error.h"
-#include "handlers.h"
-#include "registry.h"
 
 namespace dfx::ffi {
 namespace {
