@@ -299,7 +299,7 @@ def standin_results(session: nox.Session) -> None:
     rows.unlink(missing_ok=True)
     os.environ |= {"FAKE_CUDA_DELAY_US": "100", "STANDIN_RESULTS": str(rows)}
     plugin = ["-p", "standin_plugin", "-p", "no:cacheprovider", "--skip-uncomputed"]
-    env.run(STANDIN, "-P", "-m", "pytest", "-q", *plugin, "tests/frontends/test_matrix.py")
+    env.run(STANDIN, "-P", "-m", "pytest", "-q", *plugin, "tests/frontends/jax/test_matrix.py")
     record = "benchmarks/gpu_standin.py"
     env.run(STANDIN, record, "matrix", str(rows), *given("BENCH_ARGS"))
     env.run(STANDIN, record, "plans", *given("BENCH_ARGS"))

@@ -1,8 +1,8 @@
 """What the stand-in for the driver was used for, as result files: ``make standin-results``.
 
 ``plans``: random plans run there, searched for races and wrong values. ``matrix FILE``: the rows of
-tests/frontends/test_matrix.py that the plugin of the stand-in's tests wrote. There is no GPU in it, and no
-number here says anything about one.
+tests/frontends/jax/test_matrix.py that the plugin of the stand-in's tests wrote. There is no GPU in it, and
+no number here says anything about one.
 """
 
 from __future__ import annotations

@@ -30,15 +30,15 @@ else:
 # Modules that take a minute or more on two cores. They begin first: several processes take module after
 # module, and one that began such a module last would be left alone with it.
 LONG = (
-    "frontends/test_own_rules.py",
-    "frontends/torch/test_compilers.py",
-    "frontends/test_matrix.py",
+    "frontends/jax/batch/test_own_rules.py",
+    "frontends/torch/native/test_compilers.py",
+    "frontends/jax/test_matrix.py",
     "packaging/test_readme.py",
-    "frontends/torch/test_joined_models.py",
-    "frontends/torch/test_auto_compilers.py",
-    "frontends/torch/test_decode.py",
+    "frontends/torch/batch/test_joined_models.py",
+    "frontends/torch/tuning/test_auto_compilers.py",
+    "frontends/torch/models/test_decode.py",
     "watchdog/test_no_hang.py",
-    "frontends/test_collectives.py",
+    "frontends/jax/xla/test_collectives.py",
 )
 
 

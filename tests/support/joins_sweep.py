@@ -1,8 +1,8 @@
 """Random programs whose rows meet, split at random: values and gradients against the original.
 
 ``python -P tests/support/joins_sweep.py --programs N [--frameworks torch,jax] [--seed S] [--out FILE]``
-makes programs of the steps in tests/frontends/test_joins.py and tests/frontends/torch/test_joins.py, N of
-each framework in turns, for at most ``--seconds``, and writes a line of JSON for each; ``--table FILE...``
+makes programs of the steps in tests/frontends/jax/batch/test_joins.py and in PyTorch's, N of each framework
+in turns, for at most ``--seconds``, and writes a line of JSON for each; ``--table FILE...``
 counts such lines, and with ``--out`` writes the counts (benchmarks/results/joins-sweep.json).
 
 PyTorch programs are captured and run as a user's are. JAX's are traced, proved, split and planned as a user's
@@ -40,7 +40,7 @@ LANES_EVERY = 100
 
 def steps_of(framework: str) -> Any:
     """The module of tests with the steps."""
-    path = FRONTENDS / ("torch/test_joins.py" if framework == "torch" else "test_joins.py")
+    path = FRONTENDS / framework / "batch/test_joins.py"
     spec = importlib.util.spec_from_file_location(f"joins_{framework}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-SUPPORT = Path(__file__).parents[1] / "support"
+SUPPORT = Path(__file__).parents[3] / "support"
 BACKENDS = ("ffi", "xla")
 
 PROGRAM = """

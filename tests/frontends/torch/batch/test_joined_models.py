@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "benchmarks"))
 import joins  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-SUPPORT = Path(__file__).parents[1] / "support"
+SUPPORT = Path(__file__).parents[2] / "support"
 
 # One process for each strategy: the number of devices is fixed when JAX starts.
 PROGRAM = """
