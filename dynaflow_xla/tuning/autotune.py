@@ -201,7 +201,7 @@ def _sure(won: int, of: int) -> bool:
     """
     if of < 5:
         return won == of
-    return sum(math.comb(of, k) for k in range(won, of + 1)) <= CHANCE * 2**of
+    return sum(math.comb(of, k) for k in range(won, of + 1)) <= CHANCE * (1 << of)
 
 
 @dataclass(frozen=True)
