@@ -21,6 +21,8 @@ from dynaflow_xla.batch.row_orders import bounds
 from dynaflow_xla.frontends.jax.batch import separability
 from dynaflow_xla.frontends.jax.capture import capture
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 BATCH, SIZES = 9, (5, 4)
 K, EXPERTS, D = 2, 4, 5
 RNG = np.random.default_rng(3)
