@@ -18,6 +18,7 @@ def aot_backend(
     The default partitioner keeps every forward value that the backward reads: nothing is computed
     again, so gradients have the original's bits.
     """
+    _keep_checks()
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import default_partition
 
@@ -28,6 +29,19 @@ def aot_backend(
         partition_fn=default_partition,
         decompositions={},
     )
+
+
+def _keep_checks() -> None:
+    """Has the checks of ``torch.linalg`` kept in graphs: ``solve`` and ``inv`` raise on singular matrices.
+
+    torch 2.11 drops them, as nothing reads a result of theirs; ``torch.compile`` then returns infinities.
+    Newer versions register the operator so by themselves. The registration holds for the whole process.
+    """
+    from torch._higher_order_ops import effects
+
+    operator = "aten::_linalg_check_errors"
+    if effects._get_effect(operator) is None:
+        effects._register_effectful_op(operator, effects._EffectType.ORDERED)
 
 
 def boxed(fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

@@ -23,6 +23,14 @@ from dynaflow_xla.frontends.torch.capture.captured import Payload, Ref
 from dynaflow_xla.frontends.torch.rewrite import recurrent  # noqa: F401  (they register rules, operators)
 from dynaflow_xla.ir.graph import Operator, Value
 
+NOT_IN_ALL = frozenset({"_upsample_lanczos2d_aa", "cholesky"})
+"""Operators with rules that torch 2.11 does not have yet, or 2.15 no more."""
+
+
+def is_here(name: str) -> bool:
+    """Whether the installed PyTorch has an operator that not all versions have."""
+    return name not in NOT_IN_ALL or hasattr(torch.ops.aten, name)
+
 
 @dataclass(frozen=True)
 class Call:

@@ -138,7 +138,7 @@ class Experts(nn.Module):
         chosen = nn.functional.one_hot(share.argmax(-1), 2)
         place = chosen.cumsum(1) * chosen - 1
         places = (place[..., None] == torch.arange(self.places)).to(x.dtype)
-        sent = torch.einsum("btec,btd->ebcd", places, h)
+        sent = torch.einsum("btec,btd->ebcd", places, h).contiguous()  # torch 2.11 takes no other
         got = fc.all_to_all_single_autograd(sent, None, None, dist.group.WORLD)
         made = self.down(torch.relu(self.up(got)))
         back = fc.all_to_all_single_autograd(made, None, None, dist.group.WORLD)
