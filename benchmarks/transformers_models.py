@@ -3,7 +3,8 @@
     python benchmarks/transformers_models.py [--only CLIP,T5] [--rounds 15]
 
 Plain settings are eager with all threads and with one, and ``torch.compile`` of the whole. Scheduled
-are ``Sequential``, ``Branches`` and ``Auto``, eager; ``Branches`` and ``Auto`` with compiled regions, too; ViT also in two nano-batches.
+are ``Sequential``, ``Branches`` and ``Auto``, eager; ``Branches`` and ``Auto`` with compiled regions, too;
+ViT also in two nano-batches.
 Outputs are verified first. A model that is in the result file already is measured again only if it is named.
 """
 

@@ -1,10 +1,11 @@
 """What regions on all cores gain: measured against ``jax.jit`` here, and simulated for other machines.
 
-    python -P benchmarks/width.py simulate [--out FILE]   # 4, 16 and 64 cores; runs nothing
-    python -P benchmarks/width.py measure [--rounds 15] [--only NAMES] [--out FILE]
+    python benchmarks/width.py simulate [--out FILE]   # 4, 16 and 64 cores; runs nothing
+    python benchmarks/width.py measure [--rounds 15] [--only NAMES] [--out FILE]
 
-``measure`` times each case under plain jit, ``Branches()``, ``Branches(wide=False)`` and ``Sequential()``,
-interleaved; ``by_hand`` is a function whose branches alone are scheduled, inside jit.
+``measure`` times each case under plain jit, ``Branches()``, ``Branches(wide=False)``, ``Sequential()`` and
+``Auto()``, interleaved; ``by_hand`` is a function whose branches alone are scheduled, inside jit. The dense
+layers around two LSTMs are measured in PyTorch, too, against eager.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from cases import CASES, lstm, lstm_parameters
 from environment import stamp
+from measure import Contention
 
 import dynaflow_xla as dfx
 from dynaflow_xla import machine
@@ -65,8 +67,57 @@ def dense_bilstm(
     return around(both), around(dfx.schedule(both, dfx.Branches(wide=False))), (params, x)
 
 
-def measured(ways: dict[str, Callable[..., Any]], args: Any, rounds: int) -> dict[str, Any]:
-    """Milliseconds of every round by name, their medians, and medians of the ratios to jit."""
+def torch_bilstm(steps: int, batch: int, width: int, hidden: int) -> dict[str, Callable[[], Any]]:
+    """The same in PyTorch: ways to call it, with its inputs."""
+    import torch
+    from torch import nn
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.forwards, self.backwards = nn.LSTM(width, hidden), nn.LSTM(width, hidden)
+
+        def forward(self, x: Any) -> Any:
+            return self.forwards(x)[0], self.backwards(x.flip(0))[0].flip(0)
+
+    class Model(nn.Module):
+        def __init__(self, both: Any, first: Any, last: Any) -> None:
+            super().__init__()
+            self.both, self.first, self.last = both, first, last
+
+        def forward(self, x: Any) -> Any:
+            y = nn.functional.gelu(self.first(x))
+            return nn.functional.gelu(self.last(torch.cat(self.both(y), -1)))
+
+    torch.manual_seed(0)
+    parts = nn.Linear(width, width), nn.Linear(2 * hidden, width)
+    model = Model(Both(), *parts).eval()
+    x = torch.randn(steps, batch, width)
+    lstms: dict[str, Any] = {"lanes": 2, "rules": [dfx.Module(nn.LSTM)]}
+    narrow = dfx.schedule(model.both, dfx.Branches(wide=False), **lstms)
+    ways = {
+        "eager": model,
+        "by_hand": Model(narrow, *parts).eval(),
+        "branches": dfx.schedule(model, dfx.Branches(), **lstms),
+        "on lanes only": dfx.schedule(model, dfx.Branches(wide=False), **lstms),
+        "sequential": dfx.schedule(model, dfx.Sequential(), **lstms),
+        "auto": dfx.schedule(model, dfx.Auto(), **lstms),
+    }
+
+    def call(way: Any) -> Any:
+        with torch.no_grad():
+            return way(x)
+
+    want = call(model)
+    for way in ways.values():
+        torch.testing.assert_close(call(way), want, rtol=1e-4, atol=1e-5)
+    return {name: lambda way=way: call(way) for name, way in ways.items()}
+
+
+def measured(
+    ways: dict[str, Callable[..., Any]], args: Any, rounds: int, plain: str = "jit"
+) -> dict[str, Any]:
+    """Milliseconds of every round by name, their medians, and medians of the ratios to the plain way."""
     for _ in range(2):
         for fn in ways.values():
             jax.block_until_ready(fn(*args))
@@ -79,10 +130,15 @@ def measured(ways: dict[str, Callable[..., Any]], args: Any, rounds: int) -> dic
             jax.block_until_ready(ways[name](*args))
             samples[name].append((time.perf_counter() - start) * 1e3)
     against = {
-        name: statistics.median(a / b for a, b in zip(times, samples["jit"], strict=True))
+        name: statistics.median(a / b for a, b in zip(times, samples[plain], strict=True))
         for name, times in samples.items()
     }
     return {"ratio": against, "ms": samples}
+
+
+def _decided(auto: Any, args: Any) -> list[str]:
+    """What Auto says of its decision."""
+    return [line for line in dfx.explain(auto, *args).splitlines() if line.startswith("auto:")]
 
 
 def measure(rounds: int, only: str | None) -> dict[str, Any]:
@@ -104,7 +160,19 @@ def measure(rounds: int, only: str | None) -> dict[str, Any]:
         ways["branches"] = dfx.schedule(plain, dfx.Branches())
         ways["on lanes only"] = dfx.schedule(plain, dfx.Branches(wide=False))
         ways["sequential"] = dfx.schedule(plain, dfx.Sequential())
-        made[name] = measured(ways, args, rounds)
+        ways["auto"] = dfx.schedule(plain, dfx.Auto())
+        with Contention() as contention:
+            made[name] = measured(ways, args, rounds)
+        made[name]["contention"] = contention.as_dict()
+        made[name]["auto"] = _decided(ways["auto"], args)
+        print(name, {k: round(v, 3) for k, v in made[name]["ratio"].items()}, flush=True)
+    for shape in SHAPES:
+        name = f"dense_bilstm{shape} in PyTorch"
+        if only and not any(part in name for part in only.split(";")):
+            continue
+        with Contention() as contention:
+            made[name] = measured(torch_bilstm(*shape), (), rounds, "eager")
+        made[name]["contention"] = contention.as_dict()
         print(name, {k: round(v, 3) for k, v in made[name]["ratio"].items()}, flush=True)
     return made
 

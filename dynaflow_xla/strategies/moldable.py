@@ -13,9 +13,9 @@ at a time, as long as the length of the whole schedule shrinks. A schedule with 
 predicted to be shorter than all regions wide by ``MARGIN``.
 
 A program in which anything is wide is handed to the framework's own threads, which costs ``program_ns``; one
-whose regions are all on lanes is not. For tiny functions that decides. A phase with several lanes is longer by
-``lane_wake_ns``. Where regions go does not depend on that: in a row of calls lanes are awake, and what a late
-lane has not begun the engine has another thread do.
+whose regions are all on lanes is not. For tiny functions that decides. A phase with several lanes is longer
+by ``lane_wake_ns``. Where regions go does not depend on that: in a row of calls lanes are awake, and what
+a late lane has not begun the engine has another thread do.
 """
 
 from __future__ import annotations

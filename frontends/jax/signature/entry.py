@@ -28,7 +28,6 @@ from dynaflow_xla.strategies.base import Context, Split, record, sizes_of
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.predicted import fastest
 
-
 _LEAST_NS = 20_000.0
 """Functions of less work are faster on lanes at one hour and slower at another: they stay what they are."""
 

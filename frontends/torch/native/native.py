@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from dynaflow_xla import machine
 from dynaflow_xla.errors import DynaflowError, EngineError
 from dynaflow_xla.ffi import _engine, watching
 from dynaflow_xla.frontends.torch._compat import modes
@@ -169,12 +170,14 @@ class Stage:
         program: The engine's program, or None if one lane does everything.
         launches: Stretch of each launch of the program.
         instructions: The plan's instructions of this stage.
+        long_on: Number of lanes, if they work so long that OpenMP workers that spin are in their way.
     """
 
     order: list[Stretch]
     program: Any = None
     launches: list[Stretch] = field(default_factory=list)
     instructions: Sequence[Instruction] = ()
+    long_on: int = 0
 
     def run(self, call: _Call, measured: Measured | None = None) -> None:
         """Runs the stage; tells ``measured`` when regions ran.
@@ -194,6 +197,9 @@ class Stage:
             return
         number = next(_numbers)
         _calls[number] = call
+        spinning = torch.get_num_threads() - 1
+        if self.long_on and self.long_on * call.cores + spinning > machine.cores():
+            threads.end_workers()
         saved = threads.limit(call.cores)
         _lane.owned = True
         try:
@@ -363,8 +369,19 @@ def build(
     for (instructions, outer), (layout, _), stretches in zip(cut, grouped, inner, strict=True):
         stage = _stage(plan, layout, stretches, captured.graph.name, always, instructions)
         stage.instructions = instructions
+        if _on_lanes_ns(pg, instructions) >= threads.WORTH_ENDING_NS:
+            stage.long_on = len(plan.lanes_used)
         stages.append((stage, next(stretch) if outer else None))
     return Native(captured, pg, plan, memory, stages)
+
+
+def _on_lanes_ns(pg: PartitionedGraph, instructions: Sequence[Instruction]) -> float:
+    """How long the lane with the most work is expected to take, on one core."""
+    work: dict[int, float] = {}
+    for i in instructions:
+        if isinstance(i, Launch):
+            work[i.lane] = work.get(i.lane, 0.0) + pg.regions[i.region].cost_ns
+    return max(work.values(), default=0.0)
 
 
 def _phases(plan: Plan, fuse: bool) -> list[tuple[list[Instruction], list[Launch]]]:

@@ -224,7 +224,9 @@ def _choose(
     choice, reason = autotune.pick(medians, baseline=baseline, margin=strategy.margin)
     reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
     seconds = time.perf_counter() - start
-    made = Choice(child_of(choice), reason, dict(medians), predicted, left_out, seconds, None, choice)
+    made = Choice(
+        child_of(choice), reason, dict(medians), predicted, left_out, seconds, None, choice
+    )
     if not (ways.refused and choice in plain):  # a later process may have more time
         choice_of.to_disk(key, made)
     return made

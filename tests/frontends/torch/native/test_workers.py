@@ -1,0 +1,63 @@
+"""OpenMP workers that spin after work of the caller's do not take the lanes' cores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import dynaflow_xla as dfx  # noqa: E402
+from dynaflow_xla import machine  # noqa: E402
+from dynaflow_xla.frontends.torch.native import threads  # noqa: E402
+
+
+class Towers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = torch.nn.Linear(128, 128)
+        self.left, self.right = torch.nn.LSTM(128, 64), torch.nn.LSTM(128, 64)
+
+    def forward(self, x: Any) -> Any:
+        y = self.wide(x)
+        return self.wide(torch.cat([self.left(y)[0], self.right(y.flip(0))[0]], -1))
+
+
+@pytest.mark.parametrize(("worth_ns", "cores", "ended"), [(0.0, 2, 3), (1e12, 2, 0), (0.0, 64, 0)])
+def test_workers_end_before_long_work_on_lanes(
+    worth_ns: float, cores: int, ended: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a call, if the lanes need the cores; the values are those of the original each time."""
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    model, x = Towers().eval(), torch.randn(9, 4, 128)
+    monkeypatch.setattr(threads, "WORTH_ENDING_NS", worth_ns)
+    calls: list[int] = []
+    real = threads.end_workers
+    monkeypatch.setattr(threads, "end_workers", lambda: (calls.append(1), real()))
+    strategy = dfx.Branches(wide=False)
+    fast = dfx.schedule(model, strategy, lanes=2, rules=[dfx.Module(torch.nn.LSTM)])
+    torch.set_num_threads(2)
+    try:
+        with torch.no_grad():
+            fast(x)
+            calls.clear()
+            monkeypatch.setattr(machine, "cores", lambda: cores)
+            for _ in range(3):
+                x = torch.randn(9, 4, 128)
+                want = model(x)
+                torch.testing.assert_close(fast(x), want, rtol=1e-4, atol=1e-5)
+                assert torch.get_num_threads() == 2
+                torch.testing.assert_close(model(x), want)  # the workers are made again
+    finally:
+        torch.set_num_threads(before)
+    assert len(calls) == ended
+
+
+def test_ending_workers_again_and_again() -> None:
+    a = torch.randn(512, 512)
+    want = a @ a
+    for _ in range(20):
+        threads.end_workers()
+        torch.testing.assert_close(a @ a, want)
