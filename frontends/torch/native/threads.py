@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 import torch
 
-WORTH_ENDING_NS = 3e6
-"""Nanoseconds on lanes from which on workers that spin are ended first: to make them again, and what their
-libraries keep for each thread, takes 0.1 to 0.8 ms; they spin for about 7 ms."""
+WORTH_ENDING_NS = 1e6
+"""Nanoseconds on lanes from which on workers that spin are ended first. To make them again, with what
+libraries keep for each thread, takes 0.1 to 0.5 ms; spinning, they take up to 7 ms of a lane's time, and of
+some calls nothing."""
 
 
 @functools.cache
