@@ -37,8 +37,8 @@ class Auto(Strategy):
             Default: as long as that first call took, plus a second that all signatures of the
             function share. Candidates that would take longer are left out, which ``explain`` tells;
             ``dfx.tune`` spends more.
-        margin: A candidate must be faster than the original by this share, and in more rounds than
-            chance explains (sign test, 5%), to be chosen.
+        margin: A candidate's median must be less than the original's by this share, and it must be faster
+            more surely than chance explains (exact rank test over the rounds, 5%), to be chosen.
         min_cost_ns: Functions with less estimated work than this get no lanes.
     """
 

@@ -20,7 +20,7 @@ from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.timelines.spans import one_core_ns
 from dynaflow_xla.timelines.timeline import Timeline
-from dynaflow_xla.tuning import quiet
+from dynaflow_xla.tuning import paired_ranks, quiet
 from dynaflow_xla.watching import telling
 
 CACHE_VERSION = 7
@@ -188,20 +188,32 @@ class Medians(dict[str, float]):
         pairs = list(zip(self.samples[name], self.samples[over], strict=False))
         return sum(a < b for a, b in pairs), len(pairs)
 
+    def chance(self, name: str, over: str) -> float:
+        """How often two that are equally fast differ so clearly: the p-value of a rank test."""
+        ours, theirs = self.samples[name], self.samples[over]
+        rounds = min(len(ours), len(theirs))
+        return paired_ranks.chance(ours[:rounds], theirs[:rounds])
+
+    def doubt(self, name: str, over: str) -> str:
+        """Why it is not sure that a candidate is faster, or "".
+
+        Fewer than five rounds cannot show it. They are all that a budget allowed for slow calls, and have to
+        be won all.
+        """
+        won, of = self.rounds_won(name, over)
+        if of < 5:
+            return "" if won == of else f"faster in {won} of {of} rounds only"
+        chance = self.chance(name, over)
+        if chance <= CHANCE:
+            return ""
+        return (
+            f"faster in {won} of {of} rounds; of two that are equally fast, one looks so much faster "
+            f"with probability {chance:.2g} (rank test; at most {CHANCE:g})"
+        )
+
     def beats(self, name: str, over: str, margin: float) -> bool:
-        """Whether a candidate is faster by ``margin``, and in more rounds than chance explains."""
-        return self[name] <= self[over] * (1 - margin) and _sure(*self.rounds_won(name, over))
-
-
-def _sure(won: int, of: int) -> bool:
-    """The sign test: whether two that are equal win so often in at most ``CHANCE`` of all cases.
-
-    Fewer than five rounds cannot show that. They are all that a budget allowed for slow calls, and have
-    to be won all.
-    """
-    if of < 5:
-        return won == of
-    return sum(math.comb(of, k) for k in range(won, of + 1)) <= CHANCE * (1 << of)
+        """Whether a candidate is faster by ``margin``, and more surely than chance explains."""
+        return self[name] <= self[over] * (1 - margin) and not self.doubt(name, over)
 
 
 @dataclass(frozen=True)
@@ -333,6 +345,5 @@ def pick(medians: Medians, baseline: str, margin: float) -> tuple[str, str]:
             return name, f"{name} took {medians[name]:.3g} ms, {said} {base:.3g} ms"
     reason = f"{said} ({base:.3g} ms) is not beaten by {others[0]} ({medians[others[0]]:.3g} ms)"
     if medians[others[0]] <= base * (1 - margin):
-        won, of = medians.rounds_won(others[0], baseline)
-        reason += f", which was faster in {won} of {of} rounds only"
+        reason += f", which was {medians.doubt(others[0], baseline)}"
     return baseline, reason
