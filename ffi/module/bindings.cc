@@ -213,6 +213,7 @@ NB_MODULE(_engine, m) {
     Handlers handlers;
     AddRunHandlers(handlers);
     AddGateHandlers(handlers);
+    AddCumulativeHandler(handlers);
     nb::dict capsules;
     for (const auto& [name, address] : handlers) capsules[name.c_str()] = nb::capsule(address);
     return capsules;

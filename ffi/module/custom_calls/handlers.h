@@ -3,6 +3,7 @@
 //   dfx_run        in the outer program: runs one stage of a plan (run_handlers.cc)
 //   dfx_run_graph  the same, fit for XLA's command buffers
 //   dfx_gate       inside a lane program: its waits, copies and signals (gate_handlers.cc)
+//   dfx_cumulative  inside a lane program: cumulative sums and the like (cumulative_handler.cc)
 //   dfx_order      an order edge inside an XLA GPU program
 //   dfx_fail       fault injection for tests
 //   dfx_lane_stream  inside a lane's client: notes which stream that client computes on
@@ -28,6 +29,7 @@ namespace xf = ::xla::ffi;
 using Handlers = std::map<std::string, void*>;
 void AddRunHandlers(Handlers& handlers);
 void AddGateHandlers(Handlers& handlers);
+void AddCumulativeHandler(Handlers& handlers);
 
 // The stream of the last dfx_lane_stream since the last time, or 0.
 uintptr_t TakeLaneStream();
