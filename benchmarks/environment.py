@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import subprocess
+import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ PACKAGES = (
     "dynaflow-xla", "jax", "jaxlib", "torch", "transformers", "numpy", "scipy", "optax",
     "scikit-learn", "matplotlib",
 )  # fmt: skip
+MODULES = {"scikit-learn": "sklearn"}
+"""Modules of packages that are called otherwise."""
 VARIABLES = (
     "XLA_FLAGS", "JAX_PLATFORMS", "NPROC", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS",
     "JAX_ENABLE_X64", "JAX_NUM_CPU_DEVICES",
@@ -100,7 +105,8 @@ def blas_pools() -> list[dict[str, Any]]:
 
 def summary(made: dict[str, Any]) -> str:
     """Returns a stamp on one line, for the head of a table."""
-    versions = made["versions"]
+    recorded = {name: version or "not installed" for name, version in made["versions"].items()}
+    versions = defaultdict(lambda: "not recorded", recorded)
     commit = (made["git"]["commit"] or "no git")[:10] + ("+" if made["git"]["modified"] else "")
     return (
         f"{made['cpu']}, {made['cores']} cores | Python {made['python']}, jax {versions['jax']}, "
@@ -110,10 +116,19 @@ def summary(made: dict[str, Any]) -> str:
 
 
 def _version(name: str) -> str | None:
+    """What is installed of a package; "unknown" if it is there and does not say; None if it is not."""
+    module = MODULES.get(name, name.replace("-", "_"))
     try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+        found: Any = importlib.metadata.version(name)
+    except (
+        importlib.metadata.PackageNotFoundError
+    ):  # a checkout that is imported as it is, or nothing
+        if sys.modules.get(module) is None and importlib.util.find_spec(module) is None:
+            return None
+        found = getattr(sys.modules.get(module), "__version__", None)
+    except Exception:  # metadata that cannot be read
+        found = None
+    return str(found) if found else "unknown"
 
 
 if __name__ == "__main__":

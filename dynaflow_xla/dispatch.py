@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from dynaflow_xla import backends
 from dynaflow_xla.errors import UnsupportedError, UnsupportedTypeError, optional
 from dynaflow_xla.protocols import Frontend, Scheduled
 from dynaflow_xla.settings import Settings
@@ -84,11 +85,14 @@ def framework_of(fn: Any, settings: Settings) -> str:
         )
     is_torch = torch is not None and isinstance(fn, _torch_classes(torch))
     is_jax = _is_jax(fn) and not is_torch
-    if settings.backend == "torch" and is_jax:
-        raise UnsupportedError("backend='torch' cannot run a jax.jit function; leave it out")
-    if is_torch or settings.backend == "torch":
+    only = backends.only_framework(settings.backend)
+    if only == "torch" and is_jax:
+        raise UnsupportedError(
+            f"backend={settings.backend!r} cannot run a jax.jit function; leave it out"
+        )
+    if is_torch or only == "torch":
         return "torch"
-    if is_jax or torch is None:
+    if is_jax or torch is None or only == "jax":
         found = "jax"
     elif not optional.available("jax") or settings.compiler != "eager":
         return "torch"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
-from dynaflow_xla import machine, selection as _selection
+from dynaflow_xla import backends, machine, selection as _selection
 from dynaflow_xla.errors import (
     PlanError,
     PlanTypeError,
@@ -58,7 +58,7 @@ class Settings:
         in_axes: Where the batch is, as given.
         out_axes: How results are put together, as given.
         batch_size: Rows that the batch must have.
-        backend: As given: "auto", "ffi", "xla" or "torch".
+        backend: As given: "auto", or a name in ``backends.BACKENDS``.
         target: Path of the text of the GPU to compile for.
         compiler: How PyTorch regions run.
         compiler_options: For the compiler.
@@ -129,7 +129,7 @@ def checked(
         backend = "xla"
     count = resolve_lanes(lanes, backend)
     special = lanes if isinstance(lanes, Lanes) else None
-    if special is not None and backend == "xla" and (special.special or special.width):
+    if special is not None and backends.one_program(backend) and (special.special or special.width):
         raise UnsupportedError(
             "one XLA program has no lanes to give priorities, multiprocessors or cores to: use "
             "backend='ffi' or 'torch', or give lanes a number"
@@ -180,7 +180,7 @@ def resolve_lanes(lanes: int | Lanes | None, backend: str = "ffi") -> int:
     One program: 64. Threads: one a core. ``Lanes`` are streams where there is a GPU; where there is
     none it is told when that is known.
     """
-    if backend == "xla":
+    if backends.one_program(backend):
         if lanes is None:
             return XLA_LANES
         count = lanes.count if isinstance(lanes, Lanes) else checks.integer(lanes)
@@ -205,7 +205,7 @@ def resolve_lanes(lanes: int | Lanes | None, backend: str = "ffi") -> int:
 
 def lane_cores(lanes: int | Lanes | None, count: int, backend: str = "ffi") -> int:
     """Cores of each of ``count`` lanes that are threads: as asked for, or an even share of the machine's."""
-    if backend == "xla":
+    if backends.one_program(backend):
         return 1
     if isinstance(lanes, Lanes) and lanes.width is not None:
         return lanes.width
@@ -228,10 +228,8 @@ def _check_batch(in_axes: Any, out_axes: Any, batch_size: Any) -> int | None:
 
 
 def _check_place(backend: Any, target: Any, compiler: Any) -> None:
-    if backend not in ("auto", "ffi", "xla", "torch"):
-        raise bad_argument(
-            backend, str, f"backend must be auto, ffi, xla or torch; got {backend!r}"
-        )
+    if not isinstance(backend, str) or backend not in ("auto", *backends.BACKENDS):
+        raise bad_argument(backend, str, f"backend must be {backends.names()}; got {backend!r}")
     if target is not None and backend not in ("auto", "xla"):
         raise PlanError(
             f"target={target!r} is for backend='xla'; backend={backend!r} runs on this machine"

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 import dynaflow_xla as dfx
-from dynaflow_xla import dispatch
+from dynaflow_xla import backends, dispatch
 from dynaflow_xla._version import __version__
 from dynaflow_xla.caches import private_files
 from dynaflow_xla.cli import kept, targets, trace as tracing
@@ -51,7 +51,7 @@ _SCHEDULE: list[Any] = [
         help="Name, NanoBatch(4) or module:Strategy.",
     ),
     click.option("--lanes", type=int, help="Number of lanes."),
-    click.option("--backend", default="auto", show_default=True, help="auto, ffi, xla or torch."),
+    click.option("--backend", default="auto", show_default=True, help=f"{backends.names()}."),
     click.option("--compiler", default="eager", show_default=True, help="How PyTorch regions run."),
     click.option("--in-axes", metavar="LITERAL", help="Where the batch is, as a Python literal."),
     click.option("--out-axes", metavar="LITERAL", help="How results are put together."),

@@ -15,7 +15,7 @@ from dynaflow_xla.kernels import CudaKernel
 class Backend(Protocol):
     """One way to run plans, for one function's settings.
 
-    A new one is a folder with such a class, and a line in ``signature/backends.py``. Its executable is a
+    A new one is a folder with such a class, and a row in ``dynaflow_xla/backends.py``. Its executable is a
     ``Planned``.
 
     Attributes:

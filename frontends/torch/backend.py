@@ -80,7 +80,7 @@ class BySizes(Protocol):
 class Backend(Protocol):
     """One way to run plans, for one callable's settings.
 
-    A new one is a folder with such a class, and a line in ``signature/backends.py``.
+    A new one is a folder with such a class, and a row in ``dynaflow_xla/backends.py``.
 
     Attributes:
         settings: What the user asked for.

@@ -19,6 +19,17 @@ libraries keep for each thread, takes 0.1 to 0.5 ms; spinning, they take up to 7
 some calls nothing."""
 
 
+_forked = False
+
+
+def _in_child() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
 @functools.cache
 def _library() -> ctypes.PyDLL | None:
     # PyDLL keeps the GIL: giving it away and taking it back costs more than the call.
@@ -46,8 +57,11 @@ def end_workers() -> None:
 
     After work that it shared with a thread, a worker spins for milliseconds, and takes the core that a
     lane is to have: two LSTMs of 7 ms beside each other then took 14. Without OpenMP 5.0
-    (``omp_pause_resource_all``) this does nothing. It has no effect on the threads of others.
+    (``omp_pause_resource_all``) this does nothing. It has no effect on the threads of others. In a forked
+    child it does nothing, either: its parent's workers do not exist there, and OpenMP would wait for them.
     """
+    if _forked:
+        return
     pause = getattr(_library(), "omp_pause_resource_all", None)
     if pause is not None:
         pause(1)  # omp_pause_soft: what threads keep for the program stays

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 import dynaflow_xla as dfx
+from dynaflow_xla import backends
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from dynaflow_xla.frontends.torch.backend import Backend  # noqa: E402
 from dynaflow_xla.frontends.torch.native.backend import NativeBackend  # noqa: E402
-from dynaflow_xla.frontends.torch.signature import backends  # noqa: E402
-from dynaflow_xla.settings import Settings  # noqa: E402
 
 
 @pytest.fixture
@@ -35,7 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     for name in ("capture_options", "lower", "whole", "by_size", "fixed", "split"):
         setattr(Another, name, counted(name))
-    monkeypatch.setattr(backends, "BACKENDS", {**backends.BACKENDS, "torch": Another})
+    monkeypatch.setitem(backends.BACKENDS, "torch", backends.BackendRow(torch=Another))
     return counts
 
 
@@ -95,13 +93,3 @@ def test_an_exported_program(asked: Counter[str]) -> None:
     fast = dfx.schedule(torch.export.export(Two(), (x,)), "branches", lanes=2)
     torch.testing.assert_close(fast(x), two(x))
     assert asked == Counter(capture_options=1, whole=1)
-
-
-@pytest.mark.parametrize("name", ["torch", "ffi", "xla"])
-def test_no_backend_lacks_what_the_protocol_has(name: str) -> None:
-    if name != "torch":
-        pytest.importorskip("jax", reason="JAX is not installed")
-    made = backends.of(Settings("two", dfx.Branches(), 2, backend=name))
-    wanted = {*Backend.__annotations__, *(n for n in vars(Backend) if not n.startswith("_"))}
-    assert len(wanted) > 10
-    assert not {n for n in wanted if not hasattr(made, n)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from watched import ended, told, watched
 
 torch = pytest.importorskip("torch")
 
@@ -61,3 +62,49 @@ def test_ending_workers_again_and_again() -> None:
     for _ in range(20):
         threads.end_workers()
         torch.testing.assert_close(a @ a, want)
+
+
+FORKED = """
+import os, signal
+import torch
+import dynaflow_xla as dfx
+from dynaflow_xla import machine
+from dynaflow_xla.frontends.torch.native import threads
+
+class Towers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide = torch.nn.Linear(128, 128)
+        self.left, self.right = torch.nn.LSTM(128, 64), torch.nn.LSTM(128, 64)
+
+    def forward(self, x):
+        y = self.wide(x)
+        return self.wide(torch.cat([self.left(y)[0], self.right(y.flip(0))[0]], -1))
+
+threads.WORTH_ENDING_NS = 0.0
+machine.cores = lambda: 2
+torch.set_num_threads(2)
+model = Towers().eval()
+with torch.no_grad():
+    given = [torch.randn(9, 4, 128) for _ in range(3)]
+    wanted = [model(x) for x in given]
+    torch.exp(torch.randn(1024, 1024))  # shared with a worker
+    fast = dfx.schedule(model, dfx.Branches(wide=False), lanes=2, rules=[dfx.Module(torch.nn.LSTM)])
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # it would hold the parent's output open for ever
+        failed = 1
+        try:
+            for x, want in zip(given, wanted):
+                torch.testing.assert_close(fast(x), want, rtol=1e-4, atol=1e-5)
+            failed = len({i.lane for i in dfx.plan(fast, x).instructions if hasattr(i, "lane")}) < 2
+        finally:
+            os._exit(failed)
+print("child ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_has_no_workers_to_end() -> None:
+    """OpenMP waits for ever for those that its parent had; PyTorch alone does so on the first shared work."""
+    done = ended(watched() + FORKED, limit_s=200)
+    assert "child ended with 0" in done.stdout, told(done)
