@@ -249,6 +249,15 @@ def add_host_callback(lowering_context: Any, callback: Callable[..., Any]) -> No
     lowering_context.module_context.add_host_callback(callback)
 
 
+def lowered_for_one_device(lowering_context: Any) -> bool:
+    """Whether the program that is being lowered has one device (``ModuleContext`` is private)."""
+    around = lowering_context.module_context.axis_context
+    devices = getattr(around, "num_devices", None)
+    if devices is None:
+        devices = getattr(getattr(around, "mesh", None), "size", 1)
+    return bool(devices == 1)
+
+
 def dispatches_asynchronously() -> bool:
     """Whether the CPU client runs programs on a thread of its own, and a host callback changes that."""
     flag = jax.config.values.get("jax_cpu_enable_async_dispatch", True)

@@ -103,6 +103,9 @@ class Planned:
         split: The split over the batch, if there is one.
         compared: A first call gave the original's values.
         notes: Sentences for explain.
+        program_ns: See ``Context``.
+        apart: It is the plan of calls that are programs of their own; as a part of a larger one the function
+            has another.
     """
 
     options: Settings
@@ -114,6 +117,8 @@ class Planned:
     split: splitting.SplitCapture | None = None
     compared: bool = False
     notes: list[str] = field(default_factory=list)
+    program_ns: float = 0.0
+    apart: bool = False
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Evaluates on flat inputs of the function (closed-over values first); returns flat outputs."""
@@ -123,6 +128,11 @@ class Planned:
     def streams(self) -> bool:
         """Whether it computes on an accelerator, whose lanes have no cores."""
         return bool(own_device(()).platform != "cpu")
+
+    @property
+    def on_caller(self) -> bool:
+        """Whether its only lane is the thread that calls the program, see ``regions.on_caller``."""
+        return False
 
     @property
     def unproven(self) -> bool:

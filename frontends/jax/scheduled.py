@@ -17,14 +17,13 @@ from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
 from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import tracing
 from dynaflow_xla.frontends.jax.capture.mutation import effects
-from dynaflow_xla.frontends.jax.signature import backends
+from dynaflow_xla.frontends.jax.signature import backends, entry
 from dynaflow_xla.frontends.jax.transform.programs import Programs
 from dynaflow_xla.frontends.jax.tuning import auto, decided
 from dynaflow_xla.frontends.jax.xla import xla_options
 from dynaflow_xla.protocols import PassesOn
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
-from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.identity import identity
 from dynaflow_xla.tuning import choice as choosing
 from dynaflow_xla.tuning.decisions import Decisions
@@ -71,13 +70,7 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
             copies_results=self.backend.copies_results,
         )  # fmt: skip
         self._jit = self.jitted(self._traced)
-        # Inside of a larger program lanes do not spare a hand-over to XLA's threads: such calls have plans of
-        # their own. (Rows that were compared with the original's in a call alone count everywhere.)
-        strategy = options.strategy
-        self.has_two = (
-            isinstance(strategy, Branches) and strategy.wide
-            and self.backend.cores() > 0 and options.in_axes is None
-        )  # fmt: skip
+        self.has_two = entry.plans_apart(options)
         self._inside = self.jitted(self._traced_inside) if self.has_two else self._jit
         # JAX takes compiler options for whole programs only.
         self.inner = self.jitted(self.__wrapped__) if given else jitted

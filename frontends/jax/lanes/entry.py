@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.lanes import device_stage, stage_primitive, stamped
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
 from dynaflow_xla.frontends.jax.planned import BufferValues, Planned
-from dynaflow_xla.frontends.jax.regions import lapack_guard
+from dynaflow_xla.frontends.jax.regions import lapack_guard, on_caller
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.timelines.measured import Measured, fastest
 from dynaflow_xla.timelines.timeline import Timeline
@@ -34,6 +35,13 @@ class LaneEntry(Planned):
 
     _stages: list[tuple[Stage | None, Launch | None]] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @functools.cached_property
+    def on_caller(self) -> bool:
+        """Whether it is one lane, the thread that calls the program, and needs no other program."""
+        if not self.apart or not self.program_ns or self.split is not None:
+            return False
+        return on_caller.is_lane_zero(self.plan, self.pg)
 
     @property
     def compiled(self) -> list[tuple[Stage | None, Launch | None]]:
@@ -65,6 +73,12 @@ class LaneEntry(Planned):
         avals = self.captured.avals
         memory = self.bind(inputs)
         chain = lapack_guard.Chain()
+        if self.on_caller:
+            with exact_types(self.captured), lapack_guard.one_at_a_time(chain):
+                for launch in self.plan.instructions:
+                    if isinstance(launch, Launch):
+                        self._run_plain(launch, memory)
+                return on_caller.marked(self.flat_outputs(memory), inputs)  # type: ignore[no-any-return]
         for stage, outer in self.stages:
             if stage is not None:
                 args = [
@@ -87,6 +101,11 @@ class LaneEntry(Planned):
     def account(self) -> list[str]:
         """What the engine runs, in numbers."""
         plan = self.plan
+        if self.on_caller:
+            return [
+                f"lanes {plan.lanes}: lane 0 is the thread that calls, and runs all of it as one program; "
+                "nothing is copied, no custom calls"
+            ]
         calls = sum(bool(instructions) for instructions, _ in plan.stages())
         return [
             f"lanes {plan.lanes}, events {plan.events}, scratch {plan.scratch_bytes} bytes, copied per call "

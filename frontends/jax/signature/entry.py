@@ -140,7 +140,23 @@ def _build(
     return backend.build(
         options=options, captured=captured, pg=pg, plan=plan, functions=functions,
         seconds={"partition": t1 - t0, "plan": t2 - t1}, split=split,
+        program_ns=context.program_ns, apart=alone and plans_apart(options),
     )  # fmt: skip
+
+
+def plans_apart(settings: Settings) -> bool:
+    """Whether calls that are programs of their own have another plan than a part of a larger one.
+
+    Inside of a larger program lanes do not spare a hand-over to XLA's threads. (Rows that were compared with
+    the original's in a call alone count everywhere.)
+    """
+    strategy = settings.strategy
+    return (
+        isinstance(strategy, Branches)
+        and strategy.wide
+        and backends.of(settings).cores() > 0
+        and settings.in_axes is None
+    )
 
 
 def _program_ns(graph: Graph) -> float:

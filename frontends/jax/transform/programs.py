@@ -104,7 +104,7 @@ class Programs:
             sharing.check_apart(captured.graph, captured.avals)
             batched = self._batched(traced, captured, consts, args, kwargs)
             made = entry.build_entry(captured, self.options, batched, alone=alone)
-            if self.donates and self._copies_results:
+            if self.donates and self._copies_results and not made.on_caller:
                 donation.copied(made, traced, warn=warn)
             found = (traced, self._differentiable(made, captured, traced))
             self._entries[id(traced.jaxpr), alone] = found

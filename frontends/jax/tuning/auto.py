@@ -17,7 +17,8 @@ from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.ffi import _compat as ffi_compat
 from dynaflow_xla.frontends.jax.capture import capture, costs as costs_of
 from dynaflow_xla.frontends.jax.capture.tracing import Capturing
-from dynaflow_xla.frontends.jax.tuning import on_caller, ways as ways_to_run
+from dynaflow_xla.frontends.jax.regions import on_caller
+from dynaflow_xla.frontends.jax.tuning import ways as ways_to_run
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.auto import too_large

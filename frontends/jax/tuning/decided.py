@@ -12,7 +12,7 @@ import jax
 
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.jax import _compat
-from dynaflow_xla.frontends.jax.tuning import on_caller
+from dynaflow_xla.frontends.jax.regions import on_caller
 
 
 class Watched(_engine.FastCall):  # type: ignore[misc]

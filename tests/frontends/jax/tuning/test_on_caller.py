@@ -15,7 +15,8 @@ from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.frontends.jax import _compat
-from dynaflow_xla.frontends.jax.tuning import auto, on_caller
+from dynaflow_xla.frontends.jax.regions import on_caller
+from dynaflow_xla.frontends.jax.tuning import auto
 from dynaflow_xla.tuning import autotune, quiet
 
 
@@ -244,7 +245,7 @@ def test_arrays_on_several_devices(run_program: Any) -> None:
     out = run_program(
         """
 from jax.sharding import NamedSharding, PartitionSpec as P
-from dynaflow_xla.frontends.jax.tuning import on_caller
+from dynaflow_xla.frontends.jax.regions import on_caller
 mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
 x = jnp.asarray(np.random.default_rng(0).standard_normal((16, 8)), jnp.float32)
 xs = jax.device_put(x, NamedSharding(mesh, P("d")))

@@ -1,9 +1,14 @@
-"""Functions of some tens of microseconds: one lane where it spares a hand-over, none where it does not."""
+"""Functions of some tens of microseconds: one lane where it spares a hand-over, none where it does not.
+
+That lane is the thread that calls, and the program itself may be what runs there.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,7 +58,7 @@ def test_one_lane_spares_the_hand_over_of_the_program(assert_same: Any) -> None:
     xs = _rows(8, 1024)
     fast = _branches(chains)
     assert _lanes(fast, *xs) == {0}
-    assert "dfx_run" in fast.lower(*xs).as_text()
+    assert fast.planned(xs, {}).on_caller
     assert_same(chains(*xs), fast(*xs))
     machine.use(dataclasses.replace(machine.ASSUMED, program_ns=3_000.0))
     assert _lanes(_branches(chains), *xs) == {-1}
@@ -66,14 +71,40 @@ def test_inside_of_a_larger_program_there_is_none_to_spare(
     """Each has its own plan, whichever is met first."""
     fast = _branches(chains)
     larger = jax.jit(lambda *xs: [x + 1 for x in fast(*xs)])
-    xs = _rows(8, 1024)
+    xs = _rows(4, 4096)
     for seed in range(2):
         calls = {"alone": lambda xs: fast(*xs), "inside": lambda xs: [y - 1 for y in larger(*xs)]}
-        given = _rows(8, 1024, seed)
+        given = _rows(4, 4096, seed)
         for name in sorted(calls, reverse=not alone_first):
             assert_same(chains(*given), calls[name](given))
     assert "dfx_run" not in larger.lower(*xs).as_text()
     assert "dfx_run" in fast.lower(*xs).as_text()
+
+
+def test_the_only_lane_is_the_thread_that_calls(assert_same: Any) -> None:
+    """No program beside the one around the lanes, and no thread of XLA's that would be woken."""
+    xs = _rows(8, 1024)
+    fast, plain = _branches(chains), jax.jit(chains)
+    assert fast.planned(xs, {}).on_caller and "dfx_run" not in fast.lower(*xs).as_text()
+    assert "lane 0 is the thread that calls" in dfx.explain(fast, *xs)
+
+    def slept(call: Any) -> int:
+        """How often this thread waited for another one in 200 calls."""
+
+        def count() -> int:
+            status = Path(f"/proc/self/task/{threading.get_native_id()}/status").read_text()
+            [line] = [line for line in status.splitlines() if line.startswith("voluntary")]
+            return int(line.split()[1])
+
+        for _ in range(5):
+            jax.block_until_ready(call(*xs))
+        before = count()
+        for _ in range(200):
+            jax.block_until_ready(call(*xs))
+        return count() - before
+
+    assert slept(fast) < 20 < slept(plain)
+    assert_same(chains(*xs), fast(*xs))
 
 
 def test_loops_and_derivatives_around_it(assert_same: Any) -> None:

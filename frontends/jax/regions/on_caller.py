@@ -26,9 +26,17 @@ from jax.interpreters import mlir
 
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import costs
+from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.ir.work import NO_SPREAD
+from dynaflow_xla.planning.instructions import Launch
+from dynaflow_xla.planning.plan import Plan
 
 MAX_NS = 300_000.0
 """Longer programs stay on XLA's threads: they gain a few percent, and Python could go on meanwhile."""
+
+_LARGEST_BYTES = 8192
+"""XLA hands no loop over arrays of that size to several threads, unless it computes much for each element: in
+its reckoning 200,000 cycles do, of which a byte takes 10 and an operation one or two."""
 
 _OPTION = "xla_disable_hlo_passes"
 
@@ -41,7 +49,8 @@ _on_caller_p.def_abstract_eval(lambda aval: aval)
 
 
 def _lower(ctx: Any, x: Any) -> Any:
-    _compat.add_host_callback(ctx, _never_called)
+    if _compat.lowered_for_one_device(ctx):
+        _compat.add_host_callback(ctx, _never_called)
     return [x]
 
 
@@ -66,6 +75,28 @@ def marked(results: Any, given: Any) -> Any:
             leaves[place] = _on_caller_p.bind(leaf)
             break
     return jax.tree_util.tree_unflatten(tree, leaves)
+
+
+def is_lane_zero(plan: Plan, pg: PartitionedGraph) -> bool:
+    """Whether a program of the plan's regions on its caller's thread is the plan's only lane, lane 0.
+
+    It is where all regions have that lane, and XLA would hand nothing in them to other threads. Then no
+    program is needed beside the one around the lanes.
+    """
+    launches = [i for i in plan.instructions if isinstance(i, Launch)]
+    regions = [pg.regions[launch.region] for launch in launches]
+    values, ops = pg.graph.values, pg.graph.ops
+    return (
+        all(launch.lane == 0 for launch in launches)
+        and sum(region.cost_ns for region in regions) <= MAX_NS
+        and all(region.spread == NO_SPREAD for region in regions)
+        and all(
+            values[v].bytes <= _LARGEST_BYTES
+            for region in regions
+            for i in region.ops
+            for v in (*ops[i].inputs, *ops[i].outputs)
+        )
+    )
 
 
 def may_help(regions: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
