@@ -1,5 +1,8 @@
 """What the engine itself costs: ``python benchmarks/engine_overhead.py [--rounds N] [--out FILE]``.
 
+``--old CHECKOUT`` compares with another version: both measure everything in turns, each in a process of its
+own, as in ``versions.py``, which says what a checkout needs.
+
 Three levels, all without work in the steps:
 
 - a program of C steps that do nothing, called from Python (``_engine.Program.run``); the cost of one
@@ -16,10 +19,11 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+HERE = Path(__file__).resolve().parent
 STEPS = 1000
 GOALS = {
     "c_1_lane_2_steps_added_inside_jit_us": 20.0,
@@ -141,12 +145,169 @@ def schedule_runs() -> tuple[dict[str, Callable[[], Any]], str]:
     return runs, dfx.explain(fast, x, y).replace(here, "")
 
 
+def all_runs() -> tuple[dict[str, dict[str, Callable[[], Any]]], str]:
+    """Returns all runs by group, and the plan of the last as text."""
+    of_schedule, explained = schedule_runs()  # it makes the process's first array
+    groups = {"engine": engine_runs(), "custom_call": custom_call_runs(), "schedule": of_schedule}
+    return groups, explained
+
+
+def serve() -> None:
+    """A version's process, see ``versions.answering``."""
+    import versions
+
+    versions.answering(_questions)
+
+
+def _questions() -> dict[str, Callable[[Any], Any]]:
+    runs = {name: run for group in all_runs()[0].values() for name, run in group.items()}
+    counts: dict[str, int] = {}
+
+    def make(sample_us: float) -> dict[str, int]:
+        """Calls everything until it is warm; how many calls take that long."""
+        for name, run in runs.items():
+            fastest = float("inf")
+            for _ in range(50):
+                begin = time.perf_counter()
+                run()
+                fastest = min(fastest, time.perf_counter() - begin)
+            counts[name] = max(1, min(1000, round(sample_us / (fastest * 1e6))))
+        return counts
+
+    def turn(order: list[str]) -> dict[str, float]:
+        """Microseconds a call."""
+        took = {}
+        for name in order:
+            run, calls = runs[name], counts[name]
+            for _ in range(3):  # lanes are awake, and what the last run left is gone
+                run()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                run()
+            took[name] = (time.perf_counter() - begin) / calls * 1e6
+        return took
+
+    return {"make": make, "turn": turn}
+
+
+def derived_of(medians: Mapping[str, float]) -> dict[str, float]:
+    """What the engine adds, from microseconds of the runs."""
+
+    def slope_ns(short: str, long: str, units: int) -> float:
+        return (medians[long] - medians[short]) * 1e3 / units
+
+    def added_us(without: str, run: str) -> float:
+        return medians[run] - medians[without]
+
+    return {
+        "step_ns": slope_ns("c_1_lane_1_step", f"c_1_lane_{STEPS}_steps", STEPS - 1),
+        "step_and_handoff_ns": slope_ns("c_2_lanes_2_steps", f"c_2_lanes_{STEPS}_steps", STEPS - 2),
+        **{
+            f"c_{kind}_added_inside_jit_us": added_us("jit_x_plus_1", f"jit_x_plus_1_c_{kind}")
+            for kind in ("1_lane_2_steps", "2_lanes_2_steps")
+        },
+        **{
+            f"xla_2_lanes_added_{where}_us": added_us(f"xla_plain_{where}", f"xla_2_lanes_{where}")
+            for where in ("top_level", "inside_jit")
+        },
+    }
+
+
+def compared(both: Mapping[str, Any], rounds: int, sample_us: float = 2000.0) -> dict[str, Any]:
+    """Measures the versions "old" and "new" in turns.
+
+    Returns:
+        Microseconds of every round, their statistics and what follows of the medians, by version; and of
+        new to old the median of the rounds' ratios and its quartiles, by run.
+    """
+    import random
+    import statistics as of_numbers
+
+    import measure
+
+    calls = {which: version.ask("make", sample_us) for which, version in both.items()}
+    names = sorted(set(calls["old"]) & set(calls["new"]))
+    samples: dict[str, dict[str, list[float]]] = {
+        which: {name: [] for name in names} for which in both
+    }
+    for _ in range(rounds):
+        order = random.sample(names, len(names))
+        for which in random.sample(list(both), len(both)):
+            for name, took in both[which].ask("turn", order).items():
+                samples[which][name].append(took)
+    statistics = {
+        which: {name: measure.statistics(values) for name, values in of.items()}
+        for which, of in samples.items()
+    }
+    ratios = {
+        name: [n / o for n, o in zip(samples["new"][name], samples["old"][name], strict=True)]
+        for name in names
+    }
+    return {
+        "calls_per_sample": calls,
+        "new_to_old": {name: of_numbers.median(of) for name, of in ratios.items()},
+        "new_to_old_quartiles": {
+            name: of_numbers.quantiles(of, n=4) for name, of in ratios.items()
+        },
+        "derived": {
+            which: derived_of({name: s["median"] for name, s in of.items()})
+            for which, of in statistics.items()
+        },
+        "statistics_us": statistics,
+        "samples_us": samples,
+    }
+
+
+def compare(old: Path, new: Path, rounds: int, out: Path | None) -> int:
+    """Compares two checkouts, prints and writes; returns the exit status."""
+    import environment
+    import measure
+    import records
+    import versions
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    both = {
+        which: versions.Version(path.resolve(), "engine_overhead")
+        for which, path in (("old", old), ("new", new))
+    }
+    stamp = environment.stamp()
+    console.print(environment.summary(stamp), style="dim", soft_wrap=True)
+    started = time.perf_counter()
+    with measure.Contention([version.process.pid for version in both.values()]) as contention:
+        made = compared(both, rounds)
+    for version in both.values():
+        version.end()
+    table = Table("run", "old us", "new us", "new / old", "quartiles")
+    for name, ratio in made["new_to_old"].items():
+        middle = [made["statistics_us"][which][name]["median"] for which in both]
+        low, _, high = made["new_to_old_quartiles"][name]
+        row = [f"{us:.2f}" for us in middle]
+        table.add_row(name, *row, f"{ratio:.3f}", f"{low:.3f} to {high:.3f}")
+    for name in made["derived"]["new"]:
+        table.add_row(name, *(f"{made['derived'][which][name]:.2f}" for which in both), "", "")
+    console.print(table)
+    console.print(f"contention: {contention.as_dict()}")
+    record = {
+        "format": 1, "benchmark": "engine-overhead-versions", "environment": stamp, "rounds": rounds,
+        "commits": {which: version.commit for which, version in both.items()},
+        "seconds": time.perf_counter() - started, "contention": contention.as_dict(), **made,
+    }  # fmt: skip
+    console.print(f"wrote {records.save(record, out)}")
+    return 0
+
+
 def main() -> int:
     """Measures, prints and writes; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--out", type=Path, help="default: results/engine-overhead-<date>.json")
+    parser.add_argument("--old", type=Path, help="a checkout that can be imported, to compare with")
+    parser.add_argument("--new", type=Path, default=HERE.parent, help="another; default: this one")
     options = parser.parse_args()
+    if options.old is not None:
+        return compare(options.old, options.new, options.rounds, options.out)
 
     import environment
     import measure
@@ -155,8 +316,7 @@ def main() -> int:
     from rich.table import Table
 
     console = Console()
-    xla_runs, explained = schedule_runs()
-    groups = {"engine": engine_runs(), "custom_call": custom_call_runs(), "schedule": xla_runs}
+    groups, explained = all_runs()
     stamp = environment.stamp()
     console.print(environment.summary(stamp), style="dim", soft_wrap=True)
     started = time.perf_counter()
@@ -169,25 +329,7 @@ def main() -> int:
             samples |= {run: [ms * 1e3 for ms in values] for run, values in made.items()}
             calls[name] = count
     statistics = {name: measure.statistics(values) for name, values in samples.items()}
-
-    def slope_ns(short: str, long: str, units: int) -> float:
-        return (statistics[long]["median"] - statistics[short]["median"]) * 1e3 / units
-
-    def added_us(without: str, run: str) -> float:
-        return statistics[run]["median"] - statistics[without]["median"]
-
-    derived = {
-        "step_ns": slope_ns("c_1_lane_1_step", f"c_1_lane_{STEPS}_steps", STEPS - 1),
-        "step_and_handoff_ns": slope_ns("c_2_lanes_2_steps", f"c_2_lanes_{STEPS}_steps", STEPS - 2),
-        **{
-            f"c_{kind}_added_inside_jit_us": added_us("jit_x_plus_1", f"jit_x_plus_1_c_{kind}")
-            for kind in ("1_lane_2_steps", "2_lanes_2_steps")
-        },
-        **{
-            f"xla_2_lanes_added_{where}_us": added_us(f"xla_plain_{where}", f"xla_2_lanes_{where}")
-            for where in ("top_level", "inside_jit")
-        },
-    }
+    derived = derived_of({name: s["median"] for name, s in statistics.items()})
     table = Table("run", "median us", "IQR", "min")
     for name, s in statistics.items():
         table.add_row(name, *(f"{s[k]:.2f}" for k in ("median", "iqr", "min")))

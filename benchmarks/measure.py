@@ -96,28 +96,37 @@ def torch_threads(n: int) -> Iterator[None]:
 class Contention:
     """Measures how much of the machine *other* processes use while a measurement runs (Linux).
 
+    Args:
+        children: Processes that take part in the measurement and live longer; they count as this one.
+
     Attributes:
         own_cores: Cores that this process and its ended children kept busy, on average.
         others_cores: Cores that all other processes kept busy; None where it is not known.
         steal_cores: Cores that the hypervisor took; None where it is not known.
     """
 
+    def __init__(self, children: Sequence[int] = ()) -> None:
+        self._children = tuple(children)
+
     def __enter__(self) -> Contention:
         self.own_cores = 0.0
         self.others_cores: float | None = None
         self.steal_cores: float | None = None
         self._machine = _machine_seconds()
-        self._own, self._wall = _own_seconds(), time.perf_counter()
+        self._own, self._wall = self._own_seconds(), time.perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
         wall = time.perf_counter() - self._wall
-        own = _own_seconds() - self._own
+        own = self._own_seconds() - self._own
         machine = _machine_seconds()
         self.own_cores = own / wall
         if machine is not None and self._machine is not None:
             self.others_cores = max(0.0, machine[0] - self._machine[0] - own) / wall
             self.steal_cores = (machine[1] - self._machine[1]) / wall
+
+    def _own_seconds(self) -> float:
+        return sum(os.times()[:4]) + sum(map(_seconds_of, self._children))
 
     def as_dict(self) -> dict[str, float | None]:
         """Returns the three numbers, rounded."""
@@ -126,8 +135,14 @@ class Contention:
         return {name: None if x is None else round(x, 3) for name, x in values.items()}
 
 
-def _own_seconds() -> float:
-    return sum(os.times()[:4])
+def _seconds_of(process: int) -> float:
+    """The seconds that a running process was busy; 0 where it is not known."""
+    try:
+        # Behind the name, which may hold anything, parentheses too.
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _machine_seconds() -> tuple[float, float] | None:

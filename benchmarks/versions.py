@@ -27,14 +27,31 @@ SHORTEST_S = 0.02
 """A sample is as many calls as take that long."""
 
 
-def serve() -> None:
-    """A version's process: answers a line of JSON for each line on its standard input."""
+def answering(questions: Callable[[], dict[str, Callable[[Any], Any]]]) -> None:
+    """A version's process: answers a line of JSON for each line on its standard input.
+
+    Args:
+        questions: Makes what answers, by the question's name; whatever it prints goes to standard error.
+    """
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed
+    os.dup2(2, 1)
+    import dynaflow_xla
+
+    by_name = questions()
+    print(json.dumps(dynaflow_xla.__file__), file=answers, flush=True)
+    for line in sys.stdin:
+        what, given = json.loads(line)
+        print(json.dumps(by_name[what](given)), file=answers, flush=True)
+
+
+def serve() -> None:
+    """Answers about the cases of ``cases.py``."""
+    answering(_of_cases)
+
+
+def _of_cases() -> dict[str, Callable[[Any], Any]]:
     import cases
     import jax
-
-    import dynaflow_xla
 
     runs: dict[str, Callable[[], Any]] = {}
     counts: dict[str, int] = {}
@@ -66,19 +83,21 @@ def serve() -> None:
             took[way] = (time.perf_counter() - start) / counts[way] * 1e3
         return took
 
-    print(json.dumps(dynaflow_xla.__file__), file=answers, flush=True)
-    for line in sys.stdin:
-        what, given = json.loads(line)
-        print(json.dumps({"make": make, "turn": turn}[what](given)), file=answers, flush=True)
+    return {"make": make, "turn": turn}
 
 
 class Version:
-    """The process of one checkout."""
+    """The process of one checkout.
 
-    def __init__(self, checkout: Path) -> None:
+    Args:
+        checkout: Where it is.
+        module: Of this folder, whose ``serve`` answers in it.
+    """
+
+    def __init__(self, checkout: Path, module: str = "versions") -> None:
         paths = os.pathsep.join([str(checkout), str(HERE)])
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", "import versions; versions.serve()"],
+            [sys.executable, "-P", "-c", f"import {module}; {module}.serve()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=os.environ | {"PYTHONPATH": paths},
         )  # fmt: skip

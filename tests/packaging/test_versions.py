@@ -12,6 +12,13 @@ pytest.importorskip("jax")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import versions  # noqa: E402
 
+RUNS = (
+    "c_1_lane_1_step", "c_1_lane_2_steps", "c_1_lane_1000_steps", "c_2_lanes_2_steps", "c_2_lanes_1000_steps",
+    "jit_x_plus_1", "jit_x_plus_1_c_1_lane_1_step", "jit_x_plus_1_c_1_lane_2_steps",
+    "jit_x_plus_1_c_2_lanes_2_steps", "xla_plain_top_level", "xla_2_lanes_top_level", "xla_plain_inside_jit",
+    "xla_2_lanes_inside_jit",
+)  # fmt: skip
+
 
 class Fake:
     """A version that takes a given time for each way."""
@@ -38,3 +45,37 @@ def test_ratios_are_new_to_old_of_ways_that_both_have() -> None:
 def test_a_checkout_that_is_not_what_is_imported(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="is not what its process imports|process ended"):
         versions.Version(tmp_path)
+
+
+class FakeEngine(Fake):
+    """Its calls cost what they are given to cost, in microseconds."""
+
+    def ask(self, what: str, given: Any) -> Any:
+        if what == "make":
+            return dict.fromkeys(self.took, 7)
+        return super().ask(what, given)
+
+
+def test_costs_of_a_call_are_compared_by_rounds() -> None:
+    import engine_overhead
+
+    old = FakeEngine(dict.fromkeys(RUNS, 10.0) | {"c_1_lane_1000_steps": 1009.0})
+    new = FakeEngine(dict.fromkeys(RUNS, 10.0) | {"xla_2_lanes_top_level": 14.0})
+    found = engine_overhead.compared({"old": old, "new": new}, 5)
+    assert found["new_to_old"].pop("xla_2_lanes_top_level") == 1.4
+    assert found["new_to_old"].pop("c_1_lane_1000_steps") == pytest.approx(10 / 1009)
+    assert set(found["new_to_old"].values()) == {1.0}
+    assert found["derived"]["old"]["step_ns"] == pytest.approx(1000)
+    assert found["derived"]["new"]["xla_2_lanes_added_top_level_us"] == 4.0
+    assert found["samples_us"]["old"]["jit_x_plus_1"] == [10.0] * 5
+    assert len(old.orders) == len(new.orders) == 5
+    assert all(sorted(order) == sorted(RUNS) for order in (*old.orders, *new.orders))
+
+
+def test_every_run_is_measured() -> None:
+    """The names above are those that a version's process has, and its calls take time."""
+    import engine_overhead
+
+    questions = engine_overhead._questions()
+    assert set(questions["make"](1.0)) == set(RUNS)
+    assert all(took > 0 for took in questions["turn"](sorted(RUNS)).values())
