@@ -236,7 +236,10 @@ def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timelin
     entry = made.planned(args, kwargs)
     if costs is None:
         costs = made.known_costs(args, kwargs)
-    return _said(_simulate(entry.plan, entry.pg, costs), made.beside_the_plan(args, kwargs))
+    return _said(
+        _simulate(entry.plan, entry.pg, costs, program_ns=entry.program_ns),
+        made.beside_the_plan(args, kwargs),
+    )
 
 
 def explain(fast: Any, *args: Any, deep: bool = False, **kwargs: Any) -> str:

@@ -41,6 +41,10 @@ class Planned(Protocol):
     def streams(self) -> bool:
         """Whether it computes on an accelerator, whose lanes have no cores."""
 
+    @property
+    def program_ns(self) -> float:
+        """What the framework takes if any region is wide, see ``strategies.base.Context``."""
+
 
 class Scheduled(Protocol):
     """What serves one call's arguments inside of a scheduled callable.

@@ -12,10 +12,12 @@ def fastest(entries: Sequence[Any], tried: Sequence[tuple[int, ...]]) -> tuple[i
     """The number of the fastest, the first of equal ones; and what to say of the choice.
 
     Args:
-        entries: Plans with their graphs (``plan`` and ``pg``).
+        entries: Plans with their graphs (``plan``, ``pg`` and ``program_ns``).
         tried: The sizes of nano-batches that each is for.
     """
-    times = [simulate(entry.plan, entry.pg).total_ns for entry in entries]
+    times = [
+        simulate(entry.plan, entry.pg, program_ns=entry.program_ns).total_ns for entry in entries
+    ]
     best = min(range(len(times)), key=lambda n: (times[n], n))
     others = [f"{list(sizes)} {ns / 1e3:.0f} us" for sizes, ns in zip(tried, times, strict=True)]
     return best, f"the cost model chose {list(tried[best])} of: {', '.join(others)}"

@@ -26,6 +26,7 @@ def simulate(
     handoff_ns: float | None = None,
     launch_ns: float | None = None,
     bytes_per_ns: float | None = None,
+    program_ns: float = 0.0,
 ) -> Timeline:
     """Predicts when each region runs.
 
@@ -33,7 +34,8 @@ def simulate(
     lane with work in it begins ``launch_ns`` later. A wait ends ``handoff_ns`` after its event's
     record, or at once if that is over. A region copies in what other lanes made (once a lane),
     runs, and copies out what other lanes read; results are copied at the end of the lane's stage.
-    Times are whole nanoseconds.
+    Times are whole nanoseconds. Where a program runs around the lanes, entering and leaving it costs what
+    strategies reckon with: they place regions by the same numbers.
 
     Args:
         plan: A validated plan.
@@ -44,8 +46,11 @@ def simulate(
             always estimated.
         handoff_ns: From the record of an event to the end of a wait for it; None: what is known of this
             machine (``machine.numbers``).
-        launch_ns: From the begin of a stage to that of a lane with work in it; None likewise.
-        bytes_per_ns: Speed of a copy; ``math.inf`` for none; None likewise.
+        launch_ns: From the begin of a stage to that of a lane with work in it; None likewise: for a plan
+            that knows wide regions ``lanes_ns``, and ``lane_wake_ns`` more for a stage that wakes lanes.
+        bytes_per_ns: Speed of a copy; ``math.inf`` for none; None likewise: in such a plan results are
+            copied into memory that is new.
+        program_ns: What the framework takes if any region is wide, see ``strategies.base.Context``.
 
     Returns:
         The timeline, with its ``bound``.
@@ -55,7 +60,7 @@ def simulate(
             does not exist, a timeline without any of the regions, a wait for an event that was not
             recorded.
     """
-    run = _run(plan, pg, costs, handoff_ns, launch_ns, bytes_per_ns)
+    run = _run(plan, pg, costs, handoff_ns, launch_ns, bytes_per_ns, program_ns)
     bound = lower_bound(plan, pg, costs, launch_ns=run.launch, bytes_per_ns=run.bytes_per_ns)
     meta: dict[str, Any] = {"name": plan.graph}
     if isinstance(costs, Timeline) and (note := _of_same_regions(pg, costs)[1]):
@@ -71,9 +76,10 @@ def total_ns(
     handoff_ns: float | None = None,
     launch_ns: float | None = None,
     bytes_per_ns: float | None = None,
+    program_ns: float = 0.0,
 ) -> int:
     """The ``total_ns`` of :func:`simulate`, without what else a timeline tells."""
-    run = _run(plan, pg, costs, handoff_ns, launch_ns, bytes_per_ns)
+    run = _run(plan, pg, costs, handoff_ns, launch_ns, bytes_per_ns, program_ns)
     return max((span.end_ns for span in run.spans), default=0)
 
 
@@ -84,13 +90,21 @@ def _run(
     handoff_ns: float | None,
     launch_ns: float | None,
     bytes_per_ns: float | None,
+    program_ns: float,
 ) -> _Run:
     known = machine.numbers()
+    start, wake, fresh = known.lane_start_ns, 0.0, known.copy_bytes_per_ns
+    if plan.cores:
+        start, wake = known.lanes_ns, known.lane_wake_ns
+        fresh = known.fresh_copy_bytes_per_ns
     run = _Run(
         plan, pg, region_costs(pg, costs),
-        known.hand_over_ns if handoff_ns is None else handoff_ns,
-        known.lane_start_ns if launch_ns is None else launch_ns,
-        known.copy_bytes_per_ns if bytes_per_ns is None else bytes_per_ns,
+        handoff_ns=known.hand_over_ns if handoff_ns is None else handoff_ns,
+        launch_ns=start if launch_ns is None else launch_ns,
+        wake_ns=wake if launch_ns is None else 0.0,
+        bytes_per_ns=known.copy_bytes_per_ns if bytes_per_ns is None else bytes_per_ns,
+        fresh_bytes_per_ns=fresh if bytes_per_ns is None else bytes_per_ns,
+        program_ns=program_ns,
     )  # fmt: skip
     for instruction in plan.instructions:
         run.step(instruction)
@@ -162,6 +176,8 @@ def lower_bound(
         finish.update({plan.buffers[b].value: end for b in launch.outs})
         longest = max(longest, end + copy)
     shared = outer + -(-area // max(plan.lanes, 1)) + (dispatch if stages else 0)
+    if plan.cores and inner:
+        stages = 1
     return Bound(outer + inner + dispatch * stages, longest, shared, plan.lanes)
 
 
@@ -247,9 +263,13 @@ class _Run:
         plan: Plan,
         pg: PartitionedGraph,
         cost: list[int],
+        *,
         handoff_ns: float,
         launch_ns: float,
+        wake_ns: float,
         bytes_per_ns: float,
+        fresh_bytes_per_ns: float,
+        program_ns: float,
     ):
         self.plan, self.pg, self.cost = plan, pg, cost
         self.contents = contents(pg)
@@ -257,9 +277,16 @@ class _Run:
         self.launch = _time("launch_ns", launch_ns)
         if not bytes_per_ns > 0:
             raise PlanError(f"bytes_per_ns must be a number > 0; got {bytes_per_ns!r}")
-        self.bytes_per_ns = bytes_per_ns
+        self.bytes_per_ns, self._fresh = bytes_per_ns, fresh_bytes_per_ns
         self.spans: list[Span] = []
-        self._stage_start = 0
+        stages = plan.stages()
+        self._wakes = [  # by stage
+            round(wake_ns) if any(i.lane > 0 for i in instructions) else 0
+            for instructions, _ in stages
+        ]
+        self._stage = 0
+        around = any(outer is not None for _, outer in stages)
+        self._stage_start = _time("program_ns", program_ns) if around else 0
         self._barrier: tuple[int, ...] = ()  # span of the outer region before this stage
         self._clock: dict[int, int] = {}  # by lane, of lanes that started in this stage
         self._last: dict[int, int] = {}  # by lane, its last span in this stage
@@ -276,7 +303,8 @@ class _Run:
             return  # they say where bytes lie and take no time
         lane = instruction.lane
         if lane not in self._clock:
-            self._clock[lane] = self._stage_start + self.launch
+            wake = self._wakes[self._stage]
+            self._clock[lane] = self._stage_start + self.launch + wake
         if isinstance(instruction, Launch):
             self._launch(instruction)
         elif isinstance(instruction, Record):
@@ -288,9 +316,6 @@ class _Run:
         else:
             self._wait(instruction)
 
-    def _copies(self, size: int) -> int:
-        return round(size / self.bytes_per_ns)
-
     def _add(self, lane: int, name: str, kind: SpanKind, length: int, **more: Any) -> None:
         begin = self._clock[lane]
         after = tuple(more.pop("after", ()))
@@ -300,9 +325,9 @@ class _Run:
         self._clock[lane] = begin + length
         self.spans.append(Span(lane, name, kind, begin, begin + length, after=after, **more))
 
-    def _copy(self, lane: int, name: str, size: int) -> None:
-        if size and self._copies(size):
-            self._add(lane, name, "copy", self._copies(size), bytes_moved=size)
+    def _copy(self, lane: int, name: str, size: int, speed: float) -> None:
+        if took := round(size / speed):
+            self._add(lane, name, "copy", took, bytes_moved=size)
 
     def _region(self, launch: Launch) -> dict[str, Any]:
         region = self.pg.regions[launch.region]
@@ -328,12 +353,12 @@ class _Run:
         new = {b for b in launch.ins if buffers[b].kind == "scratch"}
         new = {b for b in new if (lane, b) not in self._received}
         self._received.update((lane, b) for b in new)
-        self._copy(lane, "copy in", sum(buffers[b].bytes for b in new))
+        self._copy(lane, "copy in", sum(buffers[b].bytes for b in new), self.bytes_per_ns)
         took = ns_at(self.pg, self.cost, launch.region, launch.width)
         self._add(lane, launch.name, "launch", took, **self._region(launch))
         self._made(launch, len(self.spans) - 1)
         shared = sum(buffers[b].bytes for b in launch.outs if buffers[b].kind == "scratch")
-        self._copy(lane, "copy out", shared)
+        self._copy(lane, "copy out", shared, self.bytes_per_ns)
         results = self._results.setdefault(lane, {})
         leaving = [buffers[b] for b in launch.outs if buffers[b].kind in ("result", "stage")]
         results.update({b.value: b.bytes for b in leaving})
@@ -358,11 +383,12 @@ class _Run:
         self._barrier = (len(self.spans) - 1,)
         self._made(launch, len(self.spans) - 1)
         self._stage_start = end
+        self._stage += 1
         self._last = {}
 
     def end_stage(self) -> None:
         """Copies results out; the next stage starts when all lanes are done."""
         for lane, results in self._results.items():
-            self._copy(lane, "copy results", sum(results.values()))
+            self._copy(lane, "copy results", sum(results.values()), self._fresh)
         self._stage_start = max([self._stage_start, *self._clock.values()])
         self._clock, self._results, self._received = {}, {}, set()

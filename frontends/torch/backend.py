@@ -47,6 +47,10 @@ class Entry(Protocol):
         """The validated plan."""
 
     @property
+    def program_ns(self) -> float:
+        """What the framework takes if any region is wide, see ``strategies.base.Context``."""
+
+    @property
     def streams(self) -> bool:
         """Whether it computes on an accelerator, whose lanes have no cores."""
 

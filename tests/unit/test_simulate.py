@@ -13,12 +13,14 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from dynaflow_xla import machine
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.graph import Graph, Operator, Value
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import Launch, Record, Wait
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.strategies.branches import Branches
+from dynaflow_xla.strategies.moldable import Moldable
 from dynaflow_xla.strategies.sequential import Sequential
 from dynaflow_xla.timelines.simulator import simulate
 from dynaflow_xla.timelines.timeline import Timeline
@@ -278,3 +280,68 @@ def test_a_wait_without_a_record_is_refused() -> None:
     left = tuple(i for i in plan.instructions if not isinstance(i, Record))
     with pytest.raises(PlanError, match="before it is recorded"):
         simulate(msgspec.structs.replace(plan, instructions=left), pg)
+
+
+class _Placed(plans.Strategy):  # type: ignore[misc]
+    def __init__(self, order: Any) -> None:
+        self.order = order
+
+    def schedule(self, s: Any) -> None:
+        for region, lane in self.order:
+            if lane < 0:
+                s.execute(s.handles[region], width="all")
+            else:
+                s.execute(s.handles[region], lane=lane)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_it_reckons_with_what_planners_reckon_with(seed: int, lanes: int, joined: bool) -> None:
+    """Phases of lanes and wide regions, no value from lane to lane: lengths are the planner's own."""
+    rng = random.Random(seed)
+    count = rng.randint(1, 6)
+    values = [Value(0, (1024,), "float32", 4096, -1)]
+    ops = []
+    for n in range(count):
+        size = 4 * rng.randint(1, 50_000)
+        values.append(Value(n + 1, (size // 4,), "float32", size, n))
+        ops.append(Operator(n, "sort", (0,), (n + 1,), cost_ns=float(rng.randint(1, 200_000))))
+    if joined:
+        values.append(Value(count + 1, (1,), "float32", 4, count))
+        made = tuple(range(1, count + 1))
+        ops.append(Operator(count, "join", made, (count + 1,), cost_ns=10_000.0))
+    results = (count + 1,) if joined else tuple(range(1, count + 1))
+    pg = plans.fine_cut(Graph("g", tuple(values), tuple(ops), (0,), results))
+    tasks = Moldable(pg, lanes, 1, 2, 65_000.0)
+    wide = {r.id for r in pg.regions if rng.random() < 0.3}
+    if joined:
+        wide.add(max(r.id for r in pg.regions))
+    for allotment in (wide, {r.id for r in pg.regions}, wide - {0}, set() if not joined else wide):
+        placed = tasks.placed(frozenset(allotment), lanes)
+        plan = plans.plan_of(pg, _Placed(placed.order), lanes, cores=2)
+        assert any(i.lane < 0 for i in plan.instructions if isinstance(i, Launch)) == bool(
+            allotment
+        )
+        found = simulate(plan, pg, program_ns=65_000.0).total_ns
+        assert found == pytest.approx(placed.length_ns, abs=len(pg.regions) + 2)
+
+
+def test_waking_and_handing_over_are_told() -> None:
+    """By hand: a program with a wide region is handed over, and lanes beside the first are woken."""
+    values = [Value(n, (1,), "float32", 4, n - 1) for n in range(3)]
+    ops = tuple(Operator(n, "sort", (0,), (n + 1,), cost_ns=1e5) for n in range(2))
+    pg = plans.fine_cut(Graph("g", tuple(values), ops, (0,), (1, 2)))
+    known = machine.numbers()
+
+    def total(order: Any, **overheads: float) -> int:
+        plan = plans.plan_of(pg, _Placed(order), 2, cores=2)
+        return simulate(plan, pg, bytes_per_ns=math.inf, **overheads).total_ns
+
+    apart, one, none = ((0, 0), (1, 1)), ((0, 0), (1, 0)), ((0, -1), (1, -1))
+    assert total(apart) == 1e5 + known.lanes_ns + known.lane_wake_ns
+    assert total(one) == 2e5 + known.lanes_ns == total(one, program_ns=7e4)
+    assert total(none) == 2e5 and total(none, program_ns=7e4) == 2.7e5
+    assert total(apart, launch_ns=3e3) == 1.03e5
+    with pytest.raises(PlanError, match="program_ns must be a number of nanoseconds"):
+        total(none, program_ns=-1.0)

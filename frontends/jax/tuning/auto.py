@@ -22,7 +22,7 @@ from dynaflow_xla.frontends.jax.tuning import ways as ways_to_run
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.auto import too_large
-from dynaflow_xla.timelines.simulator import simulate
+from dynaflow_xla.timelines.simulator import total_ns
 from dynaflow_xla.tuning import autotune, budget, choice as choice_of, quiet
 
 _FAR_BEHIND = 1.3
@@ -229,7 +229,8 @@ def _predicted(
         except SeparabilityError as error:
             left_out[name] = str(error).splitlines()[0]
             continue
-        predicted[name] = simulate(made.plan, made.pg, known_costs(costs, made)).total_ns / 1e6
+        known = known_costs(costs, made)
+        predicted[name] = total_ns(made.plan, made.pg, known, program_ns=made.program_ns) / 1e6
         program = _program(made)
         same = plans.setdefault(program, name)
         if program == _ORIGINAL:

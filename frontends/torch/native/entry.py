@@ -64,6 +64,11 @@ class NativeEntry:
         return results if self.finish is None else self.finish(results)  # type: ignore[no-any-return]
 
     @property
+    def program_ns(self) -> float:
+        """PyTorch hands no program to other threads."""
+        return 0.0
+
+    @property
     def streams(self) -> bool:
         """Whether it computes on an accelerator, whose lanes have no cores."""
         return self.captured.device.type != "cpu"

@@ -150,6 +150,11 @@ class XlaEntry:
         return self.program.call.made.captured
 
     @property
+    def program_ns(self) -> float:
+        """What the framework takes if any region is wide, see ``strategies.base.Context``."""
+        return self.program.call.made.program_ns  # type: ignore[no-any-return]
+
+    @property
     def streams(self) -> bool:
         """Whether it computes on an accelerator, whose lanes have no cores."""
         return self.program.call.made.streams
