@@ -198,8 +198,8 @@ class Stage:
         number = next(_numbers)
         _calls[number] = call
         spinning = torch.get_num_threads() - 1
-        if self.long_on and self.long_on * call.cores + spinning > machine.cores():
-            threads.end_workers()
+        needed = self.long_on and self.long_on * call.cores + spinning > machine.cores()
+        ended = bool(needed) and threads.end_workers()
         saved = threads.limit(call.cores)
         _lane.owned = True
         try:
@@ -207,6 +207,8 @@ class Stage:
         finally:
             _lane.owned = False
             threads.restore(saved)
+            if ended:
+                threads.make_workers()
             del _calls[number]
         if measured is not None:
             measured.add_stage(self.instructions, map(self._trace, records))

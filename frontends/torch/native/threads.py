@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
+import time
 from collections.abc import Callable
 
 import torch
@@ -17,6 +19,13 @@ WORTH_ENDING_NS = 1e6
 """Nanoseconds on lanes from which on workers that spin are ended first. To make them again, with what
 libraries keep for each thread, takes 0.1 to 0.5 ms; spinning, they take up to 7 ms of a lane's time, and of
 some calls nothing."""
+
+LOOK_NS = 20_000
+"""Nanoseconds for which one looks whether a worker spins."""
+
+_THREAD_CLOCK = 6
+"""With ``~thread << 3`` the number of a thread's CPU clock: Linux, ``posix-timers.h``, CPUCLOCK_SCHED and
+CPUCLOCK_PERTHREAD_MASK, as ``pthread_getcpuclockid`` makes it."""
 
 
 _forked = False
@@ -52,19 +61,62 @@ def _settings() -> tuple[
     )
 
 
-def end_workers() -> None:
-    """Ends the OpenMP workers of this thread, which makes new ones when it needs them.
+def others_run() -> bool:
+    """Whether another thread of this process computes now, or spins; True where nothing tells.
+
+    The process's own clock is of no use: it counts others up to the kernel's last tick.
+    """
+    try:
+        others = {int(name) for name in os.listdir("/proc/self/task")} - {threading.get_native_id()}
+        clocks = [~thread << 3 | _THREAD_CLOCK for thread in others]
+        start = time.perf_counter_ns()
+        before = _used(clocks)
+        while time.perf_counter_ns() - start < LOOK_NS:
+            pass
+        after = _used(clocks)
+    except (OSError, ValueError):
+        return True
+    return any(b - a > LOOK_NS // 2 for a, b in zip(before, after, strict=True))
+
+
+def _used(clocks: list[int]) -> list[int]:
+    found = []
+    for clock in clocks:
+        try:
+            found.append(time.clock_gettime_ns(clock))
+        except OSError:  # a thread that ended meanwhile
+            found.append(0)
+    return found
+
+
+def end_workers() -> bool:
+    """Ends the OpenMP workers of this thread, if threads spin; returns whether it did.
 
     After work that it shared with a thread, a worker spins for milliseconds, and takes the core that a
-    lane is to have: two LSTMs of 7 ms beside each other then took 14. Without OpenMP 5.0
+    lane is to have: two LSTMs of 7 ms beside each other then took 14. One that sleeps is left: where a
+    process rested, a new thread took up to 20 ms to come to a core of its own. Without OpenMP 5.0
     (``omp_pause_resource_all``) this does nothing. It has no effect on the threads of others. In a forked
     child it does nothing, either: its parent's workers do not exist there, and OpenMP would wait for them.
     """
     if _forked:
-        return
+        return False
     pause = getattr(_library(), "omp_pause_resource_all", None)
-    if pause is not None:
-        pause(1)  # omp_pause_soft: what threads keep for the program stays
+    if pause is None or not others_run():
+        return False
+    pause(1)  # omp_pause_soft: what threads keep for the program stays
+    return True
+
+
+def make_workers() -> None:
+    """Makes ended workers again while the cores are awake, so that who computes next need not.
+
+    All that the parallel region does is to free nothing.
+    """
+    library = _library()
+    region = getattr(library, "GOMP_parallel", None)
+    free = getattr(library, "free", None)
+    if region is not None and free is not None:
+        region(ctypes.cast(free, ctypes.c_void_p), None, torch.get_num_threads(), 0)
 
 
 def limit(cores: int = 1) -> tuple[int, int]:

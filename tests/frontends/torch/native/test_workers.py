@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -36,7 +40,7 @@ def test_workers_end_before_long_work_on_lanes(
     monkeypatch.setattr(threads, "WORTH_ENDING_NS", worth_ns)
     calls: list[int] = []
     real = threads.end_workers
-    monkeypatch.setattr(threads, "end_workers", lambda: (calls.append(1), real()))
+    monkeypatch.setattr(threads, "end_workers", lambda: calls.append(1) or real())
     strategy = dfx.Branches(wide=False)
     fast = dfx.schedule(model, strategy, lanes=2, rules=[dfx.Module(torch.nn.LSTM)])
     torch.set_num_threads(2)
@@ -54,6 +58,74 @@ def test_workers_end_before_long_work_on_lanes(
     finally:
         torch.set_num_threads(before)
     assert len(calls) == ended
+
+
+def _tasks() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are listed on Linux only")
+def test_only_workers_that_spin_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that sleep stay; ended ones are made again by as many."""
+    if getattr(threads._library(), "omp_pause_resource_all", None) is None:
+        pytest.skip("this PyTorch has no omp_pause_resource_all")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        a = torch.randn(512, 512)
+        want = a @ a
+        with_workers = _tasks()
+        monkeypatch.setattr(threads, "others_run", lambda: False)
+        assert not threads.end_workers()
+        assert _tasks() == with_workers
+        monkeypatch.setattr(threads, "others_run", lambda: True)
+        assert threads.end_workers()
+        assert len(_tasks()) < len(with_workers)
+        threads.make_workers()
+        made = _tasks()
+        assert len(made) == len(with_workers)
+        torch.testing.assert_close(a @ a, want)
+        assert _tasks() == made
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads have clocks on Linux only")
+def test_a_thread_that_computes_is_seen_and_one_that_sleeps_is_not() -> None:
+    """Of several looks, since cores may be taken away at any time."""
+    until = time.monotonic() + 20
+
+    def seen(wanted: bool) -> bool:
+        while time.monotonic() < until:
+            if threads.others_run() is wanted:
+                return True
+            time.sleep(0.01)
+        return False
+
+    assert seen(False)
+    stop = threading.Event()
+
+    def compute() -> None:
+        data = bytes(1 << 22)
+        while not stop.is_set():
+            hashlib.sha256(data)  # without the GIL
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        assert seen(True)
+    finally:
+        stop.set()
+        thread.join()
+    assert seen(False)
+
+
+def test_where_threads_are_not_listed_workers_are_taken_to_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: str) -> Any:
+        raise OSError("no such folder")
+
+    monkeypatch.setattr(threads.os, "listdir", refused)
+    assert threads.others_run()
 
 
 def test_ending_workers_again_and_again() -> None:
