@@ -179,7 +179,9 @@ def _questions() -> dict[str, Callable[[Any], Any]]:
         took = {}
         for name in order:
             run, calls = runs[name], counts[name]
-            for _ in range(3):  # lanes are awake, and what the last run left is gone
+            for _ in range(
+                20
+            ):  # lanes and caches are awake, and what the other version left is gone
                 run()
             begin = time.perf_counter()
             for _ in range(calls):
@@ -231,10 +233,10 @@ def compared(both: Mapping[str, Any], rounds: int, sample_us: float = 2000.0) ->
         which: {name: [] for name in names} for which in both
     }
     for _ in range(rounds):
-        order = random.sample(names, len(names))
-        for which in random.sample(list(both), len(both)):
-            for name, took in both[which].ask("turn", order).items():
-                samples[which][name].append(took)
+        # Run by run: a core's speed changes by a quarter within seconds.
+        for name in random.sample(names, len(names)):
+            for which in random.sample(list(both), len(both)):
+                samples[which][name].append(both[which].ask("turn", [name])[name])
     statistics = {
         which: {name: measure.statistics(values) for name, values in of.items()}
         for which, of in samples.items()
