@@ -196,12 +196,15 @@ class Lanes:
             lanes beyond the list: all. Lane 0's entry is 0.
         width: Of lanes of a CPU: cores of each. None: lanes share the cores out evenly, on 16 cores two have
             eight each. More than there are is allowed: lanes then take turns, and ``explain`` says so.
+        one_pass: Of lanes of a CPU, for JAX: cumulative operators on lanes run in one pass, in kernels of
+            the engine; False: as XLA compiles them, in several, with its rounding.
     """
 
     count: int
     priorities: tuple[int, ...] = ()
     sms: tuple[int, ...] = ()
     width: int | None = None
+    one_pass: bool = True
 
     def __post_init__(self) -> None:
         width = checks.integer(self.width)
@@ -212,6 +215,9 @@ class Lanes:
                 f"width must be an integer >= 1, cores of a lane; got {self.width!r}",
             )
         object.__setattr__(self, "width", width)
+        one_pass: Any = self.one_pass
+        if not isinstance(one_pass, bool):
+            raise PlanTypeError(f"one_pass must be True or False; got {one_pass!r}")
         count = checks.integer(self.count)
         if count is None or count < 1:
             raise bad_argument(

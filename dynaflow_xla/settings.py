@@ -93,6 +93,11 @@ class Settings:
         return self.backend == "ffi"
 
     @property
+    def one_pass(self) -> bool:
+        """Whether lanes of a CPU run cumulative operators of JAX in one pass."""
+        return self.gpu is None or self.gpu.one_pass
+
+    @property
     def how(self) -> Any:
         """What decides: a strategy, or what chooses among several."""
         return self.strategy if self.selection is None else self.selection

@@ -25,6 +25,7 @@ RUN_TARGET = "dfx_run"
 GATE_TARGET = "dfx_gate"
 FAIL_TARGET = "dfx_test_fail"
 ORDER_TARGET = "dfx_order"
+CUMULATIVE_TARGET = "dfx_cumulative"
 
 _lock = threading.Lock()
 _registered = False
@@ -65,6 +66,7 @@ def ensure_registered() -> None:
         )
         jax.ffi.register_ffi_target(GATE_TARGET, handlers["gate"], platform="cpu")
         jax.ffi.register_ffi_target(FAIL_TARGET, handlers["fail"], platform="cpu")
+        jax.ffi.register_ffi_target(CUMULATIVE_TARGET, handlers["cumulative"], platform="cpu")
         # Registered after jax's own exit handlers, hence run before them: calls in flight finish
         # while the interpreter still stands, later ones get an error.
         atexit.register(_engine.shutdown)

@@ -101,7 +101,7 @@ def times(given: Given) -> Times:
     elif given.streams:
         wide = alone
     else:
-        wide = tuple(ns_at(pg, alone, region.id, cores) for region in pg.regions)
+        wide = tuple(ns_at(pg, alone, region.id, cores, wide=True) for region in pg.regions)
     bound = lower_bound(plan, pg, costs)
     chain, shared = float(bound.critical_path_ns), float(bound.shared_ns)
     # What regions take on their own may be more than in one program with others, which fuses them.
@@ -168,9 +168,11 @@ def _widths(given: Given, alone: tuple[int, ...]) -> tuple[tuple[int, ...], tupl
     for launch in launches:
         region = launch.region
         has = plan.cores_of(launch)
-        widths = {has} if pg.regions[region].outer else {has, lane, plan.cores or lane}
-        there[region] = ns_at(pg, alone, region, has)
-        best[region] = min(ns_at(pg, alone, region, width) for width in widths)
+        widths = {(has, launch.lane < 0)}
+        if not pg.regions[region].outer:
+            widths |= {(lane, False), (plan.cores, True) if plan.cores else (lane, False)}
+        there[region] = ns_at(pg, alone, region, has, wide=launch.lane < 0)
+        best[region] = min(ns_at(pg, alone, region, cores, wide=wide) for cores, wide in widths)
     return tuple(there), tuple(best)
 
 
@@ -182,5 +184,5 @@ def _slowed(given: Given, alone: tuple[int, ...]) -> float:
     for span in given.ran.spans:
         if span.kind == "launch" and span.lane >= 0 and 0 <= span.region < len(alone):
             beside += span.duration_ns
-            before += ns_at(given.pg, alone, span.region, span.cores)
+            before += ns_at(given.pg, alone, span.region, span.cores, wide=span.lane < 0)
     return beside / before if before else 1.0

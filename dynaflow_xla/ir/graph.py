@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dynaflow_xla.ir.work import NO_SPREAD, Spread
 
@@ -184,6 +184,21 @@ class Graph:
         return uses
 
 
+class Outside(NamedTuple):
+    """What operators take longer in the framework's own program than on a lane, which has kernels for them.
+
+    Attributes:
+        ns: On one core.
+        spread: What of the framework's own time more cores share.
+    """
+
+    ns: float = 0.0
+    spread: Spread = NO_SPREAD
+
+
+NOT_OUTSIDE = Outside()
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """A schedulable subgraph.
@@ -204,6 +219,7 @@ class Region:
         merge: It puts nano-batches together; schedules place it by themselves.
         function: Of several functions that make one plan (``dfx.together``) the name of its own.
         spread: What of ``cost_ns`` more cores than one share.
+        outside: What it takes longer where no lane runs it.
     """
 
     id: int
@@ -223,7 +239,11 @@ class Region:
     merge: bool = False
     function: str = ""
     spread: Spread = NO_SPREAD
+    outside: Outside = NOT_OUTSIDE
 
-    def cost_at(self, cores: int) -> float:
-        """Estimated nanoseconds on so many cores."""
-        return max(0.0, self.cost_ns - self.spread.saved_ns(cores))
+    def cost_at(self, cores: int, *, wide: bool = False) -> float:
+        """Estimated nanoseconds on so many cores: a lane's, or (``wide``) all, in the framework's program."""
+        on_lane = max(0.0, self.cost_ns - self.spread.saved_ns(cores))
+        if not wide or self.outside == NOT_OUTSIDE:
+            return on_lane
+        return max(0.0, on_lane + self.outside.ns - self.outside.spread.saved_ns(cores))

@@ -154,7 +154,9 @@ class Handle:
         number = checks.integer(cores)
         if number is None or number < 1:
             raise bad_argument(cores, Integral, f"cores must be an integer >= 1; got {cores!r}")
-        return self.region.cost_at(number)
+        context = self.owner.context
+        wide = number >= context.cores > context.lane_cores
+        return self.region.cost_at(number, wide=wide)
 
     @property
     def outer(self) -> bool:

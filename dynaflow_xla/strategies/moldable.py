@@ -78,7 +78,7 @@ class Moldable:
         self.lanes = lanes
         self.preds, self.succs = pg.predecessors(), pg.successors()
         self.narrow = [r.cost_at(lane_cores) for r in pg.regions]
-        self.wide = [r.cost_at(max(1, cores)) for r in pg.regions]
+        self.wide = [r.cost_at(max(1, cores), wide=True) for r in pg.regions]
         self.moldable = cores > 0
         self.program_ns = program_ns
         self.fixed = {r.id for r in pg.regions if r.outer}

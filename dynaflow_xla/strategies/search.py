@@ -112,7 +112,7 @@ class _Search:
         self.wide_cores = context.cores
         regions = s.graph.regions
         self.narrow = {r.id: r.cost_at(context.lane_cores) for r in regions}
-        self.wide = {r.id: r.cost_at(max(1, context.cores)) for r in regions}
+        self.wide = {r.id: r.cost_at(max(1, context.cores), wide=True) for r in regions}
         self.needs = {h.id: h.needs for h in s.handles}
         self.outer = {h.id for h in s.handles if h.outer}
         self.shortest = {

@@ -146,7 +146,10 @@ def lower_bound(
         begin = max((finish.get(v, 0) for v in reads), default=0)
         if not pg.regions[launch.region].outer and plan.cores:
             # Another plan may give it another width: what it takes in the best case.
-            took = [ns_at(pg, cost, launch.region, width) for width in (lane_width, plan.cores)]
+            took = [
+                ns_at(pg, cost, launch.region, lane_width),
+                ns_at(pg, cost, launch.region, plan.cores, wide=True),
+            ]
             end = begin + min(took)
             inner += took[0]
             area += min(took[0], took[1] * max(plan.lanes, 1))
@@ -162,7 +165,7 @@ def lower_bound(
         copied.update(results)
         if launch.lane < 0:
             begin = max(begin, outer_end)
-            outer += ns_at(pg, cost, launch.region, max(1, plan.cores))
+            outer += ns_at(pg, cost, launch.region, max(1, plan.cores), wide=True)
             lane_ran = False
         else:
             begin = max(begin, dispatch)
@@ -171,7 +174,8 @@ def lower_bound(
             area += took_there + copy
             stages += not lane_ran
             lane_ran = True
-        end = begin + ns_at(pg, cost, launch.region, plan.cores_of(launch))
+        wide = launch.lane < 0
+        end = begin + ns_at(pg, cost, launch.region, plan.cores_of(launch), wide=wide)
         outer_end = end if launch.lane < 0 else outer_end
         finish.update({plan.buffers[b].value: end for b in launch.outs})
         longest = max(longest, end + copy)
@@ -181,12 +185,14 @@ def lower_bound(
     return Bound(outer + inner + dispatch * stages, longest, shared, plan.lanes)
 
 
-def ns_at(pg: PartitionedGraph, cost: Sequence[int], region: int, cores: int) -> int:
-    """Nanoseconds of a region on so many cores, from those on one."""
-    estimated = pg.regions[region].cost_ns
-    if cores <= 1 or estimated <= 0:
+def ns_at(
+    pg: PartitionedGraph, cost: Sequence[int], region: int, cores: int, *, wide: bool = False
+) -> int:
+    """Nanoseconds of a region on so many cores, a lane's or (``wide``) all, from those on a lane of one."""
+    of = pg.regions[region]
+    if of.cost_ns <= 0 or (there := of.cost_at(cores, wide=wide)) == of.cost_ns:
         return cost[region]
-    return round(cost[region] * pg.regions[region].cost_at(cores) / estimated)
+    return round(cost[region] * there / of.cost_ns)
 
 
 def region_costs(pg: PartitionedGraph, costs: Costs | None) -> list[int]:
@@ -227,7 +233,10 @@ def _of_same_regions(pg: PartitionedGraph, timeline: Timeline) -> tuple[dict[int
     for region, content in zip(pg.regions, contents(pg), strict=True):
         same = by_name.get((content, region.name)) or by_content.get(content)
         if same:
-            times = [one_core_ns(region, span.duration_ns, span.cores) for span in same]
+            times = [
+                one_core_ns(region, span.duration_ns, span.cores, wide=span.lane < 0)
+                for span in same
+            ]
             found[region.id] = sum(times) / len(times)
         else:
             missing.append(region.name)
@@ -377,7 +386,8 @@ class _Run:
         self.end_stage()
         more = self._region(launch)
         more["after"] = tuple(sorted({*more["after"], *self._last.values(), *self._barrier}))
-        took = ns_at(self.pg, self.cost, launch.region, self.plan.cores_of(launch))
+        cores = self.plan.cores_of(launch)
+        took = ns_at(self.pg, self.cost, launch.region, cores, wide=True)
         end = self._stage_start + took
         self.spans.append(Span(-1, launch.name, "launch", self._stage_start, end, **more))
         self._barrier = (len(self.spans) - 1,)

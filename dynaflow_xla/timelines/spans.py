@@ -55,9 +55,9 @@ class Span(msgspec.Struct, frozen=True):
         return self.end_ns - self.start_ns
 
 
-def one_core_ns(region: Region, took_ns: float, cores: int) -> float:
-    """What a region that took so long on some cores takes on one, by the estimate of what these gained."""
-    there = region.cost_at(cores)
+def one_core_ns(region: Region, took_ns: float, cores: int, *, wide: bool = False) -> float:
+    """What a region that took so long takes on a lane of one core, by the estimate of what others gained."""
+    there = region.cost_at(cores, wide=wide)
     return took_ns * region.cost_ns / there if there > 0 else took_ns
 
 

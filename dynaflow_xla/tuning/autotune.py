@@ -57,9 +57,11 @@ class RegionCosts:
     @classmethod
     def of(cls, timeline: Timeline, pg: PartitionedGraph) -> RegionCosts:
         """Costs from a measured timeline of a plan of ``pg`` that does not split the batch."""
-        cores = {s.region: s.cores for s in timeline.spans if s.kind == "launch"}
+        spans = {s.region: s for s in timeline.spans if s.kind == "launch"}
         times = {
-            region: one_core_ns(pg.regions[region], ns, cores[region])
+            region: one_core_ns(
+                pg.regions[region], ns, spans[region].cores, wide=spans[region].lane < 0
+            )
             for region, ns in timeline.region_ns().items()
         }
         estimated = sum(pg.regions[region].cost_ns for region in times)

@@ -44,6 +44,7 @@ def group(
             bytes_moved=cost.bytes_moved,
             cost_ns=cost.cost_ns,
             spread=cost.spread,
+            outside=cost.outside,
         )
         reads = tuple(r for o in origins for r in o.reads)
         joint[members[0]] = (region, RegionOrigin(nanos, origins[0].region, reads))

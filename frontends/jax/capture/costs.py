@@ -50,6 +50,14 @@ CUMULATIVE_NS = {"cumsum": 4.5, "cumprod": 5.0, "cummax": 9.0, "cummin": 9.0, "c
 CUMULATIVE_STRIDED = 2.5
 """How much longer it takes where neighbours do not lie side by side, or the whole is one row."""
 
+ONE_PASS_NS = {"cumsum": 0.5, "cumprod": 0.6, "cummax": 1.1, "cummin": 1.1}
+"""An element of 32 bits on a lane, along rows or across them: one pass of a kernel (``regions.one_pass``)."""
+
+ONE_PASS_NARROW = 3.5
+"""How much longer for floating point numbers of 16 bits, which are converted."""
+
+ONE_PASS_CALL_NS = 500.0
+
 WINDOW_NS = 0.55  # an element of a window that is reduced
 
 TRANSCENDENTAL = frozenset(
@@ -98,6 +106,17 @@ def _inner(jaxpr: Any, leaf: Leaf) -> Work:
 def estimate(eqn: Any) -> Work:
     """The work of one equation, control flow included."""
     return _walk(eqn, _spreading)
+
+
+def one_pass_ns(eqn: Any) -> float:
+    """Nanoseconds of a cumulative operator where a lane runs it in one pass."""
+    aval = eqn.invars[0].aval
+    narrow = str(aval.dtype) in ("bfloat16", "float16")
+    each = ONE_PASS_NS[eqn.primitive.name] * (ONE_PASS_NARROW if narrow else 1.0)
+    each *= max(1.0, aval.dtype.itemsize / 4)
+    moved = 2 * aval_bytes(aval) / BYTES_PER_NS
+    ns = max(each * _size(aval), moved) / machine.numbers().speed("jax", "elements")
+    return ns + ONE_PASS_CALL_NS
 
 
 def original_ns(jaxpr: Any, cores: int) -> float:

@@ -13,6 +13,7 @@ from dynaflow_xla.frontends.jax.capture import in_place
 from dynaflow_xla.frontends.jax.capture.capture import Captured
 from dynaflow_xla.frontends.jax.lanes import device_stage
 from dynaflow_xla.frontends.jax.lanes.entry import LaneEntry
+from dynaflow_xla.frontends.jax.regions import one_pass
 from dynaflow_xla.frontends.jax.regions.functions import kernel_function
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -33,6 +34,7 @@ class LaneBackend:
 
     def __init__(self, settings: Settings) -> None:
         self._on_gpu = settings.gpu_lanes
+        self._one_pass = settings.one_pass
 
     def platform(self) -> str:
         """Where the lanes are."""
@@ -88,8 +90,8 @@ class LaneBackend:
         return in_place.kept_outside(captured)
 
     def regions(self, pg: PartitionedGraph) -> PartitionedGraph:
-        """Communication stays in the outer program."""
-        return pg
+        """Communication stays in the outer program; lanes of a CPU run some operators in another way."""
+        return one_pass.priced(pg) if self._one_pass and self.platform() == "cpu" else pg
 
     def kernel(
         self, kernel: CudaKernel, captured: Captured, region: Region

@@ -20,6 +20,7 @@ from dynaflow_xla.frontends.jax.capture.physical import (
     to_physical,
 )
 from dynaflow_xla.frontends.jax.lanes.parts import StageParts
+from dynaflow_xla.frontends.jax.regions import one_pass
 from dynaflow_xla.ir.graph import Graph, Region
 from dynaflow_xla.planning.instructions import Launch, Record, Wait
 
@@ -51,10 +52,13 @@ class _Held:
 class LaneEmitter:
     """Traces one lane's function; gates are merged where their order allows."""
 
-    def __init__(self, lane: int, builder: StageParts, profile: bool):
+    def __init__(
+        self, lane: int, builder: StageParts, profile: bool, place: one_pass.Place | None = None
+    ):
         self.lane = lane
         self.builder = builder
         self.profile = profile
+        self.place = place
         self.held: dict[int, _Held] = {}  # by buffer of the plan
         self.chain: Any = None
         self.previous: list[Any] = []
@@ -143,6 +147,7 @@ class LaneEmitter:
             (self.held[part], buffer)
             for part, buffer in builder.result_writes
             if builder.lane_of[builder.origin[part][0]] == self.lane
+            and part not in builder.in_place
         ]
         self.flush(done=True)
         return self.chain
@@ -201,6 +206,7 @@ class LaneEmitter:
         with jax.named_scope(region.name):
             outs = fn(*[self.held[number].x for number in launch.ins])
         avals = builder.captured.avals
+        outs = [self._in_place(launch, v, x) for v, x in zip(region.outputs, outs, strict=True)]
         made = [_Held(v, x) for v, x in zip(region.outputs, outs, strict=True)]
         self.previous += [h.x for h in made if not is_key(avals[h.value])]
         for number, h in builder.results(launch, made).items():
@@ -209,3 +215,14 @@ class LaneEmitter:
                 self.sends.append((h, builder.shared[number]))
         if self.profile:
             self.flush(stamp=launch.region, force=True)
+
+    def _in_place(self, launch: Launch, value: int, x: Any) -> Any:
+        """A region's result, or what stands for one that is written where the outer program wants it."""
+        if self.place is None or (number := self.builder.left_alone(launch, value)) is None:
+            return x
+        buffer = dict(self.builder.result_writes).get(number)
+        told = None if buffer is None else self.place.written_to(x, buffer)
+        if told is None:
+            return x
+        self.builder.in_place.add(number)
+        return told

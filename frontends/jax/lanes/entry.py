@@ -18,7 +18,7 @@ from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.lanes import device_stage, stage_primitive, stamped
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
 from dynaflow_xla.frontends.jax.planned import BufferValues, Planned
-from dynaflow_xla.frontends.jax.regions import lapack_guard, on_caller
+from dynaflow_xla.frontends.jax.regions import lapack_guard, on_caller, one_pass
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.timelines.measured import Measured, fastest
 from dynaflow_xla.timelines.timeline import Timeline
@@ -107,15 +107,25 @@ class LaneEntry(Planned):
                 "nothing is copied, no custom calls"
             ]
         calls = sum(bool(instructions) for instructions, _ in plan.stages())
+        passes = []
+        if self.options.one_pass and device_stage.platform(self.options.gpu_lanes) == "cpu":
+            launched = [i for i in plan.instructions if isinstance(i, Launch) and i.lane >= 0]
+            told = [(i.region, i.lane) for i in launched]
+            passes = one_pass.told(self.pg, told, self.options.lanes)
         return [
             f"lanes {plan.lanes}, events {plan.events}, scratch {plan.scratch_bytes} bytes, copied per call "
-            f"{plan.copied_bytes} bytes, custom calls {calls}"
+            f"{plan.copied_bytes} bytes, custom calls {calls}",
+            *passes,
         ]
 
     def ran(self) -> list[str]:
         """What device lanes say of themselves, and inputs that had to be copied."""
         stages = [stage for stage, _ in self.compiled if stage is not None]
         lines = [f"device lanes: {stage.note}" for stage in stages if stage.note]
+        if in_place := sum(stage.in_place_bytes for stage in stages):
+            lines.append(
+                f"one pass: {in_place} bytes of results are written where the caller gets them, not copied"
+            )
         copied = sum(program.copied_views for s in stages for program in s.lane_programs)
         if copied:
             lines.append(

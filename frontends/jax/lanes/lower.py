@@ -26,7 +26,7 @@ from dynaflow_xla.frontends.jax.capture.physical import (
 from dynaflow_xla.frontends.jax.lanes.emitter import LaneEmitter
 from dynaflow_xla.frontends.jax.lanes.parts import StageParts
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
-from dynaflow_xla.frontends.jax.regions import lapack_guard
+from dynaflow_xla.frontends.jax.regions import lapack_guard, one_pass
 from dynaflow_xla.planning.instructions import Launch, Record, Wait
 
 
@@ -110,6 +110,7 @@ class StageBuilder(StageParts):
             output_avals=tuple(physical_aval(avals[output.value]) for output in self.outputs),
             lane_texts=texts,
             program_name=self.plan.graph,
+            in_place_bytes=sum(self.buffer(number).bytes for number in self.in_place),
         )
 
     def _add(self, program: Any, kind: str, index: int, offset: int, number: int) -> int:
@@ -158,14 +159,16 @@ class StageBuilder(StageParts):
         avals = self.captured.avals
 
         def lane_function(*args: Any) -> Any:
-            emitter = LaneEmitter(lane, self, profile)
+            place = one_pass.Place(lane) if self.one_pass else None
+            emitter = LaneEmitter(lane, self, profile, place)
             given = {
                 number: from_physical(x, avals[self.buffer(number).value])
                 for number, x in zip(inputs, args, strict=True)
             }
             # On several threads they could wait for each other's.
             alone = self.width_of[lane] == 1
-            with lapack_guard.as_they_come() if alone else lapack_guard.one_at_a_time():
+            guard = lapack_guard.as_they_come() if alone else lapack_guard.one_at_a_time()
+            with guard, one_pass.on_lane(place):
                 return emitter.run(instructions, given)
 
         # JAX's cache of compiled programs does not know how many threads they were compiled for.

@@ -51,6 +51,7 @@ class StageParts:
         self.plan = plan = made.plan
         self.instructions = instructions
         self.compiler_options = made.options.compiler_options
+        self.one_pass = made.options.one_pass
         self.launches = [i for i in instructions if isinstance(i, Launch)]
         self.lanes = tuple(sorted({launch.lane for launch in self.launches}))
         self.lane_of = {launch.region: launch.lane for launch in self.launches}
@@ -68,6 +69,7 @@ class StageParts:
         self.inputs = tuple(dict.fromkeys(map(self.whole, arguments)))
         self.outputs = tuple(self._outputs())
         self.result_writes: list[tuple[int, int]] = []  # the plan's buffer, the engine's
+        self.in_place: set[int] = set()  # buffers of results that lanes write without a copy
         self.shared: dict[int, int] = {}  # the same for scratch
         self.told: list[tuple[Any, ...]] = []  # memory that the engine was told of
 
@@ -116,6 +118,16 @@ class StageParts:
         """What a region's function gave, by buffer that the launch writes."""
         made = dict(zip(self.pg.regions[launch.region].outputs, outs, strict=True))
         return {number: made[self.buffer(number).value] for number in launch.outs}
+
+    def left_alone(self, launch: Launch, value: int) -> int | None:
+        """The buffer of a value that a launch makes for the outer program alone: no lane reads it."""
+        of_value = [b for b in launch.outs if self.buffer(b).value == value]
+        if len(of_value) != 1 or self.buffer(of_value[0]).kind not in ("result", "stage"):
+            return None
+        graph, ops = self.captured.graph, self.pg.regions[launch.region].ops
+        if any(value in graph.ops[i].inputs for i in ops):
+            return None
+        return None if any(of_value[0] in other.ins for other in self.launches) else of_value[0]
 
     def unreachable(self, launch: Launch, number: int) -> PlanError:
         """The error for a read of what no instruction brings to where it is read."""

@@ -30,6 +30,7 @@ class Stage:
         output_avals: Abstract values of ``outputs``.
         platform: Where the custom call runs; elsewhere the reference does.
         scratch_bytes: On CUDA, memory that the custom call asks XLA for.
+        in_place_bytes: Of its results, what lanes write where the outer program wants it, without a copy.
         capturable: On CUDA, whether the custom call may be recorded into a CUDA graph: kernels only.
     """
 
@@ -48,6 +49,7 @@ class Stage:
     platform: str = "cpu"
     scratch_bytes: int = 0
     capturable: bool = False
+    in_place_bytes: int = 0
 
     @property
     def program(self) -> Any:

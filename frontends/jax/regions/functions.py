@@ -12,7 +12,7 @@ from jax.extend import core as jcore
 from dynaflow_xla.errors import DynaflowError, PlanError, UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture.capture import Captured
-from dynaflow_xla.frontends.jax.regions import lapack_guard, order_gate
+from dynaflow_xla.frontends.jax.regions import lapack_guard, one_pass, order_gate
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.kernels import CudaKernel
 
@@ -62,7 +62,7 @@ def region_function(
             equations.append(eqn)
     outputs = [variables[v] for v in region.outputs]
     closed = _compat.make_jaxpr_of(equations, inputs, outputs, captured.jaxpr)
-    return lapack_guard.ordered(closed)
+    return one_pass.chosen(closed, lapack_guard.ordered)
 
 
 def replaced_function(
