@@ -90,7 +90,9 @@ def test_only_workers_that_spin_are_ended(monkeypatch: pytest.MonkeyPatch) -> No
         torch.set_num_threads(before)
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads have clocks on Linux only")
+@pytest.mark.skipif(
+    not os.path.isdir("/proc/self/task"), reason="threads have clocks on Linux only"
+)
 def test_a_thread_that_computes_is_seen_and_one_that_sleeps_is_not() -> None:
     """Of several looks, since cores may be taken away at any time."""
     until = time.monotonic() + 20
@@ -120,7 +122,9 @@ def test_a_thread_that_computes_is_seen_and_one_that_sleeps_is_not() -> None:
     assert seen(False)
 
 
-def test_where_threads_are_not_listed_workers_are_taken_to_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_threads_are_not_listed_workers_are_taken_to_spin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refused(_: str) -> Any:
         raise OSError("no such folder")
 
