@@ -91,8 +91,9 @@ class Call {
   // Blocks until every lane of the program is done.
   void WaitAllLanes();
 
-  // What a lane is at: which of its instructions, -1 before the first.
-  struct LaneState {
+  // What a lane is at: which of its instructions, -1 before the first. Written at every one of
+  // them: lanes must not share a cache line.
+  struct alignas(64) LaneState {
     std::atomic<int32_t> at{-1};
     Waiting waits;
   };

@@ -11,6 +11,7 @@
 #include <list>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -205,22 +206,24 @@ std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& progr
   CheckCallable(program.get(), args, results);
   if (program->used_lanes().empty()) return {};
 
+  const bool uses_caller = program->used_lanes().front() == 0;
+  const bool caller_only = uses_caller && program->used_lanes().size() == 1;
   std::shared_ptr<Ticket> ticket;
   Queue entries;
   try {
     ticket = std::make_shared<Ticket>(program);
-    entries.resize(program->used_lanes().size(), ticket);
+    entries.resize(program->used_lanes().size() - (uses_caller ? 1 : 0), ticket);
   } catch (const std::bad_alloc&) {
     throw Error("no memory for a call of '" + program->name() + "', which needs " +
                 std::to_string(program->scratch_bytes()) + " bytes of scratch");
   }
   Call& call = *ticket->call;
   call.Reset(args.data(), results.data(), profile, disturb);
-  const bool uses_caller = program->used_lanes().front() == 0;
-  StandIn standing_in(call, impl_->lanes);
-  call.SetHelper(&standing_in);
+  std::optional<StandIn> standing_in;
+  if (!caller_only) call.SetHelper(&standing_in.emplace(call, impl_->lanes));
   uint64_t mine = 0;
   int core = -1;
+  bool my_turn = true;
   bool watched = false;
   {
     // [Enqueue]
@@ -242,10 +245,19 @@ std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& progr
       if (uses_caller) core = impl_->lanes[lane]->KeepOffCaller();
       impl_->lanes[lane]->Push(entries);
     }
-    if (uses_caller) mine = impl_->next_ticket++;
+    if (uses_caller) {
+      mine = impl_->next_ticket++;
+      my_turn = impl_->now_serving == mine;
+    }
   }
+  // Under the engine's mutex, when all lanes are done.
+  auto leave = [&] {
+    --impl_->stats.live;
+    if (call.failed()) ++impl_->stats.failures;
+    if (watched) impl_->watched.remove(ticket);
+  };
   if (uses_caller) {
-    {
+    if (!my_turn) {
       std::unique_lock<std::mutex> lock(impl_->mutex);
       impl_->turn.wait(lock, [&] { return impl_->now_serving == mine; });  // [TakeTurn]
     }
@@ -258,18 +270,19 @@ std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& progr
     {
       std::lock_guard<std::mutex> lock(impl_->mutex);
       ++impl_->now_serving;
+      if (caller_only) leave();
     }
     impl_->turn.notify_all();
-    standing_in.RunTheRest();
+    if (standing_in) standing_in->RunTheRest();
   }
-  call.WaitAllLanes();  // [Return]
-  {
-    std::lock_guard<std::mutex> lock(impl_->mutex);
-    --impl_->stats.live;
-    if (call.failed()) ++impl_->stats.failures;
-    if (watched) impl_->watched.remove(ticket);
+  if (!caller_only) {
+    call.WaitAllLanes();  // [Return]
+    {
+      std::lock_guard<std::mutex> lock(impl_->mutex);
+      leave();
+    }
+    impl_->turn.notify_all();
   }
-  impl_->turn.notify_all();
   call.ThrowIfFailed();
   if (!profile) return {};
   return call.TakeTrace();

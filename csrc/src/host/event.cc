@@ -12,11 +12,12 @@ void Event::Abort() { Set(kAborted); }
 
 // The first of both holds. Of an event that is aborted the waiters are unwinding already.
 void Event::Set(uint32_t state) {
-  uint32_t before = state_.load(std::memory_order_relaxed);
-  do {
+  // Mostly it is clear. To look first would fetch the line from a waiter's core twice.
+  uint32_t before = kClear;
+  while (!state_.compare_exchange_weak(before, state, std::memory_order_acq_rel,
+                                       std::memory_order_relaxed)) {
     if (before >= kSignalled) return;
-  } while (!state_.compare_exchange_weak(before, state, std::memory_order_acq_rel,
-                                         std::memory_order_relaxed));
+  }
   if (before == kAwaited) WakeAll(state_);
 }
 

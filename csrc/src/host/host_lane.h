@@ -63,7 +63,7 @@ class HostLane : public Lane {
   // begun with it. The calling thread then is this lane until GiveBack.
   bool TakeOver(const Call& call, Queue& taken) {
     if (size_.load(std::memory_order_acquire) == 0) return false;
-    std::lock_guard<std::mutex> lock(mutex_);
+    const std::unique_lock<std::mutex> lock = LockSoon();
     if (busy_ || queue_.empty() || queue_.front()->call.get() != &call) return false;
     Take(taken);
     return true;
@@ -72,7 +72,7 @@ class HostLane : public Lane {
   void GiveBack() noexcept {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      busy_ = false;
+      busy_.store(false, std::memory_order_release);
       if (queue_.empty()) return;
     }
     wake_.notify_one();
@@ -95,9 +95,22 @@ class HostLane : public Lane {
   int KeepOffCaller() { return kept_off_ = KeepOffThisCore(thread_.native_handle(), kept_off_); }
 
  private:
+  // The lane's thread and a call's caller often come at the same moment, and hold the mutex for
+  // some tens of nanoseconds: who sleeps for it at once must be woken by the other.
+  std::unique_lock<std::mutex> LockSoon() {
+    constexpr int kTries = 64;
+    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    for (int turn = 0; turn < kTries && !lock.owns_lock(); ++turn) {
+      CpuRelax();
+      static_cast<void>(lock.try_lock());
+    }
+    if (!lock.owns_lock()) lock.lock();
+    return lock;
+  }
+
   // Its callers hold the mutex.
   void Take(Queue& taken) noexcept {
-    busy_ = true;  // [Take]
+    busy_.store(true, std::memory_order_relaxed);  // [Take]
     taken.splice(taken.begin(), queue_, queue_.begin());
     size_.store(queue_.size() + (stop_ ? 1 : 0), std::memory_order_release);
   }
@@ -112,27 +125,33 @@ class HostLane : public Lane {
       const int64_t begin =
           budget.Spin([this] { return size_.load(std::memory_order_acquire) != 0; });
       {
-        std::unique_lock<std::mutex> lock(mutex_);
+        std::unique_lock<std::mutex> lock = LockSoon();
+        // Its caller was faster. The next call is likely to come soon, too: spin for it.
+        if (begin == 0 && !stop_ && queue_.empty()) continue;
         wake_.wait(lock, [this] { return stop_ || (!queue_.empty() && !busy_); });
         if (queue_.empty()) break;  // [Join]
         Take(mine);
       }
       if (begin != 0) budget.Slept(begin);
       RunLane(*this, *mine.front()->call);
-      std::lock_guard<std::mutex> lock(mutex_);
-      busy_ = false;
+      // Without the mutex, for which the next call's Push may be waiting already. Nobody who waits
+      // for it has to be woken: only this thread waits for its own queue.
+      busy_.store(false, std::memory_order_release);
     }
     if (thread_exit_hook != nullptr) thread_exit_hook(index());
   }
 
   std::thread thread_;
-  std::mutex mutex_;  // guards queue_, busy_ and stop_
+  std::mutex mutex_;  // guards queue_ and stop_, and what sets busy_
   std::condition_variable wake_;
   Queue queue_;
-  std::atomic<size_t> size_{0};
-  bool busy_ = false;  // a thread runs a call of this lane: its own, or that call's caller
+  // A thread runs a call of this lane: its own, or that call's caller. Whoever set it, under the
+  // mutex, clears it; who sees it clear sees all that was done on the lane.
+  std::atomic<bool> busy_{false};
   bool stop_ = false;
   int kept_off_ = -1;
+  // The lane's thread spins on it, while others work on the above: a cache line of its own.
+  alignas(64) std::atomic<size_t> size_{0};
 };
 
 }  // namespace dfx
