@@ -31,6 +31,7 @@ using dfx::test::At;
 using dfx::test::DeviceLanes;
 using dfx::test::HostLanes;
 using dfx::test::MakeLaunch;
+using dfx::test::TeamLanes;
 using dfx_test::Outcome;
 using dfx_test::Problem;
 
@@ -92,7 +93,8 @@ RandomProgram MakeRandom(std::mt19937& random, int64_t arg_value) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("values cross lanes in order", Lanes, HostLanes, DeviceLanes PJRT_LANES) {
+TEST_CASE_TEMPLATE("values cross lanes in order", Lanes, HostLanes, TeamLanes,
+                   DeviceLanes PJRT_LANES) {
   Lanes lanes;
   auto program = TwoLanes<Lanes>();
   REQUIRE(Problem(*program) == "");
@@ -105,7 +107,7 @@ TEST_CASE_TEMPLATE("values cross lanes in order", Lanes, HostLanes, DeviceLanes 
   CHECK(Lanes::LiveCalls() == 0);
 }
 
-TEST_CASE_TEMPLATE("many threads, many programs, different lanes", Lanes, HostLanes,
+TEST_CASE_TEMPLATE("many threads, many programs, different lanes", Lanes, HostLanes, TeamLanes,
                    DeviceLanes PJRT_LANES) {
   Lanes lanes;
   std::vector<std::thread> threads;
@@ -131,7 +133,7 @@ TEST_CASE_TEMPLATE("many threads, many programs, different lanes", Lanes, HostLa
 }
 
 TEST_CASE_TEMPLATE("a failing step fails its call only, and stops what waits for it", Lanes,
-                   HostLanes, DeviceLanes) {
+                   HostLanes, TeamLanes, DeviceLanes) {
   Lanes lanes;
   auto bad = std::make_shared<Program>(2, 1, 0, 0, 0, "bad");
   std::atomic<bool> ran_after{false};
@@ -156,7 +158,7 @@ TEST_CASE_TEMPLATE("a failing step fails its call only, and stops what waits for
   CHECK_FALSE(ran_after);
 }
 
-TEST_CASE_TEMPLATE("an exception in a step is an error of the call", Lanes, HostLanes,
+TEST_CASE_TEMPLATE("an exception in a step is an error of the call", Lanes, HostLanes, TeamLanes,
                    DeviceLanes) {
   Lanes lanes;
   auto program = std::make_shared<Program>(2, 0, 0, 0, 0, "throws");
@@ -170,7 +172,7 @@ TEST_CASE_TEMPLATE("an exception in a step is an error of the call", Lanes, Host
 }
 
 TEST_CASE_TEMPLATE("a step that runs the engine is refused, not deadlocked", Lanes, HostLanes,
-                   DeviceLanes) {
+                   TeamLanes, DeviceLanes) {
   Lanes lanes;
   auto inner = TwoLanes<Lanes>();
   REQUIRE(Problem(*inner) == "");
@@ -188,7 +190,7 @@ TEST_CASE_TEMPLATE("a step that runs the engine is refused, not deadlocked", Lan
   }
 }
 
-TEST_CASE_TEMPLATE("misuse is refused", Lanes, HostLanes, DeviceLanes) {
+TEST_CASE_TEMPLATE("misuse is refused", Lanes, HostLanes, TeamLanes, DeviceLanes) {
   Lanes lanes;
   auto program = TwoLanes<Lanes>();
   int64_t out = 0;
@@ -201,7 +203,8 @@ TEST_CASE_TEMPLATE("misuse is refused", Lanes, HostLanes, DeviceLanes) {
   CHECK(Lanes::Run(empty, {}, {}).ok);
 }
 
-TEST_CASE_TEMPLATE("a step behind the end of its lane is refused", Lanes, HostLanes, DeviceLanes) {
+TEST_CASE_TEMPLATE("a step behind the end of its lane is refused", Lanes, HostLanes, TeamLanes,
+                   DeviceLanes) {
   Lanes lanes;
   auto program = std::make_shared<Program>(2, 0, 0, 0, 0, "late");
   program->AddLaunch(1, MakeLaunch("early", [](const Buffer*, int, Buffer*, int, Lane* lane) {
@@ -223,7 +226,7 @@ TEST_CASE_TEMPLATE("a step behind the end of its lane is refused", Lanes, HostLa
 }
 
 TEST_CASE_TEMPLATE("random programs compute what a sequential run computes", Lanes, HostLanes,
-                   DeviceLanes PJRT_LANES) {
+                   TeamLanes, DeviceLanes PJRT_LANES) {
   Lanes lanes;
   std::mt19937 random(7);
   for (int round = 0; round < 60; ++round) {

@@ -1,11 +1,14 @@
 // Steps of tests, and how a test runs a program: on host lanes, or on CUDA lanes of the fake
 // driver.
 #pragma once
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +18,7 @@
 #include "dfx/engine.h"
 #include "dfx/lane.h"
 #include "dfx/program.h"
+#include "dfx/team.h"
 #include "fake_cuda.h"
 #include "support.h"
 
@@ -70,6 +74,40 @@ struct HostLanes {
     return LaunchAffine<HostLanes>(name, std::move(of), std::move(ins), std::move(outs));
   }
   static int64_t LiveCalls() { return Engine::Get().stats().live; }
+};
+
+// Threads of their own for each call: as many members as asked for, that may come late.
+class TestTeam : public Team {
+ public:
+  explicit TestTeam(int members, int latest_us = 0) : members_(members), latest_us_(latest_us) {}
+  void Run(Body body, void* state) noexcept override {
+    std::vector<std::thread> others;
+    for (int member = 1; member < members_; ++member) {
+      others.emplace_back([this, body, state, member] {
+        std::this_thread::sleep_for(std::chrono::microseconds(latest_us_ * member / members_));
+        body(state, member, members_);
+      });
+    }
+    body(state, 0, members_);
+    for (auto& other : others) other.join();
+  }
+
+ private:
+  const int members_;
+  const int latest_us_;
+};
+
+// Host lanes that a team of the caller's runs: too few members, as many as lanes, and more.
+struct TeamLanes : HostLanes {
+  static Outcome Run(const std::shared_ptr<Program>& program, std::span<void* const> args,
+                     std::span<void* const> results) {
+    static std::atomic<int> calls{0};
+    const int number = calls.fetch_add(1);
+    return dfx_test::Try([&] {
+      TestTeam team(1 + number % 5, number % 3 * 100);
+      return Engine::Get().Run(program, args, results, false, number % 2 == 0, 0, &team);
+    });
+  }
 };
 
 inline Outcome RunOnDevice(CudaEngine& engine, const std::shared_ptr<Program>& program,

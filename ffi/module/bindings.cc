@@ -13,6 +13,7 @@
 #include "custom_calls/handlers.h"
 #include "custom_calls/registry.h"
 #include "dfx/engine.h"
+#include "dfx/openmp_team.h"
 #include "dfx/program.h"
 #include "engine_error.h"
 #include "python_step.h"
@@ -33,14 +34,15 @@ BufferKind ToKind(const std::string& kind) {
 }
 
 nb::list RunProgram(const ProgramHandle& handle, const std::vector<uintptr_t>& args,
-                    const std::vector<uintptr_t>& results, bool profile, uint64_t disturb) {
+                    const std::vector<uintptr_t>& results, bool profile, uint64_t disturb,
+                    OpenMpTeam* team) {
   std::vector<TraceRecord> records;
   {
     nb::gil_scoped_release release;
     BlasLimit limit(handle.limit_blas && handle.program->used_lanes().size() > 1);
     // Steps run from Python are Python steps: they sleep for the interpreter lock.
     records = Engine::Get().Run(handle.program, Pointers(args), Pointers(results), profile, true,
-                                disturb);
+                                disturb, team);
   }
   ReleasePending();
   nb::list trace;
@@ -53,6 +55,18 @@ nb::list RunProgram(const ProgramHandle& handle, const std::vector<uintptr_t>& a
 }  // namespace
 
 void BindPrograms(nb::module_& m) {
+  nb::class_<OpenMpTeam>(m, "OpenMpTeam", "The OpenMP threads of whoever runs a program with it.")
+      .def(
+          "__init__",
+          [](OpenMpTeam* self, uintptr_t parallel, uintptr_t thread_num, uintptr_t num_threads,
+             unsigned threads) {
+            const OpenMp library{reinterpret_cast<decltype(OpenMp::parallel)>(parallel),
+                                 reinterpret_cast<decltype(OpenMp::thread_num)>(thread_num),
+                                 reinterpret_cast<decltype(OpenMp::num_threads)>(num_threads)};
+            new (self) OpenMpTeam(library, threads);
+          },
+          nb::arg("parallel"), nb::arg("thread_num"), nb::arg("num_threads"), nb::arg("threads"),
+          "Addresses of GOMP_parallel, omp_get_thread_num and omp_get_num_threads of one library.");
   nb::class_<ProgramHandle>(m, "Program", "An executable form of one stage of a plan.")
       .def(
           "__init__",
@@ -118,9 +132,10 @@ void BindPrograms(nb::module_& m) {
           "CudaEngine, for as long as somebody owns it. Programs of one hash do the same: any of "
           "them may serve.")
       .def("run", &RunProgram, nb::arg("args"), nb::arg("results"), nb::arg("profile") = false,
-           nb::arg("disturb") = 0,
+           nb::arg("disturb") = 0, nb::arg("team").none() = nb::none(),
            "Runs once over raw addresses; returns trace records (id, lane, start_ns, end_ns). "
-           "With `disturb`, a seed: scratch filled with NaN first, lanes that pause at random.")
+           "With `disturb`, a seed: scratch filled with NaN first, lanes that pause at random. "
+           "Members of `team` run the lanes in place of these' threads.")
       .def(
           "add_step_record",
           [](ProgramHandle& self, int lane, int event) {

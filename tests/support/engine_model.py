@@ -7,8 +7,9 @@ count of live calls, whether the engine is closed. What a thread does between tw
 
     Enqueue   a call enters the queues of all its lanes, and takes its ticket, under one mutex (or is refused)
     TakeTurn  lane 0 of a call goes on when all earlier tickets are served
-    Take      a lane's thread takes the first call of its queue, or the caller of that call does in its
-              stead when its own lane 0 is left: to the others it makes no difference which thread it is
+    Take      a lane's thread takes the first call of its queue, or a member of that call's team does in its
+              stead, or its caller when its own lane 0 is left: to the others it makes no difference
+              which thread it is
     Help      a lane that waits takes another one of its call that has not begun and whose events are
               all set; until that one is left it does nothing itself
     Launch    a step runs; in the model it may fail the call

@@ -7,6 +7,10 @@
 // that runs the step; a step must not do it through a thread of its own either, which cannot be
 // seen.
 //
+// A call with a team wakes no lane's thread when it enters the queues. For each lane some member
+// then either takes the call over or wakes the thread: the member of that lane, or the caller where
+// there is none. So whoever a lane falls to, it does not stand still.
+//
 // What threads do between two looks at what they share is an action of the model in
 // tests/support/engine_model.py, all of whose interleavings are tried for small programs; the code
 // names the actions: [Enqueue], [Take], ...
@@ -25,6 +29,7 @@
 
 #include "dfx/observer.h"
 #include "dfx/program.h"
+#include "dfx/team.h"
 
 namespace dfx {
 
@@ -52,11 +57,13 @@ class Engine {
   // Runs a finished program to completion on the caller's thread (lane 0) and the lane threads.
   // `args` and `results` hold the program's numbers of addresses and are used until Run returns.
   // Any number of threads may call it. With `stay` the caller keeps to its core while lane 0 runs:
-  // for steps that sleep now and then (see StayOnCore), and that start no threads. Returns the
-  // records of a call with `profile`. `disturb`: see Call::Reset.
+  // for steps that sleep now and then (see StayOnCore), and that start no threads. Members of
+  // `team` run the lanes in place of these' threads; lanes for which it has no member, their
+  // threads run. Returns the records of a call with `profile`. `disturb`: see Call::Reset.
   std::vector<TraceRecord> Run(const std::shared_ptr<const Program>& program,
                                std::span<void* const> args, std::span<void* const> results,
-                               bool profile = false, bool stay = false, uint64_t disturb = 0);
+                               bool profile = false, bool stay = false, uint64_t disturb = 0,
+                               Team* team = nullptr);
 
   // From now on a call that takes longer is reported once, and goes on: what each of its lanes does
   // or waits for. 0: none is. `report` is called on a thread of the engine's, which takes no lock

@@ -19,6 +19,18 @@ inline int KeepOffThisCore(pthread_t thread, int kept_off) {
   return pthread_setaffinity_np(thread, sizeof(cores), &cores) == 0 ? core : -1;
 }
 
+// Moves the calling thread off `core` if it runs there and may run elsewhere. A thread that another
+// one woke is often put on that one's core, and stands behind it for milliseconds.
+inline void LeaveCore(int core) {
+  if (core < 0 || sched_getcpu() != core) return;
+  cpu_set_t before;
+  if (sched_getaffinity(0, sizeof(before), &before) != 0) return;
+  cpu_set_t others = before;
+  CPU_CLR(core, &others);
+  if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof(others), &others) != 0) return;
+  sched_setaffinity(0, sizeof(before), &before);
+}
+
 // While it lives, the calling thread stays on `core`, the one that the other lanes are kept off, if
 // it is there now. A thread that slept, for the interpreter lock for instance, is otherwise often
 // woken on the core of the lane that woke it, and stands behind that one beside an idle core.

@@ -1,5 +1,6 @@
 #include "dfx/engine.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -200,7 +201,7 @@ bool Engine::forked() const { return getpid() != impl_->pid; }
 
 std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& program,
                                      std::span<void* const> args, std::span<void* const> results,
-                                     bool profile, bool stay, uint64_t disturb) {
+                                     bool profile, bool stay, uint64_t disturb, Team* team) {
   if (forked()) throw Error("process was forked after the engine started");
   if (in_lane) throw Error("a step of a plan called the engine: nested runs would deadlock");
   CheckCallable(program.get(), args, results);
@@ -221,6 +222,7 @@ std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& progr
   call.Reset(args.data(), results.data(), profile, disturb);
   std::optional<StandIn> standing_in;
   if (!caller_only) call.SetHelper(&standing_in.emplace(call, impl_->lanes));
+  if (!uses_caller || caller_only) team = nullptr;
   uint64_t mine = 0;
   int core = -1;
   bool my_turn = true;
@@ -242,8 +244,8 @@ std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& progr
     ++impl_->stats.calls;
     for (int lane : program->used_lanes()) {
       if (lane == 0) continue;
-      if (uses_caller) core = impl_->lanes[lane]->KeepOffCaller();
-      impl_->lanes[lane]->Push(entries);
+      if (uses_caller && team == nullptr) core = impl_->lanes[lane]->KeepOffCaller();
+      impl_->lanes[lane]->Push(entries, team == nullptr);
     }
     if (uses_caller) {
       mine = impl_->next_ticket++;
@@ -256,7 +258,7 @@ std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& progr
     if (call.failed()) ++impl_->stats.failures;
     if (watched) impl_->watched.remove(ticket);
   };
-  if (uses_caller) {
+  auto run_lane_zero = [&]() noexcept {
     if (!my_turn) {
       std::unique_lock<std::mutex> lock(impl_->mutex);
       impl_->turn.wait(lock, [&] { return impl_->now_serving == mine; });  // [TakeTurn]
@@ -274,6 +276,28 @@ std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& progr
     }
     impl_->turn.notify_all();
     if (standing_in) standing_in->RunTheRest();
+  };
+  if (team != nullptr) {
+    core = sched_getcpu();
+    auto run_member = [&](int member, int members) noexcept {
+      const std::vector<int>& used = program->used_lanes();
+      const auto place = static_cast<size_t>(member);
+      if (member == 0) {
+        for (size_t i = static_cast<size_t>(members); i < used.size(); ++i) {
+          impl_->lanes[used[i]]->Wake();
+        }
+        run_lane_zero();
+      } else if (place < used.size()) {
+        LeaveCore(core);
+        standing_in->RunOrWake(used[place]);  // [Take]
+      }
+    };
+    using Member = decltype(run_member);
+    team->Run([](void* state, int member,
+                 int members) { (*static_cast<Member*>(state))(member, members); },
+              &run_member);
+  } else if (uses_caller) {
+    run_lane_zero();
   }
   if (!caller_only) {
     call.WaitAllLanes();  // [Return]

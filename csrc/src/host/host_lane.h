@@ -49,15 +49,18 @@ class HostLane : public Lane {
     thread_ = std::thread([this] { Loop(); });
   }
 
-  // Moves the first of `entries` to the end of the queue.
-  void Push(Queue& entries) noexcept {
+  // Moves the first of `entries` to the end of the queue, and wakes the lane's thread; without
+  // `wake` somebody else is about to take the call over, who calls Wake when that fails.
+  void Push(Queue& entries, bool wake) noexcept {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       queue_.splice(queue_.end(), entries, entries.begin());
       size_.store(queue_.size(), std::memory_order_release);
     }
-    wake_.notify_one();
+    if (wake) Wake();
   }
+
+  void Wake() noexcept { wake_.notify_one(); }
 
   // Moves the first call of the queue to `taken` if it is this one and the lane's thread has not
   // begun with it. The calling thread then is this lane until GiveBack.

@@ -1,4 +1,4 @@
-// Who runs a lane whose thread is late.
+// Who runs a lane in place of its thread.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -39,6 +39,12 @@ class StandIn : public Helper {
     for (int lane : call_.program().used_lanes()) {
       if (lane != 0) Run(lane);
     }
+  }
+
+  // For a member of the caller's team, to whom a lane falls whose thread was not woken. Where
+  // earlier calls are still on the lane, or somebody was faster, its thread goes on.
+  void RunOrWake(int lane) noexcept {
+    if (!Run(lane)) lanes_[lane]->Wake();
   }
 
  private:

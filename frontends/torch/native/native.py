@@ -199,11 +199,12 @@ class Stage:
         _calls[number] = call
         spinning = torch.get_num_threads() - 1
         needed = self.long_on and self.long_on * call.cores + spinning > machine.cores()
-        ended = bool(needed) and threads.end_workers()
+        team = threads.team() if needed and call.cores == 1 else None
+        ended = bool(needed) and team is None and threads.end_workers()
         saved = threads.limit(call.cores)
         _lane.owned = True
         try:
-            records = self.program.run([number], [], profile=measured is not None)
+            records = self.program.run([number], [], profile=measured is not None, team=team)
         finally:
             _lane.owned = False
             threads.restore(saved)
@@ -371,7 +372,7 @@ def build(
     for (instructions, outer), (layout, _), stretches in zip(cut, grouped, inner, strict=True):
         stage = _stage(plan, layout, stretches, captured.graph.name, always, instructions)
         stage.instructions = instructions
-        if _on_lanes_ns(pg, instructions) >= threads.WORTH_ENDING_NS:
+        if _on_lanes_ns(pg, instructions) >= threads.LONG_NS:
             stage.long_on = len(plan.lanes_used)
         stages.append((stage, next(stretch) if outer else None))
     return Native(captured, pg, plan, memory, stages)

@@ -12,13 +12,16 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-WORTH_ENDING_NS = 1e6
-"""Nanoseconds on lanes from which on workers that spin are ended first. To make them again, with what
-libraries keep for each thread, takes 0.1 to 0.5 ms; spinning, they take up to 7 ms of a lane's time, and of
-some calls nothing."""
+from dynaflow_xla.ffi import _engine
+
+LONG_NS = 5e5
+"""Nanoseconds on lanes from which on workers that spin are kept from taking a lane's core. Spinning, they
+take up to 7 ms of a lane's time, and of some calls nothing. A team takes 50 us more than lanes' own
+threads that spin for the next call; to end workers and make them again takes 0.1 to 0.5 ms."""
 
 LOOK_NS = 20_000
 """Nanoseconds for which one looks whether a worker spins."""
@@ -89,11 +92,34 @@ def _used(clocks: list[int]) -> list[int]:
     return found
 
 
+@functools.lru_cache(maxsize=8)
+def _team(threads: int) -> Any:
+    library = _library()
+    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+    functions: list[Any] = [getattr(library, name, None) for name in names]
+    if None in functions:
+        return None
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+    return _engine.OpenMpTeam(*addresses, threads)
+
+
+def team() -> Any:
+    """The OpenMP threads of this thread, to run lanes of one core in place of the lanes' own; or None.
+
+    After work that it shared with a thread, a worker spins for milliseconds, and takes the core that a
+    lane is to have: two LSTMs of 7 ms beside each other then took 14. When the worker is the lane, it is
+    awake for what is shared with it next, too: made or woken anew, it came to a core of its own up to
+    20 ms later. In a forked child there is none: its parent's workers do not exist there, and OpenMP would
+    wait for them.
+    """
+    count = torch.get_num_threads()
+    return None if _forked or count < 2 else _team(count)
+
+
 def end_workers() -> bool:
     """Ends the OpenMP workers of this thread, if threads spin; returns whether it did.
 
-    After work that it shared with a thread, a worker spins for milliseconds, and takes the core that a
-    lane is to have: two LSTMs of 7 ms beside each other then took 14. One that sleeps is left: where a
+    For lanes that no team can run: each has workers of its own. One that sleeps is left: where a
     process rested, a new thread took up to 20 ms to come to a core of its own. Without OpenMP 5.0
     (``omp_pause_resource_all``) this does nothing. It has no effect on the threads of others. In a forked
     child it does nothing, either: its parent's workers do not exist there, and OpenMP would wait for them.

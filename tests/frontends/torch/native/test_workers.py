@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla import machine  # noqa: E402
-from dynaflow_xla.frontends.torch.native import threads  # noqa: E402
+from dynaflow_xla.frontends.torch.native import native, threads  # noqa: E402
 
 
 class Towers(torch.nn.Module):
@@ -29,25 +29,32 @@ class Towers(torch.nn.Module):
         return self.wide(torch.cat([self.left(y)[0], self.right(y.flip(0))[0]], -1))
 
 
-@pytest.mark.parametrize(("worth_ns", "cores", "ended"), [(0.0, 2, 3), (1e12, 2, 0), (0.0, 64, 0)])
-def test_workers_end_before_long_work_on_lanes(
-    worth_ns: float, cores: int, ended: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("team", [True, False])
+@pytest.mark.parametrize(("long_ns", "cores", "times"), [(0.0, 2, 3), (1e12, 2, 0), (0.0, 64, 0)])
+def test_workers_run_the_lanes_or_end_before_long_work_on_them(
+    long_ns: float, cores: int, times: int, team: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once a call, if the lanes need the cores; the values are those of the original each time."""
     torch.manual_seed(0)
     before = torch.get_num_threads()
     model, x = Towers().eval(), torch.randn(9, 4, 128)
-    monkeypatch.setattr(threads, "WORTH_ENDING_NS", worth_ns)
-    calls: list[int] = []
-    real = threads.end_workers
-    monkeypatch.setattr(threads, "end_workers", lambda: calls.append(1) or real())
+    monkeypatch.setattr(threads, "LONG_NS", long_ns)
+    teams: list[int] = []
+    ends: list[int] = []
+    real_team, real_end = threads.team, threads.end_workers
+    usable = team and hasattr(threads._library(), "GOMP_parallel")
+    monkeypatch.setattr(
+        threads, "team", lambda: (teams.append(1), real_team() if team else None)[1]
+    )
+    monkeypatch.setattr(threads, "end_workers", lambda: ends.append(1) or real_end())
     strategy = dfx.Branches(wide=False)
     fast = dfx.schedule(model, strategy, lanes=2, rules=[dfx.Module(torch.nn.LSTM)])
     torch.set_num_threads(2)
     try:
         with torch.no_grad():
             fast(x)
-            calls.clear()
+            teams.clear()
+            ends.clear()
             monkeypatch.setattr(machine, "cores", lambda: cores)
             for _ in range(3):
                 x = torch.randn(9, 4, 128)
@@ -57,11 +64,118 @@ def test_workers_end_before_long_work_on_lanes(
                 torch.testing.assert_close(model(x), want)  # the workers are made again
     finally:
         torch.set_num_threads(before)
-    assert len(calls) == ended
+    assert len(teams) == times
+    assert len(ends) == (0 if usable else times)
 
 
-def _tasks() -> set[str]:
-    return set(os.listdir("/proc/self/task"))
+def _tasks() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/task")}
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Lanes of any length take the cores of workers."""
+    if not hasattr(threads._library(), "GOMP_parallel"):
+        pytest.skip("this PyTorch has no GOMP_parallel")
+    monkeypatch.setattr(threads, "LONG_NS", 0.0)
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def _scheduled(model: Any) -> Any:
+    rules = [dfx.Module(torch.nn.LSTM)]
+    return dfx.schedule(model, dfx.Branches(wide=False), lanes=2, rules=rules)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are listed on Linux only")
+def test_lanes_run_on_the_worker_that_spins(
+    two_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Towers().eval(), torch.randn(9, 4, 128)
+    fast = _scheduled(model)
+    ran: set[int] = set()
+    real = native._run
+
+    def run(stretch: Any, env: Any) -> None:
+        ran.add(threading.get_native_id())
+        real(stretch, env)
+
+    with torch.no_grad():
+        want = model(x)
+        torch.testing.assert_close(fast(x), want, rtol=1e-4, atol=1e-5)
+        monkeypatch.setattr(threads, "others_run", lambda: True)
+        threads.end_workers()
+        before = _tasks()
+        torch.exp(torch.randn(1024, 1024))
+        (worker,) = _tasks() - before
+        monkeypatch.setattr(native, "_run", run)
+        for _ in range(20):
+            torch.testing.assert_close(fast(x), want, rtol=1e-4, atol=1e-5)
+        assert worker in _tasks()
+    assert ran == {threading.get_native_id(), worker}
+
+
+@pytest.mark.parametrize("compiler", [None, "inductor"])
+def test_callers_with_workers_of_their_own_share_the_lanes(
+    two_threads: None, compiler: str | None
+) -> None:
+    model = Towers().eval()
+    fast = _scheduled(model) if compiler is None else dfx.schedule(
+        model, dfx.Branches(wide=False), lanes=2, rules=[dfx.Module(torch.nn.LSTM)], compiler=compiler
+    )  # fmt: skip
+    failures: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            with torch.no_grad():
+                for _ in range(20):
+                    x = torch.randn(9, 4, 128)
+                    torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+        except BaseException as error:
+            failures.append(error)
+
+    call()
+    callers = [threading.Thread(target=call) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    call()
+    for caller in callers:
+        caller.join()
+    assert not failures, failures[0]
+
+
+def test_an_error_in_a_lane_of_a_worker_is_the_callers(
+    two_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next call works."""
+    model, x = Towers().eval(), torch.randn(9, 4, 128)
+    fast = _scheduled(model)
+    real = native._run
+    main = threading.get_native_id()
+
+    def run(stretch: Any, env: Any) -> None:
+        if threading.get_native_id() != main:
+            raise ValueError("on the worker")
+        real(stretch, env)
+
+    with torch.no_grad():
+        want = model(x)
+        fast(x)
+        with monkeypatch.context() as patched:
+            patched.setattr(native, "_run", run)
+            for _ in range(50):  # the caller takes a lane whose worker is late
+                torch.exp(torch.randn(1024, 1024))
+                try:
+                    fast(x)
+                except dfx.EngineError as error:
+                    assert "on the worker" in str(error)
+                    break
+            else:
+                pytest.fail("no worker ran a lane in 50 calls")
+        torch.testing.assert_close(fast(x), want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are listed on Linux only")
@@ -157,7 +271,7 @@ class Towers(torch.nn.Module):
         y = self.wide(x)
         return self.wide(torch.cat([self.left(y)[0], self.right(y.flip(0))[0]], -1))
 
-threads.WORTH_ENDING_NS = 0.0
+threads.LONG_NS = 0.0
 machine.cores = lambda: 2
 torch.set_num_threads(2)
 model = Towers().eval()
@@ -180,7 +294,7 @@ print("child ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_forked_child_has_no_workers_to_end() -> None:
+def test_a_forked_child_has_no_workers() -> None:
     """OpenMP waits for ever for those that its parent had; PyTorch alone does so on the first shared work."""
     done = ended(watched() + FORKED, limit_s=200)
     assert "child ended with 0" in done.stdout, told(done)
