@@ -9,8 +9,11 @@ Which regions are wide is the *allotment*. As in two-phase algorithms for moldab
 first, by what cores gain, and then scheduled: candidates are "all wide", "none", and for each threshold of
 efficiency those regions wide that gain at least so much; each with all lanes and with one, which needs nobody
 to be woken. The best one is improved as CPA does it, a region
-at a time, as long as the length of the whole schedule shrinks. A schedule with lanes is kept only if it is
-predicted to be shorter than all regions wide by ``MARGIN``.
+at a time, as long as the length of the whole schedule shrinks. What runs on one lane with nothing beside it
+then joins the program around the lanes, if there is one: all that it gains by the model is that it is handed
+to no threads, and the model knows nothing of operators that are fused, in there, with what comes before and
+after. A schedule with lanes is kept only if it is predicted to be shorter than all regions wide, by
+``MARGIN``.
 
 A program in which anything is wide is handed to the framework's own threads, which costs ``program_ns``; one
 whose regions are all on lanes is not. For tiny functions that decides. A phase with several lanes is longer
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from dynaflow_xla import machine
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -79,6 +83,7 @@ class Moldable:
         self.preds, self.succs = pg.predecessors(), pg.successors()
         self.narrow = [r.cost_at(lane_cores) for r in pg.regions]
         self.wide = [r.cost_at(max(1, cores), wide=True) for r in pg.regions]
+        self.forks = [r.spread.forks * machine.numbers().fork_ns for r in pg.regions]
         self.moldable = cores > 0
         self.program_ns = program_ns
         self.fixed = {r.id for r in pg.regions if r.outer}
@@ -108,7 +113,7 @@ class Moldable:
             for lanes in dict.fromkeys((self.lanes, 1))
         ]
         best = min(tried, key=lambda p: p.length_ns)
-        best = self._improved(best, everything)
+        best = self._joined(self._improved(best, everything), everything)
         gain = MARGIN * original.length_ns
         return best if best.length_ns + gain < original.length_ns else original
 
@@ -161,6 +166,17 @@ class Moldable:
             if best.length_ns >= before:
                 break
         return best
+
+    def _joined(self, best: ListSchedule, everything: frozenset[int]) -> ListSchedule:
+        """Makes wide what is alone on a lane between wide regions, unless the lane has better kernels."""
+        if best.on_lanes == everything:
+            return best
+        joining: set[int] = set()
+        for on_lanes, phase in groupby(best.order, lambda placed: placed[1] >= 0):
+            regions, lanes = zip(*phase, strict=True)
+            if on_lanes and len(set(lanes)) == 1:
+                joining.update(i for i in regions if self.narrow[i] >= self.wide[i] - self.forks[i])
+        return self.placed(everything - best.on_lanes | joining, best.lanes) if joining else best
 
     def placed(self, wide: frozenset[int], lanes: int | None = None) -> ListSchedule:
         """The list schedule of an allotment: all lanes that can run do so before what is wide goes on."""
