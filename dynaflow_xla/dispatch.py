@@ -198,13 +198,19 @@ def target(given: Any) -> str:
     return jax.target(given)  # type: ignore[no-any-return]
 
 
-def of_arguments(name: str, args: Any, kwargs: Any = None) -> str:
+def of_arguments(name: str, args: Any, kwargs: Any = None, torch: Any = None) -> str:
     """Whose arguments a call of a plain function has, where both frameworks are loaded.
+
+    Args:
+        name: Of the function, for the message.
+        args: Of the call.
+        kwargs: Of the call.
+        torch: PyTorch's frontend, if the caller has it: looking for it takes longer than a small call.
 
     Raises:
         UnsupportedError: they belong to both.
     """
-    torch: Any = frontend("torch")
+    torch = torch or frontend("torch")
     has_tensor, has_array = torch.kinds(args, kwargs or {})
     if has_tensor and has_array:
         raise UnsupportedError(
@@ -254,7 +260,8 @@ class EitherFunction:
         Raises:
             UnsupportedError: they belong to both.
         """
-        return self._get(of_arguments(getattr(self, "__name__", "the function"), args, kwargs))
+        name = getattr(self, "__name__", "the function")
+        return self._get(of_arguments(name, args, kwargs, self._torch))
 
     def _get(self, framework: str) -> Any:
         if framework not in self._made:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -35,6 +36,7 @@ class Decisions(Generic[C]):
         self._unmeasured = unmeasured
         self._made: Recent[Any, C] = Recent(_MAX_DECISIONS)
         self._last: tuple[Any, C] | None = None
+        self._lock = threading.Lock()
         self._candidates: dict[bool, dict[str, Strategy]] = {}
 
     def __len__(self) -> int:
@@ -48,7 +50,11 @@ class Decisions(Generic[C]):
         last = self._last  # read once: another thread may replace it
         if last is not None and last[0] == signature:  # cheaper than a hash
             return last[1]
-        return self._made.get(signature)
+        with self._lock:  # or a decision that another thread replaces now would come back
+            choice = self._made.get(signature)
+            if choice is not None:
+                self._last = (signature, choice)
+        return choice
 
     def values(self) -> list[C]:
         """All that was decided."""
@@ -57,8 +63,9 @@ class Decisions(Generic[C]):
     def put(self, signature: Any, choice: C) -> C:
         """Keeps a decision."""
         self.put_off.done(signature)
-        self._made[signature] = choice
-        self._last = (signature, choice)
+        with self._lock:
+            self._made[signature] = choice
+            self._last = (signature, choice)
         telling.count("decisions")
         telling.told(
             "auto", f"{choice.name} runs; {choice.reason}", chosen=choice.name, reason=choice.reason,

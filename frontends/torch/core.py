@@ -61,12 +61,14 @@ class Core(Deciding):
         self._lock = threading.Lock()
         self._for_arrays: Callable[..., Any] | None = None
         self._root = capturing.root_function(original)
-        self._compiled: Callable[..., Any] = torch.compile(
+        compiled = torch.compile(
             self._root,
             backend=Doorway(self.graphs),
             **self.backend.capture_options(),
             **captures.captures_kept(capturing.MAX_CAPTURES),
         )
+        self._compiled = captures.while_nobody_traces(compiled)
+        self._most = sys.maxsize
         plain = self.backend.whole_layers and not self.splits
         self._shortcut = captures.Shortcut(self._root) if plain else None
 
@@ -126,7 +128,9 @@ class Core(Deciding):
         """Why a call with these arguments ran no graph."""
         name = self.options.name
         count, reason = captures.captures_of(self._root, {"args": args, "kwargs": kwargs})
-        if count >= captures.capture_limit(capturing.MAX_CAPTURES):
+        most = captures.capture_limit(capturing.MAX_CAPTURES)
+        if count >= min(most, self._most):
+            self._most = count  # the limit may change; what was given up once is not captured again
             return (
                 f"{name!r} was captured {count} times, which is the most that is kept, and these arguments "
                 f"need another capture ({reason}), so the original runs for them. Sizes are captured twice, "

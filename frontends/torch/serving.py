@@ -22,7 +22,8 @@ from dynaflow_xla.protocols import Chosen, Planned, Scheduled
 from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.verification import Report
 
-_LEAVES = (torch.Tensor, torch.nn.Module, int, float, str, type(None))
+_OURS = (torch.Tensor, torch.nn.Module)
+_LEAVES = (*_OURS, int, float, str, type(None))
 
 
 def kinds(args: Any, kwargs: Any) -> tuple[bool, bool]:
@@ -30,11 +31,13 @@ def kinds(args: Any, kwargs: Any) -> tuple[bool, bool]:
     jax = sys.modules.get("jax")
     array: Any = () if jax is None else getattr(jax, "Array", ())  # half imported it has none yet
     has_tensor = has_array = False
-    given = (*args, *kwargs.values())
-    if not all(isinstance(x, _LEAVES) for x in given):
-        given = pytree.tree_leaves(given)
+    given = (*args, *kwargs.values()) if kwargs else args
+    for x in given:  # a plain loop, as every call of a function runs it
+        if type(x) is not torch.Tensor and not isinstance(x, _LEAVES):
+            given = pytree.tree_leaves((args, kwargs))
+            break
     for leaf in given:
-        if isinstance(leaf, torch.Tensor | torch.nn.Module):
+        if isinstance(leaf, _OURS):
             has_tensor = True
         elif isinstance(leaf, array):
             has_array = True

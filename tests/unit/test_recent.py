@@ -101,6 +101,7 @@ KNOWN = {
     "watching/telling.py": {"_counts": "one for each counter"},
     "watching/counters.py": {"_before": "one for each counter"},
     "caches/private_files.py": {"_refused": "folders that were named as the cache and warned of"},
+    "frontends/torch/_compat/class_attributes.py": {"mend": "no arguments"},
     "frontends/torch/native/native.py": {"_calls": "one for each call that runs now"},
     "frontends/torch/native/threads.py": {"_library": "no arguments", "_settings": "no arguments"},
     "frontends/torch/on_xla/torchax_table.py": {"folder": "no arguments", "table": "no arguments"},

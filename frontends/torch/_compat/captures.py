@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
+import time
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -83,6 +84,40 @@ def captures_kept(count: int) -> dict[str, Any]:
 def capture_limit(count: int) -> int:
     """How many captures are kept if ``count`` are asked for."""
     return count if _TAKES_LIMIT else int(torch._dynamo.config.recompile_limit)
+
+
+def while_nobody_traces(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """What ``torch.compile`` made, for threads that call it while others trace with ``torch.fx``.
+
+    PyTorch keeps one flag of that for all threads, and refuses every call of theirs before anything of it
+    ran. The calls wait until that trace is done.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        while True:
+            try:
+                return compiled(*args, **kwargs)
+            except RuntimeError as error:
+                if not _refused(error) or _traces_here():
+                    raise
+            time.sleep(0.001)
+
+    return call
+
+
+def _refused(error: RuntimeError) -> bool:
+    """Whether the outermost wrapper of ``torch.compile`` raised this, and nothing that it called."""
+    inside = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    outermost = inside is not None and inside.tb_next is None
+    return outermost and str(error).startswith("Detected that you are using FX to symbolically")
+
+
+def _traces_here() -> bool:
+    """Whether a trace of ``torch.fx`` is open on this thread."""
+    code, frame = torch.fx.Tracer.trace.__code__, inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 def captures_of(fn: types.FunctionType, given: Mapping[str, Any]) -> tuple[int, str]:

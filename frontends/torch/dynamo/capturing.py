@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dynaflow_xla.frontends.torch._compat import captures, dynamo_graphs
+from dynaflow_xla.frontends.torch._compat import captures, class_attributes, dynamo_graphs
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.capture.names import ROOT_FILE, ROOT_NAME
 from dynaflow_xla.frontends.torch.dynamo import running
@@ -43,6 +43,7 @@ def root_function(original: Callable[..., Any]) -> types.FunctionType:
     and line which sizes changed; two schedules must not count against each other. The text is where
     ``inspect`` finds it: functions without a source get one code object for all before torch 2.13.
     """
+    class_attributes.mend()
     scope: dict[str, Any] = {}
     text = (
         f"def make({ROOT_NAME}):\n"

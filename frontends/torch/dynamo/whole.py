@@ -31,11 +31,12 @@ class CompiledOriginal:
 
     def __init__(self, original: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self._root = root = root_function(original)
-        self._compiled: Callable[..., Any] = torch.compile(
+        compiled = torch.compile(
             root,
             options={"fallback_random": True, **options},
             **captures.captures_kept(MAX_CAPTURES),
         )
+        self._compiled = captures.while_nobody_traces(compiled)
         self._shortcut = captures.Shortcut(root)
 
     def call(self, args: Any, kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from dynaflow_xla.frontends.torch.tuning import keeping
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
+_NO_KEYWORDS = (dict, ())
 
 
 def of(original: Any, args: Any, kwargs: Any) -> Any:
@@ -20,7 +21,7 @@ def of(original: Any, args: Any, kwargs: Any) -> Any:
     """
     training = getattr(original, "training", None)
     modes = training, torch.is_grad_enabled(), torch.get_num_threads()
-    return _part(args), _part(kwargs), modes
+    return _part(args), _part(kwargs) if kwargs else _NO_KEYWORDS, modes
 
 
 def without_sizes(signature: Any) -> Any:

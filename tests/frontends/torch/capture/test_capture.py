@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from typing import Any
 
@@ -353,3 +354,25 @@ def test_checkpointing(round_robin: Any) -> None:
     fast(X).sum().backward()
     for w, p in zip(want, model.parameters(), strict=True):
         assert torch.equal(w, p.grad)
+
+
+def test_another_thread_traces() -> None:
+    """Before 2.15 PyTorch keeps one flag of ``torch.fx`` for all threads: a call waits for that trace."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def traced(x: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return x + 1
+
+    other = threading.Thread(target=torch.fx.symbolic_trace, args=(traced,), daemon=True)
+    fast, x = dfx.schedule(lambda x: x.sin() * 2, "branches"), torch.randn(8)
+    other.start()
+    assert begun.wait(60)
+    threading.Timer(0.2, go_on.set).start()
+    torch.testing.assert_close(fast(x), x.sin() * 2)
+    other.join(60)
+    assert not other.is_alive()
+    again = scheduled(lambda x: x.cos() * 2)
+    with pytest.raises(RuntimeError, match="FX to symbolically trace"):
+        torch.fx.symbolic_trace(lambda x: again(x))

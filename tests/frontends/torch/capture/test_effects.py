@@ -224,6 +224,77 @@ def test_what_functions_close_over(make: Any, seen: list[set[str]]) -> None:
     assert seen
 
 
+class Base:
+    kept = 0
+
+
+class Derived(Base):
+    pass
+
+
+class Owner(nn.Module):
+    kept = 1
+
+    def forward(self, x: Any) -> Any:
+        type(self).kept += 1
+        return sorts(x) * self.kept
+
+
+def through_derived(x: Any) -> Any:
+    Base.kept += 1
+    return sorts(x) * Derived.kept
+
+
+def through_an_object(x: Any) -> Any:
+    Base.kept += 1
+    return sorts(x) + Derived().kept
+
+
+def asked_for(x: Any) -> Any:
+    Base.new = 2.0  # type: ignore[attr-defined]
+    return sorts(x) + (2.0 if hasattr(collected, "new") else 1.0)
+
+
+collected = Derived()
+
+
+@pytest.mark.parametrize("f", [through_derived, through_an_object, asked_for, Owner()])
+@pytest.mark.filterwarnings("ignore::dynaflow_xla.FallbackWarning")
+def test_written_to_a_class_and_read_elsewhere(f: Any) -> None:
+    """Through an object or a derived class, in the same call."""
+    kind, fast = Owner if isinstance(f, Owner) else Base, dfx.schedule(f, "branches", lanes=2)
+    with torch.no_grad():
+        for _ in range(3):
+            x, before = torch.randn(8, 16), kind.kept
+            want, after = f(x), kind.kept
+            kind.kept = before
+            if "new" in vars(Base):
+                del Base.new  # type: ignore[attr-defined]
+            torch.testing.assert_close(fast(x), want)
+            assert kind.kept == after
+
+
+def test_numbers_of_a_class_change() -> None:
+    """Somebody else writes them: what was captured with others does not run."""
+
+    class Kept:
+        times, text = 2, "a"
+
+        @classmethod
+        def read(cls) -> int:
+            return cls.times
+
+    def f(x: Any) -> Any:
+        return sorts(x) * Kept.times + Kept.read() + (Kept.text == "a")
+
+    fast = dfx.schedule(f, "branches", lanes=2)
+    with torch.no_grad():
+        for times, text in ((2, "a"), (3, "a"), (3, "b"), (5, "b")):
+            Kept.times, Kept.text = times, text
+            x = torch.randn(8, 16)
+            torch.testing.assert_close(fast(x), f(x))
+
+
 def test_modules_among_the_arguments(seen: list[set[str]]) -> None:
     def f(model: Any, x: Any) -> Any:
         return sorts(model(x))
