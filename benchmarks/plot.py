@@ -12,20 +12,26 @@ from typing import Any
 COLORS = {"branches": "#4c78a8", "nano": "#54a24b", "whole": "#b279a2", "auto": "#f58518"}
 
 
-def markdown(record: dict[str, Any]) -> str:
-    """Returns the table of README.md: the better baseline, the best strategy, and Auto."""
+def markdown(record: dict[str, Any], *repeated: dict[str, Any]) -> str:
+    """Returns the table of docs/results.md: the best baseline, the best strategy, and Auto.
+
+    Args:
+        record: A run of the cases: the milliseconds, and the first of the ratios, are its.
+        repeated: Further runs of the same code, whose ratios stand beside.
+    """
     lines = [
-        "| case | plain ms | scheduled ms | with | ratio | Auto's ratio |",
-        "|---|---|---|---|---|---|",
+        "| case | plain ms | scheduled ms | with | ratio | `Branches` | `Auto` |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for case in record["cases"]:
+    for case, *others in zip(*(r["cases"] for r in (record, *repeated)), strict=True):
         ratios = case["ratios"]
         best = min((n for n in ratios if n != "auto"), key=lambda n: ratios[n]["ratio"])
         ms = {name: found["median"] for name, found in case["statistics_ms"].items()}
-        lines.append(
-            f"| {case['note']} | {ms[ratios[best]['baseline']]:.3g} | {ms[best]:.3g} | {best} "
-            f"| {ratios[best]['ratio']:.2f} | {ratios['auto']['ratio']:.2f} |"
-        )
+        cells = [case["note"], f"{ms[ratios[best]['baseline']]:.3g}", f"{ms[best]:.3g}", best]
+        for name in (best, "branches", "auto"):
+            found = [c["ratios"][name]["ratio"] for c in (case, *others) if name in c["ratios"]]
+            cells.append(", ".join(f"{ratio:.2f}" for ratio in found) or "-")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -50,19 +56,19 @@ def pair_columns(case: dict[str, Any]) -> dict[str, tuple[str, float, float]]:
 
 
 def pairs_markdown(record: dict[str, Any]) -> str:
-    """Returns the table of README.md of models in both frameworks."""
-    lines = [
-        "| model | JAX ms | scheduled ms | with | ratio | Auto | PyTorch ms | scheduled ms | with "
-        "| ratio | Auto |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    """Returns the table of docs/results.md of models in both frameworks."""
+    cells = [f"{framework} ms | scheduled ms | with | ratio | `Branches` | `Auto`"
+             for framework in ("JAX", "PyTorch")]  # fmt: skip
+    lines = [f"| model | {' | '.join(cells)} |", "|---" * 13 + "|"]
     for case in record["cases"]:
         columns, cells = pair_columns(case), [case["note"]]
         for framework in ("JAX", "PyTorch"):
+            plain = columns[framework][1]
             name, ms, ratio = columns[f"{framework} scheduled"]
+            branches = case["statistics_ms"][f"{framework.removeprefix('Py').lower()}_branches"]
             cells += [
-                f"{columns[framework][1]:.3g}", f"{ms:.3g}", name.split("_", 1)[1], f"{ratio:.2f}",
-                f"{columns[f'{framework} Auto'][2]:.2f}",
+                f"{plain:.3g}", f"{ms:.3g}", name.split("_", 1)[1], f"{ratio:.2f}",
+                f"{branches['median'] / plain:.2f}", f"{columns[f'{framework} Auto'][2]:.2f}",
             ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -224,22 +230,24 @@ def draw(source: Path, target: Path) -> Path:
 def main() -> int:
     """Draws one file; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("source", type=Path)
+    parser.add_argument("source", type=Path, nargs="+", help="several: runs of the same cases")
     parser.add_argument("--out", type=Path, help="default: the source with suffix .png")
     parser.add_argument("--markdown", action="store_true", help="print a table, draw nothing")
     options = parser.parse_args()
     import json
 
-    record = json.loads(options.source.read_text())
-    kind = record["benchmark"]
+    records = [json.loads(source.read_text()) for source in options.source]
+    kind = records[0]["benchmark"]
     if options.markdown:
         tables = {"pairs": pairs_markdown, "torch-cpu": torch_markdown}
-        print(tables.get(kind, markdown)(record))
+        print(tables.get(kind, markdown)(*records))
         return 0
     if kind == "torch-cpu":
         parser.error("there is no picture of this benchmark: --markdown prints its table")
-    target = options.out or options.source.with_suffix(".png")
-    print((draw_pairs if kind == "pairs" else draw)(options.source, target))
+    if len(records) > 1:
+        parser.error("one file is drawn: --markdown joins several runs")
+    target = options.out or options.source[0].with_suffix(".png")
+    print((draw_pairs if kind == "pairs" else draw)(options.source[0], target))
     return 0
 
 
