@@ -9,7 +9,7 @@ EXTRAS ?= jax,torch,bench,trace,test,test-torch
 # The build takes XLA's FFI headers from this environment's jaxlib; they have to be those of 0.10.
 JAX    ?= jax>=0.10,<0.11 jaxlib>=0.10,<0.11
 # One version of PyTorch, so that a CPU build of it can be had (the newest may bring CUDA, gigabytes):
-# with an index of CPU builds, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
+# PIP_EXTRA_INDEX_URL=... names PyTorch's own index of CPU builds.
 TORCH  ?= torch==2.13.0
 PINS   := $(JAX) $(if $(findstring torch,$(EXTRAS)),$(TORCH))
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
