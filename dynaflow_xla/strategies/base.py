@@ -43,6 +43,8 @@ class Context:
         program_ns: What the framework takes, beside the regions' own work, where any region has all cores:
             it hands the whole program to threads of its own. With every region on a lane it does not. 0
             where that makes no difference, as inside of a larger program.
+        caller_ns: A program of one lane, lane 0, of up to so much work runs on the thread that calls it, with
+            no program around it; 0: none does.
     """
 
     batch_size: int | None
@@ -54,6 +56,7 @@ class Context:
     lane_cores: int = 1
     derived: bool = False
     program_ns: float = 0.0
+    caller_ns: float = 0.0
 
 
 class Strategy:

@@ -50,9 +50,7 @@ class Branches(Strategy):
         lanes = s.lanes if self.lanes is None else self.lanes
         if lanes > s.lanes:
             raise PlanError(f"Branches asks for {lanes} lanes; this schedule has {s.lanes}")
-        cores = s.context.cores if self.wide else 0
-        context = s.context
-        placed = Moldable(s.graph, lanes, context.lane_cores, cores, context.program_ns).best()
+        placed = Moldable.of(s, lanes, wide=self.wide).best()
         of = {h.region.id: h for h in s.handles}
         for region, lane in placed.order:
             if region not in of:

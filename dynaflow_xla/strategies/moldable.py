@@ -16,9 +16,10 @@ after. A schedule with lanes is kept only if it is predicted to be shorter than 
 ``MARGIN``.
 
 A program in which anything is wide is handed to the framework's own threads, which costs ``program_ns``; one
-whose regions are all on lanes is not. For tiny functions that decides. A phase with several lanes is longer
-by ``lane_wake_ns``. Where regions go does not depend on that: in a row of calls lanes are awake, and what
-a late lane has not begun the engine has another thread do.
+whose regions are all on lanes is not. For tiny functions that decides. With up to ``caller_ns`` of work, all
+on one lane, there is no program around it, and nothing to enter, to leave or to copy. A phase with several
+lanes is longer by ``lane_wake_ns``. Where regions go does not depend on that: in a row of calls lanes are
+awake, and what a late lane has not begun the engine has another thread do.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from itertools import groupby
 
 from dynaflow_xla import machine
 from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.strategies.base import Recorder
 
 MARGIN = 0.03
 """Of the original's time: what lanes have to gain by the model, beside what they cost."""
@@ -68,6 +70,7 @@ class Moldable:
         lane_cores: Cores of a lane.
         cores: Of the machine; 0: nothing but outer regions can have all of them.
         program_ns: See ``Context``.
+        caller_ns: See ``Context``.
     """
 
     def __init__(
@@ -77,15 +80,23 @@ class Moldable:
         lane_cores: int,
         cores: int,
         program_ns: float = 0.0,
+        caller_ns: float = 0.0,
     ) -> None:
         self.regions = pg.regions
         self.lanes = lanes
         self.preds, self.succs = pg.predecessors(), pg.successors()
         self.narrow = [r.cost_at(lane_cores) for r in pg.regions]
         self.wide = [r.cost_at(max(1, cores), wide=True) for r in pg.regions]
-        self.forks = [r.spread.forks * machine.numbers().fork_ns for r in pg.regions]
+        self.lane_cores = lane_cores
+        # Products are handed out each by itself, whatever is fused around them.
+        self.fused_forks = [
+            0.0
+            if r.spread.products or r.spread.convolutions
+            else r.spread.forks * machine.numbers().fork_ns
+            for r in pg.regions
+        ]
         self.moldable = cores > 0
-        self.program_ns = program_ns
+        self.program_ns, self.caller_ns = program_ns, caller_ns
         self.fixed = {r.id for r in pg.regions if r.outer}
         values = pg.graph.values
         made = pg.producer_region()
@@ -101,12 +112,27 @@ class Moldable:
             sum(values[v].bytes for v in r.outputs if v in results) for r in pg.regions
         ]
 
+    @classmethod
+    def of(cls, s: Recorder, lanes: int, *, wide: bool = True) -> Moldable:
+        """The tasks of a recording.
+
+        Args:
+            s: The recording.
+            lanes: Number of lanes.
+            wide: False: regions have one lane each, but for outer ones.
+        """
+        context = s.context
+        return cls(
+            s.graph, lanes, context.lane_cores, context.cores if wide else 0, context.program_ns,
+            context.caller_ns,
+        )  # fmt: skip
+
     def best(self) -> ListSchedule:
         """The shortest schedule found; all wide where lanes gain too little."""
         if not self.moldable:
             return self.placed(frozenset(self.fixed))
         everything = frozenset(r.id for r in self.regions)
-        original = self.placed(everything)
+        original = self.all_wide()
         tried = [
             self.placed(allotment, lanes)
             for allotment in dict.fromkeys(self._allotments())
@@ -114,8 +140,21 @@ class Moldable:
         ]
         best = min(tried, key=lambda p: p.length_ns)
         best = self._joined(self._improved(best, everything), everything)
-        gain = MARGIN * original.length_ns
-        return best if best.length_ns + gain < original.length_ns else original
+        return best if self._gains(best, original) else original
+
+    def all_wide(self) -> ListSchedule:
+        """Every region with all cores: the original program."""
+        return self.placed(frozenset(r.id for r in self.regions))
+
+    def is_for_the_caller(self) -> bool:
+        """Whether the program is shorter on the thread that calls it than with all cores."""
+        if not self.caller_ns or self.fixed or sum(self.narrow) > self.caller_ns:
+            return False
+        return self._gains(self.placed(frozenset(), 1), self.all_wide())
+
+    @staticmethod
+    def _gains(best: ListSchedule, original: ListSchedule) -> bool:
+        return best.length_ns + MARGIN * original.length_ns < original.length_ns
 
     def _allotments(self) -> Iterable[frozenset[int]]:
         """Sets of wide regions: by efficiency, the ratio of its time on a lane to that on all cores."""
@@ -168,15 +207,26 @@ class Moldable:
         return best
 
     def _joined(self, best: ListSchedule, everything: frozenset[int]) -> ListSchedule:
-        """Makes wide what is alone on a lane between wide regions, unless the lane has better kernels."""
+        """Makes wide what is alone on a lane between wide regions, unless the lane has better kernels.
+
+        A phase joins as a whole: each one that is left would have to be entered and left again.
+        """
         if best.on_lanes == everything:
             return best
         joining: set[int] = set()
         for on_lanes, phase in groupby(best.order, lambda placed: placed[1] >= 0):
             regions, lanes = zip(*phase, strict=True)
-            if on_lanes and len(set(lanes)) == 1:
-                joining.update(i for i in regions if self.narrow[i] >= self.wide[i] - self.forks[i])
-        return self.placed(everything - best.on_lanes | joining, best.lanes) if joining else best
+            if on_lanes and len(set(lanes)) == 1 and all(map(self._is_as_good_wide, regions)):
+                joining.update(regions)
+        joined = self.placed(everything - best.on_lanes | joining, best.lanes)
+        forgiven = sum(self.fused_forks[i] for i in joining)
+        return joined if joining and joined.length_ns - forgiven <= best.length_ns else best
+
+    def _is_as_good_wide(self, region: int) -> bool:
+        """Whether only forks, which fusion may spare, make a region longer on all cores than on a lane."""
+        forks = self.fused_forks[region]
+        on_lane = self.narrow[region] - (forks if self.lane_cores > 1 else 0.0)
+        return on_lane >= self.wide[region] - forks
 
     def placed(self, wide: frozenset[int], lanes: int | None = None) -> ListSchedule:
         """The list schedule of an allotment: all lanes that can run do so before what is wide goes on."""
@@ -227,6 +277,8 @@ class _Schedule:
         length = max(self.free, default=0.0)
         if any(lane < 0 for _, lane in self.order):
             length += tasks.program_ns
+        elif not any(lane for _, lane in self.order) and sum(tasks.narrow) <= tasks.caller_ns:
+            length = sum(tasks.narrow)
         return ListSchedule(tuple(self.order), length, self.lanes)
 
     def _arrival(self, region: int) -> float:

@@ -137,14 +137,12 @@ class _Search:
 
     def run(self) -> None:
         """Finds the best order."""
-        lanes, context = self.s.lanes, self.s.context
+        lanes = self.s.lanes
         inner = set(self.needs)
-        for cores in dict.fromkeys((context.cores, 0)):
-            placed = Moldable(
-                self.s.graph, lanes, context.lane_cores, cores, context.program_ns
-            ).best()
+        for wide in (True, False) if self.s.context.cores else (True,):
+            placed = Moldable.of(self.s, lanes, wide=wide).best()
             self._whole(tuple((i, lane) for i, lane in placed.order if i in inner))
-            if cores == context.cores:  # as Branches places them
+            if wide:  # as Branches places them
                 self.first_ns = self.best_ns
         self._whole(tuple((i, WIDE if i in self.outer else 0) for i in self.needs))
         self._extend(_PartialSchedule((0.0,) * lanes))

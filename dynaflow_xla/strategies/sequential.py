@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dynaflow_xla.errors import PlanTypeError, checks
 from dynaflow_xla.strategies.base import Recorder, Strategy
+from dynaflow_xla.strategies.moldable import Moldable
 
 
 @dataclass(frozen=True, repr=False)
@@ -13,7 +14,8 @@ class Sequential(Strategy):
     """All regions one after another: what the other strategies are compared with.
 
     Each has all cores, where the backend knows that width: then it is the original program, as fast as that.
-    Elsewhere all are on lane 0.
+    Elsewhere all are on lane 0. So is a program of some microseconds that is faster on the thread that calls
+    it than handed to the framework's own threads.
 
     Args:
         wide: False: all on lane 0 in any case. A pool of one thread runs small programs faster.
@@ -30,6 +32,8 @@ class Sequential(Strategy):
     def schedule(self, s: Recorder) -> None:
         """Each region as soon as it is ready."""
         width = "all" if self.wide and s.context.cores else None
+        if width and s.context.caller_ns and Moldable.of(s, 1).is_for_the_caller():
+            width = None
         while ready := s.ready():
             s.execute(ready[0], lane=0, width=width)
 

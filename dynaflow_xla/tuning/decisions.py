@@ -131,7 +131,8 @@ class Decisions(Generic[C]):
 
     def clear(self) -> None:
         """Forgets candidates and decisions, not what they took."""
-        self._made.clear()
-        self._last = None
+        with self._lock:  # or a decision that another thread reads now would come back
+            self._made.clear()
+            self._last = None
         self._candidates.clear()
         self.put_off.clear()

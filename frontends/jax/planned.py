@@ -135,6 +135,11 @@ class Planned:
         return False
 
     @property
+    def caller_options(self) -> Mapping[str, Any]:
+        """XLA's options that a program ``on_caller`` has to be compiled with."""
+        return {}
+
+    @property
     def unproven(self) -> bool:
         """Whether nobody knows yet that the split keeps the values."""
         proof = self.split.resolved.proof if self.split is not None else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import tracing
 from dynaflow_xla.frontends.jax.capture.mutation import effects
 from dynaflow_xla.frontends.jax.signature import backends, entry
+from dynaflow_xla.frontends.jax.signature.caller_programs import CallerPrograms, OtherProgram
 from dynaflow_xla.frontends.jax.transform.programs import Programs
 from dynaflow_xla.frontends.jax.tuning import auto, decided
 from dynaflow_xla.frontends.jax.xla import xla_options
@@ -69,9 +70,10 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
             jitted, self.__wrapped__, options, self._jit_options,
             copies_results=self.backend.copies_results,
         )  # fmt: skip
-        self._jit = self.jitted(self._traced)
         self.has_two = entry.plans_apart(options)
+        self._jit = self.jitted(self._traced_alone if self.has_two else self._traced)
         self._inside = self.jitted(self._traced_inside) if self.has_two else self._jit
+        self._on_caller = CallerPrograms(self.planned, self._signature)
         # JAX takes compiler options for whole programs only.
         self.inner = self.jitted(self.__wrapped__) if given else jitted
         self._with_options: dict[Any, Any] = {}
@@ -109,18 +111,25 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
         if isinstance(self._options.strategy, Auto):
             return self._call_auto(args, kwargs)
         try:
-            jitted = self._jit_for(args, kwargs)
-            result = self._guarded(jitted, args, kwargs)
+            jitted, result = self._on_caller.again(lambda: self._program_called(args, kwargs))
         except splitting.NotCompared as found:
             return self._compare(found.entry, args, kwargs)
-        if jitted is self._jit:
-            self._settle(jitted, None, _compat.at_top_level if self.has_two else None)
+        if self.has_two and jitted is not self._inside:
+            # Where signatures have programs of both kinds, calls find theirs in Python.
+            one = self._on_caller.alike and not self._options.compiler_options
+            self._settle(jitted if one else None, None, _compat.at_top_level)
+        elif jitted is self._jit:
+            self._settle(jitted, None, None)
         return result
+
+    def _program_called(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        jitted = self._jit_for(args, kwargs)
+        return jitted, self._guarded(jitted, args, kwargs)
 
     def _recover(self, error: BaseException, args: Any, kwargs: Any) -> Any:
         """A call of the settled program raised ``error``."""
         if isinstance(
-            error, decided.NotDecided | splitting.NotCompared
+            error, decided.NotDecided | splitting.NotCompared | OtherProgram
         ):  # a signature it has not met yet
             return self._call(*args, **kwargs)
         if self._lift(args, kwargs):
@@ -207,7 +216,10 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
     def _jit_for(self, args: Any, kwargs: Any) -> Any:
         """The jitted program; at top level one with the options that were given, on CUDA with its plan's."""
         by_plan, given = self.options_by_plan(), self._options.compiler_options
-        if not by_plan and not given:
+        here: Mapping[str, Any] = {}
+        if self.has_two and not _compat.tracing():
+            here = self._on_caller.options(args, kwargs)
+        if not by_plan and not given and not here:
             return self._inside if self.has_two and _compat.tracing() else self._jit
         leaves = jax.tree_util.tree_leaves((args, kwargs))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -215,10 +227,11 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
                 xla_options.warn_inside_trace(self._options.name)
             return self._inside
         # What no lane computes is in the program around them.
-        options = self.compiler_options(args, kwargs) if by_plan else dict(given or {})
+        options = self.compiler_options(args, kwargs) if by_plan else {**(given or {}), **here}
         key = tuple(sorted(options.items()))
         if key not in self._with_options:
-            self._with_options[key] = self.jitted(self._traced, compiler_options=options)
+            call = self._traced_on_caller if here else self._traced
+            self._with_options[key] = self.jitted(call, compiler_options=options)
         return self._with_options[key]
 
     def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -242,6 +255,7 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
         for made in (self.original, self.inner, self._jit, self._inside, *parts):
             made.clear_cache()
         self._with_options.clear()
+        self._on_caller.clear()
         self._children.clear()
         self.programs.clear()
         self.by_decision.clear()
@@ -275,7 +289,9 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
         if lifted := self._lift(args, kwargs):
             return getattr(lifted, how)(*args, **kwargs)
         if not isinstance(self._options.strategy, Auto):
-            return self._proved(getattr(self._jit_for(args, kwargs), how), args, kwargs)
+            return self._on_caller.again(
+                lambda: self._proved(getattr(self._jit_for(args, kwargs), how), args, kwargs)
+            )
         try:
             choice = self.decision(args, kwargs)
         except TypeError:  # JAX's own error: a static value has no hash
@@ -309,6 +325,18 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
             return self.original(*args, **kwargs)
         return self._run(args, kwargs, check=self._options.check)
 
+    def _traced_alone(self, *args: Any, **kwargs: Any) -> Any:
+        return self._traced_if(args, kwargs, here=False)
+
+    def _traced_on_caller(self, *args: Any, **kwargs: Any) -> Any:
+        return self._traced_if(args, kwargs, here=True)
+
+    def _traced_if(self, args: Any, kwargs: Any, *, here: bool) -> Any:
+        """What is settled is called with signatures that it has not met, too."""
+        if not self.left_alone(args, kwargs) and not self._symbolic(args, kwargs):
+            self._on_caller.check(args, kwargs, here=here)
+        return self._traced(*args, **kwargs)
+
     def _traced_inside(self, *args: Any, **kwargs: Any) -> Any:
         if self.left_alone(args, kwargs):
             return self.original(*args, **kwargs)
@@ -327,7 +355,7 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
     def _run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool, alone: bool = True
     ) -> Any:
-        if _symbolic(self.programs.dynamic_leaves(args, kwargs)):
+        if self._symbolic(args, kwargs):
             telling.fallback(
                 f"{self._options.name}: a plan is for sizes that are known; with symbolic ones the original "
                 "runs, as fast.original does. Schedule the function where its sizes are known",
@@ -341,6 +369,11 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
             raise splitting.NotCompared(program.entry)
         outs = program(*consts, *self.programs.dynamic_leaves(args, kwargs))
         return jax.tree_util.tree_unflatten(traced.out_tree, outs)
+
+    def _symbolic(self, args: Any, kwargs: Any) -> bool:
+        """Whether a shape has sizes that ``jax.export`` leaves open."""
+        leaves = self.programs.dynamic_leaves(args, kwargs)
+        return any(not isinstance(n, int) for leaf in leaves for n in getattr(leaf, "shape", ()))
 
     def _entry(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
         traced, consts, program = self.programs.program(args, kwargs, warn=not self._candidate)
@@ -449,11 +482,6 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
             static, args, kwargs = self.programs.split_static(args, kwargs)
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         return tree, static, tuple([decided.abstract(leaf) for leaf in leaves])
-
-
-def _symbolic(leaves: list[Any]) -> bool:
-    """Whether a shape has sizes that ``jax.export`` leaves open."""
-    return any(not isinstance(n, int) for leaf in leaves for n in getattr(leaf, "shape", ()))
 
 
 def _made_again(fn: Any, jit_options: dict[str, Any], options: Settings) -> ScheduledFunction:

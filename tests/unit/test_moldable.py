@@ -57,3 +57,46 @@ def test_what_a_lane_has_better_kernels_for_stays_there(make: Make) -> None:
         for r in pg.regions
     )
     assert on_lanes(replace(pg, regions=regions)) == {"loops"}
+
+
+SMALL_PRODUCT = {"cost_ns": 0.02 * MS, "spread": Spread(products=0.02 * MS, forks=1.0)}
+BIG = {"cost_ns": 4 * MS, "spread": Spread(products=4 * MS, forks=1.0)}
+SERIAL = {"cost_ns": 0.1 * MS}
+
+
+def better_on_lanes(pg: PartitionedGraph, kind: str, outside_ns: float) -> PartitionedGraph:
+    regions = [
+        replace(r, outside=Outside(outside_ns)) if pg.graph.ops[r.ops[0]].kind == kind else r
+        for r in pg.regions
+    ]
+    return replace(pg, regions=tuple(regions))
+
+
+def row(make: Make, kinds: list[str], **given: object) -> PartitionedGraph:
+    """Operators in a row."""
+    text = [f"v{n} = {kind} {f'v{n - 1}' if n else 'x'}" for n, kind in enumerate(kinds)]
+    made = {f"v{n}": given[kind] for n, kind in enumerate(kinds)}
+    return partition(make("; ".join(text), f"v{len(kinds) - 1}", **made), [Op("*")])
+
+
+def test_small_products_in_a_row_stay_on_a_lane(make: Make) -> None:
+    """No fusion spares what it costs to hand them out one by one."""
+    pg = row(make, ["small"] * 100 + ["big"], small=SMALL_PRODUCT, big=BIG)
+    assert on_lanes(pg) == {"small"}
+
+
+def test_what_a_lane_does_in_one_go_is_not_taken_apart(make: Make) -> None:
+    loops = {"cost_ns": 0.02 * MS, "spread": Spread(forks=1.0)}
+    kinds = ["big", *["cumsum", "loops"] * 10, "big"]
+    pg = better_on_lanes(row(make, kinds, cumsum=SERIAL, loops=loops, big=BIG), "cumsum", 0.03 * MS)
+    best = Moldable(pg, 2, 1, 2, machine.numbers().program_ns).best()
+    assert on_lanes(pg) == {"cumsum", "loops"} and len(best.on_lanes) == 20
+
+
+def test_lanes_of_several_cores_hand_out_work_too(make: Make) -> None:
+    cumsum = {"cost_ns": 2 * MS, "spread": Spread(elements=0.1 * MS, forks=20.0)}
+    pg = better_on_lanes(
+        row(make, ["big", "cumsum", "big"], cumsum=cumsum, big=BIG), "cumsum", 0.6 * MS
+    )
+    best = Moldable(pg, 2, 8, 16, machine.numbers().program_ns).best()
+    assert {pg.graph.ops[pg.regions[r].ops[0]].kind for r in best.on_lanes} == {"cumsum"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,16 @@ class LaneEntry(Planned):
         """Whether it is one lane, the thread that calls the program, and needs no other program."""
         if not self.apart or not self.program_ns or self.split is not None:
             return False
-        return on_caller.is_lane_zero(self.plan, self.pg)
+        if not on_caller.is_lane_zero(self.plan, self.pg):
+            return False
+        return not on_caller.needs_options(self.pg) or on_caller.options_are_free(
+            self.options.compiler_options or {}
+        )
+
+    @functools.cached_property
+    def caller_options(self) -> Mapping[str, Any]:
+        """XLA's options without which parts of it would not stay on the thread that calls."""
+        return on_caller.OPTIONS if self.on_caller and on_caller.needs_options(self.pg) else {}
 
     @property
     def compiled(self) -> list[tuple[Stage | None, Launch | None]]:
@@ -104,7 +113,8 @@ class LaneEntry(Planned):
         if self.on_caller:
             return [
                 f"lanes {plan.lanes}: lane 0 is the thread that calls, and runs all of it as one program; "
-                "nothing is copied, no custom calls"
+                "nothing is copied, no custom calls",
+                *(f"compiled with {name}={value}" for name, value in self.caller_options.items()),
             ]
         calls = sum(bool(instructions) for instructions, _ in plan.stages())
         passes = []

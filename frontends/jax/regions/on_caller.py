@@ -80,22 +80,32 @@ def marked(results: Any, given: Any) -> Any:
 def is_lane_zero(plan: Plan, pg: PartitionedGraph) -> bool:
     """Whether a program of the plan's regions on its caller's thread is the plan's only lane, lane 0.
 
-    It is where all regions have that lane, and XLA would hand nothing in them to other threads. Then no
-    program is needed beside the one around the lanes.
+    It is where all regions have that lane. Then no program is needed beside the one around the lanes.
     """
     launches = [i for i in plan.instructions if isinstance(i, Launch)]
-    regions = [pg.regions[launch.region] for launch in launches]
-    values, ops = pg.graph.values, pg.graph.ops
     return (
         all(launch.lane == 0 for launch in launches)
-        and sum(region.cost_ns for region in regions) <= MAX_NS
-        and all(region.spread == NO_SPREAD for region in regions)
-        and all(
-            values[v].bytes <= _LARGEST_BYTES
-            for region in regions
-            for i in region.ops
-            for v in (*ops[i].inputs, *ops[i].outputs)
-        )
+        and sum(pg.regions[launch.region].cost_ns for launch in launches) <= MAX_NS
+    )
+
+
+def needs_options(pg: PartitionedGraph) -> bool:
+    """Whether XLA would hand something in these regions to other threads without ``OPTIONS``."""
+    values, ops = pg.graph.values, pg.graph.ops
+    return any(region.spread != NO_SPREAD for region in pg.regions) or any(
+        values[v].bytes > _LARGEST_BYTES
+        for region in pg.regions
+        for i in region.ops
+        for v in (*ops[i].inputs, *ops[i].outputs)
+    )
+
+
+def options_are_free(options: Mapping[str, Any]) -> bool:
+    """Whether ``OPTIONS`` take no user's option's place."""
+    return not (
+        _OPTION in options
+        or _OPTION in os.environ.get("XLA_FLAGS", "")
+        or _compat.leaves_out_passes()
     )
 
 
@@ -110,12 +120,8 @@ def may_help(regions: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -
     """
     if jax.default_backend() != "cpu" or not _compat.dispatches_asynchronously():
         return False
-    if (
-        _OPTION in options
-        or _OPTION in os.environ.get("XLA_FLAGS", "")
-        or _compat.leaves_out_passes()
-    ):
-        return False  # our option would take the place of that one
+    if not options_are_free(options):
+        return False
     leaves = jax.tree_util.tree_leaves((args, kwargs))
     if any(isinstance(x, jax.core.Tracer) for x in leaves):
         return False  # leaked out of a trace: the call itself will say so

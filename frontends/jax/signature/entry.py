@@ -14,6 +14,7 @@ from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import capture, costs
 from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.planned import Planned
+from dynaflow_xla.frontends.jax.regions import on_caller
 from dynaflow_xla.frontends.jax.regions.functions import region_function, replaced_function
 from dynaflow_xla.frontends.jax.signature import backends
 from dynaflow_xla.frontends.jax.xla import loops
@@ -27,6 +28,7 @@ from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import Context, Split, record, sizes_of
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.predicted import fastest
+from dynaflow_xla.strategies.sequential import Sequential
 
 _LEAST_NS = 20_000.0
 """Functions of less work are faster on lanes at one hour and slower at another: they stay what they are."""
@@ -72,6 +74,7 @@ def _build(
         made = strategy.rules(graph)
         rules = None if made is None else as_rules(made)
     rules = backend.rules(rules, captured)
+    program_ns = _program_ns(graph) if alone and backend.cores() else 0.0
     context = Context(
         batch_size=None if batched is None else batched.batch,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
@@ -81,7 +84,8 @@ def _build(
         cores=backend.cores(),
         lane_cores=options.lane_cores if backend.cores() else 1,
         derived=derived,
-        program_ns=_program_ns(graph) if alone and backend.cores() else 0.0,
+        program_ns=program_ns,
+        caller_ns=_caller_ns(options) if program_ns and alone else 0.0,
     )
     split = None
     sizes, asked = () if batched is None else batched.sizes, Split(assume_separable=True)
@@ -152,11 +156,17 @@ def plans_apart(settings: Settings) -> bool:
     """
     strategy = settings.strategy
     return (
-        isinstance(strategy, Branches)
+        isinstance(strategy, Branches | Sequential)
         and strategy.wide
         and backends.of(settings).cores() > 0
         and settings.in_axes is None
     )
+
+
+def _caller_ns(settings: Settings) -> float:
+    """The longest plan of one lane that runs on the thread that calls it, where it is alone."""
+    free = plans_apart(settings) and on_caller.options_are_free(settings.compiler_options or {})
+    return on_caller.MAX_NS if free else 0.0
 
 
 def _program_ns(graph: Graph) -> float:

@@ -133,7 +133,7 @@ def choose(
         left_out = dict.fromkeys(candidates, small)
         if not small:
             kept, predicted, left_out = _predicted(
-                fast, args, kwargs, costs, spending, planning_s, len(first.pg.regions)
+                fast, args, kwargs, costs, spending, planning_s, len(first.pg.regions), here
             )
             left_out |= {name: why for name in kept if (why := ways.add(name))}
         if here and (why := ways.add_on_caller()):
@@ -209,6 +209,7 @@ def _predicted(
     spending: budget.Budget,
     planning_s: float,
     regions: int,
+    here: bool,
 ) -> tuple[list[str], dict[str, float], dict[str, str]]:
     """Candidates worth measuring, what is predicted of each, and why others are left out."""
     predicted: dict[str, float] = {}
@@ -235,6 +236,8 @@ def _predicted(
         same = plans.setdefault(program, name)
         if program == _ORIGINAL:
             left_out[name] = "every region has all cores: the original's program"
+        elif here and made.caller_options:
+            left_out[name] = f"it is the {ON_CALLER}"
         elif made.unproven:
             left_out[name] = "it is not proved that a split keeps the values"
         elif same != name:

@@ -60,7 +60,7 @@ def test_one_lane_spares_the_hand_over_of_the_program(assert_same: Any) -> None:
     assert _lanes(fast, *xs) == {0}
     assert fast.planned(xs, {}).on_caller
     assert_same(chains(*xs), fast(*xs))
-    machine.use(dataclasses.replace(machine.ASSUMED, program_ns=3_000.0))
+    machine.use(dataclasses.replace(machine.ASSUMED, program_ns=1_000.0))
     assert _lanes(_branches(chains), *xs) == {-1}
 
 
@@ -71,10 +71,10 @@ def test_inside_of_a_larger_program_there_is_none_to_spare(
     """Each has its own plan, whichever is met first."""
     fast = _branches(chains)
     larger = jax.jit(lambda *xs: [x + 1 for x in fast(*xs)])
-    xs = _rows(4, 4096)
+    xs = _rows(8, 4096)
     for seed in range(2):
         calls = {"alone": lambda xs: fast(*xs), "inside": lambda xs: [y - 1 for y in larger(*xs)]}
-        given = _rows(4, 4096, seed)
+        given = _rows(8, 4096, seed)
         for name in sorted(calls, reverse=not alone_first):
             assert_same(chains(*given), calls[name](given))
     assert "dfx_run" not in larger.lower(*xs).as_text()
@@ -144,7 +144,7 @@ def test_a_lane_is_woken_for_more_than_its_waking() -> None:
     """Chains of 94 us on two lanes: each has a half, or one lane has them all."""
     xs = _rows(8, 1024)
     for wake_ns, lanes in ((4_000.0, [4, 4]), (80_000.0, [8])):
-        machine.use(dataclasses.replace(machine.ASSUMED, lane_wake_ns=wake_ns))
+        machine.use(dataclasses.replace(machine.ASSUMED, lane_wake_ns=wake_ns, lanes_ns=10_000.0))
         plan = dfx.plan(_branches(chains), *xs)
         launches = [i.lane for i in plan.instructions if isinstance(i, Launch)]
         assert [launches.count(lane) for lane in sorted(set(launches))] == lanes
@@ -169,3 +169,127 @@ def test_tiny_products_are_not_handed_out() -> None:
         return sum(region.spread.forks for region in graph.regions)
 
     assert [forks(width) for width in (8, 32, 64, 256)] == [0, 0, 1, 1]
+
+
+def mlp(x: Any, w: Any) -> Any:
+    for _ in range(4):
+        x = jnp.tanh(x @ w) + 0.1
+    return x
+
+
+def _layers(rows: int, width: int = 64, seed: int = 0) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    made = [rng.standard_normal(shape) for shape in ((rows, width), (width, width))]
+    return jnp.asarray(made[0], jnp.float32), jnp.asarray(made[1] / 8, jnp.float32)
+
+
+EACH = pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.Sequential()], ids=repr)
+
+
+@EACH
+def test_products_stay_with_who_calls_by_a_compiler_option(strategy: Any, assert_same: Any) -> None:
+    """XLA would hand each of them to its pool; and no program of a lane's own is needed."""
+    x, w = _layers(64)
+    fast = dfx.schedule(jax.jit(mlp), strategy, lanes=2)
+    assert _lanes(fast, x, w) == {0}
+    assert fast.planned((x, w), {}).caller_options
+    assert "dfx_run" not in fast.lower(x, w).as_text()
+    assert "compiled with xla_disable_hlo_passes" in dfx.explain(fast, x, w)
+    for seed in range(3):
+        given = _layers(64, seed=seed)
+        assert_same(mlp(*given), fast(*given))
+        result = fast(*given)
+        assert result.is_ready()
+    assert dfx.verify(fast, x, w).rows
+    assert fast.lower(x, w).compile()(x, w).shape == (64, 64)
+    # Inside of something larger the option cannot be given.
+    larger = jax.jit(lambda x, w: fast(x, w) + 1)
+    assert_same(mlp(x, w) + 1, larger(x, w))
+    assert_same(*(jax.grad(lambda x, f=f: f(x, w).sum())(x) for f in (mlp, fast)))
+    assert_same(mlp(x, w), fast(x, w))
+
+
+@EACH
+@pytest.mark.parametrize("order", [(64, 2048, 64, 2048), (2048, 64, 64, 2048, 1024, 64)])
+def test_signatures_of_both_kinds_take_turns(
+    strategy: Any, order: tuple[int, ...], assert_same: Any
+) -> None:
+    fast = dfx.schedule(jax.jit(mlp), strategy, lanes=2)
+    for seed, rows in enumerate(order):
+        given = _layers(rows, seed=seed)
+        assert_same(mlp(*given), fast(*given))
+        assert bool(fast.planned(given, {}).caller_options) == (rows == 64)
+    fast.clear_cache()
+    for rows in order:
+        assert_same(mlp(*_layers(rows)), fast(*_layers(rows)))
+
+
+@EACH
+def test_settings_that_change_between_calls(
+    strategy: Any, assert_same: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans are made anew where JAX traces anew; each call finds the program of the plan that it has then."""
+    given = _layers(64)
+    fast = dfx.schedule(jax.jit(mlp), strategy, lanes=2)
+    for free in (True, False, True):
+        with monkeypatch.context() as patch:
+            if not free:
+                patch.setenv("XLA_FLAGS", "--xla_disable_hlo_passes=dce")
+            fast.original.clear_cache()
+            assert_same(mlp(*given), fast(*given))
+            fast.lower(*given)
+    with jax.enable_x64(True):
+        assert_same(mlp(*given), fast(*given))
+    assert_same(mlp(*given), fast(*given))
+
+
+def test_threads_meet_signatures_of_both_kinds(assert_same: Any) -> None:
+    fast = dfx.schedule(jax.jit(mlp), dfx.Branches(), lanes=2)
+    sizes = [8 * (n + 4) for n in range(4)] + [1024, 1536]
+    wrong: list[Any] = []
+
+    def work(shift: int) -> None:
+        try:
+            for n in range(12):
+                given = _layers(sizes[(n + shift) % len(sizes)], seed=n)
+                np.testing.assert_allclose(fast(*given), mlp(*given), rtol=1e-4, atol=1e-5)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("conflicts", [True, False])
+def test_compiler_options_of_the_user(conflicts: bool, assert_same: Any) -> None:
+    given = _layers(64)
+    options = {"xla_disable_hlo_passes": "dce"} if conflicts else {"xla_cpu_enable_fast_math": True}
+    fast = dfx.schedule(jax.jit(mlp, compiler_options=options), dfx.Sequential(), lanes=2)
+    assert bool(fast.planned(given, {}).caller_options) != conflicts
+    for _ in range(3):
+        assert_same(mlp(*given), fast(*given))
+
+
+def test_static_values_without_a_hash_are_jaxs_error() -> None:
+    fast = dfx.schedule(jax.jit(lambda x, n: x @ x * n[0], static_argnums=1), dfx.Branches())
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError), match="hash"):
+            fast(jnp.ones((64, 64)), [2])
+
+
+def test_auto_does_not_measure_one_program_twice(
+    assert_same: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path))
+    given = _layers(64)
+    fast = dfx.schedule(jax.jit(mlp), dfx.Auto(min_cost_ns=0.0), lanes=2)
+    for _ in range(3):
+        assert_same(mlp(*given), fast(*given))
+    choice = fast.decision(given, {})
+    assert choice is None or "caller's thread" in choice.left_out.get(
+        "Branches(lanes=2)", "caller's thread"
+    )

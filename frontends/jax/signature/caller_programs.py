@@ -1,0 +1,74 @@
+"""Which calls of a function, alone, run programs that compiler options keep on the thread that calls.
+
+Compiler options are a program's. So a function whose plans differ in that has two programs for calls that are
+not a part of something larger, and each knows which signatures are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
+
+from dynaflow_xla.caches.recent import Recent
+
+T = TypeVar("T")
+
+_MAX_SIGNATURES = 1024
+
+
+class OtherProgram(Exception):
+    """A program is traced for a signature that is the other one's."""
+
+
+class CallerPrograms:
+    """The compiler options of signatures' plans, see ``regions.on_caller``.
+
+    Args:
+        planned: The planned entry of arguments.
+        signature: What names them; TypeError: nothing does.
+    """
+
+    def __init__(
+        self, planned: Callable[[Any, Any], Any], signature: Callable[[Any, Any], Hashable]
+    ) -> None:
+        self._planned, self._signature = planned, signature
+        self._options: Recent[Hashable, Mapping[str, Any]] = Recent(_MAX_SIGNATURES)
+
+    def options(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
+        """The options that keep these arguments' program on the thread that calls; none: it is another."""
+        try:
+            signature = self._signature(args, kwargs)
+            known = self._options.get(signature)
+        except TypeError:  # JAX's own error comes with the call: a static value has no hash
+            return {}
+        if known is None:
+            known = self._options[signature] = self._planned(args, kwargs).caller_options
+        return known
+
+    @property
+    def alike(self) -> bool:
+        """Whether one program serves all signatures that were met."""
+        return len({bool(options) for options in self._options.values()}) == 1
+
+    def check(self, args: Any, kwargs: Any, *, here: bool) -> None:
+        """Raises ``OtherProgram`` if these arguments' plan is not for the program that is being traced.
+
+        Args:
+            args: Tracers.
+            kwargs: Tracers.
+            here: Whether it is the one that stays on the thread that calls.
+        """
+        if bool(self._planned(args, kwargs).caller_options) != here:
+            raise OtherProgram
+
+    def again(self, call: Callable[[], T]) -> T:
+        """Calls; once more if JAX's settings, and with them plans, have changed since signatures were met."""
+        try:
+            return call()
+        except OtherProgram:
+            self.clear()
+            return call()
+
+    def clear(self) -> None:
+        """Forgets all signatures."""
+        self._options.clear()
