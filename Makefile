@@ -237,8 +237,18 @@ lint-mypy: $(STAMPS)/deps-dev build/lint
 	cd build/lint && "$(PY)" -P -m mypy --config-file ../../pyproject.toml \
 	  --cache-dir ../../.mypy_cache -p dynaflow_xla
 
+# What `make dev` installs would be found before build/lint, with the whole checkout as a package.
+define LINT_IMPORTS
+import sys
+sys.meta_path = [f for f in sys.meta_path if "Redirecting" not in type(f).__name__]
+sys.path.insert(0, ".")
+from importlinter.cli import lint_imports_command
+lint_imports_command()
+endef
+export LINT_IMPORTS
+
 lint-imports: $(STAMPS)/deps-dev build/lint
-	cd build/lint && "$(CURDIR)/$(VENV)/bin/lint-imports" --no-logo --config ../../pyproject.toml \
+	cd build/lint && "$(PY)" -P -c "$$LINT_IMPORTS" --no-logo --config ../../pyproject.toml \
 	  --cache-dir ../../.import_linter_cache
 
 lint-cpp: $(STAMPS)/deps-dev
