@@ -60,15 +60,14 @@ def ablations(given: Given, times: Times) -> list[Ablation]:
 
 
 def _decisions(plan: Plan) -> list[Decision]:
-    return [Decision(i.region, i.lane) for i in plan.instructions if isinstance(i, Launch)]
+    return [Decision(i.region, i.lane) for i in plan.launches]
 
 
 def _total(pg: PartitionedGraph, plan: Plan, decisions: list[Decision], costs: Costs | None) -> int:
     """Of the plan of other decisions."""
-    width = max((i.width for i in plan.instructions if isinstance(i, Launch)), default=1) or 1
     made = build_plan(
         pg, Recording(tuple(decisions)), lanes=plan.lanes, strategy_text=plan.strategy, cores=plan.cores,
-        width=width, counted=False,
+        width=plan.lane_width, counted=False,
     )  # fmt: skip
     return total_ns(made, pg, costs)
 
@@ -89,7 +88,7 @@ def _lanes(
                 Decision(d.region, other if d.lane == lane else d.lane) for d in _decisions(plan)
             ]
             ways.append(_total(pg, plan, moved, costs))
-        names = [i.name for i in plan.instructions if isinstance(i, Launch) and i.lane == lane]
+        names = [i.name for i in plan.launches if i.lane == lane]
         told = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
         found.append(Ablation("lane", f"lane {lane} ({told})", min(ways) - total))
     return found
@@ -98,9 +97,9 @@ def _lanes(
 def _busy(plan: Plan, times: Times) -> Callable[[int], tuple[int, int]]:
     """By lane: what its regions take together, then its number."""
     busy = dict.fromkeys(range(plan.lanes), 0)
-    for instruction in plan.instructions:
-        if isinstance(instruction, Launch) and instruction.lane >= 0:
-            busy[instruction.lane] += times.there[instruction.region]
+    for launch in plan.launches:
+        if launch.lane >= 0:
+            busy[launch.lane] += times.there[launch.region]
     return lambda lane: (busy[lane], lane)
 
 

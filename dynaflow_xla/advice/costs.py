@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from dynaflow_xla import machine
 from dynaflow_xla.ir.partitioned import PartitionedGraph, contents
-from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.timelines.simulator import Costs, lower_bound, ns_at, region_costs, total_ns
 from dynaflow_xla.timelines.timeline import Timeline
@@ -163,9 +162,8 @@ def _widths(given: Given, alone: tuple[int, ...]) -> tuple[tuple[int, ...], tupl
     """Each region's time on the cores that the plan gives it, and on the best number that one may."""
     plan, pg = given.plan, given.pg
     there, best = [*alone], [*alone]
-    launches = [i for i in plan.instructions if isinstance(i, Launch)]
-    lane = max((i.width for i in launches), default=1) or 1
-    for launch in launches:
+    lane = plan.lane_width
+    for launch in plan.launches:
         region = launch.region
         has = plan.cores_of(launch)
         widths = {(has, launch.lane < 0)}

@@ -94,12 +94,11 @@ class _Look:
         self.launches: dict[int, Launch] = {}
         self.stage: dict[int, int] = {}
         self.barriers: list[Launch] = []
-        for instruction in given.plan.instructions:
-            if isinstance(instruction, Launch):
-                self.launches[instruction.region] = instruction
-                self.stage[instruction.region] = len(self.barriers)
-                if instruction.lane < 0:
-                    self.barriers.append(instruction)
+        for launch in given.plan.launches:
+            self.launches[launch.region] = launch
+            self.stage[launch.region] = len(self.barriers)
+            if launch.lane < 0:
+                self.barriers.append(launch)
         self.spans: dict[int, list[tuple[int, int]]] = {}
         self.on_lane: dict[int, list[Span]] = {}
         for span in timeline.spans:

@@ -11,7 +11,6 @@ from dynaflow_xla import machine
 from dynaflow_xla.advice.ablation import Ablation, ablations
 from dynaflow_xla.advice.costs import Given, Times, times as times_of
 from dynaflow_xla.advice.pairs import Pair, pairs as pairs_of
-from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.timelines.simulator import simulate
 from dynaflow_xla.timelines.spans import us
@@ -222,7 +221,7 @@ def _reason(given: Given, t: Times) -> tuple[Reason, str]:
 
 def _lanes(plan: Plan) -> str:
     """``2 lanes of one core each``."""
-    width = max((i.width for i in plan.instructions if isinstance(i, Launch)), default=1) or 1
+    width = plan.lane_width
     return f"{plan.lanes} lanes of {'one core' if width == 1 else f'{width} cores'} each"
 
 

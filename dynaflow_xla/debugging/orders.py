@@ -132,7 +132,7 @@ def replanned(plan: Plan, pg: PartitionedGraph, draw: random.Random) -> Plan:
     What a strategy may not move stays: outer regions, and regions that keep their order, follow each other as
     in the plan.
     """
-    original = {i.region: i for i in plan.instructions if isinstance(i, Launch)}
+    original = {i.region: i for i in plan.launches}
     fixed = [
         region
         for region in original
@@ -142,7 +142,6 @@ def replanned(plan: Plan, pg: PartitionedGraph, draw: random.Random) -> Plan:
     for earlier, later in zip(fixed, fixed[1:], strict=False):
         before[later].add(earlier)
     wide = any(i.lane < 0 and not pg.regions[i.region].outer for i in original.values())
-    width = max((i.width for i in original.values()), default=1)
     decisions = []
     done: set[int] = set()
     while len(done) < len(original):
@@ -158,7 +157,7 @@ def replanned(plan: Plan, pg: PartitionedGraph, draw: random.Random) -> Plan:
         lanes=plan.lanes,
         strategy_text="a random legal order",
         cores=plan.cores,
-        width=max(1, width),
+        width=plan.lane_width,
     )
     validate(made, pg)
     named = tuple(
@@ -181,5 +180,5 @@ def _preds(
 def crossing(plan: Plan) -> list[int]:
     """The regions that read or write memory which other lanes use."""
     shared = {b.id for b in plan.buffers if b.kind == "scratch"}
-    launches = [i for i in plan.instructions if isinstance(i, Launch) and i.lane >= 0]
+    launches = [i for i in plan.launches if i.lane >= 0]
     return [i.region for i in launches if shared.intersection((*i.ins, *i.outs))]

@@ -30,9 +30,8 @@ class Shadow:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._makers: dict[int, Launch] = {}
-        for instruction in plan.instructions:
-            if isinstance(instruction, Launch):
-                self._makers.update(dict.fromkeys(instruction.outs, instruction))
+        for launch in plan.launches:
+            self._makers.update(dict.fromkeys(launch.outs, launch))
         self._given = {b.id for b in plan.buffers if b.kind == "arg"}
         self._parts = {
             i.out: ((i.src,) if isinstance(i, Slice) else i.srcs)

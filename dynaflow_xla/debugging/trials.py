@@ -75,7 +75,7 @@ class Round:
     kept: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.launches = {i.region: i for i in self.plan.instructions if isinstance(i, Launch)}
+        self.launches = {i.region: i for i in self.plan.launches}
         self._shadow = Shadow(self.plan)
 
     def begin(self, region: int) -> None:
@@ -233,10 +233,9 @@ class _Trial:
             shadow = Shadow(plan)
             try:
                 order = orders.interleaved(plan, random.Random(0), region)
-                for instruction in order.instructions:
-                    if isinstance(instruction, Launch):
-                        shadow.read(instruction)
-                        shadow.wrote(instruction)
+                for launch in order.launches:
+                    shadow.read(launch)
+                    shadow.wrote(launch)
             except orders.Deadlock as error:
                 return self._finding("deadlock", error.launch, str(error))
             except Unwritten as error:
@@ -249,7 +248,7 @@ class _Trial:
     def _finding(self, kind: Kind, launch: Launch | None, detail: str) -> Finding:
         plan = self._subject.plan
         if launch is None:
-            launch = next(i for i in plan.instructions if isinstance(i, Launch))
+            launch = plan.launches[0]
         where = place(self._subject.pg, launch.region, launch.lane)
         return Finding(kind, where, *self._now, detail)
 

@@ -75,10 +75,14 @@ class Plan(msgspec.Struct, frozen=True):
     cores: int = 0
 
     @property
+    def launches(self) -> tuple[Launch, ...]:
+        """What it runs, without what is between."""
+        return tuple(i for i in self.instructions if isinstance(i, Launch))
+
+    @property
     def lanes_used(self) -> frozenset[int]:
         """Lanes on which something is launched, the outer program's aside."""
-        launched = (i.lane for i in self.instructions if isinstance(i, Launch))
-        return frozenset(lane for lane in launched if lane >= 0)
+        return frozenset(i.lane for i in self.launches if i.lane >= 0)
 
     @property
     def replaces(self) -> bool:
@@ -86,12 +90,17 @@ class Plan(msgspec.Struct, frozen=True):
 
         So plans that are equal may do different things.
         """
-        return any(isinstance(i, Launch) and i.replace for i in self.instructions)
+        return any(i.replace for i in self.launches)
+
+    @property
+    def lane_width(self) -> int:
+        """Cores of one lane, of the widest."""
+        return max((1, *(i.width for i in self.launches)))
 
     @property
     def lane_cores(self) -> int:
         """Cores of all its lanes together."""
-        widths = {i.lane: i.width for i in self.instructions if isinstance(i, Launch)}
+        widths = {i.lane: i.width for i in self.launches}
         return sum(width for lane, width in widths.items() if lane >= 0)
 
     def cores_of(self, launch: Launch) -> int:
@@ -150,7 +159,7 @@ class Plan(msgspec.Struct, frozen=True):
         One model written in two frameworks with the same marks has the same outline under the same
         strategy.
         """
-        wide = any(isinstance(i, Launch) and i.width == 0 for i in self.instructions)
+        wide = any(i.width == 0 for i in self.launches)
         return re.sub(r" value=\d+" if wide else r" (?:value|cores)=\d+", "", self.to_text())
 
     def to_text(self) -> str:

@@ -11,7 +11,7 @@ from dynaflow_xla.planning.plan import Plan
 
 def region_table(plan: Plan, pg: PartitionedGraph) -> list[str]:
     """A heading and a line for each region, for ``explain``."""
-    lanes = {i.region: i for i in plan.instructions if isinstance(i, Launch)}
+    lanes = {i.region: i for i in plan.launches}
     heading = ("region", "lane", "resource", "est. us", "MB moved", "ops", "tags", "source")
     several = any(region.function for region in pg.regions)
     rows: list[tuple[str, ...]] = [(*heading, "function") if several else heading]
@@ -48,7 +48,7 @@ def widths(plan: Plan, pg: PartitionedGraph, cores: int) -> list[str]:
         pg: Its graph.
         cores: That the process may use now.
     """
-    launches = [i for i in plan.instructions if isinstance(i, Launch)]
+    launches = plan.launches
     wide = [i for i in launches if i.lane < 0 and not pg.regions[i.region].outer]
     lines = []
     if wide and len(wide) == len(launches):

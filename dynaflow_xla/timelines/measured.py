@@ -60,9 +60,7 @@ class Measured:
         self._barrier: tuple[int, ...] = ()
         self._preds = pg.predecessors()
         self._contents = contents(pg)
-        self._width = {
-            i.region: plan.cores_of(i) for i in plan.instructions if isinstance(i, Launch)
-        }
+        self._width = {i.region: plan.cores_of(i) for i in plan.launches}
 
     def add_stage(self, instructions: Iterable[Instruction], records: Iterable[Trace]) -> None:
         """Spans of one stage from the engine's records."""

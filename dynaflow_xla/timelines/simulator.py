@@ -137,11 +137,9 @@ def lower_bound(
     finish: dict[int, int] = {}
     copied: set[int] = set()
     longest = outer_end = outer = inner = area = stages = 0
-    lane_width = max((i.width for i in plan.instructions if isinstance(i, Launch)), default=1) or 1
+    lane_width = plan.lane_width
     lane_ran = False
-    for launch in plan.instructions:
-        if not isinstance(launch, Launch):
-            continue
+    for launch in plan.launches:
         reads = [plan.buffers[b].value for b in launch.ins]
         begin = max((finish.get(v, 0) for v in reads), default=0)
         if not pg.regions[launch.region].outer and plan.cores:

@@ -115,9 +115,7 @@ class Subject:
             cores = 0
         memory, spans, now = self._memory(self.plan), [], 0
         texts = contents(self.pg)
-        for launch in self.plan.instructions:
-            if not isinstance(launch, Launch):
-                continue
+        for launch in self.plan.launches:
             region = self.pg.regions[launch.region]
             narrow = cores > 0 and not region.outer
             device = xla.lane_device(0, cores) if narrow else own

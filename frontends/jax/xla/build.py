@@ -14,7 +14,7 @@ from dynaflow_xla.frontends.jax.xla.gate_placement import Gate, overwritten, pla
 from dynaflow_xla.frontends.jax.xla.region_order import RegionOrder
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
 from dynaflow_xla.ir.partitioned import PartitionedGraph
-from dynaflow_xla.planning.instructions import Launch, Merge
+from dynaflow_xla.planning.instructions import Merge
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.planning.recording import Decision
 
@@ -79,8 +79,8 @@ def _merges(
             yield plan.buffers[merge.out].value, parts, merge.axis
     if split is None:
         return
-    for launch in plan.instructions:
-        if isinstance(launch, Launch) and launch.region in split.expanded.merge_reads:
+    for launch in plan.launches:
+        if launch.region in split.expanded.merge_reads:
             origin = split.expanded.origins[launch.region]
             reads = split.expanded.merge_reads[launch.region]
             if isinstance(origin, MergeSpec) and origin.how == "concat" and not origin.weights:

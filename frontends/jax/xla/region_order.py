@@ -26,11 +26,8 @@ class RegionOrder:
     def __init__(self, pg: PartitionedGraph, plan: Plan, *, chained: bool = False):
         self.chained = chained
         self.direct: dict[int, tuple[int, ...]] = {}
-        writer = {b: i.region for i in plan.instructions if isinstance(i, Launch) for b in i.outs}
-        reads: dict[int, set[int]] = {}
-        for launch in plan.instructions:
-            if isinstance(launch, Launch):
-                reads[launch.region] = {writer[b] for b in launch.ins if b in writer}
+        writer = {b: i.region for i in plan.launches for b in i.outs}
+        reads = {i.region: {writer[b] for b in i.ins if b in writer} for i in plan.launches}
         self.data = [
             sorted(reads.get(region, set()) | effects)
             for region, effects in enumerate(_effects(pg))
