@@ -6,9 +6,15 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 
-from dynaflow_xla.ir.graph import Graph, Region
+from dynaflow_xla.ir.graph import Graph, Operator, Region, Source, Value
 
 _COLORS = {"compute": "#cfe2f3", "memory": "#fff2cc", "network": "#f4cccc", "host": "#d9ead3"}
+_LEFT_OUT: dict[type, set[str]] = {
+    Value: {"producer"},
+    Operator: {"scope_calls", "classes", "outer_reason", "once", "generator", "mark", "payload"},
+    Region: {"outside"},
+}
+"""Fields that the JSON form does not have."""
 
 
 def _types(graph: Graph, ids: tuple[int, ...]) -> str:
@@ -41,26 +47,21 @@ def graph_text(graph: Graph, regions: Sequence[Region], notes: Sequence[str]) ->
     return "\n".join(lines)
 
 
-def _region_dict(region: Region) -> dict[str, object]:
+def _fields(node: Value | Operator | Region) -> dict[str, object]:
+    left_out = _LEFT_OUT[type(node)]
     return {
-        "id": region.id,
-        "name": region.name,
-        "ops": list(region.ops),
-        "inputs": list(region.inputs),
-        "outputs": list(region.outputs),
-        "tags": sorted(region.tags),
-        "resource": region.resource,
-        "flops": region.flops,
-        "bytes_moved": region.bytes_moved,
-        "cost_ns": region.cost_ns,
-        "spread": list(region.spread),
-        "outer": region.outer,
-        "rule": region.rule,
-        "nano": region.nano,
-        "merge": region.merge,
-        "function": region.function,
-        "source": str(region.source) if region.source else None,
+        field.name: getattr(node, field.name)
+        for field in dataclasses.fields(node)
+        if field.name not in left_out
     }
+
+
+def _plain(value: object) -> object:
+    """What JSON has no form of: tags, and places in sources."""
+    if isinstance(value, frozenset):
+        return sorted(value)
+    assert isinstance(value, Source), value
+    return str(value)
 
 
 def graph_json(graph: Graph, regions: Sequence[Region], notes: Sequence[str]) -> str:
@@ -69,41 +70,14 @@ def graph_json(graph: Graph, regions: Sequence[Region], notes: Sequence[str]) ->
         "name": graph.name,
         "inputs": list(graph.inputs),
         "outputs": list(graph.outputs),
-        "values": [
-            {
-                "id": v.id,
-                "shape": list(v.shape),
-                "dtype": v.dtype,
-                "bytes": v.bytes,
-                "weak_type": v.weak_type,
-            }
-            for v in graph.values
-        ],
+        "values": [_fields(value) for value in graph.values],
         "views": [dataclasses.asdict(view) for view in graph.views],
         "joins": [dataclasses.asdict(join) for join in graph.joins],
-        "ops": [
-            {
-                "index": op.index,
-                "kind": op.kind,
-                "inputs": list(op.inputs),
-                "outputs": list(op.outputs),
-                "scope": list(op.scope),
-                "call_path": list(op.call_path),
-                "flops": op.flops,
-                "bytes_moved": op.bytes_moved,
-                "cost_ns": op.cost_ns,
-                "spread": list(op.spread),
-                "outer": op.outer,
-                "params": op.params,
-                "function": op.function,
-                "source": str(op.source) if op.source else None,
-            }
-            for op in graph.ops
-        ],
-        "regions": [_region_dict(region) for region in regions],
+        "ops": [_fields(op) for op in graph.ops],
+        "regions": [_fields(region) for region in regions],
         "notes": list(notes),
     }
-    return json.dumps(data, sort_keys=True, indent=1)
+    return json.dumps(data, default=_plain, sort_keys=True, indent=1)
 
 
 def _quote(text: str) -> str:
