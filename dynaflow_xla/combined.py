@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from dynaflow_xla import dispatch
 from dynaflow_xla.batch.arguments import call_axes
@@ -223,7 +223,8 @@ class Together:
                 "its entry: a dictionary, or dfx.Arguments(...)"
             )
         fast, flat = self._inside(args)
-        return Fixed(dispatch.serving(fast, "together", flat, {}), tuple(flat))
+        member = dispatch.serving(fast, "together", flat, {})
+        return cast(Scheduled, Fixed(member, tuple(flat)))
 
     def lower(self, *calls: Any) -> Any:
         """Ahead-of-time lowering, as ``jax.jit(f).lower``; of JAX functions."""

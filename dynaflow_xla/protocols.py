@@ -216,7 +216,7 @@ class Frontend(Protocol):
 
 
 class Chosen:
-    """Of several plans the one that ``select`` names for these arguments, as the public functions see it.
+    """``Scheduled`` for several plans: the one that ``select`` names for these arguments serves them.
 
     Args:
         selection: What chooses.
@@ -271,55 +271,20 @@ class Chosen:
         """Where the original is chosen nothing can differ."""
         return Report(()) if self._member is None else self._member.verify(args, kwargs)
 
-    def planned(self, args: Any, kwargs: Any) -> Planned:
-        """The chosen one's."""
-        return self._planned.planned(args, kwargs)
-
     def beside_the_plan(self, args: Any, kwargs: Any) -> str:
         """Which one is chosen, and what there is to know of it."""
         aside = self._planned.beside_the_plan(args, kwargs)
         chosen = f"select chooses {self._name!r} for these arguments"
         return f"{chosen}; {aside}" if aside else chosen
 
-    def known_costs(self, args: Any, kwargs: Any) -> dict[int, float] | None:
-        """The chosen one's."""
-        return self._planned.known_costs(args, kwargs)
-
-    def profile(self, args: Any, kwargs: Any) -> Timeline:
-        """The chosen one's."""
-        return self._planned.profile(args, kwargs)
-
-    def alone(self, args: Any, kwargs: Any, cores: int) -> Timeline | None:
-        """The chosen one's."""
-        return self._planned.alone(args, kwargs, cores)
-
-    def timed(self, args: Any, kwargs: Any, rounds: int) -> tuple[list[int], list[int]]:
-        """The chosen one's."""
-        return self._planned.timed(args, kwargs, rounds)
-
-    def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
-        """The chosen one's."""
-        return self._planned.tune(args, kwargs, budget_s)
-
-    def debug(self, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugReport:
-        """The chosen one's."""
-        return self._planned.debug(args, kwargs, rounds, seed)
-
-    def check_determinism(self, args: Any, kwargs: Any, runs: int) -> DeterminismReport:
-        """The chosen one's."""
-        return self._planned.check_determinism(args, kwargs, runs)
-
-    def compile(self, args: Any, kwargs: Any, target: object) -> Any:
-        """The chosen one's."""
-        return self._planned.compile(args, kwargs, target)
-
-    def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        """The chosen one's."""
-        return self._planned.compiler_options(args, kwargs)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of what is being copied there may be no member yet
+            raise AttributeError(name)
+        return getattr(self._planned, name)  # the rest is the chosen one's
 
 
 class Fixed:
-    """What serves a call, for arguments that stand in another form: those given here take their place.
+    """``Scheduled`` for arguments that stand in another form: those given here take their place.
 
     Args:
         member: What serves the arguments.
@@ -329,54 +294,8 @@ class Fixed:
     def __init__(self, member: Scheduled, args: tuple[Any, ...]) -> None:
         self._member, self._args = member, args
 
-    def planned(self, args: Any, kwargs: Any) -> Planned:
-        """The member's."""
-        return self._member.planned(self._args, {})
-
-    def beside_the_plan(self, args: Any, kwargs: Any) -> str:
-        """The member's."""
-        return self._member.beside_the_plan(self._args, {})
-
-    def known_costs(self, args: Any, kwargs: Any) -> dict[int, float] | None:
-        """The member's."""
-        return self._member.known_costs(self._args, {})
-
-    def explain(self, args: Any, kwargs: Any, *, deep: bool) -> str:
-        """The member's."""
-        return self._member.explain(self._args, {}, deep=deep)
-
-    def verify(self, args: Any, kwargs: Any) -> Report:
-        """The member's."""
-        return self._member.verify(self._args, {})
-
-    def profile(self, args: Any, kwargs: Any) -> Timeline:
-        """The member's."""
-        return self._member.profile(self._args, {})
-
-    def alone(self, args: Any, kwargs: Any, cores: int) -> Timeline | None:
-        """The member's."""
-        return self._member.alone(self._args, {}, cores)
-
-    def timed(self, args: Any, kwargs: Any, rounds: int) -> tuple[list[int], list[int]]:
-        """The member's."""
-        return self._member.timed(self._args, {}, rounds)
-
-    def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
-        """The member's."""
-        return self._member.tune(self._args, {}, budget_s)
-
-    def debug(self, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugReport:
-        """The member's."""
-        return self._member.debug(self._args, {}, rounds, seed)
-
-    def check_determinism(self, args: Any, kwargs: Any, runs: int) -> DeterminismReport:
-        """The member's."""
-        return self._member.check_determinism(self._args, {}, runs)
-
-    def compile(self, args: Any, kwargs: Any, target: object) -> Any:
-        """The member's."""
-        return self._member.compile(self._args, {}, target)
-
-    def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        """The member's."""
-        return self._member.compiler_options(self._args, {})
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of what is being copied there may be no member yet
+            raise AttributeError(name)
+        method = getattr(self._member, name)
+        return lambda args, kwargs, *more, **options: method(self._args, {}, *more, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.errors import UnsupportedError
@@ -60,7 +60,7 @@ def serving(fast: Any, args: Any, kwargs: Any) -> Scheduled | None:
         name = fast.chosen(args, kwargs)
         each = {key: serving(one, args, kwargs) for key, one in fast.members.items()}
         others = {key: one for key, one in each.items() if one is not None}
-        return Chosen(fast.selection, name, each[name], others)
+        return cast(Scheduled, Chosen(fast.selection, name, each[name], others))
     if isinstance(fast, ScheduledFunction):
         return Serving(fast.serving(args, kwargs))
     return Serving(fast) if isinstance(fast, Lifted) else None

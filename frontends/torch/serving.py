@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -55,7 +55,8 @@ def serving(fast: Any, args: Any, kwargs: Any) -> Scheduled | None:
     if isinstance(core, SelectCore):
         name = core.chosen(args, kwargs)
         member = core.members[name]
-        return Chosen(core.selection, name, None if member is None else Serving(member))
+        serves = None if member is None else Serving(member)
+        return cast(Scheduled, Chosen(core.selection, name, serves))
     return Serving(core) if isinstance(core, Core) else None
 
 
