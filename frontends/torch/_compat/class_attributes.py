@@ -1,8 +1,9 @@
 """Attributes of classes while Dynamo captures: what is read there is guarded, and what is written is seen.
 
 Dynamo keeps what a function writes to a class until its graph ends, and reads of the same class find it
-there; reads through a derived class or an instance get the value from before. The former are mended here. A
-graph ends at the latter, so that the write is done.
+there; reads through a derived class or an instance, ``hasattr`` and the class's ``__dict__`` get what was
+there before. A graph ends at an instance that has no such attribute of its own, and at ``__dict__``, so that
+the write is done. The others are mended here.
 """
 
 from __future__ import annotations
@@ -43,23 +44,41 @@ def mend() -> None:
 
 
 def _after_writes(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that reads an attribute, which knows what base classes got in this graph."""
+    """A method that reads an attribute, which knows what classes got in this graph."""
+    asks = "hasattr" in plain.__name__
 
     @functools.wraps(plain)
     def read(self: Any, tx: Any, name: Any, *more: Any, **options: Any) -> Any:
         effects = tx.output.side_effects
         if getattr(effects, "store_attr_mutations", None):
             value = getattr(self, "value", None)
-            of = value if isinstance(value, type) else type(value)
-            kind = _written(effects, of, name)
-            if kind is not None and kind is not value:
-                if of is value and "hasattr" not in plain.__name__:
-                    return effects.load_attr(effects[kind], name)
-                _end_graph(kind, name)
+            if isinstance(value, type):
+                made = _of_class(tx, effects, value, name, asks)
+                if made is not None:
+                    return made
+            else:
+                kind = _written(effects, type(value), name)
+                if kind is not None and not _hidden(effects, kind, self, value, name):
+                    _end_graph(kind, f"then {name!r} is read through an instance")
         return plain(self, tx, name, *more, **options)
 
     read._dynaflow = True  # type: ignore[attr-defined]
     return read
+
+
+def _of_class(tx: Any, effects: Any, of: type, name: Any, asks: bool) -> Any:
+    """What this graph wrote and a class is read for, or asked whether it has it; None: nothing is known."""
+    from torch._dynamo.variables import ConstantVariable
+
+    if name == "__dict__" and of in effects and effects.store_attr_mutations.get(effects[of]):
+        _end_graph(of, "then the class's __dict__ is read", tx)
+    kind = _written(effects, of, name)
+    if kind is None or (kind is of and not asks) or _comes_first(_static(type(of), name)):
+        return None
+    written = _pending(effects, effects[kind], name)
+    if written is None:
+        _end_graph(kind, f"then {name!r} is read, which was deleted", tx)
+    return ConstantVariable.create(True) if asks else written
 
 
 def _written(effects: Any, of: type, name: Any) -> type | None:
@@ -72,12 +91,55 @@ def _written(effects: Any, of: type, name: Any) -> type | None:
     return None
 
 
-def _end_graph(kind: type, name: Any) -> NoReturn:
-    from torch._dynamo.exc import Unsupported
+def _pending(effects: Any, of: Any, name: Any) -> Any:
+    """What this graph wrote to a variable of Dynamo's, as another; None if it deleted it."""
+    from torch._dynamo.variables import DeletedVariable
 
-    raise Unsupported(
-        f"the attribute {name!r} of the class {kind.__qualname__} is written, then read through an instance"
-    )
+    made = effects.load_attr(of, name, deleted_ok=True)
+    return None if isinstance(made, DeletedVariable) else made
+
+
+def _hidden(effects: Any, kind: type, instance: Any, value: Any, name: Any) -> bool:
+    """Whether what was written to the class is not what a lookup finds: the instance has its own.
+
+    Not where the class has, or had, a descriptor that comes before the instance's own.
+    """
+    if effects.has_pending_mutation_of_attr(instance, name):
+        found = _pending(effects, instance, name) is not None
+    elif effects.has_pending_mutation_of_attr(instance, "__dict__"):
+        found = False
+    else:
+        found = name in getattr(value, "__dict__", ())
+    written = _pending(effects, effects[kind], name)
+    if not found or written is None or _comes_first(_static(type(value), name)):
+        return False
+    try:
+        return not _comes_first(written.python_type())
+    except NotImplementedError:
+        return False
+
+
+def _static(of: type, name: Any) -> type:
+    """The type of a class's attribute, as it is."""
+    return type(inspect.getattr_static(of, name, None))
+
+
+def _comes_first(kind: type) -> bool:
+    """Whether an attribute of a class that is of this type comes before those of its instances."""
+    return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
+
+
+def _end_graph(kind: type, then: str, tx: Any = None) -> NoReturn:
+    """Ends the graph; given ``tx``, so that Dynamo does not read a constant of the class by itself instead.
+
+    Under ``fullgraph`` no graph may end, and Dynamo reads what it can.
+    """
+    from torch._dynamo import exc
+
+    made = exc.Unsupported
+    if tx is not None and not (tx.one_graph or getattr(tx, "error_on_graph_break", False)):
+        made = getattr(exc, "StepUnsupported", made)
+    raise made(f"the class {kind.__qualname__} is written, {then}")
 
 
 def _guard_reads(of_class: Any) -> None:

@@ -258,7 +258,55 @@ def asked_for(x: Any) -> Any:
 collected = Derived()
 
 
-@pytest.mark.parametrize("f", [through_derived, through_an_object, asked_for, Owner()])
+def by_name(x: Any) -> Any:
+    Base.kept += 1
+    return sorts(x) * getattr(Derived, "kept", 7)
+
+
+def new_by_name(x: Any) -> Any:
+    Base.new = 2.0  # type: ignore[attr-defined]
+    return sorts(x) * getattr(Derived, "new", 7.0) + (1.0 if hasattr(Base, "new") else 0.0)
+
+
+def in_its_dictionary(x: Any) -> Any:
+    Base.kept += 1
+    return sorts(x) * Base.__dict__["kept"] + vars(Base).get("kept", 0)
+
+
+class Emptied(Base):
+    pass
+
+
+class BelowEmptied(Emptied):
+    pass
+
+
+def deleted(x: Any) -> Any:
+    Emptied.kept = 3
+    del Emptied.kept
+    return sorts(x) * BelowEmptied.kept + (1.0 if hasattr(Emptied, "kept") else 0.0)
+
+
+class Shadowed:
+    kept = 0
+
+
+own = Shadowed()
+own.kept = 5
+
+
+def beside_its_own(x: Any) -> Any:
+    Shadowed.kept = 1
+    return sorts(x) * own.kept
+
+
+WRITERS = [
+    through_derived, through_an_object, asked_for, Owner(), by_name, new_by_name, in_its_dictionary,
+    deleted, beside_its_own,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("f", WRITERS)
 @pytest.mark.filterwarnings("ignore::dynaflow_xla.FallbackWarning")
 def test_written_to_a_class_and_read_elsewhere(f: Any) -> None:
     """Through an object or a derived class, in the same call."""
@@ -272,6 +320,23 @@ def test_written_to_a_class_and_read_elsewhere(f: Any) -> None:
                 del Base.new  # type: ignore[attr-defined]
             torch.testing.assert_close(fast(x), want)
             assert kind.kept == after
+
+
+@pytest.mark.parametrize("f", [through_derived, by_name, new_by_name, beside_its_own])
+def test_whole_graphs_of_functions_that_write_a_class(f: Any) -> None:
+    """Somebody's own ``torch.compile`` may ask for one graph."""
+    from dynaflow_xla.frontends.torch._compat import class_attributes
+
+    class_attributes.mend()
+    torch._dynamo.reset()  # what a schedule gave up is given up for all
+    x, before = torch.randn(8, 16), Base.kept
+    want, after = f(x), Base.kept
+    compiled = torch.compile(f, backend="eager", fullgraph=True)
+    Base.kept = before
+    if "new" in vars(Base):
+        del Base.new  # type: ignore[attr-defined]
+    torch.testing.assert_close(compiled(x), want)
+    assert Base.kept == after
 
 
 def test_numbers_of_a_class_change() -> None:
