@@ -237,7 +237,9 @@ def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timelin
     if costs is None:
         costs = made.known_costs(args, kwargs)
     return _said(
-        _simulate(entry.plan, entry.pg, costs, program_ns=entry.program_ns),
+        _simulate(
+            entry.plan, entry.pg, costs, program_ns=entry.program_ns, caller_ns=entry.caller_ns
+        ),
         made.beside_the_plan(args, kwargs),
     )
 

@@ -45,6 +45,10 @@ class Planned(Protocol):
     def program_ns(self) -> float:
         """What the framework takes if any region is wide, see ``strategies.base.Context``."""
 
+    @property
+    def caller_ns(self) -> float:
+        """What one lane may take to run on the thread that calls, see ``strategies.base.Context``."""
+
 
 class Scheduled(Protocol):
     """What serves one call's arguments inside of a scheduled callable.

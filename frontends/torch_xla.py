@@ -60,7 +60,7 @@ from dynaflow_xla.frontends.jax.capture import (  # noqa: E402
     capture as jax_capture,
     provenance,
 )
-from dynaflow_xla.frontends.jax.capture.stablehlo import Location, StableHLOFunction  # noqa: E402
+from dynaflow_xla.frontends.jax.capture.stablehlo import StableHLOFunction  # noqa: E402
 from dynaflow_xla.frontends.jax.capture.tracing import Capturing  # noqa: E402
 from dynaflow_xla.frontends.jax.lanes.entry import build_stages  # noqa: E402
 from dynaflow_xla.frontends.jax.signature import entry as jax_entry  # noqa: E402
@@ -89,7 +89,7 @@ _MAX_PROGRAMS = 128
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
 
-def _location(text: str) -> Location | None:
+def _location(text: str) -> provenance.Location | None:
     """The place that torch_xla wrote into an operator's location."""
     try:
         data = json.loads(text)
@@ -116,7 +116,7 @@ def _location(text: str) -> Location | None:
     own = [f for f in frames if not f[0].startswith(library) and f[0] != __file__]
     file, line, function = (own or frames or [("", "0", "")])[-1]
     source = Source(file, int(line), function) if file else None
-    return Location(tuple(scope), tuple(classes), tuple(calls), None, source)
+    return provenance.Location(tuple(scope), tuple(classes), tuple(calls), None, source)
 
 
 @dataclass
@@ -154,6 +154,16 @@ class Entry:
     def plan(self) -> Any:
         """The validated plan."""
         return self.call.made.plan
+
+    @property
+    def program_ns(self) -> float:
+        """What the framework takes if any region is wide, see ``strategies.base.Context``."""
+        return self.call.made.program_ns  # type: ignore[no-any-return]
+
+    @property
+    def caller_ns(self) -> float:
+        """What one lane may take to run on the thread that calls, see ``strategies.base.Context``."""
+        return self.call.made.caller_ns  # type: ignore[no-any-return]
 
     def __call__(self, state: dict[str, Any], leaves: Sequence[Any], run: Any = None) -> list[Any]:
         """Runs on a module's state and the flat tensors of a call; returns flat results."""

@@ -53,24 +53,28 @@ def widths(plan: Plan, pg: PartitionedGraph, cores: int) -> list[str]:
     lines = []
     if wide and len(wide) == len(launches):
         lines.append(
-            f"every region has all {plan.cores} cores: the plan is the original program, and no lane runs"
+            f"every region has all {_cores(plan.cores)}: the plan is the original program, and no lane runs"
         )
     elif wide:
         lines.append(
-            f"{len(wide)} of {len(launches)} regions have all {plan.cores} cores: they are parts of the "
+            f"{len(wide)} of {len(launches)} regions have all {_cores(plan.cores)}: they are parts of the "
             "program around the lanes, which sleep meanwhile"
         )
     if plan.cores and plan.cores != cores:
         lines.append(
-            f"planned for {plan.cores} cores; this process may use {cores} now (affinity or cgroup): the "
+            f"planned for {_cores(plan.cores)}; this process may use {cores} now (affinity or cgroup): the "
             "plan runs correctly, but its costs are others. clear_cache() has it made again"
         )
     several = plan.cores or any(i.width > 1 for i in launches)  # else they may be streams
     if plan.lanes_used and several and plan.lane_cores > cores:
         lines.append(
-            f"the lanes have {plan.lane_cores} threads for {cores} cores: they share them, which is slower"
+            f"the lanes have {plan.lane_cores} threads for {_cores(cores)}: they share them, which is slower"
         )
     return lines
+
+
+def _cores(number: int) -> str:
+    return "1 core" if number == 1 else f"{number} cores"
 
 
 def time_to_make(seconds: Mapping[str, float]) -> str:

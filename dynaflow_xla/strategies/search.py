@@ -157,7 +157,9 @@ class _Search:
             s.graph, Recording(tuple(trial.decisions)), lanes=s.lanes, strategy_text="",
             cores=s.context.cores, width=s.context.lane_cores, counted=False,
         )  # fmt: skip
-        predicted = simulate(plan, s.graph, program_ns=s.context.program_ns).total_ns
+        predicted = simulate(
+            plan, s.graph, program_ns=s.context.program_ns, caller_ns=s.context.caller_ns
+        ).total_ns
         if predicted < self.best_ns:
             self.best_ns, self.best = float(predicted), order
 

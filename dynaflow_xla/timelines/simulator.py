@@ -27,6 +27,7 @@ def simulate(
     launch_ns: float | None = None,
     bytes_per_ns: float | None = None,
     program_ns: float = 0.0,
+    caller_ns: float = 0.0,
 ) -> Timeline:
     """Predicts when each region runs.
 
@@ -51,6 +52,7 @@ def simulate(
         bytes_per_ns: Speed of a copy; ``math.inf`` for none; None likewise: in such a plan results are
             copied into memory that is new.
         program_ns: What the framework takes if any region is wide, see ``strategies.base.Context``.
+        caller_ns: A program of one lane, lane 0, of up to so much work starts at once and copies nothing.
 
     Returns:
         The timeline, with its ``bound``.
@@ -60,7 +62,7 @@ def simulate(
             does not exist, a timeline without any of the regions, a wait for an event that was not
             recorded.
     """
-    run = _run(plan, pg, costs, handoff_ns, launch_ns, bytes_per_ns, program_ns)
+    run = _run(plan, pg, costs, handoff_ns, launch_ns, bytes_per_ns, program_ns, caller_ns)
     bound = lower_bound(plan, pg, costs, launch_ns=run.launch, bytes_per_ns=run.bytes_per_ns)
     meta: dict[str, Any] = {"name": plan.graph}
     if isinstance(costs, Timeline) and (note := _of_same_regions(pg, costs)[1]):
@@ -77,9 +79,10 @@ def total_ns(
     launch_ns: float | None = None,
     bytes_per_ns: float | None = None,
     program_ns: float = 0.0,
+    caller_ns: float = 0.0,
 ) -> int:
     """The ``total_ns`` of :func:`simulate`, without what else a timeline tells."""
-    run = _run(plan, pg, costs, handoff_ns, launch_ns, bytes_per_ns, program_ns)
+    run = _run(plan, pg, costs, handoff_ns, launch_ns, bytes_per_ns, program_ns, caller_ns)
     return max((span.end_ns for span in run.spans), default=0)
 
 
@@ -91,14 +94,17 @@ def _run(
     launch_ns: float | None,
     bytes_per_ns: float | None,
     program_ns: float,
+    caller_ns: float,
 ) -> _Run:
-    known = machine.numbers()
+    known, cost = machine.numbers(), region_costs(pg, costs)
     start, wake, fresh = known.lane_start_ns, 0.0, known.copy_bytes_per_ns
-    if plan.cores:
+    if all(i.lane == 0 for i in plan.launches) and sum(cost) <= caller_ns:
+        start, fresh = 0.0, math.inf
+    elif plan.cores:
         start, wake = known.lanes_ns, known.lane_wake_ns
         fresh = known.fresh_copy_bytes_per_ns
     run = _Run(
-        plan, pg, region_costs(pg, costs),
+        plan, pg, cost,
         handoff_ns=known.hand_over_ns if handoff_ns is None else handoff_ns,
         launch_ns=start if launch_ns is None else launch_ns,
         wake_ns=wake if launch_ns is None else 0.0,

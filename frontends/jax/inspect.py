@@ -34,7 +34,9 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
     lines += made.account()
     lines += [f"width: {line}" for line in widths(made.plan, made.pg, machine.cores())]
     known = fast.known_costs(args, kwargs)
-    summary = simulate(made.plan, made.pg, known, program_ns=made.program_ns).summary()
+    summary = simulate(
+        made.plan, made.pg, known, program_ns=made.program_ns, caller_ns=made.caller_ns
+    ).summary()
     lines.append(summary + ("" if known is None else "; from measured costs of regions"))
     lines.append(time_to_make(made.seconds))
     lines += made.ran()

@@ -12,6 +12,7 @@ import jax
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import capture
+from dynaflow_xla.frontends.jax.regions import on_caller
 from dynaflow_xla.frontends.jax.regions.functions import KernelRegion, cut_rows
 from dynaflow_xla.ir.graph import Graph
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -133,6 +134,11 @@ class Planned:
     def on_caller(self) -> bool:
         """Whether its only lane is the thread that calls the program, see ``regions.on_caller``."""
         return False
+
+    @property
+    def caller_ns(self) -> float:
+        """See ``strategies.base.Context``; 0 where its only lane is not that thread."""
+        return on_caller.MAX_NS if self.on_caller else 0.0
 
     @property
     def caller_options(self) -> Mapping[str, Any]:

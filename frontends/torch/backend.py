@@ -51,6 +51,10 @@ class Entry(Protocol):
         """What the framework takes if any region is wide, see ``strategies.base.Context``."""
 
     @property
+    def caller_ns(self) -> float:
+        """What one lane may take to run on the thread that calls, see ``strategies.base.Context``."""
+
+    @property
     def streams(self) -> bool:
         """Whether it computes on an accelerator, whose lanes have no cores."""
 

@@ -343,5 +343,8 @@ def test_waking_and_handing_over_are_told() -> None:
     assert total(one) == 2e5 + known.lanes_ns == total(one, program_ns=7e4)
     assert total(none) == 2e5 and total(none, program_ns=7e4) == 2.7e5
     assert total(apart, launch_ns=3e3) == 1.03e5
+    for longest in (1.9e5, 2e5):  # of two regions on the thread that calls
+        assert total(one, caller_ns=longest) == (2e5 if longest == 2e5 else 2e5 + known.lanes_ns)
+        assert total(apart, caller_ns=longest) == total(apart)
     with pytest.raises(PlanError, match="program_ns must be a number of nanoseconds"):
         total(none, program_ns=-1.0)

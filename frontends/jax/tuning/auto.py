@@ -231,7 +231,12 @@ def _predicted(
             left_out[name] = str(error).splitlines()[0]
             continue
         known = known_costs(costs, made)
-        predicted[name] = total_ns(made.plan, made.pg, known, program_ns=made.program_ns) / 1e6
+        predicted[name] = (
+            total_ns(
+                made.plan, made.pg, known, program_ns=made.program_ns, caller_ns=made.caller_ns
+            )
+            / 1e6
+        )
         program = _program(made)
         same = plans.setdefault(program, name)
         if program == _ORIGINAL:

@@ -155,6 +155,11 @@ class XlaEntry:
         return self.program.call.made.program_ns  # type: ignore[no-any-return]
 
     @property
+    def caller_ns(self) -> float:
+        """What one lane may take to run on the thread that calls, see ``strategies.base.Context``."""
+        return self.program.call.made.caller_ns  # type: ignore[no-any-return]
+
+    @property
     def streams(self) -> bool:
         """Whether it computes on an accelerator, whose lanes have no cores."""
         return self.program.call.made.streams
