@@ -354,19 +354,26 @@ CASES: tuple[Case, ...] = (
 def scheduled(case: Case, fn: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
     """The ways to schedule a case: name -> a function like ``fn``.
 
-    ``branches`` and ``auto`` always; ``nano``, two nano-batches, if it has a batch; ``whole`` if a
-    scheduled function stands inside: then the others schedule that one, and ``whole`` all of it.
+    ``sequential``, ``branches`` and ``auto`` always; ``nano``, two nano-batches, if it has a batch; ``whole``
+    if a scheduled function stands inside: then the others schedule that one, and ``whole`` all of it.
     """
     axes: dict[str, Any] = {"in_axes": case.in_axes, "out_axes": case.out_axes}
     if case.around is None or case.inner is None:
-        made = {"branches": dfx.schedule(jax.jit(fn), dfx.Branches())}
+        made = {
+            "sequential": dfx.schedule(jax.jit(fn), dfx.Sequential()),
+            "branches": dfx.schedule(jax.jit(fn), dfx.Branches()),
+        }
         if case.in_axes is None:
             return made | {"auto": dfx.schedule(jax.jit(fn), "auto")}
         nano = dfx.schedule(jax.jit(fn), dfx.NanoBatch(2), **axes)
         return made | {"nano": nano, "auto": dfx.schedule(jax.jit(fn), "auto", **axes)}
-    both = dfx.schedule(jax.value_and_grad(case.inner), dfx.Branches())
+    both, one = (
+        dfx.schedule(jax.value_and_grad(case.inner), how)
+        for how in (dfx.Branches(), dfx.Sequential())
+    )
     nano = jax.value_and_grad(dfx.schedule(case.inner, dfx.NanoBatch(2), **axes))
     return {
+        "sequential": jax.jit(case.around(one)),
         "branches": jax.jit(case.around(both)),
         "nano": jax.jit(case.around(nano)),
         "whole": dfx.schedule(jax.jit(fn), dfx.Branches()),

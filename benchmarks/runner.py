@@ -8,6 +8,7 @@ each case the outputs are verified first. Then, in ``cases``, these variants run
 ``jit_in_caller``   the same for a client that runs programs on the thread that calls them,
 ``jit_one_blas``    only where LAPACK runs: ``jit`` with OpenBLAS limited to one thread, as the engine
                     limits it while lanes run,
+``sequential``      ``dfx.schedule(strategy=dfx.Sequential())``: the original's speed, or more,
 ``branches``        ``dfx.schedule(strategy=dfx.Branches())``,
 ``nano``            ``dfx.NanoBatch(2)``, where the case has a batch,
 ``whole``           where the case is a train step: all of it scheduled, not just loss and gradient,
@@ -35,7 +36,7 @@ import environment
 BASELINES = ("jit", "jit_one_thread", "jit_in_caller", "jit_one_blas")
 BUSY_CORES = 0.15
 """Other processes using more than this make a ratio unfit to quote; the table says so."""
-SCHEDULED = ("branches", "nano", "whole", "auto")
+SCHEDULED = ("sequential", "branches", "nano", "whole", "auto")
 REST_MS = 150.0
 """Rest before each sample where LAPACK runs: see ``measure.paired``. Both are measured and kept."""
 

@@ -52,12 +52,17 @@ def test_page_shows_the_committed_result(plot: Any) -> None:
 def test_readme_shows_gains_and_losses_of_it(plot: Any) -> None:
     rows = [line.split("|") for line in _table("README.md", "| case |").splitlines()]
     measured = [line.split("|") for line in plot.markdown(*_runs_of_the_cases()).splitlines()]
-    assert rows[0] == [*measured[0][:6], *measured[0][7:]]
-    known = ["|".join([*cells[:6], *cells[7:]]) for cells in measured]
-    assert {"|".join(cells) for cells in rows} <= set(known)
-    ratios = [float(cells[5].split(",")[0]) for cells in rows[2:]]
+    known = [[*cells[:6], *cells[8:]] for cells in measured]
+    assert rows[0] == known[0]
+    assert {"|".join(cells) for cells in rows} <= {"|".join(cells) for cells in known}
+
+    def ratio(cells: list[str]) -> float:
+        return float(cells[5].split(",")[0])
+
+    ratios = [ratio(cells) for cells in rows[2:]]
     assert 5 <= len(ratios) <= 10
-    assert min(ratios) < 0.6 and max(ratios) > 1.2, "what gains, and what does not"
+    worst = max(map(ratio, known[2:]))
+    assert min(ratios) < 0.6 and max(ratios) == worst, "what gains, and what does not"
 
 
 def test_page_shows_the_study_of_auto() -> None:
