@@ -138,11 +138,8 @@ def contract(clusters: list[Cluster], max_regions: int) -> list[Cluster]:
 
 
 def _round(clusters: list[Cluster], tiny: float) -> list[Cluster]:
-    succs: dict[int, set[int]] = {c.id: set() for c in clusters}
+    succs = successors(clusters)
     by_id = {c.id: c for c in clusters}
-    for cluster in clusters:
-        for pred in cluster.preds:
-            succs[pred].add(cluster.id)
     into: dict[int, int] = {}
     touched: set[int] = set()
 
@@ -155,7 +152,7 @@ def _round(clusters: list[Cluster], tiny: float) -> list[Cluster]:
             continue
         after = succs[cluster.id]
         if len(after) == 1:
-            target = by_id[next(iter(after))]
+            (target,) = after
             series = target.preds == {cluster.id}
             if (
                 not target.fixed
@@ -262,16 +259,22 @@ def _bytes(graph: Graph, values: set[int]) -> int:
     return sum(graph.values[v].bytes for v in values)
 
 
+def successors(clusters: list[Cluster]) -> dict[int, list[Cluster]]:
+    """By number of a cluster, those that it is a predecessor of, in their order here."""
+    succs: dict[int, list[Cluster]] = {c.id: [] for c in clusters}
+    for cluster in clusters:
+        for pred in cluster.preds:
+            succs[pred].append(cluster)
+    return succs
+
+
 def topological(clusters: list[Cluster]) -> list[Cluster]:
     """Clusters in an order that respects ``preds``, by first operator where free to choose."""
     import heapq
 
     by_id = {c.id: c for c in clusters}
     missing = {c.id: len(c.preds) for c in clusters}
-    succs: dict[int, list[int]] = {c.id: [] for c in clusters}
-    for cluster in clusters:
-        for pred in cluster.preds:
-            succs[pred].append(cluster.id)
+    succs = successors(clusters)
     heap = [(min(c.ops), c.id) for c in clusters if not c.preds]
     heapq.heapify(heap)
     order = []
@@ -279,7 +282,7 @@ def topological(clusters: list[Cluster]) -> list[Cluster]:
         _, number = heapq.heappop(heap)
         order.append(by_id[number])
         for succ in succs[number]:
-            missing[succ] -= 1
-            if missing[succ] == 0:
-                heapq.heappush(heap, (min(by_id[succ].ops), succ))
+            missing[succ.id] -= 1
+            if missing[succ.id] == 0:
+                heapq.heappush(heap, (min(succ.ops), succ.id))
     return order

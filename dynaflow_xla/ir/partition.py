@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import TypeAlias
 
 from dynaflow_xla import machine
-from dynaflow_xla.ir.clusters import Cluster, Seed, contract, grow, sink, topological
+from dynaflow_xla.ir.clusters import Cluster, Seed, contract, grow, sink, successors, topological
 from dynaflow_xla.ir.graph import Graph, Operator, Region, Resource, Source
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.phases import ONE_PHASE, Phases
@@ -30,6 +31,9 @@ may run on its readers' lane, where nothing is handed over."""
 
 COMPUTE_INTENSITY = 4.0
 """Operations a byte from which a region counts as compute-bound (a core's ratio of the two)."""
+
+Nesting: TypeAlias = tuple[str, ...]
+"""Names of nested calls or scopes, outermost first."""
 
 
 def partition(
@@ -154,38 +158,19 @@ def _default_seeds(
     graph: Graph, live: list[int], seeds: dict[int, Seed], fused: frozenset[str]
 ) -> None:
     total = sum(graph.ops[i].cost_ns for i in live) or 1.0
-    by_call: dict[tuple[str, ...], float] = {}
-    for index in live:
-        op = graph.ops[index]
-        for depth in range(1, len(op.call_path) + 1):
-            path = op.call_path[:depth]
-            by_call[path] = by_call.get(path, 0.0) + op.cost_ns
-    by_scope: dict[tuple[str, ...], float] = {}
-    for index in live:
-        op = graph.ops[index]
-        for depth in range(1, len(op.scope) + 1):
-            path = op.scope[:depth]
-            by_scope[path] = by_scope.get(path, 0.0) + op.cost_ns
+    by_call = _costs_by_prefix((graph.ops[i].call_path, graph.ops[i].cost_ns) for i in live)
+    by_scope = _costs_by_prefix((graph.ops[i].scope, graph.ops[i].cost_ns) for i in live)
+    least, most = max(CALL_SHARE * total, CALL_NS), CALL_MAX_SHARE * total
 
-    def fits(cost: float) -> bool:
-        return cost >= max(CALL_SHARE * total, CALL_NS) and cost <= CALL_MAX_SHARE * total
+    def first(path: Nesting, costs: dict[Nesting, float]) -> Nesting | None:
+        """The outermost part of a path that is expensive, but does not have most of the work."""
+        return next((part for part in _prefixes(path) if least <= costs[part] <= most), None)
 
     for index in live:
         if index in seeds:
             continue
         op = graph.ops[index]
-        call = next(
-            (
-                op.call_path[:d]
-                for d in range(1, len(op.call_path) + 1)
-                if fits(by_call[op.call_path[:d]])
-            ),
-            None,
-        )
-        scope = next(
-            (op.scope[:d] for d in range(1, len(op.scope) + 1) if fits(by_scope[op.scope[:d]])),
-            None,
-        )
+        call, scope = first(op.call_path, by_call), first(op.scope, by_scope)
         if call is not None:
             seeds[index] = Seed(("call", call), call[-1].split("#", 1)[0].strip("_"))
         elif scope is not None:
@@ -194,6 +179,18 @@ def _default_seeds(
             op.cost_ns >= OP_NS or op.cost_ns >= max(OP_SHARE * total, 1_000.0)
         ):
             seeds[index] = Seed(("op", index), op.kind)
+
+
+def _prefixes(path: Nesting) -> Iterator[Nesting]:
+    return (path[:depth] for depth in range(1, len(path) + 1))
+
+
+def _costs_by_prefix(paths: Iterable[tuple[Nesting, float]]) -> dict[Nesting, float]:
+    costs: dict[Nesting, float] = {}
+    for path, cost_ns in paths:
+        for part in _prefixes(path):
+            costs[part] = costs.get(part, 0.0) + cost_ns
+    return costs
 
 
 def _read(graph: Graph, regions: list[Region]) -> list[Region]:
@@ -222,10 +219,7 @@ def _replicate(
     ops_of = {c.id: list(c.ops) for c in order}
     outputs = set(graph.outputs)
     most_ns = max(REPLICATE_NS, REPLICATE_SHARE * sum(c.cost_ns for c in order))
-    succs: dict[int, list[Cluster]] = {c.id: [] for c in order}
-    for cluster in order:
-        for pred in cluster.preds:
-            succs[pred].append(cluster)
+    succs = successors(order)
     for cluster in order:
         readers = succs[cluster.id]
         if (
