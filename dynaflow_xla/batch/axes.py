@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 
@@ -65,21 +66,14 @@ def summed(state: State, axes: Collection[int], origin: SummedBy, *, mean: bool 
 
 def reshaped(state: Rows, old: Sequence[int], new: Sequence[int], batch: int) -> Rows:
     """Where the batch is after a row-major reshape from ``old`` to ``new`` in the trace of ``batch``."""
-    before = state.outer
-    for size in old[: state.axis]:
-        before *= size
-    after = state.inner
-    for size in old[state.axis + 1 :]:
-        after *= size
+    before = state.outer * math.prod(old[: state.axis])
+    after = state.inner * math.prod(old[state.axis + 1 :])
     lead = 1
     for axis, size in enumerate(new):
         if lead and before % lead == 0:
             outer = before // lead
             inner = size // (outer * batch) if outer and size % (outer * batch) == 0 else 0
-            tail = 1
-            for n in new[axis + 1 :]:
-                tail *= n
-            if inner and inner * tail == after:
+            if inner and inner * math.prod(new[axis + 1 :]) == after:
                 return Rows(axis, outer, inner, state.power, state.fill)
         lead *= size
     raise Refuse("reshapes so that rows of the batch are cut or interleaved")

@@ -7,6 +7,7 @@ matched and quoted text is skipped, instead of looking for the next bracket or c
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,14 +59,6 @@ class Line:
                         yield name.strip().lstrip("%")
 
 
-@dataclass(frozen=True)
-class HloModule:
-    """A compiled program: its first line, and the instructions of each computation."""
-
-    header: str
-    computations: dict[str, list[Line]]
-
-
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+)(?: \(.*)?(?: -> .*)? \{$")
 _NAME = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r" ?([\w\-]+)\(")
@@ -76,19 +69,16 @@ _WITHOUT_OPERANDS = frozenset(
 _OPEN, _CLOSE = "([{", ")]}"
 
 
-def read(text: str) -> HloModule:
-    """Every instruction of a compiled program.
+def read(text: str) -> dict[str, list[Line]]:
+    """By name of a computation, every instruction of a compiled program.
 
     Raises:
         DumpError: a line inside a computation is no instruction that this version can read.
     """
-    header = ""
     computations: dict[str, list[Line]] = {}
     current: list[Line] | None = None
     for number, line in enumerate(text.splitlines(), 1):
-        if line.startswith("HloModule "):
-            header = line
-        elif current is None:
+        if current is None:
             if found := _HEAD.match(line):  # tables of files and frames stand outside, too
                 current = computations.setdefault(found[2], [])
         elif line.startswith("}"):
@@ -101,7 +91,7 @@ def read(text: str) -> HloModule:
                     f"dynaflow_xla can read: {line.strip()[:200]!r}"
                 )
             current.append(made)
-    return HloModule(header, computations)
+    return computations
 
 
 def instruction(line: str) -> Line | None:
@@ -198,10 +188,8 @@ def shape_bytes(shape: str) -> int:
         bits = 8 if name.startswith("f8") else _BITS.get(name)
         if bits is None:
             raise DumpError(f"the element type {name!r} in {shape[:100]!r} is not known")
-        count = 1
-        for dimension in filter(None, dimensions.split(",")):
-            count *= int(dimension.strip().removeprefix("<="))
-        total += -(-count * bits // 8)
+        sizes = (int(d.strip().removeprefix("<=")) for d in dimensions.split(",") if d)
+        total += -(-math.prod(sizes) * bits // 8)
     return total
 
 

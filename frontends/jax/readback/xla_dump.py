@@ -311,7 +311,7 @@ def read_instructions(text: str) -> dict[str, Instruction]:
     Raises:
         DumpError: a line of a computation cannot be read; none is passed over.
     """
-    bodies = hlo_text.read(text).computations
+    bodies = hlo_text.read(text)
     parts = {
         name for lines in bodies.values() for line in lines for name in line.computations(*_PARTS)
     }
