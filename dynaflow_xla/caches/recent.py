@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar, overload
 
 K = TypeVar("K", bound=Hashable)
@@ -17,12 +17,10 @@ class Recent(Generic[K, V]):
 
     Args:
         size: At most so many.
-        dropped: Told of each entry that had to go; it is called without a lock.
     """
 
-    def __init__(self, size: int, dropped: Callable[[K, V], None] | None = None) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
-        self._dropped = dropped
         self._kept: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -47,15 +45,11 @@ class Recent(Generic[K, V]):
             return value
 
     def __setitem__(self, key: K, value: V) -> None:
-        gone: list[tuple[K, V]] = []
         with self._lock:
             self._kept[key] = value
             self._kept.move_to_end(key)
             while len(self._kept) > self.size:
-                gone.append(self._kept.popitem(last=False))
-        if self._dropped is not None:
-            for old in gone:
-                self._dropped(*old)
+                self._kept.popitem(last=False)
 
     def setdefault(self, key: K, value: V) -> V:
         """What is kept under a key; the value, kept from now on, where there is nothing."""
