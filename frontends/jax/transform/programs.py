@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
+from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import DynaflowError, PlanError, SeparabilityError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch import axes, split as splitting
@@ -49,7 +49,7 @@ class Programs:
         self._copies_results = copies_results
         self.has_static = bool(jit_options["static_argnums"] or jit_options["static_argnames"])
         self.donates = bool(jit_options["donate_argnums"] or jit_options["donate_argnames"])
-        self._entries: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
+        self._entries: Recent[Any, tuple[Any, Any]] = Recent(_MAX_ENTRIES)
 
     def clear(self) -> None:
         """Forgets them all."""
@@ -108,8 +108,6 @@ class Programs:
                 donation.copied(made, traced, warn=warn)
             found = (traced, self._differentiable(made, captured, traced))
             self._entries[id(traced.jaxpr), alone] = found
-            if len(self._entries) > _MAX_ENTRIES:
-                self._entries.popitem(last=False)
         return traced, consts, found[1]
 
     def _differentiable(self, made: Any, captured: Any, traced: Any) -> Any:
