@@ -10,30 +10,26 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
 from dynaflow_xla.frontends.jax.capture.capture import Captured
-from dynaflow_xla.ir.graph import OpMark, Source
+from dynaflow_xla.ir.graph import Operator, OpMark, Source
 
 _NUMBER = re.compile(r"%(\d+)$")
 _UNSAFE = re.compile(r"[/()]")
 
 
-class HasOrigin(Protocol):
-    """What is known of an operator's origin (``ir.graph.Operator`` has it all)."""
+@dataclasses.dataclass(frozen=True)
+class Location:
+    """Where an operator came from, as ``ir.graph.Operator`` has it."""
 
-    @property
-    def scope(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def classes(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def call_path(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def mark(self) -> OpMark | None: ...  # noqa: D102
-    @property
-    def source(self) -> Source | None: ...  # noqa: D102
+    scope: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    call_path: tuple[str, ...] = ()
+    mark: OpMark | None = None
+    source: Source | None = None
 
 
 def scope(number: int, kind: str, path: Sequence[str]) -> Any:
@@ -42,7 +38,7 @@ def scope(number: int, kind: str, path: Sequence[str]) -> Any:
     return jax.named_scope("/".join(_UNSAFE.sub(".", part) for part in parts))
 
 
-def settle(captured: Captured, places: Sequence[HasOrigin]) -> Captured:
+def settle(captured: Captured, places: Sequence[Operator | Location]) -> Captured:
     """The graph with each operator at the place of the operator it came from."""
     ops = []
     for op in captured.graph.ops:

@@ -52,17 +52,6 @@ class ConvolutionNumbers(NamedTuple):
     out_spec: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Location:
-    """Where an operator came from; see ``places``."""
-
-    scope: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()
-    call_path: tuple[str, ...] = ()
-    mark: Any = None
-    source: Any = None
-
-
 @functools.cache
 def _primitive(name: str) -> Any:
     primitive = Primitive(name)
@@ -217,7 +206,7 @@ class StableHLOFunction:
         locations: For each operator where it came from.
     """
 
-    def __init__(self, code: bytes, locate: Callable[[str], Location | None]) -> None:
+    def __init__(self, code: bytes, locate: Callable[[str], provenance.Location | None]) -> None:
         """Reads a module.
 
         Args:
@@ -229,7 +218,7 @@ class StableHLOFunction:
         """
         self._steps: list[_Operation] = []
         self._numbers: dict[Any, int] = {}
-        self._found: list[Location | None] = []
+        self._found: list[provenance.Location | None] = []
         self._kept: list[Any] = []  # whose values are keys of the numbers
         self._locate = locate
         context = mlir.make_ir_context()
@@ -307,7 +296,7 @@ class StableHLOFunction:
         location = operation.location
         self._found.append(self._locate(getattr(location, "name_str", None) or str(location)))
 
-    def _inherited(self) -> list[Location]:
+    def _inherited(self) -> list[provenance.Location]:
         """Operators without a location get that of a producer, else of the first reader."""
         found = list(self._found)
         by_value = {v: i for i, step in enumerate(self._steps) for v in step.results}
@@ -319,7 +308,7 @@ class StableHLOFunction:
             for value in self._steps[i].operands:
                 if value in by_value and found[by_value[value]] is None:
                     found[by_value[value]] = found[i]
-        return [location or Location() for location in found]
+        return [location or provenance.Location() for location in found]
 
     def __call__(self, *arrays: Any) -> list[Any]:
         """Evaluates on flat arguments; returns flat results."""

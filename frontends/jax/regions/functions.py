@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from jax.extend import core as jcore
 
+from dynaflow_xla.batch.expansion.specs import Cut
 from dynaflow_xla.errors import DynaflowError, PlanError, UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture.capture import Captured
 from dynaflow_xla.frontends.jax.regions import lapack_guard, one_pass, order_gate
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.kernels import CudaKernel
+from dynaflow_xla.planning.instructions import Slice
 
 
 @dataclass(frozen=True)
@@ -139,22 +141,6 @@ def no_kernel_for_parts(kernel: CudaKernel, region: Region) -> UnsupportedError:
     )
 
 
-class RowRange(Protocol):
-    """Some rows along an axis, as plans (``Slice``) and splits (``Cut``) name them."""
-
-    @property
-    def axis(self) -> int:
-        """Along which they are counted."""
-
-    @property
-    def start(self) -> int:
-        """The first."""
-
-    @property
-    def stop(self) -> int:
-        """The first behind them."""
-
-
-def cut_rows(x: Any, cut: RowRange) -> Any:
-    """The rows that a cut names."""
+def cut_rows(x: Any, cut: Slice | Cut) -> Any:
+    """The rows that a plan or a split names."""
     return jax.lax.slice_in_dim(x, cut.start, cut.stop, axis=cut.axis)
