@@ -10,6 +10,7 @@ events, as the plan says.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ import numpy as np
 
 from dynaflow_xla import machine
 from dynaflow_xla.errors import EngineError, PlanError, UnsupportedError
-from dynaflow_xla.ffi import _compat as ffi_compat, _engine, programs
+from dynaflow_xla.ffi import _compat as ffi_compat, programs
 from dynaflow_xla.ffi.device_lanes import DeviceLanes, cuda_lanes
 from dynaflow_xla.ffi.device_steps import add_step
 from dynaflow_xla.frontends.jax import _compat
@@ -45,18 +46,15 @@ def lanes_in_force() -> DeviceLanes | None:
     return getattr(_override, "lanes", None)
 
 
-class use_lanes:  # noqa: N801 - a context manager
+@contextlib.contextmanager
+def use_lanes(lanes: DeviceLanes | None) -> Iterator[None]:
     """Within it, this thread builds stages for these lanes."""
-
-    def __init__(self, lanes: DeviceLanes | None):
-        self._lanes = lanes
-
-    def __enter__(self) -> None:
-        self._before = lanes_in_force()
-        _override.lanes = self._lanes
-
-    def __exit__(self, *_: object) -> None:
-        _override.lanes = self._before
+    before = lanes_in_force()
+    _override.lanes = lanes
+    try:
+        yield
+    finally:
+        _override.lanes = before
 
 
 @dataclass
@@ -99,14 +97,7 @@ class DeviceStageBuilder(StageBuilder):
         events = [i.event for i in items if isinstance(i, Record)]
         number = {event: n for n, event in enumerate(events)}
         offsets, scratch_bytes = self._scratch(items)
-        program = _engine.Program(
-            lanes=max(self.lanes, default=0) + 1,
-            events=len(events),
-            args=len(self.inputs),
-            results=len(self.outputs),
-            scratch_bytes=scratch_bytes,
-            name=self.plan.graph,
-        )
+        program = self._program(len(events), scratch_bytes)
         places, writes, aligned = self._buffers(program, offsets)
         lanes = self._lanes
         steps = [i for i in items if isinstance(i, _Segment)]

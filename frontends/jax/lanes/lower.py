@@ -38,14 +38,7 @@ class StageBuilder(StageParts):
         avals = self.captured.avals
         events = [i.event for i in self.instructions if isinstance(i, Record)]
         event_number = {event: i for i, event in enumerate(events)}
-        program = _engine.Program(
-            lanes=max(self.lanes, default=0) + 1,
-            events=len(events),
-            args=len(self.inputs),
-            results=len(self.outputs),
-            scratch_bytes=self.plan.scratch_bytes,
-            name=self.plan.graph,
-        )
+        program = self._program(len(events), self.plan.scratch_bytes)
         arg_buffer, results = self._outside(program)
         self.result_writes = [(part, buffer) for part, _, buffer in results]
         for number in self._crossing():
@@ -111,6 +104,17 @@ class StageBuilder(StageParts):
             lane_texts=texts,
             program_name=self.plan.graph,
             in_place_bytes=sum(self.buffer(number).bytes for number in self.in_place),
+        )
+
+    def _program(self, events: int, scratch_bytes: int) -> Any:
+        """An engine program for the stage, with nothing in it yet."""
+        return _engine.Program(
+            lanes=max(self.lanes, default=0) + 1,
+            events=events,
+            args=len(self.inputs),
+            results=len(self.outputs),
+            scratch_bytes=scratch_bytes,
+            name=self.plan.graph,
         )
 
     def _add(self, program: Any, kind: str, index: int, offset: int, number: int) -> int:
