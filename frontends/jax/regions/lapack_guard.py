@@ -154,16 +154,9 @@ lapack_order_p.def_impl(_keep)
 lapack_order_p.def_abstract_eval(_keep)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, always: bool) -> Any:
-    return lapack_order_p.bind(*primals, always=always), list(tangents[:-1])
-
-
-def _jet(primals: Sequence[Any], series: Sequence[Any], *, always: bool) -> Any:
-    return lapack_order_p.bind(*primals, always=always), list(series[:-1])
-
-
-def _batch(args: Sequence[Any], dims: Sequence[Any], *, always: bool) -> Any:
-    return lapack_order_p.bind(*args, always=always), list(dims[:-1])
+def _pass_outside(values: Sequence[Any], others: Sequence[Any], *, always: bool) -> Any:
+    """The rule for values and what is beside each: a tangent, a series, the axis of a batch."""
+    return lapack_order_p.bind(*values, always=always), list(others[:-1])
 
 
 def _lower(ctx: Any, *operands: Any, always: bool) -> Any:
@@ -187,8 +180,8 @@ def _lower_cpu(ctx: Any, *operands: Any, always: bool) -> Any:
     return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
 
 
-ad.primitive_jvps[lapack_order_p] = _jvp
-jet.jet_rules[lapack_order_p] = _jet
-batching.primitive_batchers[lapack_order_p] = _batch
+ad.primitive_jvps[lapack_order_p] = _pass_outside
+jet.jet_rules[lapack_order_p] = _pass_outside
+batching.primitive_batchers[lapack_order_p] = _pass_outside
 mlir.register_lowering(lapack_order_p, _lower)
 mlir.register_lowering(lapack_order_p, _lower_cpu, platform="cpu")

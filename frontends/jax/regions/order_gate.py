@@ -77,25 +77,18 @@ def _abstract(*avals: Any, beside: tuple[bool, ...]) -> list[Any]:
     return list(avals[: len(beside)])
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, beside: tuple[bool, ...]) -> Any:
-    # Tangents pass outside of the gate: the order of the plan is the order of the values it was
-    # made for, and a residual kept alive only to be waited for would cost memory.
-    gated = len(beside)
-    return order(primals[:gated], primals[gated:], beside), list(tangents[:gated])
+def _pass_outside(values: Sequence[Any], others: Sequence[Any], *, beside: tuple[bool, ...]) -> Any:
+    """The rule for values and what is beside each: a tangent, a series, the axis of a batch.
 
-
-def _jet(primals: Sequence[Any], series: Sequence[Any], *, beside: tuple[bool, ...]) -> Any:
+    Tangents pass outside of the gate: the order of the plan is the order of the values it was made for,
+    and a residual kept alive only to be waited for would cost memory.
+    """
     gated = len(beside)
-    return order(primals[:gated], primals[gated:], beside), list(series[:gated])
+    return order(values[:gated], values[gated:], beside), list(others[:gated])
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, beside: tuple[bool, ...]) -> list[Any]:
     return [*cotangents, *(None for _ in operands[len(beside) :])]
-
-
-def _batch(args: Sequence[Any], dims: Sequence[Any], *, beside: tuple[bool, ...]) -> Any:
-    gated = len(beside)
-    return order(args[:gated], args[gated:], beside), list(dims[:gated])
 
 
 def _lower_identity(ctx: Any, *operands: Any, beside: tuple[bool, ...]) -> Any:
@@ -182,10 +175,10 @@ def _smallest(dtype: Any) -> Any:
     return jnp.full((), -jnp.inf, dtype)
 
 
-ad.primitive_jvps[dfx_xla_gate_p] = _jvp
-jet.jet_rules[dfx_xla_gate_p] = _jet
+ad.primitive_jvps[dfx_xla_gate_p] = _pass_outside
+jet.jet_rules[dfx_xla_gate_p] = _pass_outside
 ad.primitive_transposes[dfx_xla_gate_p] = _transpose
-batching.primitive_batchers[dfx_xla_gate_p] = _batch
+batching.primitive_batchers[dfx_xla_gate_p] = _pass_outside
 mlir.register_lowering(dfx_xla_gate_p, _lower_identity)
 mlir.register_lowering(dfx_xla_gate_p, _lower_cuda, platform="cuda")
 
