@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from dynaflow_xla.errors import VerificationError
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -117,19 +117,23 @@ class DebugReport:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-class DebugError(VerificationError):
+class _Found(VerificationError):
+    def __init__(self, report: Any) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.report,)
+
+
+class DebugError(_Found):
     """What ``debug`` raises.
 
     Attributes:
         report: With the finding.
     """
 
-    def __init__(self, report: DebugReport) -> None:
-        super().__init__(str(report))
-        self.report = report
-
-    def __reduce__(self) -> tuple[type[DebugError], tuple[DebugReport]]:
-        return DebugError, (self.report,)
+    report: DebugReport
 
 
 @dataclass(frozen=True)
@@ -167,16 +171,11 @@ class DeterminismReport:
         return text + (f". {self.detail}" if self.detail else "")
 
 
-class DeterminismError(VerificationError):
+class DeterminismError(_Found):
     """What ``check_determinism`` raises.
 
     Attributes:
         report: What was found.
     """
 
-    def __init__(self, report: DeterminismReport) -> None:
-        super().__init__(str(report))
-        self.report = report
-
-    def __reduce__(self) -> tuple[type[DeterminismError], tuple[DeterminismReport]]:
-        return DeterminismError, (self.report,)
+    report: DeterminismReport
