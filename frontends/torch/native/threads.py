@@ -52,15 +52,66 @@ def _library() -> ctypes.PyDLL | None:
         return None
 
 
+_OPENMP = (
+    "omp_set_num_threads", "omp_get_max_threads", "omp_get_thread_num", "omp_get_num_threads",
+    "GOMP_parallel", "omp_pause_resource_all",
+)  # fmt: skip
+
+
+@functools.cache
+def _openmp() -> dict[str, Any]:
+    """Functions of the OpenMP library that PyTorch's loops use, by name: those that this one library has.
+
+    PyTorch brings one. Its calls are bound in the process's scope first, where another may be that was
+    preloaded (Intel's ``libiomp5.so``, say); one that is loaded there later is not PyTorch's. Two libraries
+    know nothing of each other's settings and threads.
+    """
+    for library in (ctypes.PyDLL(None), _library()):
+        found = {name: getattr(library, name, None) for name in _OPENMP}
+        setting = found["omp_set_num_threads"]
+        if setting is not None and _sets_pytorchs(setting):
+            home = _home(setting)
+            return {name: f for name, f in found.items() if f is not None and _home(f) == home}
+    return {}
+
+
+def _sets_pytorchs(setting: Callable[[int], None]) -> bool:
+    """Whether PyTorch follows a function that sets how many threads there are."""
+    before = torch.get_num_threads()
+    other = 1 if before > 1 else 2
+    setting(other)
+    follows = torch.get_num_threads() == other
+    setting(before)
+    return follows
+
+
+class _Place(ctypes.Structure):
+    """``Dl_info`` of ``dlfcn.h``."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _home(function: Any) -> int | None:
+    """Where the library begins that a function is in."""
+    place = _Place()
+    ctypes.PyDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(place))
+    return place.base
+
+
 @functools.cache
 def _settings() -> tuple[
     Callable[[], int] | None, Callable[[int], None] | None, Callable[[int], int] | None
 ]:
-    library = _library()
+    openmp = _openmp()
     return (
-        getattr(library, "omp_get_max_threads", None),
-        getattr(library, "omp_set_num_threads", None),
-        getattr(library, "MKL_Set_Num_Threads_Local", None),
+        openmp.get("omp_get_max_threads"),
+        openmp.get("omp_set_num_threads"),
+        getattr(_library(), "MKL_Set_Num_Threads_Local", None),
     )
 
 
@@ -94,9 +145,9 @@ def _used(clocks: list[int]) -> list[int]:
 
 @functools.lru_cache(maxsize=8)
 def _team(threads: int) -> Any:
-    library = _library()
+    openmp = _openmp()
     names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-    functions: list[Any] = [getattr(library, name, None) for name in names]
+    functions: list[Any] = [openmp.get(name) for name in names]
     if None in functions:
         return None
     addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
@@ -126,7 +177,7 @@ def end_workers() -> bool:
     """
     if _forked:
         return False
-    pause = getattr(_library(), "omp_pause_resource_all", None)
+    pause = _openmp().get("omp_pause_resource_all")
     if pause is None or not others_run():
         return False
     pause(1)  # omp_pause_soft: what threads keep for the program stays
@@ -138,9 +189,8 @@ def make_workers() -> None:
 
     All that the parallel region does is to free nothing.
     """
-    library = _library()
-    region = getattr(library, "GOMP_parallel", None)
-    free = getattr(library, "free", None)
+    region = _openmp().get("GOMP_parallel")
+    free = getattr(_library(), "free", None)
     if region is not None and free is not None:
         region(ctypes.cast(free, ctypes.c_void_p), None, torch.get_num_threads(), 0)
 

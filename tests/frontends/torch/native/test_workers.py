@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import subprocess
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +45,7 @@ def test_workers_run_the_lanes_or_end_before_long_work_on_them(
     teams: list[int] = []
     ends: list[int] = []
     real_team, real_end = threads.team, threads.end_workers
-    usable = team and hasattr(threads._library(), "GOMP_parallel")
+    usable = team and "GOMP_parallel" in threads._openmp()
     monkeypatch.setattr(
         threads, "team", lambda: (teams.append(1), real_team() if team else None)[1]
     )
@@ -75,7 +78,7 @@ def _tasks() -> set[int]:
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lanes of any length take the cores of workers."""
-    if not hasattr(threads._library(), "GOMP_parallel"):
+    if "GOMP_parallel" not in threads._openmp():
         pytest.skip("this PyTorch has no GOMP_parallel")
     monkeypatch.setattr(threads, "LONG_NS", 0.0)
     monkeypatch.setattr(machine, "cores", lambda: 2)
@@ -181,7 +184,7 @@ def test_an_error_in_a_lane_of_a_worker_is_the_callers(
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are listed on Linux only")
 def test_only_workers_that_spin_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that sleep stay; ended ones are made again by as many."""
-    if getattr(threads._library(), "omp_pause_resource_all", None) is None:
+    if "omp_pause_resource_all" not in threads._openmp():
         pytest.skip("this PyTorch has no omp_pause_resource_all")
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -298,3 +301,54 @@ def test_a_forked_child_has_no_workers() -> None:
     """OpenMP waits for ever for those that its parent had; PyTorch alone does so on the first shared work."""
     done = ended(watched() + FORKED, limit_s=200)
     assert "child ended with 0" in done.stdout, told(done)
+
+
+OPENMP = """
+static int threads = 3;
+int omp_get_max_threads(void) { return threads; }
+void omp_set_num_threads(int n) { threads = n; }
+int omp_get_thread_num(void) { return 0; }
+int omp_get_num_threads(void) { return 1; }
+"""
+PARALLEL = """
+void GOMP_parallel(void (*body)(void *), void *data, unsigned n, unsigned flags) { body(data); }
+"""
+PRELOADED = """
+import torch
+from dynaflow_xla.frontends.torch.native import threads
+
+torch.set_num_threads(3)
+saved = threads.limit(1)
+print("limited to", torch.get_num_threads())
+threads.restore(saved)
+print("restored to", torch.get_num_threads())
+print("team", threads.team() is not None)
+"""
+
+
+@pytest.fixture
+def openmp(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Path of a small library of OpenMP's functions; the parameter says whether of all that a team needs."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler to make a library with")
+    source, library = tmp_path / "openmp.c", tmp_path / "libopenmp.so"
+    source.write_text(OPENMP + (PARALLEL if request.param else ""))
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    return str(library)
+
+
+@pytest.mark.parametrize(("openmp", "team"), [(True, True), (False, False)], indirect=["openmp"])
+def test_a_library_that_was_preloaded_is_pytorchs(openmp: str, team: bool) -> None:
+    """As Intel advises for its own; where functions of another would mix with it, there is no team."""
+    done = ended(watched() + PRELOADED, limit_s=200, LD_PRELOAD=openmp)
+    assert "limited to 1\nrestored to 3\n" in done.stdout, told(done)
+    assert f"team {team}" in done.stdout
+
+
+@pytest.mark.parametrize("openmp", [True], indirect=True)
+def test_a_library_that_is_loaded_later_is_not(openmp: str) -> None:
+    """It is in the process's scope, but PyTorch's calls were bound before."""
+    loaded = f"import torch, ctypes; ctypes.CDLL({openmp!r}, ctypes.RTLD_GLOBAL)\n"
+    done = ended(watched() + loaded + PRELOADED, limit_s=200)
+    assert "limited to 1\nrestored to 3\n" in done.stdout, told(done)
