@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.errors import DynaflowError, PlanError
@@ -24,6 +25,19 @@ class PassesOn:
         if name in own and not (name.startswith("__") and name.endswith("__")):
             return own[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+class LikeAFunction:
+    """What binds like a function, so that methods can be scheduled, and like one is its own copy."""
+
+    def __get__(self: Any, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
 
 
 class Planned(Protocol):

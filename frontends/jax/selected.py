@@ -11,10 +11,11 @@ from dynaflow_xla.errors import PlanError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch import axes
 from dynaflow_xla.frontends.jax.capture import tracing
+from dynaflow_xla.protocols import LikeAFunction
 from dynaflow_xla.selection import Recipe, Selection
 
 
-class Selected:
+class Selected(LikeAFunction):
     """What ``schedule(..., select=...)`` returns for a JAX function; it is called like the original.
 
     A call asks ``select`` once and calls the scheduled function that it names. Where a trace is under way
@@ -139,18 +140,8 @@ class Selected:
                 member.clear_cache()
         self.selection.forget()
 
-    def __copy__(self) -> Selected:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Selected:
-        return self  # as every function
-
     def __reduce__(self) -> Any:
         return Selected, self._given
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Binds like a function, so that methods can be scheduled."""
-        return self if instance is None else functools.partial(self, instance)
 
     def __repr__(self) -> str:
         return f"<scheduled {self.selection.name} with {self.selection.recipe!r}>"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from dynaflow_xla.frontends.jax.adapters.wrapper import Seat, Wrapper
+from dynaflow_xla.protocols import LikeAFunction
 
 T = TypeVar("T")
 
@@ -15,7 +16,7 @@ class _Found(Exception):
     """Ends a call that was only to say what the function inside gets."""
 
 
-class Lifted:
+class Lifted(LikeAFunction):
     """A scheduled function inside ``nnx.jit``, ``eqx.filter_jit`` or bound arguments.
 
     Args:
@@ -108,18 +109,8 @@ class Lifted:
         """Forgets plans, compiled programs and decisions."""
         self.inner.clear_cache()
 
-    def __copy__(self) -> Lifted:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Lifted:
-        return self  # as every function
-
     def __reduce__(self) -> Any:
         return self._again
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Binds like a function, so that methods can be scheduled."""
-        return self if instance is None else functools.partial(self, instance)
 
     def __repr__(self) -> str:
         return f"<{self.inner!r} inside {self.wrapper.name}>"
