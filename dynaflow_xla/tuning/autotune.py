@@ -11,8 +11,10 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
+
+import msgspec
 
 from dynaflow_xla import machine
 from dynaflow_xla.caches import private_files
@@ -51,8 +53,8 @@ class RegionCosts:
         scale: Measured over estimated time of all of them together: for regions not measured.
     """
 
-    region_ns: dict[str, float] = field(default_factory=dict)
-    scale: float = 1.0
+    region_ns: dict[str, float]
+    scale: float
 
     @classmethod
     def of(cls, timeline: Timeline, pg: PartitionedGraph) -> RegionCosts:
@@ -111,50 +113,41 @@ def cache_key(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+class _Decision(msgspec.Struct, frozen=True):
+    """What a file holds."""
+
+    choice: str
+    reason: str
+    medians_ms: dict[str, float]
+    predicted_ms: dict[str, float] = {}
+    left_out: dict[str, str] = {}
+    seconds: float = 0.0
+    costs: RegionCosts | None = None
+
+    def __post_init__(self) -> None:
+        costs = () if self.costs is None else (self.costs.scale, *self.costs.region_ns.values())
+        if not all(0 <= cost < math.inf for cost in costs):
+            raise ValueError("a cost is no time")
+
+
 def load(key: str) -> dict[str, Any] | None:
     """A stored decision; None if there is none. A broken file is reported once, removed, rebuilt."""
     path = private_files.cache_folder() / f"{key}.json"
     try:
         data = private_files.opened(private_files.read(path), CACHE_VERSION)
-        return {
-            "choice": str(data["choice"]),
-            "reason": str(data["reason"]),
-            "medians_ms": {str(k): float(v) for k, v in data["medians_ms"].items()},
-            "predicted_ms": {str(k): float(v) for k, v in data.get("predicted_ms", {}).items()},
-            "left_out": {str(k): str(v) for k, v in data.get("left_out", {}).items()},
-            "seconds": float(data.get("seconds", 0.0)),
-            "costs": _costs(data.get("costs")),
-        }
+        return msgspec.structs.asdict(msgspec.convert(data, _Decision))
     except FileNotFoundError:
         return None
     except private_files.Untrusted as error:
         private_files.refused(private_files.cache_folder(), error)
         return None
-    except (
-        OSError,
-        OverflowError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except (OSError, ValueError, msgspec.ValidationError) as error:
         telling.fallback(
             f"the cached decision {path} cannot be read ({error}); it is made again", stacklevel=2
         )
         with contextlib.suppress(OSError):  # what cannot be removed is reported again
             path.unlink()
         return None
-
-
-def _costs(data: Any) -> RegionCosts | None:
-    if data is None:
-        return None
-    times = {str(k): float(v) for k, v in data["region_ns"].items()}
-    scale = float(data["scale"])
-    if not all(0 <= value < math.inf for value in (scale, *times.values())):
-        raise ValueError("a cost is no time")
-    return RegionCosts(times, scale)
 
 
 def store(key: str, decision: dict[str, Any]) -> None:
