@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import threading
 import time
 import types
@@ -86,6 +87,14 @@ def capture_limit(count: int) -> int:
     return count if _TAKES_LIMIT else int(torch._dynamo.config.recompile_limit)
 
 
+STILL_S, WAIT_S = 10.0, 600.0
+"""Seconds that a call waits for traces of others which stay where they are, and for those that go on. A trace
+that waits for the call itself would never end."""
+
+_LOOKS = 5
+"""So often in a row nobody traces before PyTorch's flag counts as wrong: a trace may begin between two."""
+
+
 def while_nobody_traces(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """What ``torch.compile`` made, for threads that call it while others trace with ``torch.fx``.
 
@@ -94,15 +103,41 @@ def while_nobody_traces(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        began, moved, seen, alone = 0.0, 0.0, None, 0
         while True:
             try:
                 return compiled(*args, **kwargs)
             except RuntimeError as error:
-                if not _refused(error) or _traces_here():
+                if not _refused(error):
                     raise
+                tracing = _tracing()
+                if threading.get_ident() in tracing:
+                    raise
+                alone = 0 if tracing else alone + 1
+                if alone == _LOOKS:
+                    raise RuntimeError(_FLAG_STAYED) from error
+                now = time.monotonic()
+                began = began or now
+                if tracing != seen:
+                    seen, moved = tracing, now
+                if now > min(moved + STILL_S, began + WAIT_S):
+                    raise RuntimeError(_WAITED.format(now - began)) from error
             time.sleep(0.001)
 
     return call
+
+
+_FLAG_STAYED = (
+    "PyTorch refuses every call of a compiled function, as a flag of torch.fx says that something is traced; "
+    "no thread traces. Where traces of two threads overlap, before torch 2.15 that flag can stay for good. "
+    "Trace in one thread at a time (a lock around torch.fx.symbolic_trace); to go on in this process set "
+    "torch.fx._symbolic_trace._is_fx_tracing_flag = False"
+)
+_WAITED = (
+    "another thread traces with torch.fx, and meanwhile PyTorch refuses calls of compiled functions in every "
+    "thread (before torch 2.15); this call waited {:.0f} s. If that trace waits for this call, neither ends: "
+    "call what it needs before the trace, or in the thread that traces call the original"
+)
 
 
 def _refused(error: RuntimeError) -> bool:
@@ -112,12 +147,16 @@ def _refused(error: RuntimeError) -> bool:
     return outermost and str(error).startswith("Detected that you are using FX to symbolically")
 
 
-def _traces_here() -> bool:
-    """Whether a trace of ``torch.fx`` is open on this thread."""
-    code, frame = torch.fx.Tracer.trace.__code__, inspect.currentframe()
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    return frame is not None
+def _tracing() -> dict[int, tuple[int, int]]:
+    """The threads on which a trace of ``torch.fx`` is open, and where each of them is."""
+    code, found = torch.fx.Tracer.trace.__code__, {}
+    for thread, innermost in sys._current_frames().items():
+        frame: types.FrameType | None = innermost
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back
+        if frame is not None:
+            found[thread] = id(innermost), innermost.f_lasti
+    return found
 
 
 def captures_of(fn: types.FunctionType, given: Mapping[str, Any]) -> tuple[int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import dynaflow_xla as dfx
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn = torch.nn
 F = torch.nn.functional
+
+from dynaflow_xla.frontends.torch._compat import captures  # noqa: E402
 
 
 def scheduled(fn: Any, strategy: Any = None, **options: Any) -> Any:
@@ -376,3 +379,55 @@ def test_another_thread_traces() -> None:
     again = scheduled(lambda x: x.cos() * 2)
     with pytest.raises(RuntimeError, match="FX to symbolically trace"):
         torch.fx.symbolic_trace(lambda x: again(x))
+
+
+one_flag = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15),
+    reason="PyTorch keeps a flag of torch.fx for each thread",
+)
+
+
+@one_flag
+def test_traces_of_others_that_overlapped() -> None:
+    """PyTorch's flag then stays: nothing to wait for, and PyTorch's own calls raise, too."""
+    first_in, second_in, first_out = (threading.Event() for _ in range(3))
+
+    def first(x: Any) -> Any:
+        first_in.set()
+        assert second_in.wait(60)
+        return x + 1
+
+    def second(x: Any) -> Any:
+        second_in.set()
+        assert first_out.wait(60)
+        return x + 1
+
+    fast, x = dfx.schedule(lambda x: x.sin() * 3, "branches"), torch.randn(8)
+    with ThreadPoolExecutor(2) as pool:
+        traces = [pool.submit(torch.fx.symbolic_trace, first)]
+        assert first_in.wait(60)
+        traces.append(pool.submit(torch.fx.symbolic_trace, second))
+        assert traces[0].exception(60) is None
+        first_out.set()
+        traces[1].exception(60)  # PyTorch may find that it ends out of order
+        try:
+            with pytest.raises(RuntimeError, match="no thread traces"):
+                pool.submit(fast, x).result(30)
+        finally:
+            torch.fx._symbolic_trace._is_fx_tracing_flag = False
+    torch.testing.assert_close(fast(x), x.sin() * 3)
+
+
+@one_flag
+def test_a_trace_that_waits_for_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call could only wait for the trace: after some time it raises."""
+    monkeypatch.setattr(captures, "STILL_S", 0.5, raising=False)
+    fast, x = dfx.schedule(lambda x: x.sin() * 4, "branches"), torch.randn(7)
+    with ThreadPoolExecutor(1) as pool:
+
+        def traced(given: Any) -> Any:
+            return given + pool.submit(fast, x).result(30)
+
+        with pytest.raises(RuntimeError, match="If that trace waits for this call"):
+            torch.fx.symbolic_trace(traced)
+    torch.testing.assert_close(fast(x), x.sin() * 4)
