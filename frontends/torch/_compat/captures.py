@@ -29,24 +29,32 @@ def without_compile(fn: Any) -> Any:
     return fn._orig_mod if isinstance(fn, torch._dynamo.eval_frame.OptimizedModule) else fn
 
 
+HOOKS_GUARDED: Mapping[str, Any] = {"skip_nnmodule_hook_guards": False}
+"""Dynamo's settings by which hooks that modules get after the capture are noticed."""
+
+FOR_SCHEDULES: Mapping[str, Any] = {"allow_rnn": True, **HOOKS_GUARDED}
+"""Recurrent modules are captured, too; Dynamo breaks graphs at them by default."""
+
+
 class CompilationSettings:
     """Dynamo's settings while it compiles for us, and only then.
 
-    Recurrent modules are captured (Dynamo breaks graphs at them by default), and hooks that modules
-    get after the capture are noticed. Dynamo settings belong to a thread; to set them at each call
-    would cost 20 us.
+    Dynamo settings belong to a thread; to set them at each call would cost 20 us. No two of these may hold
+    for one compilation: they end in the order in which they began.
 
     Args:
-        ours: Whether the compilation that starts now on this thread is for a scheduled call.
+        wanted: The settings.
+        ours: Whether the compilation that starts now on this thread is one of those they are for.
         around: Makes what else is open while it lasts.
     """
 
-    WANTED: Mapping[str, Any] = {"allow_rnn": True, "skip_nnmodule_hook_guards": False}
-
     def __init__(
-        self, ours: Callable[[], bool], around: Callable[[], contextlib.AbstractContextManager[Any]]
+        self,
+        wanted: Mapping[str, Any],
+        ours: Callable[[], bool],
+        around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
-        self._ours, self._around = ours, around
+        self._wanted, self._ours, self._around = wanted, ours, around
         self._here = threading.local()
         # A backward is compiled inside of the captured function if that calls ``backward``. Dynamo would
         # then compile the hooks too, and wait for the lock under which it calls them.
@@ -64,7 +72,7 @@ class CompilationSettings:
         self._here.patch = None
         if self._ours():
             self._here.patch = contextlib.ExitStack()
-            self._here.patch.enter_context(torch._dynamo.config.patch(**self.WANTED))
+            self._here.patch.enter_context(torch._dynamo.config.patch(**self._wanted))
             self._here.patch.enter_context(self._around())
 
     def _end(self, _: Any) -> None:

@@ -33,7 +33,7 @@ def _around() -> Iterator[None]:
         running.leave_out(reason)
 
 
-settings = captures.CompilationSettings(marks.watched, _around)
+settings = captures.CompilationSettings(captures.FOR_SCHEDULES, marks.watched, _around)
 
 
 def root_function(original: Callable[..., Any]) -> types.FunctionType:

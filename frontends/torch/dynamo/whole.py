@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,16 @@ import torch
 from dynaflow_xla.frontends.torch._compat import captures
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES, root_function
+
+
+class _CurrentCall(threading.local):
+    to_dynamo = False
+
+
+_state = _CurrentCall()
+_settings = captures.CompilationSettings(
+    captures.HOOKS_GUARDED, lambda: _state.to_dynamo and not marks.watched()
+)
 
 
 class CompiledOriginal:
@@ -43,7 +54,15 @@ class CompiledOriginal:
         """Runs the original, compiled; its marks have no effect. Raises what the compiler raises."""
         made = self._shortcut.find(args, kwargs)
         with marks.ignore():
-            return (self._compiled if made is None else made)(*args, **kwargs)
+            return (self._through_dynamo if made is None else made)(*args, **kwargs)
+
+    def _through_dynamo(self, *args: Any, **kwargs: Any) -> Any:
+        _settings.ensure()
+        before, _state.to_dynamo = _state.to_dynamo, True
+        try:
+            return self._compiled(*args, **kwargs)
+        finally:
+            _state.to_dynamo = before
 
     @property
     def in_parts(self) -> bool:

@@ -365,6 +365,23 @@ def test_the_original_runs_where_torch_compile_fails_later(
             fast(torch.randn(8, 15))
 
 
+def test_hooks_that_come_after_torch_compile(
+    monkeypatch: pytest.MonkeyPatch, inductor: list[str]
+) -> None:
+    always(monkeypatch, "torch.compile")
+    model, x = net(), torch.randn(8, 16)
+    fast = scheduled(model)
+    with torch.no_grad():
+        for module in (model, model[0]):
+            for _ in range(2):
+                torch.testing.assert_close(fast(x), model(x))
+            handle = module.register_forward_hook(lambda module, args, y: y * 2 + 1)
+            for _ in range(2):
+                torch.testing.assert_close(fast(x), model(x))
+            handle.remove()
+        assert "auto: torch.compile runs" in dfx.explain(fast, x)
+
+
 def test_what_has_run_in_part_does_not_run_again(
     monkeypatch: pytest.MonkeyPatch, inductor: list[str]
 ) -> None:
