@@ -101,8 +101,9 @@ class Core(Deciding):
         if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
             return self._with_arrays(args, kwargs)
         native.check_process()
-        if (around := modes.tracer_around()) is not None:
-            return self._under(around, args, kwargs)
+        if why := self.why_as_written():
+            self.warn(why)
+            return self.as_written(args, kwargs)
         if isinstance(self.options.strategy, Auto):
             return self.call_decided(args, kwargs)
         if not self.entries:
@@ -114,15 +115,19 @@ class Core(Deciding):
             self.graphs.warn(self.why_original(args, kwargs))
         return result
 
-    def _under(self, around: str, args: Any, kwargs: Any) -> Any:
-        """A call inside of somebody's transform or trace, which looks into every operator."""
-        if around not in self._told:
-            self._told.add(around)
-            self.graphs.warn(
+    def why_as_written(self) -> str:
+        """Why no plan may run for what is around a call; "" if nothing is."""
+        if (around := modes.tracer_around()) is not None:
+            return (
                 f"{self.options.name!r} is called under {around}, which has to see every operator, so the "
                 "original runs"
             )
-        return self.as_written(args, kwargs)
+        if operators.hooks_on_all_modules():
+            return (
+                f"{self.options.name!r} is called while hooks are registered on every module of the process "
+                "(register_module_forward_hook and the like), which no plan calls, so the original runs"
+            )
+        return ""
 
     def why_original(self, args: Any, kwargs: Any) -> str:
         """Why a call with these arguments ran no graph."""

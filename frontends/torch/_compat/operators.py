@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 Operator = torch._ops.OpOverload
 """The type of an operator of ``torch.ops``, one of its overloads."""
@@ -68,6 +69,30 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return any(getattr(module, name) for name in of_module) or any(
         getattr(p, name) for p in parameters for name in of_tensor
     )
+
+
+def before_all_modules(hook: Callable[[torch.nn.Module, Any], None]) -> RemovableHandle:
+    """Registers a hook of ours, which ``hooks_on_all_modules`` does not count."""
+    hook._dynaflow = True  # type: ignore[attr-defined]
+    return _registry.register_module_forward_pre_hook(hook)
+
+
+def hooks_on_all_modules() -> bool:
+    """Whether somebody registered hooks on every module of the process; there is no public way to ask."""
+    return bool(_any_on_all_modules()) and any(
+        not hasattr(hook, "_dynaflow")
+        for hooks in (
+            _registry._global_forward_pre_hooks,
+            _registry._global_forward_hooks,
+            _registry._global_backward_pre_hooks,
+            _registry._global_backward_hooks,
+        )
+        for hook in tuple(hooks.values())
+    )
+
+
+_registry = torch.nn.modules.module
+_any_on_all_modules: Callable[[], object] = _registry._has_any_global_hook
 
 
 def lstm_is_onednn(tensors: Sequence[torch.Tensor]) -> bool:

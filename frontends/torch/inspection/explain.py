@@ -35,7 +35,7 @@ def explain(fast: Core, args: Any, kwargs: Any) -> str:
             lines += _explain_entry(backward, target.backend)
     if not entries:
         lines.append(f"{fast.options.name}: {target.why_original(args, kwargs)}")
-    lines += [f"note: {text}" for text in target.breaks]
+    lines += [f"note: {text}" for text in (fast.why_as_written(), *target.breaks) if text]
     return "\n".join(lines)
 
 

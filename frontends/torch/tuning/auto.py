@@ -448,6 +448,8 @@ def _caller(child: Any) -> Callable[..., Any]:
 
 def _hooked(original: Any) -> str | None:
     """Path of a module with hooks, if there is one: they may have effects."""
+    if operators.hooks_on_all_modules():
+        return "every module"
     if isinstance(original, torch.nn.Module):
         for name, module in original.named_modules():
             if operators.has_hooks(module):

@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.capture.mutation import effects
 from dynaflow_xla.tuning.put_back import Saved
 
@@ -118,7 +118,7 @@ def called_modules_kept() -> Iterator[None]:
                 own = (*inside.parameters(recurse=False), *inside.buffers(recurse=False))
                 found[id(inside)] = inside, saved, [(t, t.detach().clone()) for t in own]
 
-    handle = register_module_forward_pre_hook(before)
+    handle = operators.before_all_modules(before)
     try:
         yield
     finally:

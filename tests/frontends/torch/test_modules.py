@@ -15,6 +15,9 @@ import dynaflow_xla as dfx
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn = torch.nn
 
+from dynaflow_xla.frontends.torch._compat import operators  # noqa: E402
+from dynaflow_xla.frontends.torch.tuning import keeping  # noqa: E402
+
 
 class Towers(nn.Module):
     def __init__(self) -> None:
@@ -147,6 +150,43 @@ def test_hooks(model: Any, fast: Any) -> None:
     assert seen == ["outer", "outer"]
     outer.remove(), inner.remove(), before.remove()
     assert torch.equal(fast(X), model(X)) and len(seen) == 2
+
+
+@pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.NanoBatch(2), dfx.Auto()])
+def test_hooks_on_every_module(model: Any, strategy: Any) -> None:
+    """Whoever registers them: the original runs as long as they are there, and that is told once."""
+    model.eval()
+    fast = dfx.schedule(model, strategy, lanes=2, in_axes=0)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(X), model(X))
+        handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: None)
+        seen: list[str] = []
+        doubled = nn.modules.module.register_module_forward_pre_hook(
+            lambda module, args: seen.append(type(module).__name__)
+        )
+        try:
+            with pytest.warns(dfx.FallbackWarning, match="hooks .* on every module") as told:
+                want, called = model(X), seen.copy()
+                seen.clear()
+                assert torch.equal(fast(X), want)
+                assert seen == called
+                assert torch.equal(fast(X), want)
+            assert len([w for w in told if w.category is dfx.FallbackWarning]) == 1
+            assert "note: 'Towers' is called while hooks are registered" in dfx.explain(fast, X)
+        finally:
+            handle.remove(), doubled.remove()
+        seen.clear()
+        torch.testing.assert_close(fast(X), model(X))
+        assert "while hooks are registered" not in dfx.explain(fast, X) and not seen
+
+
+def test_our_hook_on_every_module_is_not_counted(model: Any) -> None:
+    with keeping.called_modules_kept():
+        assert not operators.hooks_on_all_modules()
+        handle = nn.modules.module.register_module_full_backward_hook(lambda *_: None)
+        assert operators.hooks_on_all_modules()
+        handle.remove()
+    assert not operators.hooks_on_all_modules()
 
 
 def test_gradient_hooks(model: Any, fast: Any) -> None:
