@@ -1,11 +1,11 @@
 """Derivative rules of a function's own under ``jet``, and ``custom_vjp`` with ``optimize_remat``.
 
-All rules here are wrong on purpose, so that a lost one shows in the values.
+All rules here are wrong on purpose, so that a lost one shows in the values; in float64 rounding does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,6 +17,12 @@ from jax.experimental import jet
 import dynaflow_xla as dfx
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
 
 
 @jax.custom_jvp
@@ -67,7 +73,7 @@ def arguments() -> list[Any]:
     """Rows, weights, and directions of both: other ones in each run."""
     rng = np.random.default_rng()
     shapes = (12, 6), (6, 6), (12, 6), (6, 6)
-    return [jnp.asarray(rng.standard_normal(s, np.float32) / 3) for s in shapes]
+    return [jnp.asarray(rng.standard_normal(s) / 3) for s in shapes]
 
 
 def total(f: Any) -> Any:
