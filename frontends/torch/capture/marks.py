@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,10 +19,10 @@ import torch
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import captures
+from dynaflow_xla.frontends.torch.capture.names import OURS
 from dynaflow_xla.ir.graph import OpMark
 from dynaflow_xla.ir.rules import MarkInfo, mark, register_mark_backend, set_traced_mark
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__)))) + os.sep
 KEY = "dynaflow_xla.mark"
 
 _counter = itertools.count()
@@ -75,7 +74,7 @@ def _caller() -> str:
 
 
 def _is_internal(file: str) -> bool:
-    return file.startswith(_PACKAGE) or file.endswith("contextlib.py") or file.startswith("<")
+    return file.startswith(OURS) or file.endswith("contextlib.py") or file.startswith("<")
 
 
 @contextlib.contextmanager

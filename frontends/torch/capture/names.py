@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dynaflow_xla import errors
 from dynaflow_xla.ir.graph import Source
 
 ROOT_FILE = "<dynaflow_xla schedule"
@@ -18,7 +19,11 @@ ROOT_NAME = "_dfx_root"
 """Name under which the scheduled module is seen by Dynamo; not part of a scope."""
 
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__)))) + os.sep
+OURS = tuple(
+    os.path.dirname(os.path.dirname(file)) + os.sep
+    for file in (errors.__file__, os.path.dirname(__file__))
+)
+"""Folders of the core and of the frontends: in an editable install neither lies inside of the other."""
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 FUNCTION_NAME = "_dfx_function_{}"
 """Name of a module that is one of several functions; not part of a scope either."""
@@ -33,7 +38,7 @@ _ROOT = re.compile(r"^[LG]\['(\w+)'\]")
 def source_of(node: Any) -> Source | None:
     """The innermost line of a node's stack trace outside PyTorch, or else the innermost in it."""
     found = _FRAME.findall(node.meta.get("stack_trace") or "")
-    frames = [frame for frame in found if not frame[0].startswith((ROOT_FILE, _PACKAGE))]
+    frames = [frame for frame in found if not frame[0].startswith((ROOT_FILE, *OURS))]
     for file, line, function in reversed(frames):
         if not file.startswith(_TORCH_DIR):
             return Source(file, int(line), function)
@@ -42,7 +47,7 @@ def source_of(node: Any) -> Source | None:
 
 def is_internal(file: str) -> bool:
     """Whether a file is PyTorch's, or ours."""
-    return file.startswith((ROOT_FILE, _PACKAGE, _TORCH_DIR))
+    return file.startswith(("<dynaflow_xla", *OURS, _TORCH_DIR))
 
 
 def without_counts(parts: list[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -22,7 +21,7 @@ from dynaflow_xla.frontends.torch.batch import handed
 from dynaflow_xla.frontends.torch.capture import draws, functions, marks
 from dynaflow_xla.frontends.torch.capture.context import graph_name
 from dynaflow_xla.frontends.torch.capture.mutation import effects, overlap
-from dynaflow_xla.frontends.torch.capture.names import user_name
+from dynaflow_xla.frontends.torch.capture.names import is_internal, user_name
 from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES
 from dynaflow_xla.frontends.torch.rewrite import recurrent
@@ -34,11 +33,6 @@ _WITHOUT_EFFECT = re.compile(
 )
 """Reasons of graph breaks that are no calls of what may have effects (a print, an optimizer's step)."""
 
-_INTERNAL = (
-    os.path.dirname(torch.__file__) + os.sep,
-    os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__)))) + os.sep,
-    "<dynaflow_xla",
-)
 _MAX_ENTRIES = 2 * MAX_CAPTURES
 """Of so many graphs, the last ones, it is known what they are: forwards and backwards."""
 _MAX_NOTES = 64
@@ -127,7 +121,7 @@ class CapturedGraphs:
         self.notes.append(note)
         # The line of the user's call: neither this package's nor PyTorch's.
         level, frame = 1, sys._getframe()
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_INTERNAL):
+        while frame.f_back is not None and is_internal(frame.f_code.co_filename):
             level, frame = level + 1, frame.f_back
         telling.fallback(note, stacklevel=level)
 
