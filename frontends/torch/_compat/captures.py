@@ -157,7 +157,8 @@ def _refused(error: RuntimeError) -> bool:
 
 def _tracing() -> dict[int, tuple[int, int]]:
     """The threads on which a trace of ``torch.fx`` is open, and where each of them is."""
-    code, found = torch.fx.Tracer.trace.__code__, {}
+    # Dynamo puts a wrapper there as soon as it compiles, which traces that began before have not.
+    code, found = inspect.unwrap(torch.fx.Tracer.trace).__code__, {}
     for thread, innermost in sys._current_frames().items():
         frame: types.FrameType | None = innermost
         while frame is not None and frame.f_code is not code:

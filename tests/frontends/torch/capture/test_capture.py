@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -359,7 +360,13 @@ def test_checkpointing(round_robin: Any) -> None:
         assert torch.equal(w, p.grad)
 
 
-def test_another_thread_traces() -> None:
+def begun_before(fn: Any) -> None:
+    """As a trace that began before Dynamo put a wrapper around ``trace``, which it does as it compiles."""
+    inspect.unwrap(torch.fx.Tracer.trace)(torch.fx.Tracer(), fn)
+
+
+@pytest.mark.parametrize("trace", [torch.fx.symbolic_trace, begun_before])
+def test_another_thread_traces(trace: Any) -> None:
     """Before 2.15 PyTorch keeps one flag of ``torch.fx`` for all threads: a call waits for that trace."""
     begun, go_on = threading.Event(), threading.Event()
 
@@ -368,8 +375,9 @@ def test_another_thread_traces() -> None:
         assert go_on.wait(60)
         return x + 1
 
-    other = threading.Thread(target=torch.fx.symbolic_trace, args=(traced,), daemon=True)
+    other = threading.Thread(target=trace, args=(traced,), daemon=True)
     fast, x = dfx.schedule(lambda x: x.sin() * 2, "branches"), torch.randn(8)
+    fast(x[:3])
     other.start()
     assert begun.wait(60)
     threading.Timer(0.2, go_on.set).start()
