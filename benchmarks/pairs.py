@@ -4,9 +4,9 @@ Before anything is timed the two frameworks' results are compared, and each sche
 Variants, interleaved in one process:
 
 ``jax``, ``jax_one_thread``   ``jax.jit`` on the default client, and on one with a pool of one thread
-``jax_branches``, ``jax_nano``, ``jax_auto``   schedules of the jitted function
+``jax_sequential``, ``jax_branches``, ``jax_nano``, ``jax_auto``   schedules of the jitted function
 ``torch_1``, ``torch_2``      plain PyTorch with one and two intra-op threads, without gradients
-``torch_branches``, ``torch_nano``             schedules by hand
+``torch_sequential``, ``torch_branches``, ``torch_nano``           schedules by hand
 ``torch_auto_1``, ``torch_auto_2``             ``strategy="auto"`` under the caller's one and two threads
 
 A schedule's ratio is its median over the better plain run *of its framework*; Auto's under so many
@@ -37,6 +37,7 @@ REST_MS = 20.0
 """Rest before each sample: OpenMP's workers of the variant before spin for some milliseconds."""
 
 BASELINES: dict[str, tuple[str, ...]] = {
+    "jax_sequential": ("jax", "jax_one_thread"), "torch_sequential": ("torch_1", "torch_2"),
     "jax_branches": ("jax", "jax_one_thread"), "jax_nano": ("jax", "jax_one_thread"),
     "jax_auto": ("jax", "jax_one_thread"), "torch_branches": ("torch_1", "torch_2"),
     "torch_nano": ("torch_1", "torch_2"), "torch_auto_1": ("torch_1",),
@@ -124,6 +125,7 @@ def jax_schedules(made: Made) -> dict[str, Any]:
     }  # fmt: skip
     fn = made.fn
     return {
+        "jax_sequential": dfx.schedule(jax.jit(fn), dfx.Sequential()),
         "jax_branches": dfx.schedule(jax.jit(fn), dfx.Branches()),
         "jax_nano": dfx.schedule(jax.jit(fn), dfx.NanoBatch(2), **axes),
         "jax_auto": dfx.schedule(jax.jit(fn), "auto", **axes),
@@ -134,6 +136,7 @@ def torch_schedules(made: Made) -> dict[str, Any]:
     """Name -> scheduled module or function."""
     auto = {n: dfx.schedule(made.module, "auto", rules=made.rules) for n in (1, 2)}
     return {
+        "torch_sequential": dfx.schedule(made.module, dfx.Sequential(), rules=made.rules),
         "torch_branches": dfx.schedule(made.module, dfx.Branches(), rules=made.rules),
         "torch_nano": dfx.schedule(
             made.module, dfx.NanoBatch(2), in_axes=made.split, out_axes=made.split

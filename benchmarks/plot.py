@@ -64,18 +64,22 @@ def pair_columns(case: dict[str, Any]) -> dict[str, tuple[str, float, float]]:
 
 def pairs_markdown(record: dict[str, Any]) -> str:
     """Returns the table of docs/results.md of models in both frameworks."""
-    cells = [f"{framework} ms | scheduled ms | with | ratio | `Branches` | `Auto`"
+    cells = [f"{framework} ms | scheduled ms | with | ratio | `Sequential` | `Branches` | `Auto`"
              for framework in ("JAX", "PyTorch")]  # fmt: skip
-    lines = [f"| model | {' | '.join(cells)} |", "|---" * 13 + "|"]
+    lines = [f"| model | {' | '.join(cells)} |", "|---" * 15 + "|"]
     for case in record["cases"]:
         columns, cells = pair_columns(case), [case["note"]]
         for framework in ("JAX", "PyTorch"):
             plain = columns[framework][1]
             name, ms, ratio = columns[f"{framework} scheduled"]
-            branches = case["statistics_ms"][f"{framework.removeprefix('Py').lower()}_branches"]
+            own = framework.removeprefix("Py").lower()
+            one, branches = (
+                case["statistics_ms"][f"{own}_{n}"] for n in ("sequential", "branches")
+            )
             cells += [
                 f"{plain:.3g}", f"{ms:.3g}", name.split("_", 1)[1], f"{ratio:.2f}",
-                f"{branches['median'] / plain:.2f}", f"{columns[f'{framework} Auto'][2]:.2f}",
+                f"{one['median'] / plain:.2f}", f"{branches['median'] / plain:.2f}",
+                f"{columns[f'{framework} Auto'][2]:.2f}",
             ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
