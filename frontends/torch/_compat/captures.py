@@ -137,13 +137,13 @@ def while_nobody_traces(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 _FLAG_STAYED = (
     "PyTorch refuses every call of a compiled function, as a flag of torch.fx says that something is traced; "
-    "no thread traces. Where traces of two threads overlap, before torch 2.15 that flag stays for good, and "
+    "no thread traces. Where traces of two threads overlap, before torch 2.14 that flag stays for good, and "
     "so does what a trace puts in the place of torch.nn.Module's methods. Start the process anew, and trace "
     "in one thread at a time (a lock around torch.fx.symbolic_trace)"
 )
 _WAITED = (
     "another thread traces with torch.fx, and meanwhile PyTorch refuses calls of compiled functions in every "
-    "thread (before torch 2.15); this call waited {:.0f} s. If that trace waits for this call, neither ends: "
+    "thread (before torch 2.14); this call waited {:.0f} s. If that trace waits for this call, neither ends: "
     "call what it needs before the trace, or in the thread that traces call the original"
 )
 
