@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from dataclasses import dataclass
 
 from dynaflow_xla.ir.forms import graph_dot, graph_json, graph_text
-from dynaflow_xla.ir.graph import ORDERED, Graph, Region
+from dynaflow_xla.ir.graph import NOT_OUTSIDE, ORDERED, Graph, Region
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,12 @@ class PartitionedGraph:
             for pred in preds:
                 succs[pred].add(region)
         return succs
+
+    def caller_ns(self) -> float:
+        """Nanoseconds of the whole as one program on one core; inf where a lane has kernels of its own."""
+        if any(region.outside != NOT_OUTSIDE for region in self.regions):
+            return math.inf
+        return sum(region.cost_ns for region in self.regions)
 
     def to_text(self) -> str:
         """Readable listing, one region a paragraph."""

@@ -24,6 +24,7 @@ awake, and what a late lane has not begun the engine has another thread do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -96,7 +97,10 @@ class Moldable:
             for r in pg.regions
         ]
         self.moldable = cores > 0
-        self.program_ns, self.caller_ns = program_ns, caller_ns
+        self.program_ns = program_ns
+        # There it has one core, whatever the lane has, and nobody to hand anything to.
+        alone = pg.caller_ns()
+        self.on_caller_ns = alone if alone <= caller_ns else math.inf
         self.fixed = {r.id for r in pg.regions if r.outer}
         values = pg.graph.values
         made = pg.producer_region()
@@ -148,7 +152,7 @@ class Moldable:
 
     def is_for_the_caller(self) -> bool:
         """Whether the program is shorter on the thread that calls it than with all cores."""
-        if not self.caller_ns or self.fixed or sum(self.narrow) > self.caller_ns:
+        if self.fixed or math.isinf(self.on_caller_ns):
             return False
         return self._gains(self.placed(frozenset(), 1), self.all_wide())
 
@@ -277,8 +281,8 @@ class _Schedule:
         length = max(self.free, default=0.0)
         if any(lane < 0 for _, lane in self.order):
             length += tasks.program_ns
-        elif not any(lane for _, lane in self.order) and sum(tasks.narrow) <= tasks.caller_ns:
-            length = sum(tasks.narrow)
+        elif math.isfinite(tasks.on_caller_ns) and not any(lane for _, lane in self.order):
+            length = tasks.on_caller_ns
         return ListSchedule(tuple(self.order), length, self.lanes)
 
     def _arrival(self, region: int) -> float:

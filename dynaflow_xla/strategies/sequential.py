@@ -14,7 +14,7 @@ class Sequential(Strategy):
     """All regions one after another: what the other strategies are compared with.
 
     Each has all cores, where the backend knows that width: then it is the original program, as fast as that.
-    Elsewhere all are on lane 0. So is a program of some microseconds that is faster on the thread that calls
+    Elsewhere all are on lane 0. So is a program of at most 0.3 ms that is faster on the thread that calls
     it than handed to the framework's own threads.
 
     Args:

@@ -217,7 +217,7 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
         """The jitted program; at top level one with the options that were given, on CUDA with its plan's."""
         by_plan, given = self.options_by_plan(), self._options.compiler_options
         here: Mapping[str, Any] = {}
-        if self.has_two and not _compat.tracing():
+        if self.has_two and not _compat.tracing() and not self._symbolic(args, kwargs):
             here = self._on_caller.options(args, kwargs)
         if not by_plan and not given and not here:
             return self._inside if self.has_two and _compat.tracing() else self._jit

@@ -100,3 +100,31 @@ def test_lanes_of_several_cores_hand_out_work_too(make: Make) -> None:
     )
     best = Moldable(pg, 2, 8, 16, machine.numbers().program_ns).best()
     assert {pg.graph.ops[pg.regions[r].ops[0]].kind for r in best.on_lanes} == {"cumsum"}
+
+
+LONGEST_NS = 0.3 * MS
+
+
+@pytest.mark.parametrize(("cores", "on_caller"), [(2, True), (16, False), (64, False)])
+def test_the_thread_that_calls_has_one_core(make: Make, cores: int, on_caller: bool) -> None:
+    """A lane may have many: what they gain is not gained there."""
+    pg = row(
+        make, ["product"] * 2, product={"cost_ns": 0.1 * MS, "spread": Spread(products=0.1 * MS)}
+    )
+    tasks = Moldable(pg, 2, cores // 2, cores, 65_000.0, LONGEST_NS)
+    assert tasks.is_for_the_caller() == on_caller
+    if on_caller:
+        assert tasks.placed(frozenset(), 1).length_ns == 0.2 * MS
+
+
+def test_what_a_lane_has_better_kernels_for_is_not_for_the_caller(make: Make) -> None:
+    pg = row(make, ["cumsum"] * 2, cumsum=SERIAL)
+    assert Moldable(pg, 2, 1, 2, 65_000.0, LONGEST_NS).is_for_the_caller()
+    tasks = Moldable(better_on_lanes(pg, "cumsum", 0.05 * MS), 2, 1, 2, 65_000.0, LONGEST_NS)
+    assert not tasks.is_for_the_caller()
+    assert tasks.placed(frozenset(), 1).length_ns > 0.2 * MS
+
+
+def test_longer_programs_are_not_for_the_caller(make: Make) -> None:
+    pg = row(make, ["serial"] * 4, serial=SERIAL)
+    assert not Moldable(pg, 2, 1, 2, 1e9, LONGEST_NS).is_for_the_caller()

@@ -28,7 +28,6 @@ from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import costs
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.work import NO_SPREAD
-from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.planning.plan import Plan
 
 MAX_NS = 300_000.0
@@ -80,13 +79,10 @@ def marked(results: Any, given: Any) -> Any:
 def is_lane_zero(plan: Plan, pg: PartitionedGraph) -> bool:
     """Whether a program of the plan's regions on its caller's thread is the plan's only lane, lane 0.
 
-    It is where all regions have that lane. Then no program is needed beside the one around the lanes.
+    It is where all regions have that lane, and a lane has no better kernels for them. Then no program is
+    needed beside the one around the lanes.
     """
-    launches = [i for i in plan.instructions if isinstance(i, Launch)]
-    return (
-        all(launch.lane == 0 for launch in launches)
-        and sum(pg.regions[launch.region].cost_ns for launch in launches) <= MAX_NS
-    )
+    return all(launch.lane == 0 for launch in plan.launches) and pg.caller_ns() <= MAX_NS
 
 
 def needs_options(pg: PartitionedGraph) -> bool:
@@ -129,4 +125,5 @@ def may_help(regions: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -
     if any(len(x.sharding.device_set) > 1 for x in arrays):
         return False
     flops = sum(region.flops for region in regions)
-    return flops >= costs.HANDED_OVER_FLOPS and sum(region.cost_ns for region in regions) <= MAX_NS
+    ns = sum(region.cost_at(1, wide=True) for region in regions)
+    return flops >= costs.HANDED_OVER_FLOPS and ns <= MAX_NS

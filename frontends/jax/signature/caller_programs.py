@@ -6,6 +6,7 @@ not a part of something larger, and each knows which signatures are its own.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
@@ -33,14 +34,20 @@ class CallerPrograms:
     ) -> None:
         self._planned, self._signature = planned, signature
         self._options: Recent[Hashable, Mapping[str, Any]] = Recent(_MAX_SIGNATURES)
+        self._here = threading.local()
 
     def options(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
         """The options that keep these arguments' program on the thread that calls; none: it is another."""
         try:
             signature = self._signature(args, kwargs)
             known = self._options.get(signature)
-        except TypeError:  # JAX's own error comes with the call: a static value has no hash
+        except (
+            TypeError,
+            OverflowError,
+        ):  # JAX's own error comes with the call: no hash, too large
             return {}
+        if getattr(self._here, "anew", False):
+            return self._planned(args, kwargs).caller_options  # type: ignore[no-any-return]
         if known is None:
             known = self._options[signature] = self._planned(args, kwargs).caller_options
         return known
@@ -62,12 +69,19 @@ class CallerPrograms:
             raise OtherProgram
 
     def again(self, call: Callable[[], T]) -> T:
-        """Calls; once more if JAX's settings, and with them plans, have changed since signatures were met."""
+        """Calls; once more if JAX's settings, and with them plans, have changed since signatures were met.
+
+        They may be this thread's only: what it does then is nobody else's to find.
+        """
         try:
             return call()
         except OtherProgram:
             self.clear()
-            return call()
+            self._here.anew = True
+            try:
+                return call()
+            finally:
+                self._here.anew = False
 
     def clear(self) -> None:
         """Forgets all signatures."""

@@ -241,8 +241,12 @@ def _predicted(
         same = plans.setdefault(program, name)
         if program == _ORIGINAL:
             left_out[name] = "every region has all cores: the original's program"
-        elif here and made.caller_options:
-            left_out[name] = f"it is the {ON_CALLER}"
+        elif made.caller_options:
+            left_out[name] = (
+                f"it is the {ON_CALLER}"
+                if here
+                else "it runs on the caller's thread, where arguments on several devices cannot"
+            )
         elif made.unproven:
             left_out[name] = "it is not proved that a split keeps the values"
         elif same != name:

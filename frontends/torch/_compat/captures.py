@@ -138,7 +138,7 @@ def while_nobody_traces(compiled: Callable[..., Any]) -> Callable[..., Any]:
 _FLAG_STAYED = (
     "PyTorch refuses every call of a compiled function, as a flag of torch.fx says that something is traced; "
     "no thread traces. Where traces of two threads overlap, before torch 2.14 that flag stays for good, and "
-    "so does what a trace puts in the place of torch.nn.Module's methods. Start the process anew, and trace "
+    "so may what a trace puts in the place of torch.nn.Module's methods. Start the process anew, and trace "
     "in one thread at a time (a lock around torch.fx.symbolic_trace)"
 )
 _WAITED = (

@@ -20,6 +20,7 @@ import numpy as np  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla import machine  # noqa: E402
+from dynaflow_xla.frontends.jax.signature import caller_programs  # noqa: E402
 from dynaflow_xla.planning.instructions import Launch  # noqa: E402
 
 pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("quick_to_compile")]
@@ -279,6 +280,77 @@ def test_static_values_without_a_hash_are_jaxs_error() -> None:
     for _ in range(2):
         with pytest.raises((TypeError, ValueError), match="hash"):
             fast(jnp.ones((64, 64)), [2])
+
+
+def test_numbers_that_are_too_large_are_jaxs_error() -> None:
+    plain = jax.jit(mlp)
+    fast, (x, _) = dfx.schedule(plain, dfx.Branches()), _layers(64)
+    for f in (plain, fast):
+        with pytest.raises(OverflowError, match="argument path is"):
+            f(x, 2**70)
+
+
+@EACH
+@pytest.mark.parametrize("rows", [8, 64])
+def test_one_pass_over_memory_is_a_lanes(strategy: Any, rows: int, assert_same: Any) -> None:
+    """The thread that calls has XLA's own operators, which take several times as long."""
+
+    def sums(x: Any) -> Any:
+        for _ in range(3):
+            x = jnp.cumsum(jnp.sin(x), axis=1)
+        return x
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((rows, 512)), jnp.float32)
+    fast = dfx.schedule(jax.jit(sums), strategy, lanes=2)
+    assert not fast.planned((x,), {}).on_caller
+    assert_same(sums(x), fast(x))
+
+
+@EACH
+def test_symbolic_sizes_are_the_originals(strategy: Any, assert_same: Any) -> None:
+    from jax import export
+
+    fast = dfx.schedule(jax.jit(mlp), strategy)
+    (rows,) = export.symbolic_shape("rows")
+    given = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, 64), (64, 64))]
+    with pytest.warns(dfx.FallbackWarning, match="sizes that are known"):
+        exported = export.export(fast)(*given)
+    assert_same(mlp(*_layers(64)), exported.call(*_layers(64)))
+    assert_same(mlp(*_layers(64)), fast(*_layers(64)))
+
+
+def test_settings_of_one_thread_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one looks again for the program of its own settings, another meets the signature under its."""
+    local = threading.local()
+
+    class Entry:
+        @property
+        def caller_options(self) -> dict[str, Any]:
+            return {"option": 1} if getattr(local, "set", False) else {}
+
+    programs = caller_programs.CallerPrograms(lambda *_: Entry(), lambda *_: "signature")
+
+    def options() -> Any:
+        return programs.options((), {})
+
+    assert options() == {}
+    local.set, clear = True, programs.clear
+
+    def clear_and_another() -> None:
+        clear()
+        thread = threading.Thread(target=options)
+        thread.start()
+        thread.join(60)
+
+    monkeypatch.setattr(programs, "clear", clear_and_another)
+
+    def call() -> Any:
+        programs.check((), {}, here=bool(options()))
+        return options()
+
+    assert programs.again(call) == {"option": 1}
+    local.set = False
+    assert options() == {}
 
 
 def test_auto_does_not_measure_one_program_twice(
