@@ -36,6 +36,10 @@ from dynaflow_xla.strategies.base import Recorder
 MARGIN = 0.03
 """Of the original's time: what lanes have to gain by the model, beside what they cost."""
 
+_QUICK_FORK, _QUICK_PROGRAM = 0.1, 0.5
+"""Shares of what it costs to hand work and programs to other threads. Some machines do it so quickly; a
+program is kept on the thread that calls, with one core, only if it is the shorter one there, too."""
+
 _THRESHOLDS = 6
 _ROUNDS = 3
 _IMPROVED = 64
@@ -89,6 +93,11 @@ class Moldable:
         self.narrow = [r.cost_at(lane_cores) for r in pg.regions]
         self.wide = [r.cost_at(max(1, cores), wide=True) for r in pg.regions]
         self.lane_cores = lane_cores
+        forks = sum(r.spread.forks for r in pg.regions) * machine.numbers().fork_ns
+        quick = sum(self.wide) - (1 - _QUICK_FORK) * forks + _QUICK_PROGRAM * program_ns
+        # There it has one core, whatever a lane has, and nobody to hand anything to.
+        alone = pg.caller_ns()
+        self.on_caller_ns = alone if alone <= min(caller_ns, quick) else math.inf
         # Products are handed out each by itself, whatever is fused around them.
         self.fused_forks = [
             0.0
@@ -98,9 +107,6 @@ class Moldable:
         ]
         self.moldable = cores > 0
         self.program_ns = program_ns
-        # There it has one core, whatever the lane has, and nobody to hand anything to.
-        alone = pg.caller_ns()
-        self.on_caller_ns = alone if alone <= caller_ns else math.inf
         self.fixed = {r.id for r in pg.regions if r.outer}
         values = pg.graph.values
         made = pg.producer_region()

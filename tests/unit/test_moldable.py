@@ -108,13 +108,20 @@ LONGEST_NS = 0.3 * MS
 @pytest.mark.parametrize(("cores", "on_caller"), [(2, True), (16, False), (64, False)])
 def test_the_thread_that_calls_has_one_core(make: Make, cores: int, on_caller: bool) -> None:
     """A lane may have many: what they gain is not gained there."""
-    pg = row(
-        make, ["product"] * 2, product={"cost_ns": 0.1 * MS, "spread": Spread(products=0.1 * MS)}
-    )
-    tasks = Moldable(pg, 2, cores // 2, cores, 65_000.0, LONGEST_NS)
+    pg = row(make, ["small"] * 2, small=SMALL_PRODUCT)
+    tasks = Moldable(pg, 2, cores // 2, cores, 40_000.0, LONGEST_NS)
     assert tasks.is_for_the_caller() == on_caller
     if on_caller:
-        assert tasks.placed(frozenset(), 1).length_ns == 0.2 * MS
+        assert tasks.placed(frozenset(), 1).length_ns == 0.04 * MS
+
+
+def test_where_threads_are_quick_products_are_shared_out(make: Make) -> None:
+    """What it costs to hand work out is known by a factor of ten; what two cores gain of it, better."""
+    product = {"cost_ns": 0.12 * MS, "spread": Spread(products=0.12 * MS, forks=1.0)}
+    tasks = Moldable(row(make, ["product"] * 2, product=product), 2, 1, 2, 65_000.0, LONGEST_NS)
+    assert not tasks.is_for_the_caller()
+    pg = row(make, ["small"] * 3, small=SMALL_PRODUCT)
+    assert Moldable(pg, 2, 1, 2, 65_000.0, LONGEST_NS).is_for_the_caller()
 
 
 def test_what_a_lane_has_better_kernels_for_is_not_for_the_caller(make: Make) -> None:
