@@ -30,9 +30,6 @@ from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.predicted import fastest
 from dynaflow_xla.strategies.sequential import Sequential
 
-_LEAST_NS = 20_000.0
-"""Functions of less work are faster on lanes at one hour and slower at another: they stay what they are."""
-
 
 def build_entry(
     captured: capture.Captured,
@@ -173,10 +170,8 @@ def _program_ns(graph: Graph) -> float:
     """What XLA takes to hand a program of these operators to a thread of its own."""
     if not _compat.dispatches_asynchronously():
         return 0.0
-    flops, ns = sum(op.flops for op in graph.ops), sum(op.cost_ns for op in graph.ops)
-    if flops < costs.HANDED_OVER_FLOPS or ns < _LEAST_NS:
-        return 0.0
-    return machine.numbers().program_ns
+    handed_over = sum(op.flops for op in graph.ops) >= costs.HANDED_OVER_FLOPS
+    return machine.numbers().program_ns if handed_over else 0.0
 
 
 def _plan_bodies(captured: capture.Captured, options: Settings, *, keep_rules: bool) -> None:

@@ -136,9 +136,12 @@ def test_what_auto_settles_has_lanes_alone_only(assert_same: Any) -> None:
     assert_same(chains(*xs), jax.jit(lambda *a: fast(*a))(*xs))
 
 
-def test_what_is_less_than_some_tens_of_microseconds_stays() -> None:
-    xs = _rows(2, 256)
-    assert _lanes(_branches(chains), *xs) == {-1}
+def test_what_xla_runs_where_it_is_called_stays() -> None:
+    """It hands over what has a thousand floating point operations."""
+    for size, lanes in ((2, {-1}), (256, {0})):
+        fast, xs = _branches(chains), _rows(2, size)
+        assert _lanes(fast, *xs) == lanes
+        assert fast.planned(xs, {}).on_caller == (lanes == {0})
 
 
 def test_a_lane_is_woken_for_more_than_its_waking() -> None:
