@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.recording import Decision, Recording
 from dynaflow_xla.strategies.splits.split import Split as Split
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PACKAGE = __name__.partition(".")[0]
 _MAX_IDLE_READY = 10_000
 _AS_WRITTEN = (
     "region {!r} runs as it was written: a replacement is of the function itself, and this graph is made of "
@@ -171,9 +170,9 @@ def user_line() -> Source | None:
     """The innermost stack frame outside this package."""
     frame = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not os.path.abspath(name).startswith(_PACKAGE + os.sep):
-            return Source(name, frame.f_lineno, frame.f_code.co_name)
+        module = frame.f_globals.get("__name__") or ""
+        if module.partition(".")[0] != _PACKAGE:
+            return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         if frame.f_back is None:
             break
         frame = frame.f_back
