@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dynaflow_xla import machine
 from dynaflow_xla.ir.partitioned import PartitionedGraph, contents
@@ -28,6 +29,7 @@ class Given:
         scheduled_ns: A call of the plan; None: simulated.
         wins: Of the calls in turns the share in which the plan was faster.
         streams: Lanes are streams of an accelerator: numbers of cores say nothing about them.
+        caller_ns: See ``strategies.base.Context``.
         notes: Sentences.
     """
 
@@ -40,6 +42,7 @@ class Given:
     scheduled_ns: float | None = None
     wins: float = 1.0
     streams: bool = False
+    caller_ns: float = 0.0
     notes: tuple[str, ...] = ()
 
 
@@ -93,7 +96,8 @@ def times(given: Given) -> Times:
     alone = tuple(region_costs(pg, given.alone))
     # Found once: to look for regions in a timeline takes longer than to simulate them.
     costs = dict(enumerate(alone))
-    total = total_ns(plan, pg, costs)
+    simulate = partial(total_ns, plan, pg, costs, caller_ns=given.caller_ns)
+    total = simulate()
     cores = max(plan.cores, machine.cores())
     if given.wide is not None:
         wide = tuple(region_costs(pg, given.wide))
@@ -109,9 +113,9 @@ def times(given: Given) -> Times:
         chain, shared = min(chain, given.scheduled_ns), min(shared, given.scheduled_ns)
     there, best = _widths(given, alone)
     simulated = {
-        "start": total_ns(plan, pg, costs, launch_ns=0),
-        "hand_overs": total_ns(plan, pg, costs, handoff_ns=0),
-        "copies": total_ns(plan, pg, costs, bytes_per_ns=math.inf),
+        "start": simulate(launch_ns=0),
+        "hand_overs": simulate(handoff_ns=0),
+        "copies": simulate(bytes_per_ns=math.inf),
     }
     return Times(
         alone=alone,

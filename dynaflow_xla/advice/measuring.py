@@ -29,7 +29,7 @@ def given(served: Any, args: Any, kwargs: Any, rounds: int | None) -> Given:
     """
     entry = served.planned(args, kwargs)
     notes = [aside] if (aside := served.beside_the_plan(args, kwargs)) else []
-    known = Given(entry.plan, entry.pg, streams=entry.streams)
+    known = Given(entry.plan, entry.pg, streams=entry.streams, caller_ns=entry.caller_ns)
     if rounds is None:
         return replace(known, notes=tuple(notes))
     original, scheduled = served.timed(args, kwargs, rounds)

@@ -122,7 +122,7 @@ def why(given: Given) -> Why:
         given: The plan, and what was measured of it.
     """
     times = times_of(given)
-    timeline = given.ran or simulate(given.plan, given.pg, given.alone)
+    timeline = given.ran or simulate(given.plan, given.pg, given.alone, caller_ns=given.caller_ns)
     found = tuple(pairs_of(given, times, timeline))
     notes = given.notes
     if times.beaten:

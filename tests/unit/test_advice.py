@@ -346,3 +346,15 @@ def test_what_is_tried_does_not_grow_with_the_square_of_lanes(
     assert any(one.kind == "lane" for one in found.ablations)
     assert calls["plans"] <= 100
     assert calls["hashes"] <= len(pg.regions)
+
+
+@pytest.mark.parametrize("caller_ns", [0.0, 1e6])
+def test_on_the_thread_that_calls_nothing_starts(
+    make: Callable[..., Graph], caller_ns: float
+) -> None:
+    short = {"cost_ns": 1e4}
+    graph = make("a = sort x; b = svd x", "a b", a=short, b=short)
+    found = _report(graph, {"sort": 0, "svd": 0}, cores=2, caller_ns=caller_ns)
+    kinds = {one.kind for one in found.ablations}
+    assert ("start" in kinds) == (caller_ns == 0)
+    assert found.timeline.total_ns == (2e4 if caller_ns else pytest.approx(2e4 + 4e4, rel=0.5))
