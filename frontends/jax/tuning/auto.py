@@ -268,9 +268,12 @@ def _predicted(
             )
         else:
             kept.append(name)
-    # Perhaps there is time for one only: lanes first, if they are predicted to gain.
-    kept.sort(key=lambda name: predicted[name] > _GAIN * best)
-    return kept, predicted, left_out
+    # Perhaps there is time for one only: lanes first, if they are predicted to gain. And for two of different
+    # kinds rather than for a second split.
+    kept.sort(key=lambda name: (predicted[name] > _GAIN * best, predicted[name]))
+    kinds = [type(fast.candidates()[name]) for name in kept]
+    again = {name for place, name in enumerate(kept) if kinds[place] in kinds[:place]}
+    return sorted(kept, key=lambda name: name in again), predicted, left_out
 
 
 def _program(made: Any) -> Any:
