@@ -102,7 +102,11 @@ KNOWN = {
     "caches/private_files.py": {"_refused": "folders that were named as the cache and warned of"},
     "frontends/torch/_compat/class_attributes.py": {"mend": "no arguments"},
     "frontends/torch/native/native.py": {"_calls": "one for each call that runs now"},
-    "frontends/torch/native/threads.py": {"_library": "no arguments", "_settings": "no arguments"},
+    "frontends/torch/native/threads.py": {
+        "_library": "no arguments",
+        "_openmp": "no arguments",
+        "_settings": "no arguments",
+    },
     "frontends/torch/on_xla/torchax_table.py": {"folder": "no arguments", "table": "no arguments"},
 }
 _GROWING = {"dict", "list", "set", "OrderedDict", "defaultdict", "WeakKeyDictionary", "deque",
