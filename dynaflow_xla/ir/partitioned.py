@@ -51,7 +51,7 @@ class PartitionedGraph:
                 succs[pred].add(region)
         return succs
 
-    def caller_ns(self) -> float:
+    def on_caller_ns(self) -> float:
         """Nanoseconds of the whole as one program on one core; inf where a lane has kernels of its own."""
         if any(region.outside != NOT_OUTSIDE for region in self.regions):
             return math.inf

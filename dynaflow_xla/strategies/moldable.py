@@ -96,7 +96,7 @@ class Moldable:
         forks = sum(r.spread.forks for r in pg.regions) * machine.numbers().fork_ns
         quick = sum(self.wide) - (1 - _QUICK_FORK) * forks + _QUICK_PROGRAM * program_ns
         # There it has one core, whatever a lane has, and nobody to hand anything to.
-        alone = pg.caller_ns()
+        alone = pg.on_caller_ns()
         self.on_caller_ns = alone if alone <= min(caller_ns, quick) else math.inf
         # Products are handed out each by itself, whatever is fused around them.
         self.fused_forks = [

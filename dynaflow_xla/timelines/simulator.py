@@ -98,7 +98,7 @@ def _run(
 ) -> _Run:
     known, cost = machine.numbers(), region_costs(pg, costs)
     start, wake, fresh = known.lane_start_ns, 0.0, known.copy_bytes_per_ns
-    if all(i.lane == 0 for i in plan.launches) and pg.caller_ns() <= caller_ns:
+    if all(i.lane == 0 for i in plan.launches) and pg.on_caller_ns() <= caller_ns:
         start, fresh = 0.0, math.inf
     elif plan.cores:
         start, wake = known.lanes_ns, known.lane_wake_ns

@@ -82,7 +82,7 @@ def is_lane_zero(plan: Plan, pg: PartitionedGraph) -> bool:
     It is where all regions have that lane, and a lane has no better kernels for them. Then no program is
     needed beside the one around the lanes.
     """
-    return all(launch.lane == 0 for launch in plan.launches) and pg.caller_ns() <= MAX_NS
+    return all(launch.lane == 0 for launch in plan.launches) and pg.on_caller_ns() <= MAX_NS
 
 
 def needs_options(pg: PartitionedGraph) -> bool:
