@@ -22,7 +22,7 @@ from dynaflow_xla.frontends.jax.signature.caller_programs import CallerPrograms,
 from dynaflow_xla.frontends.jax.transform.programs import Programs
 from dynaflow_xla.frontends.jax.tuning import auto, decided
 from dynaflow_xla.frontends.jax.xla import xla_options
-from dynaflow_xla.protocols import PassesOn
+from dynaflow_xla.protocols import LikeAFunction, PassesOn
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.identity import identity
@@ -37,7 +37,7 @@ class _NotLifted(Exception):
     """A trace of a plain function met objects of another library among the arguments."""
 
 
-class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
+class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ignore[misc]
     """A JAX function that runs under a schedule; it is called like the original.
 
     Inspect it with the functions of ``dynaflow_xla`` (``plan``, ``explain``, ...).
@@ -73,7 +73,7 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
         self.has_two = entry.plans_apart(options)
         self._jit = self.jitted(self._traced_alone if self.has_two else self._traced)
         self._inside = self.jitted(self._traced_inside) if self.has_two else self._jit
-        self._on_caller = CallerPrograms(self.planned, self._signature)
+        self._on_caller = CallerPrograms(self._caller_options, self._signature)
         # JAX takes compiler options for whole programs only.
         self.inner = self.jitted(self.__wrapped__) if given else jitted
         self._with_options: dict[Any, Any] = {}
@@ -217,7 +217,7 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
         """The jitted program; at top level one with the options that were given, on CUDA with its plan's."""
         by_plan, given = self.options_by_plan(), self._options.compiler_options
         here: Mapping[str, Any] = {}
-        if self.has_two and not _compat.tracing() and not self._symbolic(args, kwargs):
+        if self.has_two and not _compat.tracing():
             here = self._on_caller.options(args, kwargs)
         if not by_plan and not given and not here:
             return self._inside if self.has_two and _compat.tracing() else self._jit
@@ -233,6 +233,12 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
             call = self._traced_on_caller if here else self._traced
             self._with_options[key] = self.jitted(call, compiler_options=options)
         return self._with_options[key]
+
+    def _caller_options(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
+        """What keeps these arguments' program on the thread that calls; of symbolic sizes none is planned."""
+        if self._symbolic(args, kwargs):
+            return {}
+        return self.planned(args, kwargs).caller_options  # type: ignore[no-any-return]
 
     def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """The XLA options for these arguments: the table's for this plan, then the user's own."""
@@ -260,12 +266,6 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
         self.programs.clear()
         self.by_decision.clear()
         self.decisions.clear()
-
-    def __copy__(self) -> ScheduledFunction:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> ScheduledFunction:
-        return self  # as every function
 
     def __reduce__(self) -> Any:
         # A jitted function cannot be pickled, what it was made of can.
@@ -311,10 +311,6 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
         except splitting.NotCompared as found:
             raise splitting.unproven_error(found.entry, _NOT_TRACED) from None
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Binds like a function, so that methods can be scheduled."""
-        return self if instance is None else functools.partial(self, instance)
-
     def __repr__(self) -> str:
         return f"<scheduled {self._options.name} with {self._options.strategy!r}>"
 
@@ -333,7 +329,7 @@ class ScheduledFunction(PassesOn, _engine.FastCall):  # type: ignore[misc]
 
     def _traced_if(self, args: Any, kwargs: Any, *, here: bool) -> Any:
         """What is settled is called with signatures that it has not met, too."""
-        if not self.left_alone(args, kwargs) and not self._symbolic(args, kwargs):
+        if not self.left_alone(args, kwargs):
             self._on_caller.check(args, kwargs, here=here)
         return self._traced(*args, **kwargs)
 

@@ -25,14 +25,16 @@ class CallerPrograms:
     """The compiler options of signatures' plans, see ``regions.on_caller``.
 
     Args:
-        planned: The planned entry of arguments.
-        signature: What names them; TypeError: nothing does.
+        find: Finds the options of arguments' plan.
+        signature: What names the arguments; TypeError: nothing does.
     """
 
     def __init__(
-        self, planned: Callable[[Any, Any], Any], signature: Callable[[Any, Any], Hashable]
+        self,
+        find: Callable[[Any, Any], Mapping[str, Any]],
+        signature: Callable[[Any, Any], Hashable],
     ) -> None:
-        self._planned, self._signature = planned, signature
+        self._find, self._signature = find, signature
         self._options: Recent[Hashable, Mapping[str, Any]] = Recent(_MAX_SIGNATURES)
         self._here = threading.local()
 
@@ -41,15 +43,12 @@ class CallerPrograms:
         try:
             signature = self._signature(args, kwargs)
             known = self._options.get(signature)
-        except (
-            TypeError,
-            OverflowError,
-        ):  # JAX's own error comes with the call: no hash, too large
-            return {}
+        except (TypeError, OverflowError):
+            return {}  # no hash, or a number that is too large: JAX's own error comes with the call
         if getattr(self._here, "anew", False):
-            return self._planned(args, kwargs).caller_options  # type: ignore[no-any-return]
+            return self._find(args, kwargs)
         if known is None:
-            known = self._options[signature] = self._planned(args, kwargs).caller_options
+            known = self._options[signature] = self._find(args, kwargs)
         return known
 
     @property
@@ -65,7 +64,7 @@ class CallerPrograms:
             kwargs: Tracers.
             here: Whether it is the one that stays on the thread that calls.
         """
-        if bool(self._planned(args, kwargs).caller_options) != here:
+        if bool(self._find(args, kwargs)) != here:
             raise OtherProgram
 
     def again(self, call: Callable[[], T]) -> T:

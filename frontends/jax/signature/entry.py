@@ -82,7 +82,7 @@ def _build(
         lane_cores=options.lane_cores if backend.cores() else 1,
         derived=derived,
         program_ns=program_ns,
-        caller_ns=_caller_ns(options) if program_ns and alone else 0.0,
+        caller_ns=_caller_ns(options) if program_ns else 0.0,
     )
     split = None
     sizes, asked = () if batched is None else batched.sizes, Split(assume_separable=True)

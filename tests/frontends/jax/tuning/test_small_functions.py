@@ -326,12 +326,10 @@ def test_settings_of_one_thread_are_no_others(monkeypatch: pytest.MonkeyPatch) -
     """While one looks again for the program of its own settings, another meets the signature under its."""
     local = threading.local()
 
-    class Entry:
-        @property
-        def caller_options(self) -> dict[str, Any]:
-            return {"option": 1} if getattr(local, "set", False) else {}
+    def find(*_: Any) -> dict[str, Any]:
+        return {"option": 1} if getattr(local, "set", False) else {}
 
-    programs = caller_programs.CallerPrograms(lambda *_: Entry(), lambda *_: "signature")
+    programs = caller_programs.CallerPrograms(find, lambda *_: "signature")
 
     def options() -> Any:
         return programs.options((), {})
