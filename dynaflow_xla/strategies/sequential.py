@@ -15,7 +15,8 @@ class Sequential(Strategy):
 
     Each has all cores, where the backend knows that width: then it is the original program, as fast as that.
     Elsewhere all are on lane 0. So is a program of at most 0.3 ms that is faster on the thread that calls
-    it than handed to the framework's own threads.
+    it than handed to the framework's own threads. In a JAX function that is called by itself, loops over
+    elements in the steps of a ``scan`` are not shared out to several threads where they are too short for it.
 
     Args:
         wide: False: all on lane 0 in any case. A pool of one thread runs small programs faster.

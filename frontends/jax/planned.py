@@ -141,8 +141,8 @@ class Planned:
         return on_caller.MAX_NS if self.on_caller else 0.0
 
     @property
-    def caller_options(self) -> Mapping[str, Any]:
-        """XLA's options that a program ``on_caller`` has to be compiled with."""
+    def own_options(self) -> Mapping[str, Any]:
+        """XLA's options that its program is compiled with where it is not a part of a larger one."""
         return {}
 
     @property

@@ -18,7 +18,7 @@ from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import tracing
 from dynaflow_xla.frontends.jax.capture.mutation import effects
 from dynaflow_xla.frontends.jax.signature import backends, entry
-from dynaflow_xla.frontends.jax.signature.caller_programs import CallerPrograms, OtherProgram
+from dynaflow_xla.frontends.jax.signature.own_options import OtherProgram, OwnOptions
 from dynaflow_xla.frontends.jax.transform.programs import Programs
 from dynaflow_xla.frontends.jax.tuning import auto, decided
 from dynaflow_xla.frontends.jax.xla import xla_options
@@ -73,7 +73,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         self.has_two = entry.plans_apart(options)
         self._jit = self.jitted(self._traced_alone if self.has_two else self._traced)
         self._inside = self.jitted(self._traced_inside) if self.has_two else self._jit
-        self._on_caller = CallerPrograms(self._caller_options, self._signature)
+        self._own_options = OwnOptions(self._options_of, self._signature)
         # JAX takes compiler options for whole programs only.
         self.inner = self.jitted(self.__wrapped__) if given else jitted
         self._with_options: dict[Any, Any] = {}
@@ -111,12 +111,12 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         if isinstance(self._options.strategy, Auto):
             return self._call_auto(args, kwargs)
         try:
-            jitted, result = self._on_caller.again(lambda: self._program_called(args, kwargs))
+            jitted, result = self._own_options.again(lambda: self._program_called(args, kwargs))
         except splitting.NotCompared as found:
             return self._compare(found.entry, args, kwargs)
         if self.has_two and jitted is not self._inside:
             # Where signatures have programs of both kinds, calls find theirs in Python.
-            one = self._on_caller.alike and not self._options.compiler_options
+            one = self._own_options.alike and not self._options.compiler_options
             self._settle(jitted if one else None, None, _compat.at_top_level)
         elif jitted is self._jit:
             self._settle(jitted, None, None)
@@ -216,10 +216,10 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
     def _jit_for(self, args: Any, kwargs: Any) -> Any:
         """The jitted program; at top level one with the options that were given, on CUDA with its plan's."""
         by_plan, given = self.options_by_plan(), self._options.compiler_options
-        here: Mapping[str, Any] = {}
+        own: Mapping[str, Any] = {}
         if self.has_two and not _compat.tracing():
-            here = self._on_caller.options(args, kwargs)
-        if not by_plan and not given and not here:
+            own = self._own_options.of(args, kwargs)
+        if not by_plan and not given and not own:
             return self._inside if self.has_two and _compat.tracing() else self._jit
         leaves = jax.tree_util.tree_leaves((args, kwargs))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -227,18 +227,18 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
                 xla_options.warn_inside_trace(self._options.name)
             return self._inside
         # What no lane computes is in the program around them.
-        options = self.compiler_options(args, kwargs) if by_plan else {**(given or {}), **here}
+        options = self.compiler_options(args, kwargs) if by_plan else {**(given or {}), **own}
         key = tuple(sorted(options.items()))
         if key not in self._with_options:
-            call = self._traced_on_caller if here else self._traced
+            call = self._traced_with_options if own else self._traced
             self._with_options[key] = self.jitted(call, compiler_options=options)
         return self._with_options[key]
 
-    def _caller_options(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
-        """What keeps these arguments' program on the thread that calls; of symbolic sizes none is planned."""
+    def _options_of(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
+        """The options of these arguments' own plan; for symbolic sizes none is made."""
         if self._symbolic(args, kwargs):
             return {}
-        return self.planned(args, kwargs).caller_options  # type: ignore[no-any-return]
+        return self.planned(args, kwargs).own_options  # type: ignore[no-any-return]
 
     def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """The XLA options for these arguments: the table's for this plan, then the user's own."""
@@ -261,7 +261,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         for made in (self.original, self.inner, self._jit, self._inside, *parts):
             made.clear_cache()
         self._with_options.clear()
-        self._on_caller.clear()
+        self._own_options.clear()
         self._children.clear()
         self.programs.clear()
         self.by_decision.clear()
@@ -289,7 +289,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         if lifted := self._lift(args, kwargs):
             return getattr(lifted, how)(*args, **kwargs)
         if not isinstance(self._options.strategy, Auto):
-            return self._on_caller.again(
+            return self._own_options.again(
                 lambda: self._proved(getattr(self._jit_for(args, kwargs), how), args, kwargs)
             )
         try:
@@ -322,15 +322,15 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         return self._run(args, kwargs, check=self._options.check)
 
     def _traced_alone(self, *args: Any, **kwargs: Any) -> Any:
-        return self._traced_if(args, kwargs, here=False)
+        return self._traced_if(args, kwargs, own=False)
 
-    def _traced_on_caller(self, *args: Any, **kwargs: Any) -> Any:
-        return self._traced_if(args, kwargs, here=True)
+    def _traced_with_options(self, *args: Any, **kwargs: Any) -> Any:
+        return self._traced_if(args, kwargs, own=True)
 
-    def _traced_if(self, args: Any, kwargs: Any, *, here: bool) -> Any:
+    def _traced_if(self, args: Any, kwargs: Any, *, own: bool) -> Any:
         """What is settled is called with signatures that it has not met, too."""
         if not self.left_alone(args, kwargs):
-            self._on_caller.check(args, kwargs, here=here)
+            self._own_options.check(args, kwargs, own=own)
         return self._traced(*args, **kwargs)
 
     def _traced_inside(self, *args: Any, **kwargs: Any) -> Any:

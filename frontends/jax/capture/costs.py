@@ -7,10 +7,11 @@ measures before it decides.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from jax.extend import core as jcore
 
 from dynaflow_xla import machine
 from dynaflow_xla.ir import work
@@ -128,6 +129,24 @@ def original_ns(jaxpr: Any, cores: int) -> float:
     """
     made = _inner(jaxpr, _spreading)
     return made.ns - made.spread.saved_ns(cores)
+
+
+def elements_in_steps(jaxpr: Any) -> Spread:
+    """What the steps of a function's ``scan`` and ``while`` share out of their own loops over elements."""
+
+    def elements(eqn: Any, name: str, params: dict[str, Any]) -> Work:
+        shared = name not in ("dot_general", "conv_general_dilated")
+        return _spreading(eqn, name, params) if shared else Work()
+
+    def steps(jaxpr: Any) -> Iterator[Work]:
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name in ("scan", "while"):
+                yield _walk(eqn, elements)
+            else:
+                for inner in jcore.jaxprs_in_params(eqn.params):
+                    yield from steps(inner)
+
+    return work.together(steps(jaxpr)).spread
 
 
 def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:

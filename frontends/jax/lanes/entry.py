@@ -18,7 +18,7 @@ from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.lanes import device_stage, stage_primitive, stamped
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
 from dynaflow_xla.frontends.jax.planned import BufferValues, Planned
-from dynaflow_xla.frontends.jax.regions import lapack_guard, on_caller, one_pass
+from dynaflow_xla.frontends.jax.regions import handed_out, lapack_guard, on_caller, one_pass
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.timelines.measured import Measured, fastest
 from dynaflow_xla.timelines.timeline import Timeline
@@ -43,14 +43,22 @@ class LaneEntry(Planned):
             return False
         if not on_caller.is_lane_zero(self.plan, self.pg):
             return False
-        return not on_caller.needs_options(self.pg) or on_caller.options_are_free(
-            self.options.compiler_options or {}
-        )
+        return not handed_out.is_any(self.pg) or self._options_are_free
+
+    @property
+    def _options_are_free(self) -> bool:
+        return handed_out.options_are_free(self.options.compiler_options or {})
 
     @functools.cached_property
-    def caller_options(self) -> Mapping[str, Any]:
-        """XLA's options without which parts of it would not stay on the thread that calls."""
-        return on_caller.OPTIONS if self.on_caller and on_caller.needs_options(self.pg) else {}
+    def own_options(self) -> Mapping[str, Any]:
+        """XLA's options that keep loops from threads: from all, or from all but the one that calls."""
+        if self.on_caller:
+            return handed_out.OPTIONS if handed_out.is_any(self.pg) else {}
+        whole = self.apart and self.split is None and not self.plan.lanes_used
+        if not whole or self.plan.replaces or not self._options_are_free:
+            return {}
+        vain = handed_out.costs_more_than_it_gains(self.captured.jaxpr)
+        return handed_out.OPTIONS if vain else {}
 
     @property
     def compiled(self) -> list[tuple[Stage | None, Launch | None]]:
@@ -110,11 +118,13 @@ class LaneEntry(Planned):
     def account(self) -> list[str]:
         """What the engine runs, in numbers."""
         plan = self.plan
+        why = "" if self.on_caller else ": in steps of loops, handing out costs more than it gains"
+        own = [f"compiled with {name}={value}{why}" for name, value in self.own_options.items()]
         if self.on_caller:
             return [
                 f"lanes {plan.lanes}: lane 0 is the thread that calls, and runs all of it as one program; "
                 "nothing is copied, no custom calls",
-                *(f"compiled with {name}={value}" for name, value in self.caller_options.items()),
+                *own,
             ]
         calls = sum(bool(instructions) for instructions, _ in plan.stages())
         passes = []
@@ -125,6 +135,7 @@ class LaneEntry(Planned):
         return [
             f"lanes {plan.lanes}, events {plan.events}, scratch {plan.scratch_bytes} bytes, copied per call "
             f"{plan.copied_bytes} bytes, custom calls {calls}",
+            *own,
             *passes,
         ]
 

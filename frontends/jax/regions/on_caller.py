@@ -10,13 +10,12 @@ the program itself may take 20. What runs a program where it is called:
   dispatch"). ``marked`` adds one that nothing calls; the program itself stays as it is.
 
 Even then it waits on a thread of XLA's for arguments that are still being computed. And loops stay on the
-caller's thread without XLA's ``cpu-parallel-task-assigner``: ``OPTIONS``. JAX keeps no program with host
+caller's thread if XLA hands out none (``handed_out.OPTIONS``). JAX keeps no program with host
 callbacks in its persistent compilation cache: each process compiles these anew.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,21 +25,12 @@ from jax.interpreters import mlir
 
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import costs
+from dynaflow_xla.frontends.jax.regions import handed_out
 from dynaflow_xla.ir.partitioned import PartitionedGraph
-from dynaflow_xla.ir.work import NO_SPREAD
 from dynaflow_xla.planning.plan import Plan
 
 MAX_NS = 300_000.0
 """Longer programs stay on XLA's threads: they gain a few percent, and Python could go on meanwhile."""
-
-_LARGEST_BYTES = 8192
-"""XLA hands no loop over arrays of that size to several threads, unless it computes much for each element: in
-its reckoning 200,000 cycles do, of which a byte takes 10 and an operation one or two."""
-
-_OPTION = "xla_disable_hlo_passes"
-
-OPTIONS = {_OPTION: "cpu-parallel-task-assigner"}
-"""What to compile with. JAX takes such options for whole programs only."""
 
 _on_caller_p = Primitive("dfx_on_caller")
 _on_caller_p.def_impl(lambda x: x)
@@ -85,26 +75,6 @@ def is_lane_zero(plan: Plan, pg: PartitionedGraph) -> bool:
     return all(launch.lane == 0 for launch in plan.launches) and pg.on_caller_ns() <= MAX_NS
 
 
-def needs_options(pg: PartitionedGraph) -> bool:
-    """Whether XLA would hand something in these regions to other threads without ``OPTIONS``."""
-    values, ops = pg.graph.values, pg.graph.ops
-    return any(region.spread != NO_SPREAD for region in pg.regions) or any(
-        values[v].bytes > _LARGEST_BYTES
-        for region in pg.regions
-        for i in region.ops
-        for v in (*ops[i].inputs, *ops[i].outputs)
-    )
-
-
-def options_are_free(options: Mapping[str, Any]) -> bool:
-    """Whether ``OPTIONS`` take no user's option's place."""
-    return not (
-        _OPTION in options
-        or _OPTION in os.environ.get("XLA_FLAGS", "")
-        or _compat.leaves_out_passes()
-    )
-
-
 def may_help(regions: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
     """Whether a program is short enough, and XLA would hand it to other threads.
 
@@ -116,7 +86,7 @@ def may_help(regions: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -
     """
     if jax.default_backend() != "cpu" or not _compat.dispatches_asynchronously():
         return False
-    if not options_are_free(options):
+    if not handed_out.options_are_free(options):
         return False
     leaves = jax.tree_util.tree_leaves((args, kwargs))
     if any(isinstance(x, jax.core.Tracer) for x in leaves):

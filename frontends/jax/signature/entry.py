@@ -14,7 +14,7 @@ from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import capture, costs
 from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.planned import Planned
-from dynaflow_xla.frontends.jax.regions import on_caller
+from dynaflow_xla.frontends.jax.regions import handed_out, on_caller
 from dynaflow_xla.frontends.jax.regions.functions import region_function, replaced_function
 from dynaflow_xla.frontends.jax.signature import backends
 from dynaflow_xla.frontends.jax.xla import loops
@@ -162,7 +162,7 @@ def plans_apart(settings: Settings) -> bool:
 
 def _caller_ns(settings: Settings) -> float:
     """The longest plan of one lane that runs on the thread that calls it, where it is alone."""
-    free = plans_apart(settings) and on_caller.options_are_free(settings.compiler_options or {})
+    free = plans_apart(settings) and handed_out.options_are_free(settings.compiler_options or {})
     return on_caller.MAX_NS if free else 0.0
 
 

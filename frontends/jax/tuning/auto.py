@@ -241,7 +241,7 @@ def _predicted(
         same = plans.setdefault(program, name)
         if program == _ORIGINAL:
             left_out[name] = "every region has all cores: the original's program"
-        elif made.caller_options:
+        elif made.on_caller:
             left_out[name] = (
                 f"it is the {ON_CALLER}"
                 if here

@@ -12,7 +12,7 @@ import jax
 
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.jax import _compat
-from dynaflow_xla.frontends.jax.regions import on_caller
+from dynaflow_xla.frontends.jax.regions import handed_out, on_caller
 
 
 class Watched(_engine.FastCall):  # type: ignore[misc]
@@ -94,7 +94,7 @@ class ByDecision:
 
     def on_caller(self, call: Callable[..., Any]) -> Any:
         """Jits what the original would do, to run on the thread that calls it, at top level only."""
-        options = {**self._fast.jit_compiler_options, **on_caller.OPTIONS}
+        options = {**self._fast.jit_compiler_options, **handed_out.OPTIONS}
         return self._fast.jitted(
             lambda *a, **k: on_caller.marked(call(*a, **k), (a, k)), compiler_options=options
         )

@@ -15,7 +15,7 @@ from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.frontends.jax import _compat
-from dynaflow_xla.frontends.jax.regions import on_caller
+from dynaflow_xla.frontends.jax.regions import handed_out, on_caller
 from dynaflow_xla.frontends.jax.tuning import auto
 from dynaflow_xla.tuning import autotune, quiet
 
@@ -235,7 +235,7 @@ def test_where_it_is_not_offered(fastest: Any, monkeypatch: pytest.MonkeyPatch) 
         jax.config.update("jax_compiler_enable_remat_pass", True)
     regions = dfx.graph(dfx.schedule(jax.jit(small), dfx.Branches()), *arguments()).regions
     assert on_caller.may_help(regions, arguments(), {}, {})
-    assert not on_caller.may_help(regions, arguments(), {}, on_caller.OPTIONS)
+    assert not on_caller.may_help(regions, arguments(), {}, handed_out.OPTIONS)
     with monkeypatch.context() as patch:
         patch.setattr(jax, "default_backend", lambda: "gpu")
         assert not on_caller.may_help(regions, arguments(), {}, {})

@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla import machine  # noqa: E402
-from dynaflow_xla.frontends.jax.signature import caller_programs  # noqa: E402
+from dynaflow_xla.frontends.jax.signature import own_options  # noqa: E402
 from dynaflow_xla.planning.instructions import Launch  # noqa: E402
 
 pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("quick_to_compile")]
@@ -196,7 +196,7 @@ def test_products_stay_with_who_calls_by_a_compiler_option(strategy: Any, assert
     x, w = _layers(64)
     fast = dfx.schedule(jax.jit(mlp), strategy, lanes=2)
     assert _lanes(fast, x, w) == {0}
-    assert fast.planned((x, w), {}).caller_options
+    assert fast.planned((x, w), {}).own_options
     assert "dfx_run" not in fast.lower(x, w).as_text()
     assert "compiled with xla_disable_hlo_passes" in dfx.explain(fast, x, w)
     for seed in range(3):
@@ -222,7 +222,7 @@ def test_signatures_of_both_kinds_take_turns(
     for seed, rows in enumerate(order):
         given = _layers(rows, seed=seed)
         assert_same(mlp(*given), fast(*given))
-        assert bool(fast.planned(given, {}).caller_options) == (rows == 64)
+        assert bool(fast.planned(given, {}).own_options) == (rows == 64)
     fast.clear_cache()
     for rows in order:
         assert_same(mlp(*_layers(rows)), fast(*_layers(rows)))
@@ -273,7 +273,7 @@ def test_compiler_options_of_the_user(conflicts: bool, assert_same: Any) -> None
     given = _layers(64)
     options = {"xla_disable_hlo_passes": "dce"} if conflicts else {"xla_cpu_enable_fast_math": True}
     fast = dfx.schedule(jax.jit(mlp, compiler_options=options), dfx.Sequential(), lanes=2)
-    assert bool(fast.planned(given, {}).caller_options) != conflicts
+    assert bool(fast.planned(given, {}).own_options) != conflicts
     for _ in range(3):
         assert_same(mlp(*given), fast(*given))
 
@@ -329,10 +329,10 @@ def test_settings_of_one_thread_are_no_others(monkeypatch: pytest.MonkeyPatch) -
     def find(*_: Any) -> dict[str, Any]:
         return {"option": 1} if getattr(local, "set", False) else {}
 
-    programs = caller_programs.CallerPrograms(find, lambda *_: "signature")
+    programs = own_options.OwnOptions(find, lambda *_: "signature")
 
     def options() -> Any:
-        return programs.options((), {})
+        return programs.of((), {})
 
     assert options() == {}
     local.set, clear = True, programs.clear
@@ -346,7 +346,7 @@ def test_settings_of_one_thread_are_no_others(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(programs, "clear", clear_and_another)
 
     def call() -> Any:
-        programs.check((), {}, here=bool(options()))
+        programs.check((), {}, own=bool(options()))
         return options()
 
     assert programs.again(call) == {"option": 1}

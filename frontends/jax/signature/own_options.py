@@ -1,6 +1,6 @@
-"""Which calls of a function, alone, run programs that compiler options keep on the thread that calls.
+"""Which calls of a function, alone, run programs with compiler options of their plan's own.
 
-Compiler options are a program's. So a function whose plans differ in that has two programs for calls that are
+Compiler options are a program's. So a function whose plans differ in them has two programs for calls that are
 not a part of something larger, and each knows which signatures are its own.
 """
 
@@ -21,8 +21,8 @@ class OtherProgram(Exception):
     """A program is traced for a signature that is the other one's."""
 
 
-class CallerPrograms:
-    """The compiler options of signatures' plans, see ``regions.on_caller``.
+class OwnOptions:
+    """The compiler options of signatures' plans, see ``regions.handed_out``.
 
     Args:
         find: Finds the options of arguments' plan.
@@ -38,8 +38,8 @@ class CallerPrograms:
         self._options: Recent[Hashable, Mapping[str, Any]] = Recent(_MAX_SIGNATURES)
         self._here = threading.local()
 
-    def options(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
-        """The options that keep these arguments' program on the thread that calls; none: it is another."""
+    def of(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
+        """The options of these arguments' program; none: it is the one without."""
         try:
             signature = self._signature(args, kwargs)
             known = self._options.get(signature)
@@ -56,15 +56,15 @@ class CallerPrograms:
         """Whether one program serves all signatures that were met."""
         return len({bool(options) for options in self._options.values()}) == 1
 
-    def check(self, args: Any, kwargs: Any, *, here: bool) -> None:
+    def check(self, args: Any, kwargs: Any, *, own: bool) -> None:
         """Raises ``OtherProgram`` if these arguments' plan is not for the program that is being traced.
 
         Args:
             args: Tracers.
             kwargs: Tracers.
-            here: Whether it is the one that stays on the thread that calls.
+            own: Whether it is the one with options.
         """
-        if bool(self._find(args, kwargs)) != here:
+        if bool(self._find(args, kwargs)) != own:
             raise OtherProgram
 
     def again(self, call: Callable[[], T]) -> T:
