@@ -35,8 +35,8 @@ class Auto(Strategy):
         budget_s: Seconds that a decision may take beside the original's own first call, compiling
             included (PyTorch: that is the first capture and one run; captures of candidates count).
             Default: as long as that first call took, plus a second that all signatures of the
-            function share. Candidates that would take longer are left out, which ``explain`` tells;
-            ``dfx.tune`` spends more.
+            function share; and half a second for a gain that is likely, but not sure. Candidates that would
+            take longer are left out, which ``explain`` tells; ``dfx.tune`` spends more.
         margin: A candidate's median must be less than the original's by this share, and it must be faster
             more surely than chance explains (exact rank test over the rounds, 5%), to be chosen.
         min_cost_ns: Functions with less estimated work than this get no lanes.

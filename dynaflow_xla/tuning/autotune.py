@@ -10,7 +10,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +31,9 @@ MIN_ROUNDS = 3
 
 CLOSE = 1.2
 """Candidates within this factor of the fastest are measured on, the others no more."""
+
+DOUBT_S = 0.5
+"""Seconds beyond a budget for a gain that is likely, but not sure."""
 
 SAMPLE_S = 2e-3
 """Seconds of calls in a sample: a switch from another candidate then weighs little."""
@@ -210,6 +213,14 @@ class Medians(dict[str, float]):
         """Whether a candidate is faster by ``margin``, and more surely than chance explains."""
         return self[name] <= self[over] * (1 - margin) and not self.doubt(name, over)
 
+    def in_doubt(self, plain: Iterable[str], margin: float) -> list[str]:
+        """The fastest of ``plain`` and the candidate that would be chosen were it sure; else nothing."""
+        base = min(plain, key=lambda name: self[name])
+        faster = [name for name in self if self[name] <= self[base] * (1 - margin)]
+        if not faster or any(not self.doubt(name, base) for name in faster):
+            return []
+        return [base, min(faster, key=lambda name: self[name])]
+
 
 @dataclass(frozen=True)
 class Fresh:
@@ -237,11 +248,14 @@ def measure(
     tick: Callable[[str], None] | None = None,
     watch: quiet.ActivityWatch | None = None,
     regardless: bool = False,
+    plain: Sequence[str] = (),
+    margin: float = 0.0,
 ) -> Medians:
     """Interleaved timing: each round samples every candidate once, in an order drawn anew.
 
     After ``rounds`` rounds those that are not ``CLOSE`` to the fastest drop out, and what remains is
-    sampled as often again: where two are close the most samples are spent.
+    sampled as often again: where two are close the most samples are spent. At last, if a candidate looks
+    faster than the fastest of ``plain``, but not surely, these two are sampled once more as often.
 
     Args:
         runs: Name -> a function that runs the candidate to completion; :class:`Fresh` for one that
@@ -253,7 +267,10 @@ def measure(
         sample_s: A sample is one untimed call, then calls for about this long.
         tick: Told how far it is.
         watch: Tells whether something else of this process runs.
-        regardless: Measure for ``MIN_ROUNDS`` rounds, whatever the budget.
+        regardless: Measure for ``MIN_ROUNDS`` rounds, whatever the budget, and ``DOUBT_S`` beyond it if in
+            doubt.
+        plain: Names of what one would run instead of a candidate.
+        margin: See ``Medians.beats``.
 
     Returns:
         Median milliseconds, with their samples.
@@ -281,6 +298,15 @@ def measure(
     samples: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     drawn = random.Random(0)
+
+    def sample(names: Sequence[str]) -> None:
+        for name in drawn.sample(names, len(names)):
+            if rest:
+                watch.settle()
+            runs[name]()
+            samples[name].append(_timed(runs[name], calls) * 1e3 / calls)
+        watch.check()
+
     start = time.perf_counter()
     for turn in range(2 * rounds):
         if turn >= MIN_ROUNDS and time.perf_counter() - start > budget_s:
@@ -291,12 +317,17 @@ def measure(
             if len(names) < 2:
                 break
         tell(f"round {turn + 1} of at most {2 * rounds}")
-        for name in drawn.sample(names, len(names)):
-            if rest:
-                watch.settle()
-            runs[name]()
-            samples[name].append(_timed(runs[name], calls) * 1e3 / calls)
-        watch.check()
+        sample(names)
+    # Looked at after each of them, one of two that are alike would seem the faster one sooner or later.
+    if plain and (pair := Medians(samples).in_doubt(plain, margin)):
+        both = min(len(samples[name]) for name in pair)
+        samples |= {name: samples[name][:both] for name in pair}
+        until = max(start + budget_s, time.perf_counter() + DOUBT_S * regardless)
+        for turn in range(2 * rounds):
+            if time.perf_counter() > until:
+                break
+            tell(f"round {turn + 1} of at most {2 * rounds} between {pair[0]} and {pair[1]}")
+            sample(pair)
     watch.settle()
     return Medians(samples)
 

@@ -105,6 +105,7 @@ class Ways:
         """Takes a candidate out."""
         self.runs.pop(name, None)
         self._calls.pop(name, None)
+        self.plain = [other for other in self.plain if other != name]
 
     def too_small(self) -> autotune.BudgetTooSmall:
         """The error for seconds of the user's that suffice for no candidate."""
@@ -132,6 +133,7 @@ class Ways:
             runs,
             budget_s=max(0.0, self.spending.left_s),
             regardless=not strict,
+            plain=self.plain,
             watch=watch,
             **options,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import threading
 import types
 import warnings
@@ -292,3 +293,47 @@ def test_the_next_candidate_may_beat_the_original_surely() -> None:
         {"original": [1.0] * 11, "wild": [0.5] * 6 + [3.0] * 5, "steady": [0.9] * 11}
     )
     assert autotune.pick(measured, baseline="original", margin=0.03)[0] == "steady"
+
+
+@pytest.mark.parametrize("regardless", [True, False])
+@pytest.mark.parametrize("better", [True, False])
+def test_a_gain_in_doubt_is_measured_on(
+    sleep: Callable[[float], None], regardless: bool, better: bool
+) -> None:
+    """The original takes 4 or 8 ms by chance: seven rounds do not show whether 5 ms are less."""
+    counts = {"original": 0, "b": 0, "slow": 0}
+    drawn = random.Random(3)
+
+    def run(name: str) -> None:
+        counts[name] += 1
+        often = 0.8 if better else 0.15
+        seconds = {"b": 0.005, "slow": 0.05, "original": 0.008 if drawn.random() < often else 0.004}
+        # The first rounds look alike in both.
+        if name == "original" and counts[name] < 20:
+            seconds[name] = 0.004 if counts[name] // 2 % 4 == 2 else 0.008
+        sleep(seconds[name])
+
+    runs = {name: (lambda name=name: run(name)) for name in counts}  # type: ignore[misc]
+    medians = autotune.measure(
+        runs, budget_s=0.65, rounds=11, sample_s=0.0, regardless=regardless, plain=["original"], margin=0.03
+    )  # fmt: skip
+    assert len(medians.samples["slow"]) < 10
+    if not regardless:  # the seconds are the user's
+        assert len(medians.samples["b"]) < 10
+        assert medians.in_doubt(["original"], 0.03) == ["original", "b"]
+        return
+    assert len(medians.samples["b"]) == len(medians.samples["original"]) > 25
+    assert autotune.pick(medians, "original", 0.03)[0] == ("b" if better else "original")
+
+
+def test_what_is_in_doubt() -> None:
+    def doubted(**samples: list[float]) -> list[str]:
+        return autotune.Medians(samples).in_doubt(["plain", "other"], 0.03)
+
+    wild = [0.5] * 6 + [3.0] * 5
+    alike = {"plain": [1.0] * 11, "other": [1.1] * 11}
+    assert doubted(**alike, wild=wild) == ["plain", "wild"]
+    assert not doubted(**alike, wild=wild, steady=[0.9] * 11), "one is sure"
+    assert not doubted(**alike, slow=[1.2] * 11)
+    assert not doubted(**alike, same=[0.98] * 11), "less than the margin"
+    assert doubted(plain=[2.0] * 11, other=[1.0] * 11, wild=wild) == ["other", "wild"]

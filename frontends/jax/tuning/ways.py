@@ -92,6 +92,7 @@ class CompiledWays(ways.Ways):
                 self.runs,
                 watch,
                 strict=self.spending.asked,
+                margin=self._fast._options.strategy.margin,
                 rest=self._limits_blas,
                 sample_s=_BLAS_SAMPLE_S if self._limits_blas else autotune.SAMPLE_S,
                 tick=tick,

@@ -214,12 +214,13 @@ def _choose(
             )  # fmt: skip
         while True:
             try:
-                medians = ways.medians(_named(ways.runs, plain), watch, strict=tuned)
+                runs = _named(ways.runs, plain)
+                medians = ways.medians(runs, watch, strict=tuned, margin=strategy.margin)
                 break
             except _CandidateError as failed:  # Dynamo may capture anew at a later call
                 left_out[failed.name] = _short(failed.error)
                 ways.drop(failed.name)
-                plain = [name for name in plain if name != failed.name]
+                plain = list(ways.plain)
     baseline = min(plain, key=lambda name: medians[name])
     choice, reason = autotune.pick(medians, baseline=baseline, margin=strategy.margin)
     reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
