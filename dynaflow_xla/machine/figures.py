@@ -50,8 +50,8 @@ class Numbers:
             have done beside it. (Lanes that are awake start within ``lane_start_ns``.) Like the next two, of
             a single call after a pause, in which threads fall asleep.
         lane_wake_ns: What every lane beside the caller's costs then: it sleeps and is woken, and so is the
-            caller in the end. (Two lanes beside one, on two cores of a virtual machine, chains of 256 to
-            65,536 floats and small MLPs: mostly 50 to 200 us after a pause and 40 to 130 in a row.)
+            caller in the end. (Two lanes beside one, on two cores of a virtual machine: 15 to 60 us. In a
+            row of calls lanes are awake.)
         program_ns: To hand a program to threads of XLA's and to wait for it: it does so with every program
             that has floating point operations of its own. One whose regions are all on lanes has none, and
             runs on the thread that calls it. (``lanes_ns`` and what plain ``jax.jit`` of one small operator
@@ -71,9 +71,9 @@ class Numbers:
     fresh_copy_bytes_per_ns: float = 4.0
     hand_over_ns: float = 5_000.0
     lane_start_ns: float = 3_000.0
-    lanes_ns: float = 40_000.0
-    lane_wake_ns: float = 80_000.0
-    program_ns: float = 65_000.0
+    lanes_ns: float = 30_000.0
+    lane_wake_ns: float = 40_000.0
+    program_ns: float = 55_000.0
     fork_ns: float = 35_000.0
     shared: Mapping[str, float] = field(
         default_factory=lambda: {

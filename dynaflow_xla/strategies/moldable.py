@@ -18,8 +18,9 @@ after. A schedule with lanes is kept only if it is predicted to be shorter than 
 A program in which anything is wide is handed to the framework's own threads, which costs ``program_ns``; one
 whose regions are all on lanes is not. For tiny functions that decides. With up to ``caller_ns`` of work, all
 on one lane, there is no program around it, and nothing to enter, to leave or to copy. A phase with several
-lanes is longer by ``lane_wake_ns``. Where regions go does not depend on that: in a row of calls lanes are
-awake, and what a late lane has not begun the engine has another thread do.
+lanes is longer by ``lane_wake_ns``, unless there is nothing else than lanes in a program of its own: such
+are mostly called in a row, lanes are awake then, and what a late one has not begun the engine has another
+thread do.
 """
 
 from __future__ import annotations
@@ -256,6 +257,7 @@ class _Schedule:
         self.phase: dict[int, int] = {}
         self.number = 0  # of the phase
         self.inside = False  # whether lanes run
+        self.wakes = 0  # phases with several lanes
         self.order: list[tuple[int, int]] = []
         self.priority = [0.0] * len(tasks.regions)
         for region in reversed(tasks.regions):
@@ -285,7 +287,12 @@ class _Schedule:
                     ready.add(succ)
         self._leave()
         length = max(self.free, default=0.0)
-        if any(lane < 0 for _, lane in self.order):
+        wide = any(lane < 0 for _, lane in self.order)
+        if tasks.moldable and (
+            wide or not tasks.program_ns
+        ):  # else lanes are woken in any case, or awake
+            length += self.wakes * machine.numbers().lane_wake_ns
+        if wide:
             length += tasks.program_ns
         elif math.isfinite(tasks.on_caller_ns) and not any(lane for _, lane in self.order):
             length = tasks.on_caller_ns
@@ -333,11 +340,8 @@ class _Schedule:
             left = any(self.phase.get(s) != self.number for s in tasks.succs[region])
             size = tasks.bytes[region] if left else tasks.result_bytes[region]
             self.free[lane] += size / machine.numbers().fresh_copy_bytes_per_ns
-        end = max(self.free)
-        woken = any(n > 0 and self.phase[r] == self.number for r, n in self.place.items())
-        if woken and tasks.moldable:  # else they are woken in any case
-            end += machine.numbers().lane_wake_ns
-        self.free = [end] * self.lanes
+        self.wakes += any(n > 0 and self.phase[r] == self.number for r, n in self.place.items())
+        self.free = [max(self.free)] * self.lanes
 
     def _executed(self, region: int, lane: int) -> None:
         self.place[region], self.phase[region] = lane, self.number if lane >= 0 else -1

@@ -48,7 +48,8 @@ def simulate(
         handoff_ns: From the record of an event to the end of a wait for it; None: what is known of this
             machine (``machine.numbers``).
         launch_ns: From the begin of a stage to that of a lane with work in it; None likewise: for a plan
-            that knows wide regions ``lanes_ns``, and ``lane_wake_ns`` more for a stage that wakes lanes.
+            that knows wide regions ``lanes_ns``, and ``lane_wake_ns`` more for a stage that wakes lanes,
+            unless the plan has nothing but lanes and is a program of its own (``program_ns``).
         bytes_per_ns: Speed of a copy; ``math.inf`` for none; None likewise: in such a plan results are
             copied into memory that is new.
         program_ns: What the framework takes if any region is wide, see ``strategies.base.Context``.
@@ -101,7 +102,10 @@ def _run(
     if all(i.lane == 0 for i in plan.launches) and pg.on_caller_ns() <= caller_ns:
         start, fresh = 0.0, math.inf
     elif plan.cores:
-        start, wake = known.lanes_ns, known.lane_wake_ns
+        start = known.lanes_ns
+        # A program of its own with nothing but lanes is mostly called in a row: they are awake.
+        awake = program_ns > 0 and all(i.lane >= 0 for i in plan.launches)
+        wake = 0.0 if awake else known.lane_wake_ns
         fresh = known.fresh_copy_bytes_per_ns
     run = _Run(
         plan, pg, cost,

@@ -15,7 +15,8 @@ namespace dfx::ffi {
 // addresses of its input buffers followed by those of its output buffers. A Python exception fails
 // the call with its text alone: callables say who they are. Takes a new reference. The GIL must be
 // held.
-// A callable whose attribute `repeatable` is True raises EngineErrors only. What else comes out of
+// A callable whose attribute `repeatable` is True gives the GIL up as soon as it has begun, so that
+// such steps of several lanes take turns, and raises EngineErrors only. What else comes out of
 // it on the main thread, where handlers of signals run, is of a handler: the step is run again if
 // it has not run, and the exception raised in the main thread after it. Of other steps that holds
 // for KeyboardInterrupt alone.

@@ -73,7 +73,7 @@ def test_where_handing_over_is_slow_fewer_lanes_are_used() -> None:
         return dfx.plan(f, jnp.ones(1 << 13), jnp.ones(1 << 13)).lanes_used
 
     assert len(lanes()) == 2
-    machine.use(_numbers(lanes_ns=1e6, lane_wake_ns=8e5))
+    machine.use(_numbers(lanes_ns=2e6))
     assert len(lanes()) < 2
 
 

@@ -56,7 +56,7 @@ def _lanes(fast: Any, *args: Any) -> set[int]:
 
 
 def test_one_lane_spares_the_hand_over_of_the_program(assert_same: Any) -> None:
-    xs = _rows(8, 1024)
+    xs = _rows(8, 256)
     fast = _branches(chains)
     assert _lanes(fast, *xs) == {0}
     assert fast.planned(xs, {}).on_caller
@@ -72,10 +72,10 @@ def test_inside_of_a_larger_program_there_is_none_to_spare(
     """Each has its own plan, whichever is met first."""
     fast = _branches(chains)
     larger = jax.jit(lambda *xs: [x + 1 for x in fast(*xs)])
-    xs = _rows(8, 4096)
+    xs = _rows(8, 1024)
     for seed in range(2):
         calls = {"alone": lambda xs: fast(*xs), "inside": lambda xs: [y - 1 for y in larger(*xs)]}
-        given = _rows(8, 4096, seed)
+        given = _rows(8, 1024, seed)
         for name in sorted(calls, reverse=not alone_first):
             assert_same(chains(*given), calls[name](given))
     assert "dfx_run" not in larger.lower(*xs).as_text()
@@ -84,7 +84,7 @@ def test_inside_of_a_larger_program_there_is_none_to_spare(
 
 def test_the_only_lane_is_the_thread_that_calls(assert_same: Any) -> None:
     """No program beside the one around the lanes, and no thread of XLA's that would be woken."""
-    xs = _rows(8, 1024)
+    xs = _rows(8, 256)
     fast, plain = _branches(chains), jax.jit(chains)
     assert fast.planned(xs, {}).on_caller and "dfx_run" not in fast.lower(*xs).as_text()
     assert "lane 0 is the thread that calls" in dfx.explain(fast, *xs)
@@ -129,7 +129,7 @@ def test_loops_and_derivatives_around_it(assert_same: Any) -> None:
 def test_what_auto_settles_has_lanes_alone_only(assert_same: Any) -> None:
     """A child of Auto's keeps both plans apart, too."""
     fast = dfx.schedule(jax.jit(chains), "auto", lanes=2)
-    xs = _rows(8, 1024)
+    xs = _rows(8, 256)
     child = fast.with_strategy(dfx.Branches(lanes=2))
     assert child.has_two and _lanes(child, *xs) == {0}
     assert_same(chains(*xs), fast(*xs))
@@ -144,14 +144,25 @@ def test_what_xla_runs_where_it_is_called_stays() -> None:
         assert fast.planned(xs, {}).on_caller == (lanes == {0})
 
 
-def test_a_lane_is_woken_for_more_than_its_waking() -> None:
+def test_a_second_lane_is_for_more_than_it_costs() -> None:
     """Chains of 94 us on two lanes: each has a half, or one lane has them all."""
     xs = _rows(8, 1024)
-    for wake_ns, lanes in ((4_000.0, [4, 4]), (80_000.0, [8])):
-        machine.use(dataclasses.replace(machine.ASSUMED, lane_wake_ns=wake_ns, lanes_ns=10_000.0))
+    for lanes_ns, lanes in ((10_000.0, [4, 4]), (50_000.0, [8])):
+        machine.use(dataclasses.replace(machine.ASSUMED, lanes_ns=lanes_ns))
         plan = dfx.plan(_branches(chains), *xs)
         launches = [i.lane for i in plan.instructions if isinstance(i, Launch)]
         assert [launches.count(lane) for lane in sorted(set(launches))] == lanes
+
+
+def test_lanes_are_awake_where_there_is_nothing_else() -> None:
+    """Not inside of a larger program."""
+    xs = _rows(8, 1024)
+    for wake_ns, inside in ((1_000.0, True), (60_000.0, False)):
+        machine.use(dataclasses.replace(machine.ASSUMED, lane_wake_ns=wake_ns, lanes_ns=10_000.0))
+        fast = _branches(chains)
+        assert _lanes(fast, *xs) == {0, 1}
+        larger = jax.jit(lambda *xs, fast=fast: [x + 1 for x in fast(*xs)])
+        assert ("dfx_run" in larger.lower(*xs).as_text()) == inside
 
 
 def test_two_tiny_operators_in_a_large_program_wake_nobody() -> None:
