@@ -118,17 +118,16 @@ CASES: tuple[Pair, ...] = (
 )
 
 
-def jax_schedules(made: Made) -> dict[str, Any]:
-    """Name -> scheduled function."""
+def jax_schedules(made: Made, jitted: Any) -> dict[str, Any]:
+    """Name -> scheduled function; ``jitted`` is the original of all of them."""
     axes: dict[str, Any] = {
         "in_axes": (None, *[made.split] * len(made.args)), "out_axes": made.split,
     }  # fmt: skip
-    fn = made.fn
     return {
-        "jax_sequential": dfx.schedule(jax.jit(fn), dfx.Sequential()),
-        "jax_branches": dfx.schedule(jax.jit(fn), dfx.Branches()),
-        "jax_nano": dfx.schedule(jax.jit(fn), dfx.NanoBatch(2), **axes),
-        "jax_auto": dfx.schedule(jax.jit(fn), "auto", **axes),
+        "jax_sequential": dfx.schedule(jitted, dfx.Sequential()),
+        "jax_branches": dfx.schedule(jitted, dfx.Branches()),
+        "jax_nano": dfx.schedule(jitted, dfx.NanoBatch(2), **axes),
+        "jax_auto": dfx.schedule(jitted, "auto", **axes),
     }
 
 
@@ -174,9 +173,10 @@ def measure_case(case: Pair, rounds: int, tick: Any) -> dict[str, Any]:
     between = difference(want, jax.jit(made.fn)(*args))
     if not between <= TOLERANCE:
         raise ValueError(f"JAX and PyTorch differ by {between:.1e} of the largest element")
-    in_jax, in_torch = jax_schedules(made), torch_schedules(made)
+    jitted = jax.jit(made.fn)
+    in_jax, in_torch = jax_schedules(made, jitted), torch_schedules(made)
     runs = {
-        "jax": measure.blocking(jax.jit(made.fn), args),
+        "jax": measure.blocking(jitted, args),
         "jax_one_thread": measure.one_thread(made.fn, args),
         **{name: measure.blocking(fn, args) for name, fn in in_jax.items()},
         **{name: without_gradients(made.module, made.args) for name in ("torch_1", "torch_2")},
