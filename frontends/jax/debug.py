@@ -21,7 +21,7 @@ from dynaflow_xla.frontends.jax.capture.physical import is_key
 from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.lanes import device_stage, stamped
 from dynaflow_xla.frontends.jax.lanes.entry import LaneEntry, build_stages
-from dynaflow_xla.frontends.jax.planned import BufferValues, Planned, own_device
+from dynaflow_xla.frontends.jax.planned import BufferValues, Planned, own_device, refuse_shapes
 from dynaflow_xla.frontends.jax.regions.functions import region_function
 from dynaflow_xla.ir.partitioned import PartitionedGraph, contents
 from dynaflow_xla.planning.instructions import Launch, Merge, Record, Slice, Wait
@@ -247,11 +247,7 @@ def refuse(made: Planned, name: str, caller: str) -> None:
 
 
 def _subject(fast: Any, args: Any, kwargs: Any, caller: str) -> Subject:
-    leaves = jax.tree_util.tree_leaves((args, kwargs))
-    if any(isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) for x in leaves):
-        raise UnsupportedError(
-            f"{caller} runs the function: it takes arrays, not shapes or tracers"
-        )
+    refuse_shapes(caller, args, kwargs)
     target = fast.planning(args, kwargs)
     made = target.planned(args, kwargs)
     refuse(made, fast._options.name, caller)
@@ -314,6 +310,7 @@ def check_determinism(fast: Any, args: Any, kwargs: Any, runs: int) -> Determini
 
 @looks_inside
 def refused(fast: Any, args: Any, kwargs: Any, caller: str) -> None:
-    """Refuses a function with effects; pure callbacks are what may be looked for."""
+    """Refuses what are no arrays, and a function with effects; pure callbacks are what may be looked for."""
+    refuse_shapes(caller, args, kwargs)
     made = fast.planning(args, kwargs).planned(args, kwargs)
     refuse(made, fast._options.name, caller)

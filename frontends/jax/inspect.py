@@ -13,6 +13,7 @@ from dynaflow_xla import machine, verification
 from dynaflow_xla.errors import VerificationError
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted, looks_inside
 from dynaflow_xla.frontends.jax.adapters.wrapper import array_copies, same
+from dynaflow_xla.frontends.jax.planned import refuse_shapes
 from dynaflow_xla.frontends.jax.tuning import auto
 from dynaflow_xla.planning.table import region_table, time_to_make, widths
 from dynaflow_xla.strategies.auto import Auto
@@ -74,6 +75,7 @@ def first_difference(want: Any, got: Any) -> str:
 
 def verify(fast: Any, args: Any, kwargs: Any) -> Report:
     """The report of ``dynaflow_xla.verify``. What the calls did to their arguments is compared, too."""
+    refuse_shapes("verify", args, kwargs)
     copies: Callable[[Any], Any] = array_copies
     values: Callable[[Any], Any] = same
     target = fast

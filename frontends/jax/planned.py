@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.regions import on_caller
@@ -77,6 +77,15 @@ class BufferValues:
         """A result; what no buffer is for is one of the arguments as it is."""
         number = self._results.get(index)
         return self.values[value] if number is None else self[number]
+
+
+def refuse_shapes(caller: str, *given: Any) -> None:
+    """Raises UnsupportedError if what is given holds no values; ``caller`` runs the function."""
+    leaves = jax.tree_util.tree_leaves(given)
+    if any(isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) for x in leaves):
+        raise UnsupportedError(
+            f"{caller} runs the function: it takes arrays, not shapes or tracers"
+        )
 
 
 def own_device(inputs: Sequence[Any]) -> Any:

@@ -105,7 +105,7 @@ def outer_reason(eqn: Any) -> str:
     if name in costs.COLLECTIVES:
         return "communicates between devices"
     if name in costs.OUTER_CALLS:
-        scheduled = dict.fromkeys(("dfx_call", "dfx_program"), "is scheduled already")
+        scheduled = dict.fromkeys(costs.SCHEDULED, "is scheduled already")
         return {**scheduled, "device_put": "places data"}.get(name, "runs on several devices")
     if name not in INLINE and sharding.names_devices(eqn):
         return sharding.REASON

@@ -83,7 +83,10 @@ COLLECTIVES = frozenset(
 CALLBACKS = frozenset(
     "pure_callback io_callback debug_callback debug_print outside_call infeed outfeed".split()
 )
-OUTER_CALLS = frozenset(["dfx_call", "dfx_program", "shard_map", "xla_pmap", "device_put"])
+SCHEDULED = frozenset(["dfx_call", "dfx_program", "dfx_jvp", "dfx_linear"])
+"""What scheduled functions are in a trace, and their derivatives."""
+
+OUTER_CALLS = SCHEDULED | {"shard_map", "xla_pmap", "device_put"}
 
 Leaf = Callable[[Any, str, dict[str, Any]], Work]
 

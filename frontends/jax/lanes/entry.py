@@ -11,13 +11,12 @@ from typing import Any
 
 import jax
 
-from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import blas, xla
 from dynaflow_xla.frontends.jax.capture.physical import from_physical, to_physical
 from dynaflow_xla.frontends.jax.capture.tracing import exact_types
 from dynaflow_xla.frontends.jax.lanes import device_stage, stage_primitive, stamped
 from dynaflow_xla.frontends.jax.lanes.stage import Stage
-from dynaflow_xla.frontends.jax.planned import BufferValues, Planned
+from dynaflow_xla.frontends.jax.planned import BufferValues, Planned, refuse_shapes
 from dynaflow_xla.frontends.jax.regions import handed_out, lapack_guard, on_caller, one_pass
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.timelines.measured import Measured, fastest
@@ -160,10 +159,7 @@ class LaneEntry(Planned):
         Raises:
             UnsupportedError: the inputs are no arrays.
         """
-        if any(isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) for x in inputs):
-            raise UnsupportedError(
-                "profile runs the function: it takes arrays, not shapes or tracers"
-            )
+        refuse_shapes("profile", inputs)
         stages = build_stages(self, profile=True)
         memory = BufferValues(self.plan, self.captured.graph, inputs)
         measured = Measured(self.plan, self.pg)

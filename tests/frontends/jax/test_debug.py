@@ -130,8 +130,12 @@ def test_counts_are_counts(wrong: Any) -> None:
 
 def test_shapes_are_no_arrays() -> None:
     shape = jax.ShapeDtypeStruct(X.shape, X.dtype)
-    with pytest.raises(dfx.UnsupportedError, match="takes arrays, not shapes"):
-        dfx.debug(scheduled(), shape, shape)
+    for look in (dfx.debug, dfx.check_determinism, dfx.verify, dfx.profile, dfx.why):
+        told = f"{look.__name__} runs the function: it takes arrays, not shapes"
+        with pytest.raises(dfx.UnsupportedError, match=told):
+            look(scheduled(), shape, shape)
+        with pytest.raises(dfx.UnsupportedError, match=told):
+            jax.jit(lambda x, look=look: look(scheduled(), x, Y) and x)(X)
     for look in (dfx.debug, dfx.check_determinism):
         with pytest.raises(dfx.UnsupportedError, match="takes what dynaflow_xla.schedule returned"):
             look(marked, X, Y)

@@ -27,7 +27,7 @@ NONLINEAR = """
     log log1p log2 logistic mulhi nextafter not one_minus_square or polygamma polynomial
     population_count pow regularized_incomplete_beta rem round rsqrt shift_left
     shift_right_arithmetic shift_right_logical sin sinh sqrt tan tanh threefry2x32 threefry4x32
-    philox2x32 philox4x32 xor zeta random_clone random_fold_in random_seed
+    philox2x32 philox4x32 xor zeta random_clone random_seed
 """.split()
 
 

@@ -14,10 +14,39 @@ _DRAW = (
 )
 
 
+_FIRST_KEY = (
+    "with keys of {}, a batch of keys draws from the first one alone: which numbers a row gets depends on "
+    'its position; keys of impl="threefry2x32" draw by rows'
+)
+
+_COUNTING = frozenset(["random_bits", "random_split", "random_fold_in", "random_gamma"])
+_BY_ROWS = dict.fromkeys(("key<fry>", "key<fry4>", "key<phx2>", "key<phx4>"), _COUNTING) | {
+    "key<rbg>": frozenset(["random_split", "random_fold_in"])
+}
+"""By type of key: what gives each key of a batch the numbers that it gives that key alone. (XLA's generator
+of bits knows one key, and of a user's own implementation nothing is known.)"""
+
+
+def _keys_apart(site: Site) -> None:
+    """Raises Refuse if what a key of a batch gives depends on the others."""
+    kind = str(site.eqns[0].invars[0].aval.dtype)
+    together = any(not isinstance(state, Same) for state in site.ins)
+    if together and site.name not in _BY_ROWS.get(kind, ()):
+        raise Refuse(_FIRST_KEY.format(kind))
+
+
+@rule("random_fold_in")
+def _fold_in(site: Site) -> State:
+    site.same_params()
+    _keys_apart(site)
+    return nonlinear(site.ins)
+
+
 @rule("random_bits", "random_split")
 def _draw(site: Site) -> State:
     site.same_params("shape")
     (key,) = site.ins
+    _keys_apart(site)
     shapes = {tuple(e.params["shape"]) for e in site.eqns}
     if len(shapes) != 1:
         raise Refuse(_DRAW)
@@ -38,6 +67,7 @@ def _wrap(site: Site) -> State:
 def _gamma(site: Site) -> State:
     site.same_params()
     key, alpha = site.ins
+    _keys_apart(site)
     if batch_axis(key) is None and batch_axis(alpha) is not None:
         raise Refuse(_DRAW)
     return nonlinear([key, alpha])

@@ -7,7 +7,7 @@ from typing import Any
 
 from dynaflow_xla.batch.algebra import common_power, homogeneous, linear, nonlinear, product
 from dynaflow_xla.batch.axes import contraction, summed, without
-from dynaflow_xla.batch.states import NoRule, Refuse, Same, State, batch_axis, scaled
+from dynaflow_xla.batch.states import NoRule, Partial, Refuse, Same, State, batch_axis, scaled
 from dynaflow_xla.frontends.jax.batch.rules.walk import Site, rule
 
 
@@ -187,4 +187,7 @@ def _triangular_solve(site: Site) -> list[State]:
     if isinstance(matrix, Same) and matrix.power == 0 and batch_axis(right) == columns:
         site.same_params()
         return [linear([right])]  # one triangular system, a right-hand side for each row
+    if isinstance(matrix, Same) and matrix.power == 0 and isinstance(right, Partial):
+        site.same_params()
+        return [linear([right])]  # a share of the right-hand side gives a share of the solution
     return leading_axes(site, (2, 2))

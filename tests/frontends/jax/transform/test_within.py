@@ -133,3 +133,32 @@ def test_a_body_whose_results_are_all_that_a_loop_carries_stays_in_the_loop() ->
     assert "dfx_run" not in compiled.as_text().partition("ENTRY")[2], "it would run once"
     for got, wanted in zip(compiled(*start), turns(square, *start), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("before", ["call", "grad", "jvp"])
+def test_a_helper_that_is_scheduled_inside_and_was_called_before(before: str) -> None:
+    """JAX keeps the trace of a jitted helper, with the derivatives of what is scheduled in it."""
+
+    def plain(v: Any) -> Any:
+        return jnp.cumsum(jnp.sort(v, 1), 1) + v * 2
+
+    uses: dict[str, Callable[[Any], Any]] = {
+        "call": lambda f: f(x), "grad": lambda f: jax.grad(lambda v: f(v).sum())(x),
+        "jvp": lambda f: jax.jvp(f, (x,), (x,))[1],
+        "linearize": lambda f: jax.linearize(f, x)[1](x),
+        "jit": lambda f: jax.jit(lambda v: jax.jvp(f, (v,), (v,))[1])(x),
+    }  # fmt: skip
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((6, 8)), jnp.float32)
+    for name, use in uses.items():
+        inner = dfx.schedule(
+            jax.jit(lambda v: (jnp.sort(v, 1), v * 2)), dfx.Branches(wide=False), lanes=2
+        )
+        helper = jax.jit(lambda v, inner=inner: jnp.cumsum(inner(v)[0], 1) + inner(v)[1])
+        uses[before](helper)
+        fast = dfx.schedule(helper, dfx.Branches(wide=False), lanes=2)
+        np.testing.assert_allclose(use(fast), use(plain), rtol=1e-4, atol=1e-4, err_msg=name)
+    whole = jax.jit(lambda v: jax.jvp(inner, (v,), (v,))[1])
+    whole(x)
+    fast = dfx.schedule(whole, dfx.Branches(wide=False), lanes=2)
+    assert "is scheduled already" in dfx.explain(fast, x)
+    np.testing.assert_allclose(fast(x)[1], 2 * x, rtol=1e-5)
