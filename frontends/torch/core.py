@@ -57,6 +57,7 @@ class Core(Deciding):
         self._whole: CompiledOriginal | None = None
         self._warned = False
         self._told: set[str] = set()
+        self._left_out = ""
         self._apart: dict[overlap.Pattern, Core] = {}
         self._lock = threading.Lock()
         self._for_arrays: Callable[..., Any] | None = None
@@ -106,8 +107,7 @@ class Core(Deciding):
             return self.as_written(args, kwargs)
         if isinstance(self.options.strategy, Auto):
             return self.call_decided(args, kwargs)
-        if not self.entries:
-            running.leave_out("")
+        running.leave_out("")  # what this thread remembers may be another function's
         with running.Running() as ran:
             result = self._invoke(args, kwargs)
         if not ran and not self._warned and not running.observes() and not running.ran_original():
@@ -142,10 +142,12 @@ class Core(Deciding):
                 "whatever they are: look for what else changes from call to call (a Python value, a type, "
                 "a mode), and pass it as a tensor, or schedule the function once for each"
             )
+        # A call that finds its capture captures nothing, and learns no reason.
+        self._left_out = running.left_out() or self._left_out
         why = (
             self.breaks[-1]
             if self.breaks
-            else running.left_out()
+            else self._left_out
             or "PyTorch finds nothing in it that computes with the tensors it is given"
         )
         return f"no graph of {name!r} could be captured, so the original runs ({why})"
@@ -287,6 +289,7 @@ class Core(Deciding):
         is all.
         """
         target = self.target(args, kwargs)
+        running.leave_out("")
         try:
             with keeping.random_kept(args, kwargs), running.Running(stop=True):
                 target._invoke(args, kwargs)

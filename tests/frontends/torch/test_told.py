@@ -177,6 +177,24 @@ def test_why_there_is_no_graph(function: Any, why: str) -> None:
         assert torch.equal(torch.as_tensor(fast(x)), torch.as_tensor(function(x)))
 
 
+@pytest.mark.filterwarnings("ignore::dynaflow_xla.FallbackWarning")
+def test_the_reason_is_the_functions_own() -> None:
+    """Not that of what was captured before on the same thread; asked for again, it is the same."""
+    x = torch.ones(2)
+    nothing = "nothing in it that computes"
+    at_item = dfx.schedule(lambda t: t if t.sum().item() > 0 else -t, "branches", backend="torch")
+    assert "item" in dfx.explain(at_item, x)
+    assert nothing in dfx.explain(dfx.schedule(nn.Identity(), "branches", backend="torch"), x)
+    assert "item" in dfx.explain(at_item, x)
+    without = dfx.schedule(lambda t: t.tolist(), "branches", backend="torch")
+    without(x)
+    assert "tolist" in dfx.explain(without, x)
+    fast = dfx.schedule(nn.Identity(), "branches", backend="torch")
+    fast(x)
+    assert nothing in dfx.explain(fast, x)
+    assert "tolist" in dfx.explain(without, x)
+
+
 @pytest.fixture
 def fails_from(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lets AOTAutograd fail from its n-th graph on, as it does for some operators (``polygamma_``)."""
