@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import torch
 
+from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import xla
 from dynaflow_xla.frontends.jax.xla import xla_options
 
@@ -37,6 +38,7 @@ class EngineCall:
         self._consts = [_aligned(const) for const in closed]
         self._results = list(results)
         self._jitted: Any = None
+        self._held_by: dict[int, int] = {}
 
     def __call__(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Contiguous tensors to contiguous tensors, which share memory with nothing.
@@ -52,8 +54,14 @@ class EngineCall:
     def run_stage(
         self, stage: Any, given: Sequence[torch.Tensor], records: list[Any] | None = None
     ) -> list[torch.Tensor]:
-        """Runs the plan's only stage; adds its trace records to ``records``."""
+        """Runs the plan's only stage; adds its trace records to ``records``.
+
+        Raises:
+            EngineError: a region failed.
+            PlanError: nothing writes one of the results.
+        """
         captured = self.made.captured
+        held_by = self._held_by or self._holders(stage)
         memory = dict(zip(captured.graph.inputs, [*self._consts, *given], strict=True))
         fresh: dict[int, torch.Tensor] = {}
         outs = []
@@ -64,8 +72,12 @@ class EngineCall:
                 outs.append(torch.full(shape, np.asarray(out).item(), dtype=dtype))
             elif out in memory:  # an argument handed back: a result of its own
                 outs.append(_typed(memory[out], shape, dtype).clone())
-            else:
-                outs.append(fresh.setdefault(out, torch.empty(shape, dtype=dtype)))
+            elif out in held_by:
+                outs.append(fresh.setdefault(held_by[out], torch.empty(shape, dtype=dtype)))
+            else:  # its memory would be handed out as it is
+                raise PlanError(
+                    f"internal error: no lane of {captured.graph.name!r} writes result {len(outs)}"
+                )
         made = stage.program.run(
             [memory[v].data_ptr() for v in stage.inputs],
             [fresh[v].data_ptr() for v in stage.outputs],
@@ -74,6 +86,19 @@ class EngineCall:
         if records is not None:
             records.append([tuple(r) for r in made])
         return _apart(outs, ())
+
+    def _holders(self, stage: Any) -> dict[int, int]:
+        """By each value that the stage makes: the value by which its custom call's result is named.
+
+        They differ where nano-batches put together the same parts for several results.
+        """
+        buffers = self.made.plan.buffers
+        self._held_by = {
+            buffers[number].value: value
+            for value, numbers in zip(stage.outputs, stage.writes, strict=True)
+            for number in numbers
+        }
+        return self._held_by
 
     def _run_jitted(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         on_gpu = [x.device for x in given if x.device.type == "cuda"]

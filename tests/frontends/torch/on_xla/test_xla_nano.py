@@ -94,6 +94,23 @@ def test_training(backend: str, sizes: Any) -> None:
     assert "backward" in text and "@1" in text
 
 
+@pytest.mark.parametrize(
+    "last", [nn.Tanh, pytest.param(nn.ReLU, marks=slow), pytest.param(nn.Softmax, marks=slow)]
+)
+@pytest.mark.parametrize(
+    "sizes", [2, pytest.param([4, 2], marks=slow), pytest.param(dfx.DualBatch(), marks=slow)]
+)
+def test_a_result_that_the_backward_reads_too(backend: str, sizes: Any, last: Any) -> None:
+    """Its rows are put together for the caller and for the backward."""
+    model = nn.Sequential(nn.Linear(5, 16), last(*([-1] if last is nn.Softmax else [])))
+    fast = split(model, backend, sizes)
+    for rows in (6, 6, 12) if not isinstance(sizes, list) else (6, 6):
+        x = torch.randn(rows, 5)
+        check(fast, x)
+        for w, g in zip(grads(model, model, x), grads(model, fast, x), strict=True):
+            torch.testing.assert_close(g, w)
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
