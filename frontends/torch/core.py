@@ -14,6 +14,7 @@ from dynaflow_xla.errors import DynaflowError, EngineError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import captures, failures, modes, operators
 from dynaflow_xla.frontends.torch.backend import Entry
 from dynaflow_xla.frontends.torch.batch import axes
+from dynaflow_xla.frontends.torch.capture import lazy
 from dynaflow_xla.frontends.torch.capture.mutation import overlap
 from dynaflow_xla.frontends.torch.dynamo import capturing, running
 from dynaflow_xla.frontends.torch.dynamo.graphs import CapturedGraphs, Doorway, NoGraph
@@ -58,6 +59,7 @@ class Core(Deciding):
         self._warned = False
         self._told: set[str] = set()
         self._left_out = ""
+        self._initialized = False
         self._apart: dict[overlap.Pattern, Core] = {}
         self._lock = threading.Lock()
         self._for_arrays: Callable[..., Any] | None = None
@@ -102,6 +104,10 @@ class Core(Deciding):
         if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
             return self._with_arrays(args, kwargs)
         native.check_process()
+        if not self._initialized:
+            if lazy.uninitialized(self.original):
+                return self.as_written(args, kwargs)
+            self._initialized = True
         if why := self.why_as_written():
             self.warn(why)
             return self.as_written(args, kwargs)
@@ -287,7 +293,11 @@ class Core(Deciding):
         One graph is planned without running it. If the graph breaks, the rest can only be found by
         running: on copies, with whatever else it changes put back. Where that cannot be, the first graph
         is all.
+
+        Raises:
+            UnsupportedError: lazy modules of it have no parameters yet.
         """
+        lazy.check(self.original, self.options.name)
         target = self.target(args, kwargs)
         running.leave_out("")
         try:
@@ -305,7 +315,7 @@ class Core(Deciding):
         """The one entry of these arguments.
 
         Raises:
-            UnsupportedError: the arguments run several graphs, or none.
+            UnsupportedError: the arguments run several graphs, or none, or there can be none yet.
         """
         entries = self.all_planned(args, kwargs)
         if len(entries) == 1:

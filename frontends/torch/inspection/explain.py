@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import VerificationError
 from dynaflow_xla.frontends.torch.backend import Backend, Entry
-from dynaflow_xla.frontends.torch.capture import marks, names
+from dynaflow_xla.frontends.torch.capture import lazy, marks, names
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.dynamo import running
@@ -24,6 +24,8 @@ from dynaflow_xla.verification import Report, Row
 
 def explain(fast: Core, args: Any, kwargs: Any) -> str:
     """The text that ``dynaflow_xla.explain`` returns for a PyTorch callable."""
+    if why := lazy.why_unplanned(fast.original, fast.options.name):
+        return f"{fast.options.name}: nothing is planned yet: {why}"
     entries = fast.all_planned(args, kwargs)
     target = fast.target(args, kwargs)
     lines = _what_runs(fast, args, kwargs)
@@ -79,6 +81,7 @@ def verify(fast: Core, args: Any, kwargs: Any) -> Report:
 
     The results, what the call wrote into its arguments, and the module's buffers are compared.
     """
+    lazy.check(fast.original, fast.options.name)
     target = fast.target(args, kwargs)
 
     def run(call: Any) -> tuple[Any, Any, Any]:
@@ -151,6 +154,7 @@ def _compared(name: str, want: Any, got: Any, seen: set[int]) -> list[Row]:
 
 def tune(fast: Core, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
     """Decides as ``dynaflow_xla.tune`` says, within the given seconds; returns what was chosen."""
+    lazy.check(fast.original, fast.options.name)
     signature = call_signature.of(fast.original, args, kwargs)
 
     def choose(watch: quiet.ActivityWatch) -> auto.Choice:

@@ -269,3 +269,47 @@ def test_threads_share_it(fast: Any, model: Any) -> None:
     with ThreadPoolExecutor(4) as pool:
         for w, g in zip(want, pool.map(call, inputs), strict=True):
             torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-6)
+
+
+def _lazy() -> Any:
+    return nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyBatchNorm1d(), nn.LazyLinear(3)).eval()
+
+
+@pytest.mark.parametrize("how", ["module", "method", "function", "auto"])
+def test_lazy_modules_draw_what_the_originals_do(how: str) -> None:
+    """The original makes the call that makes the parameters; what comes after is scheduled."""
+
+    def scheduled(model: Any) -> Any:
+        if how in ("module", "auto"):
+            return dfx.schedule(model, *([Strict()] if how == "module" else []))
+        called = model.forward if how == "method" else lambda x: model(x)
+        return dfx.schedule(called, Strict(), backend="torch")
+
+    torch.manual_seed(0)
+    wanted = [_lazy() for _ in range(2)]
+    for model in wanted:
+        model(X)
+    torch.manual_seed(0)
+    models = [_lazy() for _ in range(2)]
+    calls = [scheduled(model) for model in models]
+    results = [call(X) for call in calls]
+    for model, want, result in zip(models, wanted, results, strict=True):
+        torch.testing.assert_close(model.state_dict(), want.state_dict(), rtol=0, atol=0)
+        assert torch.equal(result, want(X))
+    assert dfx.plan(calls[0], X).instructions
+    assert torch.equal(calls[0](X), results[0])
+
+
+def test_lazy_modules_are_not_planned_before_their_first_call() -> None:
+    fast = dfx.schedule(nn.LazyLinear(4), Strict())
+    assert "lazy modules" in dfx.explain(fast, X)
+    for ask in (dfx.plan, dfx.verify, dfx.profile):
+        with pytest.raises(dfx.UnsupportedError, match="lazy modules.*call it once"):
+            ask(fast, X)
+    measured = dfx.schedule(nn.LazyLinear(4))
+    with pytest.raises(dfx.UnsupportedError, match="lazy modules.*call it once"):
+        dfx.tune(measured, X)
+    assert fast.has_uninitialized_params()
+    fast(X)
+    assert "lazy modules" not in dfx.explain(fast, X)
+    assert dfx.plan(fast, X).instructions
