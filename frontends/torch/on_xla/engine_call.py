@@ -16,6 +16,7 @@ import torch
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ffi import xla
 from dynaflow_xla.frontends.jax.xla import xla_options
+from dynaflow_xla.frontends.torch._compat import modes
 
 
 class EngineCall:
@@ -129,9 +130,10 @@ def _apart(outs: list[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torc
 def _aligned(const: Any) -> torch.Tensor:
     """The bytes of an array, where XLA takes them in place."""
     array = np.ascontiguousarray(const)
-    memory = torch.empty(array.nbytes, dtype=torch.uint8)
-    if array.nbytes:
-        memory.numpy()[:] = array.reshape(-1).view(np.uint8)
+    with modes.apart():  # PyTorch captures while this runs, with tensors that have no memory
+        memory = torch.empty(array.nbytes, dtype=torch.uint8)
+        if array.nbytes:
+            memory.numpy()[:] = array.reshape(-1).view(np.uint8)
     return memory
 
 

@@ -111,6 +111,34 @@ def test_training(name: str) -> None:
         torch.testing.assert_close(value, state[key], **NEAR, msg=key)
 
 
+class Constants(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4).eval()
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x) + torch.tensor([1.0, 2.0, 3.0, 4.0]), x[:, [0, 2]], self.norm(x)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_constants(training: bool) -> None:
+    model = Constants()
+    fast = dfx.schedule(model, strategy=dfx.Branches(), backend="ffi")
+    for rows in (3, 5, 5):
+        made = []
+        values = torch.randn(rows, 4)
+        for call in (model, fast):
+            x = values.clone().requires_grad_(training)
+            with torch.set_grad_enabled(training):
+                outs = call(x)
+            if training:
+                sum(out.square().sum() for out in outs).backward()
+                outs = *outs, x.grad, model.linear.weight.grad, model.norm.weight.grad
+                model.zero_grad()
+            made.append(outs)
+        torch.testing.assert_close(made[1], made[0], **NEAR)
+
+
 def test_wide_types_are_not_narrowed(strategy: Any) -> None:
     def f(i: Any, d: Any) -> Any:
         return i * 3 + torch.arange(i.shape[0]), torch.cumsum(d, 0) / 3, (i % 7).to(d.dtype) * d
