@@ -182,6 +182,15 @@ def _fused_layer(site: Site) -> list[State]:
     """[B, T, D] in and out, weights that are no rows."""
     rows = [site.args[n] for n in ("src", "query", "key", "value", "mask") if site.args.get(n)]
     _check_shared(site, [t for t in site.tensors() if t not in rows])
+    mask = site.args.get("mask")
+    if mask and site.args.get("mask_type") == 1:
+        # Of padding, [B, T]: it is not broadcast.
+        split = [isinstance(site.state(t), Rows | Position) for t in (rows[0], mask)]
+        if split[0] != split[1]:
+            raise Refuse(
+                "takes a padding mask with a row for each row of its source, and only one of the two has the "
+                "batch: name both in in_axes"
+            )
     return _by_shape(site, _in_batches(site, {0}, rows))
 
 

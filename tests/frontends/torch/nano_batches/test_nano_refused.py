@@ -17,6 +17,8 @@ B = 6
 IDS = torch.tensor([2, 0])
 EACH = torch.randn(B, 5, generator=torch.Generator().manual_seed(2))
 MASK = torch.arange(B) % 2 == 0
+FUSED = torch.__version__.split(".")[:2] > ["2", "12"]
+"""Whether nano-batches run a whole layer of a transformer as one operator."""
 
 
 def split(fn: Any, sizes: Any = 2, *, in_axes: Any = 0, **options: Any) -> Any:
@@ -50,6 +52,23 @@ def test_an_operator_that_holds_the_whole_batch(name: str) -> None:
     fn, op = UNFIT[name]
     text = refused(fn, torch.randn(B, 5))
     assert op in text and f"{__file__}:" in text, text
+
+
+def test_a_padding_mask_that_is_not_named() -> None:
+    """The fused layer takes a row of it for each row of its source; where joins may be, it runs once."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    x, padding = torch.randn(3, 4, 16), torch.arange(4) >= torch.tensor([[3], [2], [4]])
+    with torch.no_grad():
+        want = layer(x, src_key_padding_mask=padding)
+        for in_axes in (None, {"src": 0}):
+            if FUSED:
+                text = refused(layer, x, in_axes=in_axes, src_key_padding_mask=padding)
+                assert "padding mask" in text and "in_axes" in text, text
+            got = split(layer, in_axes=in_axes)(x, src_key_padding_mask=padding)
+            torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+        both = split(layer, in_axes={"src": 0, "src_key_padding_mask": 0})
+        got = both(x, src_key_padding_mask=padding)
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["scatter", "scatter_add"])
