@@ -20,7 +20,7 @@ from dynaflow_xla.frontends.torch.dynamo import capturing, running
 from dynaflow_xla.frontends.torch.dynamo.graphs import CapturedGraphs, Doorway, NoGraph
 from dynaflow_xla.frontends.torch.dynamo.whole import CompiledOriginal
 from dynaflow_xla.frontends.torch.native import native
-from dynaflow_xla.frontends.torch.opaque import finding
+from dynaflow_xla.frontends.torch.opaque import finding, padded
 from dynaflow_xla.frontends.torch.signature import backends, open_batch
 from dynaflow_xla.frontends.torch.tuning import auto, keeping
 from dynaflow_xla.frontends.torch.tuning.deciding import Deciding, options_for
@@ -55,6 +55,7 @@ class Core(Deciding):
         self.entries, self.breaks = self.graphs.entries, self.graphs.breaks
         self.changes = self.graphs.changes
         self.opaque = finding.Opaque(original)
+        self._padded = padded.PaddedCalls(original, options.name)
         self._whole: CompiledOriginal | None = None
         self._warned = False
         self._told: set[str] = set()
@@ -108,18 +109,26 @@ class Core(Deciding):
             if lazy.uninitialized(self.original):
                 return self.as_written(args, kwargs)
             self._initialized = True
-        if why := self.why_as_written():
+        if why := self.why_as_written() or self._padded.why(args, kwargs):
             self.warn(why)
             return self.as_written(args, kwargs)
         if isinstance(self.options.strategy, Auto):
             return self.call_decided(args, kwargs)
         running.leave_out("")  # what this thread remembers may be another function's
-        with running.Running() as ran:
-            result = self._invoke(args, kwargs)
+        try:
+            with running.Running() as ran:
+                result = self._invoke(args, kwargs)
+        except padded.LeavesOut:
+            self._note_padded(args, kwargs)
+            return self.as_written(args, kwargs)
         if not ran and not self._warned and not running.observes() and not running.ran_original():
             self._warned = True
             self.graphs.warn(self.why_original(args, kwargs))
         return result
+
+    def _note_padded(self, args: Any, kwargs: Any) -> None:
+        self._padded.add(args, kwargs)
+        self.warn(self._padded.why(args, kwargs))
 
     def why_as_written(self) -> str:
         """Why no plan may run for what is around a call; "" if nothing is."""
@@ -137,6 +146,8 @@ class Core(Deciding):
 
     def why_original(self, args: Any, kwargs: Any) -> str:
         """Why a call with these arguments ran no graph."""
+        if why := self._padded.why(args, kwargs):
+            return why
         name = self.options.name
         count, reason = captures.captures_of(self._root, {"args": args, "kwargs": kwargs})
         most = captures.capture_limit(capturing.MAX_CAPTURES)
@@ -168,6 +179,13 @@ class Core(Deciding):
             made = self._shortcut.find(args, kwargs)
             if made is not None:
                 return made(*args, **kwargs)
+        if not self._padded.possible:
+            return self._captured(args, kwargs)
+        with self._padded.watching():
+            return self._captured(args, kwargs)
+
+    def _captured(self, args: Any, kwargs: Any) -> Any:
+        """Runs what is captured of a call, or captures it."""
         try:
             capturing.settings.ensure()
             if not self.backend.whole_layers:
@@ -300,6 +318,13 @@ class Core(Deciding):
         lazy.check(self.original, self.options.name)
         target = self.target(args, kwargs)
         running.leave_out("")
+        try:
+            return self._all_planned(target, args, kwargs)
+        except padded.LeavesOut:
+            target._note_padded(args, kwargs)
+            return []
+
+    def _all_planned(self, target: Core, args: Any, kwargs: Any) -> list[Entry]:
         try:
             with keeping.random_kept(args, kwargs), running.Running(stop=True):
                 target._invoke(args, kwargs)

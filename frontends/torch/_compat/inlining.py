@@ -190,6 +190,8 @@ class StandIn:
 class _Here(threading.local):
     watcher: Watcher | None = None
     file: str = ""
+    refuse: Callable[[Followed], None] | None = None
+    refuse_in: str = ""
 
 
 _here = _Here()
@@ -213,6 +215,22 @@ def watched(watcher: Watcher, file: str) -> Iterator[None]:
         _here.watcher, _here.file = before
 
 
+@contextmanager
+def refused(refuse: Callable[[Followed], None], file: str) -> Iterator[None]:
+    """While open, captures of this thread end where this raises of a call that Dynamo is about to follow.
+
+    Args:
+        refuse: Looks at the call.
+        file: As of ``watched``.
+    """
+    _install()
+    before, (_here.refuse, _here.refuse_in) = (_here.refuse, _here.refuse_in), (refuse, file)
+    try:
+        yield
+    finally:
+        _here.refuse, _here.refuse_in = before
+
+
 @functools.cache
 def _install() -> None:
     """Once a process; what is split calls it each time."""
@@ -221,10 +239,14 @@ def _install() -> None:
 
     def inline(self: Any, fn: Any, args: Any, kwargs: Any, *more: Any, **options: Any) -> Any:
         watcher, function = _here.watcher, getattr(fn, "fn", None)
-        if watcher is None or not isinstance(function, types.FunctionType):
+        if (watcher is None and _here.refuse is None) or not isinstance(
+            function, types.FunctionType
+        ):
             return plain(self, fn, args, kwargs, *more, **options)
         root = getattr(self.output, "root_tx", None) or self
-        if not root.f_code.co_filename.startswith(_here.file):
+        if _here.refuse is not None and root.f_code.co_filename.startswith(_here.refuse_in):
+            _here.refuse(Followed(function, args, kwargs, _in_graph(self), self))
+        if watcher is None or not root.f_code.co_filename.startswith(_here.file):
             return plain(self, fn, args, kwargs, *more, **options)
         call = Followed(function, args, kwargs, _in_graph(self), self)
         stand_in = watcher.entered(call)

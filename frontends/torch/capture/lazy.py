@@ -19,7 +19,7 @@ def uninitialized(original: Any) -> bool:
     """Whether a parameter or buffer of what a callable holds has no shape yet."""
     return any(
         torch.nn.parameter.is_lazy(tensor)
-        for module in _held(original)
+        for module in held_modules(original)
         for tensor in itertools.chain(module.parameters(), module.buffers())
     )
 
@@ -44,7 +44,7 @@ def check(original: Any, name: str) -> None:
         raise UnsupportedError(why)
 
 
-def _held(original: Any) -> Iterator[torch.nn.Module]:
+def held_modules(original: Any) -> Iterator[torch.nn.Module]:
     """The module that is scheduled; of a function those that it is bound to, closes over or names."""
     if isinstance(original, torch.nn.Module):
         yield original

@@ -350,3 +350,41 @@ def test_memory_of_numpy_that_is_shared_and_written_is_refused() -> None:
     assert not memory.any()
     z = torch.from_numpy(np.zeros(8, np.float32))
     assert torch.equal(writes(z, torch.ones(8)), torch.full((8,), 2.0))
+
+
+class _Padded(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.encoder, self.out = nn.TransformerEncoder(layer, 2, **options), nn.Linear(16, 2)
+
+    def forward(self, x: torch.Tensor, padding: torch.Tensor | None = None) -> torch.Tensor:
+        result: torch.Tensor = self.out(self.encoder(x * 2, src_key_padding_mask=padding))
+        return result
+
+
+PADDING = torch.arange(4) >= torch.tensor([[3], [2], [4]])
+
+
+@pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.NanoBatch(2), dfx.Auto()])
+def test_an_encoder_that_leaves_padding_out_is_the_originals(strategy: dfx.Strategy) -> None:
+    model, x = _Padded().eval(), torch.randn(3, 4, 16)
+    fast = dfx.schedule(model, strategy, backend="torch")
+    with torch.no_grad():
+        want = model(x, PADDING)
+        with pytest.warns(dfx.FallbackWarning, match="'_Padded'.*padding mask.*original") as told:
+            for _ in range(3):
+                assert torch.equal(fast(x, PADDING), want)
+        assert len(told) == 1
+        assert "padding mask" in dfx.explain(fast, x, PADDING)
+        assert "padding mask" not in dfx.explain(fast, x)
+    assert "padding mask" not in dfx.explain(fast, x, PADDING)  # with gradients nothing is left out
+    torch.testing.assert_close(fast(x, PADDING), model(x, PADDING), rtol=1e-6, atol=1e-6)
+
+
+def test_an_encoder_without_nested_tensors_is_scheduled() -> None:
+    model, x = _Padded(enable_nested_tensor=False).eval(), torch.randn(3, 4, 16)
+    fast = dfx.schedule(model, dfx.Branches(), backend="torch")
+    with torch.no_grad():
+        assert dfx.plan(fast, x, PADDING).instructions
+        assert torch.equal(fast(x, PADDING), model(x, PADDING))
