@@ -60,6 +60,15 @@ def allow_second_backward() -> None:
         context.fw_metadata.bw_donated_idxs = []
 
 
+def freed(node: Any) -> RuntimeError | None:
+    """What autograd says if what a compiled forward saved for its node is gone; None if it is there."""
+    try:
+        node._raw_saved_tensors  # unpacks nothing, so no hook is called  # noqa: B018
+    except RuntimeError as error:
+        return error
+    return None
+
+
 def writes_inputs() -> bool:
     """Called while a forward is compiled: whether it changes the data of an input."""
     context = torch._guards.TracingContext.try_get()
@@ -88,8 +97,18 @@ def written_inputs(memory: Sequence[Any]) -> list[int]:
 
 def storage_of(node: Any) -> Any:
     """What is equal for two inputs of Dynamo's graph that share memory; None for what has none."""
-    example = node.meta.get("example_value")
-    return example.untyped_storage()._cdata if isinstance(example, torch.Tensor) else None
+    return _storage(node.meta.get("example_value"))
+
+
+def memory_of(node: Any) -> Any:
+    """The same for two values of AOTAutograd's graph."""
+    return _storage(node.meta.get("val"))
+
+
+def _storage(example: Any) -> Any:
+    if not isinstance(example, torch.Tensor) or example.layout is not torch.strided:
+        return None
+    return example.untyped_storage()._cdata
 
 
 def _views_of_merged(gm: Any) -> Iterator[tuple[list[Any], int, Any]]:

@@ -1,13 +1,15 @@
-"""Second derivatives of a scheduled call: refused, by an error that says the way out."""
+"""What autograd refuses of a scheduled call, by errors that say the way out."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch._compat import aot
 
 
 def refused(
@@ -46,6 +48,27 @@ def refused(
             node.register_hook(watch)
             if before is not None:
                 node.register_prehook(before)
+            if len(results) > 1:
+                node.register_prehook(_second(node, name))
         return results
 
     return call
+
+
+def _second(node: Any, name: str) -> Callable[[Any], None]:
+    """Before a backward: if its forward's values are gone, autograd's error, and whose backward ran."""
+    seen = False
+    held = weakref.ref(node)  # the node has the hook
+
+    def check(_: Any) -> None:
+        nonlocal seen
+        node = held()
+        if seen and node is not None and (error := aot.freed(node)) is not None:
+            raise RuntimeError(
+                f"{error}\nAll results of a call of {name!r} share one backward, as it is scheduled: add up "
+                "the losses and call backward once, or use retain_graph=True in all but the last, or call "
+                "fast.original(...)"
+            ) from error
+        seen = True
+
+    return check

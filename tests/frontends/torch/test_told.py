@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -31,6 +32,32 @@ def test_double_backward_names_the_way_out() -> None:
     with pytest.raises(dfx.UnsupportedError, match=r"double backward.*'Net'.*fast\.original"):
         g.square().sum().backward()
     fast(x)["logits"].sum().backward()  # first derivatives as before
+
+
+@pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.NanoBatch(2)], ids=["whole", "nano"])
+def test_results_share_one_backward(strategy: dfx.Strategy) -> None:
+    layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(layers[0](x)), torch.sigmoid(layers[1](x))
+
+    fast, x = dfx.schedule(two, strategy, backend="torch"), torch.randn(4, 4)
+    first, second = fast(x)
+    first.sum().backward()
+    with pytest.raises(
+        RuntimeError, match=r"a second time[^$]*'two' share one backward.*retain_graph"
+    ):
+        second.sum().backward()
+    layers.zero_grad()
+    first, second = fast(x)
+    first.sum().backward(retain_graph=True)
+    second.sum().backward()
+    got = [p.grad.clone() for p in layers.parameters() if p.grad is not None]
+    layers.zero_grad()
+    sum(y.sum() for y in two(x)).backward()  # type: ignore[union-attr]
+    torch.testing.assert_close(got, [p.grad for p in layers.parameters()])
+    freed = weakref.ref(fast(x)[0].grad_fn)
+    assert freed() is None  # nothing of ours keeps a call
 
 
 @pytest.mark.parametrize("given", [{}, {"backend": "ffi"}, {"strategy": dfx.NanoBatch(2)}])
