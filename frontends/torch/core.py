@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.errors import DynaflowError, EngineError, UnsupportedError
+from dynaflow_xla.errors import DynaflowError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import captures, failures, modes, operators
 from dynaflow_xla.frontends.torch.backend import Entry
 from dynaflow_xla.frontends.torch.batch import axes
@@ -194,13 +194,6 @@ class Core(Deciding):
             if self.splits:
                 return self._offered(args, kwargs)
             return self._compiled(*args, **kwargs)
-        except EngineError as error:
-            if classes := failures.unknown_tensors(error, args, kwargs):
-                raise UnsupportedError(
-                    f"{self.options.name!r} is given tensors of a class ({', '.join(classes)}) that "
-                    "PyTorch's compiler cannot follow. Pass x.as_subclass(torch.Tensor), or call the original"
-                ) from error
-            raise
         except failures.backend_failed() as error:
             inner = failures.inner_error(error)
             if isinstance(inner, DynaflowError):
@@ -218,6 +211,11 @@ class Core(Deciding):
                 raise  # a part of it may have run: not again
             failed = error
         except Exception as error:
+            if classes := failures.unknown_tensors(error, args, kwargs):
+                raise UnsupportedError(
+                    f"{self.options.name!r} is given tensors of a class ({', '.join(classes)}) that "
+                    "PyTorch's compiler cannot follow. Pass x.as_subclass(torch.Tensor), or call the original"
+                ) from error
             if self.breaks or not failures.raised_by_capture(error):
                 raise
             failed = error

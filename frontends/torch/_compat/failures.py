@@ -50,7 +50,8 @@ def capture_failed() -> tuple[type[BaseException], ...]:
 
 def unknown_tensors(error: BaseException, args: object, kwargs: object) -> list[str]:
     """Classes of tensors among the arguments that made a compiled graph fail, as no handler takes them."""
-    if "__torch_dispatch__ handlers returned NotImplemented" not in str(error.__cause__):
+    told = f"{error} {error.__cause__}"  # an operator of ours, or what brings its arguments about
+    if "__torch_dispatch__ handlers returned NotImplemented" not in told:
         return []
     plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))

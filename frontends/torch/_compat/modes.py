@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 DispatchMode = TorchDispatchMode
@@ -36,6 +37,8 @@ def tracer_around() -> str | None:
         return "torch.jit.trace"
     interpreter = torch._C._functorch.peek_interpreter_stack()
     if interpreter is None:
+        if proxy_tensor.get_proxy_mode() is not None:
+            return "make_fx"
         # Dual tensors look like others, and XLA would compute without their tangents.
         return _DUAL if torch.autograd.forward_ad._current_level >= 0 else None
     kind = interpreter.key().name

@@ -66,10 +66,25 @@ _RANDOM = frozenset(
 )
 
 
+class NoNumber(Exception):
+    """A size is no number: that of a nested tensor along what differs from item to item."""
+
+
 def hint(number: Any) -> int:
-    """An int, or the example value of a symbolic one."""
+    """An int, or the example value of a symbolic one.
+
+    Raises:
+        NoNumber: it has none.
+    """
     node = getattr(number, "node", None)
-    return int(number) if node is None else int(node.hint or 1)
+    if node is None:
+        return int(number)
+    if node.is_nested_int():
+        raise NoNumber("a nested tensor has a size that is no number")
+    value = node.hint
+    if isinstance(value, torch.SymInt):
+        raise NoNumber("a nested tensor has a size that is no number")
+    return int(value or 1)
 
 
 def shape_of(value: torch.Tensor) -> tuple[int, ...]:

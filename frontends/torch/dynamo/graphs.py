@@ -18,7 +18,7 @@ from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedErr
 from dynaflow_xla.frontends.torch._compat import aot, dynamo_graphs, failures
 from dynaflow_xla.frontends.torch.backend import Backend, BySizes, Entry
 from dynaflow_xla.frontends.torch.batch import handed
-from dynaflow_xla.frontends.torch.capture import draws, functions, marks
+from dynaflow_xla.frontends.torch.capture import costs, draws, functions, marks
 from dynaflow_xla.frontends.torch.capture.context import graph_name
 from dynaflow_xla.frontends.torch.capture.mutation import effects, overlap
 from dynaflow_xla.frontends.torch.capture.names import is_internal, user_name
@@ -171,6 +171,8 @@ class CapturedGraphs:
             raise
         except failures.of_dynamo():
             raise  # it captures anew, say
+        except costs.NoNumber as error:
+            raise NoGraph(str(error)) from error
         except Exception as error:
             if isinstance(error, DynaflowError) or graph.reached:
                 raise

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import dynaflow_xla as dfx
 
@@ -145,12 +146,18 @@ class Weights(torch.Tensor):
     """A class of tensors that PyTorch's compiler knows nothing of."""
 
 
-def test_a_class_of_tensors_computes_or_is_named() -> None:
+@pytest.mark.parametrize(
+    "given", [{}, {"strategy": dfx.NanoBatch(2)}, {"backend": "ffi"}], ids=["whole", "nano", "ffi"]
+)
+def test_a_class_of_tensors_computes_or_is_named(given: dict[str, Any]) -> None:
+    if "backend" in given:
+        pytest.importorskip("jax")
+
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.sin(x) @ y + torch.cos(y) @ x
+        return torch.sin(x) * y + torch.cos(y) * x
 
     x = torch.randn(3, 3)
-    fast = dfx.schedule(f, "branches", lanes=2, backend="torch")
+    fast = dfx.schedule(f, **{"strategy": "branches", "lanes": 2, "backend": "torch", **given})
     for _ in range(2):
         try:
             got = fast(x.as_subclass(Weights), x)
@@ -169,6 +176,25 @@ def test_a_trace_is_of_the_original() -> None:
         traced = torch.jit.trace(fast, (x,), strict=False)
     other = torch.randn(3, 4)
     torch.testing.assert_close(traced(other), model(other))
+
+
+def test_a_graph_by_make_fx_is_of_the_original() -> None:
+    model, x = Net(), torch.randn(3, 4)
+    fast = dfx.schedule(model, "branches")
+    with pytest.warns(dfx.FallbackWarning, match=r"under make_fx.*the original runs"):
+        made = make_fx(lambda x: fast(x)["logits"])(x)
+    other = torch.randn(3, 4)
+    torch.testing.assert_close(made(other), model(other)["logits"])
+
+
+@pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.Auto()])
+def test_nested_tensors_run_as_the_original(strategy: dfx.Strategy) -> None:
+    layer = nn.Linear(8, 8)
+    x = torch.nested.nested_tensor([torch.randn(n, 8) for n in (3, 5)], layout=torch.jagged)
+    fast = dfx.schedule(layer, strategy, backend="torch")
+    with pytest.warns(dfx.FallbackWarning, match="nested tensor.*so the original runs"):
+        got = fast(x)
+    assert torch.equal(got.values(), layer(x).values())
 
 
 def test_names_are_the_users() -> None:
