@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from dynaflow_xla.frontends.torch.dynamo.whole import CompiledOriginal
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.opaque import finding, padded
 from dynaflow_xla.frontends.torch.signature import backends, open_batch
-from dynaflow_xla.frontends.torch.tuning import auto, keeping
+from dynaflow_xla.frontends.torch.tuning import auto, call_signature, keeping
 from dynaflow_xla.frontends.torch.tuning.deciding import Deciding, options_for
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
@@ -55,7 +56,7 @@ class Core(Deciding):
         self.entries, self.breaks = self.graphs.entries, self.graphs.breaks
         self.changes = self.graphs.changes
         self.opaque = finding.Opaque(original)
-        self._padded = padded.PaddedCalls(original, options.name)
+        self._padded = padded.PaddedCalls(original, options.name, partial(_kind, original))
         self._whole: CompiledOriginal | None = None
         self._warned = False
         self._told: set[str] = set()
@@ -350,6 +351,11 @@ class Core(Deciding):
             f"{self.options.name!r} runs as {len(entries)} graphs for these arguments, each with a "
             f"plan of its own{breaks}; dfx.explain shows all of them"
         )
+
+
+def _kind(original: Any, args: Any, kwargs: Any) -> Any:
+    """What calls that are captured alike have in common."""
+    return call_signature.without_sizes(call_signature.of(original, args, kwargs))
 
 
 _NEVER_ARRAYS = frozenset((torch.nn.Parameter, type(None), bool, int, float, str))

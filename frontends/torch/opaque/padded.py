@@ -8,7 +8,7 @@ others (under ``torch.compile``, too). So the original makes such a call.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from dynaflow_xla.frontends.torch._compat import inlining
 from dynaflow_xla.frontends.torch.capture import lazy
 from dynaflow_xla.frontends.torch.capture.names import ROOT_FILE
 from dynaflow_xla.frontends.torch.opaque import calls
-from dynaflow_xla.frontends.torch.tuning import call_signature
 
 _MAX_KINDS = 64
 _FORWARD = torch.nn.TransformerEncoder.forward
@@ -33,10 +32,11 @@ class PaddedCalls:
     Args:
         original: The scheduled function or module.
         name: Of it, for messages.
+        kind: What calls that are captured alike have in common, of arguments and keyword arguments.
     """
 
-    def __init__(self, original: Any, name: str) -> None:
-        self._original, self._name = original, name
+    def __init__(self, original: Any, name: str, kind: Callable[[Any, Any], Hashable]) -> None:
+        self._name, self._kind = name, kind
         self._found: dict[Hashable, None] = {}
         self.possible = any(
             isinstance(module, torch.nn.TransformerEncoder)
@@ -58,11 +58,6 @@ class PaddedCalls:
             "padding mask: it leaves padded rows out and makes them zeros, which no capture does, so the "
             "original runs. For a schedule, give it enable_nested_tensor=False: padded rows are no zeros then"
         )
-
-    def _kind(self, args: Any, kwargs: Any) -> Hashable:
-        signature = call_signature.of(self._original, args, kwargs)
-        made: Hashable = call_signature.without_sizes(signature)
-        return made
 
     def watching(self) -> contextlib.AbstractContextManager[None]:
         """Context of a call, whose capture ends at such an encoder."""
