@@ -31,6 +31,7 @@ from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.for_sizes import ForSizes, boxed
 from dynaflow_xla.frontends.torch.on_xla import aten_table, to_jax
 from dynaflow_xla.frontends.torch.on_xla.engine_call import EngineCall
+from dynaflow_xla.frontends.torch.on_xla.result_places import ResultPlace, result_places
 from dynaflow_xla.frontends.torch.on_xla.to_jax import DimensionOrder, JaxFunction
 from dynaflow_xla.frontends.torch.rewrite import recurrent as _recurrent  # noqa: F401
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -68,12 +69,14 @@ class JaxProgram:
         function: The graph as a JAX function.
         call: The planned entry of the JAX frontend, callable with tensors.
         shares: Number of a tensor that each nano-batch gets a share of -> the shares.
+        places: Position of a result -> where it lies in memory.
         copied: How many argument tensors had to be copied in the last call, for ``explain``.
     """
 
     function: JaxFunction
     call: EngineCall
     shares: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    places: Mapping[int, ResultPlace] = field(default_factory=dict)
     copied: int = 0
 
     def __call__(self, inputs: Sequence[Any], run: Any = None) -> list[Any]:
@@ -107,7 +110,10 @@ class JaxProgram:
         env.update(results)
         for written, value in captured.epilogue:
             env[written].copy_(env[value])
-        return [out[1] if isinstance(out, tuple) else env[out] for out in captured.outputs]
+        made = [out[1] if isinstance(out, tuple) else env[out] for out in captured.outputs]
+        for position, place in self.places.items():
+            made[position] = place.put(made[position], inputs)
+        return made
 
 
 @dataclass
@@ -376,7 +382,8 @@ def program_of(
     made.seconds["trace"] = time.perf_counter() - t0 - sum(made.seconds.values())
     consts = closed.consts if made.split is None else made.split.inputs(closed.consts)
     results = [(layout.physical, layout.dtype) for layout in function.result_layouts]
-    return JaxProgram(function, EngineCall(made, consts, results), shares or {})
+    places = {} if kind == "backward" else result_places(function)
+    return JaxProgram(function, EngineCall(made, consts, results), shares or {}, places)
 
 
 def matmul_precision() -> Any:

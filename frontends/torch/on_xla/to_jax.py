@@ -11,6 +11,7 @@ caller's, with the caller's generator. That serves operators whose draw depends 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,13 @@ class DimensionOrder:
     def physical(self) -> tuple[int, ...]:
         """Shape of the contiguous array."""
         return tuple(self.shape[d] for d in self.order)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides of the tensor over the contiguous array."""
+        sizes = self.physical
+        steps = {d: math.prod(sizes[n + 1 :]) for n, d in enumerate(self.order)}
+        return tuple(steps[d] for d in range(len(steps)))
 
     @property
     def plain(self) -> bool:
