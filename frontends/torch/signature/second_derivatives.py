@@ -48,7 +48,8 @@ def refused(
             node.register_hook(watch)
             if before is not None:
                 node.register_prehook(before)
-            if len(results) > 1:
+            # What is made a view after the graph has autograd's own node, before the graph's.
+            if len(results) > 1 and isinstance(node, torch.autograd.function.BackwardCFunction):
                 node.register_prehook(_second(node, name))
         return results
 

@@ -57,6 +57,13 @@ def test_results_share_one_backward(strategy: dfx.Strategy) -> None:
     layers.zero_grad()
     sum(y.sum() for y in two(x)).backward()  # type: ignore[union-attr]
     torch.testing.assert_close(got, [p.grad for p in layers.parameters()])
+
+    def viewed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = two(x)[0]
+        return y, y.T
+
+    views = dfx.schedule(viewed, strategy, backend="torch")
+    sum(y.sum() for y in views(x)).backward()  # type: ignore[union-attr]
     freed = weakref.ref(fast(x)[0].grad_fn)
     assert freed() is None  # nothing of ours keeps a call
 
