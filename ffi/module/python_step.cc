@@ -63,12 +63,14 @@ class Starts {
   void Waited(int64_t ns) {
     const int64_t apart = apart_ns_.load(std::memory_order_relaxed);
     const bool slept = ns > kLeastNs;
-    apart_ns_.store(slept ? std::min(apart + 1'000, kMostNs) : std::max(apart - 20, kLeastNs),
+    // After programs that began slowly it is soon as short again as others need.
+    const int64_t less = std::max<int64_t>(20, (apart - kLeastNs) / 256);
+    apart_ns_.store(slept ? std::min(apart + 1'000, kMostNs) : std::max(apart - less, kLeastNs),
                     std::memory_order_relaxed);
   }
 
  private:
-  static constexpr int64_t kLeastNs = 4'000, kMostNs = 25'000;
+  static constexpr int64_t kLeastNs = 4'000, kMostNs = 16'000;
 
   std::atomic<int64_t> next_ns_{0};
   std::atomic<int64_t> apart_ns_{10'000};
