@@ -40,42 +40,21 @@ std::atomic<int> steps_in_python{0};
 // Lanes of a call want the GIL at one moment. Who finds it taken sleeps, and is awake again some
 // tens of us after it is free; but a lane program gives it up when it runs, after some us. So lane
 // programs come one after another: each spins until the one before it has had the GIL for so long.
-// How long that is, is learned: longer where one still had to wait, a little shorter where it had
-// not.
-class Starts {
- public:
-  // Spins until it is this lane's turn; whether another was before it.
-  bool WaitForTurn() {
-    int64_t next = next_ns_.load(std::memory_order_relaxed);
-    int64_t now = NowNs(), mine;
-    do {
-      mine = std::max(now, next);
-    } while (!next_ns_.compare_exchange_weak(next, mine + apart_ns_.load(std::memory_order_relaxed),
-                                             std::memory_order_relaxed));
-    // On one core it would be in the other's way.
-    static const bool alone = std::thread::hardware_concurrency() < 2;
-    const bool waits = now < mine && !alone;
-    while (waits && now < mine) now = NowNs();
-    return waits;
-  }
+// (Much later is no better: the one before it takes the GIL again when its program ends.)
+constexpr int64_t kApartNs = 9'000;
+std::atomic<int64_t> next_start_ns{0};
 
-  // What the lane whose turn it was waited for the GIL after that.
-  void Waited(int64_t ns) {
-    const int64_t apart = apart_ns_.load(std::memory_order_relaxed);
-    const bool slept = ns > kLeastNs;
-    // After programs that began slowly it is soon as short again as others need.
-    const int64_t less = std::max<int64_t>(20, (apart - kLeastNs) / 256);
-    apart_ns_.store(slept ? std::min(apart + 1'000, kMostNs) : std::max(apart - less, kLeastNs),
-                    std::memory_order_relaxed);
-  }
-
- private:
-  static constexpr int64_t kLeastNs = 4'000, kMostNs = 16'000;
-
-  std::atomic<int64_t> next_ns_{0};
-  std::atomic<int64_t> apart_ns_{10'000};
-};
-Starts starts;
+void WaitForTurn() {
+  // On one core it would be in the other's way.
+  static const bool alone = std::thread::hardware_concurrency() < 2;
+  if (alone) return;
+  int64_t next = next_start_ns.load(std::memory_order_relaxed);
+  int64_t now = NowNs(), mine;
+  do {
+    mine = std::max(now, next);
+  } while (!next_start_ns.compare_exchange_weak(next, mine + kApartNs, std::memory_order_relaxed));
+  while (now < mine) now = NowNs();
+}
 
 // How often this thread gave up its core to wait for something.
 int64_t TimesBlocked() {
@@ -266,12 +245,11 @@ void PythonStep::Launch(std::span<const Buffer> ins, std::span<Buffer> outs, Lan
   // On a loaded machine the kernel takes this thread's core, or that of another lane which has the
   // GIL: such waits are long, too, but say nothing about other Python threads.
   const bool first = steps_in_python.fetch_add(1, std::memory_order_relaxed) == 0;
-  const bool behind = repeatable_ && starts.WaitForTurn();
+  if (repeatable_) WaitForTurn();
   const int64_t blocked = TimesBlocked();
   const int64_t before = NowNs();
   nanobind::gil_scoped_acquire gil;
   const int64_t waited = NowNs() - before;
-  if (behind) starts.Waited(waited);
   if (first && waited > gil_max_ns.load(std::memory_order_relaxed) && TimesBlocked() != blocked) {
     gil_max_ns.store(waited, std::memory_order_relaxed);
   }
