@@ -40,21 +40,39 @@ std::atomic<int> steps_in_python{0};
 // Lanes of a call want the GIL at one moment. Who finds it taken sleeps, and is awake again some
 // tens of us after it is free; but a lane program gives it up when it runs, after some us. So lane
 // programs come one after another: each spins until the one before it has had the GIL for so long.
-// (Much later is no better: the one before it takes the GIL again when its program ends.)
-constexpr int64_t kApartNs = 9'000;
-std::atomic<int64_t> next_start_ns{0};
+// How long that is each learns for itself: longer where it still had to wait, a little shorter
+// where it had not.
+class Start {
+ public:
+  // Spins until it is this step's turn; whether another was before it.
+  bool WaitForTurn() {
+    // On one core it would be in the other's way.
+    static const bool alone = std::thread::hardware_concurrency() < 2;
+    if (alone) return false;
+    int64_t last = last_ns.load(std::memory_order_relaxed);
+    int64_t now = NowNs(), mine;
+    do {
+      mine = std::max(now, last + after_ns_.load(std::memory_order_relaxed));
+    } while (!last_ns.compare_exchange_weak(last, mine, std::memory_order_relaxed));
+    const bool waits = now < mine;
+    while (now < mine) now = NowNs();
+    return waits;
+  }
 
-void WaitForTurn() {
-  // On one core it would be in the other's way.
-  static const bool alone = std::thread::hardware_concurrency() < 2;
-  if (alone) return;
-  int64_t next = next_start_ns.load(std::memory_order_relaxed);
-  int64_t now = NowNs(), mine;
-  do {
-    mine = std::max(now, next);
-  } while (!next_start_ns.compare_exchange_weak(next, mine + kApartNs, std::memory_order_relaxed));
-  while (now < mine) now = NowNs();
-}
+  // How long it waited for the GIL after that.
+  void Waited(int64_t ns) {
+    const int64_t after = after_ns_.load(std::memory_order_relaxed);
+    after_ns_.store(
+        ns > kLeastNs ? std::min(after + 1'000, kMostNs) : std::max(after - 20, kLeastNs),
+        std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr int64_t kLeastNs = 4'000, kMostNs = 16'000;
+  static inline std::atomic<int64_t> last_ns{0};
+
+  std::atomic<int64_t> after_ns_{9'000};
+};
 
 // How often this thread gave up its core to wait for something.
 int64_t TimesBlocked() {
@@ -234,6 +252,7 @@ class PythonStep : public Step {
   const std::shared_ptr<void> callable_;
   const unsigned long main_thread_;
   const bool repeatable_;
+  Start start_;
 };
 
 void PythonStep::Launch(std::span<const Buffer> ins, std::span<Buffer> outs, Lane& lane) {
@@ -245,11 +264,12 @@ void PythonStep::Launch(std::span<const Buffer> ins, std::span<Buffer> outs, Lan
   // On a loaded machine the kernel takes this thread's core, or that of another lane which has the
   // GIL: such waits are long, too, but say nothing about other Python threads.
   const bool first = steps_in_python.fetch_add(1, std::memory_order_relaxed) == 0;
-  if (repeatable_) WaitForTurn();
+  const bool behind = repeatable_ && start_.WaitForTurn();
   const int64_t blocked = TimesBlocked();
   const int64_t before = NowNs();
   nanobind::gil_scoped_acquire gil;
   const int64_t waited = NowNs() - before;
+  if (behind) start_.Waited(waited);
   if (first && waited > gil_max_ns.load(std::memory_order_relaxed) && TimesBlocked() != blocked) {
     gil_max_ns.store(waited, std::memory_order_relaxed);
   }

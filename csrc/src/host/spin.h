@@ -18,6 +18,8 @@ inline void CpuRelax() {
 
 constexpr int64_t kSpinNs = 50'000;
 constexpr int64_t kLeastSpinNs = 1'000;
+// To wake up takes so long at most, if there is a core: no part of what a spin would have to last.
+constexpr int64_t kAwakeNs = 100'000;
 
 // How long a thread spins for something before it sleeps: as long as that has paid of late. Nothing
 // is yielded: on a busy machine the core would be gone for a time slice of somebody else's,
@@ -47,7 +49,7 @@ class SpinBudget {
 
   // After a sleep: spins get longer if they would have lasted, and shorter if not.
   void Slept(int64_t begin) {
-    const bool lasts = NowNs() - begin < kSpinNs;
+    const bool lasts = NowNs() - begin < kSpinNs + kAwakeNs;
     ns_ = lasts ? std::min(2 * ns_, kSpinNs) : std::max(ns_ / 2, kLeastSpinNs);
   }
 
