@@ -33,7 +33,9 @@ class ResultPlace:
 
     def put(self, x: torch.Tensor, inputs: Sequence[Any]) -> torch.Tensor:
         """The result there, in memory of its own if it is not there already."""
-        offset = self.offset + (0 if self.of is None else inputs[self.of].storage_offset())
+        offset = self.offset
+        if self.of is not None and not aot.adds_where_arguments_begin():
+            offset += inputs[self.of].storage_offset()
         strides = self.example.stride()
         if not x.numel() or (offset == x.storage_offset() and _same(x.shape, x.stride(), strides)):
             return x

@@ -54,6 +54,9 @@ def test_an_operator_that_holds_the_whole_batch(name: str) -> None:
     assert op in text and f"{__file__}:" in text, text
 
 
+@pytest.mark.skipif(
+    not FUSED, reason="this PyTorch fixes the batch of the layer, so it is not split"
+)
 def test_a_padding_mask_that_is_not_named() -> None:
     """The fused layer takes a row of it for each row of its source; where joins may be, it runs once."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
@@ -61,9 +64,8 @@ def test_a_padding_mask_that_is_not_named() -> None:
     with torch.no_grad():
         want = layer(x, src_key_padding_mask=padding)
         for in_axes in (None, {"src": 0}):
-            if FUSED:
-                text = refused(layer, x, in_axes=in_axes, src_key_padding_mask=padding)
-                assert "padding mask" in text and "in_axes" in text, text
+            text = refused(layer, x, in_axes=in_axes, src_key_padding_mask=padding)
+            assert "padding mask" in text and "in_axes" in text, text
             got = split(layer, in_axes=in_axes)(x, src_key_padding_mask=padding)
             torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
         both = split(layer, in_axes={"src": 0, "src_key_padding_mask": 0})
