@@ -288,9 +288,8 @@ class _Schedule:
         self._leave()
         length = max(self.free, default=0.0)
         wide = any(lane < 0 for _, lane in self.order)
-        if tasks.moldable and (
-            wide or not tasks.program_ns
-        ):  # else lanes are woken in any case, or awake
+        # Where nothing can be wide lanes are woken in any case; alone in a program they are awake.
+        if tasks.moldable and (wide or not tasks.program_ns):
             length += self.wakes * machine.numbers().lane_wake_ns
         if wide:
             length += tasks.program_ns

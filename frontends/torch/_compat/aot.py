@@ -100,14 +100,6 @@ def storage_of(node: Any) -> Any:
     return _storage(node.meta.get("example_value"))
 
 
-def adds_where_arguments_begin() -> bool:
-    """Whether AOTAutograd itself adds where an argument begins to the offset of a view of it (since 2.14)."""
-    from torch._functorch._aot_autograd import functional_utils
-
-    made = getattr(functional_utils, "gen_alias_from_base", None)
-    return "_cdata" in getattr(getattr(made, "__code__", None), "co_names", ())
-
-
 def memory_of(node: Any) -> Any:
     """The same for two values of AOTAutograd's graph."""
     return _storage(node.meta.get("val"))
@@ -117,6 +109,14 @@ def _storage(example: Any) -> Any:
     if not isinstance(example, torch.Tensor) or example.layout is not torch.strided:
         return None
     return example.untyped_storage()._cdata
+
+
+def adds_where_arguments_begin() -> bool:
+    """Whether AOTAutograd itself adds where an argument begins to the offset of a view of it (since 2.14)."""
+    from torch._functorch._aot_autograd import functional_utils
+
+    made = getattr(functional_utils, "gen_alias_from_base", None)
+    return "_cdata" in getattr(getattr(made, "__code__", None), "co_names", ())
 
 
 def _views_of_merged(gm: Any) -> Iterator[tuple[list[Any], int, Any]]:

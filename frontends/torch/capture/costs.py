@@ -79,12 +79,9 @@ def hint(number: Any) -> int:
     node = getattr(number, "node", None)
     if node is None:
         return int(number)
-    if node.is_nested_int():
+    if node.is_nested_int() or isinstance(node.hint, torch.SymInt):
         raise NoNumber("a nested tensor has a size that is no number")
-    value = node.hint
-    if isinstance(value, torch.SymInt):
-        raise NoNumber("a nested tensor has a size that is no number")
-    return int(value or 1)
+    return int(node.hint or 1)
 
 
 def shape_of(value: torch.Tensor) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ class ResultPlace:
 
     Attributes:
         example: What it is like in the original.
-        of: The position of the argument that it is a view of, if it is one.
+        of: The position of the argument to whose beginning ``offset`` is to be added, if it is a view of one.
         offset: Where it begins, from where that argument begins.
     """
 
@@ -33,9 +33,7 @@ class ResultPlace:
 
     def put(self, x: torch.Tensor, inputs: Sequence[Any]) -> torch.Tensor:
         """The result there, in memory of its own if it is not there already."""
-        offset = self.offset
-        if self.of is not None and not aot.adds_where_arguments_begin():
-            offset += inputs[self.of].storage_offset()
+        offset = self.offset + (0 if self.of is None else inputs[self.of].storage_offset())
         strides = self.example.stride()
         if not x.numel() or (offset == x.storage_offset() and _same(x.shape, x.stride(), strides)):
             return x
@@ -77,6 +75,7 @@ def result_places(function: JaxFunction) -> dict[int, ResultPlace]:
     memory = {v: aot.memory_of(node) for node, v in captured.ids.items()}
     inputs = {memory[v]: n for n, v in enumerate(graph.inputs) if memory.get(v) is not None}
     layouts = dict(zip(function.results, function.result_layouts, strict=True))
+    added = aot.adds_where_arguments_begin()
     found = {}
     for position, out in enumerate(captured.outputs):
         if out not in layouts or (position < len(saved) and saved[position]):
@@ -87,5 +86,5 @@ def result_places(function: JaxFunction) -> dict[int, ResultPlace]:
             offset -= int(examples[graph.inputs[of]].storage_offset())
         elif not offset and _same(example.shape, example.stride(), layouts[out].strides):
             continue
-        found[position] = ResultPlace(example, of, offset)
+        found[position] = ResultPlace(example, None if added else of, offset)
     return found

@@ -198,11 +198,10 @@ def _choose(
         capture_s = max(capture_s, anew)
         left_out: dict[str, str] = {}
         whole_s = _plain(core, forms, run, ways, anew, left_out)
-        plain = list(ways.plain)
         predicted = _planned(
             core, forms, entries, run, args, kwargs, ways, capture_s, whole_s, left_out
         )
-        if ways.refused and tuned and len(ways.runs) == len(plain):
+        if ways.refused and tuned and len(ways.runs) == len(ways.plain):
             raise ways.too_small()
         if len(ways.runs) == 1:
             (alone,) = ways.runs
@@ -214,21 +213,20 @@ def _choose(
             )  # fmt: skip
         while True:
             try:
-                runs = _named(ways.runs, plain)
+                runs = _named(ways.runs, ways.plain)
                 medians = ways.medians(runs, watch, strict=tuned, margin=strategy.margin)
                 break
             except _CandidateError as failed:  # Dynamo may capture anew at a later call
                 left_out[failed.name] = _short(failed.error)
                 ways.drop(failed.name)
-                plain = list(ways.plain)
-    baseline = min(plain, key=lambda name: medians[name])
+    baseline = min(ways.plain, key=lambda name: medians[name])
     choice, reason = autotune.pick(medians, baseline=baseline, margin=strategy.margin)
     reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
     seconds = time.perf_counter() - start
     made = Choice(
         child_of(choice), reason, dict(medians), predicted, left_out, seconds, None, choice
     )
-    if not (ways.refused and choice in plain):  # a later process may have more time
+    if not (ways.refused and choice in ways.plain):  # a later process may have more time
         choice_of.to_disk(key, made)
     return made
 

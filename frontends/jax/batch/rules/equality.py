@@ -24,9 +24,8 @@ def to_numpy(value: Any) -> np.ndarray:
     """A constant as a NumPy array; of keys, their bits."""
     dtype = getattr(value, "dtype", None)
     if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        with (
-            jax.ensure_compile_time_eval()
-        ):  # a key that the function closes over, while it is traced
+        # The function may close over a key, and be traced while this runs.
+        with jax.ensure_compile_time_eval():
             value = jax.random.key_data(value)
     return np.asarray(value)
 
