@@ -203,10 +203,13 @@ def alone() -> tuple[Any, Callable[[], tuple[int, ...]], Callable[[], None]]:
     memory = []
 
     def addresses() -> tuple[int, ...]:
-        memory.append([lane_program.aligned_bytes(size) for size in program._sizes])
-        for one in memory[-1]:
-            one[:] = 0
-        return tuple(one.ctypes.data for one in memory[-1])
+        while True:  # what an earlier call had, and is free again, may come back
+            memory.append([lane_program.aligned_bytes(size) for size in program._sizes])
+            for one in memory[-1]:
+                one[:] = 0
+            made = tuple(one.ctypes.data for one in memory[-1])
+            if all(known.get(at) is None for at, known in zip(made, program._known, strict=True)):
+                return made
 
     return program, addresses, lambda: check(fast, *[pool[1] for pool in pools(LARGE)])
 
