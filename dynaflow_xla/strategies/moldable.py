@@ -41,6 +41,12 @@ _QUICK_FORK, _QUICK_PROGRAM = 0.1, 0.5
 """Shares of what it costs to hand work and programs to other threads. Some machines do it so quickly; a
 program is kept on the thread that calls, with one core, only if it is the shorter one there, too."""
 
+_AS_GOOD = 0.05
+"""Of the time with all cores, forks being quick: what the model does not tell apart from it."""
+
+_LANE_SHARE = 0.02
+"""Of the work: more than that must a lane's entry not cost where all else would be as without it."""
+
 _THRESHOLDS = 6
 _ROUNDS = 3
 _IMPROVED = 64
@@ -95,7 +101,8 @@ class Moldable:
         self.wide = [r.cost_at(max(1, cores), wide=True) for r in pg.regions]
         self.lane_cores = lane_cores
         forks = sum(r.spread.forks for r in pg.regions) * machine.numbers().fork_ns
-        quick = sum(self.wide) - (1 - _QUICK_FORK) * forks + _QUICK_PROGRAM * program_ns
+        self.quick_forks_ns = sum(self.wide) - (1 - _QUICK_FORK) * forks
+        quick = self.quick_forks_ns + _QUICK_PROGRAM * program_ns
         # There it has one core, whatever a lane has, and nobody to hand anything to.
         alone = pg.on_caller_ns()
         self.on_caller_ns = alone if alone <= min(caller_ns, quick) else math.inf
@@ -162,6 +169,17 @@ class Moldable:
         if self.fixed or math.isinf(self.on_caller_ns):
             return False
         return self._gains(self.placed(frozenset(), 1), self.all_wide())
+
+    def is_for_one_lane(self) -> bool:
+        """Whether more cores gain nothing, even if they are handed work quickly.
+
+        A pool of one thread then runs the program as fast or faster: nothing is handed out in vain, and
+        neither XLA's threads nor OpenBLAS's run beside it. The lane must cost next to nothing.
+        """
+        one = self.placed(frozenset(), 1).length_ns
+        if self.fixed or self.lane_cores > 1 or _LANE_SHARE * one < machine.numbers().lanes_ns:
+            return False
+        return one <= (1 + _AS_GOOD) * self.quick_forks_ns
 
     @staticmethod
     def _gains(best: ListSchedule, original: ListSchedule) -> bool:
