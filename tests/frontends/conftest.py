@@ -17,6 +17,7 @@ from round_robin import RoundRobin  # noqa: E402
 from watched import JAX, ended, told, watched  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
+from dynaflow_xla import machine  # noqa: E402
 
 # The engine is part of the package: a package without it is a broken installation, not a skip.
 if not os.environ.get(
@@ -119,6 +120,20 @@ def _quick_to_compile() -> Iterator[None]:
 quick_to_compile = pytest.fixture(_quick_to_compile, scope="module", name="quick_to_compile")
 one_quick_to_compile = pytest.fixture(_quick_to_compile, name="one_quick_to_compile")
 """For single tests of a module."""
+
+
+@pytest.fixture
+def assumed_numbers() -> Iterator[None]:
+    """Plans by the numbers that are assumed, not by those of this machine."""
+    machine.use(machine.ASSUMED)
+    yield
+    machine.use(None)
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch, assumed_numbers: None) -> None:
+    """The same for two cores, whatever there are."""
+    monkeypatch.setattr(machine, "cores", lambda: 2)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,19 +16,10 @@ from dynaflow_xla import machine  # noqa: E402
 from dynaflow_xla.frontends.jax.capture import costs  # noqa: E402
 from dynaflow_xla.frontends.jax.regions import handed_out  # noqa: E402
 
-pytestmark = pytest.mark.wide
+pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("two_cores")]
 
 SHARED = 'outer_dimension_partitions":["'
 TOLD = "handing out costs more than it gains"
-
-
-@pytest.fixture(autouse=True)
-def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What is gained depends on the machine."""
-    monkeypatch.setattr(machine, "cores", lambda: 2)
-    machine.use(machine.ASSUMED)
-    yield
-    machine.use(None)
 
 
 def recurrent(w: jax.Array, xs: jax.Array) -> jax.Array:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,7 @@ from dynaflow_xla import machine  # noqa: E402
 from dynaflow_xla.frontends.jax.signature import own_options  # noqa: E402
 from dynaflow_xla.planning.instructions import Launch  # noqa: E402
 
-pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("quick_to_compile")]
-
-
-@pytest.fixture(autouse=True)
-def _assumed() -> Iterator[None]:
-    machine.use(machine.ASSUMED)
-    yield
-    machine.use(None)
+pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("quick_to_compile", "assumed_numbers")]
 
 
 def chains(*xs: Any) -> list[Any]:
