@@ -44,6 +44,7 @@ class Context:
             where that makes no difference, as inside of a larger program.
         caller_ns: A program of one lane, lane 0, of up to so much work runs on the thread that calls it, with
             no program around it; 0: none does.
+        donates: Calls give arrays away. All cores write results into these; lanes copy them there.
     """
 
     batch_size: int | None
@@ -56,6 +57,7 @@ class Context:
     derived: bool = False
     program_ns: float = 0.0
     caller_ns: float = 0.0
+    donates: bool = False
 
 
 class Strategy:

@@ -176,10 +176,11 @@ class Moldable:
         A pool of one thread then runs the program as fast or faster: nothing is handed out in vain, and
         neither XLA's threads nor OpenBLAS's run beside it. The lane must cost next to nothing.
         """
-        one = self.placed(frozenset(), 1).length_ns
-        if self.fixed or self.lane_cores > 1 or _LANE_SHARE * one < machine.numbers().lanes_ns:
+        if self.fixed or self.lane_cores > 1:
             return False
-        return one <= (1 + _AS_GOOD) * self.quick_forks_ns
+        one = self.placed(frozenset(), 1).length_ns
+        long_enough = machine.numbers().lanes_ns <= _LANE_SHARE * one
+        return long_enough and one <= (1 + _AS_GOOD) * self.quick_forks_ns
 
     @staticmethod
     def _gains(best: ListSchedule, original: ListSchedule) -> bool:

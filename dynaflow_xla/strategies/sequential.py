@@ -15,9 +15,10 @@ class Sequential(Strategy):
 
     Each has all cores, where the backend knows that width: then it is the original program, as fast as that.
     Elsewhere all are on lane 0. So is a program of at most 0.3 ms that is faster on the thread that calls
-    it than handed to the framework's own threads. A JAX function that is called by itself is on lane 0 where
-    more cores gain nothing (sorts, LAPACK, recurrences); where they do, loops over elements in the steps of
-    a ``scan`` are not shared out to several threads if they are too short for it.
+    it than handed to the framework's own threads. A JAX function that is called by itself is on lane 0
+    where more cores gain nothing (sorts, LAPACK, recurrences) and lanes have one core each, unless it
+    donates an argument, whose memory the original's results take. Elsewhere loops over elements in the
+    steps of a ``scan`` are not shared out to several threads if they are too short for it.
 
     Args:
         wide: False: all on lane 0 in any case. A pool of one thread runs small programs faster.
@@ -36,7 +37,8 @@ class Sequential(Strategy):
         width = "all" if self.wide and s.context.cores else None
         if width and s.context.caller_ns:
             tasks = Moldable.of(s, 1)
-            if tasks.is_for_the_caller() or tasks.is_for_one_lane():
+            one = not s.context.donates and tasks.is_for_one_lane()
+            if one or tasks.is_for_the_caller():
                 width = None
         while ready := s.ready():
             s.execute(ready[0], lane=0, width=width)

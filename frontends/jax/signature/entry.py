@@ -38,6 +38,7 @@ def build_entry(
     *,
     derived: bool = False,
     alone: bool = False,
+    donates: bool = False,
 ) -> Planned:
     """Partitions, plans and validates a captured function; it is compiled when it first runs.
 
@@ -47,9 +48,10 @@ def build_entry(
         batched: The same function with what is needed to split it, if it has a batch.
         derived: It is made of the user's function, see ``Context``.
         alone: Calls run it as a program of its own, not as a part of a larger one.
+        donates: Calls give arrays away, see ``Context``.
     """
     with exact_types(captured):
-        return _build(captured, options, batched, derived, alone)
+        return _build(captured, options, batched, derived, alone, donates)
 
 
 def _build(
@@ -58,6 +60,7 @@ def _build(
     batched: splitting.Splittable | None,
     derived: bool,
     alone: bool,
+    donates: bool,
     given: tuple[int, ...] = (),
 ) -> Planned:
     """``given``: of the sizes that the cost model tries, those of this attempt."""
@@ -83,13 +86,16 @@ def _build(
         derived=derived,
         program_ns=program_ns,
         caller_ns=_caller_ns(options) if program_ns else 0.0,
+        donates=donates,
     )
     split = None
     sizes, asked = () if batched is None else batched.sizes, Split(assume_separable=True)
     if not sizes:
         sizes, asked = sizes_of(strategy, context)
         if batched is not None and not given and len(tried := asked.tried(batched.batch)) > 1:
-            made = [_build(captured, options, batched, derived, alone, each) for each in tried]
+            made = [
+                _build(captured, options, batched, derived, alone, donates, each) for each in tried
+            ]
             number, told = fastest(made, tried)
             made[number].notes.append(told)
             return made[number]

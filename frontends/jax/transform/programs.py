@@ -103,7 +103,9 @@ class Programs:
                 _, captured, _ = self._captured(args, kwargs)
             sharing.check_apart(captured.graph, captured.avals)
             batched = self._batched(traced, captured, consts, args, kwargs)
-            made = entry.build_entry(captured, self.options, batched, alone=alone)
+            made = entry.build_entry(
+                captured, self.options, batched, alone=alone, donates=self.donates
+            )
             if self.donates and self._copies_results and not made.on_caller:
                 donation.copied(made, traced, warn=warn)
             found = (traced, self._differentiable(made, captured, traced))
