@@ -261,7 +261,7 @@ def measure_calls(rounds: int) -> list[dict[str, Any]]:
     with torch.no_grad(), measure.torch_threads(1):
         program = torch.export.export(model, (x,))
         for compiler in ("eager", "aoti"):
-            options = {"strategy": dfx.Sequential(), "compiler": compiler, "rules": rules}
+            options = {"strategy": dfx.Sequential(wide=False), "compiler": compiler, "rules": rules}
             scheduled = {
                 "module": dfx.schedule(model, **options),
                 "exported": dfx.schedule(program, **options),

@@ -23,7 +23,7 @@ from dynaflow_xla.frontends.torch.dynamo.whole import CompiledOriginal
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.opaque import finding, padded
 from dynaflow_xla.frontends.torch.signature import backends, open_batch
-from dynaflow_xla.frontends.torch.tuning import auto, call_signature, keeping
+from dynaflow_xla.frontends.torch.tuning import auto, call_signature, keeping, originals
 from dynaflow_xla.frontends.torch.tuning.deciding import Deciding, options_for
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
@@ -56,6 +56,7 @@ class Core(Deciding):
         self.entries, self.breaks = self.graphs.entries, self.graphs.breaks
         self.changes = self.graphs.changes
         self.opaque = finding.Opaque(original)
+        self._originals = originals.SameAsOriginal(original, options.strategy)
         self._padded = padded.PaddedCalls(original, options.name, partial(_kind, original))
         self._whole: CompiledOriginal | None = None
         self._warned = False
@@ -99,8 +100,14 @@ class Core(Deciding):
 
     # -- calling ----------------------------------------------------------------------------------
 
-    def call(self, args: Any, kwargs: Any) -> Any:
-        """Runs scheduled; see ``Native`` for what is raised."""
+    def call(self, args: Any, kwargs: Any, *, planned: bool = False) -> Any:
+        """Runs scheduled; see ``Native`` for what is raised.
+
+        Args:
+            args: Of the original.
+            kwargs: Of the original.
+            planned: Its plan runs also where it is the original program.
+        """
         if torch.compiler.is_compiling():
             return self.original(*args, **kwargs)  # inlined into somebody's graph
         if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
@@ -115,6 +122,8 @@ class Core(Deciding):
             return self.as_written(args, kwargs)
         if isinstance(self.options.strategy, Auto):
             return self.call_decided(args, kwargs)
+        if not planned and self._originals.has(args, kwargs):
+            return self.as_written(args, kwargs)
         running.leave_out("")  # what this thread remembers may be another function's
         try:
             with running.Running() as ran:
@@ -125,6 +134,7 @@ class Core(Deciding):
         if not ran and not self._warned and not running.observes() and not running.ran_original():
             self._warned = True
             self.graphs.warn(self.why_original(args, kwargs))
+        self._originals.learn(ran, args, kwargs)
         return result
 
     def _note_padded(self, args: Any, kwargs: Any) -> None:

@@ -98,9 +98,9 @@ def verify(fast: Core, args: Any, kwargs: Any) -> Report:
             return fast.original(*a, **k)
 
     wants = run(original)
-    gots = run(lambda *a, **k: target.call(a, k))
+    gots = run(lambda *a, **k: target.call(a, k, planned=True))
     while running.ran_original():  # it was watched, for the next call to be split
-        gots = run(lambda *a, **k: target.call(a, k))
+        gots = run(lambda *a, **k: target.call(a, k, planned=True))
     rows: list[Row] = []
     rows += _compared("result", wants[0], gots[0], set())
     named = (_by_name(fast.original, *given[1]) for given in (wants, gots))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from dynaflow_xla.frontends.torch.capture import context as contexts
@@ -78,6 +79,18 @@ class NativeEntry:
         """Whether it computes on an accelerator, whose lanes have no cores."""
         return self.captured.device.type != "cpu"
 
+    @cached_property
+    def is_original(self) -> bool:
+        """Whether it does what the original does: operator by operator in program order, on all cores."""
+        plan = self.plan
+        others = self.runner, self.compiler, self.prepare, self.finish
+        if any(x is not None for x in others) or self.implementations or plan.replaces:
+            return False
+        if plan.lanes_used or not plan.cores or len(plan.launches) != len(plan.instructions):
+            return False
+        order = [i.region for i in plan.launches]
+        return order == sorted(set(order))  # the program's order, as far as regions have one
+
     @property
     def without_python(self) -> int:
         """How many operators run without Python between them."""
@@ -90,6 +103,8 @@ class NativeEntry:
         programs = [p for s in self.native.stretches() for p in s.programs]
         compiled = sum(s.compiled for s in self.native.stretches())
         told = []
+        if self.is_original:
+            told = ["this is the original program: all calls but the first run the original itself"]
         if self.compiler is not None:
             told = [
                 f"{compiled} of {operators} operators are compiled by {self.compiler.name}, as "
