@@ -122,7 +122,8 @@ class Core(Deciding):
             return self.as_written(args, kwargs)
         if isinstance(self.options.strategy, Auto):
             return self.call_decided(args, kwargs)
-        if not planned and self._originals.has(args, kwargs):
+        looked_at = planned or running.observes()
+        if not looked_at and self._originals.has(args, kwargs):
             return self.as_written(args, kwargs)
         running.leave_out("")  # what this thread remembers may be another function's
         try:

@@ -11,7 +11,6 @@ from typing import Any
 
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.frontends.torch._compat import modes
-from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.native.entry import NativeEntry
 from dynaflow_xla.frontends.torch.tuning import call_signature
 from dynaflow_xla.strategies.base import Strategy
@@ -23,8 +22,8 @@ _MAX_SIGNATURES = 1024
 class SameAsOriginal:
     """Which calls of one callable have such a plan.
 
-    Only the first call of a signature runs its regions; so do those that somebody looks at: ``profile``,
-    ``verify``, and PyTorch's profilers, which then see the regions' names.
+    Only the first call of a signature runs its regions; so does one that a profiler of PyTorch's looks at,
+    which then sees their names.
 
     Args:
         original: The callable.
@@ -38,7 +37,7 @@ class SameAsOriginal:
 
     def has(self, args: Any, kwargs: Any) -> bool:
         """Whether a call with these arguments may run the original in place of its plan."""
-        if not self._known or running.observes() or modes.profiler_enabled():
+        if not self._known or modes.profiler_enabled():
             return False
         return self._known.get(self._key(args, kwargs), False)
 
