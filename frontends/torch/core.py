@@ -26,7 +26,7 @@ from dynaflow_xla.frontends.torch.signature import backends, open_batch
 from dynaflow_xla.frontends.torch.tuning import auto, call_signature, keeping, originals
 from dynaflow_xla.frontends.torch.tuning.deciding import Deciding, options_for
 from dynaflow_xla.settings import Settings
-from dynaflow_xla.strategies.auto import Auto
+from dynaflow_xla.strategies.auto import Auto, OneOf
 from dynaflow_xla.strategies.base import Strategy
 
 _MAX_SHARED = 8
@@ -51,12 +51,15 @@ class Core(Deciding):
         self.backend = backends.of(options)
         self.splits = auto.splits(options.strategy)
         self.parent = parent
+        self.decides = isinstance(options.strategy, Auto) and not isinstance(
+            options.strategy, OneOf
+        )
         of_parent = None if parent is None else parent.graphs
         self.graphs: CapturedGraphs = CapturedGraphs(original, self.backend, self.splits, of_parent)
         self.entries, self.breaks = self.graphs.entries, self.graphs.breaks
         self.changes = self.graphs.changes
         self.opaque = finding.Opaque(original)
-        self._originals = originals.SameAsOriginal(original, options.strategy)
+        self._originals = originals.SameAsOriginal(options.strategy)
         self._padded = padded.PaddedCalls(original, options.name, partial(_kind, original))
         self._whole: CompiledOriginal | None = None
         self._warned = False
@@ -110,6 +113,10 @@ class Core(Deciding):
         """
         if torch.compiler.is_compiling():
             return self.original(*args, **kwargs)  # inlined into somebody's graph
+        # First of all, and as little as can be: after some milliseconds of work a line of Python that was
+        # not in a cache takes microseconds.
+        if not planned and self._keeps_original(args, kwargs):
+            return self.as_written(args, kwargs)
         if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
             return self._with_arrays(args, kwargs)
         native.check_process()
@@ -122,9 +129,6 @@ class Core(Deciding):
             return self.as_written(args, kwargs)
         if isinstance(self.options.strategy, Auto):
             return self.call_decided(args, kwargs)
-        looked_at = planned or running.observes()
-        if not looked_at and self._originals.has(args, kwargs):
-            return self.as_written(args, kwargs)
         running.leave_out("")  # what this thread remembers may be another function's
         try:
             with running.Running() as ran:
@@ -135,8 +139,16 @@ class Core(Deciding):
         if not ran and not self._warned and not running.observes() and not running.ran_original():
             self._warned = True
             self.graphs.warn(self.why_original(args, kwargs))
-        self._originals.learn(ran, args, kwargs)
+        self._originals.learn(ran, self.original, args, kwargs)
         return result
+
+    def _keeps_original(self, args: Any, kwargs: Any) -> bool:
+        """Whether the original is known to be what such a call runs."""
+        if self.decides:
+            choice = self.decisions.decided(call_signature.of(self.original, args, kwargs))
+            return choice is not None and choice.child is None
+        known = self._originals
+        return known.any() and known.has(call_signature.of(self.original, args, kwargs))
 
     def _note_padded(self, args: Any, kwargs: Any) -> None:
         self._padded.add(args, kwargs)

@@ -282,7 +282,7 @@ def _look(
     kept = keeping.preserved(target.original, target.changes, args, kwargs)
     with kept, running.observing_each(observer):
         try:
-            result = target.call(*keeping.copies((args, kwargs)))
+            result = target.call(*keeping.copies((args, kwargs)), planned=True)
         except Exception:
             if failed:
                 raise failed[0] from None
@@ -326,7 +326,7 @@ def check_determinism(core: Core, args: Any, kwargs: Any, runs: int) -> Determin
     def call() -> list[tuple[str, str]]:
         with keeping.preserved(target.original, target.changes, args, kwargs):
             given = keeping.copies((args, kwargs))
-            result = target.call(*given)
+            result = target.call(*given, planned=True)
             leaves, _ = pytree.tree_flatten_with_path(result)
             told = [
                 (

@@ -45,7 +45,7 @@ def _profile(
         def once() -> Timeline:
             put_back()
             timelines.clear()
-            target.call(*keeping.copies((args, kwargs)))
+            target.call(*keeping.copies((args, kwargs)), planned=True)
             if not timelines:
                 raise UnsupportedError(f"{target.options.name!r} did not run a captured graph")
             return min(timelines, key=_length)
@@ -82,7 +82,7 @@ def _of_xla(target: Core, args: Any, kwargs: Any, entry: Any) -> Timeline:
 
     kept = keeping.preserved(target.original, target.changes, args, kwargs)
     with kept, running.observing(entry, run):
-        target.call(*keeping.copies((args, kwargs)))
+        target.call(*keeping.copies((args, kwargs)), planned=True)
     if not found or found[0] is None:
         raise UnsupportedError(f"{target.options.name!r} did not run a captured graph")
     return found[0]

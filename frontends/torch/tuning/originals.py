@@ -6,7 +6,7 @@ guards of the capture and Python between regions, makes it some percent slower w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dynaflow_xla.caches.recent import Recent
@@ -20,34 +20,40 @@ _MAX_SIGNATURES = 1024
 
 
 class SameAsOriginal:
-    """Which calls of one callable have such a plan.
+    """Which calls of one callable have such a plan, by their signatures.
 
     Only the first call of a signature runs its regions; so does one that a profiler of PyTorch's looks at,
     which then sees their names.
 
     Args:
-        original: The callable.
-        strategy: What plans it.
+        strategy: What plans them.
     """
 
-    def __init__(self, original: Callable[..., Any], strategy: Strategy) -> None:
-        self._original = original
+    def __init__(self, strategy: Strategy) -> None:
         self._any_size = type(strategy) is Sequential  # others may decide otherwise for other sizes
         self._known: Recent[Any, bool] = Recent(_MAX_SIGNATURES)
+        self._last: Any = None
 
-    def has(self, args: Any, kwargs: Any) -> bool:
-        """Whether a call with these arguments may run the original in place of its plan."""
-        if not self._known or modes.profiler_enabled():
-            return False
-        return self._known.get(self._key(args, kwargs), False)
+    def any(self) -> bool:
+        """Whether there are such calls at all."""
+        return self._last is not None
 
-    def learn(self, ran: Sequence[Any], args: Any, kwargs: Any) -> None:
+    def has(self, signature: Any) -> bool:
+        """Whether a call may run the original in place of its plan."""
+        if signature != self._last:  # that is cheaper than a hash
+            if not self._known.get(self._key(signature), False):
+                return False
+            self._last = signature
+        return not modes.profiler_enabled()
+
+    def learn(self, ran: Sequence[Any], original: Any, args: Any, kwargs: Any) -> None:
         """After a call: notes its signature if all that it ran is the original program."""
         if ran and all(map(_is_original, ran)):
-            self._known[self._key(args, kwargs)] = True
+            signature = call_signature.of(original, args, kwargs)
+            self._known[self._key(signature)] = True
+            self._last = signature
 
-    def _key(self, args: Any, kwargs: Any) -> Any:
-        signature = call_signature.of(self._original, args, kwargs)
+    def _key(self, signature: Any) -> Any:
         return call_signature.without_sizes(signature) if self._any_size else signature
 
 

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -154,7 +155,10 @@ def test_hooks(model: Any, fast: Any) -> None:
 
 @pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.NanoBatch(2), dfx.Auto()])
 def test_hooks_on_every_module(model: Any, strategy: Any) -> None:
-    """Whoever registers them: the original runs as long as they are there, and that is told once."""
+    """Whoever registers them: the original runs as long as they are there, and that is told once.
+
+    Where ``Auto`` has decided for the original there is nothing to tell.
+    """
     model.eval()
     fast = dfx.schedule(model, strategy, lanes=2, in_axes=0)
     with torch.no_grad():
@@ -165,13 +169,17 @@ def test_hooks_on_every_module(model: Any, strategy: Any) -> None:
             lambda module, args: seen.append(type(module).__name__)
         )
         try:
-            with pytest.warns(dfx.FallbackWarning, match="hooks .* on every module") as told:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
                 want, called = model(X), seen.copy()
                 seen.clear()
                 assert torch.equal(fast(X), want)
                 assert seen == called
                 assert torch.equal(fast(X), want)
-            assert len([w for w in told if w.category is dfx.FallbackWarning]) == 1
+            texts = [str(w.message) for w in told if w.category is dfx.FallbackWarning]
+            kept = isinstance(strategy, dfx.Auto) and "original runs" in dfx.explain(fast, X)
+            assert len(texts) == (0 if kept else 1)
+            assert all("hooks are registered on every module" in text for text in texts)
             assert "note: 'Towers' is called while hooks are registered" in dfx.explain(fast, X)
         finally:
             handle.remove(), doubled.remove()
