@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,9 +38,12 @@ nb::list RunProgram(const ProgramHandle& handle, const std::vector<uintptr_t>& a
                     const std::vector<uintptr_t>& results, bool profile, uint64_t disturb,
                     OpenMpTeam* team) {
   std::vector<TraceRecord> records;
+  const std::vector<int>& lanes = handle.program->used_lanes();
+  std::optional<FirstTurn> first;
+  if (lanes.size() > 1 && lanes.front() == 0) first.emplace();
   {
     nb::gil_scoped_release release;
-    BlasLimit limit(handle.limit_blas && handle.program->used_lanes().size() > 1);
+    BlasLimit limit(handle.limit_blas && lanes.size() > 1);
     // Steps run from Python are Python steps: they sleep for the interpreter lock.
     records = Engine::Get().Run(handle.program, Pointers(args), Pointers(results), profile, true,
                                 disturb, team);

@@ -11,6 +11,7 @@
 #include <new>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "dfx/call.h"
@@ -38,19 +39,30 @@ std::atomic<int64_t> gil_max_ns{0};
 std::atomic<int> steps_in_python{0};
 
 // Lanes of a call want the GIL at one moment. Who finds it taken sleeps, and is awake again some
-// tens of us after it is free; but a lane program gives it up when it runs, after some us. So lane
-// programs come one after another: each spins until the one before it has had the GIL for so long.
-// How long that is each learns for itself: longer where it still had to wait, a little shorter
-// where it had not.
+// tens of us after it is free; but a lane program gives it up when it runs, after some us, and so
+// does a stretch of PyTorch's operators, after some more. So such steps come one after another:
+// each spins until the one before it has had the GIL for so long. How long that is each learns for
+// itself: longer where it still had to wait, a little shorter where it had not.
 class Start {
  public:
+  explicit Start(int64_t most_ns) : most_ns_(most_ns) {}
+
   // Spins until it is this step's turn; whether another was before it.
   bool WaitForTurn() {
     // On one core it would be in the other's way.
     static const bool alone = std::thread::hardware_concurrency() < 2;
     if (alone) return false;
-    int64_t last = last_ns.load(std::memory_order_relaxed);
+    if (std::exchange(is_first, false)) {
+      last_ns.store(NowNs(), std::memory_order_relaxed);
+      first_since_ns.store(0, std::memory_order_release);
+      return false;
+    }
     int64_t now = NowNs(), mine;
+    for (int64_t since; (since = first_since_ns.load(std::memory_order_acquire)) != 0;
+         now = NowNs()) {
+      if (now - since > most_ns_) break;  // it waits for another call's turn, say
+    }
+    int64_t last = last_ns.load(std::memory_order_relaxed);
     do {
       mine = std::max(now, last + after_ns_.load(std::memory_order_relaxed));
     } while (!last_ns.compare_exchange_weak(last, mine, std::memory_order_relaxed));
@@ -59,20 +71,50 @@ class Start {
     return waits;
   }
 
+  // This thread's next step is the first of a call: others let it begin.
+  static void Reserve() {
+    first_since_ns.store(NowNs(), std::memory_order_release);
+    is_first = true;
+  }
+  static void Release() {
+    if (std::exchange(is_first, false)) first_since_ns.store(0, std::memory_order_release);
+  }
+
   // How long it waited for the GIL after that.
   void Waited(int64_t ns) {
     const int64_t after = after_ns_.load(std::memory_order_relaxed);
     after_ns_.store(
-        ns > kLeastNs ? std::min(after + 1'000, kMostNs) : std::max(after - 20, kLeastNs),
+        ns > kLeastNs ? std::min(after + 1'000, most_ns_) : std::max(after - 20, kLeastNs),
         std::memory_order_relaxed);
   }
 
  private:
-  static constexpr int64_t kLeastNs = 4'000, kMostNs = 16'000;
-  static inline std::atomic<int64_t> last_ns{0};
+  static constexpr int64_t kLeastNs = 4'000;
+  static inline std::atomic<int64_t> last_ns{0}, first_since_ns{0};
+  static inline thread_local bool is_first = false;
 
+  const int64_t most_ns_;
   std::atomic<int64_t> after_ns_{9'000};
 };
+
+// At most so long is one step before another that takes turns.
+constexpr int64_t kProgramNs = 16'000, kOperatorsNs = 64'000;
+
+thread_local PyThreadState* lane_state = nullptr;
+
+// A thread that Python does not know, of OpenMP's say, would get a state of Python's at each step
+// and delete it afterwards, which took 100 us. It keeps the first one. Nobody deletes that when the
+// thread ends: it would have to wait for the GIL, and its holder may wait for the thread. So few
+// are kept.
+void KeepThreadState() {
+  constexpr int kMostKept = 256;  // some 17 KB each
+  static std::atomic<int> kept{0};
+  static thread_local bool known = false;
+  if (std::exchange(known, true) || PyGILState_GetThisThreadState() != nullptr) return;
+  if (kept.fetch_add(1, std::memory_order_relaxed) >= kMostKept) return;
+  PyGILState_Ensure();
+  PyEval_SaveThread();
+}
 
 // How often this thread gave up its core to wait for something.
 int64_t TimesBlocked() {
@@ -230,8 +272,8 @@ PyObject* Addresses(std::span<const Buffer> ins, std::span<const Buffer> outs) {
 }
 
 // Whether the callable's attribute of this name is true.
-bool IsRepeatable(PyObject* callable) {
-  PyObject* said = PyObject_GetAttrString(callable, "repeatable");
+bool Says(PyObject* callable, const char* name) {
+  PyObject* said = PyObject_GetAttrString(callable, name);
   const bool yes = said == Py_True;
   Py_XDECREF(said);
   PyErr_Clear();
@@ -244,7 +286,9 @@ class PythonStep : public Step {
       : Step(std::move(name)),
         callable_(KeepAlive(callable)),
         main_thread_(MainThread()),
-        repeatable_(IsRepeatable(callable)) {}
+        repeatable_(Says(callable, "repeatable")),
+        takes_turns_(repeatable_ || Says(callable, "takes_turns")),
+        start_(repeatable_ ? kProgramNs : kOperatorsNs) {}
   std::string Describe() const override { return "Python callable"; }
   void Launch(std::span<const Buffer> ins, std::span<Buffer> outs, Lane& lane) override;
 
@@ -252,6 +296,7 @@ class PythonStep : public Step {
   const std::shared_ptr<void> callable_;
   const unsigned long main_thread_;
   const bool repeatable_;
+  const bool takes_turns_;
   Start start_;
 };
 
@@ -261,10 +306,11 @@ void PythonStep::Launch(std::span<const Buffer> ins, std::span<Buffer> outs, Lan
     call->Fail("the Python interpreter is shutting down");
     return;
   }
+  KeepThreadState();
   // On a loaded machine the kernel takes this thread's core, or that of another lane which has the
   // GIL: such waits are long, too, but say nothing about other Python threads.
   const bool first = steps_in_python.fetch_add(1, std::memory_order_relaxed) == 0;
-  const bool behind = repeatable_ && start_.WaitForTurn();
+  const bool behind = takes_turns_ && start_.WaitForTurn();
   const int64_t blocked = TimesBlocked();
   const int64_t before = NowNs();
   nanobind::gil_scoped_acquire gil;
@@ -310,8 +356,6 @@ void PythonStep::Launch(std::span<const Buffer> ins, std::span<Buffer> outs, Lan
   steps_in_python.fetch_sub(1, std::memory_order_relaxed);
 }
 
-thread_local PyThreadState* lane_state = nullptr;
-
 }  // namespace
 
 std::shared_ptr<void> KeepAlive(PyObject* object) {
@@ -332,6 +376,10 @@ void ReleasePending() {
   }
   for (PyObject* object : objects) Py_DECREF(object);
 }
+
+FirstTurn::FirstTurn() { Start::Reserve(); }
+
+FirstTurn::~FirstTurn() { Start::Release(); }
 
 int64_t TakeGilWait() { return gil_max_ns.exchange(0, std::memory_order_relaxed); }
 

@@ -15,12 +15,23 @@ namespace dfx::ffi {
 // addresses of its input buffers followed by those of its output buffers. A Python exception fails
 // the call with its text alone: callables say who they are. Takes a new reference. The GIL must be
 // held.
-// A callable whose attribute `repeatable` is True gives the GIL up as soon as it has begun, so that
-// such steps of several lanes take turns, and raises EngineErrors only. What else comes out of
-// it on the main thread, where handlers of signals run, is of a handler: the step is run again if
-// it has not run, and the exception raised in the main thread after it. Of other steps that holds
-// for KeyboardInterrupt alone.
+// A callable whose attribute `takes_turns` is True gives the GIL up soon after it has begun: such
+// steps of several lanes begin some us apart, so that none waits asleep for the GIL.
+// One whose attribute `repeatable` is True takes turns, too, and raises EngineErrors only. What
+// else comes out of it on the main thread, where handlers of signals run, is of a handler: the step
+// is run again if it has not run, and the exception raised in the main thread after it. Of other
+// steps that holds for KeyboardInterrupt alone.
 std::unique_ptr<Step> MakePythonStep(std::string name, PyObject* callable);
+
+// As long as it lives, a step of this thread that takes turns is the first. For a caller that runs
+// a lane itself: it has the GIL anyway, and what it runs of Python is in its core's caches.
+class FirstTurn {
+ public:
+  FirstTurn();
+  ~FirstTurn();
+  FirstTurn(const FirstTurn&) = delete;
+  FirstTurn& operator=(const FirstTurn&) = delete;
+};
 
 // Keeps a Python object alive for C++. Whoever lets go of it last needs no GIL and never waits for
 // it: the interpreter drops the object soon after (ReleasePending does it at once). Takes a new

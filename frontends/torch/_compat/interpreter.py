@@ -31,6 +31,11 @@ _NAMES = (
 )  # fmt: skip
 
 
+def is_value(arg: Any) -> bool:
+    """Whether something is a value of a graph that is written."""
+    return isinstance(arg, torch._C.Value)
+
+
 class Unwritable(Exception):
     """An operator or argument that cannot stand in a graph of the interpreter."""
 

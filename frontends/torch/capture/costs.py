@@ -51,8 +51,12 @@ _BY_ROW = _SORTS | _SELECTIONS | frozenset("cumsum cumprod cummax cummin logcums
 """One row of these has one thread."""
 
 _RECURRENT = frozenset("mkldnn_rnn_layer rnn_layer rnn_layer_backward".split())
-_SHARED_STEP_NS = 5_000.0
-"""A step's product that takes less is not faster with two threads."""
+_STEP_NS, _LSTM_STEP_NS = 14_000.0, 4_000.0
+"""What a time step takes beside its product: some ten operators, or oneDNN's one loop."""
+_HANDED_NS, _LSTM_HANDED_NS = 8_000.0, 2_500.0
+"""What it takes longer if several threads share it."""
+_ALONE_STEP_NS = 50_000.0
+"""Of a step's product: so much is as fast on one core as on several."""
 
 _ELEMENT_NS = {
     "tanh": 2.5, "native_batch_norm": 2.0, "_native_batch_norm_legit": 2.0, "avg_pool2d": 2.0,
@@ -139,10 +143,11 @@ def estimate(target: Any, args: Any, kwargs: Any, out: Any) -> Work:
     kind = _kind(name, target, ins, args)
     work_ns /= machine.numbers().speed("torch", kind)
     made = Work(flops, moved, work_ns + OP_OVERHEAD_NS)
-    shared = work_ns * (_shared_by_steps(ins) if name in _RECURRENT else 1.0)
-    if kind == "serial" or shared < SPREAD_NS:
+    if name in _RECURRENT:
+        return made._replace(spread=_shared_by_steps(ins, args, work_ns))
+    if kind == "serial" or work_ns < SPREAD_NS:
         return made
-    return made._replace(spread=Spread(**{_SHARED_AS.get(kind, kind): shared}))
+    return made._replace(spread=Spread(**{_SHARED_AS.get(kind, kind): work_ns}))
 
 
 _SHARED_AS = {"elements": "rows"}
@@ -170,16 +175,37 @@ def _kind(name: str, target: Any, ins: list[torch.Tensor], args: Any) -> machine
     return "elements"
 
 
-def _shared_by_steps(ins: list[torch.Tensor]) -> float:
-    """What threads share of a recurrent layer: ``[..., rows, width]``, weights of the input and of the state.
+def _shared_by_steps(ins: list[torch.Tensor], args: Any, work_ns: float) -> Spread:
+    """What threads share of a recurrent layer with an input ``[steps, rows, width]``.
 
-    All steps' products with the input are one; those with the state may be too short each.
+    All steps' products with the input are one; those with the state may be too short each. Fitted to two
+    threads on batches of 1 to 128 rows and states of 32 to 512.
     """
-    if len(ins) < 3 or ins[0].ndim < 2 or ins[2].ndim < 2:
-        return 1.0
-    *_, rows, width = shape_of(ins[0])
-    step_ns = 2.0 * rows * math.prod(shape_of(ins[2])) / GEMM_FLOPS_PER_NS
-    return 1.0 if step_ns >= _SHARED_STEP_NS else width / max(1, width + shape_of(ins[2])[-1])
+    weights = [shape_of(t) for t in ins if t.ndim == 2][:2]
+    if len(weights) < 2 or not ins or ins[0].ndim < 2:
+        return Spread(products=work_ns)
+    steps, rows = _steps_and_rows(ins)
+    with_input, with_state = map(math.prod, weights)
+    step_ns = 2.0 * rows * with_state / GEMM_FLOPS_PER_NS
+    of_products = 2.0 * steps * rows * (with_input + with_state) / GEMM_FLOPS_PER_NS
+    input_share = with_input / max(1, with_input + with_state)
+    step_share = (1.0 - input_share) * max(0.0, 1.0 - _ALONE_STEP_NS / max(step_ns, 1.0))
+    handed = _LSTM_HANDED_NS if _is_lstm(args) else _HANDED_NS
+    return Spread(
+        products=min(work_ns, of_products) * (input_share + step_share),
+        forks=steps * handed / machine.numbers().fork_ns,
+    )
+
+
+def _steps_and_rows(ins: list[torch.Tensor]) -> tuple[int, int]:
+    steps, *rows, _ = shape_of(ins[0])
+    return steps, math.prod(rows)
+
+
+def _is_lstm(args: Any) -> bool:
+    """Whether a recurrent layer is an LSTM: it has two states; oneDNN's layers are LSTMs."""
+    kinds = [arg for arg in args[:3] if isinstance(arg, str)]
+    return not kinds or kinds[0] == "lstm"
 
 
 def _is_attention(name: str) -> bool:
@@ -248,7 +274,10 @@ def _work(
         # Every weight matrix [gates*hidden, k] meets every step and row of the input once.
         rows = math.prod(shape_of(ins[0])[:-1]) if ins else 1
         flops = 2.0 * rows * sum(math.prod(shape_of(t)) for t in ins[1:] if t.ndim == 2)
-        return flops, flops / GEMM_FLOPS_PER_NS + 3.0 * out_size
+        beside = 3.0 * out_size
+        if name in _RECURRENT and ins and ins[0].ndim > 1:
+            beside += _steps_and_rows(ins)[0] * (_LSTM_STEP_NS if _is_lstm(args) else _STEP_NS)
+        return flops, flops / GEMM_FLOPS_PER_NS + beside
     if name in _SORTS and ins:
         steps = work.comparisons(in_size, shape_of(ins[0])[-1] if ins[0].ndim else 1)
         return steps, steps * 4.8

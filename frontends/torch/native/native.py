@@ -111,6 +111,9 @@ def _run(stretch: Stretch, env: Environment) -> None:
 class _LaneStep:
     """What the engine calls: runs a stretch in the environment of the call it is told."""
 
+    takes_turns = True
+    """It gives the interpreter lock up as soon as its first long operator runs."""
+
     def __init__(self, stretch: Stretch) -> None:
         self.stretch = stretch
 

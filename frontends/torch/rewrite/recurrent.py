@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -162,6 +162,45 @@ _DIRECT = {
 def direct(target: Any) -> Any:
     """What a lane calls for an operator: of ours the Python function, without the dispatcher."""
     return _DIRECT.get(target, target)
+
+
+def is_layer(target: Any) -> bool:
+    """Whether an operator is a recurrent layer's forward."""
+    return target is torch.ops.dynaflow_xla.rnn_layer.default
+
+
+def by_aten(
+    call: Callable[..., Any], args: Sequence[Any], examples: Sequence[Any]
+) -> list[Any] | None:
+    """A layer by calls of PyTorch's own operators, as ``_layer`` makes them; None if it is Python.
+
+    Args:
+        call: Takes an operator and its arguments, gives its result, or all of several.
+        args: Of the layer's operator, see ``_ARGS``.
+        examples: The same with example tensors.
+    """
+    aten = torch.ops.aten
+    kind, x, hx, params, has_biases, train, reverse, grad = args
+    if grad:
+        return None
+    example_x, example_hx, example_params = examples[1:4]
+    whole = kind == "lstm" and has_biases and len(params) == 4
+    if reverse and whole and operators.lstm_is_onednn((example_x, *example_hx, *example_params)):
+        states = [call(aten.select.int, state, 0, 0) for state in hx]
+        y, h, c, _ = call(
+            aten.mkldnn_rnn_layer.default, call(aten.contiguous.default, x), *params, *states, True, [],
+            2, example_hx[0].shape[-1], 1, True, True, False, train,
+        )  # fmt: skip
+        return [y, call(aten.view_as.default, h, hx[0]), call(aten.view_as.default, c, hx[1])]
+    if reverse:
+        x = call(aten.flip.default, x, [0])
+    state = hx if kind == "lstm" else hx[0]
+    made = call(
+        getattr(aten, kind).input, x, state, params, has_biases, 1, 0.0, train, False, False
+    )
+    y = call(aten.flip.default, made[0], [0]) if reverse else made[0]
+    last = made[2] if kind == "lstm" else call(aten.new_empty.default, y, [0])
+    return [y, made[1], last]
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:

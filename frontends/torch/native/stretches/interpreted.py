@@ -6,9 +6,9 @@ what can be is written as a graph of PyTorch's own interpreter, which a lane cal
 their order are the same, hence the values bit for bit.
 
 Not written: operators that write into their arguments, whose results are no tensors, that are Python
-themselves, or whose values are large. A call that fails runs again operator by operator in Python, on
-the same inputs, which raises what the original raises and tells where. On CUDA a plan is captured as
-a graph, or launches from Python.
+themselves (recurrent layers are written as PyTorch's operators), or whose values are large. A call that
+fails runs again operator by operator in Python, on the same inputs, which raises what the original raises
+and tells where. On CUDA a plan is captured as a graph, or launches from Python.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from dynaflow_xla.frontends.torch._compat import interpreter, operators
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.rewrite import recurrent
 
-LEAST = 3
-"""So many operators at least: a call costs as much as one or two operators from Python."""
+_LEAST = 3
+"""So many operators at least: a call costs as much as one or two operators from Python. Or one recurrent
+layer, which is several."""
 
 _EXISTS = interpreter.interpreter_exists()
 
@@ -32,6 +33,10 @@ _LARGE = 1 << 18
 not taken between the small pieces of the interpreter's: those come from the same heap and cut up what
 large values leave behind, so that the next one of the same size does not fit (seen: a process of
 2.9 GB instead of 1.5, with as much in use)."""
+
+_LARGE_LAYER = 1 << 22
+"""The same of a recurrent layer, its weights included: its many short steps run without Python in any case,
+but on two lanes each waits for the other's interpreter lock before and after, some 100 us a call."""
 
 _HELD_BYTES = 1 << 20
 _HELD_OPERATORS = 32
@@ -56,6 +61,7 @@ class FxProgram:
         self._values: dict[int, Any] = {}
         self._bytes = 0
         self._operators = 0
+        self._layers = False
         self.inputs: list[int] = []
         self.made: list[int] = []
         self.drawn: set[int] = set()
@@ -64,16 +70,24 @@ class FxProgram:
         """Whether what comes next is better left to another run."""
         return self._operators >= _HELD_OPERATORS and self._bytes >= _HELD_BYTES
 
+    def pays(self) -> bool:
+        """Whether this is faster than from Python."""
+        return self._layers or self._operators >= _LEAST
+
     def add(self, payload: Payload) -> bool:
         """Writes an operator; False if it cannot be, and then nothing else can come after."""
         target = payload.target
         if not _EXISTS or self._captured.device.type != "cpu":
             return False
-        if type(target) is not operators.Operator or recurrent.direct(target) is not target:
+        layer = recurrent.is_layer(target)
+        if type(target) is not operators.Operator or not (
+            layer or recurrent.direct(target) is target
+        ):
             return False
         values, examples = self._captured.graph.values, self._captured.examples
         read = payload.reads()
-        if any(values[v].bytes > _LARGE for v in (*read, *payload.outputs) if v is not None):
+        large = _LARGE_LAYER if layer else _LARGE
+        if any(values[v].bytes > large for v in (*read, *payload.outputs) if v is not None):
             return False
         try:
             for value in read:
@@ -81,9 +95,7 @@ class FxProgram:
                     self._values[value] = self._writer.input(f"v{value}", examples[value])
                     self.inputs.append(value)
                     self._bytes += values[value].bytes
-            results = self._writer.operator(
-                target, payload.args, payload.kwargs, self._value, len(payload.outputs)
-            )
+            results = self._results(payload)
         except interpreter.Unwritable:
             return False
         for output, result in zip(payload.outputs, results, strict=True):
@@ -93,11 +105,31 @@ class FxProgram:
         if torch.Tag.nondeterministic_seeded in target.tags:
             self.drawn.update(self.made[-1:])
         self._operators += 1
+        self._layers |= layer
         return True
 
     def function(self, name: str, results: Sequence[int]) -> Callable[..., Any]:
         """What runs them: from tensors for ``inputs`` to one for each of ``results``, alone if it is one."""
         return self._writer.function(name, [self._values[v] for v in results])
 
+    def _results(self, payload: Payload) -> Sequence[Any]:
+        """Writes what makes an operator's results."""
+        target, count = payload.target, len(payload.outputs)
+        if not recurrent.is_layer(target):
+            return self._writer.operator(target, payload.args, payload.kwargs, self._value, count)
+
+        def call(operator: Any, *args: Any) -> Any:
+            results = len(operator._schema.returns)
+            made = self._writer.operator(operator, args, {}, self._value, results)
+            return made if results > 1 else made[0]
+
+        examples, _ = payload.mapped(lambda ref: self._captured.examples[ref.value])
+        made = recurrent.by_aten(call, payload.args, examples)
+        if made is None:
+            raise interpreter.Unwritable("it is Python")
+        return made
+
     def _value(self, arg: Any) -> Any:
+        if interpreter.is_value(arg):
+            return arg
         return self._values[arg.value] if isinstance(arg, Ref) else None

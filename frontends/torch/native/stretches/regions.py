@@ -18,7 +18,7 @@ from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.sizes import expression
 from dynaflow_xla.frontends.torch.native.memory import Environment, MergedResult
-from dynaflow_xla.frontends.torch.native.stretches.interpreted import LEAST, FxProgram
+from dynaflow_xla.frontends.torch.native.stretches.interpreted import FxProgram
 from dynaflow_xla.frontends.torch.native.stretches.source import Code, FusedOperators, Step
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -101,7 +101,7 @@ def build_stretch(
     until = interpreted = 0
     for group, run in _groups(captured, steps):
         begin, until = until, until + len(group)
-        if run is None or len(group) < LEAST:
+        if run is None or not run.pays():
             for number, step in enumerate(group, begin):
                 if isinstance(step, FusedOperators):
                     code.program(step)

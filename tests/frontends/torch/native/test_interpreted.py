@@ -19,6 +19,7 @@ from torch.library import custom_op  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.frontends.torch.native.stretches import interpreted, regions  # noqa: E402
+from dynaflow_xla.frontends.torch.rewrite import recurrent  # noqa: E402
 
 
 def counted(fast: Any, *args: Any) -> tuple[int, int]:
@@ -313,3 +314,46 @@ def test_large_values_are_left_to_python() -> None:
         without, every = counted(fast, large)
         assert (without, every >= 12) == (0, True)
         assert torch.equal(fast(large), model(large))
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["forward", "both"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN], ids=lambda kind: kind.__name__)
+def test_recurrent_layers_run_without_python(
+    kind: Any, dtype: Any, bias: bool, both: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        recurrent, "_layer", lambda *_: pytest.fail("a layer was called from Python")
+    )
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = kind(6, 8, num_layers=2, bias=bias, bidirectional=both)
+
+        def forward(self, x: Any, state: Any) -> Any:
+            return self.layers(x, state)
+
+    model = Model().to(dtype).eval()
+    fast = dfx.schedule(model, dfx.Branches(wide=False), lanes=2)
+    with torch.no_grad():
+        for steps, rows in ((5, 3), (2, 4)):  # the second has open sizes
+            x = torch.randn(steps, rows, 6, dtype=dtype)
+            states = [torch.randn(4 if both else 2, rows, 8, dtype=dtype) for _ in range(2)]
+            state = tuple(states) if kind is nn.LSTM else states[0]
+            torch.testing.assert_close(fast(x, state), model(x, state), rtol=0, atol=0)
+
+
+def test_recurrent_layers_with_gradients_or_much_memory_stay_in_python() -> None:
+    model = nn.Sequential(nn.Tanh(), nn.LSTM(6, 8))
+    fast = dfx.schedule(model, dfx.Branches(wide=False), lanes=2)
+    x = torch.randn(5, 3, 6)
+    torch.testing.assert_close(fast(x), model(x), rtol=0, atol=0)
+    assert counted(fast, x)[0] < counted(fast, x)[1]
+    large = torch.randn(700, 400, 6)  # 6.7 MB
+    with torch.no_grad():
+        torch.testing.assert_close(fast(large), model(large), rtol=1e-5, atol=1e-6)
+        lines = dfx.explain(fast, large)
+    found = re.findall(r"(\d+) of (\d+) operators run without Python", lines)
+    assert int(found[0][0]) < int(found[0][1])
