@@ -44,7 +44,9 @@ class Context:
             where that makes no difference, as inside of a larger program.
         caller_ns: A program of one lane, lane 0, of up to so much work runs on the thread that calls it, with
             no program around it; 0: none does.
-        donates: Calls give arrays away. All cores write results into these; lanes copy them there.
+        one_lane_ns: So much work is long enough to be on one lane where more cores gain nothing: the lane
+            costs next to nothing then. 0: it never is, as in PyTorch, or where calls give arrays away, into
+            which all cores write results and lanes would copy them.
     """
 
     batch_size: int | None
@@ -57,7 +59,7 @@ class Context:
     derived: bool = False
     program_ns: float = 0.0
     caller_ns: float = 0.0
-    donates: bool = False
+    one_lane_ns: float = 0.0
 
 
 class Strategy:

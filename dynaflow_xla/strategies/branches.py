@@ -19,7 +19,7 @@ class Branches(Strategy):
     critical-path list scheduling (HEFT without insertion; Topcuoglu et al. 2002): the ready region with the
     longest path behind it goes first, among equal ones that whose inputs are there first; it goes to the
     lane where it would finish earliest. Where lanes are predicted to gain nothing, all regions have all
-    cores: the plan is the original program.
+    cores: the plan is the original program; or lane 0, where cores gain nothing either (see ``Sequential``).
 
     Args:
         lanes: Lanes to use; default all.
@@ -50,7 +50,10 @@ class Branches(Strategy):
         lanes = s.lanes if self.lanes is None else self.lanes
         if lanes > s.lanes:
             raise PlanError(f"Branches asks for {lanes} lanes; this schedule has {s.lanes}")
-        placed = Moldable.of(s, lanes, wide=self.wide).best()
+        tasks = Moldable.of(s, lanes, wide=self.wide)
+        placed = tasks.best()
+        if not placed.on_lanes and tasks.is_for_one_lane(s.context.one_lane_ns):
+            placed = tasks.one_lane()
         of = {h.region.id: h for h in s.handles}
         for region, lane in placed.order:
             if region not in of:

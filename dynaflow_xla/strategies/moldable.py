@@ -44,9 +44,6 @@ program is kept on the thread that calls, with one core, only if it is the short
 _AS_GOOD = 0.05
 """Of the time with all cores, forks being quick: what the model does not tell apart from it."""
 
-_LANE_SHARE = 0.02
-"""Of the work: more than that must a lane's entry not cost where all else would be as without it."""
-
 _THRESHOLDS = 6
 _ROUNDS = 3
 _IMPROVED = 64
@@ -164,23 +161,29 @@ class Moldable:
         """Every region with all cores: the original program."""
         return self.placed(frozenset(r.id for r in self.regions))
 
+    def one_lane(self) -> ListSchedule:
+        """Every region on lane 0, but for those that can be on none."""
+        return self.placed(frozenset(self.fixed), 1)
+
     def is_for_the_caller(self) -> bool:
         """Whether the program is shorter on the thread that calls it than with all cores."""
         if self.fixed or math.isinf(self.on_caller_ns):
             return False
-        return self._gains(self.placed(frozenset(), 1), self.all_wide())
+        return self._gains(self.one_lane(), self.all_wide())
 
-    def is_for_one_lane(self) -> bool:
+    def is_for_one_lane(self, least_ns: float) -> bool:
         """Whether more cores gain nothing, even if they are handed work quickly.
 
         A pool of one thread then runs the program as fast or faster: nothing is handed out in vain, and
-        neither XLA's threads nor OpenBLAS's run beside it. The lane must cost next to nothing.
+        neither XLA's threads nor OpenBLAS's run beside it.
+
+        Args:
+            least_ns: What is shorter is not; 0: nothing is.
         """
-        if self.fixed or self.lane_cores > 1:
+        if self.fixed or self.lane_cores > 1 or not least_ns:
             return False
-        one = self.placed(frozenset(), 1).length_ns
-        long_enough = machine.numbers().lanes_ns <= _LANE_SHARE * one
-        return long_enough and one <= (1 + _AS_GOOD) * self.quick_forks_ns
+        one = self.one_lane().length_ns
+        return least_ns <= one <= (1 + _AS_GOOD) * self.quick_forks_ns
 
     @staticmethod
     def _gains(best: ListSchedule, original: ListSchedule) -> bool:

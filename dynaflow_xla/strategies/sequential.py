@@ -15,10 +15,10 @@ class Sequential(Strategy):
 
     Each has all cores, where the backend knows that width: then it is the original program, as fast as that.
     Elsewhere all are on lane 0. So is a program of at most 0.3 ms that is faster on the thread that calls
-    it than handed to the framework's own threads. A JAX function that is called by itself is on lane 0
-    where more cores gain nothing (sorts, LAPACK, recurrences) and lanes have one core each, unless it
-    donates an argument, whose memory the original's results take. Elsewhere loops over elements in the
-    steps of a ``scan`` are not shared out to several threads if they are too short for it.
+    it than handed to the framework's own threads. A JAX function of 1.5 ms or more (5 as part of a larger
+    program) is on lane 0 where more cores gain nothing (sorts, LAPACK, recurrences) and lanes have one core
+    each, unless it donates an argument, whose memory the original's results take. Elsewhere loops over
+    elements in the steps of a ``scan`` are not shared out to several threads if they are too short for it.
 
     Args:
         wide: False: all on lane 0 in any case. A pool of one thread runs small programs faster.
@@ -35,10 +35,9 @@ class Sequential(Strategy):
     def schedule(self, s: Recorder) -> None:
         """Each region as soon as it is ready."""
         width = "all" if self.wide and s.context.cores else None
-        if width and s.context.caller_ns:
+        if width and (s.context.caller_ns or s.context.one_lane_ns):
             tasks = Moldable.of(s, 1)
-            one = not s.context.donates and tasks.is_for_one_lane()
-            if one or tasks.is_for_the_caller():
+            if tasks.is_for_one_lane(s.context.one_lane_ns) or tasks.is_for_the_caller():
                 width = None
         while ready := s.ready():
             s.execute(ready[0], lane=0, width=width)

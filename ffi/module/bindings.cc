@@ -43,7 +43,7 @@ nb::list RunProgram(const ProgramHandle& handle, const std::vector<uintptr_t>& a
   if (lanes.size() > 1 && lanes.front() == 0) first.emplace();
   {
     nb::gil_scoped_release release;
-    BlasLimit limit(handle.limit_blas && lanes.size() > 1);
+    BlasLimit limit(handle.limit_blas);
     // Steps run from Python are Python steps: they sleep for the interpreter lock.
     records = Engine::Get().Run(handle.program, Pointers(args), Pointers(results), profile, true,
                                 disturb, team);
@@ -118,7 +118,7 @@ void BindPrograms(nb::module_& m) {
           [](ProgramHandle& self, int lane, int event) { self.program->AddWait(lane, event); },
           nb::arg("lane"), nb::arg("event"))
       .def_rw("limit_blas", &ProgramHandle::limit_blas,
-              "Hold BLAS to one thread while this runs on several lanes; set it before register().")
+              "Hold BLAS to one thread while this runs; set it before register().")
       .def(
           "finish", [](ProgramHandle& self) { self.program->Finish(); },
           "Checks the program; raises ValueError saying what is wrong.")

@@ -18,7 +18,7 @@ namespace dfx::ffi {
 // executable whose custom call was instantiated with it.
 struct Registered {
   std::shared_ptr<const Program> program;
-  bool limit_blas = false;           // the program calls LAPACK
+  bool limit_blas = false;           // it calls LAPACK, which is to have one thread
   std::shared_ptr<CudaEngine> cuda;  // the device lanes it runs on; none: host lanes
 };
 void RegisterProgram(const std::string& hash, const Registered& registered);

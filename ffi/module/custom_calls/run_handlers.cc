@@ -75,7 +75,7 @@ xf::Error RunOnHost(RunState<Platform::kCpu>* state, xf::RemainingArgs args, xf:
   return Guarded(xf::ErrorCode::kInternal, kEngineErrorMark, [&] {
     const Registered& registered = state->registered;
     const Memory memory(args, rets);
-    BlasLimit limit(registered.limit_blas && registered.program->used_lanes().size() > 1);
+    BlasLimit limit(registered.limit_blas);
     Engine::Get().Run(registered.program, memory.args, memory.results);
     return xf::Error::Success();
   });

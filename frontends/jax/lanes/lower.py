@@ -85,7 +85,9 @@ class StageBuilder(StageParts):
                 elif isinstance(i, Wait):
                     program.add_step_wait(i.lane, event_number[i.event])
             watching.name(program, self.instructions, event_number)
-            program.limit_blas = any("@lapack_" in text for text in texts.values())
+            # Lanes would fight for cores; a lane of one core has no more than that when it is alone.
+            held = len(self.lanes) > 1 or all(self.width_of[lane] == 1 for lane in self.lanes)
+            program.limit_blas = held and any("@lapack_" in text for text in texts.values())
             program.finish()
             return programs.Loaded(program, lane_programs)
 

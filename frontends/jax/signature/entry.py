@@ -18,6 +18,7 @@ from dynaflow_xla.frontends.jax.regions import handed_out, on_caller
 from dynaflow_xla.frontends.jax.regions.functions import region_function, replaced_function
 from dynaflow_xla.frontends.jax.signature import backends
 from dynaflow_xla.frontends.jax.xla import loops
+from dynaflow_xla.ir import work
 from dynaflow_xla.ir.graph import Graph
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.rules import as_rules
@@ -29,6 +30,10 @@ from dynaflow_xla.strategies.base import Context, Split, record, sizes_of
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.predicted import fastest
 from dynaflow_xla.strategies.sequential import Sequential
+
+_LANE_SHARE, _LANE_SHARE_INSIDE = 0.02, 0.006
+"""Of the work: more than that must a lane's entry not cost where all else would be as without it."""
+_FOR_BLAS = 5.0
 
 
 def build_entry(
@@ -48,7 +53,7 @@ def build_entry(
         batched: The same function with what is needed to split it, if it has a batch.
         derived: It is made of the user's function, see ``Context``.
         alone: Calls run it as a program of its own, not as a part of a larger one.
-        donates: Calls give arrays away, see ``Context``.
+        donates: Calls give arrays away.
     """
     with exact_types(captured):
         return _build(captured, options, batched, derived, alone, donates)
@@ -86,7 +91,7 @@ def _build(
         derived=derived,
         program_ns=program_ns,
         caller_ns=_caller_ns(options) if program_ns else 0.0,
-        donates=donates,
+        one_lane_ns=_one_lane_ns(options, graph, alone) if backend.cores() and not donates else 0.0,
     )
     split = None
     sizes, asked = () if batched is None else batched.sizes, Split(assume_separable=True)
@@ -166,10 +171,30 @@ def plans_apart(settings: Settings) -> bool:
     )
 
 
+def _is_free(settings: Settings) -> bool:
+    """Whether the user leaves it to us on which threads a program runs."""
+    return plans_apart(settings) and handed_out.options_are_free(settings.compiler_options or {})
+
+
 def _caller_ns(settings: Settings) -> float:
     """The longest plan of one lane that runs on the thread that calls it, where it is alone."""
-    free = plans_apart(settings) and handed_out.options_are_free(settings.compiler_options or {})
-    return on_caller.MAX_NS if free else 0.0
+    return on_caller.MAX_NS if _is_free(settings) else 0.0
+
+
+def _one_lane_ns(settings: Settings, graph: Graph, alone: bool) -> float:
+    """The shortest program that may be on one lane where more cores gain nothing.
+
+    As a part of a larger program it is not fused with what is around it: the lane must cost still less.
+    It may cost more of what is mostly LAPACK: for matrices of some hundred rows OpenBLAS's threads take up to
+    2.5 times as long as one.
+    """
+    if not _is_free(settings):
+        return 0.0
+    by_blas = sum(op.cost_ns for op in graph.ops if op.kind in work.FACTORIZATIONS)
+    share = _LANE_SHARE if alone else _LANE_SHARE_INSIDE
+    if 2 * by_blas >= sum(op.cost_ns for op in graph.ops):
+        share *= _FOR_BLAS
+    return machine.numbers().lanes_ns / share
 
 
 def _program_ns(graph: Graph) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
+import threadpoolctl  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.planning.instructions import Launch  # noqa: E402
@@ -69,10 +72,80 @@ def test_what_is_donated_keeps_its_memory(assert_same: Any) -> None:
     assert_same(want, got)
 
 
-def test_part_of_something_larger_is_the_original(assert_same: Any) -> None:
-    """XLA fuses it with what is around it."""
+@pytest.mark.parametrize(("size", "lane"), [(1 << 13, False), (1 << 18, True)])
+def test_part_of_something_larger(size: int, lane: bool, assert_same: Any) -> None:
+    """XLA fuses it with what is around it, which matters less the longer it takes."""
     fast = dfx.schedule(jax.jit(sorts), dfx.Sequential())
-    args = drawn(1 << 16), drawn(1 << 16)
+    args = drawn(size), drawn(size)
     around = jax.jit(lambda *a: fast(*(x + 1 for x in a)))
-    assert "dfx_run" not in around.lower(*args).as_text()
+    assert ("dfx_run" in around.lower(*args).as_text()) == lane
     assert_same(jax.jit(lambda *a: sorts(*(x + 1 for x in a)))(*args), around(*args))
+
+
+def test_a_gradient_inside_of_a_step_has_one_lane() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        def step(h: Any, row: Any) -> Any:
+            h = jnp.tanh(row @ w + h @ w)
+            return h, h
+
+        return jax.lax.scan(step, jnp.zeros_like(x[0]), x)[1].sum()
+
+    args = drawn(32, 32), drawn(2048, 4, 32)
+
+    def stepped(gradient: Any) -> Any:
+        return jax.jit(lambda w, x: w - 0.1 * gradient(w, x))
+
+    fast = stepped(dfx.schedule(jax.grad(loss), dfx.Sequential()))
+    assert "dfx_run" in fast.lower(*args).as_text()
+    np.testing.assert_allclose(fast(*args), stepped(jax.grad(loss))(*args), rtol=1e-4, atol=1e-4)
+
+
+def calls_blas(x: Any) -> Any:
+    return jax.scipy.linalg.solve_triangular(x, x.T, lower=True)
+
+
+def test_what_openblas_shares_with_a_gain_keeps_all_cores(assert_same: Any) -> None:
+    """A triangular solve with many columns; an eigendecomposition gains nothing there."""
+    x = drawn(512, 512) + 4 * jnp.eye(512)
+    fast = dfx.schedule(jax.jit(calls_blas), dfx.Sequential())
+    assert lanes_of(fast, x) == {-1}
+    assert_same(jax.jit(calls_blas)(x), fast(x))
+    spectrum = dfx.schedule(jax.jit(jnp.linalg.eigvalsh), dfx.Sequential())
+    assert lanes_of(spectrum, x[:256, :256] + x[:256, :256].T) == {0}
+
+
+def test_a_lane_of_one_core_holds_openblas_to_one_thread(assert_same: Any) -> None:
+    x = drawn(512, 512)
+    fast = dfx.schedule(jax.jit(jnp.linalg.eigvalsh), dfx.Sequential())
+    assert lanes_of(fast, x) == {0}
+    assert_same(jax.jit(jnp.linalg.eigvalsh)(x), fast(x))
+    controllers = threadpoolctl.ThreadpoolController().lib_controllers
+    libraries = [lib for lib in controllers if lib.internal_api == "openblas"]
+    before = [lib.num_threads for lib in libraries]
+    if max(before, default=1) == 1:
+        pytest.skip("no OpenBLAS has several threads here")
+    seen = set()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(lambda: fast(x).block_until_ready())
+        while not call.done():
+            seen.add(max(lib.num_threads for lib in libraries))
+    assert 1 in seen
+    deadline = time.monotonic() + 30  # the call's end may follow its result
+    while [lib.num_threads for lib in libraries] != before and time.monotonic() < deadline:
+        pass
+    assert [lib.num_threads for lib in libraries] == before
+
+
+@pytest.mark.parametrize("rows", [192, 384])
+def test_branches_take_one_lane_where_lanes_gain_nothing_and_cores_neither(
+    rows: int, assert_same: Any
+) -> None:
+    def spectrum(x: Any) -> Any:
+        return jnp.linalg.svd(x, compute_uv=False)
+
+    x = drawn(rows, rows)
+    fast = dfx.schedule(jax.jit(spectrum), dfx.Branches())
+    assert lanes_of(fast, x) == {0}
+    assert_same(jax.jit(spectrum)(x), fast(x))
+    wide = dfx.schedule(jax.jit(products), dfx.Branches())
+    assert lanes_of(wide, drawn(768, 768), drawn(768, 768)) == {-1}
