@@ -44,6 +44,9 @@ program is kept on the thread that calls, with one core, only if it is the short
 _AS_GOOD = 0.05
 """Of the time with all cores, forks being quick: what the model does not tell apart from it."""
 
+_MOST_RESULT_BYTES = 1 << 26
+"""A lane's results are there twice until they are copied: no more than this in vain."""
+
 _THRESHOLDS = 6
 _ROUNDS = 3
 _IMPROVED = 64
@@ -181,6 +184,8 @@ class Moldable:
             least_ns: What is shorter is not; 0: nothing is.
         """
         if self.fixed or self.lane_cores > 1 or not least_ns:
+            return False
+        if sum(self.result_bytes) > _MOST_RESULT_BYTES:
             return False
         one = self.one_lane().length_ns
         return least_ns <= one <= (1 + _AS_GOOD) * self.quick_forks_ns

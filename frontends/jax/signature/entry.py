@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jax
+
 from dynaflow_xla import machine
 from dynaflow_xla.errors import RuleError
 from dynaflow_xla.frontends.jax import _compat
@@ -188,7 +190,8 @@ def _one_lane_ns(settings: Settings, graph: Graph, alone: bool) -> float:
     It may cost more of what is mostly LAPACK: for matrices of some hundred rows OpenBLAS's threads take up to
     2.5 times as long as one.
     """
-    if not _is_free(settings):
+    # Arrays may span several devices, as which no custom call is shared out: the original is.
+    if not _is_free(settings) or jax.device_count() > 1:
         return 0.0
     by_blas = sum(op.cost_ns for op in graph.ops if op.kind in work.FACTORIZATIONS)
     share = _LANE_SHARE if alone else _LANE_SHARE_INSIDE

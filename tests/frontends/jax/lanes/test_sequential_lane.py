@@ -57,6 +57,14 @@ def test_what_is_short_for_a_lane_keeps_all_cores() -> None:
     assert lanes_of(fast, drawn(1 << 12), drawn(1 << 12)) == {-1}
 
 
+def test_large_results_are_not_there_twice() -> None:
+    def much(x: Any) -> Any:
+        return jnp.broadcast_to(jnp.sort(x), (1 << 7, 1 << 18))  # 128 MB
+
+    assert lanes_of(dfx.schedule(jax.jit(sorts), dfx.Sequential()), *[drawn(1 << 18)] * 2) == {0}
+    assert lanes_of(dfx.schedule(jax.jit(much), dfx.Sequential()), drawn(1 << 18)) == {-1}
+
+
 def test_what_is_donated_keeps_its_memory(assert_same: Any) -> None:
     """On a lane the result would be copied into it, and the user told so."""
     fast = dfx.schedule(jax.jit(sorts, donate_argnums=(0, 1)), dfx.Sequential())
@@ -149,3 +157,25 @@ def test_branches_take_one_lane_where_lanes_gain_nothing_and_cores_neither(
     assert_same(jax.jit(spectrum)(x), fast(x))
     wide = dfx.schedule(jax.jit(products), dfx.Branches())
     assert lanes_of(wide, drawn(768, 768), drawn(768, 768)) == {-1}
+
+
+def test_arrays_over_several_devices_keep_the_original(run_program: Any) -> None:
+    """A custom call would be given all of them; XLA shares the original out."""
+    out = run_program(
+        """
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        mesh = Mesh(np.array(jax.devices()), ("d",))
+        x = jax.random.normal(jax.random.key(0), (64, 1 << 14))
+        x = jax.device_put(x, NamedSharding(mesh, P("d")))
+        f = lambda x: jnp.sort(x, axis=1)
+        for strategy in (dfx.Sequential(), dfx.Branches()):
+            fast = dfx.schedule(jax.jit(f), strategy)
+            for g in (fast, jax.jit(lambda x: fast(x - 1) + 1)):
+                y = g(x)
+                assert y.sharding.spec == P("d"), y.sharding
+                np.testing.assert_allclose(y, f(x), rtol=1e-5, atol=1e-5)
+        print("shared out")
+        """,
+        devices=4,
+    )
+    assert "shared out" in out
