@@ -51,7 +51,7 @@ def made() -> tuple[dict[str, Runs], dict[str, str]]:
         auto = dfx.schedule(fn, dfx.Auto(), lanes=2)
         ways = {
             "eager": fn, "auto": auto, "torch_compile": torch.compile(fn),
-            "one_region": dfx.schedule(fn, dfx.Branches(wide=False), lanes=2),
+            "one_region": dfx.schedule(fn, dfx.Sequential(wide=False), lanes=2),
         }  # fmt: skip
         for mode in ("grad", "no_grad"):
             group = f"{name}_{mode}"
