@@ -51,7 +51,7 @@ class Core(Deciding):
         self.backend = backends.of(options)
         self.splits = auto.splits(options.strategy)
         self.parent = parent
-        self.decides = isinstance(options.strategy, Auto) and not isinstance(
+        self._decides = isinstance(options.strategy, Auto) and not isinstance(
             options.strategy, OneOf
         )
         of_parent = None if parent is None else parent.graphs
@@ -115,8 +115,11 @@ class Core(Deciding):
             return self.original(*args, **kwargs)  # inlined into somebody's graph
         # First of all, and as little as can be: after some milliseconds of work a line of Python that was
         # not in a cache takes microseconds.
-        if not planned and self._keeps_original(args, kwargs):
-            return self.as_written(args, kwargs)
+        signature = None
+        if self._decides or self._originals.any():
+            signature = call_signature.of(self.original, args, kwargs)
+            if not planned and self._keeps_original(signature):
+                return self.as_written(args, kwargs)
         if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
             return self._with_arrays(args, kwargs)
         native.check_process()
@@ -128,7 +131,7 @@ class Core(Deciding):
             self.warn(why)
             return self.as_written(args, kwargs)
         if isinstance(self.options.strategy, Auto):
-            return self.call_decided(args, kwargs)
+            return self.call_decided(args, kwargs, signature)
         running.leave_out("")  # what this thread remembers may be another function's
         try:
             with running.Running() as ran:
@@ -142,13 +145,12 @@ class Core(Deciding):
         self._originals.learn(ran, self.original, args, kwargs)
         return result
 
-    def _keeps_original(self, args: Any, kwargs: Any) -> bool:
+    def _keeps_original(self, signature: Any) -> bool:
         """Whether the original is known to be what such a call runs."""
-        if self.decides:
-            choice = self.decisions.decided(call_signature.of(self.original, args, kwargs))
+        if self._decides:
+            choice = self.decisions.decided(signature)
             return choice is not None and choice.child is None
-        known = self._originals
-        return known.any() and known.has(call_signature.of(self.original, args, kwargs))
+        return self._originals.has(signature)
 
     def _note_padded(self, args: Any, kwargs: Any) -> None:
         self._padded.add(args, kwargs)

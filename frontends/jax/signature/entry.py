@@ -36,6 +36,7 @@ from dynaflow_xla.strategies.sequential import Sequential
 _LANE_SHARE, _LANE_SHARE_INSIDE = 0.02, 0.006
 """Of the work: more than that must a lane's entry not cost where all else would be as without it."""
 _FOR_BLAS = 5.0
+"""So many times that share of what is mostly LAPACK's work."""
 
 
 def build_entry(

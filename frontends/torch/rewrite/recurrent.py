@@ -164,15 +164,13 @@ def direct(target: Any) -> Any:
     return _DIRECT.get(target, target)
 
 
-def is_layer(target: Any) -> bool:
-    """Whether an operator is a recurrent layer's forward."""
-    return target is torch.ops.dynaflow_xla.rnn_layer.default
+def is_by_aten(target: Any, args: Sequence[Any]) -> bool:
+    """Whether a call is of a recurrent layer that ``by_aten`` can write: no gradients are wanted."""
+    return target is torch.ops.dynaflow_xla.rnn_layer.default and not args[-1]
 
 
-def by_aten(
-    call: Callable[..., Any], args: Sequence[Any], examples: Sequence[Any]
-) -> list[Any] | None:
-    """A layer by calls of PyTorch's own operators, as ``_layer`` makes them; None if it is Python.
+def by_aten(call: Callable[..., Any], args: Sequence[Any], examples: Sequence[Any]) -> list[Any]:
+    """A layer by calls of PyTorch's own operators, as ``_layer`` makes them without gradients.
 
     Args:
         call: Takes an operator and its arguments, gives its result, or all of several.
@@ -180,9 +178,7 @@ def by_aten(
         examples: The same with example tensors.
     """
     aten = torch.ops.aten
-    kind, x, hx, params, has_biases, train, reverse, grad = args
-    if grad:
-        return None
+    kind, x, hx, params, has_biases, train, reverse, _ = args
     example_x, example_hx, example_params = examples[1:4]
     whole = kind == "lstm" and has_biases and len(params) == 4
     if reverse and whole and operators.lstm_is_onednn((example_x, *example_hx, *example_params)):

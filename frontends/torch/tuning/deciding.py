@@ -95,9 +95,16 @@ class Deciding:
         ((name, strategy),) = self.candidates().items()
         return auto.Choice(self.with_strategy(strategy, "eager"), reason, candidate=name)
 
-    def call_decided(self, args: Any, kwargs: Any) -> Any:
-        """A call under ``Auto``, which decides if that is still to be done."""
-        signature = call_signature.of(self.original, args, kwargs)
+    def call_decided(self, args: Any, kwargs: Any, signature: Any = None) -> Any:
+        """A call under ``Auto``, which decides if that is still to be done.
+
+        Args:
+            args: Of the original.
+            kwargs: Of the original.
+            signature: Of the call, if it is known.
+        """
+        if signature is None:
+            signature = call_signature.of(self.original, args, kwargs)
         choice = self.decisions.decided(signature) or self.decisions.of_other_sizes(signature)
         only = isinstance(self.options.strategy, OneOf)
         if choice is None:

@@ -48,7 +48,7 @@ class SameAsOriginal:
 
     def learn(self, ran: Sequence[Any], original: Any, args: Any, kwargs: Any) -> None:
         """After a call: notes its signature if all that it ran is the original program."""
-        if ran and all(map(_is_original, ran)):
+        if ran and all(map(_is_original_both_ways, ran)):
             signature = call_signature.of(original, args, kwargs)
             self._known[self._key(signature)] = True
             self._last = signature
@@ -58,15 +58,12 @@ class SameAsOriginal:
 
 
 def _is_original(entry: Any) -> bool:
-    """Whether a graph's plan is the original program, and so is that of its backward, if it has one."""
-    if not isinstance(entry, NativeEntry) or not entry.is_original:
-        return False
-    if entry.kind == "inference":
-        return True
-    # That of the backward is made when the first backward runs.
-    backward = entry.backward if entry.later is None else entry.later()
-    return backward is not None and _is_original_alone(backward)
-
-
-def _is_original_alone(entry: Any) -> bool:
     return isinstance(entry, NativeEntry) and entry.is_original
+
+
+def _is_original_both_ways(entry: Any) -> bool:
+    """Whether a graph's plan is the original program, and so is that of its backward, if it has one."""
+    if not _is_original(entry) or entry.kind == "inference":
+        return _is_original(entry)
+    # That of the backward is made when the first backward runs; until then it is None.
+    return _is_original(entry.backward if entry.later is None else entry.later())

@@ -79,7 +79,7 @@ class FxProgram:
         target = payload.target
         if not _EXISTS or self._captured.device.type != "cpu":
             return False
-        layer = recurrent.is_layer(target)
+        layer = recurrent.is_by_aten(target, payload.args)
         if type(target) is not operators.Operator or not (
             layer or recurrent.direct(target) is target
         ):
@@ -115,7 +115,7 @@ class FxProgram:
     def _results(self, payload: Payload) -> Sequence[Any]:
         """Writes what makes an operator's results."""
         target, count = payload.target, len(payload.outputs)
-        if not recurrent.is_layer(target):
+        if not recurrent.is_by_aten(target, payload.args):
             return self._writer.operator(target, payload.args, payload.kwargs, self._value, count)
 
         def call(operator: Any, *args: Any) -> Any:
@@ -124,10 +124,7 @@ class FxProgram:
             return made if results > 1 else made[0]
 
         examples, _ = payload.mapped(lambda ref: self._captured.examples[ref.value])
-        made = recurrent.by_aten(call, payload.args, examples)
-        if made is None:
-            raise interpreter.Unwritable("it is Python")
-        return made
+        return recurrent.by_aten(call, payload.args, examples)
 
     def _value(self, arg: Any) -> Any:
         if interpreter.is_value(arg):
