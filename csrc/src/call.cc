@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "dfx/error.h"
+#include "host/spin.h"
 
 namespace dfx {
 
@@ -53,6 +54,7 @@ void Call::Reset(void* const* args, void* const* results, bool profile, uint64_t
     if (states_ != nullptr) states_[static_cast<size_t>(l)].at.store(-1, std::memory_order_relaxed);
   }
   lanes_left_.store(static_cast<uint32_t>(program_.used_lanes().size()), std::memory_order_relaxed);
+  lanes_inside_.store(lanes_left_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   all_left_.Reset();
   if (program_.used_lanes().empty()) all_left_.Signal();
   failed_.store(false, std::memory_order_relaxed);
@@ -139,6 +141,7 @@ void Call::LaneDone(int lane) {
 void Call::LaneLeft(int lane) {
   const bool early =
       lane_done_[static_cast<size_t>(lane)].exchange(true, std::memory_order_acq_rel);
+  lanes_inside_.fetch_sub(1, std::memory_order_release);
   if (!early || profile_) CountDown();
 }
 
@@ -147,6 +150,15 @@ void Call::CountDown() {
 }
 
 void Call::WaitAllLanes() { all_left_.Wait(); }
+
+void Call::SpinUntilLeft() const {
+  constexpr int64_t kMostNs = 20'000;
+  // On one core it would be in the other's way.
+  static const bool alone = std::thread::hardware_concurrency() < 2;
+  if (alone) return;
+  const auto left = [this] { return lanes_inside_.load(std::memory_order_acquire) == 0; };
+  for (const int64_t end = NowNs() + kMostNs; !left() && NowNs() < end;) CpuRelax();
+}
 
 void Call::Trace(int id, int lane, int64_t t0_ns, int64_t t1_ns) noexcept {
   if (!profile_) return;

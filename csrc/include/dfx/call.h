@@ -90,6 +90,10 @@ class Call {
   }
   // Blocks until every lane of the program is done.
   void WaitAllLanes();
+  // Spins, for a short time at most, until every lane has left its last step, too. What follows in
+  // a step that is done already wants what the caller wants next (an interpreter's lock): the later
+  // one of both would sleep for it.
+  void SpinUntilLeft() const;
 
   // What a lane is at: which of its instructions, -1 before the first. Written at every one of
   // them: lanes must not share a cache line.
@@ -129,7 +133,8 @@ class Call {
   std::unique_ptr<Event[]> events_;  // none on device lanes
   std::unique_ptr<std::atomic<bool>[]> lane_done_;
   std::unique_ptr<LaneState[]> states_;
-  std::atomic<uint32_t> lanes_left_{0};
+  std::atomic<uint32_t> lanes_left_{0};    // that are not done
+  std::atomic<uint32_t> lanes_inside_{0};  // that have not left their last step
   Event all_left_;
   Helper* helper_ = nullptr;
   uint64_t disturb_ = 0;

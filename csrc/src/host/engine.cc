@@ -301,6 +301,7 @@ std::vector<TraceRecord> Engine::Run(const std::shared_ptr<const Program>& progr
   }
   if (!caller_only) {
     call.WaitAllLanes();  // [Return]
+    call.SpinUntilLeft();
     {
       std::lock_guard<std::mutex> lock(impl_->mutex);
       leave();
