@@ -22,6 +22,7 @@ class Helper {
 // States of an event. Aborted is set when the call fails: waiters must unwind.
 class Event {
  public:
+  // What was learnt of how long it is waited for stays.
   void Reset() { state_.store(kClear, std::memory_order_relaxed); }
   void Signal();
   void Abort();
@@ -36,6 +37,7 @@ class Event {
   enum : uint32_t { kClear = 0, kAwaited = 1, kSignalled = 2, kAborted = 3 };
   void Set(uint32_t state);
   std::atomic<uint32_t> state_{kClear};
+  std::atomic<int32_t> spin_ns_{0};
 };
 
 }  // namespace dfx

@@ -121,7 +121,8 @@ class HostLane : public Lane {
   void Loop() {
     in_lane = true;  // before the hook: it must not run the engine either
     if (thread_start_hook != nullptr) thread_start_hook(index());
-    SpinBudget budget;
+    std::atomic<int32_t> spin_ns{0};
+    SpinBudget budget(spin_ns);
     for (;;) {
       Queue mine;
       // Calls often come in a row: a short spin saves the wake-up, which costs tens of us.

@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include "dfx/observer.h"
@@ -21,11 +22,18 @@ constexpr int64_t kLeastSpinNs = 1'000;
 // To wake up takes so long at most, if there is a core: no part of what a spin would have to last.
 constexpr int64_t kAwakeNs = 100'000;
 
-// How long a thread spins for something before it sleeps: as long as that has paid of late. Nothing
+// How long something is spun for before a thread sleeps: as long as that has paid of late. Nothing
 // is yielded: on a busy machine the core would be gone for a time slice of somebody else's,
 // milliseconds. Where the awaited thread needs this very core, spins fail and soon become short.
+//
+// What is learnt is kept by whom the budget is for, in one word, which threads may share: a lane's
+// next call is awaited as long as the last ones, and so is each event of a program, some of which
+// come soon and others after milliseconds.
 class SpinBudget {
  public:
+  // 0: nothing is known yet.
+  explicit SpinBudget(std::atomic<int32_t>& ns) : kept_(ns) {}
+
   // Runs `ready` until it is true or the budget is spent; the start, or 0 if it was true at once.
   template <typename Ready>
   int64_t Spin(Ready ready) {
@@ -34,11 +42,11 @@ class SpinBudget {
       CpuRelax();
     }
     const int64_t begin = NowNs();
-    const int64_t end = begin + ns_;
+    const int64_t end = begin + ns();
     do {
       for (int turn = 0; turn < 8; ++turn) {
         if (ready()) {
-          ns_ = kSpinNs;
+          Keep(kSpinNs);
           return 0;
         }
         CpuRelax();
@@ -50,11 +58,17 @@ class SpinBudget {
   // After a sleep: spins get longer if they would have lasted, and shorter if not.
   void Slept(int64_t begin) {
     const bool lasts = NowNs() - begin < kSpinNs + kAwakeNs;
-    ns_ = lasts ? std::min(2 * ns_, kSpinNs) : std::max(ns_ / 2, kLeastSpinNs);
+    Keep(lasts ? std::min(2 * ns(), kSpinNs) : std::max(ns() / 2, kLeastSpinNs));
   }
 
  private:
-  int64_t ns_ = kSpinNs;
+  int64_t ns() const {
+    const int32_t kept = kept_.load(std::memory_order_relaxed);
+    return kept == 0 ? kSpinNs : kept;
+  }
+  void Keep(int64_t ns) { kept_.store(static_cast<int32_t>(ns), std::memory_order_relaxed); }
+
+  std::atomic<int32_t>& kept_;
 };
 
 }  // namespace dfx
