@@ -14,6 +14,7 @@ from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import _compat, inspect
 from dynaflow_xla.frontends.jax.adapters import libraries
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
+from dynaflow_xla.frontends.jax.batch import evidence
 from dynaflow_xla.frontends.jax.batch import split as splitting
 from dynaflow_xla.frontends.jax.capture import tracing
 from dynaflow_xla.frontends.jax.capture.mutation import effects
@@ -179,10 +180,13 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         return error
 
     def _compare(self, made: Any, args: Any, kwargs: Any) -> Any:
-        """First call of a split that is not proved: the original's values decide."""
+        """First call of a split that is not proved: the original's values decide, if they can."""
         leaves = jax.tree_util.tree_leaves((args, kwargs))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or _compat.tracing():
             raise splitting.unproven_error(made, _NOT_TRACED)
+        if silent := evidence.silent(made.split, self.programs.dynamic_leaves(args, kwargs)):
+            telling.fallback(f"{self._options.name}: {splitting.undecided(silent)}", stacklevel=2)
+            return self.original(*args, **kwargs)
         given = jax.tree_util.tree_map(
             lambda x: x.copy() if isinstance(x, jax.Array) else x, (args, kwargs)
         )

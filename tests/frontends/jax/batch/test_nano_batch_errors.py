@@ -301,6 +301,45 @@ def test_unequal_on_the_first_call() -> None:
     assert "other operators" in str(error.value)
 
 
+def running(x: Any) -> Any:
+    """A sum over the batch by a program that is another one for every size."""
+    return jax.lax.associative_scan(jnp.add, x, axis=0)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [jnp.zeros_like(X), jnp.ones_like(X), X.at[:3].set(0.0), jnp.full_like(X, jnp.nan)],
+    ids=["zeros", "ones", "padded", "nan"],
+)
+def test_rows_that_are_alike_decide_nothing(first: Any, assert_same: Any) -> None:
+    """A call to warm up, whose rows cannot show that they were mixed, vouches for no later one."""
+    fast = split(running)
+    with pytest.warns(dfx.FallbackWarning, match="flat argument 0 are equal"):
+        assert_same(running(first), fast(first))
+    with pytest.raises(dfx.SeparabilityError, match="compared with the original"):
+        fast(X)
+
+
+def test_compared_at_the_first_call_that_decides(assert_same: Any) -> None:
+    fast = split(lambda x, unread, label: by_size(x) * label[:, None])
+    zeros, labels = jnp.zeros_like(X), jnp.ones(6, int)
+    with pytest.warns(dfx.FallbackWarning, match="rows that differ"):
+        fast(zeros, zeros, labels)
+    assert_same(by_size(X), fast(X, zeros, labels))
+    assert "the first call gave equal values" in dfx.explain(fast, X, zeros, labels)
+    assert_same(by_size(X), jax.jit(fast)(X, zeros, labels))
+
+
+def test_of_keys_and_integers_one_decides() -> None:
+    fast = split(lambda keys, n: (jax.vmap(jax.random.bits)(keys), by_size(n * 1.0)))
+    keys, zeros = jax.random.split(jax.random.key(0), 6), jnp.zeros(6, int)
+    fast(keys, zeros)
+    same = jax.random.wrap_key_data(jnp.zeros_like(jax.random.key_data(keys)))
+    fast = split(lambda keys, n: (jax.vmap(jax.random.bits)(keys), by_size(n * 1.0)))
+    with pytest.warns(dfx.FallbackWarning, match="flat argument 0, 1 are equal"):
+        fast(same, zeros)
+
+
 @pytest.mark.parametrize(
     "run",
     [
