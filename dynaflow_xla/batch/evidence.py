@@ -29,4 +29,6 @@ def tells(values: np.ndarray, axis: int, sizes: Sequence[int]) -> bool:
     if all(row.tobytes() == first for row in rows[1:]):
         return False
     ends = np.cumsum(np.asarray(sizes))
-    return all(bool((rows[end - size : end] != 0).any()) for end, size in zip(ends, sizes, strict=True))
+    return all(
+        bool((rows[end - size : end] != 0).any()) for end, size in zip(ends, sizes, strict=True)
+    )

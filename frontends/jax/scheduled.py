@@ -14,8 +14,7 @@ from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import _compat, inspect
 from dynaflow_xla.frontends.jax.adapters import libraries
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
-from dynaflow_xla.frontends.jax.batch import evidence
-from dynaflow_xla.frontends.jax.batch import split as splitting
+from dynaflow_xla.frontends.jax.batch import evidence, split as splitting
 from dynaflow_xla.frontends.jax.capture import tracing
 from dynaflow_xla.frontends.jax.capture.mutation import effects
 from dynaflow_xla.frontends.jax.signature import backends, entry

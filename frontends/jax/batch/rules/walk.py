@@ -6,7 +6,6 @@ states of the results; the shapes of all traces are then held against these stat
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -442,7 +441,7 @@ def fits(state: State, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) 
         return True
     repeat = state.outer * state.inner if isinstance(state, Rows) else 1
     for shape, size in zip(shapes, sizes, strict=True):
-        if state.axis >= len(shape) or math.prod(shape) == 0:
+        if state.axis >= len(shape) or shape[state.axis] == 0:
             return False
         rest = (shape[: state.axis], shape[state.axis + 1 :])
         if rest != (shapes[0][: state.axis], shapes[0][state.axis + 1 :]):

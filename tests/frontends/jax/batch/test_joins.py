@@ -258,3 +258,36 @@ def test_random_programs(names: list[str], sizes: tuple[int, ...], grad: bool) -
 @hypothesis.given(**PROGRAMS)
 def test_many_random_programs(names: list[str], sizes: tuple[int, ...], grad: bool) -> None:
     _equal(names, sizes, grad)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda a: (jnp.sort(a, 1), a.sum((1, 2)) + 1),
+        lambda a: jnp.concatenate([a, jnp.ones((a.shape[0], 2, 3))], 1),
+        lambda a: a.reshape(0, a.shape[0], 3).sum(0),
+        lambda a: a.reshape(3, a.shape[0], 0).sum((0, 2)),
+        lambda a: jnp.cumsum(a, 0) - a.mean(0),
+        lambda a: jnp.einsum("bij,cij->bc", a, a),
+        lambda a: jax.lax.scan(
+            lambda c, v: (c + v, c), jnp.ones((a.shape[0], 3)), a.swapaxes(0, 1)
+        )[0],
+        jax.grad(lambda a: (a * 2).sum()),
+    ],
+    ids=[
+        "rows",
+        "joined by features",
+        "reshape",
+        "reshape in front",
+        "mixes",
+        "gram",
+        "scan",
+        "grad",
+    ],
+)
+@pytest.mark.parametrize("sizes", [[4, 3], [5, 2]])
+def test_rows_without_elements(fn: Any, sizes: list[int], assert_same: Any) -> None:
+    """A batch whose rows are empty is a batch: what is made of it need not be empty."""
+    fast = dfx.schedule(fn, dfx.NanoBatch(sizes), in_axes=0, lanes=1)
+    empty = jnp.zeros((7, 0, 3))
+    assert_same(jax.jit(fn)(empty), fast(empty))
