@@ -54,6 +54,7 @@ class Writer:
     def __init__(self) -> None:
         self._graph = torch._C.Graph()
         self._tensor = torch._C.TensorType.get()
+        self._taken: list[Any] = []
 
     def input(self, name: str, example: Any) -> Any:
         """One more argument, a tensor or an int as the example is.
@@ -66,6 +67,8 @@ class Writer:
         value = self._graph.addInput(name)
         is_tensor = isinstance(example, torch.Tensor)
         value.setType(self._tensor if is_tensor else torch._C.IntType.get())
+        if is_tensor:
+            self._taken.append(value)
         return value
 
     def operator(
@@ -120,15 +123,24 @@ class Writer:
         return self._unpack(outputs[0], count) if one_list else outputs
 
     def function(self, name: str, results: Sequence[Any]) -> Callable[..., Any]:
-        """The graph as a function of its inputs: one tensor, or a tuple of them."""
-        result = results[0] if len(results) == 1 else None
-        if result is None:
-            node = self._graph.create("prim::TupleConstruct", list(results), 1)
-            self._graph.insertNode(node)
-            result = node.output()
-            result.setType(torch._C.TupleType([r.type() for r in results]))
-        self._graph.registerOutput(result)
+        """The graph as a function of its inputs: a tuple of results, and last a list of those that are tensors.
+
+        Whoever lets go of the last reference but Python's to a tensor takes the interpreter lock for it
+        (``decref_pyobject`` of ``c10/util/intrusive_ptr.h``): the graph would at each weight's only reader,
+        and a lane that sleeps for the lock at each weight is slower than none. A result is let go of by
+        the caller, who has the lock.
+        """
+        held = self._node("prim::ListConstruct", self._taken, torch._C.ListType(self._tensor))
+        results = [*results, held]
+        kind = torch._C.TupleType([r.type() for r in results])
+        self._graph.registerOutput(self._node("prim::TupleConstruct", results, kind))
         return _function(name, self._graph)
+
+    def _node(self, kind: str, inputs: Sequence[Any], made: Any) -> Any:
+        node = self._graph.create(kind, list(inputs), 1)
+        self._graph.insertNode(node)
+        node.output().setType(made)
+        return node.output()
 
     def _unpack(self, tensors: Any, count: int) -> list[Any]:
         node = self._graph.create("prim::ListUnpack", [tensors], count)
@@ -165,10 +177,7 @@ class Writer:
         if given and element.kind() in _NUMBERS and all(value_of(x) is None for x in given):
             return self._graph.insertConstant([_constant(x, element.kind()) for x in given])
         items = [self._argument(x, element, value_of) for x in given]
-        node = self._graph.create("prim::ListConstruct", items, 1)
-        self._graph.insertNode(node)
-        node.output().setType(kind)
-        return node.output()
+        return self._node("prim::ListConstruct", items, kind)
 
 
 _NUMBERS = {"IntType": int, "FloatType": float, "BoolType": bool, "ComplexType": complex}

@@ -20,7 +20,7 @@ import torch
 
 from dynaflow_xla.frontends.torch._compat import interpreter, operators
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
-from dynaflow_xla.frontends.torch.rewrite import recurrent
+from dynaflow_xla.frontends.torch.rewrite import recurrent, strides
 
 _LEAST = 3
 """So many operators at least: a call costs as much as one or two operators from Python. Or one recurrent
@@ -109,12 +109,12 @@ class FxProgram:
         return True
 
     def function(self, name: str, results: Sequence[int]) -> Callable[..., Any]:
-        """What runs them: from tensors for ``inputs`` to one for each of ``results``, alone if it is one."""
+        """What runs them: from ``inputs`` to one tensor for each of ``results``, and a list to be dropped."""
         return self._writer.function(name, [self._values[v] for v in results])
 
     def _results(self, payload: Payload) -> Sequence[Any]:
         """Writes what makes an operator's results."""
-        target, count = payload.target, len(payload.outputs)
+        target, count = strides.by_values(payload.target), len(payload.outputs)
         if not recurrent.is_by_aten(target, payload.args):
             return self._writer.operator(target, payload.args, payload.kwargs, self._value, count)
 

@@ -50,6 +50,33 @@ def test_values_are_those_of_python(strategy: Any, monkeypatch: pytest.MonkeyPat
         assert torch.equal(a, b) and torch.equal(a, c)
 
 
+def test_the_last_reference_to_an_input_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The graph would have to take the interpreter lock to let go of it.
+    held: list[list[Any]] = []
+    made = interpreted.FxProgram.function
+
+    def function(program: Any, name: str, results: Any) -> Any:
+        run = made(program, name, results)
+
+        def observed(*args: Any) -> Any:
+            *values, last = run(*args)
+            assert len(values) == len(results)
+            held.append([a is b for a, b in zip(last, args, strict=True)])
+            return (*values, last)
+
+        return observed
+
+    monkeypatch.setattr(interpreted.FxProgram, "function", function)
+    x, w = torch.randn(6, 5), torch.randn(5, 4)
+    fast = dfx.schedule(chain, dfx.Branches(wide=False), lanes=2)
+    fast(x, w)
+    assert held and all(same and all(same) for same in held)
+    alive = weakref.ref(x)
+    del x, fast
+    gc.collect()
+    assert alive() is None
+
+
 def test_training_in_two_parts_runs_without_python() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 3))
     x = torch.randn(6, 8)
