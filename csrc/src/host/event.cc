@@ -23,7 +23,7 @@ void Event::Set(uint32_t state) {
 
 bool Event::Wait(Waiting* noted, int number, Helper* helper) {
   auto ready = [this] { return IsSet(); };
-  SpinBudget budget(spin_ns_);
+  SpinBudget budget(spin_ns_, kEventSpinNs);
   if (const int64_t begin = budget.Spin(ready); begin != 0) {
     if (helper != nullptr) helper->Help(number);
     if (noted != nullptr) {
