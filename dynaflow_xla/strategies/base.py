@@ -47,6 +47,7 @@ class Context:
         one_lane_ns: So much work is long enough to be on one lane where more cores gain nothing: the lane
             costs next to nothing then. 0: it never is, as in PyTorch, or where calls give arrays away, into
             which all cores write results and lanes would copy them.
+        python_ns: What a plan with lanes takes more, once a call, where Python calls the lanes.
     """
 
     batch_size: int | None
@@ -60,6 +61,7 @@ class Context:
     program_ns: float = 0.0
     caller_ns: float = 0.0
     one_lane_ns: float = 0.0
+    python_ns: float = 0.0
 
 
 class Strategy:

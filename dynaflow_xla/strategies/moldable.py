@@ -83,6 +83,7 @@ class Moldable:
         cores: Of the machine; 0: nothing but outer regions can have all of them.
         program_ns: See ``Context``.
         caller_ns: See ``Context``.
+        python_ns: See ``Context``.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Moldable:
         cores: int,
         program_ns: float = 0.0,
         caller_ns: float = 0.0,
+        python_ns: float = 0.0,
     ) -> None:
         self.regions = pg.regions
         self.lanes = lanes
@@ -115,6 +117,7 @@ class Moldable:
         ]
         self.moldable = cores > 0
         self.program_ns = program_ns
+        self.python_ns = python_ns
         self.fixed = {r.id for r in pg.regions if r.outer}
         values = pg.graph.values
         made = pg.producer_region()
@@ -142,7 +145,7 @@ class Moldable:
         context = s.context
         return cls(
             s.graph, lanes, context.lane_cores, context.cores if wide else 0, context.program_ns,
-            context.caller_ns,
+            context.caller_ns, context.python_ns,
         )  # fmt: skip
 
     def best(self) -> ListSchedule:
@@ -318,6 +321,8 @@ class _Schedule:
         # Where nothing can be wide lanes are woken in any case; alone in a program they are awake.
         if tasks.moldable and (wide or not tasks.program_ns):
             length += self.wakes * machine.numbers().lane_wake_ns
+        if tasks.moldable and self.place and any(lane >= 0 for lane in self.place.values()):
+            length += tasks.python_ns
         if wide:
             length += tasks.program_ns
         elif math.isfinite(tasks.on_caller_ns) and not any(lane for _, lane in self.order):

@@ -50,6 +50,18 @@ def test_loops_beside_each_other_have_lanes(make: Make) -> None:
     assert on_lanes(chain(make, 2, beside=2)) == {"loops"}
 
 
+def test_lanes_that_python_calls_cost_that_once_a_call(make: Make) -> None:
+    pg = chain(make, 2, beside=2)
+
+    def length(python_ns: float) -> tuple[float, bool]:
+        best = Moldable(pg, 2, 1, 2, python_ns=python_ns).best()
+        return best.length_ns, bool(best.on_lanes)
+
+    free, cheap, dear = map(length, (0.0, 1e3, 1e9))
+    assert free[1] and cheap == (free[0] + 1e3, True)
+    assert dear == (Moldable(pg, 2, 1, 2).all_wide().length_ns, False)
+
+
 def test_what_a_lane_has_better_kernels_for_stays_there(make: Make) -> None:
     pg = chain(make, 2)
     regions = tuple(

@@ -8,6 +8,11 @@ from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import Context
 
+_PYTHON_NS = 160_000.0
+"""What lanes take more, once a call, than they compute: guards, Python around each lane's steps, and waiting
+for the interpreter lock. (Two lanes beside the original, of 0.3 to 2 ms, on two cores of a virtual machine: 120
+to 300 us, of which going to lanes and waking one is what ``machine`` says.)"""
+
 
 def graph_name(options: Settings, kind: str, number: int) -> str:
     """Name of the ``number``-th graph of a scheduled callable."""
@@ -34,4 +39,5 @@ def context_of(
         cores=cores(captured.device),
         lane_cores=options.lane_cores if captured.device.type == "cpu" else 1,
         derived=kind != "inference",
+        python_ns=_PYTHON_NS if captured.device.type == "cpu" else 0.0,
     )
