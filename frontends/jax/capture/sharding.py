@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+from jax.extend import core as jcore
 
 REASON = "names devices"
 """Why such an operator stays in the outer program."""
@@ -34,6 +35,26 @@ def names_devices(eqn: Any) -> bool:
         not isinstance(getattr(place, "mesh", None), jax.sharding.AbstractMesh)
         for place in named(eqn)
     )
+
+
+def widest(jaxpr: Any) -> tuple[int, Any]:
+    """The most devices that an operator places values on, and that operator (None: none names any).
+
+    Args:
+        jaxpr: Looked into with what it calls; what ``shard_map`` maps is the map's own.
+    """
+    most: tuple[int, Any] = (0, None)
+    for eqn in jaxpr.eqns:
+        for place in named(eqn):
+            if not isinstance(place, jax.sharding.Sharding):
+                continue
+            if not isinstance(getattr(place, "mesh", None), jax.sharding.AbstractMesh):
+                most = max(most, (place.num_devices, eqn), key=lambda found: found[0])
+        if eqn.primitive.name == "shard_map":
+            continue
+        for inner in jcore.jaxprs_in_params(eqn.params):
+            most = max(most, widest(inner), key=lambda found: found[0])
+    return most
 
 
 def changes_nothing(eqn: Any) -> bool:

@@ -23,7 +23,7 @@ from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch.own_rules import OwnRules, of_split
 from dynaflow_xla.frontends.jax.batch.split import Resolved, SplitCapture
-from dynaflow_xla.frontends.jax.capture import capture, dependence
+from dynaflow_xla.frontends.jax.capture import capture, dependence, sharding
 from dynaflow_xla.frontends.jax.capture.physical import spec
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.frontends.jax.transform.by_parts import ByParts
@@ -386,7 +386,21 @@ def _lower(ctx: Any, *operands: Any, program: ScheduledProgram) -> Any:
             stacklevel=2,
         )
         run = program.plain
+    else:
+        _refuse_more_devices(ctx, program)
     return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+def _refuse_more_devices(ctx: Any, program: ScheduledProgram) -> None:
+    """JAX looks for the devices of a program in its equations, and does not see those inside of this one."""
+    count, eqn = sharding.widest(program.whole.jaxpr)
+    if count > 1 and _compat.device_count(ctx) == 1:
+        raise UnsupportedError(
+            f"{eqn.primitive.name} at {_compat.user_source(eqn)} inside the scheduled function {program!r} "
+            f"places values on {count} devices, but lanes belong to one. Call the scheduled function inside "
+            "jax.shard_map (each device runs its plan), place the results outside of it, use backend='xla', "
+            "or call fast.original."
+        )
 
 
 def batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, program: ScheduledProgram) -> Any:

@@ -86,3 +86,35 @@ def test_a_mesh_in_force() -> None:
     x = jnp.arange(8.0)[::-1]
     with jax.set_mesh(jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))):
         np.testing.assert_array_equal(dfx.schedule(fn, "branches")(x), fn(x))
+
+
+def test_more_devices_than_lanes_have(run_program: Any) -> None:
+    """JAX does not see what a schedule holds: results would silently stay on one device."""
+    run_program(
+        """
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+rows = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), P("d"))
+x = jnp.arange(64.0).reshape(8, 8)[::-1]
+
+def constrained(x):
+    return jax.lax.with_sharding_constraint(jnp.sort(x, axis=0), rows) * 2
+
+def put(x):
+    return jax.lax.scan(lambda c, _: (jax.device_put(jnp.sort(c), rows), None), x, length=2)[0]
+
+for f in (constrained, put):
+    want = jax.jit(f)(x)
+    assert want.sharding.num_devices == 4
+    for fast in (spread(f), dfx.schedule(f, "sequential"), jax.jit(spread(f))):
+        try:
+            fast(x)
+        except dfx.UnsupportedError as error:
+            assert "places values on 4 devices" in str(error) and "<string>:" in str(error), error
+        else:
+            raise AssertionError("not refused")
+    for fast in (dfx.schedule(f, "branches", backend="xla"), dfx.schedule(f, "auto")):
+        assert fast(x).sharding == want.sharding and (fast(x) == want).all()
+print("end")
+""",
+        devices=4,
+    )
