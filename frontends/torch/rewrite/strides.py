@@ -1,7 +1,10 @@
-"""``as_strided`` that is a reshape, as one.
+"""Reshapes by values, where a captured graph speaks of memory.
 
 PyTorch writes some reshapes by strides: pooling to one element, and its gradient. Strides speak of memory;
 where they name all elements in their order, a reshape says the same of values, and rows can be followed.
+
+A function's reshape is in its graph as a view where the strides that PyTorch expects allow one. It expects
+others than some operators make (batch norm of a transposed tensor), and such a view fails when it runs.
 """
 
 from __future__ import annotations
@@ -13,6 +16,13 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 _aten = torch.ops.aten
+
+_VIEWS = frozenset((_aten.view.default, _aten._unsafe_view.default))
+
+
+def by_values(target: Any) -> Any:
+    """What runs for an operator: for a view a reshape, which is that view wherever memory allows one."""
+    return _aten.reshape.default if target in _VIEWS else target
 
 
 def as_reshapes(gm: Any) -> None:

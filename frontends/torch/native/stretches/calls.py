@@ -16,7 +16,7 @@ import torch
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.frontends.torch._compat import modes, operators
 from dynaflow_xla.frontends.torch.capture.captured import Payload, Ref
-from dynaflow_xla.frontends.torch.rewrite import recurrent
+from dynaflow_xla.frontends.torch.rewrite import recurrent, strides
 
 _made: Recent[Any, Callable[..., Any]] = Recent(2048)
 """By operator and kinds of arguments: what to call, the operator itself if nothing else is known to be it."""
@@ -30,6 +30,8 @@ def call_of(payload: Payload, examples: Mapping[int, Any]) -> tuple[Callable[...
         examples: Of values, by id.
     """
     target = payload.target
+    if strides.by_values(target) is not target:
+        return torch.reshape, _tuples(payload.args), _tuples(payload.kwargs)
     ours = recurrent.direct(target)
     if ours is not target or type(target) is not operators.Operator:
         return ours, payload.args, payload.kwargs
