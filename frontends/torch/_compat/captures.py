@@ -32,7 +32,11 @@ def without_compile(fn: Any) -> Any:
 HOOKS_GUARDED: Mapping[str, Any] = {"skip_nnmodule_hook_guards": False}
 """Dynamo's settings by which hooks that modules get after the capture are noticed."""
 
-FOR_SCHEDULES: Mapping[str, Any] = {"allow_rnn": True, **HOOKS_GUARDED}
+FOR_SCHEDULES: Mapping[str, Any] = {
+    "allow_rnn": True,
+    "use_numpy_random_stream": True,
+    **HOOKS_GUARDED,
+}
 """Recurrent modules are captured, too; Dynamo breaks graphs at them by default."""
 
 

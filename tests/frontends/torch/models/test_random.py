@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
@@ -97,3 +98,19 @@ def test_any_schedule_gives_the_same_bits(
             assert g is None or not g.any()
         else:
             torch.testing.assert_close(g, w, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+def test_numbers_of_numpy_are_its_own() -> None:
+    """Dynamo would draw them from PyTorch's generator."""
+
+    def f(x: Any) -> Any:
+        noise = torch.from_numpy(np.random.rand(4))
+        return torch.sort(x).values + noise, torch.sort(-x).values, torch.rand(2)
+
+    x, got = torch.randn(4), []
+    fast = dfx.schedule(f, dfx.Branches(wide=False), lanes=2)
+    for call in (f, fast):
+        np.random.seed(3)
+        torch.manual_seed(3)
+        got.append([*call(x), *call(x), torch.rand(1), np.random.rand()])
+    torch.testing.assert_close(got[1], got[0], rtol=0, atol=0)
