@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax.capture.capture import Captured
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import CudaKernel
+
+
+class Refused(UnsupportedError):
+    """A function holds what no plan of a backend can run, however it is cut: ``Auto`` keeps the original."""
 
 
 class Backend(Protocol):

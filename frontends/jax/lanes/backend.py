@@ -8,9 +8,10 @@ from typing import Any
 import jax
 
 from dynaflow_xla import machine
-from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.jax.backend import Refused
 from dynaflow_xla.frontends.jax.capture import in_place
 from dynaflow_xla.frontends.jax.capture.capture import Captured
+from dynaflow_xla.frontends.jax.capture.mutation import sharing
 from dynaflow_xla.frontends.jax.lanes import device_stage
 from dynaflow_xla.frontends.jax.lanes.entry import LaneEntry
 from dynaflow_xla.frontends.jax.regions import one_pass
@@ -72,10 +73,16 @@ class LaneBackend:
         return dict(made.options.compiler_options or {})
 
     def refuse(self, captured: Captured) -> None:
-        """Lanes belong to one device."""
+        """Lanes belong to one device, and programs of lanes around them take values."""
         for op in captured.graph.ops:
+            if sharing.refers(op.payload):
+                raise Refused(
+                    f"{op.kind} at {op.source} inside the scheduled function {captured.graph.name!r} uses an "
+                    "array by reference (jax.new_ref), which lanes do not take. Read it and write it outside "
+                    "(ref[...] = fast(ref[...])), use backend='xla', or call fast.original."
+                )
             if op.kind == "shard_map" and op.payload.params["mesh"].size > 1:
-                raise UnsupportedError(
+                raise Refused(
                     f"shard_map at {op.source} inside the scheduled function {captured.graph.name!r}: lanes "
                     "belong to one device. Schedule the function that shard_map maps, "
                     "jax.shard_map(dfx.schedule(f), ...), or use backend='xla'."

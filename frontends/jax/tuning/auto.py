@@ -15,6 +15,7 @@ from dynaflow_xla import machine
 from dynaflow_xla._version import __version__
 from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.ffi import _compat as ffi_compat
+from dynaflow_xla.frontends.jax.backend import Refused
 from dynaflow_xla.frontends.jax.capture import capture, costs as costs_of
 from dynaflow_xla.frontends.jax.capture.tracing import Capturing
 from dynaflow_xla.frontends.jax.regions import on_caller
@@ -109,7 +110,10 @@ def choose(
     candidates = fast.candidates()
     firstly = fast.with_strategy(next(iter(candidates.values())))
     began = budget.clock()
-    first = firstly.planned(args, kwargs)
+    try:
+        first = firstly.planned(args, kwargs)
+    except Refused as error:
+        return Choice(None, str(error))
     planning_s = budget.clock() - began
     if reason := _not_measured(first):
         return Choice(None, reason)

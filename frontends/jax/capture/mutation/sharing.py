@@ -12,6 +12,13 @@ _READS = frozenset({"get"})
 """Operators that leave a reference to memory as it is."""
 
 
+def refers(eqn: Any) -> bool:
+    """Whether an equation makes, reads or writes memory by reference (``jax.new_ref``), also further in."""
+    if any(type(atom.aval).__name__.endswith("Ref") for atom in (*eqn.invars, *eqn.outvars)):
+        return True
+    return any(type(effect).__name__ == "InternalMutableArrayEffect" for effect in eqn.effects)
+
+
 def check_apart(graph: Graph, avals: Sequence[Any]) -> None:
     """That no function of a plan of several uses what another one changes.
 

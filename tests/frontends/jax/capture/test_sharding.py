@@ -114,6 +114,14 @@ for f in (constrained, put):
             raise AssertionError("not refused")
     for fast in (dfx.schedule(f, "branches", backend="xla"), dfx.schedule(f, "auto")):
         assert fast(x).sharding == want.sharding and (fast(x) == want).all()
+
+def mapped(x):
+    rows = jax.shard_map(lambda x: jnp.sort(x, axis=1), mesh=rows_mesh, in_specs=P("d"), out_specs=P("d"))
+    return rows(x) * 2
+
+rows_mesh = rows.mesh
+fast = dfx.schedule(mapped)  # Auto keeps what lanes cannot hold
+assert (fast(x) == mapped(x)).all() and (jax.jit(fast)(x) == mapped(x)).all()
 print("end")
 """,
         devices=4,

@@ -1,0 +1,68 @@
+"""Functions of arrays by reference (``jax.new_ref``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+import dynaflow_xla as dfx  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+
+def changes(ref: Any, x: Any) -> Any:
+    ref[...] = ref[...] + jnp.sort(x)
+    return ref[0]
+
+
+def reads(ref: Any, x: Any) -> Any:
+    return ref[0] + jnp.sort(x)
+
+
+def changes_in_a_loop(ref: Any, x: Any) -> Any:
+    def step(i: Any, total: Any) -> Any:
+        ref[i] = x[i]
+        return total + x[i]
+
+    return jax.lax.fori_loop(0, 3, step, jnp.sort(x[0]))
+
+
+def makes(ref: Any, x: Any) -> Any:
+    own = jax.new_ref(x)
+    own[0] = jnp.sort(x[0])
+    return own[...]
+
+
+@pytest.mark.parametrize("fn", [changes, reads, changes_in_a_loop, makes])
+def test_arrays_by_reference(fn: Any, assert_same: Any) -> None:
+    """Lanes say that they take none; what else runs them changes them as the original does."""
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 8)), jnp.float32)
+    for strategy in ("sequential", "branches"):
+        with pytest.raises(dfx.UnsupportedError, match=r"jax\.new_ref.*backend='xla'"):
+            dfx.schedule(fn, strategy)(jax.new_ref(x), x)
+    expected, kept = jax.new_ref(x), []
+    want = jax.jit(fn)(expected, x)
+    for options in ({"strategy": "branches", "backend": "xla"}, {"strategy": "auto"}):
+        ref = jax.new_ref(x)
+        assert_same(want, dfx.schedule(fn, **options)(ref, x))
+        kept.append(ref[...])
+    assert_same([expected[...]] * 2, kept)
+
+
+def test_a_schedule_between_reads_and_writes(assert_same: Any) -> None:
+    fast = dfx.schedule(lambda x: jnp.sort(x) * 2, "branches")
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 8)), jnp.float32)
+
+    @jax.jit
+    def run(ref: Any) -> None:
+        ref[...] = fast(ref[...])
+
+    ref = jax.new_ref(x)
+    run(ref)
+    assert_same(jnp.sort(x) * 2, ref[...])
