@@ -349,15 +349,22 @@ class Core(Deciding):
             return []
 
     def _all_planned(self, target: Core, args: Any, kwargs: Any) -> list[Entry]:
+        first: list[Entry] = []
         try:
-            with keeping.random_kept(args, kwargs), running.Running(stop=True):
-                target._invoke(args, kwargs)
+            with keeping.arguments_kept(target.original, args, kwargs) as given:
+                with running.Running(stop=True):
+                    target._invoke(*given)
         except running.FirstGraphPlanned as planned:
-            if not target.breaks or target.changes.lasting(target.original):
-                return [planned.entry]
+            first = [planned.entry]
+        if not first or not target.breaks or target.changes.lasting(target.original):
+            return first
         kept = keeping.preserved(target.original, target.changes, args, kwargs)
-        with kept, running.Running() as ran:
-            target._invoke(*keeping.copies((args, kwargs)))
+        ends = running.ends_at_lasting(target.changes, target.original, first[0])
+        try:
+            with kept, ends, running.Running() as ran:
+                target._invoke(*keeping.copies((args, kwargs)))
+        except running.FirstGraphPlanned:
+            return first
         return list(ran)
 
     def planned(self, args: Any, kwargs: Any) -> Entry:

@@ -38,9 +38,16 @@ def sources_of_inputs(gm: Any) -> list[str]:
 
 
 def source_name(source: Any) -> str:
-    """Where a variable comes from, as Dynamo writes it; "" of none."""
-    name: Any = getattr(source, "name", "")
-    return str(name() if callable(name) else name)  # a method in older versions
+    """Where a variable comes from, as Dynamo writes it; "" of none.
+
+    A cell of a frame that goes on behind a graph break has no name there. It gets one that says which
+    variable it is of, and that nothing is found by.
+    """
+    try:
+        name: Any = getattr(source, "name", "")
+        return str(name() if callable(name) else name)  # a method in older versions
+    except NotImplementedError:
+        return f"<{getattr(source, 'local_name', '')}>"
 
 
 def translator() -> Any:

@@ -136,7 +136,7 @@ class CapturedGraphs:
         unused = draws.keep(gm)
         gm.recompile()
         sources = effects.sources_of(gm)
-        self.changes.places |= effects.changed_objects()
+        self.changes.found(effects.changed_objects())
         self._note_break(dynamo_graphs.break_reason(gm))
         names = [user_name(self.original, source) for source in dynamo_graphs.sources_of_inputs(gm)]
         inputs = list(gm.graph.find_nodes(op="placeholder")) if users else []
@@ -207,7 +207,7 @@ class CapturedGraphs:
                 self.writes |= aot.writes_inputs()
                 if self.writes and self.shared is not None:
                     overlap.check(self.shared, self.name)
-                self.changes.places |= effects.written_outside(graph.sources)
+                self.changes.found(effects.written_outside(graph.sources))
                 graph.forward = made
             return aot.boxed(_Runner(made))
 
@@ -227,7 +227,8 @@ class CapturedGraphs:
     def _note_break(self, broken: tuple[str, Any] | None) -> None:
         """Remembers how a graph ended, if it broke, and warns at the first."""
         if not self.breaks and effects.broke_before(known=broken is not None):
-            self.changes.others |= {"whatever the code before its first graph does"}
+            told = "whatever the code before its first graph does"
+            self.changes.found(others=frozenset({told}))
         if broken is None:
             return
         reason, frame = broken
@@ -244,7 +245,8 @@ class CapturedGraphs:
         if not known:
             self.breaks.append(told)
         if _WITHOUT_EFFECT.search(text) is None:
-            self.changes.others |= {f"whatever the code between its graphs does, see {where}"}
+            told = f"whatever the code between its graphs does, see {where}"
+            self.changes.found(others=frozenset({told}))
         if len(self.breaks) == 1 and not known:
             self.warn(
                 f"{self.name!r} is captured in several graphs, each scheduled on its own: {self.breaks[0]}"

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dynaflow_xla.frontends.torch.capture import marks
+from dynaflow_xla.frontends.torch.capture.mutation import effects
 
 Run = Callable[[Any], list[Any]]
 
@@ -52,6 +53,30 @@ class Running(marks.MarkWatch):
     def __exit__(self, *error: object) -> None:
         marks.MarkWatch.__exit__(self)
         _state.ran, _state.stop = self.saved
+
+
+@contextmanager
+def ends_at_lasting(changes: effects.Changes, original: Any, entry: Any) -> Iterator[None]:
+    """Ends a call of this thread before a graph runs that changes what cannot be put back.
+
+    What code in or behind a graph changes is known when that graph is captured, not before.
+
+    Args:
+        changes: What is known, and is told meanwhile.
+        original: What is called.
+        entry: Of ``FirstGraphPlanned``.
+    """
+    me = threading.get_ident()
+
+    def found(_: Any) -> None:
+        if threading.get_ident() == me and changes.lasting(original):
+            raise FirstGraphPlanned(entry)
+
+    changes.watchers.append(found)
+    try:
+        yield
+    finally:
+        changes.watchers.remove(found)
 
 
 def note_run(entry: Any) -> None:

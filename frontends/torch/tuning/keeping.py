@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch._compat import operators
+from dynaflow_xla.frontends.torch._compat import modes, operators
 from dynaflow_xla.frontends.torch.capture.mutation import effects
 from dynaflow_xla.tuning.put_back import Saved
 
@@ -143,16 +143,57 @@ def _modules(original: Any, args: Any, kwargs: Any) -> list[torch.nn.Module]:
 
 
 @contextmanager
+def arguments_kept(original: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+    """For a call up to its first graph: what Dynamo cannot follow in front of that runs.
+
+    Tensors among the arguments get their values back, modules their attributes, generators their states; what
+    else there is among the arguments is copied. Parameters and buffers are not: they may be large.
+
+    Args:
+        original: The scheduled function or module.
+        args: Of the call.
+        kwargs: Of the call.
+
+    Yields:
+        Arguments to call with: the same tensors, as a capture is for what memory they share.
+    """
+    whole = Saved()
+    for module in _modules(original, args, kwargs):
+        whole.whole(module)
+    leaves = {id(x): x for x in pytree.tree_leaves((args, kwargs)) if _is_plain(x)}
+    versions = {i: x._version for i, x in leaves.items() if not x.is_inference()}
+    saved = _with_values(leaves.values())
+    try:
+        given = objects_copied((args, kwargs))
+    except UnsupportedError:  # whether it has to be copied is not known here
+        given = args, kwargs
+    try:
+        with random_kept(args, kwargs):
+            yield given
+    finally:
+        whole.put_back()
+        # Those of inference count no writes.
+        _written_back((t, v) for t, v in saved if t.is_inference() or t._version != versions[id(t)])
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Whether it is a tensor of PyTorch's own whose elements lie in memory."""
+    own = type(leaf) in (torch.Tensor, torch.nn.Parameter)
+    return own and leaf.layout == torch.strided and not leaf.is_meta
+
+
+@contextmanager
 def preserved(
     original: Any, changes: effects.Changes, args: Any, kwargs: Any
 ) -> Iterator[Callable[[], None]]:
     """Puts back at the end what calls change: states of modules, of random generators, and other places.
 
     Modules are the original and those among the arguments, with parameters, buffers and attributes.
+    A function of several graphs tells what a graph changes when that graph is captured, just before it runs.
 
     Args:
         original: The scheduled function or module.
-        changes: What else its calls change.
+        changes: What else its calls change; what is found meanwhile is put back, too.
         args: Of the call.
         kwargs: Of the call.
 
@@ -160,21 +201,41 @@ def preserved(
         What puts the other places back in between, tensors left out, so that a call starts as the first did.
     """
     places, whole = Saved(), Saved()
-    tensors: list[torch.Tensor] = []
-    for place in changes.places:
-        with suppress(LookupError):
-            tensors += effects.save([place], original, places)
+    tensors = _saved_places(changes.places, original, places)
     for module in _modules(original, args, kwargs):
         tensors += module.parameters(recurse=False)
         tensors += module.buffers(recurse=False)
         whole.whole(module)
     tensors = list({id(t): t for t in tensors}.values())
-    with torch.no_grad():
-        saved = [t.detach().clone() for t in tensors]
+    me, saved = threading.get_ident(), _with_values(tensors)
+
+    def found(new: frozenset[effects.MutatedPlace]) -> None:
+        if threading.get_ident() == me:
+            saved.extend(_with_values(_saved_places(new, original, places)))
+
+    changes.watchers.append(found)
     try:
         with random_kept(args, kwargs):
             yield places.put_back
     finally:
+        changes.watchers.remove(found)
         places.put_back()
         whole.put_back()
-        _written_back(zip(tensors, saved, strict=True))
+        # What was saved twice was saved first before anything changed it.
+        _written_back(reversed(saved))
+
+
+def _saved_places(
+    places: Iterable[effects.MutatedPlace], original: Any, saved: Saved
+) -> list[torch.Tensor]:
+    """Saves what can be found; gives the tensors, whose values are still to be saved."""
+    tensors: list[torch.Tensor] = []
+    for place in places:
+        with suppress(LookupError):
+            tensors += effects.save([place], original, saved)
+    return tensors
+
+
+def _with_values(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    with modes.apart(), torch.no_grad():  # of the modes of a capture, which may be going on
+        return [(t, t.detach().clone()) for t in tensors]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -81,10 +81,23 @@ class Changes:
     Attributes:
         places: What can be looked up, and put back.
         others: Descriptions of what cannot.
+        watchers: Called with places that were not known, before the call that a capture is for changes them.
     """
 
     places: frozenset[MutatedPlace] = frozenset()
     others: frozenset[str] = frozenset()
+    watchers: list[Callable[[frozenset[MutatedPlace]], None]] = field(default_factory=list)
+
+    def found(
+        self, places: frozenset[MutatedPlace] = frozenset(), others: frozenset[str] = frozenset()
+    ) -> None:
+        """A capture tells what it has found."""
+        new = places - self.places
+        if new or not others <= self.others:
+            self.places |= places
+            self.others |= others
+            for watcher in tuple(self.watchers):
+                watcher(new)
 
     def lasting(self, original: Any) -> list[str]:
         """Names of what cannot be put back after a call."""
