@@ -32,16 +32,18 @@ def aot_backend(
 
 
 def _keep_checks() -> None:
-    """Has the checks of ``torch.linalg`` kept in graphs: ``solve`` and ``inv`` raise on singular matrices.
+    """Has checks kept in graphs that PyTorch drops there, as nothing reads a result of theirs.
 
-    torch 2.11 drops them, as nothing reads a result of theirs; ``torch.compile`` then returns infinities.
-    Newer versions register the operator so by themselves. The registration holds for the whole process.
+    Of ``torch.linalg`` torch 2.11 drops those by which ``solve`` and ``inv`` raise on singular matrices;
+    newer versions register the operator so by themselves. Assertions on a tensor without a message are
+    dropped by all, those with one by none. The registrations hold for the whole process.
     """
     from torch._higher_order_ops import effects
 
     operator = "aten::_linalg_check_errors"
     if effects._get_effect(operator) is None:
         effects._register_effectful_op(operator, effects._EffectType.ORDERED)
+    torch.fx.node.has_side_effect(torch.ops.aten._assert_async.default)
 
 
 def boxed(fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

@@ -423,3 +423,15 @@ def test_a_trace_that_waits_for_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RuntimeError, match="If that trace waits for this call"):
             torch.fx.symbolic_trace(traced)
     torch.testing.assert_close(fast(x), x.sin() * 4)
+
+
+@pytest.mark.parametrize("message", [(), ("must be positive",)], ids=["no message", "message"])
+def test_assertions_on_tensors_are_kept(message: tuple[str, ...]) -> None:
+    def f(x: Any) -> Any:
+        torch._assert_async(x.sum() > 0, *message)
+        return torch.sort(x).values, torch.sort(-x).values
+
+    fast, x = dfx.schedule(f, dfx.Branches(wide=False), lanes=2), torch.ones(3)
+    torch.testing.assert_close(fast(x), f(x), rtol=0, atol=0)
+    with pytest.raises(dfx.EngineError, match=message[0] if message else "nonzero"):
+        fast(-x)
