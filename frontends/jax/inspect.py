@@ -13,6 +13,7 @@ from dynaflow_xla import machine, verification
 from dynaflow_xla.errors import VerificationError
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted, looks_inside
 from dynaflow_xla.frontends.jax.adapters.wrapper import array_copies, same
+from dynaflow_xla.frontends.jax.backend import Refused
 from dynaflow_xla.frontends.jax.planned import refuse_shapes
 from dynaflow_xla.frontends.jax.tuning import auto
 from dynaflow_xla.planning.table import region_table, time_to_make, widths
@@ -26,7 +27,14 @@ from dynaflow_xla.verification import Report
 @looks_inside
 def explain(fast: Any, args: Any, kwargs: Any) -> str:
     """The text that ``dynaflow_xla.explain`` returns for a JAX function."""
-    made = fast.planned(args, kwargs)
+    try:
+        made = fast.planned(args, kwargs)
+    except Refused as error:
+        if not isinstance(fast._options.strategy, Auto):
+            raise
+        # It keeps the original of what no strategy may plan, and says so once it has decided.
+        lines = _what_runs(fast, args, kwargs)
+        return "\n".join(lines if str(error) in lines[-1] else [*lines, f"no plan: {error}"])
     lines = _what_runs(fast, args, kwargs)
     if aside := fast.beside_the_plan(args, kwargs):
         lines.append(f"{aside}:")

@@ -55,6 +55,18 @@ def test_arrays_by_reference(fn: Any, assert_same: Any) -> None:
     assert_same([expected[...]] * 2, kept)
 
 
+def test_explain_says_why_auto_keeps_the_original() -> None:
+    x = jnp.ones((3, 8), jnp.float32)
+    fast = dfx.schedule(makes, "auto")
+    told = dfx.explain(fast, jax.new_ref(x), x)
+    assert "the original runs" in told and "\nno plan: " in told and "jax.new_ref" in told
+    fast(jax.new_ref(x), x)
+    told = dfx.explain(fast, jax.new_ref(x), x)
+    assert told.count("jax.new_ref") == 1 and "auto: the original runs; " in told
+    with pytest.raises(dfx.UnsupportedError, match="jax.new_ref"):
+        dfx.explain(dfx.schedule(makes, "branches"), jax.new_ref(x), x)
+
+
 def test_a_schedule_between_reads_and_writes(assert_same: Any) -> None:
     fast = dfx.schedule(lambda x: jnp.sort(x) * 2, "branches")
     x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 8)), jnp.float32)
