@@ -58,6 +58,8 @@ class Tail:
                 for target, args, kwargs, payload in calls:
                     given = Payload(target, args, kwargs, (), False).mapped(lambda r: env[r.value])
                     out = target(*given[0], **given[1])
+                    if not payload.outputs:
+                        continue  # a check
                     for value, made in zip(
                         payload.outputs, out if payload.multiple else [out], strict=True
                     ):
@@ -94,7 +96,9 @@ def behind(
     ops: list[Operator] = []
     read: dict[int, None] = {}
     for op in reversed(graph.ops):
-        if wanted.isdisjoint(op.outputs):
+        # A check that makes nothing belongs to what it reads.
+        checks = not op.outputs and not late.isdisjoint(op.inputs)
+        if not checks and wanted.isdisjoint(op.outputs):
             continue
         ops.append(op)
         for value in op.inputs:
@@ -113,7 +117,8 @@ def behind(
     more = [value for value in read if value not in kept]
     outputs = [*kept, *more]
     ids = dict.fromkeys(v for v in (*graph.outputs, *more) if v not in late)
-    left = [op for op in graph.ops if late.isdisjoint(op.outputs)]
+    behind_it = {op.index for op in ops}
+    left = [op for op in graph.ops if late.isdisjoint(op.outputs) and op.index not in behind_it]
     producers = {v: n for n, op in enumerate(left) for v in op.outputs}
     slim = replace(
         graph,

@@ -170,3 +170,19 @@ def test_labels_of_transformers(name: str) -> None:
         else:
             scale = max(1e-3, float(want.abs().max()))
             assert float((got - want).abs().max()) <= 4e-6 * scale + 3e-8, key
+
+
+def test_a_check_of_a_total_that_nothing_else_reads() -> None:
+    def fn(x: Any) -> Any:
+        torch._assert_async(x.sum() > 0, "rows must add up to more than 0")
+        return x + 1
+
+    fast = dfx.schedule(fn, dfx.NanoBatch(2), lanes=2, in_axes=0)
+    x = torch.rand(4, 3)
+    x[2:] -= 0.1  # one half alone may be below 0, the whole is not
+    for given in (x, torch.cat([-x[:2], 3 * x[:2]])):
+        assert torch.equal(fast(given), fn(given))
+    with pytest.raises(RuntimeError, match="more than 0"):
+        fast(-x)
+    assert torch.equal(fast(x), fn(x))
+    assert "run behind the nano-batches" in dfx.explain(fast, x)
