@@ -123,7 +123,7 @@ class Writer:
         return self._unpack(outputs[0], count) if one_list else outputs
 
     def function(self, name: str, results: Sequence[Any]) -> Callable[..., Any]:
-        """The graph as a function of its inputs: a tuple of results, and last a list of those that are tensors.
+        """The graph as a function of its inputs: a tuple of results, and last a list of its tensor inputs.
 
         Whoever lets go of the last reference but Python's to a tensor takes the interpreter lock for it
         (``decref_pyobject`` of ``c10/util/intrusive_ptr.h``): the graph would at each weight's only reader,

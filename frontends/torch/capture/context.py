@@ -10,8 +10,8 @@ from dynaflow_xla.strategies.base import Context
 
 _PYTHON_NS = 160_000.0
 """What lanes take more, once a call, than they compute: guards, Python around each lane's steps, and waiting
-for the interpreter lock. (Two lanes beside the original, of 0.3 to 2 ms, on two cores of a virtual machine: 120
-to 300 us, of which going to lanes and waking one is what ``machine`` says.)"""
+for the interpreter lock. (Two lanes beside the original, of 0.3 to 2 ms, on two cores of a virtual machine:
+120 to 300 us, of which going to lanes and waking one is what ``machine`` says.)"""
 
 
 def graph_name(options: Settings, kind: str, number: int) -> str:

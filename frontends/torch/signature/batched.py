@@ -35,7 +35,7 @@ from dynaflow_xla.frontends.torch.batch.nano import NanoBatches, taken
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.context import context_of
 from dynaflow_xla.frontends.torch.capture.sizes import Binding, Sized, Symbol, at_sizes, bindings_of
-from dynaflow_xla.frontends.torch.compare import compare
+from dynaflow_xla.frontends.torch.compare import compare, silent, undecided
 from dynaflow_xla.frontends.torch.opaque import regions
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import sizes_of
@@ -53,6 +53,7 @@ class _MadeEntry:
     assume: bool = False
     compared: bool = True
     joins: Wanted = AUTOMATIC
+    whole: Entry | None = None  # what runs while calls cannot show whether the split is right
 
 
 @dataclass
@@ -118,8 +119,16 @@ class BatchedGraph:
             with self._lock:
                 if key in self._plans:
                     self._plans.move_to_end(key)
-        if not made.compared:
-            self._compare(made, inputs)
+        if made.compared:
+            return made.entry
+        # A backward goes by how its forward was split.
+        if self.kind == "inference" and (alike := self._silent(made, inputs)):
+            if made.whole is None:
+                values = dict(zip((b.symbol for b in self.bindings), key, strict=True))
+                made.whole = self._whole(values, sum(made.sizes))
+                self.warn(undecided(self.captured.graph.name, alike))
+            return made.whole
+        self._compare(made, inputs)
         return made.entry
 
     def at(self, values: dict[Symbol, int]) -> _MadeEntry:
@@ -400,6 +409,18 @@ class BatchedGraph:
                 )
             if proved:
                 self._fit.add(size)
+
+    def _silent(self, made: _MadeEntry, inputs: Sequence[Any]) -> list[str]:
+        """Names of batched inputs that say nothing, or [] if a comparison on these decides."""
+        assert made.fit is not None
+        graph, specs = self.captured.graph, made.fit.in_specs
+        read = {*graph.consumers(), *graph.outputs}
+        batched = {
+            name: (handed.whole(given), axis)
+            for value, name, given in zip(graph.inputs, graph.input_names, inputs, strict=True)
+            if value in read and isinstance(axis := specs.get(value), int)
+        }
+        return silent(batched, made.sizes)
 
     def _compare(self, made: _MadeEntry, inputs: Sequence[Any]) -> None:
         """Runs whole and split, and compares: for what could not be proved.

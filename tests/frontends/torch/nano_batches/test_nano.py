@@ -240,6 +240,26 @@ def test_what_is_not_proved_is_compared_once() -> None:
 
 
 @pytest.mark.usefixtures("distances_unknown")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_are_alike_vouch_for_nothing(dtype: Any) -> None:
+    def mixes(x: Any) -> Any:
+        return torch.cdist(x[None], x[None]).sum((0, 1))[:, None] + x
+
+    fast = split(mixes)
+    with pytest.warns(FallbackWarning, match="would say nothing: all rows"):
+        for alike in (torch.zeros(6, 5, dtype=dtype), torch.ones(6, 5, dtype=dtype)):
+            assert torch.equal(fast(alike), mixes(alike))
+    with pytest.raises(SeparabilityError, match="compared with the whole batch"):
+        fast(torch.randn(6, 5, dtype=dtype))
+    fast = split(pairs)
+    x = torch.randn(6, 5, dtype=dtype)
+    with pytest.warns(FallbackWarning, match="not proved"):
+        for given in (torch.zeros_like(x), x, torch.zeros_like(x)):
+            check(fast, given)
+    assert "nano-batches" in dfx.explain(fast, x)
+
+
+@pytest.mark.usefixtures("distances_unknown")
 def test_what_is_not_proved_and_differs_is_refused() -> None:
     with pytest.raises(SeparabilityError, match="compared with the whole batch"):
         split(lambda x: torch.cdist(x[None], x[None]).sum((0, 1))[:, None] + x)(torch.randn(6, 5))
