@@ -8,7 +8,12 @@ import platform
 from pathlib import Path
 
 from dynaflow_xla.machine import figures
-from dynaflow_xla.machine.figures import ASSUMED as ASSUMED, Kind as Kind, Numbers as Numbers
+from dynaflow_xla.machine.figures import (
+    ASSUMED as ASSUMED,
+    TURNS_NS as TURNS_NS,
+    Kind as Kind,
+    Numbers as Numbers,
+)
 
 ALIGNMENT = 64
 """Bytes: XLA:CPU uses memory in place only from multiples of it; a cache line, too. The engine places

@@ -19,8 +19,8 @@ A program in which anything is wide is handed to the framework's own threads, wh
 whose regions are all on lanes is not. For tiny functions that decides. With up to ``caller_ns`` of work, all
 on one lane, there is no program around it, and nothing to enter, to leave or to copy. A phase with several
 lanes is longer by ``lane_wake_ns``, unless there is nothing else than lanes in a program of its own: such
-are mostly called in a row, lanes are awake then, and what a late one has not begun the engine has another
-thread do.
+are mostly called in a row, lanes are awake then, which costs ``machine.TURNS_NS``, and what a late one has not begun
+the engine has another thread do.
 """
 
 from __future__ import annotations
@@ -319,8 +319,11 @@ class _Schedule:
         length = max(self.free, default=0.0)
         wide = any(lane < 0 for _, lane in self.order)
         # Where nothing can be wide lanes are woken in any case; alone in a program they are awake.
-        if tasks.moldable and (wide or not tasks.program_ns):
-            length += self.wakes * machine.numbers().lane_wake_ns
+        if tasks.moldable:
+            wake = (
+                machine.numbers().lane_wake_ns if wide or not tasks.program_ns else machine.TURNS_NS
+            )
+            length += self.wakes * wake
         if tasks.moldable and self.place and any(lane >= 0 for lane in self.place.values()):
             length += tasks.python_ns
         if wide:

@@ -49,7 +49,7 @@ def simulate(
             machine (``machine.numbers``).
         launch_ns: From the begin of a stage to that of a lane with work in it; None likewise: for a plan
             that knows wide regions ``lanes_ns``, and ``lane_wake_ns`` more for a stage that wakes lanes,
-            unless the plan has nothing but lanes and is a program of its own (``program_ns``).
+            ``TURNS_NS`` if the plan has nothing but lanes and is a program of its own (``program_ns``).
         bytes_per_ns: Speed of a copy; ``math.inf`` for none; None likewise: in such a plan results are
             copied into memory that is new.
         program_ns: What the framework takes if any region is wide, see ``strategies.base.Context``.
@@ -105,7 +105,7 @@ def _run(
         start = known.lanes_ns
         # A program of its own with nothing but lanes is mostly called in a row: they are awake.
         awake = program_ns > 0 and all(i.lane >= 0 for i in plan.launches)
-        wake = 0.0 if awake else known.lane_wake_ns
+        wake = machine.TURNS_NS if awake else known.lane_wake_ns
         fresh = known.fresh_copy_bytes_per_ns
     run = _Run(
         plan, pg, cost,
