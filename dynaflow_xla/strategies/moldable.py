@@ -19,8 +19,8 @@ A program in which anything is wide is handed to the framework's own threads, wh
 whose regions are all on lanes is not. For tiny functions that decides. With up to ``caller_ns`` of work, all
 on one lane, there is no program around it, and nothing to enter, to leave or to copy. A phase with several
 lanes is longer by ``lane_wake_ns``, unless there is nothing else than lanes in a program of its own: such
-are mostly called in a row, lanes are awake then, which costs ``machine.TURNS_NS``, and what a late one has not begun
-the engine has another thread do.
+are mostly called in a row, lanes are awake then, which costs ``machine.TURNS_NS``, and what a late one has
+not begun the engine has another thread do.
 """
 
 from __future__ import annotations
