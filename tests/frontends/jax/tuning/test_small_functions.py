@@ -64,10 +64,10 @@ def test_inside_of_a_larger_program_there_is_none_to_spare(
     """Each has its own plan, whichever is met first."""
     fast = _branches(chains)
     larger = jax.jit(lambda *xs: [x + 1 for x in fast(*xs)])
-    xs = _rows(8, 1024)
+    xs = _rows(8, 2048)
     for seed in range(2):
         calls = {"alone": lambda xs: fast(*xs), "inside": lambda xs: [y - 1 for y in larger(*xs)]}
-        given = _rows(8, 1024, seed)
+        given = _rows(8, 2048, seed)
         for name in sorted(calls, reverse=not alone_first):
             assert_same(chains(*given), calls[name](given))
     assert "dfx_run" not in larger.lower(*xs).as_text()
