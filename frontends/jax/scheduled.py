@@ -183,8 +183,8 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         leaves = jax.tree_util.tree_leaves((args, kwargs))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or _compat.tracing():
             raise splitting.unproven_error(made, _NOT_TRACED)
-        if silent := evidence.silent(made.split, self.programs.dynamic_leaves(args, kwargs)):
-            telling.fallback(f"{self._options.name}: {splitting.undecided(silent)}", stacklevel=4)
+        if why := evidence.undecided(made.split, self.programs.dynamic_leaves(args, kwargs)):
+            telling.fallback(f"{self._options.name}: {why}", stacklevel=4)
             return self.original(*args, **kwargs)
         given = jax.tree_util.tree_map(
             lambda x: x.copy() if isinstance(x, jax.Array) else x, (args, kwargs)

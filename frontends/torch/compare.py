@@ -1,14 +1,12 @@
-"""When two results of PyTorch count as equal, and what equal ones say of a split."""
+"""When two results of PyTorch count as equal: by the rule of ``dynaflow_xla.verification``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dynaflow_xla import verification
-from dynaflow_xla.batch import evidence
 from dynaflow_xla.errors import VerificationError
 
 _WIDER = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
@@ -28,43 +26,12 @@ def compare(name: str, want: torch.Tensor, got: torch.Tensor) -> verification.Ro
         if not torch.equal(want, got):
             raise VerificationError(f"{name} ({kind}) must be equal")
         return name, kind, 0.0, 0.0, True
-    return verification.compare(name, kind, dtype, _values(want), _values(got))
+    return verification.compare(name, kind, dtype, as_array(want), as_array(got))
 
 
-def _values(x: torch.Tensor) -> Any:
+def as_array(x: torch.Tensor) -> Any:
+    """A tensor as NumPy's array, in a wider type where NumPy has none like it."""
     if x.layout is not torch.strided:
         x = x.to_dense()
     x = x.detach().to("cpu", _WIDER.get(x.dtype, x.dtype))
     return x.resolve_conj().resolve_neg().numpy()
-
-
-def silent(batched: Mapping[str, tuple[Any, int]], sizes: Sequence[int]) -> list[str]:
-    """Which inputs of a split that is not proved say nothing of it, or [] if comparing on these decides.
-
-    Floating-point inputs decide, each of them, as these are what data are made of; where there are none, one
-    of the others is enough (of flags and labels equal ones are common).
-
-    Args:
-        batched: By name an input that is read, and its batch axis.
-        sizes: Rows of the nano-batches.
-    """
-    floats: dict[str, bool] = {}
-    others: dict[str, bool] = {}
-    for name, (x, axis) in batched.items():
-        if not isinstance(x, torch.Tensor):
-            continue
-        decides = x.is_floating_point() or x.is_complex()
-        (floats if decides else others)[name] = evidence.tells(_values(x), axis, sizes)
-    if floats:
-        return [name for name, told in floats.items() if not told]
-    return [] if any(others.values()) else list(others)
-
-
-def undecided(name: str, inputs: Sequence[str]) -> str:
-    """Why a call runs the original's operators although a split was asked for, and what to do."""
-    return (
-        f"{name!r}: it is not proved that rows are independent, and comparing this call with the whole batch "
-        f"would say nothing: all rows of {', '.join(inputs)} are equal, or those of a nano-batch are zero. "
-        "The original's operators run until a call has rows that differ. If you know that rows are "
-        "independent, tell the strategy: dfx.NanoBatch(2, assume_separable=True)"
-    )

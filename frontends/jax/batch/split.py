@@ -450,13 +450,3 @@ def unproven_error(made: Any, why: str) -> SeparabilityError:
     except SeparabilityError as error:
         return SeparabilityError(f"{error}\n{why}")
     return SeparabilityError(why)
-
-
-def undecided(silent: Sequence[int]) -> str:
-    """Why a call runs the original although a split was asked for, and what to do."""
-    return (
-        "it is not proved that rows are independent, and comparing this call with the original would say "
-        f"nothing: all rows of flat argument {', '.join(map(str, silent))} are equal, or those of a "
-        "nano-batch are zero. The original runs until a call has rows that differ. If you know that rows are "
-        "independent, tell the strategy: dfx.NanoBatch(2, assume_separable=True)"
-    )

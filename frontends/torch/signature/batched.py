@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dynaflow_xla.batch import evidence
 from dynaflow_xla.batch.expansion.specs import OutSpec
 from dynaflow_xla.batch.joins import AUTOMATIC, Wanted
 from dynaflow_xla.batch.proof import Sum, refusal
@@ -35,7 +36,7 @@ from dynaflow_xla.frontends.torch.batch.nano import NanoBatches, taken
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.context import context_of
 from dynaflow_xla.frontends.torch.capture.sizes import Binding, Sized, Symbol, at_sizes, bindings_of
-from dynaflow_xla.frontends.torch.compare import compare, silent, undecided
+from dynaflow_xla.frontends.torch.compare import as_array, compare
 from dynaflow_xla.frontends.torch.opaque import regions
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import sizes_of
@@ -126,7 +127,8 @@ class BatchedGraph:
             if made.whole is None:
                 values = dict(zip((b.symbol for b in self.bindings), key, strict=True))
                 made.whole = self._whole(values, sum(made.sizes))
-                self.warn(undecided(self.captured.graph.name, alike))
+                why = evidence.undecided(alike, "the whole batch", "The original's operators run")
+                self.warn(f"{self.captured.graph.name!r}: {why}")
             return made.whole
         self._compare(made, inputs)
         return made.entry
@@ -415,12 +417,13 @@ class BatchedGraph:
         assert made.fit is not None
         graph, specs = self.captured.graph, made.fit.in_specs
         read = {*graph.consumers(), *graph.outputs}
-        batched = {
-            name: (handed.whole(given), axis)
-            for value, name, given in zip(graph.inputs, graph.input_names, inputs, strict=True)
-            if value in read and isinstance(axis := specs.get(value), int)
-        }
-        return silent(batched, made.sizes)
+        batched = []
+        for value, name, given in zip(graph.inputs, graph.input_names, inputs, strict=True):
+            axis, x = specs.get(value), handed.whole(given)
+            if value in read and isinstance(axis, int) and isinstance(x, torch.Tensor):
+                is_data = x.is_floating_point() or x.is_complex()
+                batched.append(evidence.Batched(name, is_data, as_array(x), axis))
+        return evidence.silent(batched, made.sizes)
 
     def _compare(self, made: _MadeEntry, inputs: Sequence[Any]) -> None:
         """Runs whole and split, and compares: for what could not be proved.
