@@ -320,12 +320,12 @@ class _Schedule:
         wide = any(lane < 0 for _, lane in self.order)
         # Where nothing can be wide lanes are woken in any case; alone in a program they are awake.
         if tasks.moldable:
-            wake = (
-                machine.numbers().lane_wake_ns if wide or not tasks.program_ns else machine.TURNS_NS
+            sleeping = wide or not tasks.program_ns
+            length += self.wakes * (
+                machine.numbers().lane_wake_ns if sleeping else machine.TURNS_NS
             )
-            length += self.wakes * wake
-        if tasks.moldable and self.place and any(lane >= 0 for lane in self.place.values()):
-            length += tasks.python_ns
+            if any(lane >= 0 for _, lane in self.order):
+                length += tasks.python_ns
         if wide:
             length += tasks.program_ns
         elif math.isfinite(tasks.on_caller_ns) and not any(lane for _, lane in self.order):

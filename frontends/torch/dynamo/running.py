@@ -66,17 +66,13 @@ def ends_at_lasting(changes: effects.Changes, original: Any, entry: Any) -> Iter
         original: What is called.
         entry: Of ``FirstGraphPlanned``.
     """
-    me = threading.get_ident()
 
     def found(_: Any) -> None:
-        if threading.get_ident() == me and changes.lasting(original):
+        if changes.lasting(original):
             raise FirstGraphPlanned(entry)
 
-    changes.watchers.append(found)
-    try:
+    with changes.watched(found):
         yield
-    finally:
-        changes.watchers.remove(found)
 
 
 def note_run(entry: Any) -> None:

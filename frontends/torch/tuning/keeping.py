@@ -207,18 +207,15 @@ def preserved(
         tensors += module.buffers(recurse=False)
         whole.whole(module)
     tensors = list({id(t): t for t in tensors}.values())
-    me, saved = threading.get_ident(), _with_values(tensors)
+    saved = _with_values(tensors)
 
     def found(new: frozenset[effects.MutatedPlace]) -> None:
-        if threading.get_ident() == me:
-            saved.extend(_with_values(_saved_places(new, original, places)))
+        saved.extend(_with_values(_saved_places(new, original, places)))
 
-    changes.watchers.append(found)
     try:
-        with random_kept(args, kwargs):
+        with changes.watched(found), random_kept(args, kwargs):
             yield places.put_back
     finally:
-        changes.watchers.remove(found)
         places.put_back()
         whole.put_back()
         # What was saved twice was saved first before anything changed it.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,7 +83,7 @@ class Changes:
     Attributes:
         places: What can be looked up, and put back.
         others: Descriptions of what cannot.
-        watchers: Called with places that were not known, before the call that a capture is for changes them.
+        watchers: Who is told of more, see ``watched``.
     """
 
     places: frozenset[MutatedPlace] = frozenset()
@@ -98,6 +100,25 @@ class Changes:
             self.others |= others
             for watcher in tuple(self.watchers):
                 watcher(new)
+
+    @contextmanager
+    def watched(self, watcher: Callable[[frozenset[MutatedPlace]], None]) -> Iterator[None]:
+        """Tells of what this thread's captures find, before the call that a capture is for changes it.
+
+        Args:
+            watcher: Called with the places that were not known.
+        """
+        me = threading.get_ident()
+
+        def of_this_thread(new: frozenset[MutatedPlace]) -> None:
+            if threading.get_ident() == me:
+                watcher(new)
+
+        self.watchers.append(of_this_thread)
+        try:
+            yield
+        finally:
+            self.watchers.remove(of_this_thread)
 
     def lasting(self, original: Any) -> list[str]:
         """Names of what cannot be put back after a call."""

@@ -125,7 +125,8 @@ class Code:
         title = f"{self._title} #{next(_numbers)}"
         targets = "".join(f"v{v}, " for v in results)
         function = run.function(title, results)
-        self._tried(title, function, f"{targets}held", run.inputs, steps, "; del held")
+        self._tried(title, function, f"{targets}held", run.inputs, steps)
+        self._emit("del held", region)
         self._made(results, region)
 
     def program(self, program: FusedOperators) -> None:
@@ -143,14 +144,13 @@ class Code:
         targets: str,
         inputs: Sequence[int],
         steps: Sequence[Step],
-        afterwards: str = "",
     ) -> None:
         """Calls a function that stands for steps; if it fails they run one by one, for their own error."""
         region = steps[0].region
         again = self._constant(_Again(self._captured, title, inputs, steps, self.regions))
         args = ", ".join(f"v{v}" for v in inputs)
         call = f"{self._constant(function)}({args})"
-        self._emit(f"try: {f'{targets} = {call}' if targets else call}{afterwards}", region)
+        self._emit(f"try: {f'{targets} = {call}' if targets else call}", region)
         self._emit(f"except Exception as error: {again}(error, {args})", region)
 
     def drop(self, values: Iterable[int], region: int) -> None:
