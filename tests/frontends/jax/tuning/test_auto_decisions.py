@@ -496,22 +496,24 @@ def test_what_xla_spreads_over_cores_gains_nothing_by_lanes(times: dict[str, Any
     def guided(x: Any, k: Any) -> Any:
         return 3.0 * conv(x, k) - 2.0 * conv(-x, k)
 
-    x, k = jnp.ones((4, 32, 32, 64)), jnp.ones((3, 3, 64, 64)) / 576
-    for f, gains in (
-        (guided, False),
-        (lambda x, k: jax.lax.fori_loop(0, 3, lambda _, y: guided(y, k), x), False),
-        (lambda x, k: jnp.sort(x.ravel()) + jnp.sort(-x.ravel()), True),
+    deep = jnp.ones((4, 16, 16, 128)), jnp.ones((3, 3, 128, 128)) / 1152
+    large, narrow = jnp.ones((4, 32, 32, 64)), jnp.ones((3, 3, 64, 64)) / 576  # one tile a row
+    for f, x, k, gains in (
+        (guided, *deep, False),
+        (lambda x, k: jax.lax.fori_loop(0, 3, lambda _, y: guided(y, k), x), *deep, False),
+        (lambda x, k: jnp.sort(x.ravel()) + jnp.sort(-x.ravel()), *deep, True),
+        (guided, large, narrow, True),
     ):
         jaxpr = jax.make_jaxpr(f)(x, k)
         one, two = costs.original_ns(jaxpr, 1), costs.original_ns(jaxpr, 2)
         assert (two > 0.9 * one) == gains
     fast = auto_of(jax.jit(guided), budget_s=60.0)
-    fast(x, k)
-    expected = fast.decision((x, k), {}).predicted_ms
+    fast(*deep)
+    expected = fast.decision(deep, {}).predicted_ms
     assert expected["original"] < 1.2 * min(
         ms for name, ms in expected.items() if name != "original"
     )
-    assert "auto:   original: predicted" in dfx.explain(fast, x, k)
+    assert "auto:   original: predicted" in dfx.explain(fast, *deep)
 
 
 def test_a_decision_says_that_it_was_measured_alone(times: dict[str, Any]) -> None:

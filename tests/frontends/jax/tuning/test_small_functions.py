@@ -167,15 +167,26 @@ def test_two_tiny_operators_in_a_large_program_wake_nobody() -> None:
     assert _lanes(_branches(large), jnp.ones(256), jnp.ones(256), jnp.ones((768, 768))) == {-1}
 
 
-def test_tiny_products_are_not_handed_out() -> None:
-    def product(x: Any, w: Any) -> Any:
-        return x @ w
+def test_products_of_one_tile_are_not_handed_out() -> None:
+    def forks(pattern: str, x: tuple[int, ...], w: tuple[int, ...]) -> float:
+        graph = dfx.graph(
+            _branches(lambda x, w: jnp.einsum(pattern, x, w)), jnp.ones(x), jnp.ones(w)
+        )
+        shared = [region.spread.forks for region in graph.regions]
+        assert all(r.spread.products > 0 for r in graph.regions) == bool(sum(shared))
+        return sum(shared)
 
-    def forks(width: int) -> float:
-        graph = dfx.graph(_branches(product), jnp.ones((64, width)), jnp.ones((width, width)))
-        return sum(region.spread.forks for region in graph.regions)
-
-    assert [forks(width) for width in (8, 32, 64, 256)] == [0, 0, 1, 1]
+    # What XLA of jaxlib 0.10.2 does, by its threads' context switches.
+    for tiled, shapes in {
+        0: [(64, 32, 32), (64, 64, 64), (64, 256, 256), (128, 128, 512), (256, 128, 256)],
+        1: [(256, 256, 256), (128, 256, 512), (64, 1024, 256), (512, 512, 512), (1024, 256, 64)],
+    }.items():
+        for m, k, n in shapes:
+            assert forks("mk,kn->mn", (m, k), (k, n)) == tiled, (m, k, n)
+            assert forks("bmk,bkn->bmn", (8, m, k), (8, k, n)) == tiled, (m, k, n)
+    assert forks("bqhd,bkhd->bhqk", (2, 128, 4, 64), (2, 128, 4, 64)) == 0
+    assert forks("km,kn->mn", (64, 64), (64, 128)) == 0  # of columns: left to Eigen
+    assert forks("km,kn->mn", (256, 256), (256, 256)) == 1
 
 
 def mlp(x: Any, w: Any) -> Any:

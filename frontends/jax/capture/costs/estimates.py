@@ -14,6 +14,7 @@ import numpy as np
 from jax.extend import core as jcore
 
 from dynaflow_xla import machine
+from dynaflow_xla.frontends.jax.capture.costs import sharing
 from dynaflow_xla.ir import work
 from dynaflow_xla.ir.work import Spread, Work
 
@@ -34,11 +35,7 @@ SPREAD_NS = 50_000.0
 
 FORKED_BYTES = 1 << 18
 """So much of a loop that memory bounds is work enough for one thread (XLA, ``parallel_task_assigner.cc``).
-XLA:CPU hands out what is twice that, and products of matrices, whether it pays or not."""
-
-FORKED_FLOPS = float(1 << 18)
-"""Smaller products run on one thread. (Layers of 64 rows, on all cores beside one: 32 x 32, of 131,072
-operations, take as long; 64 x 64, of 524,288, 30 us longer each.)"""
+XLA:CPU hands out what is twice that, whether it pays or not."""
 
 HANDED_OVER_FLOPS = 1000.0
 """XLA:CPU runs programs with less on the caller's thread, and hands others to a thread of its own."""
@@ -156,19 +153,27 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     """The work of one operator, and what of it XLA:CPU gives to all threads."""
     made = _primitive(eqn, name, params)
     kind: machine.Kind = "elements"
+    forks = shares = False
     if name in ONE_CORE or name in work.FACTORIZATIONS or name.startswith("scatter"):
         kind = "serial"
     elif name == "dot_general":
         kind = "products"
-        forks = made.flops >= FORKED_FLOPS and _of_matrices(eqn, params)
+        shapes = [v.aval.shape for v in eqn.invars[:2]]
+        vector = not _of_matrices(
+            eqn, params
+        )  # is shared out if it is long, and waits for no thread
+        forks = not vector and sharing.of_product(shapes, params["dimension_numbers"])
+        shares = vector or forks
     elif name == "conv_general_dilated":
-        kind, forks = "convolutions", True
+        kind = "convolutions"
+        kernel, result = eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
+        forks = shares = sharing.of_convolution(kernel, result, params)
     else:
-        forks = made.bytes_moved >= 2 * FORKED_BYTES
+        forks, shares = made.bytes_moved >= 2 * FORKED_BYTES, True
     made = made._replace(ns=made.ns / machine.numbers().speed("jax", kind))
     if kind == "serial":
         return made._replace(spread=Spread(products=_by_blas(eqn, name) * made.ns))
-    shared = made.ns if made.ns >= SPREAD_NS else 0.0
+    shared = made.ns if shares and made.ns >= SPREAD_NS else 0.0
     return made._replace(spread=Spread(**{kind: shared}, forks=float(forks)))
 
 

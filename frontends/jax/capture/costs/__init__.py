@@ -1,0 +1,18 @@
+"""What operators of JAX cost on one core, and what of it XLA:CPU shares out to more."""
+
+from dynaflow_xla.frontends.jax.capture.costs.estimates import (
+    BYTES_PER_NS as BYTES_PER_NS,
+    CALLBACKS as CALLBACKS,
+    COLLECTIVES as COLLECTIVES,
+    GENERATORS as GENERATORS,
+    HANDED_OVER_FLOPS as HANDED_OVER_FLOPS,
+    OP_OVERHEAD_NS as OP_OVERHEAD_NS,
+    OUTER_CALLS as OUTER_CALLS,
+    SCHEDULED as SCHEDULED,
+    TRANSCENDENTAL as TRANSCENDENTAL,
+    aval_bytes as aval_bytes,
+    elements_in_steps as elements_in_steps,
+    estimate as estimate,
+    one_pass_ns as one_pass_ns,
+    original_ns as original_ns,
+)

@@ -1,0 +1,72 @@
+"""Which matrix products and convolutions XLA:CPU shares out to several threads.
+
+XLA leaves most of them to YNNPACK, which grows a tile of the result until it is work enough for one task
+(``choose_split_factors`` in ``ynnpack/subgraph/dot.cc`` of github.com/google/XNNPACK); what is a single tile
+runs on one thread, whatever its batch. Elements of a batch, heads of an attention among them, and rows of an
+image are tiles of their own, and run one after another. So shapes decide, not the number of operations: 32
+products of 128 x 64 x 128 take as long on two cores as on one, and 8 of 256 x 256 x 256 half the time.
+What YNNPACK does not take goes to Eigen's tensors, which share by operations.
+
+The limits are fitted to jaxlib 0.10.2: context switches a call and times beside one thread, some 110 products
+and 40 convolutions of float32, bfloat16 and float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+_DEEP = 1024
+"""Longer sums are cut into pieces anyway."""
+
+_TASK = 3 << 15
+"""(rows + columns) * depth of a product from which on its result is more than one tile: 1.5 times what is
+enough for a task, as tiles grow by doubling."""
+
+_TASK_AREA = 1 << 17
+"""The same for the elements of its result."""
+
+_EIGEN_FLOPS = 1 << 22
+"""Smaller products run on one thread in Eigen."""
+
+
+def is_tiled(rows: int, columns: int, depth: int) -> bool:
+    """Whether YNNPACK makes more than one task of a product."""
+    return (rows + columns) * min(depth, _DEEP) >= _TASK or rows * columns >= _TASK_AREA
+
+
+def of_product(shapes: Sequence[Sequence[int]], dimension_numbers: Any) -> bool:
+    """Whether a ``dot_general`` is shared out.
+
+    Args:
+        shapes: Of both factors.
+        dimension_numbers: The equation's.
+    """
+    (contract, batch) = dimension_numbers
+    rows, columns = (
+        math.prod(shape) // max(1, math.prod(shape[d] for d in (*summed, *along)))
+        for shape, summed, along in zip(shapes, contract, batch, strict=True)
+    )
+    depth = math.prod(shapes[0][d] for d in contract[0])
+    if len(shapes[0]) - 1 in contract[0]:
+        return is_tiled(rows, columns, depth)
+    return 2 * rows * columns * depth >= _EIGEN_FLOPS
+
+
+def of_convolution(kernel: Sequence[int], result: Sequence[int], params: dict[str, Any]) -> bool:
+    """Whether a ``conv_general_dilated`` is shared out.
+
+    Args:
+        kernel: Its shape.
+        result: The result's shape.
+        params: The equation's.
+    """
+    numbers = params["dimension_numbers"]
+    if len(kernel) != 4:
+        return True  # Eigen takes those over one and three spatial dimensions
+    out_channels, in_channels, *window = (kernel[d] for d in numbers.rhs_spec)
+    groups = params.get("feature_group_count", 1) * params.get("batch_group_count", 1)
+    row = result[numbers.out_spec[-1]]
+    depth = min(in_channels * math.prod(window), _DEEP) - 1  # what is just at the limit is one tile
+    return is_tiled(row, out_channels // max(1, groups), depth)
