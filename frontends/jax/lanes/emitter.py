@@ -25,7 +25,7 @@ from dynaflow_xla.ir.graph import Graph, Region
 from dynaflow_xla.planning.instructions import Launch, Record, Wait
 
 _HOLD_MIN_NS = 50_000
-_HOLD_MAX_SHARE = 0.05
+_HOLD_MAX_SHARE = 0.2
 
 
 def _feeding_costliest(graph: Graph, region: Region) -> list[int]:
@@ -208,6 +208,9 @@ class LaneEmitter:
         avals = builder.captured.avals
         outs = [self._in_place(launch, v, x) for v, x in zip(region.outputs, outs, strict=True)]
         made = [_Held(v, x) for v, x in zip(region.outputs, outs, strict=True)]
+        # Who waits for this region waits for what it read, too: that need not be in memory.
+        read = {id(self.held[number].x) for number in launch.ins}
+        self.previous = [x for x in self.previous if id(x) not in read]
         self.previous += [h.x for h in made if not is_key(avals[h.value])]
         for number, h in builder.results(launch, made).items():
             self.held[number] = h
