@@ -9,11 +9,14 @@ only when all its inputs are there.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from dynaflow_xla.ir.graph import Graph, Resource
 from dynaflow_xla.ir.phases import ONE_PHASE, Phases
+
+COMPUTE_INTENSITY = 4.0
+"""Operations a byte from which operators count as compute-bound (a core's ratio of the two)."""
 
 TINY_SHARE = 0.02
 TINY_NS = 50_000.0
@@ -50,6 +53,7 @@ class Cluster:
     before: int = 0
     cost_ns: float = 0.0
     phase: Hashable = 0
+    computes: bool = False  # one of its operators computes much for what it moves
 
     @property
     def fixed(self) -> bool:
@@ -79,6 +83,7 @@ def grow(
         cluster.ops.append(op)
         if graph.ops[op].kind not in fused:
             cluster.cost_ns += graph.ops[op].cost_ns
+        cluster.computes |= resource_of(graph.ops[op].flops, graph.ops[op].bytes_moved) == "compute"
         preds = preds - {target}
         cluster.preds |= preds
         before = cluster.before
@@ -137,6 +142,25 @@ def contract(clusters: list[Cluster], max_regions: int) -> list[Cluster]:
         clusters = merged
 
 
+def resource_of(flops: float, bytes_moved: int) -> Resource:
+    """What bounds operators that compute and move so much."""
+    return "compute" if flops > COMPUTE_INTENSITY * bytes_moved else "memory"
+
+
+def _next(cluster: Cluster, after: Sequence[Cluster]) -> Cluster | None:
+    """The only one of a cluster's readers, or the one that all others run behind; else None.
+
+    The latter (a normalization, whose mean and variance read what it then scales) only between loops over
+    elements, which a compiler fuses: operators that compute may gain by more cores where others do not.
+    """
+    if len(after) == 1:
+        return after[0]
+    for target in after:
+        if all(other is target or other.before >> target.id & 1 for other in after):
+            return None if cluster.computes or target.computes else target
+    return None
+
+
 def _round(clusters: list[Cluster], tiny: float) -> list[Cluster]:
     succs = successors(clusters)
     by_id = {c.id: c for c in clusters}
@@ -151,8 +175,8 @@ def _round(clusters: list[Cluster], tiny: float) -> list[Cluster]:
         if cluster.fixed or cluster.id in touched:
             continue
         after = succs[cluster.id]
-        if len(after) == 1:
-            (target,) = after
+        target = _next(cluster, after)
+        if target is not None:
             series = target.preds == {cluster.id}
             if (
                 not target.fixed
@@ -180,12 +204,13 @@ def _renumber(clusters: list[Cluster], into: dict[int, int]) -> list[Cluster]:
     number = {c.id: i for i, c in enumerate(kept)}
     for source, destination in into.items():
         number[source] = number[destination]
-    merged = [Cluster(i, c.seed, [], set(), 0, 0.0, c.phase) for i, c in enumerate(kept)]
+    merged = [Cluster(i, c.seed, phase=c.phase) for i, c in enumerate(kept)]
     best = [c.cost_ns if c.seed else -1.0 for c in kept]
     for cluster in clusters:
         target = merged[number[cluster.id]]
         target.ops += cluster.ops
         target.cost_ns += cluster.cost_ns
+        target.computes |= cluster.computes
         target.preds |= {number[p] for p in cluster.preds} - {target.id}
         if cluster.seed is not None and cluster.cost_ns > best[target.id]:
             target.seed, best[target.id] = cluster.seed, cluster.cost_ns

@@ -8,7 +8,16 @@ from itertools import count
 from typing import TypeAlias
 
 from dynaflow_xla import machine
-from dynaflow_xla.ir.clusters import Cluster, Seed, contract, grow, sink, successors, topological
+from dynaflow_xla.ir.clusters import (
+    Cluster,
+    Seed,
+    contract,
+    grow,
+    resource_of,
+    sink,
+    successors,
+    topological,
+)
 from dynaflow_xla.ir.graph import Graph, Operator, Region, Resource, Source
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.phases import ONE_PHASE, Phases
@@ -28,9 +37,6 @@ REPLICATE_NS, REPLICATE_SHARE = 5_000.0, 0.01
 """Preparation of inputs is repeated in each region that needs it, where that is cheaper than handing
 it over. What takes longer than this and more than this share of the function's cost is never repeated: it
 may run on its readers' lane, where nothing is handed over."""
-
-COMPUTE_INTENSITY = 4.0
-"""Operations a byte from which a region counts as compute-bound (a core's ratio of the two)."""
 
 Nesting: TypeAlias = tuple[str, ...]
 """Names of nested calls or scopes, outermost first."""
@@ -282,7 +288,7 @@ def _regions(graph: Graph, order: list[Cluster], ops_of: dict[int, list[int]]) -
                 inputs=tuple(inputs),
                 outputs=tuple(v for v in own if v in outputs or v in read_by),
                 tags=(seed.tags if seed else frozenset()) | ({"outer"} if outer else set()),
-                resource=(seed.resource if seed else None) or _resource(flops, moved),
+                resource=(seed.resource if seed else None) or resource_of(flops, moved),
                 flops=flops,
                 bytes_moved=moved,
                 cost_ns=sum(op.cost_ns for op in members),
@@ -309,7 +315,3 @@ def _needed_only(graph: Graph, ops: list[int], own: list[int]) -> list[int]:
 
 def _first_source(ops: list[Operator]) -> Source | None:
     return next((op.source for op in ops if op.source is not None), None)
-
-
-def _resource(flops: float, moved: int) -> Resource:
-    return "compute" if flops > COMPUTE_INTENSITY * moved else "memory"

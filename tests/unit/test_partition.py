@@ -240,6 +240,18 @@ def test_default_rules_give_few_useful_regions(make: Make) -> None:
     assert len(partition(little).regions) == 1
 
 
+def test_what_a_later_reader_needs_too_is_no_reason_for_a_cut(make: Make) -> None:
+    """As in a normalization. But not if cores are worth more to one of them than to the other."""
+    text = "mean = mean x; d = sub x mean; v = var d; e = exp v; out = mul d e"
+    assert len(partition(make(text, "out")).regions) == 1
+    for heavy in "dve":
+        cut = partition(make(text, "out", **{heavy: {"flops": 1e6}}))
+        assert len(cut.regions) > 1, heavy
+    # Nor if something else could run meanwhile.
+    apart = "d = sort x; v = var d; w = exp d; a = mul v v; b = mul w w; out = add a b"
+    assert len(partition(make(apart, "out")).regions) >= 3
+
+
 def test_nested_calls_are_regions(make: Make) -> None:
     fields = {
         f"{c}{k}": {"call_path": (f"block#{c}",), "cost_ns": 4e4} for c in "01" for k in range(3)
