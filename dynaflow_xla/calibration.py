@@ -34,13 +34,14 @@ FRAMEWORKS = ("jax", "torch")
 
 WORK: dict[machine.Kind, list[tuple[tuple[int, ...], float]]] = {
     "products": [((1024, 1024), 1.0), ((1024, 1024), 0.05)],
-    "convolutions": [((8, 32, 64, 64), 1.0), ((32, 32, 3, 3), 0.1)],
+    "convolutions": [((8, 64, 32, 32), 1.0), ((256, 64, 3, 3), 0.1)],
     "elements": [((1 << 18,), 1.0), ((1 << 18,), 1.0)],
     "serial": [((1 << 18,), 1.0)],
 }
 """By kind of work the shapes of a function that is nothing else, and what random values are multiplied by."""
 
-_SMALL_PRODUCT = [((160, 160), 1.0), ((160, 160), 0.1)]
+_SMALL_PRODUCT = [((8, 256), 1.0), ((256, 512), 0.1)]
+"""Hardly enough for XLA to share it out."""
 _LITTLE = [((8,), 1.0), ((8,), 1.0)]
 _HANDED_OVER = [((256,), 1.0)]
 """Enough for XLA to hand the program to a thread of its own."""

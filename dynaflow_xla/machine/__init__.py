@@ -7,7 +7,7 @@ import os
 import platform
 from pathlib import Path
 
-from dynaflow_xla.machine import figures
+from dynaflow_xla.machine import figures, processors
 from dynaflow_xla.machine.figures import (
     ASSUMED as ASSUMED,
     TURNS_NS as TURNS_NS,
@@ -84,11 +84,7 @@ def _text(path: Path) -> str:
 @functools.cache
 def cpu_model() -> str:
     """The processor's name; every model has another one, as far as the system tells them apart."""
-    try:
-        text = _CPUINFO.read_text(errors="replace")
-    except OSError:
-        text = ""
-    return named(text) or platform.processor() or platform.machine()
+    return named(_text(_CPUINFO)) or platform.processor() or platform.machine()
 
 
 def named(cpuinfo: str) -> str:
@@ -115,6 +111,12 @@ def identity() -> tuple[str, ...]:
     return platform.machine(), cpu_model(), str(cores())
 
 
+@functools.cache
+def assumed() -> Numbers:
+    """This machine's numbers as long as nothing was measured: by its processor, where that is known."""
+    return processors.assumed_of(_text(_CPUINFO))
+
+
 _in_force: Numbers | None = None
 
 
@@ -122,8 +124,8 @@ def numbers() -> Numbers:
     """This machine's numbers, as measured or assumed; a process reads them once."""
     global _in_force
     if _in_force is None:
-        _in_force = ASSUMED  # should what follows raise: warnings may be errors
-        _in_force = figures.kept(identity())
+        _in_force = assumed()  # should what follows raise: warnings may be errors
+        _in_force = figures.kept(identity(), assumed())
     return _in_force
 
 

@@ -153,8 +153,8 @@ def path(identity: tuple[str, ...]) -> Path:
     return private_files.cache_folder() / f"machine-{name}.json"
 
 
-def kept(identity: tuple[str, ...]) -> Numbers:
-    """The numbers that were measured on this machine; the assumed ones if there are none.
+def kept(identity: tuple[str, ...], assumed: Numbers = ASSUMED) -> Numbers:
+    """The numbers that were measured on this machine; ``assumed`` if there are none.
 
     A file that cannot be used is reported.
     """
@@ -162,7 +162,7 @@ def kept(identity: tuple[str, ...]) -> Numbers:
         file = path(identity)
         file.stat()
     except (OSError, RuntimeError):
-        return ASSUMED  # nothing was measured, or there is no home to keep it in
+        return assumed  # nothing was measured, or there is no home to keep it in
     try:
         return checked(private_files.opened(private_files.read(file), VERSION))
     except private_files.Untrusted as error:
@@ -173,7 +173,7 @@ def kept(identity: tuple[str, ...]) -> Numbers:
             "Measure again: dynaflow-xla doctor --measure",
             stacklevel=3,
         )
-    return ASSUMED
+    return assumed
 
 
 def keep(made: Numbers, identity: tuple[str, ...]) -> Path:

@@ -97,14 +97,14 @@ def test_a_busy_machine_is_not_measured(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(calibration, "_busy", lambda: 1.5)
     with pytest.raises(RuntimeError, match="other programs use 1.5 of its"):
         dfx.measure_machine()
-    assert not folder.exists() and machine.numbers() == machine.ASSUMED
+    assert not folder.exists() and machine.numbers() == machine.assumed()
 
 
 def test_what_no_machine_can_be_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_measured", lambda *_: _numbers(copy_bytes_per_ns=1e6))
     with pytest.raises(RuntimeError, match="Measure again when the machine is quiet"):
         dfx.measure_machine()
-    assert machine.numbers() == machine.ASSUMED
+    assert machine.numbers() == machine.assumed()
 
 
 def test_a_folder_that_cannot_be_written_is_told(

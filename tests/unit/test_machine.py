@@ -13,7 +13,7 @@ import pytest
 from dynaflow_xla import machine
 from dynaflow_xla.caches import private_files
 from dynaflow_xla.errors import FallbackWarning
-from dynaflow_xla.machine import figures
+from dynaflow_xla.machine import figures, processors
 from dynaflow_xla.tuning import autotune
 
 X86 = """processor\t: 0
@@ -115,7 +115,7 @@ MEASURED = dataclasses.replace(
 
 
 def test_numbers_are_assumed_until_they_are_measured(folder: Path) -> None:
-    assert machine.numbers() == machine.ASSUMED and machine.numbers().digest == ""
+    assert machine.numbers() == machine.assumed() and machine.numbers().digest == ""
     key = autotune.cache_key("a")
     file = machine.keep(MEASURED)
     assert file.parent == folder and machine.numbers() == MEASURED
@@ -154,7 +154,7 @@ def test_no_machine_is_so(folder: Path, changed: dict[str, Any], why: str) -> No
     private_files.write(file, private_files.sealed(content, figures.VERSION))
     machine.use(None)
     with pytest.warns(FallbackWarning, match=r"doctor --measure"):
-        assert machine.numbers() == machine.ASSUMED
+        assert machine.numbers() == machine.assumed()
 
 
 def test_a_file_that_was_changed_is_reported(folder: Path) -> None:
@@ -162,14 +162,14 @@ def test_a_file_that_was_changed_is_reported(folder: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"7000", b"6000"))
     machine.use(None)
     with pytest.warns(FallbackWarning, match="its hash is not that of its content"):
-        assert machine.numbers() == machine.ASSUMED
+        assert machine.numbers() == machine.assumed()
 
 
 def test_a_file_that_others_may_write_is_refused(folder: Path) -> None:
     machine.keep(MEASURED).chmod(0o666)
     machine.use(None)
     with pytest.warns(FallbackWarning, match="is not used"):
-        assert machine.numbers() == machine.ASSUMED
+        assert machine.numbers() == machine.assumed()
 
 
 def test_without_a_home_nothing_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,14 +179,44 @@ def test_without_a_home_nothing_was_measured(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(private_files, "cache_folder", none)
-    assert figures.kept(machine.identity()) == machine.ASSUMED
+    assert figures.kept(machine.identity()) == figures.ASSUMED
 
 
 def test_a_folder_that_others_may_write_is_told_of_only_for_a_file(folder: Path) -> None:
     folder.mkdir(mode=0o777, parents=True)
     folder.chmod(0o777)
-    assert machine.numbers() == machine.ASSUMED  # no warning: warnings are errors here
+    assert machine.numbers() == machine.assumed()  # no warning: warnings are errors here
 
 
 def test_the_day_makes_no_other_numbers() -> None:
     assert MEASURED.digest == dataclasses.replace(MEASURED, measured="later").digest
+
+
+CPUINFO = (
+    "processor\t: 0\nvendor_id\t: {}\ncpu family\t: {}\nmodel name\t: X\nflags\t\t: fpu sse2 {}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "flags", "products"),
+    [
+        ("GenuineIntel", "6", "avx avx2 avx512f avx512dq", 1.0),
+        ("GenuineIntel", "6", "avx avx2 fma", 0.5),
+        ("AuthenticAMD", "25", "avx avx2 avx512f", 0.5),  # Zen 4
+        ("AuthenticAMD", "25", "avx avx2", 0.5),  # Zen 3
+        ("AuthenticAMD", "26", "avx avx2 avx512f", 1.0),  # Zen 5
+        ("GenuineIntel", "6", "sse4_2", 1.0),
+    ],
+)
+def test_what_is_assumed_of_a_processor(
+    vendor: str, family: str, flags: str, products: float
+) -> None:
+    numbers = processors.assumed_of(CPUINFO.format(vendor, family, flags))
+    assert numbers.speed("jax", "products") == products
+    assert numbers.speed("torch", "products") == 1.0 and not numbers.digest
+    assert dataclasses.replace(numbers, speeds={}) == machine.ASSUMED
+
+
+def test_nothing_is_assumed_of_what_does_not_say_what_it_is() -> None:
+    for text in ("", "CPU part\t: 0xd40\nFeatures\t: fp asimd sve\n", ":::\n"):
+        assert processors.assumed_of(text) == machine.ASSUMED

@@ -1,0 +1,36 @@
+"""What is assumed of processors that compute at another speed than the one that costs were fitted to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from dynaflow_xla.machine.figures import ASSUMED, Numbers
+
+_NARROW = {"jax products": 0.5, "jax convolutions": 0.5}
+"""Half as many multiplications a cycle as two units of AVX-512: by arithmetic, not measured."""
+
+_ZEN_4 = {"jax products": 0.5, "jax convolutions": 0.47, "jax elements": 2.0}
+"""AMD EPYC, family 25, model 17, as ``dynaflow_xla.measure_machine`` has it. 512 bits take two cycles."""
+
+_AMD, _ZEN_3_AND_4 = "AuthenticAMD", "25"
+
+
+def assumed_of(cpuinfo: str) -> Numbers:
+    """The numbers of a machine that was not measured, by what a text like ``/proc/cpuinfo`` says of it."""
+    told: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        told.setdefault(key.strip(), value.strip())
+    return dataclasses.replace(ASSUMED, speeds=_speeds(told))
+
+
+def _speeds(told: Mapping[str, str]) -> dict[str, float]:
+    flags = told.get("flags", "").split()
+    if "avx2" not in flags:
+        return {}  # another architecture, or nothing is known
+    if "avx512f" not in flags:
+        return _NARROW
+    if told.get("vendor_id") == _AMD and told.get("cpu family") == _ZEN_3_AND_4:
+        return _ZEN_4
+    return {}
