@@ -34,6 +34,8 @@ class Spread(NamedTuple):
         rows: Any loops that PyTorch shares out, over rows or elements.
         forks: How often work is handed out to several cores and waited for. What is short is so, too, if the
             framework does not ask whether it pays.
+        tiles: Products and convolutions that run on one core each, but may be shared out where they are
+            fused with others: a planner that compares with the whole program cannot be sure.
     """
 
     products: float = 0.0
@@ -41,6 +43,7 @@ class Spread(NamedTuple):
     elements: float = 0.0
     rows: float = 0.0
     forks: float = 0.0
+    tiles: float = 0.0
 
     def times(self, factor: float) -> Spread:
         """That so often."""
@@ -50,12 +53,17 @@ class Spread(NamedTuple):
         """Nanoseconds by which so many cores are faster than one; negative where forks cost more."""
         if cores <= 1:
             return 0.0
-        *kinds, forks = zip(self._fields, self, strict=True)
-        gained = sum(
-            ns * (1.0 - 1.0 / machine.numbers().speed_up(kind, cores)) for kind, ns in kinds if ns
-        )
-        return gained - forks[1] * machine.numbers().fork_ns
+        numbers = machine.numbers()
+        kinds = zip(self._fields[:_KINDS], self[:_KINDS], strict=True)
+        gained = sum(ns * (1.0 - 1.0 / numbers.speed_up(kind, cores)) for kind, ns in kinds if ns)
+        return gained - self.forks * numbers.fork_ns
 
+    def unsure_ns(self, cores: int) -> float:
+        """Nanoseconds that so many cores save besides, if all ``tiles`` are shared out."""
+        return self.tiles * (1.0 - 1.0 / machine.numbers().speed_up("products", max(1, cores)))
+
+
+_KINDS = 4
 
 NO_SPREAD = Spread()
 

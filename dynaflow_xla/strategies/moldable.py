@@ -37,12 +37,15 @@ from dynaflow_xla.strategies.base import Recorder
 MARGIN = 0.03
 """Of the original's time: what lanes have to gain by the model, beside what they cost."""
 
-_QUICK_FORK, _QUICK_PROGRAM = 0.1, 0.5
+_QUICK_FORK, _QUICK_PROGRAM = 0.15, 0.5
 """Shares of what it costs to hand work and programs to other threads. Some machines do it so quickly; a
 program is kept on the thread that calls, with one core, only if it is the shorter one there, too."""
 
 _AS_GOOD = 0.05
 """Of the time with all cores, forks being quick: what the model does not tell apart from it."""
+
+_UNSURE = 0.5
+"""What of ``Spread.tiles`` counts as shared out in the original."""
 
 _MOST_RESULT_BYTES = 1 << 26
 """A lane's results are there twice until they are copied: no more than this in vain."""
@@ -104,6 +107,9 @@ class Moldable:
         self.lane_cores = lane_cores
         forks = sum(r.spread.forks for r in pg.regions) * machine.numbers().fork_ns
         self.quick_forks_ns = sum(self.wide) - (1 - _QUICK_FORK) * forks
+        unsure = sum(r.spread.unsure_ns(max(1, cores)) for r in pg.regions)
+        self.at_best_ns = self.quick_forks_ns - unsure
+        self.unsure_ns = _UNSURE * unsure
         quick = self.quick_forks_ns + _QUICK_PROGRAM * program_ns
         # There it has one core, whatever a lane has, and nobody to hand anything to.
         alone = pg.on_caller_ns()
@@ -191,11 +197,11 @@ class Moldable:
         if sum(self.result_bytes) > _MOST_RESULT_BYTES:
             return False
         one = self.one_lane().length_ns
-        return least_ns <= one <= (1 + _AS_GOOD) * self.quick_forks_ns
+        return least_ns <= one <= (1 + _AS_GOOD) * self.at_best_ns
 
-    @staticmethod
-    def _gains(best: ListSchedule, original: ListSchedule) -> bool:
-        return best.length_ns + MARGIN * original.length_ns < original.length_ns
+    def _gains(self, best: ListSchedule, original: ListSchedule) -> bool:
+        length = original.length_ns - self.unsure_ns
+        return best.length_ns + MARGIN * length < length
 
     def _allotments(self) -> Iterable[frozenset[int]]:
         """Sets of wide regions: by efficiency, the ratio of its time on a lane to that on all cores."""

@@ -147,3 +147,26 @@ def test_what_a_lane_has_better_kernels_for_is_not_for_the_caller(make: Make) ->
 def test_longer_programs_are_not_for_the_caller(make: Make) -> None:
     pg = row(make, ["serial"] * 4, serial=SERIAL)
     assert not Moldable(pg, 2, 1, 2, 1e9, LONGEST_NS).is_for_the_caller()
+
+
+TILE = {"cost_ns": MS, "spread": Spread(tiles=MS)}
+
+
+def test_what_may_be_shared_out_after_all_is_not_for_one_lane(make: Make) -> None:
+    """A convolution runs on one core by itself, and on all fused with others: only sorts gain nothing."""
+    for kind, given in (("tile", TILE), ("serial", {"cost_ns": MS})):
+        tasks = Moldable(row(make, [kind] * 3, **{kind: given}), 1, 1, 2, 55_000.0)
+        assert tasks.is_for_one_lane(MS) == (kind == "serial")
+        assert tasks.all_wide().length_ns == pytest.approx(3 * MS + 55_000.0)
+
+
+def test_what_may_be_shared_out_after_all_has_to_gain_more_by_lanes(make: Make) -> None:
+    def gains(long: int, short: int) -> bool:
+        text = "; ".join(f"v{n} = tile x" for n in range(2))
+        sizes = {"v0": long, "v1": short}
+        given = {v: {"cost_ns": n * MS, "spread": Spread(tiles=n * MS)} for v, n in sizes.items()}
+        pg = partition(make(text, "v0 v1", **given), [Op("*")])
+        return bool(Moldable(pg, 2, 1, 2, 55_000.0).best().on_lanes)
+
+    assert gains(4, 4) and gains(5, 3)
+    assert not gains(7, 1)  # an eighth less by the model; half of that may be had without lanes

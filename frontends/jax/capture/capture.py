@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -445,6 +445,13 @@ def capture(closed: Any, n_consts: int, name: str, *, keep_rules: bool = False) 
         resolved = atom if isinstance(atom, jcore.Literal) else env[atom]
         is_value.append(isinstance(resolved, int))
         outputs.append(resolved if isinstance(resolved, int) else resolved.val)
+    inside = costs.in_their_readers(
+        [costs.Step(op.kind, op.inputs, op.outputs) for op in builder.ops],
+        [n for n, ok in zip(outputs, is_value, strict=True) if ok],
+    )
+    for index in inside:
+        op = builder.ops[index]
+        builder.ops[index] = replace(op, spread=op.spread._replace(forks=0.0))
     names = [f"const_{i}" for i in range(n_consts + len(jaxpr.constvars))]
     names += [f"arg_{i}" for i in range(len(inputs) - len(names))]
     graph = Graph(

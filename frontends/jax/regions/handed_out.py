@@ -21,8 +21,8 @@ _LARGEST_BYTES = 8192
 """XLA hands no loop over arrays of that size to several threads, unless it computes much for each element: in
 its reckoning 200,000 cycles do, of which a byte takes 10 and an operation one or two."""
 
-_FORK_NS = 5_000.0
-"""What a hand-over takes at least, to threads that are awake; ``machine`` says what to sleeping ones."""
+_FORK_NS = 25_000.0
+"""What a hand-over takes in a step: threads hardly fall asleep between steps, but do not spin either."""
 
 _SHARE = 0.02
 """What less of the whole is saved by is not worth a program of its own."""

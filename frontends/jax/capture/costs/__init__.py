@@ -16,3 +16,7 @@ from dynaflow_xla.frontends.jax.capture.costs.estimates import (
     one_pass_ns as one_pass_ns,
     original_ns as original_ns,
 )
+from dynaflow_xla.frontends.jax.capture.costs.fused import (
+    Step as Step,
+    in_their_readers as in_their_readers,
+)

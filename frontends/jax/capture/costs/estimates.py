@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend import core as jcore
 
 from dynaflow_xla import machine
-from dynaflow_xla.frontends.jax.capture.costs import sharing
+from dynaflow_xla.frontends.jax.capture.costs import fused, sharing
 from dynaflow_xla.ir import work
 from dynaflow_xla.ir.work import Spread, Work
 
@@ -58,10 +58,15 @@ ONE_PASS_CALL_NS = 500.0
 
 WINDOW_NS = 0.55  # an element of a window that is reduced
 
-TRANSCENDENTAL = frozenset(
-    "exp exp2 log log1p expm1 tanh logistic sin cos tan erf erf_inv erfc pow sqrt rsqrt cbrt atan2 "
-    "asin acos atan sinh cosh asinh acosh atanh lgamma digamma bessel_i0e bessel_i1e igamma".split()
-)
+TRANSCENDENTAL = {
+    "exp": 0.4, "exp2": 0.4, "log": 0.6, "log1p": 1.2, "expm1": 1.1, "tanh": 0.35, "logistic": 0.4,
+    "sin": 4.6, "cos": 4.8, "tan": 12.0, "erf": 0.3, "erf_inv": 2.3, "erfc": 1.1, "pow": 5.8,
+    "sqrt": 0.15, "rsqrt": 0.4, "cbrt": 15.0, "atan2": 12.0, "asin": 14.0, "acos": 23.0, "atan": 12.0,
+    "sinh": 2.2, "cosh": 0.8, "asinh": 2.2, "acosh": 1.9, "atanh": 2.2, "lgamma": 12.0,
+    "digamma": 12.0, "bessel_i0e": 1.9, "bessel_i1e": 1.9, "igamma": 27.0,
+}  # fmt: skip
+"""An element of float32. XLA has polynomials of its own for some, and calls the C library for others."""
+
 FREE = frozenset(
     "reshape squeeze expand_dims stop_gradient copy_p bitcast_convert_type "
     "optimization_barrier".split()
@@ -101,7 +106,19 @@ def _size(aval: Any) -> int:
 
 def _inner(jaxpr: Any, leaf: Leaf) -> Work:
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    return work.together(_walk(eqn, leaf) for eqn in jaxpr.eqns)
+    steps = [
+        fused.Step(
+            eqn.primitive.name,
+            tuple(v for v in eqn.invars if isinstance(v, jcore.Var)),
+            eqn.outvars,
+        )
+        for eqn in jaxpr.eqns
+    ]
+    inside = fused.in_their_readers(steps, jaxpr.outvars)
+    return work.together(
+        (made._replace(spread=made.spread._replace(forks=0.0)) if n in inside else made)
+        for n, made in enumerate(_walk(eqn, leaf) for eqn in jaxpr.eqns)
+    )
 
 
 def estimate(eqn: Any) -> Work:
@@ -154,6 +171,7 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     made = _primitive(eqn, name, params)
     kind: machine.Kind = "elements"
     forks = shares = False
+    tiles = 0.0
     if name in ONE_CORE or name in work.FACTORIZATIONS or name.startswith("scatter"):
         kind = "serial"
     elif name == "dot_general":
@@ -164,17 +182,22 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
         )  # is shared out if it is long, and waits for no thread
         forks = not vector and sharing.of_product(shapes, params["dimension_numbers"])
         shares = vector or forks
+        tiles = 0.0 if shares else made.ns
     elif name == "conv_general_dilated":
         kind = "convolutions"
         kernel, result = eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
         forks = shares = sharing.of_convolution(kernel, result, params)
+        tiles = 0.0 if shares else made.ns
     else:
         forks, shares = made.bytes_moved >= 2 * FORKED_BYTES, True
     made = made._replace(ns=made.ns / machine.numbers().speed("jax", kind))
     if kind == "serial":
         return made._replace(spread=Spread(products=_by_blas(eqn, name) * made.ns))
-    shared = made.ns if shares and made.ns >= SPREAD_NS else 0.0
-    return made._replace(spread=Spread(**{kind: shared}, forks=float(forks)))
+    if made.ns < SPREAD_NS and not (forks and kind == "elements"):  # those are parts of chains
+        return made._replace(spread=Spread(forks=float(forks)))
+    speed = machine.numbers().speed("jax", kind)
+    shared = made.ns if shares else 0.0
+    return made._replace(spread=Spread(**{kind: shared}, forks=float(forks), tiles=tiles / speed))
 
 
 _IN_VAIN = {
@@ -302,7 +325,8 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     if name.startswith("reduce"):
         return Work(float(in_size), moved, max(0.05 * in_size, memory_ns) + OP_OVERHEAD_NS)
     if name in TRANSCENDENTAL:
-        return Work(10.0 * out_size, moved, max(0.4 * out_size, memory_ns) + OP_OVERHEAD_NS)
+        ns = max(TRANSCENDENTAL[name] * out_size, memory_ns) + OP_OVERHEAD_NS
+        return Work(10.0 * out_size, moved, ns)
     if name in ("broadcast_in_dim", "iota", "slice", "concatenate", "pad", "transpose", "rev",
                 "convert_element_type", "copy", "select_n"):  # fmt: skip
         return Work(0.0, moved, memory_ns + OP_OVERHEAD_NS)

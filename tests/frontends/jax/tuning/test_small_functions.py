@@ -228,7 +228,7 @@ def test_products_stay_with_who_calls_by_a_compiler_option(strategy: Any, assert
 
 
 @EACH
-@pytest.mark.parametrize("order", [(64, 2048, 64, 2048), (2048, 64, 64, 2048, 1024, 64)])
+@pytest.mark.parametrize("order", [(64, 4096, 64, 4096), (4096, 64, 64, 4096, 2048, 64)])
 def test_signatures_of_both_kinds_take_turns(
     strategy: Any, order: tuple[int, ...], assert_same: Any
 ) -> None:
