@@ -54,6 +54,7 @@ def test_costs_are_those_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> Non
         )
         return {r.name: r.cost_ns for r in dfx.graph(f, jnp.ones((256, 256))).regions}
 
+    machine.use(_numbers())
     before = cost()
     machine.use(_numbers(speeds={"jax serial": 2.0}))
     after = cost()
