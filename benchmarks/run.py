@@ -1,4 +1,4 @@
-"""``make bench``: all CPU cases, and the pairs of models in JAX and PyTorch."""
+"""``make bench``: all CPU cases, functions of models, and the pairs of models in JAX and PyTorch."""
 
 from runner import main
 

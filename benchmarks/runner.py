@@ -1,7 +1,8 @@
-"""Measures schedules: ``python benchmarks/run.py [--suite cases|pairs] [--cases a,b] [--rounds N]``.
+"""Measures schedules: ``python benchmarks/run.py [--suite SUITE] [--cases a,b] [--rounds N]``.
 
-The suite ``pairs`` has models in JAX and in PyTorch, see ``pairs.py``; ``cases`` is JAX functions. For
-each case the outputs are verified first. Then, in ``cases``, these variants run interleaved in this process:
+The suite ``pairs`` has models in JAX and in PyTorch, see ``pairs.py``; ``cases`` are JAX functions of one
+kind each, ``functions`` JAX functions as models have them. For each case the outputs are verified first.
+Then, in the last two, these variants run interleaved in this process:
 
 ``jit``             ``jax.jit`` on the default client (XLA's own thread pool),
 ``jit_one_thread``  the same function jitted for a client with a pool of one thread,
@@ -67,10 +68,14 @@ def suites() -> dict[str, Suite]:
     import importlib.util
 
     import cases
+    import functions
     import plot
 
     columns = {"baselines": BASELINES, "scheduled": SCHEDULED}
-    made = [Suite("cases", cases.CASES, measure_case, table, plot.draw, columns)]
+    made = [
+        Suite(name, chosen, measure_case, table, plot.draw, columns)
+        for name, chosen in (("cases", cases.CASES), ("functions", functions.CASES))
+    ]
     if all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
         import pairs
 
