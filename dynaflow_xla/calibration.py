@@ -82,9 +82,9 @@ class _Deal(Strategy):
 def measure_machine(budget_s: float = 20.0, tell: Tell = lambda _: None) -> Numbers:
     """Measures what planning assumes of this machine, keeps it on disk, and uses it from now on.
 
-    Until then numbers of a server of 2024 are assumed. Plans that were made stay; decisions of ``Auto`` that
-    were made with other numbers are made again. ``dynaflow-xla doctor --measure`` does the same,
-    ``dynaflow-xla cache clear --kind machine`` forgets it.
+    Until then what is assumed follows the processor's vectors. Plans that were made stay; decisions of
+    ``Auto`` that were made with other numbers are made again. ``dynaflow-xla doctor --measure`` does the
+    same, ``dynaflow-xla cache clear --kind machine`` forgets it.
 
     Args:
         budget_s: About so many seconds; compiling does not count. The machine should have nothing else to do.

@@ -2,9 +2,9 @@
 
 A cluster graph stays acyclic by construction. Growing: an operator joins a cluster only if none of
 its producers runs behind that cluster. Merging: an edge is contracted only where no path leaves the
-pair and comes back (the source has one successor, or the target's other predecessors run before the
-source), and where no expensive cluster gets a predecessor it did not have, because a region starts
-only when all its inputs are there.
+pair and comes back (the source has one successor, or its others run behind the target, or the
+target's other predecessors run before the source), and where no expensive cluster gets a predecessor it
+did not have, because a region starts only when all its inputs are there.
 """
 
 from __future__ import annotations

@@ -21,6 +21,9 @@ FACTORIZATIONS = {
 """Of matrices, and solutions by one: operations by ``n**3``."""
 
 
+_SHARED = ("products", "convolutions", "elements", "rows")
+
+
 class Spread(NamedTuple):
     """What more cores than one share of an operator's time: nanoseconds of one core, by kind of work.
 
@@ -54,16 +57,14 @@ class Spread(NamedTuple):
         if cores <= 1:
             return 0.0
         numbers = machine.numbers()
-        kinds = zip(self._fields[:_KINDS], self[:_KINDS], strict=True)
-        gained = sum(ns * (1.0 - 1.0 / numbers.speed_up(kind, cores)) for kind, ns in kinds if ns)
+        shared: list[tuple[str, float]] = [(kind, getattr(self, kind)) for kind in _SHARED]
+        gained = sum(ns * (1.0 - 1.0 / numbers.speed_up(kind, cores)) for kind, ns in shared if ns)
         return gained - self.forks * numbers.fork_ns
 
     def unsure_ns(self, cores: int) -> float:
         """Nanoseconds that so many cores save besides, if all ``tiles`` are shared out."""
         return self.tiles * (1.0 - 1.0 / machine.numbers().speed_up("products", max(1, cores)))
 
-
-_KINDS = 4
 
 NO_SPREAD = Spread()
 

@@ -25,7 +25,7 @@ Kind = Literal["products", "convolutions", "elements", "serial"]
 """Kinds of work that machines differ in: products of matrices, convolutions, loops over elements, and what
 runs on one core however many there are."""
 
-VERSION = 2
+VERSION = 3
 
 FARTHEST = 30.0
 """What was measured lies within this factor of what is assumed, or something else was measured."""

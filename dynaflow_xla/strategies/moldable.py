@@ -13,7 +13,7 @@ at a time, as long as the length of the whole schedule shrinks. What runs on one
 then joins the program around the lanes, if there is one: all that it gains by the model is that it is handed
 to no threads, and the model knows nothing of operators that are fused, in there, with what comes before and
 after. A schedule with lanes is kept only if it is predicted to be shorter than all regions wide, by
-``MARGIN``.
+``MARGIN``, and by half of what these might share out after all (``ir.work.Spread.tiles``).
 
 A program in which anything is wide is handed to the framework's own threads, which costs ``program_ns``; one
 whose regions are all on lanes is not. For tiny functions that decides. With up to ``caller_ns`` of work, all
@@ -45,7 +45,7 @@ _AS_GOOD = 0.05
 """Of the time with all cores, forks being quick: what the model does not tell apart from it."""
 
 _UNSURE = 0.5
-"""What of ``Spread.tiles`` counts as shared out in the original."""
+"""What of ``Spread.tiles`` on lanes counts as shared out in the original."""
 
 _MOST_RESULT_BYTES = 1 << 26
 """A lane's results are there twice until they are copied: no more than this in vain."""
@@ -107,9 +107,11 @@ class Moldable:
         self.lane_cores = lane_cores
         forks = sum(r.spread.forks for r in pg.regions) * machine.numbers().fork_ns
         self.quick_forks_ns = sum(self.wide) - (1 - _QUICK_FORK) * forks
-        unsure = sum(r.spread.unsure_ns(max(1, cores)) for r in pg.regions)
-        self.at_best_ns = self.quick_forks_ns - unsure
-        self.unsure_ns = _UNSURE * unsure
+        # What lanes of several cores may share out, too, tells nothing of them and the original.
+        self.unsure_ns = [
+            r.spread.unsure_ns(cores) - r.spread.unsure_ns(lane_cores) for r in pg.regions
+        ]
+        self.at_best_ns = self.quick_forks_ns - sum(self.unsure_ns)
         quick = self.quick_forks_ns + _QUICK_PROGRAM * program_ns
         # There it has one core, whatever a lane has, and nobody to hand anything to.
         alone = pg.on_caller_ns()
@@ -184,7 +186,7 @@ class Moldable:
         return self._gains(self.one_lane(), self.all_wide())
 
     def is_for_one_lane(self, least_ns: float) -> bool:
-        """Whether more cores gain nothing, even if they are handed work quickly.
+        """Whether more cores gain nothing, even if they are handed work quickly and share out all ``tiles``.
 
         A pool of one thread then runs the program as fast or faster: nothing is handed out in vain, and
         neither XLA's threads nor OpenBLAS's run beside it.
@@ -200,7 +202,8 @@ class Moldable:
         return least_ns <= one <= (1 + _AS_GOOD) * self.at_best_ns
 
     def _gains(self, best: ListSchedule, original: ListSchedule) -> bool:
-        length = original.length_ns - self.unsure_ns
+        unsure = sum(self.unsure_ns[region] for region in best.on_lanes)
+        length = original.length_ns - _UNSURE * unsure
         return best.length_ns + MARGIN * length < length
 
     def _allotments(self) -> Iterable[frozenset[int]]:

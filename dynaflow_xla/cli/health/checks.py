@@ -74,7 +74,7 @@ def of_machine() -> Iterator[Check]:
     yield Check(
         area, "numbers", "ok" if known.measured else "note",
         f"measured {known.measured}" if known.measured else
-        "plans assume those of a server of 2024",
+        "plans assume those of a server with its vectors",
         "" if known.measured else "measure this machine's: dynaflow-xla doctor --measure",
     )  # fmt: skip
     quota = machine.quota_cores()

@@ -445,21 +445,24 @@ def capture(closed: Any, n_consts: int, name: str, *, keep_rules: bool = False) 
         resolved = atom if isinstance(atom, jcore.Literal) else env[atom]
         is_value.append(isinstance(resolved, int))
         outputs.append(resolved if isinstance(resolved, int) else resolved.val)
-    inside = costs.in_their_readers(
+    graph_outputs = tuple(n for n, ok in zip(outputs, is_value, strict=True) if ok)
+    forks = costs.forks(
         [costs.Step(op.kind, op.inputs, op.outputs) for op in builder.ops],
-        [n for n, ok in zip(outputs, is_value, strict=True) if ok],
+        [op.spread.forks for op in builder.ops],
+        graph_outputs,
     )
-    for index in inside:
-        op = builder.ops[index]
-        builder.ops[index] = replace(op, spread=op.spread._replace(forks=0.0))
+    ops = tuple(
+        op if op.spread.forks == n else replace(op, spread=op.spread._replace(forks=n))
+        for op, n in zip(builder.ops, forks, strict=True)
+    )
     names = [f"const_{i}" for i in range(n_consts + len(jaxpr.constvars))]
     names += [f"arg_{i}" for i in range(len(inputs) - len(names))]
     graph = Graph(
         name=name,
         values=tuple(builder.values),
-        ops=tuple(builder.ops),
+        ops=ops,
         inputs=tuple(inputs),
-        outputs=tuple(n for n, ok in zip(outputs, is_value, strict=True) if ok),
+        outputs=graph_outputs,
         input_names=tuple(names),
     )
     return Captured(graph, builder.variables, outputs, is_value, builder.avals, jaxpr, keep_rules)

@@ -25,7 +25,10 @@ from dynaflow_xla.ir.graph import Graph, Region
 from dynaflow_xla.planning.instructions import Launch, Record, Wait
 
 _HOLD_MIN_NS = 50_000
+"""A region of so many nanoseconds is kept behind a publish that the plan has before it,"""
+
 _HOLD_MAX_SHARE = 0.2
+"""if the copy of an argument costs no more than that of its time: it is all the other lane may wait for."""
 
 
 def _feeding_costliest(graph: Graph, region: Region) -> list[int]:
@@ -81,8 +84,9 @@ class LaneEmitter:
         avals = self.builder.captured.avals
         in_specs = [physical_spec(avals[h.value]) for h, _ in self.receives]
         xs = [to_physical(h.x, avals[h.value]) for h, _ in self.sends]
-        # Ordering operands: what the lane computed before must exist before the gate waits, or a
-        # wait could hold the lane's thread while work that is ready stands behind it.
+        # Ordering operands: what the lane computed before (the ends of its chains, see ``_launch``)
+        # must exist before the gate waits, or a wait could hold the lane's thread while work that is
+        # ready stands behind it.
         # Sent values pass through the gate in place, so that what this lane does with them next
         # cannot start before the other lane has them.
         through = [
@@ -208,10 +212,12 @@ class LaneEmitter:
         avals = builder.captured.avals
         outs = [self._in_place(launch, v, x) for v, x in zip(region.outputs, outs, strict=True)]
         made = [_Held(v, x) for v, x in zip(region.outputs, outs, strict=True)]
-        # Who waits for this region waits for what it read, too: that need not be in memory.
-        read = {id(self.held[number].x) for number in launch.ins}
-        self.previous = [x for x in self.previous if id(x) not in read]
-        self.previous += [h.x for h in made if not is_key(avals[h.value])]
+        ends = [h.x for h in made if not is_key(avals[h.value])]
+        if len(ends) == len(made):
+            # Who waits for this region waits for what it read, too: that need not be in memory.
+            read = {id(self.held[number].x) for number in launch.ins}
+            self.previous = [x for x in self.previous if id(x) not in read]
+        self.previous += ends
         for number, h in builder.results(launch, made).items():
             self.held[number] = h
             if number in builder.shared:

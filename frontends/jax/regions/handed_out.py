@@ -22,7 +22,7 @@ _LARGEST_BYTES = 8192
 its reckoning 200,000 cycles do, of which a byte takes 10 and an operation one or two."""
 
 _FORK_NS = 25_000.0
-"""What a hand-over takes in a step: threads hardly fall asleep between steps, but do not spin either."""
+"""What a hand-over takes in a step, at most: threads hardly sleep between steps, but do not spin either."""
 
 _SHARE = 0.02
 """What less of the whole is saved by is not worth a program of its own."""
@@ -66,7 +66,7 @@ def costs_more_than_it_gains(jaxpr: Any) -> bool:
     if cores < 2:
         return False
     steps = costs.elements_in_steps(jaxpr)
-    lost = steps.forks * _FORK_NS
+    lost = steps.forks * min(_FORK_NS, machine.numbers().fork_ns)
     if lost <= steps._replace(forks=0.0).saved_ns(cores):
         return False
     return lost > _SHARE * costs.original_ns(jaxpr, cores)

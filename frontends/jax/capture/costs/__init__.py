@@ -18,5 +18,6 @@ from dynaflow_xla.frontends.jax.capture.costs.estimates import (
 )
 from dynaflow_xla.frontends.jax.capture.costs.fused import (
     Step as Step,
+    forks as forks,
     in_their_readers as in_their_readers,
 )

@@ -7,14 +7,15 @@ measures before it decides.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from jax.extend import core as jcore
 
 from dynaflow_xla import machine
-from dynaflow_xla.frontends.jax.capture.costs import fused, sharing
+from dynaflow_xla.frontends.jax.capture.costs import sharing
+from dynaflow_xla.frontends.jax.capture.costs.fused import Step, forks
 from dynaflow_xla.ir import work
 from dynaflow_xla.ir.work import Spread, Work
 
@@ -65,7 +66,7 @@ TRANSCENDENTAL = {
     "sinh": 2.2, "cosh": 0.8, "asinh": 2.2, "acosh": 1.9, "atanh": 2.2, "lgamma": 12.0,
     "digamma": 12.0, "bessel_i0e": 1.9, "bessel_i1e": 1.9, "igamma": 27.0,
 }  # fmt: skip
-"""An element of float32. XLA has polynomials of its own for some, and calls the C library for others."""
+"""Nanoseconds for a float32. XLA has polynomials of its own for some, and calls the C library for others."""
 
 FREE = frozenset(
     "reshape squeeze expand_dims stop_gradient copy_p bitcast_convert_type "
@@ -104,20 +105,53 @@ def _size(aval: Any) -> int:
     return int(np.prod(aval.shape, dtype=np.int64))
 
 
+def _called(eqn: Any) -> Any:
+    """The jaxpr of a call that is looked through as if it was written in its place; None for others."""
+    if eqn.primitive.name in ("scan", "while", "cond"):
+        return None
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = getattr(eqn.params.get(key), "jaxpr", eqn.params.get(key))
+        if hasattr(inner, "eqns"):
+            return inner
+    return None
+
+
+def _steps(jaxpr: Any, given: Sequence[Hashable]) -> tuple[list[tuple[Any, Step]], list[Hashable]]:
+    """Operators of a jaxpr, those of calls in their places, and what it returns; None: a constant.
+
+    Args:
+        jaxpr: Not closed.
+        given: What its arguments are called outside.
+    """
+    scope = object()  # the same jaxpr may be called twice
+    value: dict[Any, Hashable] = dict(zip(jaxpr.invars, given, strict=False))
+
+    def read(atom: Any) -> Hashable:
+        return None if isinstance(atom, jcore.Literal) else value.get(atom, (scope, atom))
+
+    made: list[tuple[Any, Step]] = []
+    for eqn in jaxpr.eqns:
+        reads = [read(atom) for atom in eqn.invars]
+        if (inner := _called(eqn)) is not None:
+            more, results = _steps(inner, reads)
+            made += more
+            value.update(zip(eqn.outvars, results, strict=False))
+            continue
+        makes = [(scope, v) for v in eqn.outvars]
+        value.update(zip(eqn.outvars, makes, strict=True))
+        named = [v for v in reads if v is not None]
+        made.append((eqn, Step(eqn.primitive.name, named, makes)))
+    return made, [read(atom) for atom in jaxpr.outvars]
+
+
 def _inner(jaxpr: Any, leaf: Leaf) -> Work:
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    steps = [
-        fused.Step(
-            eqn.primitive.name,
-            tuple(v for v in eqn.invars if isinstance(v, jcore.Var)),
-            eqn.outvars,
-        )
-        for eqn in jaxpr.eqns
-    ]
-    inside = fused.in_their_readers(steps, jaxpr.outvars)
+    found, results = _steps(jaxpr, jaxpr.invars)
+    works = [_walk(eqn, leaf) for eqn, _ in found]
+    each = forks([step for _, step in found], [w.spread.forks for w in works], results)
     return work.together(
-        (made._replace(spread=made.spread._replace(forks=0.0)) if n in inside else made)
-        for n, made in enumerate(_walk(eqn, leaf) for eqn in jaxpr.eqns)
+        made._replace(spread=made.spread._replace(forks=n))
+        for made, n in zip(works, each, strict=True)
     )
 
 
@@ -170,34 +204,29 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     """The work of one operator, and what of it XLA:CPU gives to all threads."""
     made = _primitive(eqn, name, params)
     kind: machine.Kind = "elements"
-    forks = shares = False
-    tiles = 0.0
+    forked = shares = False
     if name in ONE_CORE or name in work.FACTORIZATIONS or name.startswith("scatter"):
         kind = "serial"
     elif name == "dot_general":
         kind = "products"
-        shapes = [v.aval.shape for v in eqn.invars[:2]]
-        vector = not _of_matrices(
-            eqn, params
-        )  # is shared out if it is long, and waits for no thread
-        forks = not vector and sharing.of_product(shapes, params["dimension_numbers"])
-        shares = vector or forks
-        tiles = 0.0 if shares else made.ns
+        # A vector is shared out if it is long, and waits for no thread.
+        vector = not _of_matrices(eqn, params)
+        forked = not vector and sharing.of_product(eqn.invars[0].aval, eqn.invars[1].aval, params)
+        shares = vector or forked
     elif name == "conv_general_dilated":
         kind = "convolutions"
-        kernel, result = eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
-        forks = shares = sharing.of_convolution(kernel, result, params)
-        tiles = 0.0 if shares else made.ns
+        image, kernel = (v.aval for v in eqn.invars[:2])
+        forked = shares = sharing.of_convolution(image, kernel, eqn.outvars[0].aval.shape, params)
     else:
-        forks, shares = made.bytes_moved >= 2 * FORKED_BYTES, True
+        forked = shares = made.bytes_moved >= 2 * FORKED_BYTES
     made = made._replace(ns=made.ns / machine.numbers().speed("jax", kind))
     if kind == "serial":
         return made._replace(spread=Spread(products=_by_blas(eqn, name) * made.ns))
-    if made.ns < SPREAD_NS and not (forks and kind == "elements"):  # those are parts of chains
-        return made._replace(spread=Spread(forks=float(forks)))
-    speed = machine.numbers().speed("jax", kind)
-    shared = made.ns if shares else 0.0
-    return made._replace(spread=Spread(**{kind: shared}, forks=float(forks), tiles=tiles / speed))
+    spread = Spread(forks=float(forked))
+    # What is shorter than that may still be part of a chain of loops that is longer.
+    if made.ns >= SPREAD_NS or (forked and kind == "elements"):
+        spread = spread._replace(**{kind if shares else "tiles": made.ns})
+    return made._replace(spread=spread)
 
 
 _IN_VAIN = {
@@ -247,10 +276,8 @@ def _walk(eqn: Any, leaf: Leaf) -> Work:
         return work.together(parts).times(work.LOOP_TRIPS)
     if name == "cond":
         return work.longest(_inner(branch, leaf) for branch in params["branches"])
-    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        if key in params and hasattr(getattr(params[key], "jaxpr", params[key]), "eqns"):
-            return _inner(params[key], leaf)
-    return leaf(eqn, name, params)
+    inner = _called(eqn)
+    return leaf(eqn, name, params) if inner is None else _inner(inner, leaf)
 
 
 def _convolution(ins: Any, out: Any, params: dict[str, Any]) -> tuple[float, float]:

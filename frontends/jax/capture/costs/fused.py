@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
-_THROUGH = frozenset("reshape squeeze expand_dims copy convert_element_type stop_gradient".split())
+_THROUGH = frozenset("reshape squeeze expand_dims copy stop_gradient".split())
 """Who reads these reads, so to say, what they read."""
 
-_LOOPS = _THROUGH.union(
+_COMPUTING = frozenset(
     (
         "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e "
-        "broadcast_in_dim cbrt ceil clamp cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 "
-        "floor ge gt imag integer_pow iota is_finite le lgamma log log1p logistic lt max min mul ne "
-        "neg not or pow real rem round rsqrt select_n shift_left shift_right_arithmetic "
-        "shift_right_logical sign sin sinh sqrt square sub tan tanh transpose xor"
+        "broadcast_in_dim cbrt ceil clamp clz complex conj convert_element_type cos cosh digamma "
+        "div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow iota is_finite le "
+        "lgamma log log1p logistic lt max min mul ne neg nextafter not or population_count pow "
+        "real rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign "
+        "sin sinh sqrt square sub tan tanh transpose xor"
     ).split()
 )
+
+_LOOPS = _COMPUTING | _THROUGH
+
+_DEAR = frozenset(
+    "acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma div erf erf_inv erfc exp exp2 expm1 igamma "
+    "lgamma log log1p logistic pow rem rsqrt sin sinh sqrt tan tanh".split()
+)
+"""XLA computes these once, in memory, if several read them (``CpuInstructionFusion``)."""
 
 _REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or".split())
 
@@ -37,12 +47,37 @@ def in_their_readers(steps: Sequence[Step], results: Iterable[Hashable]) -> set[
         results: What leaves the program: it is made in any case.
     """
     inside: set[int] = set()
-    elsewhere = {v for v in results if isinstance(v, Hashable)}  # values that have to be in memory
+    elsewhere = set(results)  # values that have to be in memory
+    readers = Counter(v for step in steps for v in dict.fromkeys(step.reads))
     for number in range(len(steps) - 1, -1, -1):
         kind, reads, makes = steps[number]
         stays = kind in _LOOPS and elsewhere.isdisjoint(makes)
+        if stays and kind in _DEAR:
+            stays = all(readers[v] <= 1 for v in makes)
         if stays:
             inside.add(number)
-        if not (stays or kind in _LOOPS - _THROUGH or kind in _REDUCTIONS):
+        if not (stays or kind in _COMPUTING or kind in _REDUCTIONS):
             elsewhere.update(reads)
     return inside
+
+
+def forks(steps: Sequence[Step], each: Sequence[float], results: Iterable[Hashable]) -> list[float]:
+    """How often each step is handed out: a chain of loops once, at its end.
+
+    Args:
+        steps: In program order.
+        each: How often each would be by itself.
+        results: What leaves the program.
+    """
+    inside = in_their_readers(steps, results)
+    carried: set[Hashable] = set()  # values that a loop makes which is handed out with its reader
+    made = list(each)
+    for number, (kind, reads, makes) in enumerate(steps):
+        behind = not carried.isdisjoint(reads) and (kind in _LOOPS or kind in _REDUCTIONS)
+        if number in inside:
+            if behind or each[number]:
+                carried.update(makes)
+            made[number] = 0.0
+        elif behind:
+            made[number] = max(made[number], 1.0)
+    return made

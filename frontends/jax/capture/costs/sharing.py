@@ -30,43 +30,64 @@ _TASK_AREA = 1 << 17
 _EIGEN_FLOPS = 1 << 22
 """Smaller products run on one thread in Eigen."""
 
+_PRODUCTS = frozenset({"float64", "float32", "bfloat16", "int8"})
+_CONVOLUTIONS = frozenset({"float64", "float32", "int8"})
+"""Types that YNNPACK takes."""
+
+_FEW_CHANNELS = 16
+"""It leaves convolutions between so many to Eigen."""
+
 
 def is_tiled(rows: int, columns: int, depth: int) -> bool:
     """Whether YNNPACK makes more than one task of a product."""
     return (rows + columns) * min(depth, _DEEP) >= _TASK or rows * columns >= _TASK_AREA
 
 
-def of_product(shapes: Sequence[Sequence[int]], dimension_numbers: Any) -> bool:
+def of_product(left: Any, right: Any, params: dict[str, Any]) -> bool:
     """Whether a ``dot_general`` is shared out.
 
     Args:
-        shapes: Of both factors.
-        dimension_numbers: The equation's.
+        left: The first factor: its shape and dtype.
+        right: The second.
+        params: The equation's.
     """
-    (contract, batch) = dimension_numbers
+    (contract, batch) = params["dimension_numbers"]
     rows, columns = (
-        math.prod(shape) // max(1, math.prod(shape[d] for d in (*summed, *along)))
-        for shape, summed, along in zip(shapes, contract, batch, strict=True)
+        math.prod(x.shape) // max(1, math.prod(x.shape[d] for d in (*summed, *along)))
+        for x, summed, along in zip((left, right), contract, batch, strict=True)
     )
-    depth = math.prod(shapes[0][d] for d in contract[0])
-    if len(shapes[0]) - 1 in contract[0]:
+    depth = math.prod(left.shape[d] for d in contract[0])
+    if len(left.shape) - 1 in contract[0] and {left.dtype.name, right.dtype.name} <= _PRODUCTS:
         return is_tiled(rows, columns, depth)
     return 2 * rows * columns * depth >= _EIGEN_FLOPS
 
 
-def of_convolution(kernel: Sequence[int], result: Sequence[int], params: dict[str, Any]) -> bool:
+def of_convolution(image: Any, kernel: Any, result: Sequence[int], params: dict[str, Any]) -> bool:
     """Whether a ``conv_general_dilated`` is shared out.
 
+    Convolutions with a window of 1 x 1, too, are tiles of a row, although they are products.
+
     Args:
-        kernel: Its shape.
+        image: Its shape and dtype.
+        kernel: The same.
         result: The result's shape.
         params: The equation's.
     """
     numbers = params["dimension_numbers"]
-    if len(kernel) != 4:
-        return True  # Eigen takes those over one and three spatial dimensions
-    out_channels, in_channels, *window = (kernel[d] for d in numbers.rhs_spec)
-    groups = params.get("feature_group_count", 1) * params.get("batch_group_count", 1)
+    out_channels, in_channels, *window = (kernel.shape[d] for d in numbers.rhs_spec)
+    if not _is_of_ynnpack(image, out_channels, in_channels, params):
+        return True
     row = result[numbers.out_spec[-1]]
     depth = min(in_channels * math.prod(window), _DEEP) - 1  # what is just at the limit is one tile
-    return is_tiled(row, out_channels // max(1, groups), depth)
+    return is_tiled(row, out_channels // max(1, params["feature_group_count"]), depth)
+
+
+def _is_of_ynnpack(image: Any, out_channels: int, in_channels: int, params: dict[str, Any]) -> bool:
+    """Whether YNNPACK takes a convolution (XLA, ``ynn_support.cc``); the others Eigen shares out."""
+    return (
+        len(image.shape) == 4
+        and image.dtype.name in _CONVOLUTIONS
+        and params["batch_group_count"] == 1
+        and all(n == 1 for n in params["lhs_dilation"])
+        and max(out_channels, in_channels) > _FEW_CHANNELS
+    )

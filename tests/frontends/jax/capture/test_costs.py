@@ -15,6 +15,8 @@ from dynaflow_xla import machine  # noqa: E402
 from dynaflow_xla.frontends.jax.capture import costs  # noqa: E402
 from dynaflow_xla.frontends.jax.capture.costs import Step, in_their_readers  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("assumed_numbers", "two_cores")
+
 LARGE = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
 
 
@@ -41,6 +43,24 @@ def test_a_chain_of_loops_is_handed_out_once() -> None:
     assert forks(lambda x: jnp.sort(jnp.tanh(x) + 1), LARGE) == 1
 
 
+def test_calls_are_looked_through() -> None:
+    assert forks(lambda x: jax.nn.silu(x * 2) + 1, LARGE) == 1
+    assert forks(lambda x: jax.nn.relu(jnp.clip(x * 3, 0, 1)) - 1, LARGE) == 1
+    assert forks(lambda x: jax.nn.relu(jax.nn.relu(x) * 2) * jax.nn.relu(x), LARGE) == 1
+
+    def steps(h: Any, xs: Any) -> Any:
+        return jax.lax.scan(lambda h, x: (jax.nn.relu(h * 2 + x), None), h, xs)[0]
+
+    assert forks(steps, LARGE, jax.ShapeDtypeStruct((4, 1024, 1024), jnp.float32)) == 4
+
+
+def test_a_chain_is_handed_out_if_any_part_of_it_would_be() -> None:
+    mask = jax.ShapeDtypeStruct((110_000,), jnp.bool_)
+    long = jax.ShapeDtypeStruct((110_000,), jnp.float32)
+    assert forks(lambda x, m: (x > 0) & m, long, mask) == 1
+    assert forks(lambda m: ~m, mask) == 0
+
+
 def test_a_reshape_is_what_reads_it() -> None:
     assert forks(lambda x: jnp.tanh(x).reshape(-1) * 2, LARGE) == 1
     assert forks(lambda x: jnp.sort((jnp.tanh(x) * 2).reshape(-1)), LARGE) == 1
@@ -56,7 +76,14 @@ def test_a_value_with_two_readers_is_made_if_one_needs_it_in_memory() -> None:
     steps = [Step("tanh", "x", "a"), Step("mul", "ab", "c"), Step("sort", "a", "d")]
     assert in_their_readers(steps, "cd") == set()
     steps[2] = Step("reduce_max", "a", "d")
+    assert in_their_readers(steps, "cd") == set()  # XLA would not compute tanh twice
+    steps[0] = Step("add", "x", "a")
     assert in_their_readers(steps, "cd") == {0}
+
+
+def test_a_conversion_is_a_loop() -> None:
+    half = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
+    assert forks(lambda x, w: jnp.tanh(x).astype(w.dtype) @ w, LARGE, half) == 2
 
 
 def test_functions_of_the_c_library_cost_what_they_take() -> None:
@@ -83,3 +110,54 @@ def test_narrow_convolutions_may_be_shared_out_after_all() -> None:
     assert narrow.tiles > 0 == narrow.convolutions == narrow.forks
     assert wide.convolutions > 0 == wide.tiles and wide.forks == 1
     assert narrow.saved_ns(2) == 0 < narrow.unsure_ns(2)
+
+
+@pytest.mark.parametrize(
+    ("given", "shared"),
+    [
+        ({}, False),  # one tile a row
+        ({"lhs_dilation": (2, 2)}, True),  # YNNPACK has none: left to Eigen
+        ({"feature_group_count": 4}, False),
+        ({"dtype": jnp.float16}, True),
+        ({"channels": 16}, True),
+        ({"channels": 128}, True),
+        ({"spatial": 1}, True),
+        ({"spatial": 3}, True),
+    ],
+)
+def test_convolutions(given: dict[str, Any], shared: bool) -> None:
+    given = dict(given)
+    channels, spatial = given.pop("channels", 64), given.pop("spatial", 2)
+    dtype = given.pop("dtype", jnp.float32)
+    space = "DHW"[3 - spatial :]
+    names = f"N{space}C", f"{space}IO", f"N{space}C"
+    inner = channels // given.get("feature_group_count", 1)
+
+    def conv(x: Any, k: Any) -> Any:
+        return jax.lax.conv_general_dilated(
+            x, k, (1,) * spatial, [(1, 1)] * spatial, dimension_numbers=names, **given
+        )
+
+    x = jax.ShapeDtypeStruct((8, *(32,) * spatial, channels), dtype)
+    k = jax.ShapeDtypeStruct((*(3,) * spatial, inner, channels), dtype)
+    (eqn,) = jax.make_jaxpr(conv)(x, k).eqns
+    made = costs.estimate(eqn).spread
+    assert (made.forks, made.tiles > 0) == ((1, False) if shared else (0, True))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "x", "w", "dtype", "shared"),
+    [
+        ("mk,kn->mn", (64, 256), (256, 256), "float32", False),
+        ("mk,kn->mn", (64, 256), (256, 256), "int32", True),  # not YNNPACK's: by operations
+        ("mk,kn->mn", (256, 256), (256, 256), "bfloat16", True),
+        ("mkl,kln->mn", (256, 16, 16), (16, 16, 256), "float32", True),  # summed over two axes
+        ("mk,kn->mn", (0, 256), (256, 256), "float32", False),
+        ("k,kn->n", (2048,), (2048, 2048), "float32", False),  # a vector waits for no thread
+    ],
+)
+def test_products(pattern: str, x: Any, w: Any, dtype: str, shared: bool) -> None:
+    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape in (x, w)]
+    jaxpr = jax.make_jaxpr(lambda x, w: jnp.einsum(pattern, x, w))(*shapes)
+    found = [e for e in jaxpr.eqns if e.primitive.name in ("dot_general", "jit", "pjit")]
+    assert sum(costs.estimate(eqn).spread.forks for eqn in found) == shared

@@ -51,20 +51,43 @@ def test_what_a_lane_itself_reads_need_not_be_in_memory() -> None:
     assert gate["done"] and gate["deps"] == 0
 
 
-def test_what_nobody_reads_is_waited_for() -> None:
-    def two(x: Any) -> Any:
-        with dfx.mark("first"):
-            y, other = jnp.tanh(x), jnp.sin(x)
-        with dfx.mark("second"):
-            z = jnp.sort(y)
-        with dfx.mark("third"):
-            return z - 1.0, other.sum()
+def test_what_a_lane_has_begun_is_done_before_it_waits() -> None:
+    """A wait in front of work that is ready would hold the lane's thread."""
 
-    fast = dfx.schedule(two, dfx.Sequential(wide=False), lanes=1)
-    x = normals(64, 64)
-    assert all(gate["deps"] == 0 for gate in gates(fast, 0, x))
-    for got, want in zip(fast(x), two(x), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-6)
+    def f(x: Any, w: Any) -> Any:
+        with dfx.mark("far"):
+            a = jnp.sort(w)
+        with dfx.mark("near"):
+            b = jnp.tanh(x)
+        with dfx.mark("next"):
+            c = b * 2.0
+        with dfx.mark("both"):
+            return a + c
+
+    args = normals(64, 64), normals(64, 65)[:, :64]
+    fast = dfx.schedule(f, ByName("far"), lanes=2)
+    receiving, last = gates(fast, 0, *args)
+    assert receiving["deps"] == 1 and last == {"deps": 0, "through": 0, "done": True}
+    np.testing.assert_allclose(fast(*args), f(*args), rtol=1e-6, atol=1e-6)
+
+
+def test_what_a_key_is_made_of_is_waited_for_itself() -> None:
+    """Gates do not read keys."""
+
+    def f(x: Any, w: Any) -> Any:
+        with dfx.mark("far"):
+            a = jnp.sort(w)
+        with dfx.mark("near"):
+            b = x.sum().astype(jnp.int32)
+        with dfx.mark("next"):
+            key = jax.random.fold_in(jax.random.key(0), b)
+        with dfx.mark("both"):
+            return a + jax.random.normal(key, w.shape)
+
+    args = normals(64, 64), normals(64, 65)[:, :64]
+    fast = dfx.schedule(f, ByName("far"), lanes=2)
+    assert gates(fast, 0, *args)[0]["deps"] == 1
+    np.testing.assert_allclose(fast(*args), f(*args), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [512, 16])
