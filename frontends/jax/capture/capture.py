@@ -447,7 +447,7 @@ def capture(closed: Any, n_consts: int, name: str, *, keep_rules: bool = False) 
         outputs.append(resolved if isinstance(resolved, int) else resolved.val)
     graph_outputs = tuple(n for n, ok in zip(outputs, is_value, strict=True) if ok)
     forks = costs.forks(
-        [costs.Step(op.kind, op.inputs, op.outputs) for op in builder.ops],
+        [costs.Applied(op.kind, op.inputs, op.outputs) for op in builder.ops],
         [op.spread.forks for op in builder.ops],
         graph_outputs,
     )

@@ -17,7 +17,7 @@ from dynaflow_xla.frontends.jax.capture.costs.estimates import (
     original_ns as original_ns,
 )
 from dynaflow_xla.frontends.jax.capture.costs.fused import (
-    Step as Step,
+    Applied as Applied,
     forks as forks,
     in_their_readers as in_their_readers,
 )

@@ -15,7 +15,7 @@ from jax.extend import core as jcore
 
 from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax.capture.costs import sharing
-from dynaflow_xla.frontends.jax.capture.costs.fused import Step, forks
+from dynaflow_xla.frontends.jax.capture.costs.fused import Applied, forks
 from dynaflow_xla.ir import work
 from dynaflow_xla.ir.work import Spread, Work
 
@@ -116,7 +116,9 @@ def _called(eqn: Any) -> Any:
     return None
 
 
-def _steps(jaxpr: Any, given: Sequence[Hashable]) -> tuple[list[tuple[Any, Step]], list[Hashable]]:
+def _steps(
+    jaxpr: Any, given: Sequence[Hashable]
+) -> tuple[list[tuple[Any, Applied]], list[Hashable]]:
     """Operators of a jaxpr, those of calls in their places, and what it returns; None: a constant.
 
     Args:
@@ -129,7 +131,7 @@ def _steps(jaxpr: Any, given: Sequence[Hashable]) -> tuple[list[tuple[Any, Step]
     def read(atom: Any) -> Hashable:
         return None if isinstance(atom, jcore.Literal) else value.get(atom, (scope, atom))
 
-    made: list[tuple[Any, Step]] = []
+    made: list[tuple[Any, Applied]] = []
     for eqn in jaxpr.eqns:
         reads = [read(atom) for atom in eqn.invars]
         if (inner := _called(eqn)) is not None:
@@ -140,7 +142,7 @@ def _steps(jaxpr: Any, given: Sequence[Hashable]) -> tuple[list[tuple[Any, Step]
         makes = [(scope, v) for v in eqn.outvars]
         value.update(zip(eqn.outvars, makes, strict=True))
         named = [v for v in reads if v is not None]
-        made.append((eqn, Step(eqn.primitive.name, named, makes)))
+        made.append((eqn, Applied(eqn.primitive.name, named, makes)))
     return made, [read(atom) for atom in jaxpr.outvars]
 
 

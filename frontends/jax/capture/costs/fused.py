@@ -31,7 +31,7 @@ _DEAR = frozenset(
 _REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or".split())
 
 
-class Step(NamedTuple):
+class Applied(NamedTuple):
     """An operator: its primitive's name, what it reads, and what it makes."""
 
     kind: str
@@ -39,7 +39,7 @@ class Step(NamedTuple):
     makes: Sequence[Hashable]
 
 
-def in_their_readers(steps: Sequence[Step], results: Iterable[Hashable]) -> set[int]:
+def in_their_readers(steps: Sequence[Applied], results: Iterable[Hashable]) -> set[int]:
     """Positions of loops over elements whose readers are all such loops or reductions.
 
     Args:
@@ -61,7 +61,9 @@ def in_their_readers(steps: Sequence[Step], results: Iterable[Hashable]) -> set[
     return inside
 
 
-def forks(steps: Sequence[Step], each: Sequence[float], results: Iterable[Hashable]) -> list[float]:
+def forks(
+    steps: Sequence[Applied], each: Sequence[float], results: Iterable[Hashable]
+) -> list[float]:
     """How often each step is handed out: a chain of loops once, at its end.
 
     Args:

@@ -13,7 +13,7 @@ import jax.numpy as jnp  # noqa: E402
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla import machine  # noqa: E402
 from dynaflow_xla.frontends.jax.capture import costs  # noqa: E402
-from dynaflow_xla.frontends.jax.capture.costs import Step, in_their_readers  # noqa: E402
+from dynaflow_xla.frontends.jax.capture.costs import Applied, in_their_readers  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("assumed_numbers", "two_cores")
 
@@ -64,20 +64,24 @@ def test_a_chain_is_handed_out_if_any_part_of_it_would_be() -> None:
 def test_a_reshape_is_what_reads_it() -> None:
     assert forks(lambda x: jnp.tanh(x).reshape(-1) * 2, LARGE) == 1
     assert forks(lambda x: jnp.sort((jnp.tanh(x) * 2).reshape(-1)), LARGE) == 1
-    steps = [Step("tanh", "x", "a"), Step("reshape", "a", "b"), Step("dot_general", "b", "c")]
+    steps = [
+        Applied("tanh", "x", "a"),
+        Applied("reshape", "a", "b"),
+        Applied("dot_general", "b", "c"),
+    ]
     assert in_their_readers(steps, "c") == set()
-    steps[2] = Step("mul", "b", "c")
+    steps[2] = Applied("mul", "b", "c")
     assert in_their_readers(steps, "c") == {0, 1}
     assert in_their_readers(steps, "ca") == {1}
     assert in_their_readers(steps, "cb") == set()
 
 
 def test_a_value_with_two_readers_is_made_if_one_needs_it_in_memory() -> None:
-    steps = [Step("tanh", "x", "a"), Step("mul", "ab", "c"), Step("sort", "a", "d")]
+    steps = [Applied("tanh", "x", "a"), Applied("mul", "ab", "c"), Applied("sort", "a", "d")]
     assert in_their_readers(steps, "cd") == set()
-    steps[2] = Step("reduce_max", "a", "d")
+    steps[2] = Applied("reduce_max", "a", "d")
     assert in_their_readers(steps, "cd") == set()  # XLA would not compute tanh twice
-    steps[0] = Step("add", "x", "a")
+    steps[0] = Applied("add", "x", "a")
     assert in_their_readers(steps, "cd") == {0}
 
 

@@ -364,12 +364,16 @@ def test_recurrent_layers_run_without_python(
 
     model = Model().to(dtype).eval()
     fast = dfx.schedule(model, dfx.Branches(wide=False), lanes=2)
+    # The reversed direction multiplies the same rows in another order. On AMD's processors the library's
+    # product of float64 rounds a row by its place.
+    places = both and dtype is torch.float64
+    exact = {"rtol": 1e-11, "atol": 1e-14} if places else {"rtol": 0.0, "atol": 0.0}
     with torch.no_grad():
         for steps, rows in ((5, 3), (2, 4)):  # the second has open sizes
             x = torch.randn(steps, rows, 6, dtype=dtype)
             states = [torch.randn(4 if both else 2, rows, 8, dtype=dtype) for _ in range(2)]
             state = tuple(states) if kind is nn.LSTM else states[0]
-            torch.testing.assert_close(fast(x, state), model(x, state), rtol=0, atol=0)
+            torch.testing.assert_close(fast(x, state), model(x, state), **exact)
 
 
 def test_recurrent_layers_with_gradients_or_much_memory_stay_in_python() -> None:
