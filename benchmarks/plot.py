@@ -25,8 +25,9 @@ def markdown(record: dict[str, Any], *repeated: dict[str, Any]) -> str:
         record: A run of the cases: the milliseconds, and the first of the ratios, are its.
         repeated: Further runs of the same code, whose ratios stand beside.
     """
+    what = "function" if record["benchmark"] == "functions" else "case"
     lines = [
-        "| case | plain ms | scheduled ms | with | ratio | `Sequential` | `Branches` | `Auto` |",
+        f"| {what} | plain ms | scheduled ms | with | ratio | `Sequential` | `Branches` | `Auto` |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for case, *others in zip(*(r["cases"] for r in (record, *repeated)), strict=True):

@@ -65,6 +65,15 @@ def test_readme_shows_gains_and_losses_of_it(plot: Any) -> None:
     assert min(ratios) < 0.6 and max(ratios) == worst, "what gains, and what does not"
 
 
+def test_page_shows_functions_as_models_have_them(plot: Any) -> None:
+    (file,) = RESULTS.glob("functions-*.json")  # one result is kept: delete what a newer one supersedes
+    record = json.loads(file.read_text())
+    assert not [case["name"] for case in record["cases"] if "error" in case]
+    assert file.name in (ROOT / "docs/results.md").read_text()
+    shown = _table("docs/results.md", "| function |")
+    assert shown == plot.markdown(record), "benchmarks/plot.py FILE --markdown prints it"
+
+
 def test_page_shows_the_study_of_auto() -> None:
     files = sorted(RESULTS.glob("auto-*.json"))
     assert len(files) == 1
