@@ -66,7 +66,7 @@ def test_readme_shows_gains_and_losses_of_it(plot: Any) -> None:
 
 
 def test_page_shows_functions_as_models_have_them(plot: Any) -> None:
-    (file,) = RESULTS.glob("functions-*.json")  # one result is kept: delete what a newer one supersedes
+    (file,) = RESULTS.glob("functions-*.json")  # a newer one supersedes it
     record = json.loads(file.read_text())
     assert not [case["name"] for case in record["cases"] if "error" in case]
     assert file.name in (ROOT / "docs/results.md").read_text()
