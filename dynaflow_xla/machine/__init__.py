@@ -92,11 +92,7 @@ def named(cpuinfo: str) -> str:
 
     A machine can have cores of several models.
     """
-    values: dict[str, dict[str, None]] = {}
-    for line in cpuinfo.splitlines():
-        key, found, value = line.partition(":")
-        if found and value.strip():
-            values.setdefault(key.strip(), {})[value.strip()] = None
+    values = processors.fields(cpuinfo)
     for name in _NAMES:
         if name in values:
             return ", ".join(values[name])

@@ -17,13 +17,20 @@ _ZEN_4 = {"jax products": 0.5, "jax convolutions": 0.47, "jax elements": 2.0}
 _AMD, _ZEN_3_AND_4 = "AuthenticAMD", "25"
 
 
-def assumed_of(cpuinfo: str) -> Numbers:
-    """The numbers of a machine that was not measured, by what a text like ``/proc/cpuinfo`` says of it."""
-    told: dict[str, str] = {}
+def fields(cpuinfo: str) -> dict[str, list[str]]:
+    """What a text like ``/proc/cpuinfo`` says: different values of all processors by key, in their order."""
+    found: dict[str, dict[str, None]] = {}
     for line in cpuinfo.splitlines():
-        key, _, value = line.partition(":")
-        told.setdefault(key.strip(), value.strip())
-    return dataclasses.replace(ASSUMED, speeds=_speeds(told))
+        key, colon, value = line.partition(":")
+        if colon and value.strip():
+            found.setdefault(key.strip(), {})[value.strip()] = None
+    return {key: list(values) for key, values in found.items()}
+
+
+def assumed_of(cpuinfo: str) -> Numbers:
+    """The numbers of a machine that was not measured, by what such a text says of its first processor."""
+    first = {key: values[0] for key, values in fields(cpuinfo).items()}
+    return dataclasses.replace(ASSUMED, speeds=_speeds(first))
 
 
 def _speeds(told: Mapping[str, str]) -> dict[str, float]:
