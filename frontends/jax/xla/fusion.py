@@ -23,13 +23,7 @@ UNFUSED = frozenset(
 )
 
 # Operators that XLA computes in the kernel of such a reader, whatever they read themselves.
-ELEMENTWISE = ABSORBED.union(
-    costs.GENERATORS,
-    costs.TRANSCENDENTAL,
-    "square one_minus_square integer_pow div rem clamp floor ceil round is_finite nextafter real "
-    "imag complex conj population_count clz shift_left shift_right_logical "
-    "shift_right_arithmetic add_any copy_p".split(),
-)
+ELEMENTWISE = ABSORBED | costs.ELEMENTWISE
 
 # XLA cuts the summed axis of products whose results have few elements for its length. Read back on
 # 0.10.2 and 0.12.0: none of (elements >= 1024 * length) is cut for an H200.

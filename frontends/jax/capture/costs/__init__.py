@@ -4,12 +4,10 @@ from dynaflow_xla.frontends.jax.capture.costs.estimates import (
     BYTES_PER_NS as BYTES_PER_NS,
     CALLBACKS as CALLBACKS,
     COLLECTIVES as COLLECTIVES,
-    GENERATORS as GENERATORS,
     HANDED_OVER_FLOPS as HANDED_OVER_FLOPS,
     OP_OVERHEAD_NS as OP_OVERHEAD_NS,
     OUTER_CALLS as OUTER_CALLS,
     SCHEDULED as SCHEDULED,
-    TRANSCENDENTAL as TRANSCENDENTAL,
     aval_bytes as aval_bytes,
     elements_in_steps as elements_in_steps,
     estimate as estimate,
@@ -20,4 +18,8 @@ from dynaflow_xla.frontends.jax.capture.costs.fused import (
     Applied as Applied,
     forks as forks,
     in_their_readers as in_their_readers,
+)
+from dynaflow_xla.frontends.jax.capture.costs.kinds import (
+    ELEMENTWISE as ELEMENTWISE,
+    GENERATORS as GENERATORS,
 )

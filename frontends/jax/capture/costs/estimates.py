@@ -16,6 +16,7 @@ from jax.extend import core as jcore
 from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax.capture.costs import sharing
 from dynaflow_xla.frontends.jax.capture.costs.fused import Applied, forks
+from dynaflow_xla.frontends.jax.capture.costs.kinds import FREE, TRANSCENDENTAL
 from dynaflow_xla.ir import work
 from dynaflow_xla.ir.work import Spread, Work
 
@@ -58,26 +59,6 @@ ONE_PASS_NARROW = 3.5
 ONE_PASS_CALL_NS = 500.0
 
 WINDOW_NS = 0.55  # an element of a window that is reduced
-
-TRANSCENDENTAL = {
-    "exp": 0.4, "exp2": 0.4, "log": 0.6, "log1p": 1.2, "expm1": 1.1, "tanh": 0.35, "logistic": 0.4,
-    "sin": 4.6, "cos": 4.8, "tan": 12.0, "erf": 0.3, "erf_inv": 2.3, "erfc": 1.1, "pow": 5.8,
-    "sqrt": 0.15, "rsqrt": 0.4, "cbrt": 15.0, "atan2": 12.0, "asin": 14.0, "acos": 23.0, "atan": 12.0,
-    "sinh": 2.2, "cosh": 0.8, "asinh": 2.2, "acosh": 1.9, "atanh": 2.2, "lgamma": 12.0,
-    "digamma": 12.0, "bessel_i0e": 1.9, "bessel_i1e": 1.9, "igamma": 27.0,
-}  # fmt: skip
-"""Nanoseconds for a float32. XLA has polynomials of its own for some, and calls the C library for others."""
-
-FREE = frozenset(
-    "reshape squeeze expand_dims stop_gradient copy_p bitcast_convert_type "
-    "optimization_barrier".split()
-)
-
-GENERATORS = frozenset(
-    "iota broadcast_in_dim eq ne ge gt le lt and or not xor add sub mul neg abs sign max min rem div "
-    "select_n convert_element_type reshape squeeze expand_dims transpose slice rev".split()
-)
-"""Element-wise and shape operators that XLA fuses into their reader, if all they read is generated."""
 
 COLLECTIVES = frozenset(
     "psum psum2 psum_invariant pmax pmin all_gather all_gather_invariant all_to_all ppermute "

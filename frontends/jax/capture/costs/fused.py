@@ -6,26 +6,18 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
+from dynaflow_xla.frontends.jax.capture.costs.kinds import ELEMENTWISE, TRANSCENDENTAL
+
 _THROUGH = frozenset("reshape squeeze expand_dims copy stop_gradient".split())
 """Who reads these reads, so to say, what they read."""
 
-_COMPUTING = frozenset(
-    (
-        "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e "
-        "broadcast_in_dim cbrt ceil clamp clz complex conj convert_element_type cos cosh digamma "
-        "div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow iota is_finite le "
-        "lgamma log log1p logistic lt max min mul ne neg nextafter not or population_count pow "
-        "real rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign "
-        "sin sinh sqrt square sub tan tanh transpose xor"
-    ).split()
-)
+_OTHERS = frozenset("bitcast_convert_type copy_p igamma one_minus_square rev slice".split())
+"""Of these nothing is known on a CPU: they count as what needs its inputs in memory."""
 
-_LOOPS = _COMPUTING | _THROUGH
+_LOOPS = ELEMENTWISE - _OTHERS
+_COMPUTING = _LOOPS - _THROUGH
 
-_DEAR = frozenset(
-    "acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma div erf erf_inv erfc exp exp2 expm1 igamma "
-    "lgamma log log1p logistic pow rem rsqrt sin sinh sqrt tan tanh".split()
-)
+_DEAR = _COMPUTING & TRANSCENDENTAL.keys() - {"bessel_i0e", "bessel_i1e"} | {"div", "rem"}
 """XLA computes these once, in memory, if several read them (``CpuInstructionFusion``)."""
 
 _REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or".split())

@@ -11,9 +11,9 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
-from dynaflow_xla import machine  # noqa: E402
 from dynaflow_xla.frontends.jax.capture import costs  # noqa: E402
 from dynaflow_xla.frontends.jax.capture.costs import Applied, in_their_readers  # noqa: E402
+from dynaflow_xla.ir.work import spread_over  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("assumed_numbers", "two_cores")
 
@@ -21,18 +21,14 @@ LARGE = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
 
 
 def forks(f: Any, *shapes: Any) -> float:
-    """Of the graph, and the same of the function as a whole."""
+    """Of the graph; cores save the same by it as by the function as a whole."""
     fast = dfx.schedule(jax.jit(f), dfx.Sequential(), backend="ffi")
-    arrays = [jnp.zeros(s.shape, s.dtype) for s in shapes]
-    (made,) = {sum(r.spread.forks for r in dfx.graph(fast, *arrays).regions)}
+    graph = dfx.graph(fast, *(jnp.zeros(s.shape, s.dtype) for s in shapes))
+    spread = spread_over(region.spread for region in graph.regions)
     jaxpr = jax.make_jaxpr(f)(*shapes)
-    cores = 2
-    whole = costs.original_ns(jaxpr, 1) - costs.original_ns(jaxpr, cores)
-    shared = sum(
-        r.spread._replace(forks=0.0).saved_ns(cores) for r in dfx.graph(fast, *arrays).regions
-    )
-    assert whole == pytest.approx(shared - made * machine.numbers().fork_ns, rel=1e-6)
-    return made
+    whole = costs.original_ns(jaxpr, 1) - costs.original_ns(jaxpr, 2)
+    assert whole == pytest.approx(spread.saved_ns(2), rel=1e-6)
+    return spread.forks
 
 
 def test_a_chain_of_loops_is_handed_out_once() -> None:
