@@ -61,16 +61,44 @@ def test_round_trip(name: str) -> None:
         np.testing.assert_allclose(np.asarray(w, np.float64), np.asarray(g, np.float64), rtol=1e-6)
 
 
-def test_kinds_and_estimates_are_those_of_jax() -> None:
+def _convolved(groups: int, batch_groups: int, dilation: int) -> Any:
+    kernel = jnp.ones((8, 4 // groups, 3, 3), jnp.float32)
+
+    def convolved(x: Any) -> Any:
+        image = jnp.broadcast_to(x[None, None], (4, 4, 6, 4))
+        return jax.lax.conv_general_dilated(
+            image, kernel, (1, 1), ((1, 1), (1, 1)), lhs_dilation=(dilation, dilation),
+            feature_group_count=groups, batch_group_count=batch_groups,
+        )  # fmt: skip
+
+    return convolved
+
+
+ESTIMATED = {
+    "dot": (FUNCTIONS["dot"], ("dot_general",)),
+    "sort": (FUNCTIONS["sort"], ("sort",)),
+    "convolution": (FUNCTIONS["convolution"], ("conv_general_dilated",)),
+    "grouped": (_convolved(2, 1, 1), ("conv_general_dilated",)),
+    "grouped by batch": (_convolved(1, 2, 1), ("conv_general_dilated",)),
+    "dilated": (_convolved(1, 1, 2), ("conv_general_dilated",)),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATED)
+def test_kinds_and_estimates_are_those_of_jax(name: str) -> None:
     from dynaflow_xla.frontends.jax.capture import capture
 
     x = _matrix()
+    function, compared = ESTIMATED[name]
     kinds = []
-    for fn in (FUNCTIONS["dot"], stablehlo.StableHLOFunction(
-        jax.jit(FUNCTIONS["dot"]).lower(x).as_text().encode(), lambda _: None)):  # fmt: skip
+    for fn in (function, stablehlo.StableHLOFunction(
+        jax.jit(function).lower(x).as_text().encode(), lambda _: None)):  # fmt: skip
         graph = capture.capture(jax.make_jaxpr(fn)(x), 0, "f").graph
-        kinds.append({op.kind: op.flops for op in graph.ops if op.kind in ("dot_general", "add")})
+        kinds.append(
+            {op.kind: (op.flops, op.cost_ns, op.spread) for op in graph.ops if op.kind in compared}
+        )
     assert kinds[0] == kinds[1]
+    assert set(kinds[0]) == set(compared)
 
 
 def test_calls_inside_of_regions_are_refused() -> None:
