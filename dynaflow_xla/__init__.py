@@ -45,6 +45,7 @@ from dynaflow_xla.ir.rules import (
     mark as mark,
 )
 from dynaflow_xla.kernels import CudaKernel as CudaKernel, Lanes as Lanes
+from dynaflow_xla.machine.memory import keep_memory as keep_memory
 from dynaflow_xla.planning.plan import Plan as Plan
 from dynaflow_xla.strategies.auto import Auto as Auto
 from dynaflow_xla.strategies.base import (

@@ -20,6 +20,7 @@ from dynaflow_xla import machine
 from dynaflow_xla.caches import private_files
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.machine import memory
 from dynaflow_xla.timelines.spans import one_core_ns
 from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.tuning import paired_ranks, quiet
@@ -110,9 +111,8 @@ def cache_key(*parts: Any) -> str:
     ]
     environment = [os.environ.get(name, "") for name in _VARIABLES]
     known = machine.numbers().digest
-    text = json.dumps(
-        [CACHE_VERSION, machine.identity(), environment, told, *([known] if known else [])]
-    )
+    further = [*([known] if known else []), *(["memory is kept"] if memory.is_kept() else [])]
+    text = json.dumps([CACHE_VERSION, machine.identity(), environment, told, *further])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -126,6 +126,7 @@ class _Decision(msgspec.Struct, frozen=True):
     left_out: dict[str, str] = {}
     seconds: float = 0.0
     costs: RegionCosts | None = None
+    memory: str = ""
 
     def __post_init__(self) -> None:
         costs = () if self.costs is None else (self.costs.scale, *self.costs.region_ns.values())

@@ -33,6 +33,7 @@ class Choice:
         seconds: What the decision took.
         costs: Measured costs of regions, if ``dfx.tune`` decided and measured them.
         candidate: What was chosen, by name: a candidate, or a way to run the original.
+        memory: What a call of the original takes from the system each time, where that is much; else "".
     """
 
     child: Any
@@ -43,6 +44,7 @@ class Choice:
     seconds: float = 0.0
     costs: RegionCosts | None = None
     candidate: str = ""
+    memory: str = ""
 
     @property
     def planned(self) -> bool:
@@ -66,6 +68,8 @@ class Choice:
             if candidate in self.left_out:
                 parts.append(f"not measured: {self.left_out[candidate]}")
             lines.append(f"auto:   {candidate}: {', '.join(parts)}")
+        if self.memory:
+            lines.append(f"auto: {self.memory}")
         if self.medians_ms:
             costs = "estimated" if self.costs is None else "measured"
             lines.append(

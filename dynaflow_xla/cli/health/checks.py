@@ -17,12 +17,14 @@ from dynaflow_xla._version import __version__
 from dynaflow_xla.caches import private_files
 from dynaflow_xla.cli import kept
 from dynaflow_xla.errors import optional
+from dynaflow_xla.machine import memory
 
 Status = Literal["ok", "note", "warn", "fail"]
 
 _PYTHON = ((3, 11), (3, 15))
 _PARTS = ("msgspec", "numpy", "threadpoolctl", "click", "rich")
 _VARIABLES = (*machine.THREAD_VARIABLES, "NPROC", "XLA_FLAGS", "JAX_PLATFORMS")
+_SLOW_FAULT_NS = 1_000.0
 _TOOLS = {
     "matplotlib": ("Timeline.plot: pictures of timelines", "dynaflow-xla[trace]"),
     "perfetto": ("Timeline.to_perfetto('x.pftrace'); .json needs nothing", "dynaflow-xla[trace]"),
@@ -76,6 +78,13 @@ def of_machine() -> Iterator[Check]:
         f"measured {known.measured}" if known.measured else
         "plans assume those of a server with its vectors",
         "" if known.measured else "measure this machine's: dynaflow-xla doctor --measure",
+    )  # fmt: skip
+    fault = memory.fault_ns()
+    yield Check(
+        area, "fresh memory", "note" if fault >= _SLOW_FAULT_NS else "ok",
+        f"a page of 4 KiB takes {fault / 1e3:.2g} us",
+        "large results are slow: keep memory (dynaflow_xla.keep_memory(), before the first computation)"
+        if fault >= _SLOW_FAULT_NS else "",
     )  # fmt: skip
     quota = machine.quota_cores()
     if quota is not None and quota < usable:

@@ -160,7 +160,17 @@ def choose(
     choice, reason = autotune.pick(medians, baseline, margin)
     seconds = time.perf_counter() - start
     child = _child(fast, choice)
-    made = Choice(child, reason, dict(medians), predicted, left_out, seconds, costs, choice)
+    made = Choice(
+        child,
+        reason,
+        dict(medians),
+        predicted,
+        left_out,
+        seconds,
+        costs,
+        choice,
+        ways.fresh_memory(),
+    )
     if not (ways.refused and choice == "original"):  # a later process may have more time
         choice_of.to_disk(key, made)
     return made

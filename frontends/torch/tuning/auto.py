@@ -209,7 +209,7 @@ def _choose(
             reason = "; ".join(dict.fromkeys(left_out.values())) or "there is nothing else to run"
             return Choice(
                 child_of(alone), reason, {}, predicted, left_out, seconds, None,
-                "" if alone == "original" else alone,
+                "" if alone == "original" else alone, ways.fresh_memory(),
             )  # fmt: skip
         while True:
             try:
@@ -224,8 +224,9 @@ def _choose(
     reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
     seconds = time.perf_counter() - start
     made = Choice(
-        child_of(choice), reason, dict(medians), predicted, left_out, seconds, None, choice
-    )
+        child_of(choice), reason, dict(medians), predicted, left_out, seconds, None, choice,
+        ways.fresh_memory(),
+    )  # fmt: skip
     if not (ways.refused and choice in ways.plain):  # a later process may have more time
         choice_of.to_disk(key, made)
     return made

@@ -1,0 +1,190 @@
+"""Memory that calls take from the operating system and give back, and how a process keeps it instead.
+
+The C library maps a large block for each result and unmaps it when the result goes. The kernel then clears
+and maps each of its pages anew when the next call first writes there: a page fault for every 4 KiB, which
+takes 0.1 to 0.3 us on hardware and 2 to 3 us in some virtual machines. XLA and PyTorch on a CPU both get
+their memory there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import re
+import time
+import warnings
+from numbers import Integral
+
+from dynaflow_xla.errors import FallbackWarning, UnsupportedError, bad_argument, checks
+
+# Parameters of mallopt (malloc.h, glibc).
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -3, -4, -8
+_UNLIMITED = -1  # of the threshold: nothing is given back
+_MOST = 2**31 - 1  # the parameter is an int
+# What a process begins with; the library raises the first two by itself as long as nobody has set them.
+_DEFAULTS = {_TRIM_THRESHOLD: 128 << 10, _MMAP_THRESHOLD: 128 << 10, _MMAP_MAX: 65536}
+_PROBE = 64 << 20
+"""Bytes that are asked for to see where they come from: nothing of it is touched."""
+
+_WORTH_TELLING, _WORTH_TELLING_NS = 0.1, 50_000.0
+"""Part of a call, and nanoseconds, that page faults take at least where they are told of."""
+
+_kept = False
+
+
+def keep_memory(limit: int | None = None) -> None:
+    """Has this process keep the memory that it frees, for the next call, instead of giving it back.
+
+    Large results of XLA and PyTorch on a CPU are new memory at each call otherwise, whose pages the kernel
+    clears one by one. That is most of the time of what does little with much memory, the original's as well
+    as a schedule's. ``explain`` (under ``Auto``) and ``dynaflow-xla doctor`` say what it takes.
+
+    Call it before the first JAX computation: threads that have a heap of their own by then keep it, and large
+    blocks that they allocate are given back as before. All of the process has it, not only what is scheduled.
+    In the first calls the heap grows, to several times what lives at once where blocks are large; then it
+    stays as large as it once was. Threads that allocate at the same time wait for each other: functions of
+    some tenths of a millisecond on several threads take some percent longer. It is ``mallopt`` of glibc:
+    ``M_MMAP_MAX`` 0, ``M_TRIM_THRESHOLD``, ``M_ARENA_MAX`` 1.
+
+    Args:
+        limit: Bytes that may lie free at the end of the heap, at most 2**31 - 1; None: any number. 0: nothing
+            is kept from now on, and what is free is given back at once; threads still share one heap.
+
+    Raises:
+        PlanError: ``limit`` is no such number.
+        UnsupportedError: the process's allocator is not glibc's, and has settings of its own.
+    """
+    number = None if limit is None else checks.integer(limit)
+    if limit is not None and (number is None or not 0 <= number <= _MOST):
+        raise bad_argument(
+            limit,
+            Integral,
+            f"keep_memory(limit=...) must be None or 0 to {_MOST} bytes; got {limit!r}",
+        )
+    global _kept
+    library = _library()
+    if number == 0:
+        for parameter, value in _DEFAULTS.items():
+            library.mallopt(parameter, value)
+        _kept = False
+        library.malloc_trim(0)
+        return
+    library.mallopt(_ARENA_MAX, 1)
+    library.mallopt(_MMAP_MAX, 0)
+    library.mallopt(_TRIM_THRESHOLD, _UNLIMITED if number is None else number)
+    if not _from_heap(library):
+        for parameter, value in _DEFAULTS.items():
+            library.mallopt(parameter, value)
+        raise UnsupportedError(
+            "keep_memory is for glibc's malloc, and this process has another one"
+            f"{_preloaded()}: that one's own settings decide what is kept (jemalloc: "
+            "MALLOC_CONF=dirty_decay_ms:-1)"
+        )
+    _kept = True
+    if (others := _heaps(library) - 1) > 0:
+        warnings.warn(
+            f"{others} threads have a heap of their own already, and large blocks of theirs are given back "
+            "as before: call keep_memory before the first JAX computation",
+            FallbackWarning,
+            stacklevel=2,
+        )
+
+
+def is_kept() -> bool:
+    """Whether ``keep_memory`` is in force."""
+    return _kept
+
+
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(None)
+    if not all(hasattr(library, name) for name in ("mallopt", "malloc_trim", "malloc_info")):
+        raise UnsupportedError(
+            "keep_memory is for glibc's malloc, and this system's C library is another one"
+        )
+    return library
+
+
+def _preloaded() -> str:
+    named = os.environ.get("LD_PRELOAD", "")
+    return f" (LD_PRELOAD={named})" if named else ""
+
+
+def _from_heap(library: ctypes.CDLL) -> bool:
+    """Whether a large block now comes from the heap of glibc's malloc."""
+    library.malloc.restype = ctypes.c_void_p
+    library.malloc.argtypes = [ctypes.c_size_t]
+    library.free.argtypes = [ctypes.c_void_p]
+    before = _in_use(library)
+    block = library.malloc(_PROBE)
+    grown = _in_use(library) - before
+    library.free(block)
+    return grown >= _PROBE // 2
+
+
+def _in_use(library: ctypes.CDLL) -> int:
+    """Bytes in use on all heaps of glibc's malloc, without what is mapped for itself."""
+    sums = _told(library).rpartition("</heap>")[2]
+    total = re.search(r'<system type="current" size="(\d+)"', sums)
+    free = re.findall(r'<total type="(?:fast|rest)" count="\d+" size="(\d+)"', sums)
+    return int(total[1]) - sum(map(int, free)) if total else 0
+
+
+def _heaps(library: ctypes.CDLL) -> int:
+    return _told(library).count("<heap nr=")
+
+
+def _told(library: ctypes.CDLL) -> str:
+    """What ``malloc_info`` writes: XML."""
+    library.open_memstream.restype = ctypes.c_void_p
+    library.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    library.fclose.argtypes = [ctypes.c_void_p]
+    library.free.argtypes = [ctypes.c_void_p]
+    text, size = ctypes.c_void_p(), ctypes.c_size_t()
+    stream = library.open_memstream(ctypes.byref(text), ctypes.byref(size))
+    library.malloc_info(0, stream)
+    library.fclose(stream)
+    try:
+        return ctypes.string_at(text.value or 0, size.value).decode(errors="replace")
+    finally:
+        library.free(text)
+
+
+def faults() -> int:
+    """Pages that the kernel has mapped anew for this process so far."""
+    import resource  # Windows, where the package is only imported, has none
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+@functools.cache
+def fault_ns() -> float:
+    """Nanoseconds of a page fault, clearing included: measured once, in about a millisecond."""
+    size = 1 << 20
+    taken = []
+    for _ in range(3):
+        with mmap.mmap(-1, size) as fresh:
+            before, start = faults(), time.perf_counter_ns()
+            for place in range(0, size, mmap.PAGESIZE):
+                fresh[place] = 1
+            took = time.perf_counter_ns() - start
+            taken.append(took / max(1, faults() - before))
+    return min(taken)
+
+
+def told(pages: float, call_ns: float) -> str:
+    """What page faults take of a call, as a sentence; "" where that is little, or memory is kept.
+
+    Args:
+        pages: Page faults of a call.
+        call_ns: Nanoseconds of it.
+    """
+    took = pages * fault_ns() if pages >= 16 else 0.0
+    if _kept or took < max(_WORTH_TELLING_NS, _WORTH_TELLING * call_ns):
+        return ""
+    return (
+        f"a call takes {pages * mmap.PAGESIZE / 2**20:.3g} MiB of fresh memory from the system: "
+        f"{pages:.0f} page faults, about {took / 1e6:.2g} ms of {call_ns / 1e6:.3g}. "
+        "dynaflow_xla.keep_memory(), called first, keeps it"
+    )
