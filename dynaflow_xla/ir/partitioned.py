@@ -7,6 +7,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 
+from dynaflow_xla import machine
 from dynaflow_xla.ir.forms import graph_dot, graph_json, graph_text
 from dynaflow_xla.ir.graph import NOT_OUTSIDE, ORDERED, Graph, Region
 
@@ -52,8 +53,15 @@ class PartitionedGraph:
         return succs
 
     def on_caller_ns(self) -> float:
-        """Nanoseconds of the whole as one program on one core; inf where a lane has kernels of its own."""
+        """Nanoseconds of the whole as one program on one core; inf where a lane is faster.
+
+        It is where it has kernels of its own, and where BLAS's own threads, which are held back on lanes alone,
+        take longer than one by more than a lane costs.
+        """
         if any(region.outside != NOT_OUTSIDE for region in self.regions):
+            return math.inf
+        in_vain = sum(max(0.0, -region.spread.blas_ns(machine.cores())) for region in self.regions)
+        if in_vain > machine.numbers().lanes_ns:
             return math.inf
         return sum(region.cost_ns for region in self.regions)
 

@@ -11,16 +11,6 @@ from dynaflow_xla import machine
 LOOP_TRIPS = 100
 """Assumed trip count of a while loop, which its program does not tell."""
 
-# n is the matrix order; the usual leading terms (Golub & Van Loan, 4th ed.).
-FACTORIZATIONS = {
-    "cholesky": 1 / 3, "cholesky_update": 2.0, "cholesky_solve": 2.0, "ldl": 1 / 3, "lu": 2 / 3,
-    "geqrf": 4 / 3, "qr": 8 / 3, "householder_product": 4 / 3, "eigh": 9.0, "eigvals": 10.0,
-    "eig": 25.0, "svd": 20.0, "schur": 25.0, "hessenberg": 10 / 3, "tridiagonal": 4 / 3,
-    "triangular_solve": 1.0, "tridiagonal_solve": 0.1, "inverse": 2.0, "exponential": 20.0,
-}  # fmt: skip
-"""Of matrices, and solutions by one: operations by ``n**3``."""
-
-
 _SHARED = ("products", "convolutions", "elements", "rows")
 
 
@@ -60,6 +50,10 @@ class Spread(NamedTuple):
         shared: list[tuple[str, float]] = [(kind, getattr(self, kind)) for kind in _SHARED]
         gained = sum(ns * (1.0 - 1.0 / numbers.speed_up(kind, cores)) for kind, ns in shared if ns)
         return gained - self.forks * numbers.fork_ns
+
+    def blas_ns(self, cores: int) -> float:
+        """Nanoseconds that threads of products save; negative where those of LAPACK cost more."""
+        return self.products * (1.0 - 1.0 / machine.numbers().speed_up("products", max(1, cores)))
 
     def unsure_ns(self, cores: int) -> float:
         """Nanoseconds that so many cores save besides, if all ``tiles`` are shared out."""
@@ -109,12 +103,6 @@ def together(works: Iterable[Work]) -> Work:
 def longest(works: Iterable[Work]) -> Work:
     """Of the branches of a condition the one that takes longest."""
     return max(works, key=lambda work: work.ns)
-
-
-def factorization(kind: str, shape: Sequence[int]) -> float:
-    """Operations of one of ``FACTORIZATIONS`` of matrices ``[..., m, n]``."""
-    *batch, m, n = shape
-    return FACTORIZATIONS[kind] * math.prod(batch) * m * n * min(m, n)
 
 
 def comparisons(size: int, length: int) -> float:

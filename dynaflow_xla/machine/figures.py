@@ -35,6 +35,10 @@ TURNS_NS = 20_000.0
 have left. (8 chains of 1,024 floats, 66 us on the caller's thread, 67 to 83 on two lanes.)"""
 
 
+_REUSED = 2 << 20
+"""Bytes of results that are in memory which was touched before: malloc keeps some megabytes."""
+
+
 @dataclass(frozen=True)
 class Numbers:
     """One machine.
@@ -93,6 +97,13 @@ class Numbers:
     def hand_over(self, size: int) -> float:
         """Nanoseconds for a value of ``size`` bytes from lane to lane: the signal, and a copy at each end."""
         return self.hand_over_ns + 2 * size / self.copy_bytes_per_ns
+
+    def results_speed(self, size: int) -> float:
+        """Bytes a nanosecond of a copy of so many bytes into memory of the program around the lanes.
+
+        That of small results is what malloc got back from the call before.
+        """
+        return self.copy_bytes_per_ns if size <= _REUSED else self.fresh_copy_bytes_per_ns
 
     def speed_up(self, kind: str, cores: int) -> float:
         """How many times as fast as one core so many are at a kind of work, see ``ir.work.Spread``."""

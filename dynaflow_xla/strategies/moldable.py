@@ -192,13 +192,15 @@ class Moldable:
         neither XLA's threads nor OpenBLAS's run beside it.
 
         Args:
-            least_ns: What is shorter is not; 0: nothing is.
+            least_ns: What is shorter is not, unless it gains more than lanes cost; 0: nothing is.
         """
         if self.fixed or self.lane_cores > 1 or not least_ns:
             return False
         if sum(self.result_bytes) > _MOST_RESULT_BYTES:
             return False
         one = self.one_lane().length_ns
+        if one + machine.numbers().lanes_ns <= self.at_best_ns:
+            return True
         return least_ns <= one <= (1 + _AS_GOOD) * self.at_best_ns
 
     def _gains(self, best: ListSchedule, original: ListSchedule) -> bool:
@@ -382,7 +384,7 @@ class _Schedule:
                 continue
             left = any(self.phase.get(s) != self.number for s in tasks.succs[region])
             size = tasks.bytes[region] if left else tasks.result_bytes[region]
-            self.free[lane] += size / machine.numbers().fresh_copy_bytes_per_ns
+            self.free[lane] += size / machine.numbers().results_speed(size)
         self.wakes += any(n > 0 and self.phase[r] == self.number for r, n in self.place.items())
         self.free = [max(self.free)] * self.lanes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -98,22 +98,23 @@ def _run(
     caller_ns: float,
 ) -> _Run:
     known, cost = machine.numbers(), region_costs(pg, costs)
-    start, wake, fresh = known.lane_start_ns, 0.0, known.copy_bytes_per_ns
+    start, wake = known.lane_start_ns, 0.0
+    into_results: Callable[[int], float] = lambda _: known.copy_bytes_per_ns  # noqa: E731
     if all(i.lane == 0 for i in plan.launches) and pg.on_caller_ns() <= caller_ns:
-        start, fresh = 0.0, math.inf
+        start, into_results = 0.0, lambda _: math.inf
     elif plan.cores:
         start = known.lanes_ns
         # A program of its own with nothing but lanes is mostly called in a row: they are awake.
         awake = program_ns > 0 and all(i.lane >= 0 for i in plan.launches)
         wake = machine.TURNS_NS if awake else known.lane_wake_ns
-        fresh = known.fresh_copy_bytes_per_ns
+        into_results = known.results_speed
     run = _Run(
         plan, pg, cost,
         handoff_ns=known.hand_over_ns if handoff_ns is None else handoff_ns,
         launch_ns=start if launch_ns is None else launch_ns,
         wake_ns=wake if launch_ns is None else 0.0,
         bytes_per_ns=known.copy_bytes_per_ns if bytes_per_ns is None else bytes_per_ns,
-        fresh_bytes_per_ns=fresh if bytes_per_ns is None else bytes_per_ns,
+        into_results=into_results if bytes_per_ns is None else lambda _: bytes_per_ns,
         program_ns=program_ns,
     )  # fmt: skip
     for instruction in plan.instructions:
@@ -285,7 +286,7 @@ class _Run:
         launch_ns: float,
         wake_ns: float,
         bytes_per_ns: float,
-        fresh_bytes_per_ns: float,
+        into_results: Callable[[int], float],
         program_ns: float,
     ):
         self.plan, self.pg, self.cost = plan, pg, cost
@@ -294,7 +295,7 @@ class _Run:
         self.launch = _time("launch_ns", launch_ns)
         if not bytes_per_ns > 0:
             raise PlanError(f"bytes_per_ns must be a number > 0; got {bytes_per_ns!r}")
-        self.bytes_per_ns, self._fresh = bytes_per_ns, fresh_bytes_per_ns
+        self.bytes_per_ns, self._into_results = bytes_per_ns, into_results
         self.spans: list[Span] = []
         stages = plan.stages()
         self._wakes = [  # by stage
@@ -407,6 +408,7 @@ class _Run:
     def end_stage(self) -> None:
         """Copies results out; the next stage starts when all lanes are done."""
         for lane, results in self._results.items():
-            self._copy(lane, "copy results", sum(results.values()), self._fresh)
+            size = sum(results.values())
+            self._copy(lane, "copy results", size, self._into_results(size))
         self._stage_start = max([self._stage_start, *self._clock.values()])
         self._clock, self._results, self._received = {}, {}, set()

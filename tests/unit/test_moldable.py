@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -158,6 +159,36 @@ def test_what_may_be_shared_out_after_all_is_not_for_one_lane(make: Make) -> Non
         tasks = Moldable(row(make, [kind] * 3, **{kind: given}), 1, 1, 2, 55_000.0)
         assert tasks.is_for_one_lane(MS) == (kind == "serial")
         assert tasks.all_wide().length_ns == pytest.approx(3 * MS + 55_000.0)
+
+
+IN_VAIN = {"cost_ns": 0.2 * MS, "spread": Spread(products=-0.2 * MS)}
+"""LAPACK's work, which BLAS's threads make longer."""
+
+
+def test_a_short_program_has_one_lane_if_that_gains_more_than_a_lane_costs(
+    make: Make,
+) -> None:
+    for gains, given in ((True, IN_VAIN), (False, {"cost_ns": 0.2 * MS})):
+        tasks = Moldable(row(make, ["solve"], solve=given), 1, 1, 2)
+        assert tasks.is_for_one_lane(10 * MS) == gains
+        assert not tasks.is_for_one_lane(0.0)
+
+
+def test_the_caller_does_not_hold_back_threads_of_blas(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pg = row(make, ["solve"], solve=IN_VAIN)
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    assert math.isinf(pg.on_caller_ns())
+    assert not Moldable(pg, 2, 1, 2, 65_000.0, LONGEST_NS).is_for_the_caller()
+    monkeypatch.setattr(machine, "cores", lambda: 1)  # where there are none
+    assert pg.on_caller_ns() == 0.2 * MS
+
+
+def test_small_results_are_copied_into_memory_that_was_used_before() -> None:
+    numbers = machine.numbers()
+    assert numbers.results_speed(1 << 20) == numbers.copy_bytes_per_ns
+    assert numbers.results_speed(1 << 24) == numbers.fresh_copy_bytes_per_ns
 
 
 def test_what_may_be_shared_out_after_all_has_to_gain_more_by_lanes(make: Make) -> None:

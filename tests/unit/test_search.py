@@ -114,7 +114,7 @@ def test_on_a_function() -> None:
     assert repr(dfx.Search(8)) == "Search(regions=8)"
 
 
-@pytest.mark.parametrize("seed", [111, 127, 221])
+@pytest.mark.parametrize("seed", [7, 127, 221])
 def test_says_what_the_plan_of_branches_takes(seed: int) -> None:
     """Also where the same without wide regions is shorter."""
     pg = regions(seed, 6)

@@ -20,7 +20,7 @@ from dynaflow_xla.frontends.jax.regions import handed_out, on_caller
 from dynaflow_xla.frontends.jax.regions.functions import region_function, replaced_function
 from dynaflow_xla.frontends.jax.signature import backends
 from dynaflow_xla.frontends.jax.xla import loops
-from dynaflow_xla.ir import work
+from dynaflow_xla.ir import lapack
 from dynaflow_xla.ir.graph import Graph
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.rules import as_rules
@@ -35,7 +35,7 @@ from dynaflow_xla.strategies.sequential import Sequential
 
 _LANE_SHARE, _LANE_SHARE_INSIDE = 0.02, 0.006
 """Of the work: more than that must a lane's entry not cost where all else would be as without it."""
-_FOR_BLAS = 5.0
+_FOR_BLAS = 10.0
 """So many times that share of what is mostly LAPACK's work."""
 
 
@@ -194,7 +194,7 @@ def _one_lane_ns(settings: Settings, graph: Graph, alone: bool) -> float:
     # Arrays may span several devices, as which no custom call is shared out: the original is.
     if not _is_free(settings) or jax.device_count() > 1:
         return 0.0
-    by_blas = sum(op.cost_ns for op in graph.ops if op.kind in work.FACTORIZATIONS)
+    by_blas = sum(op.cost_ns for op in graph.ops if op.kind in lapack.FACTORIZATIONS)
     share = _LANE_SHARE if alone else _LANE_SHARE_INSIDE
     if 2 * by_blas >= sum(op.cost_ns for op in graph.ops):
         share *= _FOR_BLAS

@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from dynaflow_xla import machine
-from dynaflow_xla.ir import work
+from dynaflow_xla.ir import lapack, work
 from dynaflow_xla.ir.work import Spread, Work
 
 # Fitted to PyTorch 2.13 on one core of a 2024 server processor with AVX-512.
@@ -38,6 +38,10 @@ _FACTORIZATIONS = {
     "triangular_solve": "triangular_solve", "linalg_ldl_factor_ex": "ldl",
     "linalg_matrix_exp": "exponential", "cholesky_solve": "cholesky_solve",
 }  # fmt: skip
+_SOLUTIONS = {"linalg_solve_triangular": 0, "triangular_solve": 1, "cholesky_solve": 1}
+"""Solutions by a matrix that is decomposed already, and which argument that is."""
+_WITH_VECTORS = frozenset(["_linalg_eigh", "_linalg_svd"])
+"""What takes as its third argument whether vectors are computed."""
 _TRANSCENDENTAL = frozenset(
     "exp exp2 log log1p log2 log10 expm1 tanh sigmoid sin cos tan erf erfinv erfc pow sqrt rsqrt "
     "atan2 asin acos atan sinh cosh asinh acosh atanh lgamma digamma gelu silu softplus mish "
@@ -245,6 +249,18 @@ def example(arg: Any) -> Any:
     return torch.fx.node.map_arg(arg, lambda n: n.meta.get("val"))
 
 
+def _factorization(kind: str, name: str, args: Any, ins: list[torch.Tensor]) -> tuple[float, float]:
+    """(operations, nanoseconds) of LAPACK's work."""
+    shape, columns = shape_of(ins[0]), None
+    if name in _SOLUTIONS and len(ins) > 1:
+        matrix, sides = ins[:2] if _SOLUTIONS[name] == 0 else ins[1::-1]
+        shape = shape_of(matrix)
+        columns = math.prod(shape_of(sides)) // max(1, math.prod(shape[:-1]))
+    vectors = name not in _WITH_VECTORS or len(args) < 3 or args[2] is not False
+    made = lapack.nanoseconds(kind, shape, columns, vectors=vectors, few=0)  # MKL
+    return lapack.flops(kind, shape, columns), made
+
+
 def _work(
     name: str,
     target: Any,
@@ -266,10 +282,7 @@ def _work(
         flops = _attention_flops(ins, "backward" in name)
         return flops, flops / ATTENTION_FLOPS_PER_NS
     if name in _FACTORIZATIONS and ins and ins[0].ndim >= 2:
-        shape = shape_of(ins[0])
-        flops = work.factorization(_FACTORIZATIONS[name], shape)
-        # Small matrices are mostly calls and copies.
-        return flops, flops / min(45.0, 3.0 + shape[-1] / 6.0) + 2_000.0
+        return _factorization(_FACTORIZATIONS[name], name, args, ins)
     if name in _RECURRENT or name.endswith("_cell"):
         # Every weight matrix [gates*hidden, k] meets every step and row of the input once.
         rows = math.prod(shape_of(ins[0])[:-1]) if ins else 1

@@ -17,7 +17,7 @@ from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax.capture.costs import sharing
 from dynaflow_xla.frontends.jax.capture.costs.fused import Applied, forks
 from dynaflow_xla.frontends.jax.capture.costs.kinds import FREE, TRANSCENDENTAL
-from dynaflow_xla.ir import work
+from dynaflow_xla.ir import lapack, work
 from dynaflow_xla.ir.work import Spread, Work
 
 # Fitted to XLA:CPU of jaxlib 0.10 on one core of a 2024 server processor with AVX-512.
@@ -26,7 +26,6 @@ CONV_FLOPS_PER_NS = 180.0
 CONV_KERNEL_GRADIENT = 0.45  # of that rate: a window as large as the image
 CONV_3D = 0.2  # XLA:CPU has a library's convolution for one and two spatial dimensions
 CONV_GROUPED_1D = 0.1
-FACTOR_FLOPS_PER_NS = 36.0
 FFT_FLOPS_PER_NS = 38.0
 BYTES_PER_NS = 50.0  # operators mostly read what is in a cache, or fused into them
 SORT_NS, SORT_MORE_NS = 11.0, 2.0  # a comparison with its moves; for each further operand
@@ -188,7 +187,7 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     made = _primitive(eqn, name, params)
     kind: machine.Kind = "elements"
     forked = shares = False
-    if name in ONE_CORE or name in work.FACTORIZATIONS or name.startswith("scatter"):
+    if name in ONE_CORE or name in lapack.FACTORIZATIONS or name.startswith("scatter"):
         kind = "serial"
     elif name == "dot_general":
         kind = "products"
@@ -213,7 +212,8 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
 
 
 _IN_VAIN = {
-    "lu": 0.0,
+    "lu": -0.1,
+    "cholesky": -0.5,
     "triangular_solve": 0.0,
     "geqrf": -0.5,
     "householder_product": -0.5,
@@ -223,15 +223,22 @@ _IN_VAIN = {
 """What OpenBLAS's threads share of matrices of 100 to 500 rows; below 0: they make it longer. Else -0.2."""
 
 
+_BY_MATRIX, _OF_MATRICES = frozenset(["eigh", "svd"]), 0.7
+"""Of several matrices XLA gives each thread some; what it gains with others is used up at once."""
+
+
 def _by_blas(eqn: Any, name: str) -> float:
     """The part of LAPACK's work that OpenBLAS's threads share with some gain; below 0: with a loss.
 
     Measured on two cores, 64 to 1536 rows: triangular solves gain, 1.1 to 1.5 times; factorizations of some
     hundred rows take 0.8 to 2.5 times as long as with one thread, and larger ones about the same.
     """
-    if name not in work.FACTORIZATIONS or not eqn.invars or len(eqn.invars[0].aval.shape) < 2:
+    if name not in lapack.FACTORIZATIONS or not eqn.invars or len(eqn.invars[0].aval.shape) < 2:
         return 0.0
-    rows = min(eqn.invars[0].aval.shape[-2:])
+    *batch, rows, columns = eqn.invars[0].aval.shape
+    rows = min(rows, columns)
+    if name in _BY_MATRIX and math.prod(batch) > 1:
+        return _OF_MATRICES
     if name == "triangular_solve" and min(eqn.invars[1].aval.shape[-2:]) >= 64:
         return 0.6 if rows >= 128 else 0.0
     if rows >= 512:
@@ -261,6 +268,10 @@ def _walk(eqn: Any, leaf: Leaf) -> Work:
         return work.longest(_inner(branch, leaf) for branch in params["branches"])
     inner = _called(eqn)
     return leaf(eqn, name, params) if inner is None else _inner(inner, leaf)
+
+
+_VECTORS = ("compute_uv", "compute_left_eigenvectors", "compute_right_eigenvectors")
+"""Parameters that say whether a decomposition has more than values."""
 
 
 def _convolution(ins: Any, out: Any, params: dict[str, Any]) -> tuple[float, float]:
@@ -298,15 +309,14 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     if name == "conv_general_dilated":
         flops, cost = _convolution(ins, outs[0], params)
         return Work(flops, moved, max(cost, memory_ns) + OP_OVERHEAD_NS)
-    if name in work.FACTORIZATIONS and ins and len(ins[0].shape) >= 2:
-        flops = work.factorization(name, ins[0].shape)
+    if name in lapack.FACTORIZATIONS and ins and len(ins[0].shape) >= 2:
+        columns = None
         if name == "triangular_solve":
-            *batch, m, _ = ins[0].shape
-            rhs = ins[1].shape
-            flops = float(
-                math.prod(batch) * m * m * (rhs[-1] if params.get("left_side") else rhs[-2])
-            )
-        return Work(flops, moved, flops / FACTOR_FLOPS_PER_NS + 2000.0)
+            columns = ins[1].shape[-1 if params.get("left_side") else -2]
+        wanted = [params[named] for named in _VECTORS if named in params]
+        vectors = any(wanted) or not wanted
+        ns = lapack.nanoseconds(name, ins[0].shape, columns, vectors=vectors)
+        return Work(lapack.flops(name, ins[0].shape, columns), moved, ns)
     if name == "sort":
         dim = params["dimension"]
         steps = work.comparisons(in_size, ins[0].shape[dim] if ins[0].shape else 1)

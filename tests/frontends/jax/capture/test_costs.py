@@ -94,6 +94,43 @@ def test_functions_of_the_c_library_cost_what_they_take() -> None:
     assert ns(jnp.sqrt) < ns(jnp.exp)
 
 
+def one_core_ns(f: Any, *shape: int) -> float:
+    return costs.original_ns(jax.make_jaxpr(f)(jax.ShapeDtypeStruct(shape, jnp.float32)), 1)
+
+
+def test_decompositions_cost_what_is_asked_of_them() -> None:
+    linalg = jax.lax.linalg
+    both = one_core_ns(linalg.svd, 256, 256)
+    assert one_core_ns(lambda x: linalg.svd(x, compute_uv=False), 256, 256) < 0.6 * both
+    values = one_core_ns(
+        lambda x: linalg.eig(
+            x, compute_left_eigenvectors=False, compute_right_eigenvectors=False
+        ),
+        256, 256,
+    )  # fmt: skip
+    assert values < 0.8 * one_core_ns(linalg.eig, 256, 256)
+    one, several = (one_core_ns(linalg.lu, *lead, 64, 64) for lead in ((), (8,)))
+    assert 6 < several / one < 9
+    # Few right-hand sides take much longer each, and many in proportion.
+    few, many, more = (
+        one_core_ns(lambda x, n=n: linalg.triangular_solve(x, x[:, :n], left_side=True), 512, 512)
+        for n in (8, 256, 512)
+    )
+    assert 8 < many / few < 24 and 1.7 < more / many < 2.1
+
+
+def test_several_decompositions_are_shared_out_by_xla() -> None:
+    def shared(f: Any, *shape: int) -> float:
+        jaxpr = jax.make_jaxpr(f)(jax.ShapeDtypeStruct(shape, jnp.float32))
+        return costs.original_ns(jaxpr, 2) / costs.original_ns(jaxpr, 1)
+
+    assert shared(jnp.linalg.svd, 8, 128, 128) < 0.75
+    assert shared(jnp.linalg.svd, 128, 128) > 1.1  # OpenBLAS's threads make it longer
+    assert (
+        shared(lambda x: jax.lax.linalg.qr(x), 8, 128, 128) > 1.0
+    )  # one call each, of such threads
+
+
 def test_narrow_convolutions_may_be_shared_out_after_all() -> None:
     def conv(x: Any, k: Any) -> Any:
         return jax.lax.conv_general_dilated(

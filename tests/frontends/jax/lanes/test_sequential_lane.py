@@ -159,6 +159,23 @@ def test_branches_take_one_lane_where_lanes_gain_nothing_and_cores_neither(
     assert lanes_of(wide, drawn(768, 768), drawn(768, 768)) == {-1}
 
 
+@pytest.mark.parametrize(
+    ("rows", "count", "lane"), [(64, 1, True), (128, 1, True), (256, 1, False), (256, 4, False)]
+)
+def test_short_factorizations_are_on_one_lane_or_on_the_caller(
+    rows: int, count: int, lane: bool, assert_same: Any
+) -> None:
+    """OpenBLAS's threads make what is a little longer twice as long; only lanes hold them back."""
+
+    plain = jax.jit(lambda *xs: [jnp.linalg.cholesky(x) for x in xs])
+    fast = dfx.schedule(plain, dfx.Sequential())
+    xs = [drawn(rows, rows) for _ in range(count)]
+    xs = [x @ x.T + rows * jnp.eye(rows) for x in xs]
+    assert lanes_of(fast, *xs) == {0}
+    assert fast.planned(xs, {}).on_caller == lane
+    assert_same(plain(*xs), fast(*xs))
+
+
 def test_arrays_over_several_devices_keep_the_original(run_program: Any) -> None:
     """A custom call would be given all of them; XLA shares the original out."""
     out = run_program(
