@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from dynaflow_xla.frontends.torch.capture import costs  # noqa: E402
+from dynaflow_xla.ir.work import NO_SPREAD  # noqa: E402
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("assumed_numbers")
@@ -38,3 +39,45 @@ def test_solutions_by_a_matrix_cost_by_their_right_hand_sides() -> None:
         one, other = (work(target, *args(b), **given) for b in (few, many))
         assert other.flops == pytest.approx(32 * one.flops)
         assert 15 < other.ns / one.ns < 33
+
+
+def test_powers_roots_and_other_exponents() -> None:
+    x = torch.rand(1 << 16) + 0.5
+    square, root, other = (work(aten.pow.Tensor_Scalar, x, e).ns for e in (2, 0.5, 1.7))
+    assert square < root < other and other > 8 * square
+    assert work(aten.pow.Tensor_Tensor, x, x).ns == pytest.approx(other, rel=0.1)
+
+
+def test_copies_cost_by_what_changes_place() -> None:
+    x = torch.randn(256, 512)
+    whole = {"memory_format": torch.contiguous_format}
+    same, turned = (work(aten.clone.default, t, **whole) for t in (x, x.t()))
+    assert turned.ns > 3 * same.ns
+    assert turned.spread == NO_SPREAD and same.spread != turned.spread  # one thread makes it
+    image = torch.randn(4, 32, 32, 32)
+    heads, last = (
+        work(aten.clone.default, image.permute(order), **whole)
+        for order in ((0, 2, 1, 3), (0, 2, 3, 1))
+    )
+    assert last.ns > 3 * heads.ns and last.spread.rows > 0
+
+
+def test_a_search_costs_by_what_is_searched() -> None:
+    x = torch.rand(1 << 14)
+    short, long = (
+        work(aten.bucketize.Tensor, x, torch.arange(n).float()).ns for n in (16, 1 << 12)
+    )
+    assert 2.5 < long / short < 3.5
+
+
+def test_a_transform_costs_by_its_length() -> None:
+    x = torch.randn(64, 64, dtype=torch.complex64)
+    row, plane = (work(aten._fft_c2c.default, x, axes, 0, True).flops for axes in ([1], [0, 1]))
+    assert plane == 2 * row
+
+
+def test_short_rows_of_a_selection_cost_more() -> None:
+    short, long = (
+        work(aten.topk.default, torch.randn(*shape), 4) for shape in ((1 << 12, 16), (16, 1 << 12))
+    )
+    assert short.ns > 10 * long.ns

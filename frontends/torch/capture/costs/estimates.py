@@ -14,6 +14,8 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from dynaflow_xla import machine
+from dynaflow_xla.frontends.torch.capture.costs import elements
+from dynaflow_xla.frontends.torch.capture.costs.hints import hint, shape_of, tensor_bytes
 from dynaflow_xla.ir import lapack, work
 from dynaflow_xla.ir.work import Spread, Work
 
@@ -21,8 +23,10 @@ from dynaflow_xla.ir.work import Spread, Work
 GEMM_FLOPS_PER_NS = 95.0
 CONV_FLOPS_PER_NS = 50.0
 ATTENTION_FLOPS_PER_NS = 55.0
-FFT_FLOPS_PER_NS = 10.0
-BYTES_PER_NS = 40.0  # what is not much larger than a cache
+FFT_FLOPS_PER_NS = 30.0
+BYTES_PER_NS, CACHED_BYTES_PER_NS = 40.0, 80.0
+CACHED_BYTES = 4 << 20
+"""So much is in a cache when it is moved."""
 OP_OVERHEAD_NS = 1_500.0
 """An eager operator: dispatch, allocation, the Python call."""
 
@@ -42,16 +46,16 @@ _SOLUTIONS = {"linalg_solve_triangular": 0, "triangular_solve": 1, "cholesky_sol
 """Solutions by a matrix that is decomposed already, and which argument that is."""
 _WITH_VECTORS = frozenset(["_linalg_eigh", "_linalg_svd"])
 """What takes as its third argument whether vectors are computed."""
-_TRANSCENDENTAL = frozenset(
-    "exp exp2 log log1p log2 log10 expm1 tanh sigmoid sin cos tan erf erfinv erfc pow sqrt rsqrt "
-    "atan2 asin acos atan sinh cosh asinh acosh atanh lgamma digamma gelu silu softplus mish "
-    "_softmax _log_softmax logsumexp elu selu logit gelu_backward silu_backward".split()
-)
-_SORTS = frozenset("sort argsort msort median nanmedian mode unique_dim _unique2".split())
+_SORTS = frozenset("sort argsort msort median nanmedian mode".split())
+_UNIQUE = frozenset("unique_dim _unique2".split())
 _SELECTIONS = frozenset("topk kthvalue".split())
+_ROW_NS = 1_000.0
+"""A row of a selection."""
 _OVER_ALL = frozenset("msort median nanmedian unique_dim _unique2".split())
 """Without an axis these take all elements as one row."""
-_BY_ROW = _SORTS | _SELECTIONS | frozenset("cumsum cumprod cummax cummin logcumsumexp".split())
+_BY_ROW = (
+    _SORTS | _SELECTIONS | _UNIQUE | frozenset("cumsum cumprod cummax cummin logcumsumexp".split())
+)
 """One row of these has one thread."""
 
 _RECURRENT = frozenset("mkldnn_rnn_layer rnn_layer rnn_layer_backward".split())
@@ -61,45 +65,6 @@ _HANDED_NS, _LSTM_HANDED_NS = 8_000.0, 2_500.0
 """What it takes longer if several threads share it."""
 _ALONE_STEP_NS = 50_000.0
 """Of a step's product: so much is as fast on one core as on several."""
-
-_ELEMENT_NS = {
-    "tanh": 2.5, "native_batch_norm": 2.0, "_native_batch_norm_legit": 2.0, "avg_pool2d": 2.0,
-    "max_pool2d_with_indices": 5.3, "upsample_bilinear2d": 6.4, "cumsum": 0.95, "argmax": 0.9,
-    "argmin": 0.9, "native_layer_norm": 0.3, "scatter_add": 2.8, "scatter": 2.0, "clone": 0.5,
-}  # fmt: skip
-"""For an element of the input, where it is far from what its like take."""
-_RANDOM = frozenset(
-    "rand randn bernoulli bernoulli_ native_dropout randint multinomial normal_functional uniform_ "
-    "normal_".split()
-)
-
-
-class NoNumber(Exception):
-    """A size is no number: that of a nested tensor along what differs from item to item."""
-
-
-def hint(number: Any) -> int:
-    """An int, or the example value of a symbolic one.
-
-    Raises:
-        NoNumber: it has none.
-    """
-    node = getattr(number, "node", None)
-    if node is None:
-        return int(number)
-    if node.is_nested_int() or isinstance(node.hint, torch.SymInt):
-        raise NoNumber("a nested tensor has a size that is no number")
-    return int(node.hint or 1)
-
-
-def shape_of(value: torch.Tensor) -> tuple[int, ...]:
-    """Sizes; symbolic ones by the values they had when the graph was captured."""
-    return tuple(hint(n) for n in value.shape)
-
-
-def tensor_bytes(value: torch.Tensor) -> int:
-    """Bytes of the dense value."""
-    return math.prod(shape_of(value)) * value.element_size()
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -143,8 +108,10 @@ def estimate(target: Any, args: Any, kwargs: Any, out: Any) -> Work:
         return Work(ns=200.0)
     name = getattr(getattr(target, "overloadpacket", target), "__name__", "")
     flops, work_ns = _work(name, target, args, kwargs, ins, outs, out)
-    work_ns = max(work_ns, moved / BYTES_PER_NS)
+    work_ns = max(work_ns, moved / (BYTES_PER_NS if moved > CACHED_BYTES else CACHED_BYTES_PER_NS))
     kind = _kind(name, target, ins, args)
+    if name == "clone" and outs[0].ndim == 2 and elements.is_transposed(ins[0], outs[0]):
+        kind = "serial"
     work_ns /= machine.numbers().speed("torch", kind)
     made = Work(flops, moved, work_ns + OP_OVERHEAD_NS)
     if name in _RECURRENT:
@@ -165,7 +132,7 @@ def _kind(name: str, target: Any, ins: list[torch.Tensor], args: Any) -> machine
         return "products"
     if name in _RECURRENT:
         return "products"
-    if name in _FACTORIZATIONS or name in _RANDOM or "bernoulli" in name:
+    if name in _FACTORIZATIONS or name in elements.RANDOM or "bernoulli" in name:
         return "serial"
     if name in _BY_ROW and ins:
         shape = shape_of(ins[0])
@@ -294,17 +261,14 @@ def _work(
     if name in _SORTS and ins:
         steps = work.comparisons(in_size, shape_of(ins[0])[-1] if ins[0].ndim else 1)
         return steps, steps * 4.8
-    if name in _SELECTIONS:
-        return float(in_size), 1.2 * in_size
+    if name in _SELECTIONS and ins:
+        rows = in_size // max(1, shape_of(ins[0])[-1] if ins[0].ndim else 1)
+        return float(in_size), 1.2 * in_size + _ROW_NS * rows
     if name.startswith("_fft"):
-        flops = work.fourier(in_size, in_size)
+        length = math.prod(shape_of(ins[0])[d] for d in args[1]) if ins else 1
+        flops = work.fourier(in_size, length)
         return flops, flops / FFT_FLOPS_PER_NS + 1_000.0
-    if name in _RANDOM:
-        return 20.0 * out_size, 3.0 * out_size
-    if name in _ELEMENT_NS:
-        return float(in_size), _ELEMENT_NS[name] * in_size
-    if name.startswith(("index", "gather", "scatter", "embedding", "_unsafe_index")):
-        return 0.0, 0.5 * out_size
-    if name in _TRANSCENDENTAL:
-        return 10.0 * out_size, 0.75 * out_size
-    return float(max(out_size, in_size)), 0.1 * max(out_size, in_size)
+    if name in elements.RANDOM:
+        return 20.0 * out_size, elements.RANDOM[name] * out_size
+    flops = float(max(out_size, in_size))
+    return flops, elements.nanoseconds(name, args, ins, outs, in_size, out_size)
