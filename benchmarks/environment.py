@@ -22,7 +22,8 @@ MODULES = {"scikit-learn": "sklearn"}
 """Modules of packages that are called otherwise."""
 VARIABLES = (
     "XLA_FLAGS", "JAX_PLATFORMS", "NPROC", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS",
-    "JAX_ENABLE_X64", "JAX_NUM_CPU_DEVICES",
+    "JAX_ENABLE_X64", "JAX_NUM_CPU_DEVICES", "LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX",
+    "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_",
 )  # fmt: skip
 
 

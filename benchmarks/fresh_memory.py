@@ -49,12 +49,12 @@ def _elementwise(x: Any) -> Any:
 
 
 def jax_elementwise() -> Ways:
-    """64 MiB in and out."""
+    """JAX: x * 2 + 1 of 64 MiB."""
     return _jax(_elementwise, 4096, 4096)
 
 
 def jax_attention() -> Ways:
-    """Of 8 x 16 heads over 256 positions: temporaries of 32 MiB."""
+    """JAX: attention of 8 x 16 heads over 256 positions."""
     import jax
 
     def attention(q: Any) -> Any:
@@ -65,7 +65,7 @@ def jax_attention() -> Ways:
 
 
 def jax_normalization() -> Ways:
-    """Of rows of a 64 MiB array, beside its softmax."""
+    """JAX: normalization and softmax of the rows of 64 MiB."""
     import jax
 
     def both(x: Any) -> Any:
@@ -75,28 +75,28 @@ def jax_normalization() -> Ways:
 
 
 def jax_sums() -> Ways:
-    """Cumulative sums of a 64 MiB array along both axes."""
+    """JAX: cumulative sums of 64 MiB along both axes."""
     import jax.numpy as jnp
 
     return _jax(lambda x: (jnp.cumsum(x, 0), jnp.cumsum(x, 1)), 4096, 4096)
 
 
 def torch_elementwise() -> Ways:
-    """64 MiB in and out."""
+    """PyTorch: x * 2 + 1 of 64 MiB."""
     import torch
 
     return _torch(_elementwise, torch.randn(4096, 4096))
 
 
 def torch_softmax() -> Ways:
-    """Of the rows of a 64 MiB tensor."""
+    """PyTorch: softmax of the rows of 64 MiB."""
     import torch
 
     return _torch(lambda x: torch.softmax(x, -1), torch.randn(4096, 4096))
 
 
 def torch_mlp() -> Ways:
-    """Two layers of width 1024, 4096 rows, GELU between them: 16 to 64 MiB."""
+    """PyTorch: two dense layers of 1024 and 4096 with GELU, 4096 rows."""
     import torch
 
     torch.manual_seed(0)
@@ -107,7 +107,7 @@ def torch_mlp() -> Ways:
 
 
 def torch_mamba() -> Ways:
-    """Transformers' Mamba from a small config: temporaries of 1 MiB."""
+    """PyTorch: Mamba of transformers, from a small config."""
     import torch
     import transformers_models
 
@@ -149,6 +149,21 @@ def calls(case: str, keep: bool, rounds: int) -> dict[str, Any]:
     return found
 
 
+def table(record: dict[str, Any]) -> str:
+    """The rows of ``docs/memory.md``."""
+    lines = [
+        "| call | plain ms | kept | `Branches` ms | kept |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for case in record["cases"].values():
+        cells = [
+            statistics.median(ms for one in case["processes"][kind] for ms in one[way]["ms"])
+            for way in ("plain", "branches")
+            for kind in ("fresh", "kept")
+        ]
+        lines.append(f"| {case['title']} | {' | '.join(f'{ms:.3g}' for ms in cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Measures, prints and writes; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -176,13 +191,15 @@ def main() -> int:
                 for kind, made in kinds.items()
                 for way in ("plain", "branches")
             }
-            cases[case] = {"median_ms": medians, "processes": kinds}
+            title = (CASES[case].__doc__ or "").splitlines()[0].rstrip(".")
+            cases[case] = {"title": title, "processes": kinds}
             print(case, {name: round(ms, 2) for name, ms in medians.items()}, flush=True)
     record = {
         "format": 1, "benchmark": "fresh-memory", "environment": environment.stamp(),
         "rounds": options.rounds, "fault_ns": memory.fault_ns(), "contention": contention.as_dict(),
         "cases": cases,
     }  # fmt: skip
+    print(table(record))
     print(f"wrote {records.save(record, options.out)}")
     return 0
 

@@ -130,6 +130,22 @@ def test_page_shows_what_is_predicted_and_measured_of_published_strategies() -> 
         assert row == f"| {' | '.join(map(str, (*cells, *numbers)))} |"
 
 
+def test_page_shows_what_fresh_memory_takes() -> None:
+    record = json.loads((RESULTS / "fresh-memory.json").read_text())
+    rows = _table("docs/memory.md", "| call |").splitlines()[2:]
+    shown = {line.split("|")[1].strip(): line.split("|")[2:6] for line in rows}
+    assert list(shown) == [case["title"] for case in record["cases"].values()]
+    for case in record["cases"].values():
+        medians = [
+            statistics.median(
+                ms for process in case["processes"][kind] for ms in process[way]["ms"]
+            )
+            for way in ("plain", "branches")
+            for kind in ("fresh", "kept")
+        ]
+        assert [f"{ms:.3g}" for ms in medians] == [cell.strip() for cell in shown[case["title"]]]
+
+
 def test_page_shows_what_ran_on_the_stand_in() -> None:
     page = " ".join((ROOT / "docs/gpu.md").read_text().split())
     records = {

@@ -98,13 +98,18 @@ def _power(args: Sequence[Any]) -> float:
 
 def _copied(source: torch.Tensor, made: torch.Tensor) -> float:
     """By whether the places in memory change, and those of the last dimension too."""
-    if strides_of(source) == strides_of(made):
+    if not _has_strides(source, made) or strides_of(source) == strides_of(made):
         return _PLAIN
     return _TRANSPOSED if is_transposed(source, made) else _PERMUTED
 
 
 def is_transposed(source: torch.Tensor, made: torch.Tensor) -> bool:
     """Whether neighbours in memory are none in the copy. Of matrices one thread makes it."""
-    if source.ndim == 0 or hint(source.shape[-1]) == 1:
+    if not _has_strides(source, made) or source.ndim == 0 or hint(source.shape[-1]) == 1:
         return False
     return strides_of(source)[-1] != 1 and strides_of(made)[-1] == 1
+
+
+def _has_strides(*tensors: torch.Tensor) -> bool:
+    """Sparse tensors, and those in oneDNN's own layout, have none."""
+    return all(t.layout == torch.strided for t in tensors)

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from dynaflow_xla.frontends.torch.capture import costs  # noqa: E402
+from dynaflow_xla.frontends.torch.capture.costs import elements  # noqa: E402
 from dynaflow_xla.ir.work import NO_SPREAD  # noqa: E402
 
 aten = torch.ops.aten
@@ -81,3 +82,12 @@ def test_short_rows_of_a_selection_cost_more() -> None:
         work(aten.topk.default, torch.randn(*shape), 4) for shape in ((1 << 12, 16), (16, 1 << 12))
     )
     assert short.ns > 10 * long.ns
+
+
+def test_what_has_no_strides_is_no_transposed_copy() -> None:
+    sparse = torch.eye(64).to_sparse_coo()
+    assert not elements.is_transposed(sparse, sparse)
+    dense = torch.randn(64, 64)
+    assert elements.nanoseconds("clone", (), [sparse], [sparse], 64, 64) == elements.nanoseconds(
+        "clone", (), [dense], [dense], 64, 64
+    )
