@@ -212,7 +212,7 @@ def copies() -> tuple[float, float]:
     took: tuple[list[int], list[int]] = ([], [])
     for _ in range(7):
         _copy(used, source, took[0])
-        with mmap.mmap(-1, _COPIED) as fresh:
+        with mmap.mmap(-1, _COPIED, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as fresh:
             _copy(fresh, source, took[1])
     source.close()
     used.close()

@@ -1,9 +1,9 @@
 """Decompositions of matrices, and solutions by them: operations, and nanoseconds on one core.
 
-XLA and PyTorch on a CPU both call LAPACK for them. What it takes is ``rate * n**3`` for matrices of some
-thousand rows and longer by ``small / n`` for small ones, whose products are too narrow to be fast. Fitted to
-OpenBLAS (SciPy's, in JAX) and MKL (in PyTorch) with one thread on an AMD EPYC of the fourth generation, 32 to
-512 rows, within a factor of 1.5 as a rule.
+XLA and PyTorch on a CPU both call LAPACK for them. What it takes is ``rate * n**3`` at 36 operations a
+nanosecond for matrices of some thousand rows, and longer by ``small / n`` for small ones, whose products are
+too narrow to be fast. Fitted to OpenBLAS (SciPy's, in JAX) and MKL (in PyTorch) with one thread on an AMD
+EPYC of the fourth generation, 32 to 512 rows, within a factor of 1.5 as a rule.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class _Kind(NamedTuple):
 
     Attributes:
         flops: Operations by ``n**3``: the usual leading terms (Golub & Van Loan, 4th ed.).
-        rate: The same in operations that are as fast as a large matrix product's: fewer where the literature
-            counts for another algorithm (LAPACK divides and conquers).
+        rate: Nanoseconds of large matrices by ``n**3``, times ``_FLOPS_PER_NS``: less than ``flops`` where
+            LAPACK has another algorithm than the literature counts for (it divides and conquers).
         small: Rows below which the narrow part takes longer than the rest.
     """
 
@@ -63,7 +63,13 @@ def flops(kind: str, shape: Sequence[int], columns: int | None = None) -> float:
         columns: Right-hand sides of a solution; by default as many as rows.
     """
     *batch, m, n = shape
-    return FACTORIZATIONS[kind].flops * math.prod(batch) * m * n * (columns or min(m, n))
+    return (
+        FACTORIZATIONS[kind].flops
+        * math.prod(batch)
+        * m
+        * n
+        * (min(m, n) if columns is None else columns)
+    )
 
 
 def nanoseconds(
@@ -86,6 +92,6 @@ def nanoseconds(
     *batch, m, n = shape
     made = FACTORIZATIONS[kind] if vectors else _VALUES_ALONE.get(kind, FACTORIZATIONS[kind])
     depth = min(m, n)
-    work = made.rate * m * n * (columns or depth) / _FLOPS_PER_NS
+    work = made.rate * m * n * (depth if columns is None else columns) / _FLOPS_PER_NS
     narrow = 1.0 + (few / max(columns, 1) if columns is not None else 0.0)
     return _CALL_NS + math.prod(batch) * work * narrow * (1.0 + made.small / max(depth, 1))

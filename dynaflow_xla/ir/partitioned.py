@@ -55,7 +55,7 @@ class PartitionedGraph:
     def on_caller_ns(self) -> float:
         """Nanoseconds of the whole as one program on one core; inf where a lane is faster.
 
-        It is where it has kernels of its own, and where BLAS's threads, which are held back on lanes alone,
+        It is where it has kernels of its own, and where BLAS's threads, which only lanes hold back,
         take longer than one by more than a lane costs.
         """
         if any(region.outside != NOT_OUTSIDE for region in self.regions):

@@ -2,17 +2,17 @@
 
 The C library maps a large block for each result and unmaps it when the result goes. The kernel then clears
 and maps each of its pages anew when the next call first writes there: a page fault for every 4 KiB, which
-takes 0.1 to 0.3 us on hardware and 2 to 3 us in some virtual machines. XLA and PyTorch on a CPU both get
+takes 0.1 to 0.3 us on hardware and 1.5 to 2 us in some virtual machines. XLA and PyTorch on a CPU both get
 their memory there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import mmap
 import os
-import re
 import time
 import warnings
 from numbers import Integral
@@ -23,10 +23,12 @@ from dynaflow_xla.errors import FallbackWarning, UnsupportedError, bad_argument,
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -3, -4, -8
 _UNLIMITED = -1  # of the threshold: nothing is given back
 _MOST = 2**31 - 1  # the parameter is an int
-# What a process begins with; the library raises the first two by itself as long as nobody has set them.
-_DEFAULTS = {_TRIM_THRESHOLD: 128 << 10, _MMAP_THRESHOLD: 128 << 10, _MMAP_MAX: 65536}
-_PROBE = 64 << 20
-"""Bytes that are asked for to see where they come from: nothing of it is touched."""
+# Where a process comes to that frees large blocks: the library raises the first two by itself as long as
+# nobody has set any of them.
+_DEFAULTS = {_TRIM_THRESHOLD: 64 << 20, _MMAP_THRESHOLD: 32 << 20, _MMAP_MAX: 65536}
+_PROBE = 40 << 20
+"""Bytes that are asked for to see where they come from: more than are mapped by default, fewer than a
+thread's own heap holds. Nothing of it is touched."""
 
 _WORTH_TELLING, _WORTH_TELLING_NS = 0.1, 50_000.0
 """Part of a call, and nanoseconds, that page faults take at least where they are told of."""
@@ -41,11 +43,12 @@ def keep_memory(limit: int | None = None) -> None:
     clears one by one. That is most of the time of what does little with much memory, the original's as well
     as a schedule's. ``explain`` (under ``Auto``) and ``dynaflow-xla doctor`` say what it takes.
 
-    Call it before the first JAX computation: threads that have a heap of their own by then keep it, and large
-    blocks that they allocate are given back as before. All of the process has it, not only what is scheduled.
-    In the first calls the heap grows, to several times what lives at once where blocks are large; then it
-    stays as large as it once was. Threads that allocate at the same time wait for each other: functions of
-    some tenths of a millisecond on several threads take some percent longer. It is ``mallopt`` of glibc:
+    Call it before the first JAX computation: threads that have a heap of their own by then keep it, and
+    later ones may be given it; large blocks from there go back as before. All of the process has it, not only
+    what is scheduled. In the first calls the heap grows, to several times what lives at once where blocks are
+    large; then it stays as large as it once was. Threads that allocate at the same time wait for each other:
+    functions of some tenths of a millisecond on several threads take some percent longer. Memory that is
+    asked for cleared is cleared at once, and a large block that grows is copied. It is ``mallopt`` of glibc:
     ``M_MMAP_MAX`` 0, ``M_TRIM_THRESHOLD``, ``M_ARENA_MAX`` 1.
 
     Args:
@@ -71,7 +74,6 @@ def keep_memory(limit: int | None = None) -> None:
         _kept = False
         library.malloc_trim(0)
         return
-    library.mallopt(_ARENA_MAX, 1)
     library.mallopt(_MMAP_MAX, 0)
     library.mallopt(_TRIM_THRESHOLD, _UNLIMITED if number is None else number)
     if not _from_heap(library):
@@ -82,11 +84,12 @@ def keep_memory(limit: int | None = None) -> None:
             f"{_preloaded()}: that one's own settings decide what is kept (jemalloc: "
             "MALLOC_CONF=dirty_decay_ms:-1)"
         )
+    library.mallopt(_ARENA_MAX, 1)
     _kept = True
     if (others := _heaps(library) - 1) > 0:
         warnings.warn(
-            f"{others} threads have a heap of their own already, and large blocks of theirs are given back "
-            "as before: call keep_memory before the first JAX computation",
+            f"threads have heaps of their own already ({others}), whose large blocks are given back as "
+            "before: call keep_memory before the first JAX computation",
             FallbackWarning,
             stacklevel=2,
         )
@@ -98,12 +101,14 @@ def is_kept() -> bool:
 
 
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(None)
-    if not all(hasattr(library, name) for name in ("mallopt", "malloc_trim", "malloc_info")):
-        raise UnsupportedError(
-            "keep_memory is for glibc's malloc, and this system's C library is another one"
-        )
-    return library
+    names = ("mallopt", "malloc_trim", "malloc_info", "mallinfo")
+    with contextlib.suppress(TypeError, OSError):  # Windows
+        library = ctypes.CDLL(None)
+        if all(hasattr(library, name) for name in names):
+            return library
+    raise UnsupportedError(
+        "keep_memory is for glibc's malloc, and this system's C library is another one"
+    )
 
 
 def _preloaded() -> str:
@@ -111,24 +116,31 @@ def _preloaded() -> str:
     return f" (LD_PRELOAD={named})" if named else ""
 
 
+class _MallInfo(ctypes.Structure):
+    """What ``mallinfo`` returns; bytes modulo 2**32."""
+
+    _fields_ = [
+        (name, ctypes.c_int)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+            "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
 def _from_heap(library: ctypes.CDLL) -> bool:
     """Whether a large block now comes from the heap of glibc's malloc."""
     library.malloc.restype = ctypes.c_void_p
     library.malloc.argtypes = [ctypes.c_size_t]
     library.free.argtypes = [ctypes.c_void_p]
-    before = _in_use(library)
+    library.mallinfo.restype = _MallInfo
+    before = library.mallinfo().uordblks
     block = library.malloc(_PROBE)
-    grown = _in_use(library) - before
+    if not block:
+        return True  # the process has a limit; nothing can be said
+    grown = (library.mallinfo().uordblks - before) % 2**32
     library.free(block)
-    return grown >= _PROBE // 2
-
-
-def _in_use(library: ctypes.CDLL) -> int:
-    """Bytes in use on all heaps of glibc's malloc, without what is mapped for itself."""
-    sums = _told(library).rpartition("</heap>")[2]
-    total = re.search(r'<system type="current" size="(\d+)"', sums)
-    free = re.findall(r'<total type="(?:fast|rest)" count="\d+" size="(\d+)"', sums)
-    return int(total[1]) - sum(map(int, free)) if total else 0
+    return bool(_PROBE // 2 <= grown < 2**31)
 
 
 def _heaps(library: ctypes.CDLL) -> int:
@@ -143,6 +155,8 @@ def _told(library: ctypes.CDLL) -> str:
     library.free.argtypes = [ctypes.c_void_p]
     text, size = ctypes.c_void_p(), ctypes.c_size_t()
     stream = library.open_memstream(ctypes.byref(text), ctypes.byref(size))
+    if not stream:
+        return ""
     library.malloc_info(0, stream)
     library.fclose(stream)
     try:
@@ -164,12 +178,12 @@ def fault_ns() -> float:
     size = 1 << 20
     taken = []
     for _ in range(3):
-        with mmap.mmap(-1, size) as fresh:
-            before, start = faults(), time.perf_counter_ns()
+        # Private, as malloc's are: pages that could be shared take half as long again.
+        with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as fresh:
+            start = time.perf_counter_ns()
             for place in range(0, size, mmap.PAGESIZE):
                 fresh[place] = 1
-            took = time.perf_counter_ns() - start
-            taken.append(took / max(1, faults() - before))
+            taken.append((time.perf_counter_ns() - start) / (size // mmap.PAGESIZE))
     return min(taken)
 
 

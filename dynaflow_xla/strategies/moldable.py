@@ -379,11 +379,14 @@ class _Schedule:
             return
         self.inside = False
         tasks = self.tasks
+        leaving = [0] * len(self.free)
         for region, lane in self.place.items():
             if lane < 0 or self.phase[region] != self.number:
                 continue
             left = any(self.phase.get(s) != self.number for s in tasks.succs[region])
             size = tasks.bytes[region] if left else tasks.result_bytes[region]
+            leaving[lane] += size
+        for lane, size in enumerate(leaving):
             self.free[lane] += size / machine.numbers().results_speed(size)
         self.wakes += any(n > 0 and self.phase[r] == self.number for r, n in self.place.items())
         self.free = [max(self.free)] * self.lanes

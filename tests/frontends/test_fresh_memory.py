@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ from unhurried import unhurried
 import dynaflow_xla as dfx
 from dynaflow_xla.machine import memory
 
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+pytestmark = pytest.mark.skipif(
+    HUGE.exists() and "[always]" in HUGE.read_text(), reason="a page fault maps 2 MiB here"
+)
 PAGES = 64 * 2**20 // 4096
 """Of a result of 4096 x 4096 float32."""
 
@@ -72,7 +77,8 @@ def dear(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def explained(fast: Any, x: Any) -> str:
     fast(x)
-    return next(line for line in dfx.explain(fast, x).splitlines() if "fresh memory" in line)
+    lines = dfx.explain(fast, x).splitlines()
+    return next((line for line in lines if "fresh memory" in line), "nothing is told")
 
 
 TOLD = r"auto: a call takes \d+(\.\d)? MiB of fresh memory from the system: \d+ page faults, about "
@@ -86,7 +92,7 @@ def test_explain_tells_of_fresh_memory_in_jax() -> None:
         return jnp.cumsum(x, 0), jnp.cumsum(x, 1)
 
     fast = dfx.schedule(f, dfx.Auto(budget_s=60.0), lanes=2)
-    assert re.match(TOLD, explained(fast, jnp.ones((2048, 2048))))
+    assert re.match(TOLD, explained(fast, jnp.ones((4096, 4096))))
 
 
 @pytest.mark.usefixtures("dear")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import mmap
 import os
 import platform
 import shutil
@@ -82,7 +83,7 @@ def of_machine() -> Iterator[Check]:
     fault = memory.fault_ns()
     yield Check(
         area, "fresh memory", "note" if fault >= _SLOW_FAULT_NS else "ok",
-        f"a page of 4 KiB takes {fault / 1e3:.2g} us",
+        f"a page of {mmap.PAGESIZE // 1024} KiB takes {fault / 1e3:.2g} us",
         "large results are slow: keep memory (dynaflow_xla.keep_memory(), before the first computation)"
         if fault >= _SLOW_FAULT_NS else "",
     )  # fmt: skip

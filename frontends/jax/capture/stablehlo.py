@@ -162,6 +162,8 @@ def _hints(op: Any, name: str) -> dict[str, Any]:
                 (tuple(numbers.lhs_batching_dimensions), tuple(numbers.rhs_batching_dimensions)),
             )
         }
+    if name == "triangular_solve":
+        return {"left_side": _ir.BoolAttr(op.attributes["left_side"]).value}
     if name == "sort":
         return {"dimension": int(_ir.IntegerAttr(op.attributes["dimension"]).value)}
     if name == "conv_general_dilated":
@@ -289,7 +291,7 @@ class StableHLOFunction:
         ):  # fmt: skip
             raise UnsupportedError(f"stablehlo.{name} has side effects; it cannot be scheduled")
         outs = tuple(_type(r.type) for r in operation.results)
-        operands = list(dict.fromkeys(operation.operands))
+        operands = list(operation.operands)  # one that is read twice is there twice, as in JAX
         operands += _captured(operation, operands)
         numbers = tuple(self._number(v) for v in operands)
         results = tuple(self._number(r) for r in operation.results)

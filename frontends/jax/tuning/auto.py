@@ -146,7 +146,8 @@ def choose(
             if spending.asked:
                 raise ways.too_small()
             seconds = time.perf_counter() - start
-            return Choice(None, ways.refused, {}, predicted, left_out, seconds)
+            fresh = ways.fresh_memory()
+            return Choice(None, ways.refused, {}, predicted, left_out, seconds, memory=fresh)
         predicted = _of_the_original(fast, traced) | predicted
         medians = ways.measure(watch)
     except quiet.Disturbed:

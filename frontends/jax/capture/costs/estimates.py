@@ -224,7 +224,7 @@ _IN_VAIN = {
 
 
 _BY_MATRIX, _OF_MATRICES = frozenset(["eigh", "svd"]), 0.7
-"""Of several matrices XLA gives each thread some; what it gains with others is used up at once."""
+"""Of several matrices XLA gives each thread some, and these gain by it; others take up to 1.8 times."""
 
 
 def _by_blas(eqn: Any, name: str) -> float:

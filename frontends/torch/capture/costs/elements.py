@@ -19,29 +19,37 @@ _OF_INPUT = {
     "sigmoid": 0.4, "sin": 1.25, "cos": 1.35, "tan": 1.7, "erf": 1.3, "erfc": 1.8, "erfinv": 1.9,
     "sqrt": 0.45, "rsqrt": 0.3, "asin": 1.5, "acos": 1.6, "atan": 2.4, "atan2": 1.4, "sinh": 1.4,
     "cosh": 1.3, "asinh": 22.0, "acosh": 10.0, "atanh": 1.35, "lgamma": 4.5, "digamma": 19.0, "gelu": 0.5,
-    "silu": 0.4, "softplus": 1.5, "mish": 3.8, "elu": 1.4, "selu": 1.4, "logit": 1.1, "isnan": 0.6,
+    "silu": 0.4, "softplus": 1.5, "mish": 3.8, "elu": 1.4, "logit": 1.1, "isnan": 0.6,
     "gelu_backward": 0.75, "silu_backward": 0.75,
-    "isfinite": 1.4, "isinf": 0.6, "fmod": 1.2, "remainder": 1.35, "hypot": 1.1, "tril": 0.55, "triu": 0.55,
+    "isinf": 0.6, "fmod": 1.2, "remainder": 1.35, "hypot": 1.1, "tril": 0.55, "triu": 0.55,
     "_softmax": 0.7, "_log_softmax": 0.6, "logsumexp": 1.2, "max": 1.0, "min": 1.0, "argmax": 1.1,
     "argmin": 1.1, "var": 6.0, "std": 6.0, "var_mean": 6.0, "std_mean": 6.0, "any": 2.3, "all": 2.3,
     "cumsum": 0.9, "cumprod": 0.75, "cummax": 1.1, "cummin": 1.1, "logcumsumexp": 27.0, "nonzero": 4.6,
     "_unique2": 14.0, "unique_dim": 14.0, "bincount": 0.85, "pixel_shuffle": 2.4, "glu": 0.27,
     "native_layer_norm": 0.6, "native_group_norm": 0.3, "native_batch_norm": 2.0,
-    "_native_batch_norm_legit": 2.0, "_adaptive_avg_pool2d": 0.8, "avg_pool2d": 2.0,
-    "max_pool2d_with_indices": 5.3, "scatter": 0.7, "scatter_add": 0.8, "index_add": 0.35, "index_put": 0.6,
+    "_native_batch_norm_legit": 2.0, "_native_batch_norm_legit_functional": 2.0,
+    "_batch_norm_with_update": 2.0, "_batch_norm_with_update_functional": 2.0,
+    "_native_batch_norm_legit_no_training": 0.2, "_batch_norm_no_update": 0.2,
+    "_adaptive_avg_pool2d": 0.8, "avg_pool2d": 2.0,
+    "max_pool2d_with_indices": 5.3, "scatter": 0.7, "scatter_add": 0.8, "scatter_reduce": 1.0,
+    "index_add": 0.35,
+    "index_put": 0.6, "_unsafe_index_put": 0.6, "index_reduce": 1.0, "embedding_dense_backward": 0.35,
 }  # fmt: skip
 """By elements of the largest input."""
 
 _OF_RESULT = {
     "eq": 0.5, "ne": 0.5, "lt": 0.5, "le": 0.5, "gt": 0.5, "ge": 0.5, "where": 0.8, "masked_fill": 0.8,
     "embedding": 0.1, "index_select": 0.1, "index": 0.7, "_unsafe_index": 0.7, "gather": 0.6, "take": 1.9,
+    "index_copy": 0.6, "index_fill": 0.6,
     "upsample_nearest2d": 3.3, "upsample_bilinear2d": 3.4, "im2col": 1.4, "grid_sampler_2d": 1.6,
 }  # fmt: skip
 """By elements of the result; of ``where`` by a mask that is half regular."""
 
 RANDOM = {
-    "rand": 3.0, "randn": 3.4, "bernoulli": 12.0, "bernoulli_": 12.0, "native_dropout": 3.3, "randint": 3.0,
-    "multinomial": 3.0, "normal_functional": 3.4, "uniform_": 3.0, "normal_": 3.4,
+    "rand": 3.0, "rand_like": 3.0, "randint": 3.0, "randint_like": 3.0, "randperm": 3.0, "uniform": 3.0,
+    "uniform_": 3.0, "multinomial": 3.0, "exponential": 3.0, "randn": 3.4, "randn_like": 3.4, "normal": 3.4,
+    "normal_": 3.4, "normal_functional": 3.4, "log_normal": 3.4, "cauchy": 3.4, "geometric": 3.4,
+    "bernoulli": 12.0, "bernoulli_": 12.0, "native_dropout": 3.3,
 }  # fmt: skip
 """By elements of the result; one generator, so one core."""
 
@@ -79,8 +87,8 @@ def nanoseconds(
     if name == "clone" and ins:
         return _copied(ins[0], outs[0]) * out_size
     if name in ("searchsorted", "bucketize") and ins:
-        sizes = [math.prod(shape_of(t)) for t in ins[:2]]
-        return _SEARCHED * out_size * math.log2(max(2, min(sizes)))
+        searched = shape_of(ins[0] if name == "searchsorted" else ins[-1])
+        return _SEARCHED * out_size * math.log2(max(2, *searched[-1:]))
     if name == "_cdist_forward" and ins:
         return _DISTANCE * out_size * hint(ins[0].shape[-1])
     return _PLAIN * max(out_size, in_size)
@@ -97,17 +105,25 @@ def _power(args: Sequence[Any]) -> float:
 
 
 def _copied(source: torch.Tensor, made: torch.Tensor) -> float:
-    """By whether the places in memory change, and those of the last dimension too."""
+    """By whether the places in memory change, and whether neighbours stay neighbours."""
     if not _has_strides(source, made) or strides_of(source) == strides_of(made):
         return _PLAIN
-    return _TRANSPOSED if is_transposed(source, made) else _PERMUTED
+    axes = [
+        next((d for d, (n, step) in enumerate(sized) if n > 1 and step == 1), None)
+        for sized in (zip(shape_of(t), strides_of(t), strict=True) for t in (source, made))
+    ]
+    broadcast = any(step == 0 for step in strides_of(source))
+    return _TRANSPOSED if axes[0] != axes[1] and not broadcast else _PERMUTED
 
 
-def is_transposed(source: torch.Tensor, made: torch.Tensor) -> bool:
-    """Whether neighbours in memory are none in the copy. Of matrices one thread makes it."""
-    if not _has_strides(source, made) or source.ndim == 0 or hint(source.shape[-1]) == 1:
+def is_turned_by_one_thread(source: torch.Tensor, made: torch.Tensor) -> bool:
+    """Whether a copy is that of a whole transposed matrix, which PyTorch does not share out."""
+    if not _has_strides(source, made) or source.ndim != 2:
         return False
-    return strides_of(source)[-1] != 1 and strides_of(made)[-1] == 1
+    rows, columns = shape_of(source)
+    return (
+        strides_of(source) == (1, rows) and strides_of(made) == (columns, 1) and columns > 1 < rows
+    )
 
 
 def _has_strides(*tensors: torch.Tensor) -> bool:

@@ -8,6 +8,7 @@ attention). The rates are for one general-purpose core and only rank regions aga
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -110,7 +111,7 @@ def estimate(target: Any, args: Any, kwargs: Any, out: Any) -> Work:
     flops, work_ns = _work(name, target, args, kwargs, ins, outs, out)
     work_ns = max(work_ns, moved / (BYTES_PER_NS if moved > CACHED_BYTES else CACHED_BYTES_PER_NS))
     kind = _kind(name, target, ins, args)
-    if name == "clone" and outs[0].ndim == 2 and elements.is_transposed(ins[0], outs[0]):
+    if name == "clone" and ins and elements.is_turned_by_one_thread(ins[0], outs[0]):
         kind = "serial"
     work_ns /= machine.numbers().speed("torch", kind)
     made = Work(flops, moved, work_ns + OP_OVERHEAD_NS)
@@ -136,14 +137,18 @@ def _kind(name: str, target: Any, ins: list[torch.Tensor], args: Any) -> machine
         return "serial"
     if name in _BY_ROW and ins:
         shape = shape_of(ins[0])
-        given = args[2:] if name in _SELECTIONS else args[1:]
-        numbers = [a for a in given if isinstance(a, int) and not isinstance(a, bool)]
-        if not numbers and name in _OVER_ALL:
-            return "serial"
-        axis = numbers[0] if numbers else -1
-        row = shape[axis] if shape and -len(shape) <= axis < len(shape) else 1
-        return "serial" if math.prod(shape) < 2 * max(row, 1) else "elements"
+        return "serial" if math.prod(shape) < 2 * _row(name, args, shape) else "elements"
     return "elements"
+
+
+def _row(name: str, args: Any, shape: Sequence[int]) -> int:
+    """Elements that are sorted, selected from or added up together."""
+    given = args[2:] if name in _SELECTIONS else args[1:]
+    numbers = [a for a in given if isinstance(a, int) and not isinstance(a, bool)]
+    if not numbers and name in _OVER_ALL:
+        return max(1, math.prod(shape))
+    axis = numbers[0] if numbers else -1
+    return max(1, shape[axis]) if shape and -len(shape) <= axis < len(shape) else 1
 
 
 def _shared_by_steps(ins: list[torch.Tensor], args: Any, work_ns: float) -> Spread:
@@ -216,16 +221,18 @@ def example(arg: Any) -> Any:
     return torch.fx.node.map_arg(arg, lambda n: n.meta.get("val"))
 
 
-def _factorization(kind: str, name: str, args: Any, ins: list[torch.Tensor]) -> tuple[float, float]:
+def _factorization(
+    kind: str, name: str, args: Any, ins: list[torch.Tensor], result: torch.Tensor
+) -> tuple[float, float]:
     """(operations, nanoseconds) of LAPACK's work."""
     shape, columns = shape_of(ins[0]), None
     if name in _SOLUTIONS and len(ins) > 1:
-        matrix, sides = ins[:2] if _SOLUTIONS[name] == 0 else ins[1::-1]
-        shape = shape_of(matrix)
-        columns = math.prod(shape_of(sides)) // max(1, math.prod(shape[:-1]))
+        n = shape_of(ins[_SOLUTIONS[name]])[-1]
+        *batch, _, _ = made = shape_of(result)  # batches of both may be broadcast
+        shape, columns = (*batch, n, n), math.prod(made[-2:]) // max(1, n)
     vectors = name not in _WITH_VECTORS or len(args) < 3 or args[2] is not False
-    made = lapack.nanoseconds(kind, shape, columns, vectors=vectors, few=0)  # MKL
-    return lapack.flops(kind, shape, columns), made
+    ns = lapack.nanoseconds(kind, shape, columns, vectors=vectors, few=0)  # MKL
+    return lapack.flops(kind, shape, columns), ns
 
 
 def _work(
@@ -249,7 +256,7 @@ def _work(
         flops = _attention_flops(ins, "backward" in name)
         return flops, flops / ATTENTION_FLOPS_PER_NS
     if name in _FACTORIZATIONS and ins and ins[0].ndim >= 2:
-        return _factorization(_FACTORIZATIONS[name], name, args, ins)
+        return _factorization(_FACTORIZATIONS[name], name, args, ins, outs[0])
     if name in _RECURRENT or name.endswith("_cell"):
         # Every weight matrix [gates*hidden, k] meets every step and row of the input once.
         rows = math.prod(shape_of(ins[0])[:-1]) if ins else 1
@@ -259,10 +266,10 @@ def _work(
             beside += _steps_and_rows(ins)[0] * (_LSTM_STEP_NS if _is_lstm(args) else _STEP_NS)
         return flops, flops / GEMM_FLOPS_PER_NS + beside
     if name in _SORTS and ins:
-        steps = work.comparisons(in_size, shape_of(ins[0])[-1] if ins[0].ndim else 1)
+        steps = work.comparisons(in_size, _row(name, args, shape_of(ins[0])))
         return steps, steps * 4.8
     if name in _SELECTIONS and ins:
-        rows = in_size // max(1, shape_of(ins[0])[-1] if ins[0].ndim else 1)
+        rows = in_size // _row(name, args, shape_of(ins[0]))
         return float(in_size), 1.2 * in_size + _ROW_NS * rows
     if name.startswith("_fft"):
         length = math.prod(shape_of(ins[0])[d] for d in args[1]) if ins else 1

@@ -42,6 +42,7 @@ FUNCTIONS = {
     ),
     "gather": lambda x: x[jnp.array([0, 2, 5])].at[1].add(3.0),
     "cholesky": lambda x: jnp.linalg.cholesky(x @ x.T + 7 * jnp.eye(6)),
+    "with itself": lambda x: (x @ x[:4], x * x, jnp.einsum("ij,kj->ik", x, x), x[:4] @ x[:4]),
     "softmax": lambda x: jax.nn.softmax(x.astype(jnp.bfloat16)),
 }
 
@@ -76,6 +77,7 @@ def _convolved(groups: int, batch_groups: int, dilation: int) -> Any:
 
 ESTIMATED = {
     "dot": (FUNCTIONS["dot"], ("dot_general",)),
+    "with itself": (FUNCTIONS["with itself"], ("dot_general", "mul")),
     "sort": (FUNCTIONS["sort"], ("sort",)),
     "convolution": (FUNCTIONS["convolution"], ("conv_general_dilated",)),
     "grouped": (_convolved(2, 1, 1), ("conv_general_dilated",)),
@@ -99,6 +101,22 @@ def test_kinds_and_estimates_are_those_of_jax(name: str) -> None:
         )
     assert kinds[0] == kinds[1]
     assert set(kinds[0]) == set(compared)
+
+
+def test_a_solution_counts_its_right_hand_sides() -> None:
+    from dynaflow_xla.frontends.jax.capture import capture
+
+    code = """
+    func.func @main(%a: tensor<64x64xf32>, %b: tensor<64x3xf32>) -> tensor<64x3xf32> {
+      %0 = "stablehlo.triangular_solve"(%a, %b) <{left_side = true, lower = true,
+        transpose_a = #stablehlo<transpose NO_TRANSPOSE>, unit_diagonal = false}>
+        : (tensor<64x64xf32>, tensor<64x3xf32>) -> tensor<64x3xf32>
+      return %0 : tensor<64x3xf32>
+    }"""
+    read = stablehlo.StableHLOFunction(code.encode(), lambda _: None)
+    jaxpr = jax.make_jaxpr(read)(jnp.eye(64), jnp.ones((64, 3)))
+    (op,) = capture.capture(jaxpr, 0, "f").graph.ops
+    assert op.flops == 64 * 64 * 3
 
 
 def test_calls_inside_of_regions_are_refused() -> None:

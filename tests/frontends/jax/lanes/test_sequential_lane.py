@@ -160,10 +160,11 @@ def test_branches_take_one_lane_where_lanes_gain_nothing_and_cores_neither(
 
 
 @pytest.mark.parametrize(
-    ("rows", "count", "lane"), [(64, 1, True), (128, 1, True), (256, 1, False), (256, 4, False)]
+    ("rows", "count", "on_caller"),
+    [(64, 1, True), (128, 1, True), (256, 1, False), (256, 4, False)],
 )
 def test_short_factorizations_are_on_one_lane_or_on_the_caller(
-    rows: int, count: int, lane: bool, assert_same: Any
+    rows: int, count: int, on_caller: bool, assert_same: Any
 ) -> None:
     """OpenBLAS's threads make what is a little longer twice as long; only lanes hold them back."""
 
@@ -172,7 +173,7 @@ def test_short_factorizations_are_on_one_lane_or_on_the_caller(
     xs = [drawn(rows, rows) for _ in range(count)]
     xs = [x @ x.T + rows * jnp.eye(rows) for x in xs]
     assert lanes_of(fast, *xs) == {0}
-    assert fast.planned(xs, {}).on_caller == lane
+    assert fast.planned(xs, {}).on_caller == on_caller
     assert_same(plain(*xs), fast(*xs))
 
 

@@ -86,8 +86,69 @@ def test_short_rows_of_a_selection_cost_more() -> None:
 
 def test_what_has_no_strides_is_no_transposed_copy() -> None:
     sparse = torch.eye(64).to_sparse_coo()
-    assert not elements.is_transposed(sparse, sparse)
+    assert not elements.is_turned_by_one_thread(sparse, sparse)
     dense = torch.randn(64, 64)
     assert elements.nanoseconds("clone", (), [sparse], [sparse], 64, 64) == elements.nanoseconds(
         "clone", (), [dense], [dense], 64, 64
+    )
+
+
+def test_copies_of_parts_and_of_what_is_broadcast_are_no_turned_matrices() -> None:
+    whole = {"memory_format": torch.contiguous_format}
+    x = torch.randn(512, 512)
+    for source in (x[:, ::2], x[:64].t(), torch.randn(512, 1).expand(512, 512)):
+        made = source.clone(**whole)
+        turned = elements.is_turned_by_one_thread(source, made)
+        assert turned == (source.shape == (512, 64))
+    wide = torch.randn(512, 1).expand(512, 512)
+    assert (
+        work(aten.clone.default, wide, **whole).ns
+        < 0.5 * work(aten.clone.default, x.t(), **whole).ns
+    )
+    image = torch.randn(4, 32, 32, 32)
+    last = work(aten.clone.default, image, memory_format=torch.channels_last)
+    assert last.ns > 3 * work(aten.clone.default, image, memory_format=torch.preserve_format).ns
+
+
+def test_selections_along_any_axis() -> None:
+    x = torch.randn(1 << 12, 16)
+    rows, columns = (work(aten.topk.default, x, 4, dim).ns for dim in (1, 0))
+    assert rows > 10 * columns
+
+
+def test_what_is_searched_decides_not_how_much_is_looked_for() -> None:
+    long = torch.arange(1 << 20).float()
+    few = work(aten.searchsorted.Tensor, long, torch.rand(1 << 10)).ns
+    assert few > 1.5 * work(aten.searchsorted.Tensor, long[: 1 << 10], torch.rand(1 << 10)).ns
+
+
+def test_solutions_of_several_matrices() -> None:
+    matrices = torch.randn(8, 64, 64).tril() + 30 * torch.eye(64)
+    one = work(aten.linalg_solve_triangular.default, matrices[0], torch.randn(64, 16), upper=False)
+    for matrix, sides in ((matrices, torch.randn(64, 16)), (matrices[0], torch.randn(8, 64, 16))):
+        several = work(aten.linalg_solve_triangular.default, matrix, sides, upper=False)
+        assert several.flops == pytest.approx(8 * one.flops)
+    none = work(aten.linalg_solve_triangular.default, matrices[0], torch.randn(64, 0), upper=False)
+    assert none.flops == 0
+    right = work(
+        aten.linalg_solve_triangular.default,
+        matrices[0],
+        torch.randn(16, 64),
+        upper=False,
+        left=False,
+    )
+    assert right.flops == pytest.approx(one.flops)
+
+
+@pytest.mark.parametrize("table", [elements._OF_INPUT, elements._OF_RESULT, elements.RANDOM])
+def test_every_name_is_an_operator_that_graphs_have(table: dict[str, float]) -> None:
+    for name in table:
+        packet = getattr(aten, name)
+        overloads = [getattr(packet, o) for o in packet.overloads()]
+        assert not all(o._schema.name and _is_composite(o) for o in overloads), name
+
+
+def _is_composite(overload: Any) -> bool:
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
     )
