@@ -11,6 +11,7 @@ from dynaflow_xla.frontends.jax.capture.costs.estimates import (
     aval_bytes as aval_bytes,
     elements_in_steps as elements_in_steps,
     estimate as estimate,
+    has_products as has_products,
     one_pass_ns as one_pass_ns,
     original_ns as original_ns,
 )

@@ -58,6 +58,39 @@ def test_by_size(rows: int, width: int, vain: bool) -> None:
     assert handed_out.costs_more_than_it_gains(jaxpr) == vain
 
 
+@pytest.mark.parametrize("elements", [1 << 16, 1 << 17, 24_000])
+def test_steps_of_loops_alone_are_handed_out_quickly(elements: int) -> None:
+    """No product moves what they read to other cores."""
+
+    def steps(xs: Any) -> Any:
+        return jax.lax.scan(lambda c, x: (jnp.maximum(c * 0.9 + x, 0), c.sum()), xs[0], xs)
+
+    jaxpr = jax.make_jaxpr(steps)(jax.ShapeDtypeStruct((16, elements), jnp.float32)).jaxpr
+    assert not handed_out.costs_more_than_it_gains(jaxpr)
+    for strategy in (dfx.Sequential(), dfx.Branches()):
+        fast = dfx.schedule(jax.jit(steps), strategy, lanes=2)
+        if elements > 1 << 16:  # the original: all cores, and loops are handed out
+            assert not dfx.plan(fast, jnp.ones((16, elements))).lanes_used
+            assert not fast.planned((jnp.ones((16, elements)),), {}).own_options
+
+
+def test_forks_of_loops_alone_count_less() -> None:
+    def loops(xs: Any, w: Any) -> Any:
+        return jax.lax.scan(lambda c, x: (jnp.maximum(c * 0.9 + x, 0), None), xs[0], xs)[0]
+
+    def products(xs: Any, w: Any) -> Any:
+        def step(c: Any, x: Any) -> Any:
+            return jnp.maximum(jax.jit(jnp.dot)(c, w) * 0.9 + x, 0), None
+
+        return jax.lax.scan(step, xs[0], xs)[0]
+
+    args = jnp.ones((4, 256, 256)), jnp.eye(256)
+    few, many = (costs.elements_in_steps(jax.make_jaxpr(f)(*args).jaxpr) for f in (loops, products))
+    assert many.forks == 4 and few.forks == pytest.approx(0.6)
+    assert costs.has_products(jax.make_jaxpr(products)(*args))
+    assert not costs.has_products(jax.make_jaxpr(loops)(*args))
+
+
 def test_loops_outside_of_steps_decide_nothing() -> None:
     def body(w: Any, xs: Any) -> Any:
         return jnp.tanh(xs @ w) * 2
