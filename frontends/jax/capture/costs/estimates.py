@@ -257,7 +257,7 @@ def _of_matrices(eqn: Any, params: dict[str, Any]) -> bool:
 
 
 _FORK_OF_LOOPS = 0.15
-"""Of ``fork_ns``, in a step that is loops alone: each core's part of what they read stays in its caches, while
+"""Of ``fork_ns``, in a step of loops alone: each core's part of what they read stays in its caches, while
 a product's result lies in others'. (A step of 65,536 elements: 18 us, on one core 33.)"""
 
 
