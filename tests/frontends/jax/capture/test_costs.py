@@ -47,7 +47,8 @@ def test_calls_are_looked_through() -> None:
     def steps(h: Any, xs: Any) -> Any:
         return jax.lax.scan(lambda h, x: (jax.nn.relu(h * 2 + x), None), h, xs)[0]
 
-    assert forks(steps, LARGE, jax.ShapeDtypeStruct((4, 1024, 1024), jnp.float32)) == 4
+    steps_of_loops = forks(steps, LARGE, jax.ShapeDtypeStruct((4, 1024, 1024), jnp.float32))
+    assert steps_of_loops == pytest.approx(4 * 0.15)  # no products: handed out quickly
 
 
 def test_a_chain_is_handed_out_if_any_part_of_it_would_be() -> None:
