@@ -149,18 +149,21 @@ def calls(case: str, keep: bool, rounds: int) -> dict[str, Any]:
     return found
 
 
+def medians(case: dict[str, Any]) -> dict[str, float]:
+    """Milliseconds by way and kind of process, over all of its calls."""
+    return {
+        f"{way}, {kind}": statistics.median(ms for one in made for ms in one[way]["ms"])
+        for way in ("plain", "branches")
+        for kind, made in case["processes"].items()
+    }
+
+
 def table(record: dict[str, Any]) -> str:
     """The rows of ``docs/memory.md``."""
-    lines = [
-        "| call | plain ms | kept | `Branches` ms | kept |", "|---|---|---|---|---|",
-    ]  # fmt: skip
+    lines = ["| call | plain ms | kept | `Branches` ms | kept |", "|---|---|---|---|---|"]
     for case in record["cases"].values():
-        cells = [
-            statistics.median(ms for one in case["processes"][kind] for ms in one[way]["ms"])
-            for way in ("plain", "branches")
-            for kind in ("fresh", "kept")
-        ]
-        lines.append(f"| {case['title']} | {' | '.join(f'{ms:.3g}' for ms in cells)} |")
+        cells = (f"{ms:.3g}" for ms in medians(case).values())
+        lines.append(f"| {case['title']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -186,14 +189,10 @@ def main() -> int:
                         capture_output=True, text=True, check=True,
                     )  # fmt: skip
                     made.append(json.loads(done.stdout.splitlines()[-1]))
-            medians = {
-                f"{way}, {kind}": statistics.median(ms for one in made for ms in one[way]["ms"])
-                for kind, made in kinds.items()
-                for way in ("plain", "branches")
-            }
             title = (CASES[case].__doc__ or "").splitlines()[0].rstrip(".")
             cases[case] = {"title": title, "processes": kinds}
-            print(case, {name: round(ms, 2) for name, ms in medians.items()}, flush=True)
+            told = {name: round(ms, 2) for name, ms in medians(cases[case]).items()}
+            print(case, told, flush=True)
     record = {
         "format": 1, "benchmark": "fresh-memory", "environment": environment.stamp(),
         "rounds": options.rounds, "fault_ns": memory.fault_ns(), "contention": contention.as_dict(),

@@ -62,14 +62,7 @@ def flops(kind: str, shape: Sequence[int], columns: int | None = None) -> float:
         shape: Of the matrices, ``[..., m, n]``.
         columns: Right-hand sides of a solution; by default as many as rows.
     """
-    *batch, m, n = shape
-    return (
-        FACTORIZATIONS[kind].flops
-        * math.prod(batch)
-        * m
-        * n
-        * (min(m, n) if columns is None else columns)
-    )
+    return FACTORIZATIONS[kind].flops * _cubed(shape, columns)
 
 
 def nanoseconds(
@@ -89,9 +82,12 @@ def nanoseconds(
         vectors: False: values alone, of what has vectors.
         few: Right-hand sides that are solved for at half the speed.
     """
-    *batch, m, n = shape
     made = FACTORIZATIONS[kind] if vectors else _VALUES_ALONE.get(kind, FACTORIZATIONS[kind])
-    depth = min(m, n)
-    work = made.rate * m * n * (depth if columns is None else columns) / _FLOPS_PER_NS
+    work = made.rate * _cubed(shape, columns) / _FLOPS_PER_NS
     narrow = 1.0 + (few / max(columns, 1) if columns is not None else 0.0)
-    return _CALL_NS + math.prod(batch) * work * narrow * (1.0 + made.small / max(depth, 1))
+    return _CALL_NS + work * narrow * (1.0 + made.small / max(1, min(shape[-2:])))
+
+
+def _cubed(shape: Sequence[int], columns: int | None) -> int:
+    """``n**3`` of each matrix, or ``n**2`` times its right-hand sides."""
+    return math.prod(shape) * (min(shape[-2:]) if columns is None else columns)

@@ -48,16 +48,16 @@ class Spread(NamedTuple):
             return 0.0
         numbers = machine.numbers()
         shared: list[tuple[str, float]] = [(kind, getattr(self, kind)) for kind in _SHARED]
-        gained = sum(ns * (1.0 - 1.0 / numbers.speed_up(kind, cores)) for kind, ns in shared if ns)
+        gained = sum(ns * numbers.saved(kind, cores) for kind, ns in shared if ns)
         return gained - self.forks * numbers.fork_ns
 
     def blas_ns(self, cores: int) -> float:
         """Nanoseconds that threads of products save; negative where those of LAPACK cost more."""
-        return self.products * (1.0 - 1.0 / machine.numbers().speed_up("products", max(1, cores)))
+        return self.products * machine.numbers().saved("products", cores)
 
     def unsure_ns(self, cores: int) -> float:
         """Nanoseconds that so many cores save besides, if all ``tiles`` are shared out."""
-        return self.tiles * (1.0 - 1.0 / machine.numbers().speed_up("products", max(1, cores)))
+        return self.tiles * machine.numbers().saved("products", cores)
 
 
 NO_SPREAD = Spread()

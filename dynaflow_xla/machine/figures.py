@@ -110,6 +110,10 @@ class Numbers:
         share = self.shared[kind]
         return 1.0 / (1.0 - share + share / max(1, cores))
 
+    def saved(self, kind: str, cores: int) -> float:
+        """The part of one core's time that so many save of such work."""
+        return 1.0 - 1.0 / self.speed_up(kind, cores)
+
     def speed(self, framework: str, kind: Kind) -> float:
         """How fast one core is at a kind of work, 1 as assumed."""
         return self.speeds.get(f"{framework} {kind}", 1.0)

@@ -15,6 +15,7 @@ import mmap
 import os
 import time
 import warnings
+from collections.abc import Mapping
 from numbers import Integral
 
 from dynaflow_xla.errors import FallbackWarning, UnsupportedError, bad_argument, checks
@@ -69,16 +70,13 @@ def keep_memory(limit: int | None = None) -> None:
     global _kept
     library = _library()
     if number == 0:
-        for parameter, value in _DEFAULTS.items():
-            library.mallopt(parameter, value)
+        _set(library, _DEFAULTS)
         _kept = False
         library.malloc_trim(0)
         return
-    library.mallopt(_MMAP_MAX, 0)
-    library.mallopt(_TRIM_THRESHOLD, _UNLIMITED if number is None else number)
+    _set(library, {_MMAP_MAX: 0, _TRIM_THRESHOLD: _UNLIMITED if number is None else number})
     if not _from_heap(library):
-        for parameter, value in _DEFAULTS.items():
-            library.mallopt(parameter, value)
+        _set(library, _DEFAULTS)
         raise UnsupportedError(
             "keep_memory is for glibc's malloc, and this process has another one"
             f"{_preloaded()}: that one's own settings decide what is kept (jemalloc: "
@@ -109,6 +107,11 @@ def _library() -> ctypes.CDLL:
     raise UnsupportedError(
         "keep_memory is for glibc's malloc, and this system's C library is another one"
     )
+
+
+def _set(library: ctypes.CDLL, parameters: Mapping[int, int]) -> None:
+    for parameter, value in parameters.items():
+        library.mallopt(parameter, value)
 
 
 def _preloaded() -> str:
@@ -144,11 +147,11 @@ def _from_heap(library: ctypes.CDLL) -> bool:
 
 
 def _heaps(library: ctypes.CDLL) -> int:
-    return _told(library).count("<heap nr=")
+    return _malloc_info(library).count("<heap nr=")
 
 
-def _told(library: ctypes.CDLL) -> str:
-    """What ``malloc_info`` writes: XML."""
+def _malloc_info(library: ctypes.CDLL) -> str:
+    """What it writes: XML."""
     library.open_memstream.restype = ctypes.c_void_p
     library.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
     library.fclose.argtypes = [ctypes.c_void_p]

@@ -99,22 +99,30 @@ def _run(
 ) -> _Run:
     known, cost = machine.numbers(), region_costs(pg, costs)
     start, wake = known.lane_start_ns, 0.0
-    into_results: Callable[[int], float] = lambda _: known.copy_bytes_per_ns  # noqa: E731
-    if all(i.lane == 0 for i in plan.launches) and pg.on_caller_ns() <= caller_ns:
-        start, into_results = 0.0, lambda _: math.inf
+    on_caller = all(i.lane == 0 for i in plan.launches) and pg.on_caller_ns() <= caller_ns
+    if on_caller:
+        start = 0.0
     elif plan.cores:
         start = known.lanes_ns
         # A program of its own with nothing but lanes is mostly called in a row: they are awake.
         awake = program_ns > 0 and all(i.lane >= 0 for i in plan.launches)
         wake = machine.TURNS_NS if awake else known.lane_wake_ns
-        into_results = known.results_speed
+
+    def into_results(size: int) -> float:
+        """Bytes a nanosecond."""
+        if bytes_per_ns is not None:
+            return bytes_per_ns
+        if on_caller:
+            return math.inf
+        return known.results_speed(size) if plan.cores else known.copy_bytes_per_ns
+
     run = _Run(
         plan, pg, cost,
         handoff_ns=known.hand_over_ns if handoff_ns is None else handoff_ns,
         launch_ns=start if launch_ns is None else launch_ns,
         wake_ns=wake if launch_ns is None else 0.0,
         bytes_per_ns=known.copy_bytes_per_ns if bytes_per_ns is None else bytes_per_ns,
-        into_results=into_results if bytes_per_ns is None else lambda _: bytes_per_ns,
+        into_results=into_results,
         program_ns=program_ns,
     )  # fmt: skip
     for instruction in plan.instructions:

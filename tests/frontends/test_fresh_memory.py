@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from page_faults import small_pages
 from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.machine import memory
 
-HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-pytestmark = pytest.mark.skipif(
-    HUGE.exists() and "[always]" in HUGE.read_text(), reason="a page fault maps 2 MiB here"
-)
+pytestmark = small_pages
 PAGES = 64 * 2**20 // 4096
 """Of a result of 4096 x 4096 float32."""
 

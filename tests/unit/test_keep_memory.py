@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
+from page_faults import small_pages
 
 import dynaflow_xla as dfx
 from dynaflow_xla import machine
@@ -37,10 +37,7 @@ def resident():
 ALL = 64 * MIB // 4096 * 9 // 10  # the heap may have some of it already
 
 
-HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-pytestmark = pytest.mark.skipif(
-    HUGE.exists() and "[always]" in HUGE.read_text(), reason="a page fault maps 2 MiB here"
-)
+pytestmark = small_pages
 
 
 def printed(code: str, **environment: str) -> list[int]:

@@ -108,12 +108,15 @@ def _copied(source: torch.Tensor, made: torch.Tensor) -> float:
     """By whether the places in memory change, and whether neighbours stay neighbours."""
     if not _has_strides(source, made) or strides_of(source) == strides_of(made):
         return _PLAIN
-    axes = [
-        next((d for d, (n, step) in enumerate(sized) if n > 1 and step == 1), None)
-        for sized in (zip(shape_of(t), strides_of(t), strict=True) for t in (source, made))
-    ]
-    broadcast = any(step == 0 for step in strides_of(source))
-    return _TRANSPOSED if axes[0] != axes[1] and not broadcast else _PERMUTED
+    if 0 in strides_of(source) or _innermost(source) == _innermost(made):
+        return _PERMUTED
+    return _TRANSPOSED
+
+
+def _innermost(tensor: torch.Tensor) -> int | None:
+    """The axis whose elements are neighbours in memory."""
+    sized = enumerate(zip(shape_of(tensor), strides_of(tensor), strict=True))
+    return next((axis for axis, (n, step) in sized if n > 1 and step == 1), None)
 
 
 def is_turned_by_one_thread(source: torch.Tensor, made: torch.Tensor) -> bool:
@@ -121,9 +124,8 @@ def is_turned_by_one_thread(source: torch.Tensor, made: torch.Tensor) -> bool:
     if not _has_strides(source, made) or source.ndim != 2:
         return False
     rows, columns = shape_of(source)
-    return (
-        strides_of(source) == (1, rows) and strides_of(made) == (columns, 1) and columns > 1 < rows
-    )
+    turned = strides_of(source) == (1, rows) and strides_of(made) == (columns, 1)
+    return turned and min(rows, columns) > 1
 
 
 def _has_strides(*tensors: torch.Tensor) -> bool:

@@ -110,9 +110,7 @@ def estimate(target: Any, args: Any, kwargs: Any, out: Any) -> Work:
     name = getattr(getattr(target, "overloadpacket", target), "__name__", "")
     flops, work_ns = _work(name, target, args, kwargs, ins, outs, out)
     work_ns = max(work_ns, moved / (BYTES_PER_NS if moved > CACHED_BYTES else CACHED_BYTES_PER_NS))
-    kind = _kind(name, target, ins, args)
-    if name == "clone" and ins and elements.is_turned_by_one_thread(ins[0], outs[0]):
-        kind = "serial"
+    kind = _kind(name, target, args, ins, outs)
     work_ns /= machine.numbers().speed("torch", kind)
     made = Work(flops, moved, work_ns + OP_OVERHEAD_NS)
     if name in _RECURRENT:
@@ -125,7 +123,9 @@ def estimate(target: Any, args: Any, kwargs: Any, out: Any) -> Work:
 _SHARED_AS = {"elements": "rows"}
 
 
-def _kind(name: str, target: Any, ins: list[torch.Tensor], args: Any) -> machine.Kind:
+def _kind(
+    name: str, target: Any, args: Any, ins: list[torch.Tensor], outs: list[torch.Tensor]
+) -> machine.Kind:
     """What of the machine decides how long an operator takes, and whether its threads share it."""
     if "convolution" in name or name.startswith("mkldnn_conv"):
         return "convolutions"
@@ -134,6 +134,8 @@ def _kind(name: str, target: Any, ins: list[torch.Tensor], args: Any) -> machine
     if name in _RECURRENT:
         return "products"
     if name in _FACTORIZATIONS or name in elements.RANDOM or "bernoulli" in name:
+        return "serial"
+    if name == "clone" and ins and elements.is_turned_by_one_thread(ins[0], outs[0]):
         return "serial"
     if name in _BY_ROW and ins:
         shape = shape_of(ins[0])
