@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import functions as models
 import jax
 import jax.numpy as jnp
 from cases import CASES, lstm, lstm_parameters
@@ -36,7 +38,8 @@ ASSUMED = (
     "costs of one core as dynaflow_xla estimates them for this processor, Amdahl's law by kind of work "
     f"({dict(_KNOWN.shared)}), {_KNOWN.lanes_ns / 1e3:.0f} us a phase of lanes, "
     f"{_KNOWN.lane_wake_ns / 1e3:.0f} us to wake one, {_KNOWN.fork_ns / 1e3:.0f} us to hand out an "
-    "operator, lanes share all cores evenly"
+    "operator; Branches() chooses how many cores its lanes have ('lanes alike': up to eight, each with "
+    "an even share)"
 )
 
 
@@ -178,23 +181,33 @@ def measure(rounds: int, only: str | None) -> dict[str, Any]:
 
 
 def simulate(counts: tuple[int, ...] = (4, 16, 64)) -> dict[str, Any]:
-    """Predicted speed-up over the original on all cores, by case and number of cores."""
+    """Predicted speed-up over the original on all cores, by case and number of cores; cores of its lanes."""
     functions = [(f"dense_bilstm{shape}", *dense_bilstm(*shape)[::2]) for shape in SHAPES]
-    functions += [(case.name, *case.make()) for case in CASES]
-    made: dict[str, Any] = {}
+    functions += [(case.name, *case.make()) for case in (*CASES, *models.CASES)]
+    found: dict[str, Any] = {}
     for name, fn, args in functions:
-        made[name] = {}
+        found[name] = {}
         for cores in counts:
-            with mock.patch.object(machine, "cores", lambda cores=cores: cores):
-                lanes = dfx.Lanes(min(8, cores), width=max(1, cores // min(8, cores)))
-                predicted = {
-                    strategy: dfx.simulate(dfx.schedule(fn, strategy, lanes=lanes), *args).total_ns
-                    for strategy in (dfx.Sequential(), dfx.Branches(), dfx.Branches(wide=False))
+            with mock.patch.object(os, "sched_getaffinity", lambda _, cores=cores: range(cores)):
+                count = min(8, cores)
+                even = dfx.Lanes(count, width=cores // count)
+                fast = {
+                    "original": dfx.schedule(fn, dfx.Sequential(), lanes=count),
+                    "branches": dfx.schedule(fn, dfx.Branches(), lanes=count),
+                    "lanes alike": dfx.schedule(fn, dfx.Branches(), lanes=even),
+                    "on lanes only": dfx.schedule(fn, dfx.Branches(wide=False), lanes=count),
                 }
-            whole, best, narrow = predicted.values()
-            made[name][str(cores)] = {"branches": whole / best, "on lanes only": whole / narrow}
-        print(name, {n: round(x["branches"], 2) for n, x in made[name].items()}, flush=True)
-    return made
+                took = {how: dfx.simulate(made, *args).total_ns for how, made in fast.items()}
+                widths = dfx.plan(fast["branches"], *args).widths
+            whole = took.pop("original")
+            found[name][str(cores)] = {how: whole / ns for how, ns in took.items()}
+            found[name][str(cores)]["widths"] = sorted(widths.values(), reverse=True)
+        shown = {
+            n: (round(x["branches"], 2), round(x["lanes alike"], 2), x["widths"])
+            for n, x in found[name].items()
+        }
+        print(name, shown, flush=True)
+    return found
 
 
 def main() -> None:

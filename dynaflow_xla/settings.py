@@ -93,6 +93,11 @@ class Settings:
         return self.backend == "ffi"
 
     @property
+    def free_widths(self) -> bool:
+        """Whether the user leaves it to the strategy how many cores a lane has."""
+        return self.gpu is None or self.gpu.width is None
+
+    @property
     def one_pass(self) -> bool:
         """Whether lanes of a CPU run cumulative operators of JAX in one pass."""
         return self.gpu is None or self.gpu.one_pass

@@ -66,8 +66,8 @@ def _decisions(plan: Plan) -> list[Decision]:
 def _total(pg: PartitionedGraph, plan: Plan, decisions: list[Decision], costs: Costs | None) -> int:
     """Of the plan of other decisions."""
     made = build_plan(
-        pg, Recording(tuple(decisions)), lanes=plan.lanes, strategy_text=plan.strategy, cores=plan.cores,
-        width=plan.lane_width, counted=False,
+        pg, Recording(tuple(decisions), widths=plan.widths), lanes=plan.lanes, strategy_text=plan.strategy,
+        cores=plan.cores, width=plan.lane_width, counted=False,
     )  # fmt: skip
     return total_ns(made, pg, costs)
 

@@ -166,13 +166,13 @@ def _widths(given: Given, alone: tuple[int, ...]) -> tuple[tuple[int, ...], tupl
     """Each region's time on the cores that the plan gives it, and on the best number that one may."""
     plan, pg = given.plan, given.pg
     there, best = [*alone], [*alone]
-    lane = plan.lane_width
+    lanes = {(cores, False) for cores in plan.widths.values()} or {(1, False)}
     for launch in plan.launches:
         region = launch.region
         has = plan.cores_of(launch)
         widths = {(has, launch.lane < 0)}
         if not pg.regions[region].outer:
-            widths |= {(lane, False), (plan.cores, True) if plan.cores else (lane, False)}
+            widths |= lanes | ({(plan.cores, True)} if plan.cores else set())
         there[region] = ns_at(pg, alone, region, has, wide=launch.lane < 0)
         best[region] = min(ns_at(pg, alone, region, cores, wide=wide) for cores, wide in widths)
     return tuple(there), tuple(best)

@@ -221,6 +221,9 @@ def _reason(given: Given, t: Times) -> tuple[Reason, str]:
 
 def _lanes(plan: Plan) -> str:
     """``2 lanes of one core each``."""
+    widths = plan.widths
+    if len(set(widths.values())) > 1:
+        return f"lanes of {', '.join(str(widths[lane]) for lane in sorted(widths))} cores"
     width = plan.lane_width
     return f"{plan.lanes} lanes of {'one core' if width == 1 else f'{width} cores'} each"
 

@@ -153,7 +153,7 @@ def replanned(plan: Plan, pg: PartitionedGraph, draw: random.Random) -> Plan:
         done.add(region)
     made = build_plan(
         pg,
-        Recording(tuple(decisions)),
+        Recording(tuple(decisions), widths=plan.widths),
         lanes=plan.lanes,
         strategy_text="a random legal order",
         cores=plan.cores,

@@ -54,7 +54,7 @@ def build_plan(
         lanes: Number of lanes.
         strategy_text: Text form of the strategy.
         cores: What wide launches have; 0: there are none.
-        width: Cores of a lane.
+        width: Cores of a lane of which the recording says nothing else.
         counted: False for a plan that is only looked at.
     """
     graph = pg.graph
@@ -77,7 +77,7 @@ def build_plan(
                 tuple(buffers.read_by(v, region.id) for v in region.inputs),
                 tuple(b for v in region.outputs for b in buffers.written_for(v)),
                 replace,
-                width if decision.lane >= 0 else 0,
+                recording.widths.get(decision.lane, width) if decision.lane >= 0 else 0,
             )
         )
         if region.id in recorded:

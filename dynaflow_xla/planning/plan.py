@@ -93,15 +93,19 @@ class Plan(msgspec.Struct, frozen=True):
         return any(i.replace for i in self.launches)
 
     @property
+    def widths(self) -> dict[int, int]:
+        """Cores of each lane that is used."""
+        return {i.lane: i.width for i in self.launches if i.lane >= 0}
+
+    @property
     def lane_width(self) -> int:
         """Cores of one lane, of the widest."""
-        return max((1, *(i.width for i in self.launches)))
+        return max(self.widths.values(), default=1)
 
     @property
     def lane_cores(self) -> int:
         """Cores of all its lanes together."""
-        widths = {i.lane: i.width for i in self.launches}
-        return sum(width for lane, width in widths.items() if lane >= 0)
+        return sum(self.widths.values())
 
     def cores_of(self, launch: Launch) -> int:
         """Cores that a launch has."""

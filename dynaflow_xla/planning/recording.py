@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynaflow_xla.ir.graph import Source
@@ -25,10 +25,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class Recording:
-    """A strategy's decisions in order, and sentences for ``explain``."""
+    """A strategy's decisions in order, and sentences for ``explain``.
+
+    ``widths``: cores of the lanes for which the strategy said it; the others have what lanes have anyway.
+    """
 
     decisions: tuple[Decision, ...]
     notes: tuple[str, ...] = ()
+    widths: Mapping[int, int] = field(default_factory=dict)
 
     def groups(self) -> list[tuple[int, ...]]:
         """Regions that run as one batch."""
@@ -36,6 +40,5 @@ class Recording:
 
     def renumbered(self, new: Mapping[int, int]) -> Recording:
         """The same for a graph in which regions have other ids."""
-        return Recording(
-            tuple(replace(d, region=new[d.region]) for d in self.decisions), self.notes
-        )
+        decisions = tuple(replace(d, region=new[d.region]) for d in self.decisions)
+        return replace(self, decisions=decisions)

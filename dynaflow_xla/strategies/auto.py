@@ -26,7 +26,8 @@ class Auto(Strategy):
     pool of one thread runs small programs faster, and PyTorch's operators run on a lane without Python
     between them; and on graphs of at most 12 regions the best plan that ``Search`` finds among its first
     hundred beginnings of plans. A JAX program of up to about 0.3 ms on a CPU is also measured as it is, but
-    on the thread that calls it: XLA's hand-over to threads of its own takes longer than some programs.
+    on the thread that calls it: XLA's hand-over to threads of its own takes longer than some programs. One of
+    up to about 4 ms is measured with that thread beginning it and waiting for it, and has to gain a tenth.
     Inside a trace without a decision the original runs. Functions with effects are never measured.
     Decisions are kept on disk (``DYNAFLOW_XLA_CACHE_DIR``, default ``dynaflow_xla`` in ``XDG_CACHE_HOME``
     or ``~/.cache``).
@@ -63,7 +64,8 @@ class Auto(Strategy):
             Branches(lanes=lanes), Branches(lanes=lanes, wide=False), Sequential(wide=False)
         ]  # fmt: skip
         if batched and lanes > 1:
-            made += [NanoBatch(n) for n in dict.fromkeys((lanes, 2 * lanes))]
+            # Fewer nano-batches than lanes have more cores each.
+            made += [NanoBatch(n) for n in dict.fromkeys((lanes, 2 * lanes, 2))]
         if lanes > 1:
             made.append(Search(nodes=_BEGINNINGS))
         return made

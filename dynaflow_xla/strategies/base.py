@@ -35,7 +35,8 @@ class Context:
         user: The mapping given as ``schedule(context=...)``.
         cores: What a region has that is executed with ``width="all"``; 0 where lanes are no cores, as on a
             GPU: then there is no such width.
-        lane_cores: Cores of one lane.
+        lane_cores: Cores of one lane, where the strategy says nothing else.
+        free_widths: Whether lanes have ``lane_cores`` only because nobody asked for another number.
         derived: The graph is not the function itself but made of it: a pass of a derivative (in PyTorch
             the forward of a training step, too), or its batched form under ``vmap``. Regions in it may
             have other inputs and outputs.
@@ -57,11 +58,28 @@ class Context:
     user: Mapping[str, Any] = field(default_factory=dict)
     cores: int = 0
     lane_cores: int = 1
+    free_widths: bool = False
     derived: bool = False
     program_ns: float = 0.0
     caller_ns: float = 0.0
     one_lane_ns: float = 0.0
     python_ns: float = 0.0
+
+    def share(self, lanes: int) -> int:
+        """Cores of each of so many lanes, if no others are used: an even share of all, for ``execute``.
+
+        It is ``lane_cores`` where the user said how many cores a lane has, or where lanes have none. All
+        cores for one lane are those of the program around the lanes.
+
+        Args:
+            lanes: How many, at least 1.
+        """
+        count = checks.integer(lanes)
+        if count is None or count < 1:
+            raise bad_argument(lanes, Integral, f"lanes must be an integer >= 1; got {lanes!r}")
+        if not self.free_widths or not self.cores:
+            return self.lane_cores
+        return max(self.lane_cores, self.cores // count)
 
 
 class Strategy:
@@ -157,7 +175,7 @@ class Handle:
         """Estimated nanoseconds on so many cores: what a sort gains by them is nothing.
 
         Args:
-            cores: As many as a lane has (``context.lane_cores``), or all (``context.cores``).
+            cores: As many as a lane has (``context.lane_cores``) or may have, or all (``context.cores``).
         """
         number = checks.integer(cores)
         if number is None or number < 1:
@@ -218,6 +236,8 @@ class Recorder:
         self._idle = 0
         self.decisions: list[Decision] = []
         self.notes: dict[str, None] = {}
+        self.widths: dict[int, int] = {}  # what was asked for, by lane
+        self._asked: dict[int, tuple[str, Source | None]] = {}  # for which region, and where
 
     @property
     def remaining(self) -> int:
@@ -263,15 +283,17 @@ class Recorder:
             handle: From ``ready``; several, if they are one region of several nano-batches: then they
                 run as one batch (in a backward pass one after another).
             lane: 0 to ``lanes`` - 1; ignored for outer regions and with ``width="all"``.
-            width: Cores that it runs on. Left out: those of its lane. ``"all"``: every core, in the
-                program around the lanes. It then starts when all that was executed before is done, and
-                what is executed later starts when it is done; such regions one after another are one
-                piece for the compiler. A number must be that of a lane's cores or that of all.
+            width: Cores that it runs on. Left out: those of its lane. ``"all"``, or as many as there are:
+                every core, in the program around the lanes. It then starts when all that was executed
+                before is done, and what is executed later starts when it is done; such regions one after
+                another are one piece for the compiler. A smaller number: its lane has so many cores, in
+                the whole plan, in place of ``context.lane_cores``. Lanes may have more together than
+                there are, and take turns then.
             replace: Another implementation: the region's inputs to its outputs. It is of the function
                 itself: in the passes of a derivative (``context.derived``) each region runs as written.
 
         Raises:
-            PlanError: executed twice, before its inputs, on a lane out of range, ...
+            PlanError: executed twice, before its inputs, on a lane out of range or with two widths, ...
         """
         given = None if isinstance(handle, Handle) else checks.items(handle)
         several: tuple[Any, ...] = (handle,) if given is None else given
@@ -287,7 +309,7 @@ class Recorder:
                 f"got {lane!r}",
                 type(bad_argument(lane, Integral, "")),
             )
-        wide = self._wide(first.name, width)
+        wide = self._wide(first, number, width)
         if replace is not None and not callable(replace):
             self._fail(
                 f"region {first.name!r}: replace must be a function; got {replace!r}", PlanTypeError
@@ -306,18 +328,26 @@ class Recorder:
                 self._decide((one,), Decision(one.region.id, place, (), replace, user_line()))
         self._run_merges(place if place >= 0 or self.context.cores else 0)
 
-    def _wide(self, name: str, width: Any) -> bool:
-        """Whether a width is that of all cores; tells what becomes of it where there is no such width."""
+    def _wide(self, handle: Handle, lane: int | None, width: Any) -> bool:
+        """Whether a width is that of all cores; keeps one of a lane's.
+
+        Tells what becomes of all cores where there is no such width.
+        """
+        if width is None:
+            return False
         cores, own = self.context.cores, self.context.lane_cores
         number = checks.integer(width)
-        if width is None or (number == own and width != "all"):
+        if number == own or (number is not None and 1 <= number < cores):
+            if not handle.outer and lane is not None:
+                self._lane_width(handle.name, lane, number)
             return False
-        everything = width == "all" or (number is not None and number == cores)
-        if not everything:
-            have = f"{own}, or all {cores}" if cores else f"{own}"
+        if width != "all" and (number is None or number != cores):
+            few = (
+                f"a number of cores from 1 to {cores}" if cores else f"the cores of a lane ({own})"
+            )
             self._fail(
-                f"region {name!r}: width must be 'all', or the number of cores of a lane ({have}: "
-                f"dfx.Lanes(count, width=...) says how many a lane has); got {width!r}",
+                f"region {handle.name!r}: width must be 'all', or {few} (dfx.Lanes(count, width=...) gives "
+                f"lanes more than there are); got {width!r}",
                 type(bad_argument(width, (Integral, str), "")),
             )
         if not cores:
@@ -325,6 +355,18 @@ class Recorder:
                 "width='all' is a lane here: whoever runs this plan has no lanes of cores"
             )
         return bool(cores)
+
+    def _lane_width(self, name: str, lane: int, cores: int) -> None:
+        """Keeps how many cores a lane has: a lane is compiled for one number."""
+        if self.widths.setdefault(lane, cores) == cores:
+            self._asked.setdefault(lane, (name, user_line()))
+            return
+        first, source = self._asked[lane]
+        self._fail(
+            f"region {name!r}: lane {lane} has {self.widths[lane]} cores since region {first!r} (at "
+            f"{source}), and a lane has the same in the whole plan; got width={cores}. Use another lane, or "
+            "width='all'"
+        )
 
     def finish(self) -> None:
         """What puts inputs alone together, if nothing else was there to execute."""
@@ -448,4 +490,4 @@ def record(
             f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''} (the first is from {where}). "
             "Loop `while ready := s.ready()` and execute each."
         )
-    return Recording(tuple(recorder.decisions), tuple(recorder.notes))
+    return Recording(tuple(recorder.decisions), tuple(recorder.notes), recorder.widths)

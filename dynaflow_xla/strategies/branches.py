@@ -20,6 +20,8 @@ class Branches(Strategy):
     longest path behind it goes first, among equal ones that whose inputs are there first; it goes to the
     lane where it would finish earliest. Where lanes are predicted to gain nothing, all regions have all
     cores: the plan is the original program; or lane 0, where cores gain nothing either (see ``Sequential``).
+    Lanes share the cores out, also unevenly, as the schedule is shortest; ``dfx.Lanes(count, width=...)``
+    says how many each has.
 
     Args:
         lanes: Lanes to use; default all.
@@ -55,11 +57,13 @@ class Branches(Strategy):
         if not placed.on_lanes and tasks.is_for_one_lane(s.context.one_lane_ns):
             placed = tasks.one_lane()
         of = {h.region.id: h for h in s.handles}
+        free = s.context.free_widths and s.context.cores
         for region, lane in placed.order:
             if region not in of:
                 continue  # it puts nano-batches together, where the last of them ran
             if lane >= 0 or of[region].outer:
-                s.execute(of[region], lane=max(lane, 0))
+                width = placed.widths[lane] if free and lane >= 0 else None
+                s.execute(of[region], lane=max(lane, 0), width=width)
             else:
                 s.execute(of[region], width="all")
 

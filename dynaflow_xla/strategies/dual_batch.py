@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynaflow_xla.strategies.base import Context, Handle, Recorder, Split
-from dynaflow_xla.strategies.splits.splitting import Splitting
+from dynaflow_xla.strategies.splits.splitting import Splitting, width_of_lanes
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,6 +31,7 @@ class DualBatch(Splitting):
     def schedule(self, s: Recorder) -> None:
         """Communication on the last lane, as soon as it can start; without any, a lane a nano-batch."""
         network = any(h.resource == "network" for h in s.handles)
+        width = None if network else width_of_lanes(s)
         turn = 0
 
         def order(op: Handle) -> tuple[bool, bool, float, int]:
@@ -40,7 +41,7 @@ class DualBatch(Splitting):
         while ready := s.ready():
             op = max(ready, key=order)
             if not network:
-                s.execute(op, lane=op.nano % s.lanes)
+                s.execute(op, lane=op.nano % s.lanes, width=width)
                 continue
             talks = op.resource == "network"
             s.execute(op, lane=s.lanes - 1 if talks else 0)

@@ -1,4 +1,4 @@
-"""Schedules of moldable regions: each has the cores of one lane, or all cores.
+"""Schedules of moldable regions: each has the cores of its lane, or all cores.
 
 A *phase* of lanes is a list schedule: the region with the longest path behind it goes to the lane on which it
 ends first, hand-over included (HEFT without insertion; Topcuoglu et al. 2002). Between phases run *wide*
@@ -7,13 +7,16 @@ regions, one after another, each on all cores.
 Which regions are wide is the *allotment*. As in two-phase algorithms for moldable tasks (Turek, Wolf and Yu
 1992; CPA, Radulescu and van Gemund 2001; with precedence Lepere, Trystram and Woeginger 2002) it is chosen
 first, by what cores gain, and then scheduled: candidates are "all wide", "none", and for each threshold of
-efficiency those regions wide that gain at least so much; each with all lanes and with one, which needs nobody
-to be woken. The best one is improved as CPA does it, a region
-at a time, as long as the length of the whole schedule shrinks. What runs on one lane with nothing beside it
-then joins the program around the lanes, if there is one: all that it gains by the model is that it is handed
-to no threads, and the model knows nothing of operators that are fused, in there, with what comes before and
-after. A schedule with lanes is kept only if it is predicted to be shorter than all regions wide, by
-``MARGIN``, and by half of what these might share out after all (``ir.work.Spread.tiles``).
+efficiency those regions wide that gain at least so much; each with all lanes and with one, which needs
+nobody to be woken. The best one is improved as CPA does it, a region at a time, as long as the length of the
+whole schedule shrinks. Where lanes share the cores out as the schedule likes, each allotment is tried with
+every number of lanes that share all cores evenly, and in the best one lanes give cores to others while that
+shortens it: two long regions on 16 cores have eight each, a long one and three short ones perhaps ten and
+two. What runs on one lane with nothing beside it then joins the program around the lanes, if there is one:
+all that it gains by the model is that it is handed to no threads, and the model knows nothing of operators
+that are fused, in there, with what comes before and after. A schedule with lanes is kept only if it is
+predicted to be shorter than all regions wide, by ``MARGIN``, and by a third of what these might share out
+after all (``ir.work.Spread.tiles``).
 
 A program in which anything is wide is handed to the framework's own threads, which costs ``program_ns``; one
 whose regions are all on lanes is not. For tiny functions that decides. With up to ``caller_ns`` of work, all
@@ -44,7 +47,7 @@ program is kept on the thread that calls, with one core, only if it is the short
 _AS_GOOD = 0.05
 """Of the time with all cores, forks being quick: what the model does not tell apart from it."""
 
-_UNSURE = 0.5
+_UNSURE = 1 / 3
 """What of ``Spread.tiles`` on lanes counts as shared out in the original."""
 
 _MOST_RESULT_BYTES = 1 << 26
@@ -55,6 +58,12 @@ _ROUNDS = 3
 _IMPROVED = 64
 """Regions whose width is tried both ways, the longest ones: each try makes a whole schedule."""
 
+_SHARED_OUT = 3
+"""Schedules of several lanes, the shortest ones, in which lanes give cores to others."""
+
+Widths = tuple[int, ...]
+"""Cores of each lane."""
+
 
 @dataclass(frozen=True)
 class ListSchedule:
@@ -63,17 +72,22 @@ class ListSchedule:
     Attributes:
         order: Regions in the order in which they are to be executed, each with its lane; -1: on all cores.
         length_ns: Predicted.
-        lanes: How many lanes it may use.
+        widths: Cores of the lanes that it may use.
     """
 
     order: tuple[tuple[int, int], ...]
     length_ns: float
-    lanes: int
+    widths: Widths
 
     @property
     def on_lanes(self) -> frozenset[int]:
         """Regions on lanes."""
         return frozenset(region for region, lane in self.order if lane >= 0)
+
+    @property
+    def lanes_used(self) -> frozenset[int]:
+        """Lanes that have regions."""
+        return frozenset(lane for _, lane in self.order if lane >= 0)
 
 
 class Moldable:
@@ -82,11 +96,12 @@ class Moldable:
     Args:
         pg: The regions.
         lanes: Number of lanes.
-        lane_cores: Cores of a lane.
+        lane_cores: Cores of a lane, where the schedule does not choose.
         cores: Of the machine; 0: nothing but outer regions can have all of them.
         program_ns: See ``Context``.
         caller_ns: See ``Context``.
         python_ns: See ``Context``.
+        shared: Cores that lanes share out as the schedule likes; 0: each has ``lane_cores``.
     """
 
     def __init__(
@@ -98,20 +113,23 @@ class Moldable:
         program_ns: float = 0.0,
         caller_ns: float = 0.0,
         python_ns: float = 0.0,
+        shared: int = 0,
     ) -> None:
         self.regions = pg.regions
-        self.lanes = lanes
         self.preds, self.succs = pg.predecessors(), pg.successors()
-        self.narrow = [r.cost_at(lane_cores) for r in pg.regions]
+        self._narrow_at: dict[int, list[float]] = {}
+        self.narrow = self.narrow_at(lane_cores)
         self.wide = [r.cost_at(max(1, cores), wide=True) for r in pg.regions]
         self.lane_cores = lane_cores
+        self.cores = cores
+        self.shared = shared
+        self.even: Widths = (lane_cores,) * lanes
+        # A pool of one thread hands nothing out.
+        self.one: Widths = (1,) if shared else (lane_cores,)
         forks = sum(r.spread.forks for r in pg.regions) * machine.numbers().fork_ns
         self.quick_forks_ns = sum(self.wide) - (1 - _QUICK_FORK) * forks
-        # What lanes of several cores may share out, too, tells nothing of them and the original.
-        self.unsure_ns = [
-            r.spread.unsure_ns(cores) - r.spread.unsure_ns(lane_cores) for r in pg.regions
-        ]
-        self.at_best_ns = self.quick_forks_ns - sum(self.unsure_ns)
+        unsure = sum(self.unsure_ns(r.id, self.one[0]) for r in pg.regions)
+        self.at_best_ns = self.quick_forks_ns - unsure
         quick = self.quick_forks_ns + _QUICK_PROGRAM * program_ns
         # There it has one core, whatever a lane has, and nobody to hand anything to.
         alone = pg.on_caller_ns()
@@ -153,23 +171,51 @@ class Moldable:
         context = s.context
         return cls(
             s.graph, lanes, context.lane_cores, context.cores if wide else 0, context.program_ns,
-            context.caller_ns, context.python_ns,
+            context.caller_ns, context.python_ns, context.cores if context.free_widths else 0,
         )  # fmt: skip
+
+    def narrow_at(self, cores: int) -> list[float]:
+        """Nanoseconds of each region on a lane of so many cores."""
+        if cores not in self._narrow_at:
+            self._narrow_at[cores] = [r.cost_at(cores) for r in self.regions]
+        return self._narrow_at[cores]
+
+    def unsure_ns(self, region: int, cores: int) -> float:
+        """What the original may share out after all, and a lane of so many cores may not."""
+        spread = self.regions[region].spread
+        return spread.unsure_ns(self.cores) - spread.unsure_ns(cores)
+
+    def lane_sets(self) -> list[Widths]:
+        """Lanes that every allotment is tried with."""
+        made = [self.even, self.one]
+        for lanes in range(2, len(self.even)):
+            if (cores := self.shared // lanes) > self.lane_cores:
+                made.append((cores,) * lanes)
+        return list(dict.fromkeys(made))
 
     def best(self) -> ListSchedule:
         """The shortest schedule found; all wide where lanes gain too little."""
         if not self.moldable:
-            return self.placed(frozenset(self.fixed))
+            fixed = frozenset(self.fixed)
+            several = [widths for widths in self.lane_sets() if widths != self.one]
+            tried = [self.placed(fixed, widths) for widths in several or [self.even]]
+            return self._shared_out(min(tried, key=lambda p: p.length_ns))
         everything = frozenset(r.id for r in self.regions)
         original = self.all_wide()
         tried = [
-            self.placed(allotment, lanes)
+            self.placed(allotment, widths)
             for allotment in dict.fromkeys(self._allotments())
-            for lanes in dict.fromkeys((self.lanes, 1))
+            for widths in self.lane_sets()
         ]
-        best = min(tried, key=lambda p: p.length_ns)
-        best = self._joined(self._improved(best, everything), everything)
-        return best if self._gains(best, original) else original
+        found = [self._improved(min(tried, key=lambda p: p.length_ns), everything)]
+        lanes = [p for p in tried if len(p.lanes_used) > 1 and max(p.widths) > 1]
+        lanes = sorted(lanes, key=lambda p: p.length_ns)[:_SHARED_OUT]
+        alike = [p for p in tried if p.widths == self.even] if lanes else []
+        # What is shortest may be too unsure to be taken, and something else is not.
+        found += [self._shared_out(p) for p in (*found, *lanes)] + alike
+        found = [self._joined(p, everything) for p in dict.fromkeys(found)]
+        gaining = [p for p in found if self._gains(p, original)]
+        return min(gaining, key=lambda p: p.length_ns, default=original)
 
     def all_wide(self) -> ListSchedule:
         """Every region with all cores: the original program."""
@@ -177,7 +223,7 @@ class Moldable:
 
     def one_lane(self) -> ListSchedule:
         """Every region on lane 0, but for those that can be on none."""
-        return self.placed(frozenset(self.fixed), 1)
+        return self.placed(frozenset(self.fixed), self.one)
 
     def is_for_the_caller(self) -> bool:
         """Whether the program is shorter on the thread that calls it than with all cores."""
@@ -194,7 +240,7 @@ class Moldable:
         Args:
             least_ns: What is shorter is not, unless it gains more than lanes cost; 0: nothing is.
         """
-        if self.fixed or self.lane_cores > 1 or not least_ns:
+        if self.fixed or self.one != (1,) or not least_ns:
             return False
         if sum(self.result_bytes) > _MOST_RESULT_BYTES:
             return False
@@ -204,7 +250,7 @@ class Moldable:
         return least_ns <= one <= (1 + _AS_GOOD) * self.at_best_ns
 
     def _gains(self, best: ListSchedule, original: ListSchedule) -> bool:
-        unsure = sum(self.unsure_ns[region] for region in best.on_lanes)
+        unsure = sum(self.unsure_ns(i, best.widths[lane]) for i, lane in best.order if lane >= 0)
         length = original.length_ns - _UNSURE * unsure
         return best.length_ns + MARGIN * length < length
 
@@ -250,13 +296,46 @@ class Moldable:
             for region in free:
                 wide = (everything - best.on_lanes) ^ {region}
                 # The best may stay on one lane, or need the others once this region is narrow.
-                for lanes in dict.fromkeys((best.lanes, self.lanes)):
-                    changed = self.placed(wide, lanes)
+                for widths in dict.fromkeys((best.widths, self.even)):
+                    changed = self.placed(wide, widths)
                     if changed.length_ns < best.length_ns:
                         best = changed
             if best.length_ns >= before:
                 break
         return best
+
+    def _shared_out(self, best: ListSchedule) -> ListSchedule:
+        """Lanes give cores to those that have more to do, while that shortens the schedule."""
+        if not self.shared or len(best.lanes_used) < 2:
+            return best
+        wide = frozenset(r.id for r in self.regions) - best.on_lanes
+        while True:
+            load = [0.0] * len(best.widths)
+            for region, lane in best.order:
+                if lane >= 0:
+                    load[lane] += self.narrow_at(best.widths[lane])[region]
+            busiest = max(range(len(load)), key=lambda lane: load[lane])
+            changed = [
+                self.placed(wide, widths) for widths in self._given_to(busiest, best.widths, load)
+            ]
+            shorter = min(changed, key=lambda p: p.length_ns, default=best)
+            if shorter.length_ns >= best.length_ns:
+                return best
+            best = shorter
+
+    def _given_to(self, lane: int, widths: Widths, load: Sequence[float]) -> Iterable[Widths]:
+        """More cores for one lane: those that no lane has, or from a lane that has less to do."""
+        spare = self.shared - sum(widths)
+        for other, (has, work) in enumerate(zip(widths, load, strict=True)):
+            most = spare if other == lane else has - 1
+            if other != lane and work >= load[lane]:
+                continue
+            for moved in dict.fromkeys((most, most // 2, 1)):
+                if 0 < moved <= most:
+                    given = [*widths]
+                    given[other] -= 0 if other == lane else moved
+                    given[lane] += moved
+                    yield tuple(given)
 
     def _joined(self, best: ListSchedule, everything: frozenset[int]) -> ListSchedule:
         """Makes wide what is alone on a lane between wide regions, unless the lane has better kernels.
@@ -268,33 +347,38 @@ class Moldable:
         joining: set[int] = set()
         for on_lanes, phase in groupby(best.order, lambda placed: placed[1] >= 0):
             regions, lanes = zip(*phase, strict=True)
-            if on_lanes and len(set(lanes)) == 1 and all(map(self._is_as_good_wide, regions)):
-                joining.update(regions)
-        joined = self.placed(everything - best.on_lanes | joining, best.lanes)
+            if on_lanes and len(set(lanes)) == 1:
+                cores = best.widths[lanes[0]]
+                if all(self._is_as_good_wide(region, cores) for region in regions):
+                    joining.update(regions)
+        joined = self.placed(everything - best.on_lanes | joining, best.widths)
         forgiven = sum(self.fused_forks[i] for i in joining)
         return joined if joining and joined.length_ns - forgiven <= best.length_ns else best
 
-    def _is_as_good_wide(self, region: int) -> bool:
+    def _is_as_good_wide(self, region: int, cores: int) -> bool:
         """Whether only forks, which fusion may spare, make a region longer on all cores than on a lane."""
         forks = self.fused_forks[region]
-        on_lane = self.narrow[region] - (forks if self.lane_cores > 1 else 0.0)
+        on_lane = self.narrow_at(cores)[region] - (forks if cores > 1 else 0.0)
         return on_lane >= self.wide[region] - forks
 
-    def placed(self, wide: frozenset[int], lanes: int | None = None) -> ListSchedule:
+    def placed(self, wide: frozenset[int], widths: Widths | None = None) -> ListSchedule:
         """The list schedule of an allotment: all lanes that can run do so before what is wide goes on."""
-        return _Schedule(self, wide, lanes or self.lanes).run()
+        return _Schedule(self, wide, widths or self.even).run()
 
 
 class _Schedule:
     """One list schedule: a clock a lane, and what left the lanes in this phase."""
 
-    def __init__(self, tasks: Moldable, wide: frozenset[int], lanes: int) -> None:
+    def __init__(self, tasks: Moldable, wide: frozenset[int], widths: Widths) -> None:
         self.tasks = tasks
         self.is_wide = wide
-        self.lanes = lanes
-        self.free = [0.0] * lanes
+        self.widths = widths
+        self.narrow = [tasks.narrow_at(cores) for cores in widths]
+        self.lanes = range(len(widths))
+        self.free = [0.0] * len(widths)
         self.finish: dict[int, float] = {}
         self.place: dict[int, int] = {}
+        self.copied: set[int] = set()  # what other lanes read
         self.phase: dict[int, int] = {}
         self.number = 0  # of the phase
         self.inside = False  # whether lanes run
@@ -341,35 +425,48 @@ class _Schedule:
             length += tasks.program_ns
         elif math.isfinite(tasks.on_caller_ns) and not any(lane for _, lane in self.order):
             length = tasks.on_caller_ns
-        return ListSchedule(tuple(self.order), length, self.lanes)
+        return ListSchedule(tuple(self.order), length, self.widths)
 
     def _arrival(self, region: int) -> float:
         return max((self.finish[p] for p in self.tasks.preds[region]), default=0.0)
 
     def _start(self, region: int, lane: int) -> float:
-        begin = self.free[lane]
+        """When a region could begin on a lane, after what it reads of other lanes is copied into its own."""
+        begin, read = self.free[lane], 0
+        known = machine.numbers()
         for pred in self.tasks.preds[region]:
             arrival = self.finish[pred]
-            if self.place[pred] not in (lane, -1) and self.phase[pred] == self.number:
-                arrival += machine.numbers().hand_over(self.tasks.crossing.get((pred, region), 0))
+            if self._crosses(pred, lane):
+                size = self.tasks.crossing.get((pred, region), 0)
+                arrival += known.hand_over_ns + size / known.copy_bytes_per_ns
+                read += size
             begin = max(begin, arrival)
-        return begin
+        return begin + read / known.copy_bytes_per_ns
+
+    def _crosses(self, pred: int, lane: int) -> bool:
+        return self.place[pred] not in (lane, -1) and self.phase[pred] == self.number
 
     def _on_lane(self, region: int) -> None:
         if not self.inside:
             self.inside = True
             self.number += 1
             self.free = [t + machine.numbers().lanes_ns for t in self.free]
-        lane = min(range(self.lanes), key=lambda n: (self._start(region, n), n))
-        self.finish[region] = self.free[lane] = (
-            self._start(region, lane) + self.tasks.narrow[region]
-        )
+        # Where all lanes have as many cores, it ends first where it starts first.
+        ends = [self._start(region, n) + self.narrow[n][region] for n in self.lanes]
+        lane = min(self.lanes, key=lambda n: (ends[n], n))
+        self.finish[region] = self.free[lane] = ends[lane]
+        for pred in self.tasks.preds[region]:
+            if self._crosses(pred, lane) and pred not in self.copied:
+                # Into memory that lanes share, by the lane that made it.
+                self.copied.add(pred)
+                size = self.tasks.crossing.get((pred, region), 0)
+                self.free[self.place[pred]] += size / machine.numbers().copy_bytes_per_ns
         self._executed(region, lane)
 
     def _alone(self, region: int) -> None:
         self._leave()
         end = max(self.free) + self.tasks.wide[region]
-        self.free = [end] * self.lanes
+        self.free = [end] * len(self.free)
         self.finish[region] = end
         self._executed(region, -1)
 
@@ -389,7 +486,7 @@ class _Schedule:
         for lane, size in enumerate(leaving):
             self.free[lane] += size / machine.numbers().results_speed(size)
         self.wakes += any(n > 0 and self.phase[r] == self.number for r, n in self.place.items())
-        self.free = [max(self.free)] * self.lanes
+        self.free = [max(self.free)] * len(self.free)
 
     def _executed(self, region: int, lane: int) -> None:
         self.place[region], self.phase[region] = lane, self.number if lane >= 0 else -1

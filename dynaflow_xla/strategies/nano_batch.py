@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dynaflow_xla.errors import PlanError, checks
 from dynaflow_xla.strategies.base import Context, Recorder, Split
-from dynaflow_xla.strategies.splits.splitting import Splitting
+from dynaflow_xla.strategies.splits.splitting import Splitting, width_of_lanes
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,10 +56,11 @@ class NanoBatch(Splitting):
         return self.cut(Split.even(count, assume_separable=assume), ctx)
 
     def schedule(self, s: Recorder) -> None:
-        """Each nano-batch on a lane of its own, as far as there are lanes."""
+        """Each nano-batch on a lane of its own, as far as there are lanes; these share all cores."""
+        width = width_of_lanes(s)
         while ready := s.ready():
             op = max(ready, key=lambda h: (h.priority, -h.region.id))
-            s.execute(op, lane=op.nano % s.lanes)
+            s.execute(op, lane=op.nano % s.lanes, width=width)
 
     def __repr__(self) -> str:
         sizes = repr(self.n if isinstance(self.n, int) else list(self.n))

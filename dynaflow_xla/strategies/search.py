@@ -63,7 +63,7 @@ class Search(Strategy):
             f"Search: {found.best_ns / 1e3:.1f} us predicted, Branches {found.first_ns / 1e3:.1f} us; "
             f"{found.seen} beginnings looked at, {what}"
         ] = None
-        execute(s, found.best)
+        execute(s, found.best, found.widths)
 
     def __repr__(self) -> str:
         given = [f"regions={self.regions}"] * (self.regions != 12)
@@ -71,14 +71,15 @@ class Search(Strategy):
         return f"Search({', '.join(given)})"
 
 
-def execute(s: Recorder, order: Order) -> None:
-    """Records an order."""
+def execute(s: Recorder, order: Order, widths: Sequence[int] = ()) -> None:
+    """Records an order, and how many cores lanes have if it is not what they have anyway."""
     of = {h.id: h for h in s.handles}
     for region, lane in order:
         if lane == WIDE and not of[region].outer:
             s.execute(of[region], width="all")
         else:
-            s.execute(of[region], lane=max(lane, 0))
+            width = widths[lane] if widths and lane >= 0 else None
+            s.execute(of[region], lane=max(lane, 0), width=width)
 
 
 @dataclass
@@ -125,6 +126,7 @@ class _Search:
             behind[i] = self.shortest[i] + max(after, default=0.0)
         self.behind = behind
         self.best: Order = ()
+        self.widths: tuple[int, ...] = ()
         self.best_ns = self.first_ns = float("inf")
 
     @property
@@ -141,27 +143,28 @@ class _Search:
         inner = set(self.needs)
         for wide in (True, False) if self.s.context.cores else (True,):
             placed = Moldable.of(self.s, lanes, wide=wide).best()
-            self._whole(tuple((i, lane) for i, lane in placed.order if i in inner))
+            widths = placed.widths if self.s.context.free_widths and self.wide_cores else ()
+            self._whole(tuple((i, lane) for i, lane in placed.order if i in inner), widths)
             if wide:  # as Branches places them
                 self.first_ns = self.best_ns
         self._whole(tuple((i, WIDE if i in self.outer else 0) for i in self.needs))
         self._extend(_PartialSchedule((0.0,) * lanes))
 
-    def _whole(self, order: Order) -> None:
+    def _whole(self, order: Order, widths: tuple[int, ...] = ()) -> None:
         """Predicts a whole plan."""
         s = self.s
         trial = Recorder(s.graph, s.context, Search())
-        execute(trial, order)
+        execute(trial, order, widths)
         trial.finish()
         plan = build_plan(
-            s.graph, Recording(tuple(trial.decisions)), lanes=s.lanes, strategy_text="",
-            cores=s.context.cores, width=s.context.lane_cores, counted=False,
+            s.graph, Recording(tuple(trial.decisions), widths=trial.widths), lanes=s.lanes,
+            strategy_text="", cores=s.context.cores, width=s.context.lane_cores, counted=False,
         )  # fmt: skip
         predicted = simulate(
             plan, s.graph, program_ns=s.context.program_ns, caller_ns=s.context.caller_ns
         ).total_ns
         if predicted < self.best_ns:
-            self.best_ns, self.best = float(predicted), order
+            self.best_ns, self.best, self.widths = float(predicted), order, widths
 
     def _extend(self, state: _PartialSchedule) -> None:
         if len(state.order) == len(self.needs):

@@ -360,17 +360,27 @@ def _seconds(run: Callable[[], None], sample_s: float) -> float:
     return fastest
 
 
-def pick(medians: Medians, baseline: str, margin: float) -> tuple[str, str]:
-    """The fastest name and a sentence; the baseline wins unless beaten by ``margin``, and surely."""
+def pick(
+    medians: Medians, baseline: str, margin: float, margins: Mapping[str, float] | None = None
+) -> tuple[str, str]:
+    """The fastest name and a sentence; the baseline wins unless beaten by ``margin``, and surely.
+
+    Args:
+        medians: What was measured.
+        baseline: Has to be beaten.
+        margin: By this share of its time.
+        margins: By name, of those that have to gain something else.
+    """
+    needs = dict.fromkeys(medians, margin) | dict(margins or {})
     base = medians[baseline]
     said = f"the {baseline}" if baseline.startswith("original") else baseline
     others = sorted((name for name in medians if name != baseline), key=lambda name: medians[name])
     if not others:
         return baseline, f"{said} ({base:.3g} ms) is the only candidate"
     for name in others:
-        if medians.beats(name, baseline, margin):
+        if medians.beats(name, baseline, needs[name]):
             return name, f"{name} took {medians[name]:.3g} ms, {said} {base:.3g} ms"
     reason = f"{said} ({base:.3g} ms) is not beaten by {others[0]} ({medians[others[0]]:.3g} ms)"
-    if medians[others[0]] <= base * (1 - margin):
+    if medians[others[0]] <= base * (1 - needs[others[0]]):
         reason += f", which was {medians.doubt(others[0], baseline)}"
     return baseline, reason

@@ -436,7 +436,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         """Auto's candidates by name."""
         strategy, lanes = self._options.strategy, self._options.lanes
         batched = self._options.in_axes is not None
-        reserved = ("original", auto.ON_CALLER)
+        reserved = ("original", auto.ON_CALLER, auto.WAITED_FOR)
         return self.decisions.candidates(
             strategy, lanes, batched=batched, reserved=reserved,
             wide=self.backend.cores() > 0,

@@ -230,23 +230,26 @@ class Scattered(Strategy):
             first = self.rng.choice(ready)
             like = [op for op in ready if op.name == first.name and not op.outer]
             several = self.rng.random() < self.together and len(like) > 1
-            wide = "all" if s.context.cores and self.rng.random() < 0.3 else None
             lane = self.rng.randrange(s.lanes)
-            s.execute(tuple(like) if several else first, lane=lane, width=wide)
+            width: int | str | None = None
+            if s.context.cores:  # lane n has n + 1 cores, if any
+                width = self.rng.choice(["all", None, lane + 1])
+            s.execute(tuple(like) if several else first, lane=lane, width=width)
 
 
 def plan_of(pg: PartitionedGraph, seed: int, lanes: int) -> Plan:
-    cores = 2 * (seed % 2)
+    cores = 8 * (seed % 2)
     recording = record(Scattered(seed), pg, Context(None, (), "cpu", lanes, cores=cores))
     plan = build_plan(pg, recording, lanes=lanes, strategy_text="Scattered()", cores=cores)
     validate(plan, pg)
+    assert all(plan.widths[lane] == width for lane, width in recording.widths.items())
     assert Plan.from_text(plan.to_text()) == plan == Plan.from_json(plan.to_json())
     return plan
 
 
 def grouped_plan(expanded: Expanded, seed: int, lanes: int) -> tuple[Plan, Expanded]:
     """A plan in which some regions run several nano-batches as one batch."""
-    cores = 2 * (seed % 2)
+    cores = 8 * (seed % 2)
     context = Context(None, (), "cpu", lanes, cores=cores)
     recording = record(Scattered(seed, together=0.7), expanded.pg, context)
     groups = [d.group for d in recording.decisions if d.group]

@@ -125,7 +125,7 @@ def test_the_thread_that_calls_has_one_core(make: Make, cores: int, on_caller: b
     tasks = Moldable(pg, 2, cores // 2, cores, 40_000.0, LONGEST_NS)
     assert tasks.is_for_the_caller() == on_caller
     if on_caller:
-        assert tasks.placed(frozenset(), 1).length_ns == 0.04 * MS
+        assert tasks.placed(frozenset(), (1,)).length_ns == 0.04 * MS
 
 
 def test_where_threads_are_quick_products_are_shared_out(make: Make) -> None:
@@ -142,7 +142,7 @@ def test_what_a_lane_has_better_kernels_for_is_not_for_the_caller(make: Make) ->
     assert Moldable(pg, 2, 1, 2, 65_000.0, LONGEST_NS).is_for_the_caller()
     tasks = Moldable(better_on_lanes(pg, "cumsum", 0.05 * MS), 2, 1, 2, 65_000.0, LONGEST_NS)
     assert not tasks.is_for_the_caller()
-    assert tasks.placed(frozenset(), 1).length_ns > 0.2 * MS
+    assert tasks.placed(frozenset(), (1,)).length_ns > 0.2 * MS
 
 
 def test_longer_programs_are_not_for_the_caller(make: Make) -> None:

@@ -17,6 +17,7 @@ from dynaflow_xla import machine
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.graph import Graph, Operator, Value
 from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.ir.work import Spread
 from dynaflow_xla.planning.instructions import Launch, Record, Wait
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.strategies.branches import Branches
@@ -283,21 +284,24 @@ def test_a_wait_without_a_record_is_refused() -> None:
 
 
 class _Placed(plans.Strategy):  # type: ignore[misc]
-    def __init__(self, order: Any) -> None:
-        self.order = order
+    def __init__(self, order: Any, widths: Any = None) -> None:
+        self.order, self.widths = order, widths
 
     def schedule(self, s: Any) -> None:
         for region, lane in self.order:
             if lane < 0:
                 s.execute(s.handles[region], width="all")
             else:
-                s.execute(s.handles[region], lane=lane)
+                width = None if self.widths is None else self.widths[lane]
+                s.execute(s.handles[region], lane=lane, width=width)
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3])
+@pytest.mark.parametrize("widths", [(1,), (1, 1), (1, 1, 1), (4, 1, 2)])
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_it_reckons_with_what_planners_reckon_with(seed: int, lanes: int, joined: bool) -> None:
+def test_it_reckons_with_what_planners_reckon_with(
+    seed: int, widths: tuple[int, ...], joined: bool
+) -> None:
     """Phases of lanes and wide regions, no value from lane to lane: lengths are the planner's own."""
     rng = random.Random(seed)
     count = rng.randint(1, 6)
@@ -306,20 +310,23 @@ def test_it_reckons_with_what_planners_reckon_with(seed: int, lanes: int, joined
     for n in range(count):
         size = 4 * rng.randint(1, 50_000)
         values.append(Value(n + 1, (size // 4,), "float32", size, n))
-        ops.append(Operator(n, "sort", (0,), (n + 1,), cost_ns=float(rng.randint(1, 200_000))))
+        cost = float(rng.randint(1, 200_000))
+        spread = Spread(products=cost * rng.random(), elements=cost * rng.random() / 2)
+        ops.append(Operator(n, "sort", (0,), (n + 1,), cost_ns=cost, spread=spread))
     if joined:
         values.append(Value(count + 1, (1,), "float32", 4, count))
         made = tuple(range(1, count + 1))
         ops.append(Operator(count, "join", made, (count + 1,), cost_ns=10_000.0))
     results = (count + 1,) if joined else tuple(range(1, count + 1))
     pg = plans.fine_cut(Graph("g", tuple(values), tuple(ops), (0,), results))
-    tasks = Moldable(pg, lanes, 1, 2, 65_000.0)
+    lanes = len(widths)
+    tasks = Moldable(pg, lanes, 1, 8, 65_000.0)
     wide = {r.id for r in pg.regions if rng.random() < 0.3}
     if joined:
         wide.add(max(r.id for r in pg.regions))
     for allotment in (wide, {r.id for r in pg.regions}, wide - {0}, set() if not joined else wide):
-        placed = tasks.placed(frozenset(allotment), lanes)
-        plan = plans.plan_of(pg, _Placed(placed.order), lanes, cores=2)
+        placed = tasks.placed(frozenset(allotment), widths)
+        plan = plans.plan_of(pg, _Placed(placed.order, widths), lanes, cores=8)
         assert any(i.lane < 0 for i in plan.instructions if isinstance(i, Launch)) == bool(
             allotment
         )

@@ -23,6 +23,41 @@ TOGETHER = {
         y = y * 0.99 + 1e-6 * outer(y)
     assert np.isfinite(np.asarray(y)).all()
     """,
+        # Lanes of three cores and of one, and regions on all cores between them, on a machine that has fewer.
+        "hundreds_of_calls_of_lanes_of_different_widths": """
+    from unittest import mock
+
+    class Uneven(RoundRobin):
+        def schedule(self, s):
+            turn = 0
+            while ready := s.ready():
+                for op in ready:
+                    turn += 1
+                    width = "all" if turn % 5 == 0 else (3, 1)[turn % 2]
+                    s.execute(op, lane=turn % 2, width=width)
+
+    with mock.patch.object(os, "sched_getaffinity", lambda _: set(range(8))):
+        mixed = dfx.schedule(work, Uneven(), lanes=2)
+        assert dfx.plan(mixed, x).widths == {0: 3, 1: 1}
+        assert any(launch.lane < 0 for launch in dfx.plan(mixed, x).launches)
+        check(mixed(x))
+    errors = []
+
+    def loop():
+        try:
+            outs = [(mixed(x), fast(x)) for _ in range(100)]
+            for pair in outs:
+                check(pair[0]); check(pair[1])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=loop) for _ in range(4)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert not errors, errors
+    outs = [mixed(x) for _ in range(300)]
+    check(outs[-1])
+    """,
         "a_thousand_calls_of_two_functions_by_turns": """
     other = dfx.schedule(lambda x: jnp.sort(x) @ jnp.sort(x.T), dfx.Branches(wide=False), lanes=LANES)
     outs = [(fast(x), other(x)) for _ in range(1000)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from dynaflow_xla.errors import PlanTypeError, checks
 from dynaflow_xla.ir.rules import as_rules
-from dynaflow_xla.strategies.base import Context, Split, Strategy
+from dynaflow_xla.strategies.base import Context, Recorder, Split, Strategy
 from dynaflow_xla.strategies.splits.conditions import (
     checked_boundaries,
     checked_work,
@@ -15,6 +15,12 @@ from dynaflow_xla.strategies.splits.conditions import (
     from_context,
 )
 from dynaflow_xla.strategies.splits.split import joining_text
+
+
+def width_of_lanes(s: Recorder) -> int | None:
+    """Cores of each lane, where nano-batches are fewer than lanes; None: what lanes have anyway."""
+    used = len({h.nano for h in s.handles})
+    return s.context.share(used) if 1 < used < s.lanes else None
 
 
 @dataclass(frozen=True, repr=False)

@@ -91,6 +91,7 @@ def _build(
         user=options.user,
         cores=backend.cores(),
         lane_cores=options.lane_cores if backend.cores() else 1,
+        free_widths=options.free_widths and backend.cores() > 0,
         derived=derived,
         program_ns=program_ns,
         caller_ns=_caller_ns(options) if program_ns else 0.0,

@@ -43,10 +43,11 @@ _ONE_LANE = "one lane"
 _ORIGINAL = "no lane"
 
 _SHORT_MARGIN = 0.1
-"""By so much a plan has to beat the original on the caller's thread. Such programs are short, and what
-lanes take to meet differs by some microseconds from one process to the next."""
+"""By so much a plan has to beat a short original on the caller's thread: what lanes take to meet differs by
+some microseconds from one process to the next. And by so much a longer original has to gain there, as Python
+does nothing else meanwhile."""
 
-ON_CALLER = ways_to_run.ON_CALLER
+ON_CALLER, WAITED_FOR = ways_to_run.ON_CALLER, ways_to_run.WAITED_FOR
 
 _MEASURED = 4
 """At most so many candidates are measured beside the original."""
@@ -58,20 +59,20 @@ class Choice(choice_of.Choice):
 
     @property
     def on_caller(self) -> bool:
-        """Whether the original runs on the thread that calls it."""
-        return self.candidate == ON_CALLER
+        """Whether the original runs on the thread that calls it, or is begun there."""
+        return self.candidate in ways_to_run.KINDS
 
     @property
     def kind(self) -> str:
-        """By which of the function's programs it runs: "lanes", "original" or "caller"."""
+        """By which of the function's programs it runs: "lanes", "original", "caller" or "waited"."""
         if self.child is not None:
             return "lanes"
-        return "caller" if self.on_caller else "original"
+        return ways_to_run.KINDS.get(self.candidate, "original")
 
     @property
     def name(self) -> str:
         """What runs: the original, on the caller's thread or not, or the candidate."""
-        return ON_CALLER if self.kind == "caller" else super().name
+        return self.candidate if self.on_caller else super().name
 
     def lines(self) -> list[str]:
         """The decision, and where it holds, for ``explain``."""
@@ -140,8 +141,9 @@ def choose(
                 fast, args, kwargs, costs, spending, planning_s, len(first.pg.regions), here
             )
             left_out |= {name: why for name in kept if (why := ways.add(name))}
-        if here and (why := ways.add_on_caller()):
-            left_out[ON_CALLER] = why
+        form = WAITED_FOR if here == "waited" else ON_CALLER
+        if here and (why := ways.add_on_caller(form)):
+            left_out[form] = why
         if ways.refused and len(ways.runs) == 1:
             if spending.asked:
                 raise ways.too_small()
@@ -155,10 +157,7 @@ def choose(
         raise
     finally:
         spending.close()
-    baseline, margin = "original", strategy.margin
-    if ON_CALLER in medians and medians.beats(ON_CALLER, baseline, margin):
-        baseline, margin = ON_CALLER, max(margin, _SHORT_MARGIN)
-    choice, reason = autotune.pick(medians, baseline, margin)
+    choice, reason = _picked(medians, strategy.margin)
     seconds = time.perf_counter() - start
     child = _child(fast, choice)
     made = Choice(
@@ -169,7 +168,15 @@ def choose(
     return made
 
 
-def _key(fast: Any, first: Any, candidates: Iterable[Any], here: bool, small: bool) -> str | None:
+def _picked(medians: autotune.Medians, margin: float) -> tuple[str, str]:
+    """What runs, and why: see ``_SHORT_MARGIN``."""
+    cautious = max(margin, _SHORT_MARGIN)
+    if ON_CALLER in medians and medians.beats(ON_CALLER, "original", margin):
+        return autotune.pick(medians, ON_CALLER, cautious)
+    return autotune.pick(medians, "original", margin, {WAITED_FOR: cautious})
+
+
+def _key(fast: Any, first: Any, candidates: Iterable[Any], here: str, small: bool) -> str | None:
     """The name of a decision on disk: everything that it depends on; None if that cannot be told."""
     options = fast._options
     lasting = identity.on_disk(candidates, options.user)
@@ -216,7 +223,7 @@ def _predicted(
     spending: budget.Budget,
     planning_s: float,
     regions: int,
-    here: bool,
+    here: str,
 ) -> tuple[list[str], dict[str, float], dict[str, str]]:
     """Candidates worth measuring, what is predicted of each, and why others are left out."""
     predicted: dict[str, float] = {}

@@ -34,6 +34,10 @@ class Watched(_engine.FastCall):  # type: ignore[misc]
         raise error
 
 
+APART = frozenset(["caller", "waited"])
+"""Kinds of programs that are none inside of another program."""
+
+
 class NotDecided(Exception):
     """A signature that Auto has not met yet."""
 
@@ -86,17 +90,23 @@ class ByDecision:
 
             options = self._fast.jit_compiler_options or None
             self._programs[kind] = (
-                self.on_caller(call)
-                if kind == "caller"
+                self.on_caller(call, shares=kind == "waited")
+                if kind in APART
                 else self._fast.jitted(call, compiler_options=options)
             )
         return self._programs[kind]
 
-    def on_caller(self, call: Callable[..., Any]) -> Any:
-        """Jits what the original would do, to run on the thread that calls it, at top level only."""
-        options = {**self._fast.jit_compiler_options, **handed_out.OPTIONS}
+    def on_caller(self, call: Callable[..., Any], *, shares: bool = False) -> Any:
+        """Jits what the original would do, to run on the thread that calls it, at top level only.
+
+        Args:
+            call: What it does.
+            shares: Whether XLA shares out loops and products in it as ever.
+        """
+        options = {**self._fast.jit_compiler_options, **({} if shares else handed_out.OPTIONS)}
         return self._fast.jitted(
-            lambda *a, **k: on_caller.marked(call(*a, **k), (a, k)), compiler_options=options
+            lambda *a, **k: on_caller.marked(call(*a, **k), (a, k)),
+            compiler_options=options or None,
         )
 
     def called(self, choice: Any) -> Any:
@@ -126,7 +136,7 @@ class ByDecision:
         (kind,) = kinds
         # What has compiler options cannot become a part of another program; there are plans, too, that are
         # others in there.
-        apart = kind == "caller" or any(c.child is not None and c.child.has_two for c in made)
+        apart = kind in APART or any(c.child is not None and c.child.has_two for c in made)
         alone = _compat.at_top_level if fast.jit_compiler_options or apart else None
         fast._settle(self.program(kind), fast.original if kind == "lanes" else None, alone)
 

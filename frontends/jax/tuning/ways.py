@@ -14,6 +14,12 @@ from dynaflow_xla.watching import progress
 ON_CALLER = "original on the caller's thread"
 """The original's program, see ``on_caller``."""
 
+WAITED_FOR = "original that its caller begins and waits for"
+"""The same with loops and products shared out."""
+
+KINDS = {ON_CALLER: "caller", WAITED_FOR: "waited"}
+"""Which of a function's programs they are."""
+
 _BLAS_SAMPLE_S = 0.02
 """OpenBLAS threads spin for 2^28 clock ticks after a call and would slow down whoever is timed next: each
 sample waits for that."""
@@ -58,7 +64,7 @@ class CompiledWays(ways.Ways):
         if reason := self.refuses(name, compile_s):
             return reason
         took = self.compiled(name, run)
-        if name != ON_CALLER:  # that one says nothing about lane programs
+        if name not in KINDS:  # that one says nothing about lane programs
             self.spending.compiled(compile_s, took)
         return self.too_slow(name)
 
@@ -72,12 +78,12 @@ class CompiledWays(ways.Ways):
         self._limits_blas |= any(s is not None and s.program.limit_blas for s, _ in made.compiled)
         return reason
 
-    def add_on_caller(self) -> str:
-        """Compiles the original to run on the thread that calls it; or says why not."""
+    def add_on_caller(self, name: str) -> str:
+        """Compiles the original so that no other thread begins it, see ``KINDS``; or says why not."""
         by_decision = self._fast.by_decision
-        run = _runner(by_decision.program("caller"), self._fast, self._args, self._kwargs)
+        run = _runner(by_decision.program(KINDS[name]), self._fast, self._args, self._kwargs)
         with by_decision.tracing(decided.ON_CALLER):
-            return self._tried(ON_CALLER, run, self._compile_s)
+            return self._tried(name, run, self._compile_s)
 
     def measure(self, watch: quiet.ActivityWatch) -> autotune.Medians:
         """Median milliseconds by name, with their samples.

@@ -38,6 +38,7 @@ def context_of(
         user=options.user,
         cores=cores(captured.device),
         lane_cores=options.lane_cores if captured.device.type == "cpu" else 1,
+        free_widths=options.free_widths and captured.device.type == "cpu",
         derived=kind != "inference",
         python_ns=_PYTHON_NS if captured.device.type == "cpu" else 0.0,
     )

@@ -9,12 +9,11 @@ always off here, inference mode, flushing of denormals) is set on the lanes for 
 from __future__ import annotations
 
 import atexit
-import functools
 import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,16 +75,15 @@ def _own_engine() -> None:
 
 @dataclass
 class _Call:
-    """One execution: the environment, the caller's settings, a lane's cores, the first error.
+    """One execution: the environment, the caller's settings, the first error.
 
-    ``limited``: a lane that is alone has no more cores than the plan says, either.
+    ``owned``: threads that PyTorch's operators may use on the caller's thread, while it has lanes' work.
     """
 
     env: Environment
     inference: bool
     flush: bool
-    cores: int = 1
-    limited: bool = False
+    owned: int = 1
     started: set[int] = field(default_factory=set)
     error: tuple[Stretch, BaseException] | None = None
 
@@ -114,8 +112,9 @@ class _LaneStep:
     takes_turns = True
     """It gives the interpreter lock up as soon as its first long operator runs."""
 
-    def __init__(self, stretch: Stretch) -> None:
+    def __init__(self, stretch: Stretch, cores: int) -> None:
         self.stretch = stretch
+        self.cores = cores
 
     def __call__(self, numbers: tuple[int, ...]) -> None:
         call = _calls[numbers[0]]
@@ -127,11 +126,14 @@ class _LaneStep:
         try:
             if not _lane.owned:
                 self._run_as_guest(call)
-            elif call.inference:
-                with torch.inference_mode():
-                    _run(self.stretch, call.env)
             else:
-                _run(self.stretch, call.env)
+                # The caller's thread may have any lane's steps, that of another lane's width too.
+                saved = threads.limit(self.cores) if self.cores != call.owned else None
+                try:
+                    self._run_here(call)
+                finally:
+                    if saved is not None:
+                        threads.restore(saved)
         except BaseException as error:
             if call.error is None:
                 call.error = (self.stretch, error)
@@ -139,19 +141,22 @@ class _LaneStep:
         finally:
             _lane.busy = was_busy
 
+    def _run_here(self, call: _Call) -> None:
+        if call.inference:
+            with torch.inference_mode():
+                _run(self.stretch, call.env)
+        else:
+            _run(self.stretch, call.env)
+
     def _run_as_guest(self, call: _Call) -> None:
         """A thread of the engine: its settings are made the caller's for the time of the step."""
         grad, flush = torch.is_grad_enabled(), _flushes()
-        saved = threads.limit(call.cores)
+        saved = threads.limit(self.cores)
         modes.set_grad_enabled(False)
         if flush != call.flush:
             torch.set_flush_denormal(call.flush)
         try:
-            if call.inference:
-                with torch.inference_mode():
-                    _run(self.stretch, call.env)
-            else:
-                _run(self.stretch, call.env)
+            self._run_here(call)
         finally:
             if flush != call.flush:
                 torch.set_flush_denormal(flush)
@@ -173,14 +178,18 @@ class Stage:
         program: The engine's program, or None if one lane does everything.
         launches: Stretch of each launch of the program.
         instructions: The plan's instructions of this stage.
-        long_on: Number of lanes, if they work so long that OpenMP workers that spin are in their way.
+        widths: Cores of each lane that has something to do.
+        cores: Of the machine, by the plan; 0: it knows of none.
+        long: Whether lanes work so long that OpenMP workers that spin are in their way.
     """
 
     order: list[Stretch]
     program: Any = None
     launches: list[Stretch] = field(default_factory=list)
     instructions: Sequence[Instruction] = ()
-    long_on: int = 0
+    widths: Mapping[int, int] = field(default_factory=dict)
+    cores: int = 0
+    long: bool = False
 
     def run(self, call: _Call, measured: Measured | None = None) -> None:
         """Runs the stage; tells ``measured`` when regions ran.
@@ -189,22 +198,26 @@ class Stage:
             EngineError: a region failed; the exception is its cause.
         """
         if self.program is None or in_lane() or modes.modes_active():
-            limited = call.limited and self.order and not in_lane()
-            saved = threads.limit(call.cores) if limited else None
-            try:
-                for stretch in self.order:
+            # A lane that is alone has no more cores than the plan says, either.
+            limited = self.cores > max(self.widths.values(), default=1) and not in_lane()
+            for stretch in self.order:
+                saved = threads.limit(self._cores_of(stretch)) if limited else None
+                try:
                     run_stretch(stretch, call)
-            finally:
-                if saved is not None:
-                    threads.restore(saved)
+                finally:
+                    if saved is not None:
+                        threads.restore(saved)
             return
         number = next(_numbers)
         _calls[number] = call
         spinning = torch.get_num_threads() - 1
-        needed = self.long_on and self.long_on * call.cores + spinning > machine.cores()
-        team = threads.team() if needed and call.cores == 1 else None
-        ended = bool(needed) and team is None and threads.end_workers()
-        saved = threads.limit(call.cores)
+        needed = self.long and sum(self.widths.values()) + spinning > machine.cores()
+        single = max(self.widths.values()) == 1
+        team = threads.team() if needed and single else None
+        ended = needed and team is None and threads.end_workers()
+        # The caller begins with the first lane's work.
+        call.owned = self.widths[min(self.widths)]
+        saved = threads.limit(call.owned)
         _lane.owned = True
         try:
             records = self.program.run([number], [], profile=measured is not None, team=team)
@@ -216,6 +229,14 @@ class Stage:
             del _calls[number]
         if measured is not None:
             measured.add_stage(self.instructions, map(self._trace, records))
+
+    def _cores_of(self, stretch: Stretch) -> int:
+        if len(self.widths) == 1:
+            return next(iter(self.widths.values()))
+        first = stretch.regions[0]
+        return next(
+            i.width for i in self.instructions if isinstance(i, Launch) and i.region == first
+        )
 
     def _trace(self, record: Trace) -> Trace:
         """A record by region, and by the number of an event in this stage."""
@@ -251,13 +272,6 @@ class Native:
         """All that runs, in order."""
         return [s for stage, outer in self.stages for s in (*stage.order, outer) if s is not None]
 
-    @functools.cached_property
-    def lane_cores(self) -> int:
-        """Cores of a lane."""
-        return (
-            max((i.width for i in self.plan.instructions if isinstance(i, Launch)), default=1) or 1
-        )
-
     def _launch(self, region: int) -> Launch:
         return next(
             i for i in self.plan.instructions if isinstance(i, Launch) and i.region == region
@@ -279,8 +293,6 @@ class Native:
             env,
             torch.is_inference_mode_enabled(),
             _flushes(),
-            self.lane_cores,
-            self.plan.cores > self.lane_cores,
         )
         grad = torch.is_grad_enabled()
         modes.set_grad_enabled(False)
@@ -375,8 +387,9 @@ def build(
     for (instructions, outer), (layout, _), stretches in zip(cut, grouped, inner, strict=True):
         stage = _stage(plan, layout, stretches, captured.graph.name, always, instructions)
         stage.instructions = instructions
-        if _on_lanes_ns(pg, instructions) >= threads.LONG_NS:
-            stage.long_on = len(plan.lanes_used)
+        stage.widths = {i.lane: i.width for i in instructions if isinstance(i, Launch)}
+        stage.cores = plan.cores
+        stage.long = _on_lanes_ns(pg, instructions) >= threads.LONG_NS
         stages.append((stage, next(stretch) if outer else None))
     return Native(captured, pg, plan, memory, stages)
 
@@ -438,13 +451,14 @@ def _stage(
     number = program.add_buffer("arg", 0, 0, 0)
     watching.name(program, instructions)
     launches = []
+    width = {i.lane: i.width for i in instructions if isinstance(i, Launch)}
     for lane, item in layout:
         if isinstance(item, int):
             stretch = stretches[item]
             label = f"lane {lane} of {name}"
             if watching.watched():
                 label += f" ({stretch.name})"
-            program.add_python_launch(lane, label, _LaneStep(stretch), [number], [])
+            program.add_python_launch(lane, label, _LaneStep(stretch, width[lane]), [number], [])
             launches.append(stretch)
         elif isinstance(item, Record):
             program.add_record(lane, item.event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from typing import Any
@@ -342,13 +343,87 @@ def test_lanes_with_cores(width: int, assert_same: Any) -> None:
         assert f"0 ({width})" in dfx.explain(fast, x)
 
 
+class EachItsWidth(dfx.Strategy):
+    """Operators by turns on lanes of so many cores; 0: on all cores."""
+
+    def __init__(self, *widths: int) -> None:
+        self.widths = widths
+
+    def rules(self, graph: Any) -> Any:
+        return [dfx.Op("*")]
+
+    def schedule(self, s: Any) -> None:
+        count = 0
+        while ready := s.ready():
+            for op in ready:
+                lane = count % len(self.widths)
+                s.execute(op, lane=min(lane, s.lanes - 1), width=self.widths[lane] or "all")
+                count += 1
+
+
+@pytest.mark.parametrize("widths", [(3, 1), (1, 5, 2), (4, 0), (2, 7, 1, 0)])
+def test_lanes_of_different_widths(
+    widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, assert_same: Any
+) -> None:
+    """Correct with more threads than there are cores, at top level, in loops and derivatives."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+
+    def fn(x: Any) -> Any:
+        a = jnp.linalg.qr(jnp.stack([x, x + 1]))[1] @ jnp.sort(x)
+        return a * jnp.tanh(x @ x.T), jnp.cumsum(x, 0) @ x, jax.nn.softmax(x @ a[0])
+
+    x = _x(24, 24)
+    lanes = sum(w > 0 for w in widths)
+    fast = dfx.schedule(fn, EachItsWidth(*widths), lanes=lanes)
+    plan = dfx.plan(fast, x)
+    assert plan.widths == {lane: w for lane, w in enumerate(widths) if w}
+    assert any(i.lane < 0 for i in plan.launches) == (0 in widths)
+    text = dfx.explain(fast, x)
+    assert all(f"{lane} ({w})" in text for lane, w in plan.widths.items() if w > 1)
+    for seed in range(3):
+        x = _x(24, 24, seed=seed)
+        assert_same(fn(x), fast(x))
+        assert_same(jax.jit(fn)(x), jax.jit(fast)(x))
+    assert_same(
+        jax.lax.map(fn, jnp.stack([x, -x])),
+        jax.jit(lambda xs: jax.lax.map(fast, xs))(jnp.stack([x, -x])),
+    )
+    total = lambda f: lambda x: sum(jnp.sum(jnp.sin(y)) for y in f(x)[1:])  # noqa: E731
+    assert_same(jax.grad(total(fn))(x), jax.grad(total(fast))(x))
+    assert {
+        s.cores for s in dfx.profile(fast, x).spans if s.kind == "launch" and s.lane >= 0
+    } == set(plan.widths.values())
+
+
 def test_lanes_share_the_cores_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "cores", lambda: 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     x = _x(8)
     for lanes, width in ((1, 16), (2, 8)):
-        fast = dfx.schedule(jnp.sort, dfx.Sequential(wide=False), lanes=lanes)
+        fast = dfx.schedule(jnp.sort, AtWidth(None), lanes=lanes)
         assert {i.width for i in _launches(fast, x)} == {width}
         assert dfx.plan(fast, x).cores == 16
+
+
+def test_branches_share_all_cores_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two towers of products on 16 cores: eight each, though eight lanes would have two each."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+
+    def towers(a: Any, b: Any, x: Any) -> Any:
+        y = x
+        for _ in range(4):
+            x, y = jnp.tanh(x @ a), jnp.tanh(y @ b)
+        return x, y
+
+    args = _x(512, 512), _x(512, 512, seed=1), _x(512, 512, seed=2)
+    fast = dfx.schedule(towers, dfx.Branches(), lanes=dfx.Lanes(8))
+    assert dfx.plan(fast, *args).widths == {0: 8, 1: 8}
+    asked = dfx.schedule(towers, dfx.Branches(), lanes=dfx.Lanes(8, width=2))
+    assert set(dfx.plan(asked, *args).widths.values()) <= {2}, "the user says so"
+    halves = dfx.schedule(towers, dfx.NanoBatch(2), lanes=8, in_axes=(None, None, 0))
+    assert set(dfx.plan(halves, *args).widths.values()) == {8}
+    for got in (fast, halves):
+        for want, have in zip(towers(*args), got(*args), strict=True):
+            np.testing.assert_allclose(want, have, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("width", [0, -1, 1.5, "all", True])

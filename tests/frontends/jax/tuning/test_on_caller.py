@@ -64,14 +64,15 @@ def fastest(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> dict[str, Any]:
     return told
 
 
-def test_a_marked_program_is_over_when_the_call_returns() -> None:
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_marked_program_is_over_when_the_call_returns(shares: bool) -> None:
     """JAX's own returns at once: its result is not there yet."""
 
     def long(x: Any) -> Any:
         return jax.lax.fori_loop(0, 60, lambda _, y: jnp.sort(-y), x)
 
     x = jax.random.normal(jax.random.key(0), (1 << 16,))
-    here = dfx.schedule(jax.jit(long)).by_decision.on_caller(long)
+    here = dfx.schedule(jax.jit(long)).by_decision.on_caller(long, shares=shares)
     want = jax.block_until_ready(jax.jit(long)(x))
     jax.block_until_ready(here(x))
     late = here(jax.jit(long)(x))
@@ -159,6 +160,40 @@ def test_a_plan_has_to_be_clearly_faster(fastest: Any, here: float, plan: float,
     assert f"the {auto.ON_CALLER if here == 1.0 else 'original'} " in choice.reason
 
 
+@pytest.mark.parametrize(
+    ("waited", "plan", "runs"),
+    [
+        (1.7, 3.0, "waited"),
+        (1.7, 1.75, "waited"),
+        (1.7, 1.6, "plan"),
+        (1.9, 1.92, "plan"),
+        (1.9, 1.99, "original"),
+        (2.1, 2.2, "original"),
+    ],
+)
+def test_longer_programs_may_be_waited_for(
+    fastest: Any, added: list[Any], assert_same: Any, waited: float, plan: float, runs: str
+) -> None:
+    """By a tenth, as Python does nothing meanwhile; loops and products are shared out as ever."""
+    fast = dfx.schedule(jax.jit(small), dfx.Auto(min_cost_ns=0.0))
+    args = jnp.ones((256, 256)), jax.random.normal(jax.random.key(0), (256, 256)) / 16
+    branches = repr(next(iter(fast.candidates().values())))
+    fastest |= {"original": 2.0, auto.WAITED_FOR: waited, branches: plan}
+    fast(*args)
+    assert auto.WAITED_FOR in fastest["measured"][0]
+    assert auto.ON_CALLER not in fastest["measured"][0]
+    choice = fast.decision(args, {})
+    names = {"waited": auto.WAITED_FOR, "plan": branches, "original": "original"}
+    assert choice.name == names[runs]
+    assert f"auto: {'the ' * (runs != 'plan')}{names[runs]} runs" in dfx.explain(fast, *args)
+    assert choice.on_caller == (runs == "waited")
+    measured = len(added)
+    for _ in range(2):
+        assert_same(small(*args), fast(*args))
+    assert_same(jax.jit(small)(*args), jax.jit(lambda *a: fast(*a))(*args))
+    assert len(added) == measured, "what was measured is what runs, and nothing in other programs"
+
+
 def test_signatures_that_differ(fastest: Any, added: list[Any], assert_same: Any) -> None:
     fast = dfx.schedule(jax.jit(small), dfx.Auto(min_cost_ns=0.0))
     names = {}
@@ -234,7 +269,7 @@ def test_where_it_is_not_offered(fastest: Any, monkeypatch: pytest.MonkeyPatch) 
     finally:
         jax.config.update("jax_compiler_enable_remat_pass", True)
     regions = dfx.graph(dfx.schedule(jax.jit(small), dfx.Branches()), *arguments()).regions
-    assert on_caller.may_help(regions, arguments(), {}, {})
+    assert on_caller.may_help(regions, arguments(), {}, {}) == "caller"
     assert not on_caller.may_help(regions, arguments(), {}, handed_out.OPTIONS)
     with monkeypatch.context() as patch:
         patch.setattr(jax, "default_backend", lambda: "gpu")
@@ -252,7 +287,7 @@ xs = jax.device_put(x, NamedSharding(mesh, P("d")))
 f = lambda x: jnp.tanh(x @ x.T)
 fast = dfx.schedule(f, "auto")
 regions = dfx.graph(fast, x).regions
-print(on_caller.may_help(regions, (x,), {}, {}), on_caller.may_help(regions, (xs,), {}, {}))
+print(*(bool(on_caller.may_help(regions, (a,), {}, {})) for a in (x, xs)))
 np.testing.assert_allclose(dfx.schedule(f).by_decision.on_caller(f)(xs), f(x), rtol=1e-5, atol=1e-5)
 """,
         devices=8,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from typing import Any
 
 import pytest
@@ -136,6 +137,58 @@ def test_who_has_how_many_threads(set_to: int) -> None:
         torch.set_num_threads(before)
 
 
+class RowsApart(dfx.Strategy):
+    """Each operator by turns on lanes of one, two and three cores, where it tells its number of threads."""
+
+    def __init__(self, told: list[tuple[int, int]]) -> None:
+        self.told = told
+
+    def rules(self, graph: Any) -> Any:
+        return [dfx.Op("*")]
+
+    def schedule(self, s: Any) -> None:
+        def counted(function: Any, width: int) -> Any:
+            def run(x: Any) -> Any:
+                has = threads.limit(1)[0]
+                threads.restore((has, -1))
+                self.told.append((width, has))
+                return function(x)
+
+            return run
+
+        count = 0
+        while ready := s.ready():
+            for op in ready:
+                width = 1 + count % 3
+                told = counted(getattr(torch, op.region.name.split("_")[0]), width)
+                s.execute(op, lane=width - 1, width=width, replace=told)
+                count += 1
+
+
+def test_lanes_of_different_widths_have_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    if threads.limit(1)[0] == 0:
+        pytest.skip("this build of PyTorch has no OpenMP")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(6)
+    try:
+        told: list[tuple[int, int]] = []
+
+        def rows(a: Any, b: Any, c: Any, d: Any) -> Any:
+            return tuple(x.sin().cos().tanh() for x in (a, b, c, d))
+
+        fast = dfx.schedule(rows, RowsApart(told), lanes=3)
+        args = [torch.randn(50, 50) for _ in range(4)]
+        for _ in range(20):
+            torch.testing.assert_close(fast(*args), rows(*args))
+        assert {width for width, _ in told} == {1, 2, 3}
+        assert [pair for pair in told if pair[0] != pair[1]] == []
+        assert dfx.plan(fast, *args).widths == {0: 1, 1: 2, 2: 3}
+        assert torch.get_num_threads() == 6
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_wide_neighbours_are_one_stretch_and_one_program() -> None:
     model, x = Layers().eval(), torch.randn(4, 8)
     for compiler, programs in (("eager", 0), ("inductor", 1)):
@@ -204,7 +257,7 @@ def test_widths_that_are_none() -> None:
         def schedule(self, s: Any) -> None:
             s.execute(s.ready()[0], width=4096)
 
-    with pytest.raises(PlanError, match="width must be 'all', or the number of cores of a lane"):
+    with pytest.raises(PlanError, match="width must be 'all', or a number of cores from 1 to"):
         dfx.schedule(torch.sin, Asks(), lanes=2)(torch.randn(3))
 
 
