@@ -63,6 +63,9 @@ def parts(python: str, out: Path, build: Path, more: list[str]) -> list[Part]:
         ]
         return Part(f"bench-{group}", command, seconds + 90)
 
+    only = "sorts" if REHEARSAL else "dense;sort;eigh;moe;towers;parallel;inception;train"
+    cores = ["env", "JAX_PLATFORMS=cpu", python, "benchmarks/width.py", "measure", "--only", only]
+    cores += ["--rounds", "2" if REHEARSAL else "11", "--out", str(out / "cores.json")]
     install = [python, "tests/gpu/install.py", str(build / "site"), str(build / "wheels")]
     return [
         Part("install", install, 150),
@@ -77,6 +80,8 @@ def parts(python: str, out: Path, build: Path, more: list[str]) -> list[Part]:
         bench("jax", 260),
         bench("ffi", 180),
         Part("sanitizer", pytest("sanitizer", "test_compute_sanitizer"), 260),
+        # Such machines have many cores: what lanes of several gain is measured beside.
+        Part("cores", cores, 240),
     ]
 
 

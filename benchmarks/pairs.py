@@ -225,8 +225,4 @@ def _choice(choice: Any) -> dict[str, Any]:
     """What Auto runs, and why."""
     if choice is None:
         return {"choice": "original", "reason": "", "medians_ms": {}}
-    runs = "original"
-    if choice.child is not None:
-        core = getattr(choice.child, "_options", None) or choice.child.options
-        runs = repr(core.strategy)
-    return {"choice": runs, "reason": choice.reason, "medians_ms": choice.medians_ms}
+    return {"choice": choice.name, "reason": choice.reason, "medians_ms": choice.medians_ms}

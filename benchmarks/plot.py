@@ -19,7 +19,7 @@ COLORS = {
 
 
 def markdown(record: dict[str, Any], *repeated: dict[str, Any]) -> str:
-    """Returns the table of docs/results.md: the best baseline, the best strategy, and Auto.
+    """Returns the table of docs/results.md: the best baseline, the best strategy, Auto, and the control.
 
     Args:
         record: A run of the cases: the milliseconds, and the first of the ratios, are its.
@@ -27,8 +27,9 @@ def markdown(record: dict[str, Any], *repeated: dict[str, Any]) -> str:
     """
     what = "function" if record["benchmark"] == "functions" else "case"
     lines = [
-        f"| {what} | plain ms | scheduled ms | with | ratio | `Sequential` | `Branches` | `Auto` |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| {what} | plain ms | scheduled ms | with | ratio | `Sequential` | `Branches` | `Auto` "
+        "| `jit` again |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for case, *others in zip(*(r["cases"] for r in (record, *repeated)), strict=True):
         ratios = case["ratios"]
@@ -39,6 +40,8 @@ def markdown(record: dict[str, Any], *repeated: dict[str, Any]) -> str:
         for name in (best, "sequential", "branches", "auto"):
             found = [c["ratios"][name]["ratio"] for c in (case, *others) if name in c["ratios"]]
             cells.append(", ".join(f"{ratio:.2f}" for ratio in found) or "-")
+        controls = [c["control"]["ratio"] for c in (case, *others)]
+        cells.append(", ".join(f"{ratio:.2f}" for ratio in controls))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

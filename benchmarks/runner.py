@@ -13,10 +13,12 @@ Then, in the last two, these variants run interleaved in this process:
 ``branches``        ``dfx.schedule(strategy=dfx.Branches())``,
 ``nano``            ``dfx.NanoBatch(2)``, where the case has a batch,
 ``whole``           where the case is a train step: all of it scheduled, not just loss and gradient,
-``auto``            ``dfx.schedule(strategy="auto")``, with an empty decision cache.
+``auto``            ``dfx.schedule(strategy="auto")``, with an empty decision cache,
+``again``           ``jax.jit`` of the same function once more, compared as a schedule is: how far from 1 what
+                    changes nothing comes out here.
 
-A ratio is a schedule's median over the *best* baseline's: below 1 is a gain. Every sample goes into
-one JSON file under ``benchmarks/results``, with a stamp of the environment, and a plot beside it.
+A ratio is a schedule's median over the *best* baseline's (see ``measure.ratio``): below 1 is a gain. Every
+sample goes into one JSON file under ``benchmarks/results``, with a stamp of the environment, and a plot.
 ``--update FILE`` measures cases again and replaces these in a file; each case says when it was measured.
 """
 
@@ -38,6 +40,7 @@ BASELINES = ("jit", "jit_one_thread", "jit_in_caller", "jit_one_blas")
 BUSY_CORES = 0.15
 """Other processes using more than this make a ratio unfit to quote; the table says so."""
 SCHEDULED = ("sequential", "branches", "nano", "whole", "auto")
+CONTROL = "again"
 REST_MS = 150.0
 """Rest before each sample where LAPACK runs: see ``measure.paired``. Both are measured and kept."""
 
@@ -168,6 +171,7 @@ def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
     runs, contexts = plain_runs(case, fn, args)
     baselines = list(runs)
     runs |= {name: measure.blocking(made, args) for name, made in schedules.items()}
+    runs[CONTROL] = measure.blocking(jax.jit(lambda *a: fn(*a)), args)
     first_call_ms = measure.first_calls(runs)
     want = jax.jit(fn)(*args)
     checks = {name: verified(made, want, args) for name, made in schedules.items()}
@@ -175,7 +179,9 @@ def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
     settings = {"contexts": contexts, "tick": tick}
     if case.lapack:
         settings |= {"rest_ms": REST_MS, "sample_ms": 20.0}
-    timed = measure.timed(runs, dict.fromkeys(schedules, baselines), rounds, **settings)
+    compared = dict.fromkeys((*schedules, CONTROL), baselines)
+    timed = measure.timed(runs, compared, rounds, **settings)
+    control = timed["ratios"].pop(CONTROL)
     mixed = {}
     if case.lapack:
         mixed, _ = measure.paired(runs, rounds, contexts=contexts)
@@ -203,6 +209,7 @@ def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
             "seconds": 0.0 if choice is None else choice.seconds,
         },
         **timed,
+        "control": control,
         "samples_without_rest_ms": mixed,
         "ratios_without_rest": {
             name: measure.ratio(mixed, name, baselines) for name in schedules if mixed
@@ -221,21 +228,21 @@ def table(record: dict[str, Any]) -> Any:
         "baseline, [95 % interval]; below 1 is a gain; others: cores that other processes used"
     )
     made.add_column("case")
-    for column in ("jit", "1 thread", "in caller", "1 BLAS", *SCHEDULED, "auto runs"):
+    for column in ("jit", "1 thread", "in caller", "1 BLAS", *SCHEDULED, CONTROL, "auto runs"):
         made.add_column(column, justify="left" if column == "auto runs" else "right")
     for result in record["cases"]:
         if "error" in result:
             made.add_row(result["name"], f"[red]{result['error'].splitlines()[-1]}")
             continue
         cells = []
-        for name in (*BASELINES, *SCHEDULED):
+        for name in (*BASELINES, *SCHEDULED, CONTROL):
             s = result["statistics_ms"].get(name)
             if s is None:
                 cells.append("-")
                 continue
             cell = f"{s['median']:.3g} +-{s['iqr'] / 2:.2g}"
-            if name in SCHEDULED:
-                r = result["ratios"][name]
+            if name not in BASELINES:
+                r = result["control"] if name == CONTROL else result["ratios"][name]
                 color = "green" if r["high"] < 1 else "red" if r["low"] > 1 else "default"
                 interval = f"\\[{r['low']:.2f}, {r['high']:.2f}]"
                 cell += f"\n[{color}]{r['ratio']:.2f}[/] {interval}"

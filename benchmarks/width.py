@@ -3,9 +3,10 @@
     python benchmarks/width.py simulate [--out FILE]   # 4, 16 and 64 cores; runs nothing
     python benchmarks/width.py measure [--rounds 15] [--only NAMES] [--out FILE]
 
-``measure`` times each case under plain jit, ``Branches()``, ``Branches(wide=False)``, ``Sequential()`` and
-``Auto()``, interleaved; ``by_hand`` is a function whose branches alone are scheduled, inside jit. The dense
-layers around two LSTMs are measured in PyTorch, too, against eager.
+``measure`` times each case (with ``--only``, functions as models have them, too) under plain jit,
+``Branches()``, ``Branches(wide=False)``, ``Sequential()`` and ``Auto()``, interleaved; ``by_hand`` is a
+function whose branches alone are scheduled, inside jit. The dense layers around two LSTMs are measured in
+PyTorch, too, against eager.
 """
 
 from __future__ import annotations
@@ -152,7 +153,9 @@ def measure(rounds: int, only: str | None) -> dict[str, Any]:
         todo.append(
             (f"dense_bilstm{shape}", {"jit": jax.jit(fn), "by_hand": jax.jit(by_hand)}, args)
         )
-    for case in CASES:
+    for case in (*CASES, *(models.CASES if only else ())):
+        if only and not any(part in case.name for part in only.split(";")):
+            continue
         fn, args = case.make()
         todo.append((case.name, {"jit": jax.jit(fn)}, args))
     made = {}
@@ -164,10 +167,14 @@ def measure(rounds: int, only: str | None) -> dict[str, Any]:
         ways["on lanes only"] = dfx.schedule(plain, dfx.Branches(wide=False))
         ways["sequential"] = dfx.schedule(plain, dfx.Sequential())
         ways["auto"] = dfx.schedule(plain, dfx.Auto())
+        if (cores := machine.cores()) > 2:
+            even = dfx.Lanes(min(8, cores), width=max(1, cores // min(8, cores)))
+            ways["lanes alike"] = dfx.schedule(plain, dfx.Branches(), lanes=even)
         with Contention() as contention:
             made[name] = measured(ways, args, rounds)
         made[name]["contention"] = contention.as_dict()
         made[name]["auto"] = _decided(ways["auto"], args)
+        made[name]["widths"] = dfx.plan(ways["branches"], *args).widths
         print(name, {k: round(v, 3) for k, v in made[name]["ratio"].items()}, flush=True)
     for shape in SHAPES:
         name = f"dense_bilstm{shape} in PyTorch"

@@ -23,7 +23,13 @@ from dynaflow_xla.frontends.torch.dynamo.whole import CompiledOriginal
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.opaque import finding, padded
 from dynaflow_xla.frontends.torch.signature import backends, open_batch
-from dynaflow_xla.frontends.torch.tuning import auto, call_signature, keeping, originals
+from dynaflow_xla.frontends.torch.tuning import (
+    auto,
+    call_signature,
+    keeping,
+    one_thread,
+    originals,
+)
 from dynaflow_xla.frontends.torch.tuning.deciding import Deciding, options_for
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto, OneOf
@@ -62,6 +68,7 @@ class Core(Deciding):
         self._originals = originals.SameAsOriginal(options.strategy)
         self._padded = padded.PaddedCalls(original, options.name, partial(_kind, original))
         self._whole: CompiledOriginal | None = None
+        self.on_one_thread = one_thread.OneThread(original)
         self._warned = False
         self._told: set[str] = set()
         self._left_out = ""

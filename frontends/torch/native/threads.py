@@ -206,6 +206,11 @@ def limit(cores: int = 1) -> tuple[int, int]:
     return before, set_mkl(cores) if set_mkl is not None else -1
 
 
+def are_own() -> bool:
+    """Whether the number that ``limit`` sets is the thread's own, as OpenMP's is."""
+    return _settings()[0] is not None
+
+
 def restore(saved: tuple[int, int]) -> None:
     """Undoes ``limit`` on the same thread."""
     _, set_omp, set_mkl = _settings()

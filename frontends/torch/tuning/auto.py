@@ -16,7 +16,7 @@ from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedErr
 from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
-from dynaflow_xla.frontends.torch.tuning import call_signature, keeping, variants
+from dynaflow_xla.frontends.torch.tuning import call_signature, keeping, one_thread, variants
 from dynaflow_xla.frontends.torch.tuning.trial import Trial
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.auto import OneOf, too_large
@@ -201,6 +201,13 @@ def _choose(
         predicted = _planned(
             core, forms, entries, run, args, kwargs, ways, capture_s, whole_s, left_out
         )
+        if not isinstance(strategy, OneOf) and one_thread.may_help(entries):
+            name = one_thread.NAME
+            if not (why := ways.refuses(name, 0.0)):
+                run.put_back()
+                ways.compiled(name, run.of(_caller(core.on_one_thread)))
+                why = ways.too_slow(name)
+            left_out |= {name: why} if why else {}
         if ways.refused and tuned and len(ways.runs) == len(ways.plain):
             raise ways.too_small()
         if len(ways.runs) == 1:
@@ -460,5 +467,7 @@ def _hooked(original: Any) -> str | None:
 def _child(core: Any, forms: dict[str, variants.Variant], choice: str) -> Any:
     if choice == variants.WHOLE:
         return core.whole()
+    if choice == one_thread.NAME:
+        return core.on_one_thread
     form = forms.get(choice)
     return None if form is None else core.with_strategy(form.strategy, form.compiler)

@@ -11,7 +11,7 @@ from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.frontends.torch._compat import failures, modes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.native import native
-from dynaflow_xla.frontends.torch.tuning import auto, call_signature, variants
+from dynaflow_xla.frontends.torch.tuning import auto, call_signature, one_thread, variants
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto, OneOf
 from dynaflow_xla.strategies.base import Strategy
@@ -157,7 +157,7 @@ class Deciding:
         """Auto's candidates by name."""
         strategy, lanes = self.options.strategy, self.options.lanes
         made = self.decisions.candidates(
-            strategy, lanes, batched=batched, reserved=("original", variants.WHOLE)
+            strategy, lanes, batched=batched, reserved=("original", variants.WHOLE, one_thread.NAME)
         )
         return made if isinstance(strategy, OneOf) else variants.joins_apart(made)
 

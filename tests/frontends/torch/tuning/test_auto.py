@@ -14,7 +14,8 @@ from unhurried import unhurried
 import dynaflow_xla as dfx
 from dynaflow_xla.caches import private_files
 from dynaflow_xla.errors import PlanError, SeparabilityError, UnsupportedError
-from dynaflow_xla.frontends.torch.tuning import auto
+from dynaflow_xla.frontends.torch.native import threads
+from dynaflow_xla.frontends.torch.tuning import auto, one_thread
 from dynaflow_xla.tuning import quiet
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -451,3 +452,75 @@ def test_a_training_step_as_a_function(strategy: str) -> None:
         if turn == 2:
             dfx.explain(fast, x)
         torch.testing.assert_close(nets[0].state_dict(), nets[1].state_dict())
+
+
+def shared_out(x: Any) -> Any:
+    """Loops long enough for several threads, and not by much."""
+    return (x.sin() * x.cos() + x.tanh()).relu()
+
+
+def test_the_original_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain setting like any other: measured, explained, kept on disk, and undone after each call."""
+    if not threads.are_own():
+        pytest.skip("this build of PyTorch has no OpenMP")
+    told: list[int] = []
+    failing: list[bool] = []
+
+    class Tells(nn.Module):
+        def forward(self, x: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                told.append(torch.get_num_threads())
+                if failing:
+                    raise KeyError("as written")
+            return shared_out(x)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        seen = always(monkeypatch, one_thread.NAME)
+        monkeypatch.setattr(
+            one_thread, "_NEAR", 2.0
+        )  # half of these loops is predicted to be gained
+        model, x = Tells(), torch.randn(300, 300)
+        fast = scheduled(model)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), shared_out(x))
+            assert one_thread.NAME in seen[0] and {1, 2} <= set(told)
+            del told[:]
+            for _ in range(3):
+                torch.testing.assert_close(fast(x), shared_out(x))
+            assert told == [1, 1, 1] and torch.get_num_threads() == 2
+            text = dfx.explain(fast, x)
+            assert f"auto: the {one_thread.NAME} runs" in text and "which does not run" in text
+            again = scheduled(Tells())
+            torch.testing.assert_close(again(x), shared_out(x))
+            assert f"the {one_thread.NAME} runs; cached" in dfx.explain(again, x) and len(seen) == 1
+            failing.append(True)
+            with pytest.raises(KeyError, match="as written"):
+                fast(x)
+            failing.clear()
+            assert torch.get_num_threads() == 2
+        y = x.clone().requires_grad_()
+        fast(y).sum().backward()
+        (want,) = torch.autograd.grad(shared_out(z := x.clone().requires_grad_()).sum(), z)
+        torch.testing.assert_close(y.grad, want)
+        torch.set_num_threads(1)
+        with torch.no_grad():
+            scheduled(Tells())(x)
+        assert one_thread.NAME not in seen[-1], "there is one thread anyway"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_where_one_thread_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        seen = always(monkeypatch, "original")
+        large = nn.Linear(1024, 1024)
+        with torch.no_grad():
+            scheduled(large)(torch.randn(1024, 1024))  # two threads take half of the time
+            scheduled(net())(torch.randn(8, 16))  # too short to be shared out
+        assert seen and all(one_thread.NAME not in names for names in seen)
+    finally:
+        torch.set_num_threads(before)
