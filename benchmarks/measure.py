@@ -291,24 +291,28 @@ def ratio(
         resamples: Of the bootstrap.
     """
     table = np.asarray([samples[name] for name in (scheduled, *baselines)])  # [variants, rounds]
+    if table.shape[1] < 2:
+        raise ValueError("a ratio needs two rounds: one to choose the opponent, one to compare")
     best = min(baselines, key=lambda name: float(np.median(samples[name])))
-    picks = np.random.default_rng(0).integers(0, table.shape[1], (resamples, table.shape[1]))
-    drawn = _of_halves(np.moveaxis(table[:, picks], 1, 0))
-    low, high = np.percentile(drawn, [2.5, 97.5])
+    rng = np.random.default_rng(0)
+    halves = [table[:, start::2] for start in (0, 1)]
+    # Each half is drawn from itself: a round in both would choose and be compared.
+    drawn = [half[:, rng.integers(0, half.shape[1], (resamples, half.shape[1]))] for half in halves]
+    low, high = np.percentile(_of_halves([np.moveaxis(d, 1, 0) for d in drawn]), [2.5, 97.5])
     return {
-        "ratio": float(_of_halves(table[None])[0]),
+        "ratio": float(_of_halves([half[None] for half in halves])[0]),
         "low": float(low),
         "high": float(high),
         "baseline": best,
     }
 
 
-def _of_halves(tables: Any) -> Any:
-    """The ratio of each table [variants, rounds], the first variant's; see ``ratio``."""
-    halves = [np.median(tables[:, :, start::2], axis=2) for start in (0, 1)]  # [tables, variants]
-    rows = np.arange(len(tables))
+def _of_halves(halves: Sequence[Any]) -> Any:
+    """The ratios of the first variant, see ``ratio``; each half is [tables, variants, rounds]."""
+    medians = [np.median(half, axis=2) for half in halves]  # [tables, variants]
+    rows = np.arange(len(medians[0]))
     made = [
         there[:, 0] / there[rows, 1 + here[:, 1:].argmin(axis=1)]
-        for here, there in (halves, halves[::-1])
+        for here, there in (medians, medians[::-1])
     ]
     return np.sqrt(made[0] * made[1])

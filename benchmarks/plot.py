@@ -40,8 +40,8 @@ def markdown(record: dict[str, Any], *repeated: dict[str, Any]) -> str:
         for name in (best, "sequential", "branches", "auto"):
             found = [c["ratios"][name]["ratio"] for c in (case, *others) if name in c["ratios"]]
             cells.append(", ".join(f"{ratio:.2f}" for ratio in found) or "-")
-        controls = [c["control"]["ratio"] for c in (case, *others)]
-        cells.append(", ".join(f"{ratio:.2f}" for ratio in controls))
+        controls = [c["control"]["ratio"] for c in (case, *others) if "control" in c]
+        cells.append(", ".join(f"{ratio:.2f}" for ratio in controls) or "-")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -145,8 +145,8 @@ def _decided(auto: Any, args: Any) -> list[str]:
     return [line for line in dfx.explain(auto, *args).splitlines() if line.startswith("auto:")]
 
 
-def measure(rounds: int, only: str | None) -> dict[str, Any]:
-    """All cases, or those whose names hold one of ``only``."""
+def measure(rounds: int, only: str | None, keep: Callable[[Any], None]) -> dict[str, Any]:
+    """All cases, or those whose names hold one of ``only``; ``keep`` gets what there is after each."""
     todo: list[tuple[str, dict[str, Callable[..., Any]], Any]] = []
     for shape in SHAPES:
         fn, by_hand, args = dense_bilstm(*shape)
@@ -175,6 +175,7 @@ def measure(rounds: int, only: str | None) -> dict[str, Any]:
         made[name]["contention"] = contention.as_dict()
         made[name]["auto"] = _decided(ways["auto"], args)
         made[name]["widths"] = dfx.plan(ways["branches"], *args).widths
+        keep(made)
         print(name, {k: round(v, 3) for k, v in made[name]["ratio"].items()}, flush=True)
     for shape in SHAPES:
         name = f"dense_bilstm{shape} in PyTorch"
@@ -183,6 +184,7 @@ def measure(rounds: int, only: str | None) -> dict[str, Any]:
         with Contention() as contention:
             made[name] = measured(torch_bilstm(*shape), (), rounds, "eager")
         made[name]["contention"] = contention.as_dict()
+        keep(made)
         print(name, {k: round(v, 3) for k, v in made[name]["ratio"].items()}, flush=True)
     return made
 
@@ -225,13 +227,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     environment = stamp()
+
+    def keep(result: dict[str, Any]) -> None:
+        if given.out:
+            given.out.write_text(
+                json.dumps({"environment": environment, **result}, indent=1) + "\n"
+            )
+
     if given.what == "simulate":
-        result = {"environment": environment, "assumed": ASSUMED, "speed_up": simulate()}
-    else:
-        found = measure(given.rounds, given.only)
-        result = {"environment": environment, "load_after": stamp()["load_average"], "cases": found}
-    if given.out:
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+        keep({"assumed": ASSUMED, "speed_up": simulate()})
+        return
+    measure(
+        given.rounds,
+        given.only,
+        lambda found: keep({"load_after": stamp()["load_average"], "cases": found}),
+    )
 
 
 if __name__ == "__main__":

@@ -97,6 +97,16 @@ class Settings:
         """Whether the user leaves it to the strategy how many cores a lane has."""
         return self.gpu is None or self.gpu.width is None
 
+    def lane_cores_of(self, cores: int) -> int:
+        """Cores of one lane where there are so many; 1 where lanes have none.
+
+        ``lane_cores`` is what the process could use when the function was scheduled. What there is may have
+        become less since, or be PyTorch's number of threads.
+        """
+        if not cores:
+            return 1
+        return max(1, cores // self.lanes) if self.free_widths else self.lane_cores
+
     @property
     def one_pass(self) -> bool:
         """Whether lanes of a CPU run cumulative operators of JAX in one pass."""

@@ -225,7 +225,8 @@ def _lanes(plan: Plan) -> str:
     if len(set(widths.values())) > 1:
         return f"lanes of {', '.join(str(widths[lane]) for lane in sorted(widths))} cores"
     width = plan.lane_width
-    return f"{plan.lanes} lanes of {'one core' if width == 1 else f'{width} cores'} each"
+    count = plan.lanes if width == 1 else len(widths)  # others could have none of these cores
+    return f"{count} lanes of {'one core' if width == 1 else f'{width} cores'} each"
 
 
 def _steps(t: Times, lanes: int) -> tuple[tuple[str, float], ...]:

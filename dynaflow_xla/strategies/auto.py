@@ -28,6 +28,7 @@ class Auto(Strategy):
     hundred beginnings of plans. A JAX program of up to about 0.3 ms on a CPU is also measured as it is, but
     on the thread that calls it: XLA's hand-over to threads of its own takes longer than some programs. One of
     up to about 4 ms is measured with that thread beginning it and waiting for it, and has to gain a tenth.
+    A PyTorch function is also measured with one intra-op thread, where more gain little.
     Inside a trace without a decision the original runs. Functions with effects are never measured.
     Decisions are kept on disk (``DYNAFLOW_XLA_CACHE_DIR``, default ``dynaflow_xla`` in ``XDG_CACHE_HOME``
     or ``~/.cache``).

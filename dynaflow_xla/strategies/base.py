@@ -48,6 +48,8 @@ class Context:
         one_lane_ns: So much work is long enough to be on one lane where more cores gain nothing: the lane
             costs next to nothing then. 0: it never is, as in PyTorch, or where calls give arrays away, into
             which all cores write results and lanes would copy them.
+        copies: Whether a value that another lane reads is copied at both ends. PyTorch passes tensors (the
+            simulator counts a copy there, too).
         python_ns: What a plan with lanes takes more, once a call, where Python calls the lanes.
     """
 
@@ -64,6 +66,7 @@ class Context:
     caller_ns: float = 0.0
     one_lane_ns: float = 0.0
     python_ns: float = 0.0
+    copies: bool = True
 
     def share(self, lanes: int) -> int:
         """Cores of each of so many lanes, if no others are used: an even share of all, for ``execute``.
@@ -283,12 +286,12 @@ class Recorder:
             handle: From ``ready``; several, if they are one region of several nano-batches: then they
                 run as one batch (in a backward pass one after another).
             lane: 0 to ``lanes`` - 1; ignored for outer regions and with ``width="all"``.
-            width: Cores that it runs on. Left out: those of its lane. ``"all"``, or as many as there are:
-                every core, in the program around the lanes. It then starts when all that was executed
-                before is done, and what is executed later starts when it is done; such regions one after
-                another are one piece for the compiler. A smaller number: its lane has so many cores, in
-                the whole plan, in place of ``context.lane_cores``. Lanes may have more together than
-                there are, and take turns then.
+            width: Cores that it runs on. Left out: those of its lane. ``"all"``, or as many as there are
+                and more than a lane has: every core, in the program around the lanes. It then starts when
+                all that was executed before is done, and what is executed later starts when it is done;
+                such regions one after another are one piece for the compiler. A smaller number: its lane
+                has so many cores, in the whole plan, in place of ``context.lane_cores``. Lanes may have
+                more together than there are, and take turns then.
             replace: Another implementation: the region's inputs to its outputs. It is of the function
                 itself: in the passes of a derivative (``context.derived``) each region runs as written.
 
@@ -337,17 +340,16 @@ class Recorder:
             return False
         cores, own = self.context.cores, self.context.lane_cores
         number = checks.integer(width)
-        if number == own or (number is not None and 1 <= number < cores):
+        if number == own or (number is not None and 1 <= number < max(cores, own if cores else 0)):
             if not handle.outer and lane is not None:
                 self._lane_width(handle.name, lane, number)
             return False
         if width != "all" and (number is None or number != cores):
-            few = (
-                f"a number of cores from 1 to {cores}" if cores else f"the cores of a lane ({own})"
-            )
+            few = f"the cores of a lane ({own})"
+            if cores:
+                few = f"a number of cores from 1 to {cores} (dfx.Lanes(n, width=...) gives more)"
             self._fail(
-                f"region {handle.name!r}: width must be 'all', or {few} (dfx.Lanes(count, width=...) gives "
-                f"lanes more than there are); got {width!r}",
+                f"region {handle.name!r}: width must be 'all', or {few}; got {width!r}",
                 type(bad_argument(width, (Integral, str), "")),
             )
         if not cores:

@@ -61,6 +61,9 @@ _IMPROVED = 64
 _SHARED_OUT = 3
 """Schedules of several lanes, the shortest ones, in which lanes give cores to others."""
 
+_STEPS = 16
+"""Lanes give cores to others in steps of such a share of all."""
+
 Widths = tuple[int, ...]
 """Cores of each lane."""
 
@@ -102,6 +105,7 @@ class Moldable:
         caller_ns: See ``Context``.
         python_ns: See ``Context``.
         shared: Cores that lanes share out as the schedule likes; 0: each has ``lane_cores``.
+        copies: See ``Context``.
     """
 
     def __init__(
@@ -114,7 +118,10 @@ class Moldable:
         caller_ns: float = 0.0,
         python_ns: float = 0.0,
         shared: int = 0,
+        copies: bool = True,
     ) -> None:
+        if shared:
+            lane_cores = min(lane_cores, max(1, shared // lanes))
         self.regions = pg.regions
         self.preds, self.succs = pg.predecessors(), pg.successors()
         self._narrow_at: dict[int, list[float]] = {}
@@ -147,12 +154,14 @@ class Moldable:
         self.fixed = {r.id for r in pg.regions if r.outer}
         values = pg.graph.values
         made = pg.producer_region()
-        self.crossing: dict[tuple[int, int], int] = {}  # bytes, by producer and reader
+        # By producer and reader: values and the nanoseconds of a copy, at either end.
+        self.crossing: dict[tuple[int, int], dict[int, float]] = {}
+        speed = machine.numbers().copy_bytes_per_ns if copies else math.inf
         for region in pg.regions:
             for value in region.inputs:
                 if value in made:
-                    edge = made[value], region.id
-                    self.crossing[edge] = self.crossing.get(edge, 0) + values[value].bytes
+                    edge = self.crossing.setdefault((made[value], region.id), {})
+                    edge[value] = values[value].bytes / speed
         self.bytes = [sum(values[v].bytes for v in r.outputs) for r in pg.regions]
         results = set(pg.graph.outputs) | {p for j in pg.graph.joins for p in j.parts}
         self.result_bytes = [
@@ -172,6 +181,7 @@ class Moldable:
         return cls(
             s.graph, lanes, context.lane_cores, context.cores if wide else 0, context.program_ns,
             context.caller_ns, context.python_ns, context.cores if context.free_widths else 0,
+            context.copies,
         )  # fmt: skip
 
     def narrow_at(self, cores: int) -> list[float]:
@@ -326,11 +336,13 @@ class Moldable:
     def _given_to(self, lane: int, widths: Widths, load: Sequence[float]) -> Iterable[Widths]:
         """More cores for one lane: those that no lane has, or from a lane that has less to do."""
         spare = self.shared - sum(widths)
+        # Each width of a lane is a pool of threads that is kept: few of them.
+        step = max(1, self.shared // _STEPS)
         for other, (has, work) in enumerate(zip(widths, load, strict=True)):
-            most = spare if other == lane else has - 1
+            most = (spare if other == lane else has - 1) // step * step
             if other != lane and work >= load[lane]:
                 continue
-            for moved in dict.fromkeys((most, most // 2, 1)):
+            for moved in dict.fromkeys((most, most // 2 // step * step, step)):
                 if 0 < moved <= most:
                     given = [*widths]
                     given[other] -= 0 if other == lane else moved
@@ -378,7 +390,10 @@ class _Schedule:
         self.free = [0.0] * len(widths)
         self.finish: dict[int, float] = {}
         self.place: dict[int, int] = {}
-        self.copied: set[int] = set()  # what other lanes read
+        self.last: dict[int, int] = {}  # region by lane
+        self.idle: dict[int, float] = {}  # how long a lane waits after a region
+        self.given: set[int] = set()  # values that other lanes read
+        self.received: set[tuple[int, int]] = set()  # and which of these
         self.phase: dict[int, int] = {}
         self.number = 0  # of the phase
         self.inside = False  # whether lanes run
@@ -430,18 +445,17 @@ class _Schedule:
     def _arrival(self, region: int) -> float:
         return max((self.finish[p] for p in self.tasks.preds[region]), default=0.0)
 
-    def _start(self, region: int, lane: int) -> float:
-        """When a region could begin on a lane, after what it reads of other lanes is copied into its own."""
-        begin, read = self.free[lane], 0
-        known = machine.numbers()
+    def _start(self, region: int, lane: int) -> tuple[float, float]:
+        """When a lane could begin with a region, and how long it copies what the region reads of others."""
+        begin, copied = self.free[lane], 0.0
         for pred in self.tasks.preds[region]:
             arrival = self.finish[pred]
             if self._crosses(pred, lane):
-                size = self.tasks.crossing.get((pred, region), 0)
-                arrival += known.hand_over_ns + size / known.copy_bytes_per_ns
-                read += size
+                values = self.tasks.crossing.get((pred, region), {})
+                arrival += machine.numbers().hand_over_ns + sum(values.values())
+                copied += sum(ns for v, ns in values.items() if (v, lane) not in self.received)
             begin = max(begin, arrival)
-        return begin + read / known.copy_bytes_per_ns
+        return begin, copied
 
     def _crosses(self, pred: int, lane: int) -> bool:
         return self.place[pred] not in (lane, -1) and self.phase[pred] == self.number
@@ -452,15 +466,24 @@ class _Schedule:
             self.number += 1
             self.free = [t + machine.numbers().lanes_ns for t in self.free]
         # Where all lanes have as many cores, it ends first where it starts first.
-        ends = [self._start(region, n) + self.narrow[n][region] for n in self.lanes]
+        starts = [self._start(region, n) for n in self.lanes]
+        ends = [sum(starts[n]) + self.narrow[n][region] for n in self.lanes]
         lane = min(self.lanes, key=lambda n: (ends[n], n))
+        if lane in self.last:
+            self.idle[self.last[lane]] = starts[lane][0] - self.free[lane]
+        self.last[lane] = region
         self.finish[region] = self.free[lane] = ends[lane]
         for pred in self.tasks.preds[region]:
-            if self._crosses(pred, lane) and pred not in self.copied:
-                # Into memory that lanes share, by the lane that made it.
-                self.copied.add(pred)
-                size = self.tasks.crossing.get((pred, region), 0)
-                self.free[self.place[pred]] += size / machine.numbers().copy_bytes_per_ns
+            if not self._crosses(pred, lane):
+                continue
+            for value, ns in self.tasks.crossing.get((pred, region), {}).items():
+                self.received.add((value, lane))
+                if value not in self.given:
+                    # Into memory that lanes share, by the lane that made it, as soon as it is made.
+                    self.given.add(value)
+                    before = min(ns, self.idle.get(pred, 0.0))
+                    self.idle[pred] = self.idle.get(pred, 0.0) - before
+                    self.free[self.place[pred]] += ns - before
         self._executed(region, lane)
 
     def _alone(self, region: int) -> None:

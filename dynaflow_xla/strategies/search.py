@@ -27,7 +27,8 @@ class Search(Strategy):
     """Tries every order of regions on every lane, and keeps the plan that the simulator predicts to be best.
 
     A beginning of a plan is given up where no plan that begins so could be shorter than the best one found
-    (branch and bound). What ``Branches`` would do is the first plan. A graph with more regions than
+    (branch and bound). What ``Branches`` would do is the first plan; the others have lanes of an even share
+    of the cores. A graph with more regions than
     ``regions`` gets that one, which ``explain`` says.
 
     Args:
@@ -58,7 +59,12 @@ class Search(Strategy):
             return
         found = _Search(s, self.nodes)
         found.run()
-        what = "no plan is shorter" if found.left else f"given up after {self.nodes} beginnings"
+        alike = " of lanes alike" if s.context.free_widths and s.context.cores > s.lanes > 1 else ""
+        what = (
+            f"no plan{alike} is shorter"
+            if found.left
+            else f"given up after {self.nodes} beginnings"
+        )
         s.notes[
             f"Search: {found.best_ns / 1e3:.1f} us predicted, Branches {found.first_ns / 1e3:.1f} us; "
             f"{found.seen} beginnings looked at, {what}"

@@ -13,13 +13,14 @@ from dynaflow_xla.strategies.moldable import Moldable
 class Sequential(Strategy):
     """All regions one after another: what the other strategies are compared with.
 
-    Each has all cores, where the backend knows that width: then it is the original program, as fast as that.
-    Elsewhere all are on lane 0. So is a program of at most 0.3 ms that is faster on the thread that calls
-    it than handed to the framework's own threads. A JAX function of 1.5 ms or more (5 as part of a larger
-    program) is on lane 0 where more cores gain nothing (sorts, LAPACK, recurrences) and lanes have one core
-    each, unless it donates an argument, whose memory the original's results take; so is a shorter one that
-    gains more by it than the lane costs, as BLAS's threads make short factorizations longer. Elsewhere loops
-    over elements in the steps of a ``scan`` are not shared out to several threads where they are too short.
+    Each has all cores, where the backend knows that width: then it is the original program, as fast as
+    that. Elsewhere all are on lane 0. So is a program of at most 0.3 ms that is faster on the thread that
+    calls it than handed to the framework's own threads. A JAX function of 1.5 ms or more (5 as part of a
+    larger program) is on lane 0, with one core, where more cores gain nothing (sorts, LAPACK, recurrences)
+    and the user gives lanes no more by ``dfx.Lanes``, unless it donates an argument, whose memory the
+    original's results take; so is a shorter one that gains more by it than the lane costs, as BLAS's
+    threads make short factorizations longer. Elsewhere loops over elements in the steps of a ``scan`` are
+    not shared out to several threads where they are too short.
 
     Args:
         wide: False: all on lane 0 in any case. A pool of one thread runs small programs faster.

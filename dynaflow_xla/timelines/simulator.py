@@ -158,17 +158,22 @@ def lower_bound(
     longest = outer_end = outer = inner = area = stages = 0
     lane_width = plan.lane_width
     lane_ran = False
+
+    def on_lane(region: int) -> int:
+        """On a lane of a plan, this one or another: of one core, of this plan's, or of nearly all."""
+        return min(ns_at(pg, cost, region, n) for n in (1, lane_width, plan.cores))
+
     for launch in plan.launches:
         reads = [plan.buffers[b].value for b in launch.ins]
         begin = max((finish.get(v, 0) for v in reads), default=0)
         if not pg.regions[launch.region].outer and plan.cores:
             # Another plan may give it another width: what it takes in the best case.
             took = [
-                ns_at(pg, cost, launch.region, lane_width),
+                on_lane(launch.region),
                 ns_at(pg, cost, launch.region, plan.cores, wide=True),
             ]
             end = begin + min(took)
-            inner += took[0]
+            inner += ns_at(pg, cost, launch.region, lane_width)
             area += min(took[0], took[1] * max(plan.lanes, 1))
             finish.update({plan.buffers[b].value: end for b in launch.outs})
             longest = max(longest, end)

@@ -373,14 +373,22 @@ def pick(
     """
     needs = dict.fromkeys(medians, margin) | dict(margins or {})
     base = medians[baseline]
-    said = f"the {baseline}" if baseline.startswith("original") else baseline
+
+    def the(name: str) -> str:
+        return f"the {name}" if name.startswith("original") else name
+
+    said = the(baseline)
     others = sorted((name for name in medians if name != baseline), key=lambda name: medians[name])
     if not others:
         return baseline, f"{said} ({base:.3g} ms) is the only candidate"
     for name in others:
         if medians.beats(name, baseline, needs[name]):
-            return name, f"{name} took {medians[name]:.3g} ms, {said} {base:.3g} ms"
-    reason = f"{said} ({base:.3g} ms) is not beaten by {others[0]} ({medians[others[0]]:.3g} ms)"
+            return name, f"{the(name)} took {medians[name]:.3g} ms, {said} {base:.3g} ms"
+    reason = (
+        f"{said} ({base:.3g} ms) is not beaten by {the(others[0])} ({medians[others[0]]:.3g} ms)"
+    )
+    if needs[others[0]] > margin:
+        reason += f", which has to gain {needs[others[0]]:.0%}"
     if medians[others[0]] <= base * (1 - needs[others[0]]):
         reason += f", which was {medians.doubt(others[0], baseline)}"
     return baseline, reason

@@ -125,8 +125,8 @@ class Core(Deciding):
         signature = None
         if self._decides or self._originals.any():
             signature = call_signature.of(self.original, args, kwargs)
-            if not planned and self._keeps_original(signature):
-                return self.as_written(args, kwargs)
+            if not planned and (plain := self._plain(signature)) is not None:
+                return plain(args, kwargs)
         if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
             return self._with_arrays(args, kwargs)
         native.check_process()
@@ -152,12 +152,14 @@ class Core(Deciding):
         self._originals.learn(ran, self.original, args, kwargs)
         return result
 
-    def _keeps_original(self, signature: Any) -> bool:
-        """Whether the original is known to be what such a call runs."""
-        if self._decides:
-            choice = self.decisions.decided(signature)
-            return choice is not None and choice.child is None
-        return self._originals.has(signature)
+    def _plain(self, signature: Any) -> Callable[[Any, Any], Any] | None:
+        """What runs such a call if it is known to be the original, which needs no lane and no process's."""
+        if not self._decides:
+            return self.as_written if self._originals.has(signature) else None
+        choice = self.decisions.decided(signature)
+        if choice is None or choice.child not in (None, self.on_one_thread):
+            return None
+        return self.as_written if choice.child is None else self.on_one_thread.call
 
     def _note_padded(self, args: Any, kwargs: Any) -> None:
         self._padded.add(args, kwargs)

@@ -189,3 +189,80 @@ def test_explain_and_why_tell_widths(three: PartitionedGraph) -> None:
     plan = plan_of(three, Calls({"lane": 1, "width": 7}, {"lane": 0}, {"lane": 1}), context())
     assert "1 (7)" in "\n".join(table.region_table(plan, three))
     assert report._lanes(plan) == "lanes of 4, 7 cores"
+
+
+@pytest.mark.parametrize(
+    ("lanes", "cores", "lane_cores"),
+    [(8, 32, 8), (8, 8, 2), (8, 4, 2), (2, 2, 2), (2, 3, 2), (8, 1, 2), (3, 64, 21), (1, 16, 16)],
+)
+@pytest.mark.parametrize("seed", range(6))
+def test_lanes_and_cores_that_do_not_go_together(
+    make: Make, seed: int, lanes: int, cores: int, lane_cores: int
+) -> None:
+    """Whatever a context says: plans are made, and no lane of Branches or Sequential becomes all cores."""
+    rng = random.Random(seed)
+    pg = beside(make, *(rng.uniform(0.1, 20) for _ in range(rng.randint(2, 9))))
+    ctx = context(lanes, cores, lane_cores)
+    for strategy in (
+        dfx.Branches(), dfx.Branches(wide=False), dfx.Sequential(), dfx.Sequential(wide=False),
+        dfx.Search(nodes=50),
+    ):  # fmt: skip
+        plan = plan_of(pg, strategy, ctx)
+        if not getattr(strategy, "wide", True):
+            assert all(launch.lane >= 0 for launch in plan.launches), strategy
+        if lanes * lane_cores <= cores:
+            assert plan.lane_cores <= cores
+
+
+@pytest.mark.parametrize("size", [1 << 10, 1 << 18, 1 << 20])
+@pytest.mark.parametrize("readers", [1, 4, 12])
+def test_a_value_is_copied_once_a_lane(make: Make, readers: int, size: int) -> None:
+    """However many regions read it there: planner and simulator agree, and lanes are used."""
+    names = [f"r{n}" for n in range(readers)]
+    text = "a = sort x; b = sort x; " + "; ".join(f"{n} = cos a b" for n in names)
+    given = {n: {"cost_ns": MS} for n in names} | dict.fromkeys("ab", {"cost_ns": 2 * MS})
+    graph = make(text, " ".join(names), **given)
+    large = {value for op in graph.ops if op.kind == "sort" for value in op.outputs}
+    values = tuple(
+        replace(v, shape=(size,), bytes=4 * size) if v.id in large else v for v in graph.values
+    )
+    pg = partition(replace(graph, values=values), [dfx.Op("*")])
+    ctx = context(2, 2, 1, free=False)
+    tasks = Moldable(pg, 2, 1, 2)
+    placed = tasks.placed(frozenset())
+    found = simulate(plan_of(pg, Ordered(placed.order), ctx), pg).total_ns
+    assert found == pytest.approx(placed.length_ns, rel=0.03)
+    passed = Moldable(pg, 2, 1, 2, copies=False).placed(frozenset())
+    assert passed.length_ns <= placed.length_ns
+
+
+class Ordered(Strategy):
+    def __init__(self, order: tuple[tuple[int, int], ...]) -> None:
+        self.order = order
+
+    def schedule(self, s: Recorder) -> None:
+        for region, lane in self.order:
+            s.execute(s.handles[region], lane=lane)
+
+
+def test_no_plan_is_predicted_to_beat_the_bound(make: Make) -> None:
+    pg = beside(make, *[16.0] * 8, parallel=0.9)
+    ctx = context(8, 16, 2)
+    plans = [
+        plan_of(pg, strategy, ctx)
+        for strategy in (dfx.Branches(), dfx.Branches(wide=False), dfx.Sequential(wide=False))
+    ]
+    shortest = min(simulate(plan, pg).total_ns for plan in plans)
+    for plan in plans:
+        bound = simulate(plan, pg).bound
+        assert max(bound.critical_path_ns, bound.shared_ns) <= shortest
+
+
+def test_widths_come_in_few_numbers(make: Make) -> None:
+    """A lane's width is a pool of threads that is kept: 64 cores are given in steps of four."""
+    seen = set()
+    for seed in range(20):
+        rng = random.Random(seed)
+        pg = beside(make, *(rng.uniform(1, 50) for _ in range(8)))
+        seen |= set(plan_of(pg, dfx.Branches(), context(8, 64, 8)).widths.values())
+    assert len(seen) <= 24

@@ -29,16 +29,17 @@ def context_of(
     captured: Captured, options: Settings, batch: int | None, kind: str = "inference"
 ) -> Context:
     """What the strategy may look at."""
-    graph = captured.graph
+    graph, own = captured.graph, cores(captured.device)
     return Context(
         batch_size=batch,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
         platform=captured.device.type,
         lanes=options.lanes,
         user=options.user,
-        cores=cores(captured.device),
-        lane_cores=options.lane_cores if captured.device.type == "cpu" else 1,
-        free_widths=options.free_widths and captured.device.type == "cpu",
+        cores=own,
+        lane_cores=options.lane_cores_of(own),
+        free_widths=options.free_widths and own > 0,
         derived=kind != "inference",
+        copies=False,
         python_ns=_PYTHON_NS if captured.device.type == "cpu" else 0.0,
     )

@@ -178,6 +178,7 @@ class Stage:
         program: The engine's program, or None if one lane does everything.
         launches: Stretch of each launch of the program.
         instructions: The plan's instructions of this stage.
+        width_of: Cores of each region's launch.
         widths: Cores of each lane that has something to do.
         cores: Of the machine, by the plan; 0: it knows of none.
         long: Whether lanes work so long that OpenMP workers that spin are in their way.
@@ -187,6 +188,7 @@ class Stage:
     program: Any = None
     launches: list[Stretch] = field(default_factory=list)
     instructions: Sequence[Instruction] = ()
+    width_of: Mapping[int, int] = field(default_factory=dict)
     widths: Mapping[int, int] = field(default_factory=dict)
     cores: int = 0
     long: bool = False
@@ -201,7 +203,7 @@ class Stage:
             # A lane that is alone has no more cores than the plan says, either.
             limited = self.cores > max(self.widths.values(), default=1) and not in_lane()
             for stretch in self.order:
-                saved = threads.limit(self._cores_of(stretch)) if limited else None
+                saved = threads.limit(self.width_of[stretch.regions[0]]) if limited else None
                 try:
                     run_stretch(stretch, call)
                 finally:
@@ -229,14 +231,6 @@ class Stage:
             del _calls[number]
         if measured is not None:
             measured.add_stage(self.instructions, map(self._trace, records))
-
-    def _cores_of(self, stretch: Stretch) -> int:
-        if len(self.widths) == 1:
-            return next(iter(self.widths.values()))
-        first = stretch.regions[0]
-        return next(
-            i.width for i in self.instructions if isinstance(i, Launch) and i.region == first
-        )
 
     def _trace(self, record: Trace) -> Trace:
         """A record by region, and by the number of an event in this stage."""
@@ -387,6 +381,7 @@ def build(
     for (instructions, outer), (layout, _), stretches in zip(cut, grouped, inner, strict=True):
         stage = _stage(plan, layout, stretches, captured.graph.name, always, instructions)
         stage.instructions = instructions
+        stage.width_of = width
         stage.widths = {i.lane: i.width for i in instructions if isinstance(i, Launch)}
         stage.cores = plan.cores
         stage.long = _on_lanes_ns(pg, instructions) >= threads.LONG_NS

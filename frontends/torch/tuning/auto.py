@@ -205,8 +205,13 @@ def _choose(
             name = one_thread.NAME
             if not (why := ways.refuses(name, 0.0)):
                 run.put_back()
-                ways.compiled(name, run.of(_caller(core.on_one_thread)))
-                why = ways.too_slow(name)
+                try:
+                    ways.compiled(name, run.of(_caller(core.on_one_thread)))
+                    why = ways.too_slow(name)
+                except (
+                    DynaflowError
+                ) as error:  # of something scheduled in it, planned for one thread
+                    why = _short(error)
             left_out |= {name: why} if why else {}
         if ways.refused and tuned and len(ways.runs) == len(ways.plain):
             raise ways.too_small()

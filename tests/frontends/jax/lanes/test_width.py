@@ -437,3 +437,39 @@ def test_one_program_has_no_lanes_with_cores() -> None:
         dfx.schedule(jnp.sort, lanes=dfx.Lanes(2, width=2), backend="xla")
     with pytest.raises(dfx.UnsupportedError, match="cores of a CPU, which lanes of a device"):
         dfx.Lanes(2, width=2).refuse_on_device()
+
+
+def test_cores_that_are_taken_away_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def towers(a: Any, b: Any, x: Any) -> Any:
+        return [jnp.tanh(jnp.tanh(x @ w) @ w) for w in (a, b, a + b)]
+
+    args = _x(256, 256), _x(256, 256, seed=1), _x(256, 256, seed=2)
+    for strategy in (dfx.Branches(), dfx.Branches(wide=False), dfx.Sequential(wide=False)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+        fast = dfx.schedule(towers, strategy, lanes=8)
+        for have in (2, 1):
+            monkeypatch.setattr(os, "sched_getaffinity", lambda _, have=have: set(range(have)))
+            fast.clear_cache()
+            plan = dfx.plan(fast, *args)
+            assert plan.cores == have and plan.lane_cores <= max(have, len(plan.widths))
+
+
+def test_widths_under_select_together_and_vmap(
+    monkeypatch: pytest.MonkeyPatch, assert_same: Any
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+
+    def fn(x: Any) -> Any:
+        return jnp.cumsum(jnp.sort(x), 0) @ jnp.tanh(x @ x.T), jnp.sort(-x) * jax.nn.softmax(x)
+
+    x, y = _x(24, 24), _x(24, 24, seed=1)
+    uneven = EachItsWidth(3, 6)
+    fast = dfx.schedule(fn, uneven, lanes=2)
+    assert_same(jax.vmap(fn)(jnp.stack([x, y])), jax.vmap(fast)(jnp.stack([x, y])))
+    chosen = dfx.schedule(fn, {"a": uneven, "b": dfx.Sequential()}, select=lambda *_: "a", lanes=2)
+    assert_same(fn(x), chosen(x))
+    assert dfx.plan(chosen, x).widths == {0: 3, 1: 6}
+    both = dfx.together(fn, lambda z: jnp.sort(z) @ z, strategy=uneven, lanes=2)
+    first, second = both((x,), (y,))
+    assert_same(fn(x), first)
+    assert_same(jnp.sort(y) @ y, second)

@@ -325,3 +325,63 @@ def test_what_threads_share(fn: Any, args: Any, shared: str) -> None:
     graph = dfx.graph(fast, *(torch.randn(shape) for shape in args))
     found = {k for r in graph.regions for k, v in r.spread._asdict().items() if v}
     assert found == ({shared} if shared else set())
+
+
+def test_fewer_threads_than_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's number is what there is to share out, whatever the affinity was."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    before = torch.get_num_threads()
+
+    def towers(x: Any, *weights: Any) -> Any:
+        return tuple(torch.tanh(torch.tanh(x @ w) @ w) for w in weights)
+
+    args = [torch.randn(128, 128) / 11 for _ in range(5)]
+    try:
+        for count in (1, 2, 4, 6):
+            torch.set_num_threads(count)
+            for strategy in (
+                dfx.Branches(), dfx.Branches(wide=False), dfx.Sequential(wide=False), dfx.Search(),
+                dfx.NanoBatch(2),
+            ):  # fmt: skip
+                axes = {"in_axes": (0, *[None] * 4)} if isinstance(strategy, dfx.NanoBatch) else {}
+                fast = dfx.schedule(towers, strategy, lanes=8, rules=[dfx.Op("mm")], **axes)
+                for got, want in zip(fast(*args), towers(*args), strict=True):
+                    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+                plan = dfx.plan(fast, *args)
+                assert plan.cores == count and plan.lane_cores <= max(count, len(plan.widths))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_training_on_lanes_of_different_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(6)
+
+    class ByTurns(dfx.Strategy):
+        def rules(self, graph: Any) -> Any:
+            return [dfx.Op("*")]
+
+        def schedule(self, s: Any) -> None:
+            count = 0
+            while ready := s.ready():
+                for op in ready:
+                    s.execute(op, lane=count % 2, width=(4, 1)[count % 2])
+                    count += 1
+
+    def fn(x: Any, a: Any, b: Any) -> Any:
+        return (torch.tanh(x @ a).softmax(-1) * torch.sigmoid(x @ b)).sum()
+
+    try:
+        fast = dfx.schedule(fn, ByTurns(), lanes=2)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            args = [torch.randn(24, 24, requires_grad=True) for _ in range(3)]
+            want = torch.autograd.grad(fn(*args), args)
+            got = torch.autograd.grad(fast(*args), args)
+            for one, other in zip(got, want, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+        assert dfx.plan(fast, *args).widths == {0: 4, 1: 1}
+        assert torch.get_num_threads() == 6
+    finally:
+        torch.set_num_threads(before)

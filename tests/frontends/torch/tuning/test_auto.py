@@ -13,7 +13,7 @@ from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.caches import private_files
-from dynaflow_xla.errors import PlanError, SeparabilityError, UnsupportedError
+from dynaflow_xla.errors import EngineError, PlanError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch.native import threads
 from dynaflow_xla.frontends.torch.tuning import auto, one_thread
 from dynaflow_xla.tuning import quiet
@@ -522,5 +522,54 @@ def test_where_one_thread_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> No
             scheduled(large)(torch.randn(1024, 1024))  # two threads take half of the time
             scheduled(net())(torch.randn(8, 16))  # too short to be shared out
         assert seen and all(one_thread.NAME not in names for names in seen)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_one_thread_needs_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child process that inherited no lanes can call it, as it can call the original."""
+    if not threads.are_own():
+        pytest.skip("this build of PyTorch has no OpenMP")
+
+    def fails() -> None:
+        raise EngineError("in another process")
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        always(monkeypatch, one_thread.NAME)
+        monkeypatch.setattr(one_thread, "_NEAR", 2.0)
+        x = torch.randn(300, 300)
+        fast = scheduled(shared_out)
+        with torch.no_grad():
+            fast(x)
+            monkeypatch.setattr("dynaflow_xla.frontends.torch.native.native.check_process", fails)
+            torch.testing.assert_close(fast(x), shared_out(x))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_error_of_ours_in_the_trial_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something scheduled inside of the original may not be planned for one thread."""
+    if not threads.are_own():
+        pytest.skip("this build of PyTorch has no OpenMP")
+
+    class Inside(nn.Module):
+        def forward(self, x: Any) -> Any:
+            if not torch.compiler.is_compiling() and torch.get_num_threads() == 1:
+                raise PlanError("no plan for one thread")
+            return shared_out(x)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        seen = always(monkeypatch, "original")
+        monkeypatch.setattr(one_thread, "_NEAR", 2.0)
+        fast, x = scheduled(Inside()), torch.randn(300, 300)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), shared_out(x))
+            text = dfx.explain(fast, x)
+        assert f"{one_thread.NAME}: not measured: no plan for one thread" in text
+        assert one_thread.NAME not in seen[0] and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
