@@ -89,6 +89,26 @@ def pairs_markdown(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def simulated_markdown(record: dict[str, Any]) -> str:
+    """Returns the table of docs/results.md of what is simulated for machines with more cores.
+
+    Only cases in which some machine gains, or would gain otherwise, more than a twentieth.
+    """
+    counts = list(next(iter(record["speed_up"].values())))
+    heads = [f"{count} cores | lanes alike | cores of lanes" for count in counts]
+    lines = [f"| case | {' | '.join(heads)} |", "|---" * (1 + 3 * len(counts)) + "|"]
+    for name, by_cores in record["speed_up"].items():
+        found = [by_cores[count] for count in counts]
+        if all(max(abs(f[how] - 1) for how in ("branches", "lanes alike")) < 0.05 for f in found):
+            continue
+        cells = [
+            f"{f['branches']:.2f} | {f['lanes alike']:.2f} | {', '.join(map(str, f['widths'])) or '-'}"
+            for f in found
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def torch_markdown(record: dict[str, Any]) -> str:
     """Returns the table of docs/torch.md.
 

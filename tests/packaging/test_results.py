@@ -74,6 +74,17 @@ def test_page_shows_functions_as_models_have_them(plot: Any) -> None:
     assert shown == plot.markdown(record), "benchmarks/plot.py FILE --markdown prints it"
 
 
+def test_page_shows_what_is_simulated_for_more_cores(plot: Any) -> None:
+    (file,) = RESULTS.glob("width-simulated-*.json")
+    record = json.loads(file.read_text())
+    page = (ROOT / "docs/results.md").read_text()
+    assert file.name in page
+    assert _table("docs/results.md", "| case | 4 cores |") == plot.simulated_markdown(record)
+    for by_cores in record["speed_up"].values():
+        for found in by_cores.values():
+            assert found["branches"] > 0.95, "a plan that is predicted to lose is not chosen"
+
+
 def test_page_shows_the_study_of_auto() -> None:
     files = sorted(RESULTS.glob("auto-*.json"))
     assert len(files) == 1

@@ -338,3 +338,58 @@ def test_what_is_in_doubt() -> None:
     assert not doubted(**alike, slow=[1.2] * 11)
     assert not doubted(**alike, same=[0.98] * 11), "less than the margin"
     assert doubted(plain=[2.0] * 11, other=[1.0] * 11, wild=wild) == ["other", "wild"]
+
+
+def _samples(center: float, spread: float, seed: int) -> list[float]:
+    rng = random.Random(seed)
+    return [center * (1 + spread * (2 * rng.random() - 1)) for _ in range(9)]
+
+
+def test_the_model_decides_between_what_rounds_do_not_tell_apart() -> None:
+    measured = autotune.Medians(
+        {
+            "original": _samples(4.0, 0.02, 0),
+            "a": _samples(1.96, 0.2, 1),
+            "b": _samples(2.0, 0.2, 2),
+        }
+    )
+    fast, slow = sorted(["a", "b"], key=lambda name: measured[name])
+    assert measured.doubt(fast, slow), "the test needs two that are not told apart"
+    assert autotune.pick(measured, "original", 0.03)[0] == fast
+    picked, reason = autotune.pick(
+        measured, "original", 0.03, predicted={fast: 2.2, slow: 2.0, "original": 1.0}
+    )
+    assert picked == slow
+    assert (
+        reason.startswith(f"{slow} took")
+        and f"{fast} {measured[fast]:.3g} ms, which is not surely" in reason
+    )
+    for predicted in (
+        {fast: 2.0, slow: 2.2},
+        {fast: 2.0, slow: 1.99},
+        {fast: 2.0},
+        {slow: 1.0},
+        {},
+    ):
+        assert autotune.pick(measured, "original", 0.03, predicted=predicted)[0] == fast
+    clear = autotune.Medians(
+        {
+            "original": _samples(4.0, 0.02, 0),
+            "a": _samples(1.9, 0.01, 1),
+            "b": _samples(2.0, 0.01, 2),
+        }
+    )
+    assert autotune.pick(clear, "original", 0.03, predicted={"a": 2.2, "b": 2.0})[0] == "a"
+    far = autotune.Medians(
+        {"original": _samples(4.0, 0.02, 0), "a": _samples(1.9, 0.4, 1), "b": _samples(2.4, 0.4, 2)}
+    )
+    assert autotune.pick(far, "original", 0.03, predicted={"a": 2.2, "b": 2.0})[0] == min(
+        "ab", key=lambda name: far[name]
+    )
+
+
+def test_what_has_to_gain_more_is_told() -> None:
+    measured = autotune.Medians({"original": [2.0] * 9, "other way": [1.9] * 9})
+    picked, reason = autotune.pick(measured, "original", 0.03, {"other way": 0.1})
+    assert picked == "original" and "which has to gain 10%" in reason
+    assert autotune.pick(measured, "original", 0.03)[0] == "other way"

@@ -157,7 +157,7 @@ def choose(
         raise
     finally:
         spending.close()
-    choice, reason = _picked(medians, strategy.margin)
+    choice, reason = _picked(medians, strategy.margin, predicted)
     seconds = time.perf_counter() - start
     child = _child(fast, choice)
     made = Choice(
@@ -168,12 +168,14 @@ def choose(
     return made
 
 
-def _picked(medians: autotune.Medians, margin: float) -> tuple[str, str]:
+def _picked(
+    medians: autotune.Medians, margin: float, predicted: dict[str, float]
+) -> tuple[str, str]:
     """What runs, and why: see ``_SHORT_MARGIN``."""
     cautious = max(margin, _SHORT_MARGIN)
     if ON_CALLER in medians and medians.beats(ON_CALLER, "original", margin):
-        return autotune.pick(medians, ON_CALLER, cautious)
-    return autotune.pick(medians, "original", margin, {WAITED_FOR: cautious})
+        return autotune.pick(medians, ON_CALLER, cautious, None, predicted)
+    return autotune.pick(medians, "original", margin, {WAITED_FOR: cautious}, predicted)
 
 
 def _key(fast: Any, first: Any, candidates: Iterable[Any], here: str, small: bool) -> str | None:

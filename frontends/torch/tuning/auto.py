@@ -232,7 +232,7 @@ def _choose(
                 left_out[failed.name] = _short(failed.error)
                 ways.drop(failed.name)
     baseline = min(ways.plain, key=lambda name: medians[name])
-    choice, reason = autotune.pick(medians, baseline=baseline, margin=strategy.margin)
+    choice, reason = autotune.pick(medians, baseline, strategy.margin, predicted=predicted)
     reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
     seconds = time.perf_counter() - start
     made = Choice(
