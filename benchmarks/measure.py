@@ -250,6 +250,8 @@ def timed(
         rounds: Samples of each.
         contexts, rest_ms, sample_ms, tick: As for ``paired``.
     """
+    if rounds < 2:
+        raise ValueError(f"a ratio needs two rounds or more; got {rounds}")
     with Contention() as contention:
         samples, calls = paired(
             runs, rounds, rest_ms=rest_ms, sample_ms=sample_ms, contexts=contexts, tick=tick

@@ -65,7 +65,9 @@ def _decisions(plan: Plan) -> list[Decision]:
 
 def _total(pg: PartitionedGraph, plan: Plan, decisions: list[Decision], costs: Costs | None) -> int:
     """Of the plan of other decisions; lanes that are used first there have the cores that no lane has."""
-    spare = max(1, plan.cores - plan.lane_cores) if plan.cores else plan.lane_width
+    spare = plan.lane_width
+    if plan.cores:
+        spare = max(1, min(spare, plan.cores - plan.lane_cores))
     made = build_plan(
         pg, Recording(tuple(decisions), widths=plan.widths), lanes=plan.lanes, strategy_text=plan.strategy,
         cores=plan.cores, width=spare, counted=False,

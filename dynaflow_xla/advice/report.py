@@ -226,7 +226,8 @@ def _lanes(plan: Plan) -> str:
         return f"lanes of {', '.join(str(widths[lane]) for lane in sorted(widths))} cores"
     width = plan.lane_width
     count = plan.lanes if width == 1 else len(widths)  # others could have none of these cores
-    return f"{count} lanes of {'one core' if width == 1 else f'{width} cores'} each"
+    cores = "one core" if width == 1 else f"{width} cores"
+    return f"1 lane of {cores}" if count == 1 else f"{count} lanes of {cores} each"
 
 
 def _steps(t: Times, lanes: int) -> tuple[tuple[str, float], ...]:

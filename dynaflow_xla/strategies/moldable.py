@@ -121,7 +121,8 @@ class Moldable:
         copies: bool = True,
     ) -> None:
         if shared:
-            lane_cores = min(lane_cores, max(1, shared // lanes))
+            # Fewer cores than lanes are PyTorch's threads: each lane has one all the same.
+            lane_cores = max(1, shared // lanes) if lanes > 1 else min(lane_cores, shared)
         self.regions = pg.regions
         self.preds, self.succs = pg.predecessors(), pg.successors()
         self._narrow_at: dict[int, list[float]] = {}
@@ -209,7 +210,7 @@ class Moldable:
             fixed = frozenset(self.fixed)
             several = [widths for widths in self.lane_sets() if widths != self.one]
             tried = [self.placed(fixed, widths) for widths in several or [self.even]]
-            return self._shared_out(min(tried, key=lambda p: p.length_ns))
+            return self._trimmed(self._shared_out(min(tried, key=lambda p: p.length_ns)))
         everything = frozenset(r.id for r in self.regions)
         original = self.all_wide()
         tried = [
@@ -225,7 +226,7 @@ class Moldable:
         found += [self._shared_out(p) for p in (*found, *lanes)] + alike
         found = [self._joined(p, everything) for p in dict.fromkeys(found)]
         gaining = [p for p in found if self._gains(p, original)]
-        return min(gaining, key=lambda p: p.length_ns, default=original)
+        return self._trimmed(min(gaining, key=lambda p: p.length_ns, default=original))
 
     def all_wide(self) -> ListSchedule:
         """Every region with all cores: the original program."""
@@ -332,6 +333,21 @@ class Moldable:
             if shorter.length_ns >= best.length_ns:
                 return best
             best = shorter
+
+    def _trimmed(self, best: ListSchedule) -> ListSchedule:
+        """Lanes whose regions gain nothing by more cores have one: a pool of one thread hands nothing out."""
+        if not self.shared:
+            return best
+        one, widths = self.narrow_at(1), [*best.widths]
+        for lane in best.lanes_used:
+            on_lane = [region for region, there in best.order if there == lane]
+            has = self.narrow_at(widths[lane])
+            if all(one[region] <= has[region] for region in on_lane):
+                widths[lane] = 1
+        if tuple(widths) == best.widths:
+            return best
+        wide = frozenset(r.id for r in self.regions) - best.on_lanes
+        return self.placed(wide, tuple(widths))
 
     def _given_to(self, lane: int, widths: Widths, load: Sequence[float]) -> Iterable[Widths]:
         """More cores for one lane: those that no lane has, or from a lane that has less to do."""

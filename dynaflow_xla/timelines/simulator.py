@@ -155,23 +155,23 @@ def lower_bound(
     cost, dispatch = region_costs(pg, costs), _time("launch_ns", launch_ns)
     finish: dict[int, int] = {}
     copied: set[int] = set()
-    longest = outer_end = outer = inner = area = stages = 0
+    longest = outer_end = outer = inner = area = stages = core_ns = 0
     lane_width = plan.lane_width
     lane_ran = False
 
-    def on_lane(region: int) -> int:
-        """On a lane of a plan, this one or another: of one core, of this plan's, or of nearly all."""
-        return min(ns_at(pg, cost, region, n) for n in (1, lane_width, plan.cores))
+    def on_lane(region: int) -> tuple[int, int]:
+        """The least time on a lane of a plan, this one or another, and the least time of cores."""
+        took = {n: ns_at(pg, cost, region, n) for n in (1, lane_width, plan.cores)}
+        return min(took.values()), min(n * ns for n, ns in took.items())
 
     for launch in plan.launches:
         reads = [plan.buffers[b].value for b in launch.ins]
         begin = max((finish.get(v, 0) for v in reads), default=0)
         if not pg.regions[launch.region].outer and plan.cores:
             # Another plan may give it another width: what it takes in the best case.
-            took = [
-                on_lane(launch.region),
-                ns_at(pg, cost, launch.region, plan.cores, wide=True),
-            ]
+            on_its_lane, of_cores = on_lane(launch.region)
+            took = [on_its_lane, ns_at(pg, cost, launch.region, plan.cores, wide=True)]
+            core_ns += min(of_cores, took[1] * plan.cores)
             end = begin + min(took)
             inner += ns_at(pg, cost, launch.region, lane_width)
             area += min(took[0], took[1] * max(plan.lanes, 1))
@@ -201,7 +201,10 @@ def lower_bound(
         outer_end = end if launch.lane < 0 else outer_end
         finish.update({plan.buffers[b].value: end for b in launch.outs})
         longest = max(longest, end + copy)
-    shared = outer + -(-area // max(plan.lanes, 1)) + (dispatch if stages else 0)
+    shared = -(-area // max(plan.lanes, 1))
+    if 0 < plan.lane_cores <= plan.cores:  # else lanes have threads that are no cores
+        shared = max(shared, -(-core_ns // plan.cores))
+    shared += outer + (dispatch if stages else 0)
     if plan.cores and inner:
         stages = 1
     return Bound(outer + inner + dispatch * stages, longest, shared, plan.lanes)

@@ -26,7 +26,7 @@ from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.tuning import paired_ranks, quiet
 from dynaflow_xla.watching import telling
 
-CACHE_VERSION = 8
+CACHE_VERSION = 9
 
 MIN_ROUNDS = 3
 
@@ -360,7 +360,7 @@ def _seconds(run: Callable[[], None], sample_s: float) -> float:
     return fastest
 
 
-_NEAR, _TOLD_APART = 0.1, 0.03
+_NEAR, _TOLD_APART = 0.05, 0.05
 """Of two ways that differ by less than the first by measurement, and not surely, that is taken which is
 predicted to take less by the second."""
 

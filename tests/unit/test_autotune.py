@@ -349,8 +349,8 @@ def test_the_model_decides_between_what_rounds_do_not_tell_apart() -> None:
     measured = autotune.Medians(
         {
             "original": _samples(4.0, 0.02, 0),
-            "a": _samples(1.96, 0.2, 1),
-            "b": _samples(2.0, 0.2, 2),
+            "a": [1.96, 2.06] * 4 + [1.98],
+            "b": [1.95, 2.05] * 4 + [2.0],
         }
     )
     fast, slow = sorted(["a", "b"], key=lambda name: measured[name])

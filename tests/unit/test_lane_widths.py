@@ -145,8 +145,9 @@ def test_long_regions_get_cores_of_short_ones(make: Make) -> None:
 
 def test_what_cores_do_not_help_gets_none(make: Make) -> None:
     pg = beside(make, 8, 8, parallel=0.0)
-    plan = plan_of(pg, dfx.Branches(), context(2, 16, 1))
-    assert sorted(plan.widths.values()) == [1, 1], "more threads would gain nothing"
+    for strategy in (dfx.Branches(), dfx.Branches(wide=False)):
+        plan = plan_of(pg, strategy, context(2, 16, 8))
+        assert sorted(plan.widths.values()) == [1, 1], "more threads would gain nothing"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -210,8 +211,8 @@ def test_lanes_and_cores_that_do_not_go_together(
         plan = plan_of(pg, strategy, ctx)
         if not getattr(strategy, "wide", True):
             assert all(launch.lane >= 0 for launch in plan.launches), strategy
-        if lanes * lane_cores <= cores:
-            assert plan.lane_cores <= cores
+        if isinstance(strategy, dfx.Branches):
+            assert plan.lane_cores <= max(cores, len(plan.widths))
 
 
 @pytest.mark.parametrize("size", [1 << 10, 1 << 18, 1 << 20])
@@ -255,7 +256,19 @@ def test_no_plan_is_predicted_to_beat_the_bound(make: Make) -> None:
     shortest = min(simulate(plan, pg).total_ns for plan in plans)
     for plan in plans:
         bound = simulate(plan, pg).bound
-        assert max(bound.critical_path_ns, bound.shared_ns) <= shortest
+        least = max(bound.critical_path_ns, bound.shared_ns)
+        assert 8 * 16 * MS / 16 <= least <= shortest, "cores have that much to do"
+    two = plan_of(beside(make, *[16.0] * 8, parallel=0.95), dfx.Branches(), context(2, 2, 1))
+    assert simulate(two, pg).bound.shared_ns >= 64 * MS
+
+
+@pytest.mark.parametrize("lanes", [2, 3, 5, 8])
+def test_branches_of_fewer_lanes_share_all_cores_too(make: Make, lanes: int) -> None:
+    for wide in (True, False):
+        plan = plan_of(beside(make, 8, 8), dfx.Branches(lanes, wide), context(8, 16, 2))
+        assert sorted(plan.widths.values()) == [8, 8]
+    one = plan_of(beside(make, 8, 8), dfx.Branches(1, False), context(8, 16, 2))
+    assert set(one.widths) == {0} and one.lane_cores < 16
 
 
 def test_widths_come_in_few_numbers(make: Make) -> None:

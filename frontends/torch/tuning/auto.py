@@ -72,8 +72,11 @@ class Decisions(decisions.Decisions[Choice]):
         found = self._kinds.get(call_signature.without_sizes(signature))
         if signature in self._once or found is None:
             return None
-        split = found.child is not None and found.child.splits
-        taken = self._unmeasured("") if split else found
+        # One thread may be right for small sizes only.
+        only = found.child is not None and (
+            found.child.splits or found.candidate == one_thread.NAME
+        )
+        taken = self._unmeasured("") if only else found
         reason = f"these sizes came once: {the(taken.name)} runs, after {the(found.name)} for other sizes"
         self._once[signature] = made = Choice(taken.child, reason, candidate=taken.candidate)
         return made
@@ -232,7 +235,7 @@ def _choose(
                 left_out[failed.name] = _short(failed.error)
                 ways.drop(failed.name)
     baseline = min(ways.plain, key=lambda name: medians[name])
-    choice, reason = autotune.pick(medians, baseline, strategy.margin, predicted=predicted)
+    choice, reason = autotune.pick(medians, baseline=baseline, margin=strategy.margin)
     reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
     seconds = time.perf_counter() - start
     made = Choice(

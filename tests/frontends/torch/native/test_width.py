@@ -328,7 +328,7 @@ def test_what_threads_share(fn: Any, args: Any, shared: str) -> None:
 
 
 def test_fewer_threads_than_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's number is what there is to share out, whatever the affinity was."""
+    """Plans are right whatever the affinity was: lanes share out PyTorch's number, and have one at least."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     before = torch.get_num_threads()
 

@@ -573,3 +573,21 @@ def test_an_error_of_ours_in_the_trial_on_one_thread(monkeypatch: pytest.MonkeyP
         assert one_thread.NAME not in seen[0] and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_one_thread_is_not_taken_for_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not threads.are_own():
+        pytest.skip("this build of PyTorch has no OpenMP")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        always(monkeypatch, one_thread.NAME)
+        monkeypatch.setattr(one_thread, "_NEAR", 2.0)
+        fast = scheduled(shared_out)
+        with torch.no_grad():
+            fast(torch.randn(300, 300))
+            other = torch.randn(900, 300)
+            torch.testing.assert_close(fast(other), shared_out(other))
+            assert "these sizes came once: the original runs" in dfx.explain(fast, other)
+    finally:
+        torch.set_num_threads(before)
