@@ -25,6 +25,14 @@ def cores(device: torch.device) -> int:
     return torch.get_num_threads() if device.type == "cpu" else 0
 
 
+def lane_cores(device: torch.device, options: Settings) -> int:
+    """Cores of a lane of which a strategy says nothing else."""
+    if device.type != "cpu":
+        return 1
+    own = cores(device)
+    return options.lane_cores_of(own) if own else options.lane_cores
+
+
 def context_of(
     captured: Captured, options: Settings, batch: int | None, kind: str = "inference"
 ) -> Context:
@@ -37,7 +45,7 @@ def context_of(
         lanes=options.lanes,
         user=options.user,
         cores=own,
-        lane_cores=options.lane_cores_of(own),
+        lane_cores=lane_cores(captured.device, options),
         free_widths=options.free_widths and own > 0,
         derived=kind != "inference",
         copies=False,

@@ -217,7 +217,7 @@ def planned_entry(
     t1 = time.perf_counter()
     plan = build_plan(
         pg, recording, lanes=options.lanes, strategy_text=repr(options.strategy), cores=cores,
-        width=options.lane_cores_of(cores),
+        width=contexts.lane_cores(captured.device, options),
     )  # fmt: skip
     validate(plan, pg)
     t2 = time.perf_counter()
