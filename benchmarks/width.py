@@ -155,6 +155,10 @@ def _decided(auto: Any, args: Any) -> list[str]:
 
 def measure(rounds: int, only: str | None, keep: Callable[[Any], None]) -> dict[str, Any]:
     """All cases, or those whose names hold one of ``only``; ``keep`` gets what there is after each."""
+
+    def wanted(name: str) -> bool:
+        return not only or any(part in name for part in only.split(";"))
+
     todo: list[tuple[str, dict[str, Callable[..., Any]], Any]] = []
     for shape in SHAPES:
         fn, by_hand, args = dense_bilstm(*shape)
@@ -162,13 +166,13 @@ def measure(rounds: int, only: str | None, keep: Callable[[Any], None]) -> dict[
             (f"dense_bilstm{shape}", {"jit": jax.jit(fn), "by_hand": jax.jit(by_hand)}, args)
         )
     for case in (*CASES, *(models.CASES if only else ())):
-        if only and not any(part in case.name for part in only.split(";")):
+        if not wanted(case.name):
             continue
         fn, args = case.make()
         todo.append((case.name, {"jit": jax.jit(fn)}, args))
     made = {}
     for name, ways, args in todo:
-        if only and not any(part in name for part in only.split(";")):
+        if not wanted(name):
             continue
         plain: Any = ways["jit"]
         ways["branches"] = dfx.schedule(plain, dfx.Branches())
@@ -187,7 +191,7 @@ def measure(rounds: int, only: str | None, keep: Callable[[Any], None]) -> dict[
         print(name, {k: round(v, 3) for k, v in made[name]["ratio"].items()}, flush=True)
     for shape in SHAPES:
         name = f"dense_bilstm{shape} in PyTorch"
-        if only and not any(part in name for part in only.split(";")):
+        if not wanted(name):
             continue
         with Contention() as contention:
             made[name] = measured(torch_bilstm(*shape), (), rounds, "eager")

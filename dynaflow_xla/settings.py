@@ -98,14 +98,12 @@ class Settings:
         return self.gpu is None or self.gpu.width is None
 
     def lane_cores_of(self, cores: int) -> int:
-        """Cores of one lane where there are so many; 1 where lanes have none.
+        """Cores of one lane where there are so many; 0: what was planned for when it was scheduled.
 
         ``lane_cores`` is what the process could use when the function was scheduled. What there is may have
         become less since, or be PyTorch's number of threads.
         """
-        if not cores:
-            return 1
-        return max(1, cores // self.lanes) if self.free_widths else self.lane_cores
+        return max(1, cores // self.lanes) if cores and self.free_widths else self.lane_cores
 
     @property
     def one_pass(self) -> bool:

@@ -36,7 +36,8 @@ class Context:
         cores: What a region has that is executed with ``width="all"``; 0 where lanes are no cores, as on a
             GPU: then there is no such width.
         lane_cores: Cores of one lane, where the strategy says nothing else.
-        free_widths: Whether lanes have ``lane_cores`` only because nobody asked for another number.
+        free_widths: Whether lanes have ``lane_cores`` only because nobody asked for another number. They have
+            none where ``cores`` is 0.
         derived: The graph is not the function itself but made of it: a pass of a derivative (in PyTorch
             the forward of a training step, too), or its batched form under ``vmap``. Regions in it may
             have other inputs and outputs.
@@ -80,7 +81,7 @@ class Context:
         count = checks.integer(lanes)
         if count is None or count < 1:
             raise bad_argument(lanes, Integral, f"lanes must be an integer >= 1; got {lanes!r}")
-        if not self.free_widths or not self.cores:
+        if not self.free_widths:
             return self.lane_cores
         return max(self.lane_cores, self.cores // count)
 

@@ -57,13 +57,11 @@ class Branches(Strategy):
         if not placed.on_lanes and tasks.is_for_one_lane(s.context.one_lane_ns):
             placed = tasks.one_lane()
         of = {h.region.id: h for h in s.handles}
-        free = s.context.free_widths and s.context.cores
         for region, lane in placed.order:
             if region not in of:
                 continue  # it puts nano-batches together, where the last of them ran
             if lane >= 0 or of[region].outer:
-                width = placed.widths[lane] if free and lane >= 0 else None
-                s.execute(of[region], lane=max(lane, 0), width=width)
+                s.execute(of[region], lane=max(lane, 0), width=placed.widths[max(lane, 0)])
             else:
                 s.execute(of[region], width="all")
 

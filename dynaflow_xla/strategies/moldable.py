@@ -1,8 +1,6 @@
 """Schedules of moldable regions: each has the cores of its lane, or all cores.
 
-A *phase* of lanes is a list schedule: the region with the longest path behind it goes to the lane on which it
-ends first, hand-over included (HEFT without insertion; Topcuoglu et al. 2002). Between phases run *wide*
-regions, one after another, each on all cores.
+How one allotment is scheduled, and what that costs: ``list_schedule``.
 
 Which regions are wide is the *allotment*. As in two-phase algorithms for moldable tasks (Turek, Wolf and Yu
 1992; CPA, Radulescu and van Gemund 2001; with precedence Lepere, Trystram and Woeginger 2002) it is chosen
@@ -17,25 +15,18 @@ all that it gains by the model is that it is handed to no threads, and the model
 that are fused, in there, with what comes before and after. A schedule with lanes is kept only if it is
 predicted to be shorter than all regions wide, by ``MARGIN``, and by a third of what these might share out
 after all (``ir.work.Spread.tiles``).
-
-A program in which anything is wide is handed to the framework's own threads, which costs ``program_ns``; one
-whose regions are all on lanes is not. For tiny functions that decides. With up to ``caller_ns`` of work, all
-on one lane, there is no program around it, and nothing to enter, to leave or to copy. A phase with several
-lanes is longer by ``lane_wake_ns``, unless there is nothing else than lanes in a program of its own: such
-are mostly called in a row, lanes are awake then, which costs ``machine.TURNS_NS``, and what a late one has
-not begun the engine has another thread do.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from dynaflow_xla import machine
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.strategies.base import Recorder
+from dynaflow_xla.strategies.list_schedule import ListSchedule, Tasks, Widths
 
 MARGIN = 0.03
 """Of the original's time: what lanes have to gain by the model, beside what they cost."""
@@ -64,36 +55,8 @@ _SHARED_OUT = 3
 _STEPS = 16
 """Lanes give cores to others in steps of such a share of all."""
 
-Widths = tuple[int, ...]
-"""Cores of each lane."""
 
-
-@dataclass(frozen=True)
-class ListSchedule:
-    """A schedule.
-
-    Attributes:
-        order: Regions in the order in which they are to be executed, each with its lane; -1: on all cores.
-        length_ns: Predicted.
-        widths: Cores of the lanes that it may use.
-    """
-
-    order: tuple[tuple[int, int], ...]
-    length_ns: float
-    widths: Widths
-
-    @property
-    def on_lanes(self) -> frozenset[int]:
-        """Regions on lanes."""
-        return frozenset(region for region, lane in self.order if lane >= 0)
-
-    @property
-    def lanes_used(self) -> frozenset[int]:
-        """Lanes that have regions."""
-        return frozenset(lane for _, lane in self.order if lane >= 0)
-
-
-class Moldable:
+class Moldable(Tasks):
     """The regions of a graph as moldable tasks.
 
     Args:
@@ -123,11 +86,7 @@ class Moldable:
         if shared:
             # Fewer cores than lanes are PyTorch's threads: each lane has one all the same.
             lane_cores = max(1, shared // lanes) if lanes > 1 else min(lane_cores, shared)
-        self.regions = pg.regions
-        self.preds, self.succs = pg.predecessors(), pg.successors()
-        self._narrow_at: dict[int, list[float]] = {}
-        self.narrow = self.narrow_at(lane_cores)
-        self.wide = [r.cost_at(max(1, cores), wide=True) for r in pg.regions]
+        super().__init__(pg, lane_cores, cores, program_ns, python_ns, copies)
         self.lane_cores = lane_cores
         self.cores = cores
         self.shared = shared
@@ -149,25 +108,8 @@ class Moldable:
             else r.spread.forks * machine.numbers().fork_ns
             for r in pg.regions
         ]
-        self.moldable = cores > 0
-        self.program_ns = program_ns
-        self.python_ns = python_ns
-        self.fixed = {r.id for r in pg.regions if r.outer}
-        values = pg.graph.values
-        made = pg.producer_region()
-        # By producer and reader: values and the nanoseconds of a copy, at either end.
-        self.crossing: dict[tuple[int, int], dict[int, float]] = {}
-        speed = machine.numbers().copy_bytes_per_ns if copies else math.inf
-        for region in pg.regions:
-            for value in region.inputs:
-                if value in made:
-                    edge = self.crossing.setdefault((made[value], region.id), {})
-                    edge[value] = values[value].bytes / speed
-        self.bytes = [sum(values[v].bytes for v in r.outputs) for r in pg.regions]
-        results = set(pg.graph.outputs) | {p for j in pg.graph.joins for p in j.parts}
-        self.result_bytes = [
-            sum(values[v].bytes for v in r.outputs if v in results) for r in pg.regions
-        ]
+        self.everything = frozenset(r.id for r in pg.regions)
+        self.fixed = frozenset(r.id for r in pg.regions if r.outer)
 
     @classmethod
     def of(cls, s: Recorder, lanes: int, *, wide: bool = True) -> Moldable:
@@ -185,12 +127,6 @@ class Moldable:
             context.copies,
         )  # fmt: skip
 
-    def narrow_at(self, cores: int) -> list[float]:
-        """Nanoseconds of each region on a lane of so many cores."""
-        if cores not in self._narrow_at:
-            self._narrow_at[cores] = [r.cost_at(cores) for r in self.regions]
-        return self._narrow_at[cores]
-
     def unsure_ns(self, region: int, cores: int) -> float:
         """What the original may share out after all, and a lane of so many cores may not."""
         spread = self.regions[region].spread
@@ -207,34 +143,33 @@ class Moldable:
     def best(self) -> ListSchedule:
         """The shortest schedule found; all wide where lanes gain too little."""
         if not self.moldable:
-            fixed = frozenset(self.fixed)
             several = [widths for widths in self.lane_sets() if widths != self.one]
-            tried = [self.placed(fixed, widths) for widths in several or [self.even]]
+            tried = [self.placed(self.fixed, widths) for widths in several or [self.even]]
             return self._trimmed(self._shared_out(min(tried, key=lambda p: p.length_ns)))
-        everything = frozenset(r.id for r in self.regions)
         original = self.all_wide()
+        sets = self.lane_sets()
         tried = [
             self.placed(allotment, widths)
             for allotment in dict.fromkeys(self._allotments())
-            for widths in self.lane_sets()
+            for widths in sets
         ]
-        found = [self._improved(min(tried, key=lambda p: p.length_ns), everything)]
+        found = [self._improved(min(tried, key=lambda p: p.length_ns))]
         lanes = [p for p in tried if len(p.lanes_used) > 1 and max(p.widths) > 1]
         lanes = sorted(lanes, key=lambda p: p.length_ns)[:_SHARED_OUT]
         alike = [p for p in tried if p.widths == self.even] if lanes else []
         # What is shortest may be too unsure to be taken, and something else is not.
         found += [self._shared_out(p) for p in (*found, *lanes)] + alike
-        found = [self._joined(p, everything) for p in dict.fromkeys(found)]
+        found = [self._joined(p) for p in dict.fromkeys(found)]
         gaining = [p for p in found if self._gains(p, original)]
         return self._trimmed(min(gaining, key=lambda p: p.length_ns, default=original))
 
     def all_wide(self) -> ListSchedule:
         """Every region with all cores: the original program."""
-        return self.placed(frozenset(r.id for r in self.regions))
+        return self.placed(self.everything, self.even)
 
     def one_lane(self) -> ListSchedule:
         """Every region on lane 0, but for those that can be on none."""
-        return self.placed(frozenset(self.fixed), self.one)
+        return self.placed(self.fixed, self.one)
 
     def is_for_the_caller(self) -> bool:
         """Whether the program is shorter on the thread that calls it than with all cores."""
@@ -297,7 +232,7 @@ class Moldable:
                     left.append(other)
         return found
 
-    def _improved(self, best: ListSchedule, everything: frozenset[int]) -> ListSchedule:
+    def _improved(self, best: ListSchedule) -> ListSchedule:
         """Changes the width of one region after another while that shortens the schedule."""
         free = sorted(
             (r.id for r in self.regions if r.id not in self.fixed), key=lambda i: -self.narrow[i]
@@ -305,7 +240,7 @@ class Moldable:
         for _ in range(_ROUNDS):
             before = best.length_ns
             for region in free:
-                wide = (everything - best.on_lanes) ^ {region}
+                wide = (self.everything - best.on_lanes) ^ {region}
                 # The best may stay on one lane, or need the others once this region is narrow.
                 for widths in dict.fromkeys((best.widths, self.even)):
                     changed = self.placed(wide, widths)
@@ -319,7 +254,6 @@ class Moldable:
         """Lanes give cores to those that have more to do, while that shortens the schedule."""
         if not self.shared or len(best.lanes_used) < 2:
             return best
-        wide = frozenset(r.id for r in self.regions) - best.on_lanes
         while True:
             load = [0.0] * len(best.widths)
             for region, lane in best.order:
@@ -327,12 +261,16 @@ class Moldable:
                     load[lane] += self.narrow_at(best.widths[lane])[region]
             busiest = max(range(len(load)), key=lambda lane: load[lane])
             changed = [
-                self.placed(wide, widths) for widths in self._given_to(busiest, best.widths, load)
+                self._with(best, widths) for widths in self._given_to(busiest, best.widths, load)
             ]
             shorter = min(changed, key=lambda p: p.length_ns, default=best)
             if shorter.length_ns >= best.length_ns:
                 return best
             best = shorter
+
+    def _with(self, best: ListSchedule, widths: Widths) -> ListSchedule:
+        """The same allotment on other lanes."""
+        return self.placed(self.everything - best.on_lanes, widths)
 
     def _trimmed(self, best: ListSchedule) -> ListSchedule:
         """Lanes whose regions gain nothing by more cores have one: a pool of one thread hands nothing out."""
@@ -346,8 +284,7 @@ class Moldable:
                 widths[lane] = 1
         if tuple(widths) == best.widths:
             return best
-        wide = frozenset(r.id for r in self.regions) - best.on_lanes
-        return self.placed(wide, tuple(widths))
+        return self._with(best, tuple(widths))
 
     def _given_to(self, lane: int, widths: Widths, load: Sequence[float]) -> Iterable[Widths]:
         """More cores for one lane: those that no lane has, or from a lane that has less to do."""
@@ -365,12 +302,12 @@ class Moldable:
                     given[lane] += moved
                     yield tuple(given)
 
-    def _joined(self, best: ListSchedule, everything: frozenset[int]) -> ListSchedule:
+    def _joined(self, best: ListSchedule) -> ListSchedule:
         """Makes wide what is alone on a lane between wide regions, unless the lane has better kernels.
 
         A phase joins as a whole: each one that is left would have to be entered and left again.
         """
-        if best.on_lanes == everything:
+        if best.on_lanes == self.everything:
             return best
         joining: set[int] = set()
         for on_lanes, phase in groupby(best.order, lambda placed: placed[1] >= 0):
@@ -379,7 +316,7 @@ class Moldable:
                 cores = best.widths[lanes[0]]
                 if all(self._is_as_good_wide(region, cores) for region in regions):
                     joining.update(regions)
-        joined = self.placed(everything - best.on_lanes | joining, best.widths)
+        joined = self.placed(self.everything - best.on_lanes | joining, best.widths)
         forgiven = sum(self.fused_forks[i] for i in joining)
         return joined if joining and joined.length_ns - forgiven <= best.length_ns else best
 
@@ -388,145 +325,3 @@ class Moldable:
         forks = self.fused_forks[region]
         on_lane = self.narrow_at(cores)[region] - (forks if cores > 1 else 0.0)
         return on_lane >= self.wide[region] - forks
-
-    def placed(self, wide: frozenset[int], widths: Widths | None = None) -> ListSchedule:
-        """The list schedule of an allotment: all lanes that can run do so before what is wide goes on."""
-        return _Schedule(self, wide, widths or self.even).run()
-
-
-class _Schedule:
-    """One list schedule: a clock a lane, and what left the lanes in this phase."""
-
-    def __init__(self, tasks: Moldable, wide: frozenset[int], widths: Widths) -> None:
-        self.tasks = tasks
-        self.is_wide = wide
-        self.widths = widths
-        self.narrow = [tasks.narrow_at(cores) for cores in widths]
-        self.lanes = range(len(widths))
-        self.free = [0.0] * len(widths)
-        self.finish: dict[int, float] = {}
-        self.place: dict[int, int] = {}
-        self.last: dict[int, int] = {}  # region by lane
-        self.idle: dict[int, float] = {}  # how long a lane waits after a region
-        self.given: set[int] = set()  # values that other lanes read
-        self.received: set[tuple[int, int]] = set()  # and which of these
-        self.phase: dict[int, int] = {}
-        self.number = 0  # of the phase
-        self.inside = False  # whether lanes run
-        self.wakes = 0  # phases with several lanes
-        self.order: list[tuple[int, int]] = []
-        self.priority = [0.0] * len(tasks.regions)
-        for region in reversed(tasks.regions):
-            after = max((self.priority[s] for s in tasks.succs[region.id]), default=0.0)
-            took = (tasks.wide if region.id in wide else tasks.narrow)[region.id]
-            self.priority[region.id] = took + after
-
-    def run(self) -> ListSchedule:
-        """Places every region."""
-        tasks = self.tasks
-        missing = [len(p) for p in tasks.preds]
-        ready = {r.id for r in tasks.regions if not tasks.preds[r.id]}
-        while ready:
-            inner = [i for i in ready if i not in self.is_wide]
-            outer = [i for i in ready if i in self.is_wide]
-            # Few phases: stay with lanes, or in the program around them, while there is anything to do.
-            if inner and (self.inside or not outer or not tasks.moldable):
-                region = max(inner, key=lambda i: (self.priority[i], -self._arrival(i), -i))
-                self._on_lane(region)
-            else:
-                region = min(outer)
-                self._alone(region)
-            ready.discard(region)
-            for succ in tasks.succs[region]:
-                missing[succ] -= 1
-                if missing[succ] == 0:
-                    ready.add(succ)
-        self._leave()
-        length = max(self.free, default=0.0)
-        wide = any(lane < 0 for _, lane in self.order)
-        # Where nothing can be wide lanes are woken in any case; alone in a program they are awake.
-        if tasks.moldable:
-            sleeping = wide or not tasks.program_ns
-            length += self.wakes * (
-                machine.numbers().lane_wake_ns if sleeping else machine.TURNS_NS
-            )
-            if any(lane >= 0 for _, lane in self.order):
-                length += tasks.python_ns
-        if wide:
-            length += tasks.program_ns
-        elif math.isfinite(tasks.on_caller_ns) and not any(lane for _, lane in self.order):
-            length = tasks.on_caller_ns
-        return ListSchedule(tuple(self.order), length, self.widths)
-
-    def _arrival(self, region: int) -> float:
-        return max((self.finish[p] for p in self.tasks.preds[region]), default=0.0)
-
-    def _start(self, region: int, lane: int) -> tuple[float, float]:
-        """When a lane could begin with a region, and how long it copies what the region reads of others."""
-        begin, copied = self.free[lane], 0.0
-        for pred in self.tasks.preds[region]:
-            arrival = self.finish[pred]
-            if self._crosses(pred, lane):
-                values = self.tasks.crossing.get((pred, region), {})
-                arrival += machine.numbers().hand_over_ns + sum(values.values())
-                copied += sum(ns for v, ns in values.items() if (v, lane) not in self.received)
-            begin = max(begin, arrival)
-        return begin, copied
-
-    def _crosses(self, pred: int, lane: int) -> bool:
-        return self.place[pred] not in (lane, -1) and self.phase[pred] == self.number
-
-    def _on_lane(self, region: int) -> None:
-        if not self.inside:
-            self.inside = True
-            self.number += 1
-            self.free = [t + machine.numbers().lanes_ns for t in self.free]
-        # Where all lanes have as many cores, it ends first where it starts first.
-        starts = [self._start(region, n) for n in self.lanes]
-        ends = [sum(starts[n]) + self.narrow[n][region] for n in self.lanes]
-        lane = min(self.lanes, key=lambda n: (ends[n], n))
-        if lane in self.last:
-            self.idle[self.last[lane]] = starts[lane][0] - self.free[lane]
-        self.last[lane] = region
-        self.finish[region] = self.free[lane] = ends[lane]
-        for pred in self.tasks.preds[region]:
-            if not self._crosses(pred, lane):
-                continue
-            for value, ns in self.tasks.crossing.get((pred, region), {}).items():
-                self.received.add((value, lane))
-                if value not in self.given:
-                    # Into memory that lanes share, by the lane that made it, as soon as it is made.
-                    self.given.add(value)
-                    before = min(ns, self.idle.get(pred, 0.0))
-                    self.idle[pred] = self.idle.get(pred, 0.0) - before
-                    self.free[self.place[pred]] += ns - before
-        self._executed(region, lane)
-
-    def _alone(self, region: int) -> None:
-        self._leave()
-        end = max(self.free) + self.tasks.wide[region]
-        self.free = [end] * len(self.free)
-        self.finish[region] = end
-        self._executed(region, -1)
-
-    def _leave(self) -> None:
-        """The end of a phase: what others read, and results, are copied into memory of the program around."""
-        if not self.inside:
-            return
-        self.inside = False
-        tasks = self.tasks
-        leaving = [0] * len(self.free)
-        for region, lane in self.place.items():
-            if lane < 0 or self.phase[region] != self.number:
-                continue
-            left = any(self.phase.get(s) != self.number for s in tasks.succs[region])
-            size = tasks.bytes[region] if left else tasks.result_bytes[region]
-            leaving[lane] += size
-        for lane, size in enumerate(leaving):
-            self.free[lane] += size / machine.numbers().results_speed(size)
-        self.wakes += any(n > 0 and self.phase[r] == self.number for r, n in self.place.items())
-        self.free = [max(self.free)] * len(self.free)
-
-    def _executed(self, region: int, lane: int) -> None:
-        self.place[region], self.phase[region] = lane, self.number if lane >= 0 else -1
-        self.order.append((region, lane))

@@ -149,8 +149,7 @@ class _Search:
         inner = set(self.needs)
         for wide in (True, False) if self.s.context.cores else (True,):
             placed = Moldable.of(self.s, lanes, wide=wide).best()
-            widths = placed.widths if self.s.context.free_widths and self.wide_cores else ()
-            self._whole(tuple((i, lane) for i, lane in placed.order if i in inner), widths)
+            self._whole(tuple((i, lane) for i, lane in placed.order if i in inner), placed.widths)
             if wide:  # as Branches places them
                 self.first_ns = self.best_ns
         self._whole(tuple((i, WIDE if i in self.outer else 0) for i in self.needs))

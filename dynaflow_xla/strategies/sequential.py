@@ -37,7 +37,7 @@ class Sequential(Strategy):
     def schedule(self, s: Recorder) -> None:
         """Each region as soon as it is ready."""
         width: int | str | None = "all" if self.wide and s.context.cores else None
-        one = 1 if s.context.free_widths and s.context.cores else None
+        one = 1 if s.context.free_widths else None
         if width and (s.context.caller_ns or s.context.one_lane_ns):
             tasks = Moldable.of(s, 1)
             if tasks.is_for_one_lane(s.context.one_lane_ns) or tasks.is_for_the_caller():

@@ -365,6 +365,11 @@ _NEAR, _TOLD_APART = 0.05, 0.05
 predicted to take less by the second."""
 
 
+def the(name: str) -> str:
+    """A candidate's name in a sentence: "the original", "Branches(lanes=2)"."""
+    return f"the {name}" if name.startswith("original") else name
+
+
 def pick(
     medians: Medians,
     baseline: str,
@@ -386,28 +391,18 @@ def pick(
     """
     needs = dict.fromkeys(medians, margin) | dict(margins or {})
     base = medians[baseline]
-
-    def the(name: str) -> str:
-        return f"the {name}" if name.startswith("original") else name
-
     said = the(baseline)
     others = sorted((name for name in medians if name != baseline), key=lambda name: medians[name])
     if not others:
         return baseline, f"{said} ({base:.3g} ms) is the only candidate"
-    for name in others:
-        if not medians.beats(name, baseline, needs[name]):
-            continue
-        reason = f"{said} {base:.3g} ms"
-        known = predicted or {}
-        for other in sorted(others, key=lambda one: known.get(one, math.inf)):
-            if name not in known or known.get(other, math.inf) >= (1 - _TOLD_APART) * known[name]:
-                break
-            near = medians[other] <= (1 + _NEAR) * medians[name] and medians.doubt(name, other)
-            if near and medians.beats(other, baseline, needs[other]):
-                reason += f"; {the(name)} {medians[name]:.3g} ms, which is not surely less"
-                name = other
-                break
-        return name, f"{the(name)} took {medians[name]:.3g} ms, {reason}"
+    faster = [name for name in others if medians.beats(name, baseline, needs[name])]
+    if faster:
+        name = _predicted_best(medians, faster, predicted or {})
+        reason = f"{the(name)} took {medians[name]:.3g} ms, {said} {base:.3g} ms"
+        if name != faster[0]:
+            least = medians[faster[0]]
+            reason += f"; {the(faster[0])} {least:.3g} ms, which is not surely less"
+        return name, reason
     reason = (
         f"{said} ({base:.3g} ms) is not beaten by {the(others[0])} ({medians[others[0]]:.3g} ms)"
     )
@@ -416,3 +411,16 @@ def pick(
     if medians[others[0]] <= base * (1 - needs[others[0]]):
         reason += f", which was {medians.doubt(others[0], baseline)}"
     return baseline, reason
+
+
+def _predicted_best(medians: Medians, faster: Sequence[str], known: Mapping[str, float]) -> str:
+    """The first of ``faster``, or what rounds do not tell from it and is predicted to take clearly less."""
+    first = faster[0]
+    near = [
+        name
+        for name in faster[1:]
+        if known.get(name, math.inf) < (1 - _TOLD_APART) * known.get(first, 0.0)
+        and medians[name] <= (1 + _NEAR) * medians[first]
+        and medians.doubt(first, name)
+    ]
+    return min(near, key=lambda name: known[name], default=first)

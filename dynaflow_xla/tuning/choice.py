@@ -10,7 +10,7 @@ from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.tuning import autotune, quiet
-from dynaflow_xla.tuning.autotune import RegionCosts
+from dynaflow_xla.tuning.autotune import RegionCosts, the
 from dynaflow_xla.watching import telling
 
 T = TypeVar("T")
@@ -76,11 +76,6 @@ class Choice:
                 f"auto: the decision took {self.seconds:.2f} s; predictions use {costs} costs of regions"
             )
         return lines
-
-
-def the(name: str) -> str:
-    """A candidate's name in a sentence: "the original", "Branches(lanes=2)"."""
-    return f"the {name}" if name.startswith("original") else name
 
 
 def beside_the_plan(choice: Choice | None, shown: Any) -> str:

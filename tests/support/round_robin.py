@@ -49,3 +49,18 @@ class Mixed(OneByOne):
 
     def __repr__(self) -> str:
         return f"Mixed({self.every})"
+
+
+class EachItsWidth(OneByOne):
+    """Every operator is a region, by turns on lanes of so many cores; 0: on all cores."""
+
+    def __init__(self, *widths: int) -> None:
+        self.widths = widths
+
+    def schedule(self, s: Any) -> None:
+        count = 0
+        while ready := s.ready():
+            for op in ready:
+                lane = count % len(self.widths)
+                s.execute(op, lane=min(lane, s.lanes - 1), width=self.widths[lane] or "all")
+                count += 1

@@ -53,6 +53,20 @@ want = np.asarray(jax.jit(work)(x))
 
 def check(got):
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+def at_once(count, loop):
+    errors = []
+
+    def kept(i):
+        try:
+            loop(i)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=kept, args=(i,)) for i in range(count)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert not errors, errors
 """
 )
 

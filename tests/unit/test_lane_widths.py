@@ -230,10 +230,10 @@ def test_a_value_is_copied_once_a_lane(make: Make, readers: int, size: int) -> N
     pg = partition(replace(graph, values=values), [dfx.Op("*")])
     ctx = context(2, 2, 1, free=False)
     tasks = Moldable(pg, 2, 1, 2)
-    placed = tasks.placed(frozenset())
+    placed = tasks.placed(frozenset(), tasks.even)
     found = simulate(plan_of(pg, Ordered(placed.order), ctx), pg).total_ns
     assert found == pytest.approx(placed.length_ns, rel=0.03)
-    passed = Moldable(pg, 2, 1, 2, copies=False).placed(frozenset())
+    passed = Moldable(pg, 2, 1, 2, copies=False).placed(frozenset(), (1, 1))
     assert passed.length_ns <= placed.length_ns
 
 

@@ -41,20 +41,13 @@ TOGETHER = {
         assert dfx.plan(mixed, x).widths == {0: 3, 1: 1}
         assert any(launch.lane < 0 for launch in dfx.plan(mixed, x).launches)
         check(mixed(x))
-    errors = []
 
-    def loop():
-        try:
-            outs = [(mixed(x), fast(x)) for _ in range(100)]
-            for pair in outs:
-                check(pair[0]); check(pair[1])
-        except BaseException as error:
-            errors.append(error)
+    def loop(_):
+        outs = [(mixed(x), fast(x)) for _ in range(100)]
+        for pair in outs:
+            check(pair[0]); check(pair[1])
 
-    threads = [threading.Thread(target=loop) for _ in range(4)]
-    for t in threads: t.start()
-    for t in threads: t.join()
-    assert not errors, errors
+    at_once(4, loop)
     outs = [mixed(x) for _ in range(300)]
     check(outs[-1])
     """,
@@ -105,38 +98,24 @@ TOGETHER = {
         "eight_threads_with_a_dot_in_the_outer_program": """
     outer = jax.jit(lambda x: fast(x @ jnp.eye(32)) @ jnp.eye(32))
     outer(x)
-    errors = []
 
-    def loop():
-        try:
-            outs = [outer(x) for _ in range(100)]
-            for out in outs:
-                check(out)
-        except BaseException as error:
-            errors.append(error)
+    def loop(_):
+        outs = [outer(x) for _ in range(100)]
+        for out in outs:
+            check(out)
 
-    threads = [threading.Thread(target=loop) for _ in range(8)]
-    for t in threads: t.start()
-    for t in threads: t.join()
-    assert not errors, errors
+    at_once(8, loop)
     """,
         "threads_that_make_their_first_call_together": """
     made = [spread(lambda x, i=i: work(x) + i) for i in range(4)]
     barrier = threading.Barrier(8)
-    errors = []
 
     def loop(i):
-        try:
-            barrier.wait()
-            for _ in range(20):
-                check(np.asarray(made[i % 4](x)) - i % 4)
-        except BaseException as error:
-            errors.append(error)
+        barrier.wait()
+        for _ in range(20):
+            check(np.asarray(made[i % 4](x)) - i % 4)
 
-    threads = [threading.Thread(target=loop, args=(i,)) for i in range(8)]
-    for t in threads: t.start()
-    for t in threads: t.join()
-    assert not errors, errors
+    at_once(8, loop)
     """,
         "compiling_while_another_thread_calls": """
     stop = threading.Event()

@@ -37,6 +37,12 @@ WAITED_FOR_NS = 4_000_000.0
 """Up to so much on all cores it is measured whether a caller that waits has its results sooner where no other
 thread begins the program: some take a fifth less, and do not vary from call to call."""
 
+NAMES = {
+    "caller": "original on the caller's thread",
+    "waited": "original that its caller begins and waits for",
+}
+"""Forms of a program: all of it on that thread, or with loops and products shared out as ever."""
+
 _on_caller_p = Primitive("dfx_on_caller")
 _on_caller_p.def_impl(lambda x: x)
 _on_caller_p.def_abstract_eval(lambda aval: aval)
@@ -81,9 +87,7 @@ def is_lane_zero(plan: Plan, pg: PartitionedGraph) -> bool:
 
 
 def may_help(regions: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str:
-    """In which form a program may be faster on the thread that calls it; "" if in none.
-
-    "caller": all of it there, where it is short; "waited": its loops and products are shared out as ever.
+    """In which of ``NAMES``' forms a program may be faster; "" if in none.
 
     Args:
         regions: What it computes.

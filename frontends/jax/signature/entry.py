@@ -91,7 +91,7 @@ def _build(
         lanes=options.lanes,
         user=options.user,
         cores=cores,
-        lane_cores=options.lane_cores_of(cores),
+        lane_cores=options.lane_cores_of(cores) if cores else 1,
         free_widths=options.free_widths and cores > 0,
         derived=derived,
         program_ns=program_ns,

@@ -47,7 +47,7 @@ _SHORT_MARGIN = 0.1
 some microseconds from one process to the next. And by so much a longer original has to gain there, as Python
 does nothing else meanwhile."""
 
-ON_CALLER, WAITED_FOR = ways_to_run.ON_CALLER, ways_to_run.WAITED_FOR
+ON_CALLER, WAITED_FOR = on_caller.NAMES["caller"], on_caller.NAMES["waited"]
 
 _MEASURED = 4
 """At most so many candidates are measured beside the original."""
@@ -141,9 +141,8 @@ def choose(
                 fast, args, kwargs, costs, spending, planning_s, len(first.pg.regions), here
             )
             left_out |= {name: why for name in kept if (why := ways.add(name))}
-        form = WAITED_FOR if here == "waited" else ON_CALLER
-        if here and (why := ways.add_on_caller(form)):
-            left_out[form] = why
+        if here and (why := ways.add_on_caller(on_caller.NAMES[here])):
+            left_out[on_caller.NAMES[here]] = why
         if ways.refused and len(ways.runs) == 1:
             if spending.asked:
                 raise ways.too_small()

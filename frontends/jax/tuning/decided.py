@@ -34,10 +34,6 @@ class Watched(_engine.FastCall):  # type: ignore[misc]
         raise error
 
 
-APART = frozenset(["caller", "waited"])
-"""Kinds of programs that are none inside of another program."""
-
-
 class NotDecided(Exception):
     """A signature that Auto has not met yet."""
 
@@ -91,7 +87,7 @@ class ByDecision:
             options = self._fast.jit_compiler_options or None
             self._programs[kind] = (
                 self.on_caller(call, shares=kind == "waited")
-                if kind in APART
+                if kind in on_caller.NAMES
                 else self._fast.jitted(call, compiler_options=options)
             )
         return self._programs[kind]
@@ -136,7 +132,9 @@ class ByDecision:
         (kind,) = kinds
         # What has compiler options cannot become a part of another program; there are plans, too, that are
         # others in there.
-        apart = kind in APART or any(c.child is not None and c.child.has_two for c in made)
+        apart = kind in on_caller.NAMES or any(
+            c.child is not None and c.child.has_two for c in made
+        )
         alone = _compat.at_top_level if fast.jit_compiler_options or apart else None
         fast._settle(self.program(kind), fast.original if kind == "lanes" else None, alone)
 

@@ -7,18 +7,13 @@ from typing import Any
 
 import jax
 
+from dynaflow_xla.frontends.jax.regions import on_caller
 from dynaflow_xla.frontends.jax.tuning import decided
 from dynaflow_xla.tuning import autotune, budget, quiet, ways
 from dynaflow_xla.watching import progress
 
-ON_CALLER = "original on the caller's thread"
-"""The original's program, see ``on_caller``."""
-
-WAITED_FOR = "original that its caller begins and waits for"
-"""The same with loops and products shared out."""
-
-KINDS = {ON_CALLER: "caller", WAITED_FOR: "waited"}
-"""Which of a function's programs they are."""
+KINDS = {name: kind for kind, name in on_caller.NAMES.items()}
+"""Ways to run the original that are programs of their own, and which."""
 
 _BLAS_SAMPLE_S = 0.02
 """OpenBLAS threads spin for 2^28 clock ticks after a call and would slow down whoever is timed next: each

@@ -27,10 +27,7 @@ def cores(device: torch.device) -> int:
 
 def lane_cores(device: torch.device, options: Settings) -> int:
     """Cores of a lane of which a strategy says nothing else."""
-    if device.type != "cpu":
-        return 1
-    own = cores(device)
-    return options.lane_cores_of(own) if own else options.lane_cores
+    return options.lane_cores_of(cores(device)) if device.type == "cpu" else 1
 
 
 def context_of(

@@ -179,7 +179,9 @@ class Stage:
         launches: Stretch of each launch of the program.
         instructions: The plan's instructions of this stage.
         width_of: Cores of each region's launch.
-        widths: Cores of each lane that has something to do.
+        first: Cores of the lane whose work the caller begins with.
+        widest: Of the widest lane that has something to do.
+        together: Cores of all such lanes.
         cores: Of the machine, by the plan; 0: it knows of none.
         long: Whether lanes work so long that OpenMP workers that spin are in their way.
     """
@@ -189,7 +191,9 @@ class Stage:
     launches: list[Stretch] = field(default_factory=list)
     instructions: Sequence[Instruction] = ()
     width_of: Mapping[int, int] = field(default_factory=dict)
-    widths: Mapping[int, int] = field(default_factory=dict)
+    first: int = 1
+    widest: int = 1
+    together: int = 0
     cores: int = 0
     long: bool = False
 
@@ -201,7 +205,7 @@ class Stage:
         """
         if self.program is None or in_lane() or modes.modes_active():
             # A lane that is alone has no more cores than the plan says, either.
-            limited = self.cores > max(self.widths.values(), default=1) and not in_lane()
+            limited = self.cores > self.widest and not in_lane()
             for stretch in self.order:
                 saved = threads.limit(self.width_of[stretch.regions[0]]) if limited else None
                 try:
@@ -213,13 +217,11 @@ class Stage:
         number = next(_numbers)
         _calls[number] = call
         spinning = torch.get_num_threads() - 1
-        needed = self.long and sum(self.widths.values()) + spinning > machine.cores()
-        single = max(self.widths.values()) == 1
-        team = threads.team() if needed and single else None
+        needed = self.long and self.together + spinning > machine.cores()
+        team = threads.team() if needed and self.widest == 1 else None
         ended = needed and team is None and threads.end_workers()
-        # The caller begins with the first lane's work.
-        call.owned = self.widths[min(self.widths)]
-        saved = threads.limit(call.owned)
+        call.owned = self.first
+        saved = threads.limit(self.first)
         _lane.owned = True
         try:
             records = self.program.run([number], [], profile=measured is not None, team=team)
@@ -379,10 +381,13 @@ def build(
     inner = [[next(stretch) for _ in groups] for _, groups in grouped]
     stages: list[tuple[Stage, Stretch | None]] = []
     for (instructions, outer), (layout, _), stretches in zip(cut, grouped, inner, strict=True):
-        stage = _stage(plan, layout, stretches, captured.graph.name, always, instructions)
+        widths = {i.lane: i.width for i in instructions if isinstance(i, Launch)}
+        stage = _stage(plan, layout, stretches, captured.graph.name, always, instructions, widths)
         stage.instructions = instructions
         stage.width_of = width
-        stage.widths = {i.lane: i.width for i in instructions if isinstance(i, Launch)}
+        if widths:
+            stage.first, stage.widest = widths[min(widths)], max(widths.values())
+        stage.together = sum(widths.values())
         stage.cores = plan.cores
         stage.long = _on_lanes_ns(pg, instructions) >= threads.LONG_NS
         stages.append((stage, next(stretch) if outer else None))
@@ -438,6 +443,7 @@ def _stage(
     name: str,
     always: bool,
     instructions: Sequence[Instruction],
+    widths: Mapping[int, int],
 ) -> Stage:
     if not layout or (len({lane for lane, _ in layout}) < 2 and not always):
         return Stage(stretches)
@@ -446,14 +452,13 @@ def _stage(
     number = program.add_buffer("arg", 0, 0, 0)
     watching.name(program, instructions)
     launches = []
-    width = {i.lane: i.width for i in instructions if isinstance(i, Launch)}
     for lane, item in layout:
         if isinstance(item, int):
             stretch = stretches[item]
             label = f"lane {lane} of {name}"
             if watching.watched():
                 label += f" ({stretch.name})"
-            program.add_python_launch(lane, label, _LaneStep(stretch, width[lane]), [number], [])
+            program.add_python_launch(lane, label, _LaneStep(stretch, widths[lane]), [number], [])
             launches.append(stretch)
         elif isinstance(item, Record):
             program.add_record(lane, item.event)

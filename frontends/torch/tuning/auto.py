@@ -30,7 +30,8 @@ from dynaflow_xla.tuning import (
     quiet,
     ways as ways_to_run,
 )
-from dynaflow_xla.tuning.choice import Choice as Choice, the
+from dynaflow_xla.tuning.autotune import the
+from dynaflow_xla.tuning.choice import Choice as Choice
 
 _OPERATOR_S = 1e-3
 """Capturing takes at least so long for each operator: for what was captured before."""
@@ -205,17 +206,8 @@ def _choose(
             core, forms, entries, run, args, kwargs, ways, capture_s, whole_s, left_out
         )
         if not isinstance(strategy, OneOf) and one_thread.may_help(entries):
-            name = one_thread.NAME
-            if not (why := ways.refuses(name, 0.0)):
-                run.put_back()
-                try:
-                    ways.compiled(name, run.of(_caller(core.on_one_thread)))
-                    why = ways.too_slow(name)
-                except (
-                    DynaflowError
-                ) as error:  # of something scheduled in it, planned for one thread
-                    why = _short(error)
-            left_out |= {name: why} if why else {}
+            if why := _on_one_thread(core, run, ways):
+                left_out[one_thread.NAME] = why
         if ways.refused and tuned and len(ways.runs) == len(ways.plain):
             raise ways.too_small()
         if len(ways.runs) == 1:
@@ -292,6 +284,18 @@ def _plain(
         left_out[name] = _short(error)
         ways.failed(name, budget.clock() - began)
         return 0.0
+
+
+def _on_one_thread(core: Any, run: Trial, ways: ways_to_run.Ways) -> str:
+    """Calls the original on one thread for the first times; or says why it is not measured."""
+    if why := ways.refuses(one_thread.NAME, 0.0):
+        return why
+    run.put_back()
+    try:
+        ways.compiled(one_thread.NAME, run.of(_caller(core.on_one_thread)))
+    except DynaflowError as error:  # of something scheduled in it, which one thread cannot run
+        return _short(error)
+    return ways.too_slow(one_thread.NAME)
 
 
 def _key(core: Any, entries: list[Any], candidates: Iterable[Strategy], wanted: int) -> str | None:

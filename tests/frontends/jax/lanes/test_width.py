@@ -13,7 +13,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
-from round_robin import Mixed  # noqa: E402
+from round_robin import EachItsWidth, Mixed  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla import machine  # noqa: E402
@@ -341,24 +341,6 @@ def test_lanes_with_cores(width: int, assert_same: Any) -> None:
     assert shared == (2 * width > machine.cores())
     if width > 1:
         assert f"0 ({width})" in dfx.explain(fast, x)
-
-
-class EachItsWidth(dfx.Strategy):
-    """Operators by turns on lanes of so many cores; 0: on all cores."""
-
-    def __init__(self, *widths: int) -> None:
-        self.widths = widths
-
-    def rules(self, graph: Any) -> Any:
-        return [dfx.Op("*")]
-
-    def schedule(self, s: Any) -> None:
-        count = 0
-        while ready := s.ready():
-            for op in ready:
-                lane = count % len(self.widths)
-                s.execute(op, lane=min(lane, s.lanes - 1), width=self.widths[lane] or "all")
-                count += 1
 
 
 @pytest.mark.parametrize("widths", [(3, 1), (1, 5, 2), (4, 0), (2, 7, 1, 0)])

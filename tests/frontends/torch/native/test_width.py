@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import pytest
-from round_robin import Mixed
+from round_robin import EachItsWidth, Mixed
 
 import dynaflow_xla as dfx
 from dynaflow_xla.errors import PlanError
@@ -358,22 +358,11 @@ def test_training_on_lanes_of_different_widths(monkeypatch: pytest.MonkeyPatch) 
     before = torch.get_num_threads()
     torch.set_num_threads(6)
 
-    class ByTurns(dfx.Strategy):
-        def rules(self, graph: Any) -> Any:
-            return [dfx.Op("*")]
-
-        def schedule(self, s: Any) -> None:
-            count = 0
-            while ready := s.ready():
-                for op in ready:
-                    s.execute(op, lane=count % 2, width=(4, 1)[count % 2])
-                    count += 1
-
     def fn(x: Any, a: Any, b: Any) -> Any:
         return (torch.tanh(x @ a).softmax(-1) * torch.sigmoid(x @ b)).sum()
 
     try:
-        fast = dfx.schedule(fn, ByTurns(), lanes=2)
+        fast = dfx.schedule(fn, EachItsWidth(4, 1), lanes=2)
         for seed in range(3):
             torch.manual_seed(seed)
             args = [torch.randn(24, 24, requires_grad=True) for _ in range(3)]
