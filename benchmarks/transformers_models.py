@@ -149,6 +149,9 @@ SPLIT = ("ViT",)
 
 def measured(make: Callable[[], Made], rounds: int, ways: list[str]) -> dict[str, Any]:
     """Samples of every way, and each schedule's ratio to the fastest plain setting of its kind."""
+    # All models here are one class to Dynamo, which compiles so many of a class and runs the rest eagerly.
+    torch.compiler.reset()
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     torch.manual_seed(0)
     model, args = make()
     model.eval()

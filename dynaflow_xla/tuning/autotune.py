@@ -26,7 +26,7 @@ from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.tuning import paired_ranks, quiet
 from dynaflow_xla.watching import telling
 
-CACHE_VERSION = 9
+CACHE_VERSION = 10
 
 MIN_ROUNDS = 3
 

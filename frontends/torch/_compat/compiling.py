@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dynaflow_xla.frontends.torch._compat import modes
+from dynaflow_xla.frontends.torch._compat import modes, operators
 
 _PASSES = (
     "pre_grad_custom_pass",
@@ -25,10 +26,14 @@ def surroundings() -> dict[str, Any]:
     from torch._inductor import config
 
     set_passes = {name: made for name in _PASSES if (made := getattr(config, name, None))}
+    set_options = {**config.save_config_portable(), **set_passes}
+    set_options.pop(
+        "aot_inductor.metadata", None
+    )  # AOTInductor writes about its last library there
     return {
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "inductor": {**config.save_config_portable(), **set_passes},
+        "inductor": set_options,
     }
 
 
@@ -59,10 +64,12 @@ def inductor(
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    # Inductor looks into its cache on disk only where there are shapes to guard on.
-    context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))
-    with modes.apart(), tracing(context), torch.no_grad():
-        return inductor_compile(gm, list(examples), options=dict(options))  # type: ignore[no-any-return]
+    # Inductor looks into its cache on disk only where there is a place for guards on shapes, and then takes
+    # the sizes of real tensors as open: code for open sizes is slower, and is long in the making.
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with modes.apart(), tracing(TracingContext(mode)), torch.no_grad():
+        fixed = [mode.from_tensor(x, static_shapes=True) for x in examples]
+        return inductor_compile(gm, fixed, options=dict(options))  # type: ignore[no-any-return]
 
 
 def aot_compile(gm: Any, examples: Sequence[torch.Tensor], options: Mapping[str, Any]) -> Path:
@@ -72,6 +79,24 @@ def aot_compile(gm: Any, examples: Sequence[torch.Tensor], options: Mapping[str,
     with modes.apart(), torch.no_grad():
         settings = {**options, "aot_inductor.package": False}
         return Path(str(inductor_aot_compile(gm, tuple(examples), options=settings)))
+
+
+@functools.cache
+def without_code(compiler: str, target: Any) -> bool:
+    """Whether Inductor ("inductor") or AOTInductor ("aoti") only calls an operator as it is.
+
+    Inductor then believes the strides that PyTorch's rules foresee, which some operators do not keep;
+    AOTInductor needs a C function for each such operator, and has few.
+    """
+    from torch._inductor import decomposition, lowering
+    from torchgen.aoti.fallback_ops import inductor_fallback_ops
+
+    if target in decomposition.decompositions or operators.is_composite(target):
+        return False
+    if target not in lowering.lowerings:
+        return True
+    called = target in lowering.fallbacks
+    return compiler == "aoti" and called and str(target) not in inductor_fallback_ops
 
 
 tensor_handles: Callable[[Sequence[torch.Tensor]], list[Any]] = (

@@ -69,8 +69,9 @@ class Compiler:
     """Makes programs of the operators of stretches.
 
     Operators that draw random numbers stay as they are: Inductor's random numbers are not the original's.
-    So do those with other inputs or results than tensors, regions that run as a function of their own,
-    and what stands alone between such.
+    So do those with other inputs or results than tensors, those that the compiler has no code for, regions
+    that run as a function of their own, and what stands alone between such. Programs get the results of all
+    these laid out as PyTorch's rules foresee it. Some operators do otherwise, and AOTInductor does not look.
 
     Attributes:
         captured: The graph.
@@ -114,6 +115,9 @@ class Compiler:
     def __call__(self, works: Sequence[StretchBody]) -> list[StretchBody]:
         """The same work, with programs in the place of the operators that they are made of."""
         cut = [self._cut(work) for work in works]
+        as_it_is = {
+            v for parts in cut for part in parts if isinstance(part, Step) for v in part.writes
+        }
         wanted: dict[int, Structure] = {}
         functions: dict[str, Implementation] = {}
         for threads in dict.fromkeys(work.threads for work in works):
@@ -131,6 +135,13 @@ class Compiler:
             if isinstance(part, Step):
                 return part
             function = functions[wanted[id(part)].key]
+            strides = {
+                place: self.captured.examples[v].stride()
+                for place, v in enumerate(part.reads)
+                if v in as_it_is
+            }
+            if strides:
+                function = functools.partial(_laid_out, function, strides)
             return FusedOperators(
                 tuple(part.steps), function, tuple(part.reads), tuple(part.writes)
             )
@@ -172,7 +183,8 @@ class Compiler:
         op = self.captured.graph.ops[step.op]
         if op.kind.startswith("dynaflow_xla.") or op.outer or op.once:
             return False
-        if isinstance(step.payload.target, FunctionType):
+        target = step.payload.target
+        if isinstance(target, FunctionType) or compiling.without_code(self.name, target):
             return False
         values = [v for v in (*step.payload.reads(), *step.reads, *step.writes) if v is not None]
         return all(isinstance(self.captured.examples[v], torch.Tensor) for v in values)
@@ -214,7 +226,7 @@ class Compiler:
         graph = torch.fx.Graph()
         root = torch.nn.Module()
         values: dict[int, Any] = {}
-        key: list[Any] = [self.name, sorted(settings.items()), *_machine(captured.device)]
+        key: list[Any] = [_FORM, self.name, sorted(settings.items()), *_machine(captured.device)]
         key.append(compiling.surroundings_key())
         for value in part.reads:
             values[value] = graph.placeholder(f"v{len(values)}")
@@ -254,6 +266,9 @@ class Compiler:
         where = told + (f" or one of {len(regions) - 3} more" if len(regions) > 3 else "")
         return Structure(text, torch.fx.GraphModule(root, graph), examples, where)
 
+
+_FORM = 2
+"""Of programs: another one where the same structure is compiled otherwise than before."""
 
 LEAST = 2
 """So many operators that compute, at least: one alone runs the same kernel as it is."""
@@ -343,6 +358,21 @@ def _load(compiler: str, structure: Structure, settings: Mapping[str, Any]) -> I
     return call
 
 
+def _laid_out(
+    function: Implementation, strides: Mapping[int, tuple[int, ...]], *inputs: torch.Tensor
+) -> Sequence[Any]:
+    """Calls a program with those of its inputs laid out as it expects them that may not be."""
+    given = list(inputs)
+    for place, expected in strides.items():
+        x = given[place]
+        found = x.stride()
+        if found != expected and any(
+            n > 1 and a != b for n, a, b in zip(x.shape, found, expected, strict=True)
+        ):
+            given[place] = x.new_empty_strided(x.shape, expected).copy_(x)
+    return function(*given)
+
+
 def _concrete(example: torch.Tensor) -> torch.Tensor:
     """A real tensor like a fake one."""
     return torch.empty_strided(
@@ -352,7 +382,9 @@ def _concrete(example: torch.Tensor) -> torch.Tensor:
 
 def _fingerprint(constant: Any) -> str:
     if isinstance(constant, torch.Tensor):
-        data = constant.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        with modes.apart():  # Dynamo's tensors without data would have none here either
+            flat = constant.detach().cpu().contiguous().reshape(-1)
+            data = flat.view(torch.uint8).numpy().tobytes()
         digest = hashlib.sha256(data).hexdigest()
         return f"{constant.dtype} {tuple(constant.shape)} {digest}"
     inner = [f"{name} {_fingerprint(t)}" for name, t in constant.state_dict().items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,6 +113,23 @@ def test_neighbours_on_a_lane_are_one_program(counted: list[str]) -> None:
         # One by one, for profiles: then each region is a stretch, compiled on its own.
         assert len(dfx.profile(fast, X).region_ns()) == len(entry.pg.regions)
         torch.testing.assert_close(fast(X), model(X), rtol=1e-5, atol=1e-5)
+
+
+def test_code_is_for_the_sizes_that_there_are(counted: list[str]) -> None:
+    """Inductor takes sizes as open where it sees real tensors and may guard on shapes."""
+    from torch._inductor import config
+    from torch._inductor.utils import run_and_get_code
+
+    model = Layers().eval()
+    fast = dfx.schedule(
+        model, strategy="sequential", compiler="inductor", compiler_options={"cpp_wrapper": False}
+    )
+    with torch.no_grad(), config.patch(force_disable_caches=True):
+        result, codes = run_and_get_code(fast, X)
+        torch.testing.assert_close(result, model(X), rtol=1e-5, atol=1e-5)
+    assert len(counted) == len(codes) == 1
+    assert "assert_size_stride" in codes[0]
+    assert not re.findall(r"\bk?s\d+\b", codes[0])
 
 
 def test_attention_without_dropout_is_compiled(counted: list[str]) -> None:
@@ -275,17 +293,76 @@ def test_a_library_that_fails_is_an_error(tmp_path: Any) -> None:
         _engine.AotiModel(str(broken), 1)
 
 
-def test_operators_without_code_are_named(tmp_path: Any) -> None:
+@pytest.fixture
+def twice() -> Iterator[Any]:
+    """An operator of the user's, whose results lie in memory otherwise than it says."""
     library = torch.library.Library("dfx_tests", "DEF")
     library.define("twice(Tensor x) -> Tensor")
-    library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+    library.impl("twice", lambda x: (x * 2).T.contiguous().T, "CompositeExplicitAutograd")
     torch.library.register_fake("dfx_tests::twice", torch.empty_like, lib=library)
+    yield torch.ops.dfx_tests.twice
+    library._destroy()
+
+
+@pytest.mark.parametrize("strategy", [dfx.Sequential(), Alternating()], ids=["one lane", "two"])
+@pytest.mark.parametrize("compiler", ["inductor", pytest.param("aoti", marks=pytest.mark.slow)])
+def test_operators_without_code_run_as_they_are(
+    compiler: str, strategy: Any, twice: Any, counted: list[str]
+) -> None:
+    def f(x: Any) -> Any:
+        doubled = twice(x.sin().cos())
+        return torch.linalg.eigvalsh(doubled @ doubled.T), doubled.exp() + x
+
+    quick = {"compiler_options": {"cpp_wrapper": False}} if compiler == "inductor" else {}
     fast = dfx.schedule(
-        lambda x: torch.ops.dfx_tests.twice(x.sin()) + 1, strategy=dfx.Sequential(),
-        backend="torch", compiler="aoti",
+        f, strategy=strategy, lanes=2, backend="torch", compiler=compiler,
+        rules=[dfx.Op("*twice*")], **quick,
     )  # fmt: skip
-    with pytest.raises(dfx.UnsupportedError, match=r"test_compilers.py:\d+.*no code for"):
-        fast(X)
+    for _ in range(2):
+        x = torch.randn(4, 8)
+        torch.testing.assert_close(fast(x), f(x), rtol=1e-4, atol=1e-4)
+    assert "operators are compiled by" in dfx.explain(fast, x)
+
+
+def test_a_layout_that_rules_do_not_foresee(counted: list[str]) -> None:
+    """The fused encoder layer makes contiguous results, and PyTorch's rule says: as the input is."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.GRU(8, 16, batch_first=True)
+            layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2)
+            self.head = nn.Sequential(nn.Linear(16, 4), nn.Tanh())
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.encoder(self.first(x)[0]))
+
+    model, x = Recurrent().eval(), torch.randn(3, 5, 8)
+    fast = dfx.schedule(model, strategy="sequential", compiler="inductor")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_numbers_that_are_made_tensors_in_a_model(counted: list[str]) -> None:
+    def f(x: Any) -> Any:
+        return (x * torch.tensor(32.0).sqrt()).tanh() / torch.tensor([1.0, 2.0]).sum()
+
+    fast = dfx.schedule(f, strategy="sequential", backend="torch", compiler="inductor")
+    torch.testing.assert_close(fast(X), f(X), rtol=1e-5, atol=1e-5)
+
+
+def test_a_library_that_only_pytorch_can_run_is_refused(tmp_path: Any) -> None:
+    from dynaflow_xla.frontends.torch._compat import compiling
+    from dynaflow_xla.frontends.torch.native.compiling import worker
+
+    made = tmp_path / "made.so"
+    made.write_bytes(b"code")
+    made.with_suffix(".json").write_text("{}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "aot_compile", lambda *_: made)
+        with pytest.raises(dfx.UnsupportedError, match=r"region 'here'.*no code for"):
+            worker.compile_aoti(None, [], {}, str(tmp_path / "note.json"), "region 'here'")
 
 
 @contextlib.contextmanager
