@@ -18,7 +18,8 @@ from dynaflow_xla.ir.work import NO_SPREAD
 NAME = "original on one thread"
 
 _NEAR = 1.6
-"""What is predicted to take so many times as long on one core as on all is not measured."""
+"""What is predicted to take so many times as long on one core as on all is not measured, unless all cores
+take longer than what is predicted for one."""
 
 
 class OneThread:
@@ -53,11 +54,12 @@ class OneThread:
             threads.restore(saved)
 
 
-def may_help(entries: Sequence[Any]) -> bool:
+def may_help(entries: Sequence[Any], call_s: float) -> bool:
     """Whether one thread may be faster than all.
 
     Args:
         entries: Plans of what it does.
+        call_s: Seconds that a call with all threads took.
     """
     count = torch.get_num_threads()
     if count < 2 or not threads.are_own():
@@ -68,4 +70,5 @@ def may_help(entries: Sequence[Any]) -> bool:
     if all(region.spread == NO_SPREAD for region in regions):
         return False  # PyTorch hands nothing of it to other threads
     one = sum(region.cost_at(1) for region in regions)
-    return one <= _NEAR * sum(region.cost_at(count, wide=True) for region in regions)
+    wide = sum(region.cost_at(count, wide=True) for region in regions)
+    return one <= max(_NEAR * wide, call_s * 1e9)

@@ -513,15 +513,24 @@ def test_the_original_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_one_thread_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not threads.are_own():
+        pytest.skip("this build of PyTorch has no OpenMP")
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         seen = always(monkeypatch, "original")
         large = nn.Linear(1024, 1024)
         with torch.no_grad():
-            scheduled(large)(torch.randn(1024, 1024))  # two threads take half of the time
+            fast = dfx.schedule(large, strategy="sequential")
+            fast(torch.randn(1024, 1024))
             scheduled(net())(torch.randn(8, 16))  # too short to be shared out
         assert seen and all(one_thread.NAME not in names for names in seen)
+        entries = fast._dfx_core.entries
+        one = sum(region.cost_at(1) for e in entries for region in e.pg.regions)
+        assert not one_thread.may_help(
+            entries, 0.9 * one / 1e9
+        )  # two threads take half of the time
+        assert one_thread.may_help(entries, 1.1 * one / 1e9)  # or should, and do not
     finally:
         torch.set_num_threads(before)
 
