@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -39,6 +40,9 @@ DOUBT_S = 0.5
 SAMPLE_S = 2e-3
 """Seconds of calls in a sample: a switch from another candidate then weighs little."""
 
+WARM_S = 0.12
+"""Seconds of calls before the first sample. Compiling kept one core busy; until the system's scheduler has
+spread a pool's threads over the cores again, wide programs take half as long again (seen: for 0.04 to 0.1 s)."""
 
 CHANCE = 0.05
 """How often a candidate may be chosen that is as fast as the original."""
@@ -289,6 +293,7 @@ def measure(
         once[name] = _seconds(run, sample_s)
     watch.settle()
     watch.begin()
+    _warm([runs[name] for name in plain or runs], WARM_S)
     calls = max(1, min(100, math.ceil(sample_s / max(min(once.values()), 1e-9))))
     need = MIN_ROUNDS * sum((1 + calls) * seconds for seconds in once.values())
     if need > budget_s and not regardless:
@@ -331,6 +336,15 @@ def measure(
             sample(pair)
     watch.settle()
     return Medians(samples)
+
+
+def _warm(runs: Sequence[Callable[[], None]], seconds: float) -> None:
+    """Calls functions in turn for so long."""
+    until = time.perf_counter() + seconds
+    for run in itertools.cycle(runs):
+        if time.perf_counter() > until:
+            return
+        run()
 
 
 def _timed(run: Callable[[], None], calls: int) -> float:

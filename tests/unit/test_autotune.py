@@ -176,6 +176,7 @@ def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
     clock = types.SimpleNamespace(perf_counter=lambda: now)
     monkeypatch.setattr(autotune, "time", clock)
+    monkeypatch.setattr(autotune, "WARM_S", -1.0)
     monkeypatch.setattr(quiet, "PATIENCE_S", 60.0)
     return pass_by
 
@@ -198,6 +199,23 @@ def test_close_candidates_are_measured_on(sleep: Callable[[float], None]) -> Non
     assert len({tuple(names) for names in rounds}) > 1, "the order is drawn anew"
     assert calls["slow"] == 2 + 4 * 2
     assert {calls["a"], calls["b"]} == {2 + 8 * 2}
+
+
+@pytest.mark.parametrize("plain", [(), ("slow",)])
+def test_what_is_plain_runs_for_a_while_before_the_first_sample(
+    sleep: Callable[[float], None], plain: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autotune, "WARM_S", 0.1)
+    order: list[str] = []
+
+    def run(name: str) -> None:
+        order.append(name)
+        sleep(0.02)
+
+    runs = {name: (lambda name=name: run(name)) for name in ("a", "slow")}  # type: ignore[misc]
+    autotune.measure(runs, budget_s=60.0, rounds=1, sample_s=0.0, plain=plain)
+    warm = order[4:10]  # after two calls of each
+    assert warm == (["slow"] * 6 if plain else ["a", "slow"] * 3)
 
 
 @dataclass
