@@ -24,6 +24,8 @@ from dynaflow_xla.ir.work import Spread, Work
 GEMM_FLOPS_PER_NS = 220.0
 CONV_FLOPS_PER_NS = 180.0
 CONV_KERNEL_GRADIENT = 0.45  # of that rate: a window as large as the image
+CONV_GATHER_NS = 2.4
+"""Of Eigen's convolutions: what it takes to collect one pixel of a window, however few channels it has."""
 CONV_3D = 0.2  # XLA:CPU has a library's convolution for one and two spatial dimensions
 CONV_GROUPED_1D = 0.1
 FFT_FLOPS_PER_NS = 38.0
@@ -308,9 +310,13 @@ def _convolution(ins: Any, out: Any, params: dict[str, Any]) -> tuple[float, flo
     elif groups > 1 and spatial < 2:
         rate *= CONV_GROUPED_1D
     window = math.prod(kernel[d] for d in numbers.rhs_spec[2:])
-    if window > math.prod(out.shape[d] for d in numbers.out_spec[2:]):
+    image = math.prod(out.shape[d] for d in numbers.out_spec[2:])
+    gathered = 0.0
+    if window > image:
         rate *= CONV_KERNEL_GRADIENT
-    return flops, flops * groups / rate
+    elif groups == 1 and not sharing.is_of_ynnpack(ins[0], ins[1], params):
+        gathered = CONV_GATHER_NS * out.shape[numbers.out_spec[0]] * image * window
+    return flops, flops * groups / rate + gathered
 
 
 def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:

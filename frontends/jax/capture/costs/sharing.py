@@ -74,20 +74,21 @@ def of_convolution(image: Any, kernel: Any, result: Sequence[int], params: dict[
         params: The equation's.
     """
     numbers = params["dimension_numbers"]
-    out_channels, in_channels, *window = (kernel.shape[d] for d in numbers.rhs_spec)
-    if not _is_of_ynnpack(image, out_channels, in_channels, params):
+    if not is_of_ynnpack(image, kernel, params):
         return True
+    out_channels, in_channels, *window = (kernel.shape[d] for d in numbers.rhs_spec)
     row = result[numbers.out_spec[-1]]
     depth = min(in_channels * math.prod(window), _DEEP) - 1  # what is just at the limit is one tile
     return is_tiled(row, out_channels // max(1, params["feature_group_count"]), depth)
 
 
-def _is_of_ynnpack(image: Any, out_channels: int, in_channels: int, params: dict[str, Any]) -> bool:
+def is_of_ynnpack(image: Any, kernel: Any, params: dict[str, Any]) -> bool:
     """Whether YNNPACK takes a convolution (XLA, ``ynn_support.cc``); the others Eigen shares out."""
+    channels = params["dimension_numbers"].rhs_spec[:2]
     return (
         len(image.shape) == 4
         and image.dtype.name in _CONVOLUTIONS
         and params["batch_group_count"] == 1
         and all(n == 1 for n in params["lhs_dilation"])
-        and max(out_channels, in_channels) > _FEW_CHANNELS
+        and max(kernel.shape[d] for d in channels) > _FEW_CHANNELS
     )

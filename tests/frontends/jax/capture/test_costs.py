@@ -183,6 +183,28 @@ def test_convolutions(given: dict[str, Any], shared: bool) -> None:
     assert (made.forks, made.tiles > 0) == ((1, False) if shared else (0, True))
 
 
+@pytest.mark.parametrize("spatial", [1, 2])
+def test_windows_are_collected_pixel_by_pixel_where_channels_are_few(spatial: int) -> None:
+    """Eigen's convolutions: three channels of an image take two thirds of the time of sixteen."""
+    space = "HW"[:spatial]
+    names = f"N{space}C", f"{space}IO", f"N{space}C"
+
+    def cost(channels: int, window: int) -> float:
+        def conv(x: Any, k: Any) -> Any:
+            return jax.lax.conv_general_dilated(
+                x, k, (1,) * spatial, "SAME", dimension_numbers=names
+            )
+
+        x = jax.ShapeDtypeStruct((4, *(64,) * spatial, channels), jnp.float32)
+        k = jax.ShapeDtypeStruct((*(window,) * spatial, channels, 16), jnp.float32)
+        (eqn,) = jax.make_jaxpr(conv)(x, k).eqns
+        return costs.estimate(eqn).ns
+
+    assert 0.4 < cost(3, 3) / cost(16, 3) < 0.8
+    assert cost(3, 5) / cost(3, 3) == pytest.approx((5 / 3) ** spatial, rel=0.1)
+    assert cost(32, 3) > cost(16, 3)
+
+
 @pytest.mark.parametrize(
     ("pattern", "x", "w", "dtype", "shared"),
     [
