@@ -41,8 +41,8 @@ SAMPLE_S = 2e-3
 """Seconds of calls in a sample: a switch from another candidate then weighs little."""
 
 WARM_S = 0.12
-"""Seconds of calls before the first sample. Compiling kept one core busy; until the system's scheduler has
-spread a pool's threads over the cores again, wide programs take half as long again (seen: for 0.04 to 0.1 s)."""
+"""Seconds of calls before the first sample. Compiling kept one core busy; until the system has spread a
+pool's threads over the cores again, wide programs take half as long again (seen: for 0.04 to 0.1 s)."""
 
 CHANCE = 0.05
 """How often a candidate may be chosen that is as fast as the original."""

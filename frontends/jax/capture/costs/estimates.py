@@ -10,13 +10,14 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jcore
 
 from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax.capture.costs import sharing
 from dynaflow_xla.frontends.jax.capture.costs.fused import Applied, forks
-from dynaflow_xla.frontends.jax.capture.costs.kinds import FREE, TRANSCENDENTAL
+from dynaflow_xla.frontends.jax.capture.costs.kinds import FREE, SCALAR, TRANSCENDENTAL
 from dynaflow_xla.ir import lapack, work
 from dynaflow_xla.ir.work import Spread, Work
 
@@ -24,8 +25,8 @@ from dynaflow_xla.ir.work import Spread, Work
 GEMM_FLOPS_PER_NS = 220.0
 CONV_FLOPS_PER_NS = 180.0
 CONV_KERNEL_GRADIENT = 0.45  # of that rate: a window as large as the image
-CONV_GATHER_NS = 2.4
-"""Of Eigen's convolutions: what it takes to collect one pixel of a window, however few channels it has."""
+CONV_GATHER_NS = 8.5
+"""Of Eigen's convolutions: what it takes to collect one row of a window, however few elements it has."""
 CONV_3D = 0.2  # XLA:CPU has a library's convolution for one and two spatial dimensions
 CONV_GROUPED_1D = 0.1
 FFT_FLOPS_PER_NS = 38.0
@@ -58,6 +59,13 @@ ONE_PASS_NARROW = 3.5
 """How much longer for floating point numbers of 16 bits, which are converted."""
 
 ONE_PASS_CALL_NS = 500.0
+
+INDEXED_NS, INDEXED_ROWS_NS = (
+    0.65,
+    0.15,
+)  # an element that is read or written by an index of its own; others
+
+TOP_NS = 25.0  # an element that is among the largest as yet
 
 WINDOW_NS = 0.55  # an element of a window that is reduced
 
@@ -203,7 +211,8 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
         forked = shares = sharing.of_convolution(image, kernel, eqn.outvars[0].aval.shape, params)
     else:
         forked = shares = made.bytes_moved >= 2 * FORKED_BYTES
-    made = made._replace(ns=made.ns / machine.numbers().speed("jax", kind))
+    speed = machine.numbers().speed("jax", "serial" if _is_scalar(eqn, name) else kind)
+    made = made._replace(ns=made.ns / speed)
     if kind == "serial":
         return made._replace(spread=Spread(products=_by_blas(eqn, name) * made.ns))
     spread = Spread(forks=float(forked))
@@ -211,6 +220,17 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     if made.ns >= SPREAD_NS or (forked and kind == "elements"):
         spread = spread._replace(**{kind if shares else "tiles": made.ns})
     return made._replace(spread=spread)
+
+
+def _is_scalar(eqn: Any, name: str) -> bool:
+    """Whether vectors of the processor's do not help with an element-wise operator."""
+    if name in SCALAR:
+        return True
+    if name == "div":
+        return bool(jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.integer))
+    if name in TRANSCENDENTAL:
+        return bool(jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.complexfloating))
+    return False
 
 
 _IN_VAIN = {
@@ -314,9 +334,18 @@ def _convolution(ins: Any, out: Any, params: dict[str, Any]) -> tuple[float, flo
     gathered = 0.0
     if window > image:
         rate *= CONV_KERNEL_GRADIENT
-    elif groups == 1 and not sharing.is_of_ynnpack(ins[0], ins[1], params):
-        gathered = CONV_GATHER_NS * out.shape[numbers.out_spec[0]] * image * window
+    elif groups == 1 and window > 1 and not sharing.is_of_ynnpack(ins[0], ins[1], params):
+        rows = image * window / kernel[numbers.rhs_spec[-1]]
+        gathered = CONV_GATHER_NS * out.shape[numbers.out_spec[0]] * rows
     return flops, flops * groups / rate + gathered
+
+
+def _by_element(name: str, params: dict[str, Any]) -> bool:
+    """Whether indices of a gather or scatter name single elements, not rows."""
+    numbers = params.get("dimension_numbers")
+    if name == "gather":
+        return all(n == 1 for n in params.get("slice_sizes", ())[-1:])
+    return not getattr(numbers, "update_window_dims", ())
 
 
 def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
@@ -350,7 +379,11 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
         each = SORT_NS + SORT_MORE_NS * (len(ins) - 1)
         return Work(steps, moved, steps * each + OP_OVERHEAD_NS)
     if name in ("top_k", "approx_top_k"):
-        return Work(float(in_size), moved, 1.2 * in_size + OP_OVERHEAD_NS)
+        width = ins[0].shape[-1] if ins[0].shape else 1
+        kept = max(1, outs[0].shape[-1]) if outs[0].shape else 1
+        # Found again and again at first: each of the first elements is among the largest until then.
+        found = in_size / max(width, 1) * kept * (1.0 + math.log(max(width / kept, 1.0)))
+        return Work(float(in_size), moved, 1.2 * in_size + TOP_NS * found + OP_OVERHEAD_NS)
     if name == "fft":
         flops = work.fourier(in_size, math.prod(params["fft_lengths"]))
         return Work(flops, moved, flops / FFT_FLOPS_PER_NS + 1000.0)
@@ -358,7 +391,8 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
         return Work(20.0 * out_size, moved, 3.0 * out_size + OP_OVERHEAD_NS)
     if name == "gather" or name.startswith("scatter"):
         moving = out_size if name == "gather" else _size(ins[-1])
-        return Work(0.0, moved, max(1.3 * moving, memory_ns) + OP_OVERHEAD_NS)
+        each = INDEXED_NS if _by_element(name, params) else INDEXED_ROWS_NS
+        return Work(0.0, moved, max(each * moving, memory_ns) + OP_OVERHEAD_NS)
     if name in CUMULATIVE_NS:
         along, shape = params["axis"], ins[0].shape
         strided = along != len(shape) - 1 or math.prod(shape[:along]) == 1
@@ -369,10 +403,17 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
         return Work(reduced, moved, max(WINDOW_NS * reduced, memory_ns) + OP_OVERHEAD_NS)
     if name.startswith(("arg", "reduce_window", "select_and")):
         return Work(float(in_size), moved, max(4.5 * in_size, memory_ns) + OP_OVERHEAD_NS)
+    if name == "rem" or (name == "div" and jnp.issubdtype(outs[0].dtype, jnp.integer)):
+        # Integers are mostly divided by a constant, which the compiler makes a product of.
+        each = 0.8 if jnp.issubdtype(outs[0].dtype, jnp.integer) else 4.0
+        return Work(float(out_size), moved, max(each * out_size, memory_ns) + OP_OVERHEAD_NS)
     if name.startswith("reduce"):
         return Work(float(in_size), moved, max(0.05 * in_size, memory_ns) + OP_OVERHEAD_NS)
     if name in TRANSCENDENTAL:
-        ns = max(TRANSCENDENTAL[name] * out_size, memory_ns) + OP_OVERHEAD_NS
+        each = TRANSCENDENTAL[name]
+        if jnp.issubdtype(outs[0].dtype, jnp.complexfloating):
+            each = 8.0 + 2 * each
+        ns = max(each * out_size, memory_ns) + OP_OVERHEAD_NS
         return Work(10.0 * out_size, moved, ns)
     if name in ("broadcast_in_dim", "iota", "slice", "concatenate", "pad", "transpose", "rev",
                 "convert_element_type", "copy", "select_n"):  # fmt: skip
