@@ -26,6 +26,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 import dynaflow_xla as dfx
 
@@ -151,7 +152,6 @@ def measured(make: Callable[[], Made], rounds: int, ways: list[str]) -> dict[str
     """Samples of every way, and each schedule's ratio to the fastest plain setting of its kind."""
     # All models here are one class to Dynamo, which compiles so many of a class and runs the rest eagerly.
     torch.compiler.reset()
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
     torch.manual_seed(0)
     model, args = make()
     model.eval()
@@ -212,8 +212,11 @@ def main() -> int:
         started, stamp = time.perf_counter(), environment.stamp()
         try:
             here = [way for way in ways if name in SPLIT or "nano" not in way]
-            row = measured(MODELS[name], given.rounds, here)
-        except (dfx.errors.DynaflowError, RuntimeError, AssertionError) as error:
+            with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+                row = measured(MODELS[name], given.rounds, here)
+        except (
+            dfx.errors.DynaflowError, RuntimeError, AssertionError, FailOnRecompileLimitHit,
+        ) as error:  # fmt: skip
             row = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
             table.add_row(name, row["failed"], "", "", "")
         rows[name] = row | {"environment": stamp, "seconds": time.perf_counter() - started}

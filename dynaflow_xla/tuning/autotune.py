@@ -286,14 +286,13 @@ def measure(
     """
     tell = tick or (lambda _: None)
     watch = watch or quiet.ActivityWatch()
-    once: dict[str, float] = {}
     for name, run in runs.items():
         tell(f"first call of {name}")
         run()  # compiles
-        once[name] = _seconds(run, sample_s)
     watch.settle()
     watch.begin()
     _warm([runs[name] for name in plain or runs], WARM_S)
+    once = {name: _seconds(run, sample_s) for name, run in runs.items()}
     calls = max(1, min(100, math.ceil(sample_s / max(min(once.values()), 1e-9))))
     need = MIN_ROUNDS * sum((1 + calls) * seconds for seconds in once.values())
     if need > budget_s and not regardless:

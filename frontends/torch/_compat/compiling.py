@@ -82,21 +82,31 @@ def aot_compile(gm: Any, examples: Sequence[torch.Tensor], options: Mapping[str,
 
 
 @functools.cache
-def without_code(compiler: str, target: Any) -> bool:
-    """Whether Inductor ("inductor") or AOTInductor ("aoti") only calls an operator as it is.
+def without_code(target: Any) -> bool:
+    """Whether Inductor has neither code for an operator nor a C function to call it by.
 
-    Inductor then believes the strides that PyTorch's rules foresee, which some operators do not keep;
-    AOTInductor needs a C function for each such operator, and has few.
+    It then believes the strides that PyTorch's rules foresee, which some operators do not keep, and
+    AOTInductor has nothing to call. What Inductor meets for the first time it adds to its table of lowerings
+    as a fallback; the answer is the same before and after.
     """
     from torch._inductor import decomposition, lowering
-    from torchgen.aoti.fallback_ops import inductor_fallback_ops
 
+    if not isinstance(target, operators.Operator):
+        return False
     if target in decomposition.decompositions or operators.is_composite(target):
         return False
-    if target not in lowering.lowerings:
-        return True
-    called = target in lowering.fallbacks
-    return compiler == "aoti" and called and str(target) not in inductor_fallback_ops
+    if target in getattr(lowering, "user_lowerings", ()):
+        return False
+    if target in lowering.lowerings and target not in lowering.fallbacks:
+        return False
+    return not in_c(target)
+
+
+def in_c(target: Any) -> bool:
+    """Whether AOTInductor's code can call an operator as it is."""
+    from torchgen.aoti.fallback_ops import inductor_fallback_ops
+
+    return str(target) in inductor_fallback_ops
 
 
 tensor_handles: Callable[[Sequence[torch.Tensor]], list[Any]] = (

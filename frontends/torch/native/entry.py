@@ -225,7 +225,10 @@ def planned_entry(
     compiler = None
     if options.compiler != "eager":
         several = len(plan.lanes_used) > 1
-        compiler = Compiler(captured, pg, several, options.compiler, options.compiler_options)
+        compiler = Compiler(
+            captured, pg, several, options.compiler, options.compiler_options,
+            backward=kind == "backward",
+        )  # fmt: skip
     runnable = native.build(captured, pg, plan, made, compiler=compiler)
     runner: Any = None
     if captured.device.type == "cuda":

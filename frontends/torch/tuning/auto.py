@@ -205,7 +205,9 @@ def _choose(
         predicted = _planned(
             core, forms, entries, run, args, kwargs, ways, capture_s, whole_s, left_out
         )
-        if not isinstance(strategy, OneOf) and one_thread.may_help(entries, ways.call_s):
+        # What was planned so far is the forward; with gradients a call is more than that.
+        call_s = 0.0 if run.wanted else ways.call_s
+        if not isinstance(strategy, OneOf) and one_thread.may_help(entries, call_s):
             if why := _on_one_thread(core, run, ways):
                 left_out[one_thread.NAME] = why
         if ways.refused and tuned and len(ways.runs) == len(ways.plain):

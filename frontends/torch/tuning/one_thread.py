@@ -59,7 +59,7 @@ def may_help(entries: Sequence[Any], call_s: float) -> bool:
 
     Args:
         entries: Plans of what it does.
-        call_s: Seconds that a call with all threads took.
+        call_s: Seconds that a call of these with all threads took; 0 if that is not known.
     """
     count = torch.get_num_threads()
     if count < 2 or not threads.are_own():

@@ -341,11 +341,11 @@ def _convolution(ins: Any, out: Any, params: dict[str, Any]) -> tuple[float, flo
 
 
 def _by_element(name: str, params: dict[str, Any]) -> bool:
-    """Whether indices of a gather or scatter name single elements, not rows."""
-    numbers = params.get("dimension_numbers")
+    """Whether indices of a gather or scatter name single elements, not rows; rows if that is not known."""
     if name == "gather":
-        return all(n == 1 for n in params.get("slice_sizes", ())[-1:])
-    return not getattr(numbers, "update_window_dims", ())
+        return tuple(params.get("slice_sizes", ())[-1:]) == (1,)
+    numbers = params.get("dimension_numbers")
+    return numbers is not None and not numbers.update_window_dims
 
 
 def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
@@ -379,8 +379,9 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
         each = SORT_NS + SORT_MORE_NS * (len(ins) - 1)
         return Work(steps, moved, steps * each + OP_OVERHEAD_NS)
     if name in ("top_k", "approx_top_k"):
-        width = ins[0].shape[-1] if ins[0].shape else 1
-        kept = max(1, outs[0].shape[-1]) if outs[0].shape else 1
+        axis = params.get("axis", params.get("reduction_dimension", -1))
+        width = ins[0].shape[axis] if ins[0].shape else 1
+        kept = max(1, outs[0].shape[axis]) if outs[0].shape else 1
         # Found again and again at first: each of the first elements is among the largest until then.
         found = in_size / max(width, 1) * kept * (1.0 + math.log(max(width / kept, 1.0)))
         return Work(float(in_size), moved, 1.2 * in_size + TOP_NS * found + OP_OVERHEAD_NS)

@@ -33,7 +33,7 @@ from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch._compat import compiling, modes
-from dynaflow_xla.frontends.torch.capture.captured import Captured, Ref
+from dynaflow_xla.frontends.torch.capture.captured import Captured, Ref, overlapping, place
 from dynaflow_xla.frontends.torch.native.compiling import worker as compile_worker
 from dynaflow_xla.frontends.torch.native.stretches.regions import StretchBody
 from dynaflow_xla.frontends.torch.native.stretches.source import FusedOperators, Step
@@ -79,6 +79,7 @@ class Compiler:
         several: Whether several lanes run, whose programs must not hold the interpreter lock.
         name: "inductor" or "aoti".
         options: For the compiler.
+        backward: Whether its inputs are what a forward kept, laid out as it is.
 
     Raises:
         UnsupportedError: sizes are symbolic; AOTInductor for regions on a GPU.
@@ -89,6 +90,7 @@ class Compiler:
     several: bool
     name: str
     options: Mapping[str, Any] | None
+    backward: bool = False
 
     def __post_init__(self) -> None:
         if self.name == "aoti" and self.captured.device.type != "cpu":
@@ -118,6 +120,9 @@ class Compiler:
         as_it_is = {
             v for parts in cut for part in parts if isinstance(part, Step) for v in part.writes
         }
+        if self.backward:
+            as_it_is.update(self.captured.graph.inputs)
+        laid_out: dict[Any, Implementation] = {}
         wanted: dict[int, Structure] = {}
         functions: dict[str, Implementation] = {}
         for threads in dict.fromkeys(work.threads for work in works):
@@ -134,14 +139,18 @@ class Compiler:
         def made(part: Step | _Part) -> Step | FusedOperators:
             if isinstance(part, Step):
                 return part
-            function = functions[wanted[id(part)].key]
-            strides = {
-                place: self.captured.examples[v].stride()
-                for place, v in enumerate(part.reads)
+            key = wanted[id(part)].key
+            function = functions[key]
+            layouts = {
+                position: _Layout.of(self.captured.examples[v])
+                for position, v in enumerate(part.reads)
                 if v in as_it_is
             }
-            if strides:
-                function = functools.partial(_laid_out, function, strides)
+            if layouts:
+                known = (key, *layouts.items())
+                if known not in laid_out:
+                    laid_out[known] = functools.partial(_laid_out, function, layouts)
+                function = laid_out[known]
             return FusedOperators(
                 tuple(part.steps), function, tuple(part.reads), tuple(part.writes)
             )
@@ -184,10 +193,18 @@ class Compiler:
         if op.kind.startswith("dynaflow_xla.") or op.outer or op.once:
             return False
         target = step.payload.target
-        if isinstance(target, FunctionType) or compiling.without_code(self.name, target):
+        named = (self.options or {}).get("aot_inductor.custom_ops_to_c_shims") or ()
+        if isinstance(target, FunctionType):
+            return False
+        if compiling.without_code(target) and target not in named:
             return False
         values = [v for v in (*step.payload.reads(), *step.reads, *step.writes) if v is not None]
-        return all(isinstance(self.captured.examples[v], torch.Tensor) for v in values)
+        examples = [self.captured.examples[v] for v in values]
+        if not all(isinstance(example, torch.Tensor) for example in examples):
+            return False
+        # Inductor has no loops over complex numbers: it calls PyTorch's operators, AOTInductor those it can.
+        has_complex = any(example.is_complex() for example in examples)
+        return self.name != "aoti" or not has_complex or compiling.in_c(target)
 
     def _computes(self, step: Step) -> bool:
         op = self.captured.graph.ops[step.op]
@@ -358,18 +375,49 @@ def _load(compiler: str, structure: Structure, settings: Mapping[str, Any]) -> I
     return call
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """How a program expects an input.
+
+    Attributes:
+        dtype: Its type.
+        strides: Its strides.
+        shared: Dimensions along which it repeats the same memory.
+    """
+
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+    shared: tuple[int, ...]
+
+    @classmethod
+    def of(cls, example: torch.Tensor) -> _Layout:
+        """That of an example."""
+        return cls(example.dtype, tuple(example.stride()), overlapping(example))
+
+    def fits(self, x: torch.Tensor) -> bool:
+        """Whether a tensor has it, where there are elements to tell."""
+        found = x.stride()
+        if x.dtype is not self.dtype:
+            return False
+        return found == self.strides or not any(
+            n > 1 and a != b for n, a, b in zip(x.shape, found, self.strides, strict=True)
+        )
+
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        """The same values in this layout."""
+        made = torch.empty_strided(x.shape, self.strides, dtype=self.dtype, device=x.device)
+        place(made, x.to(self.dtype), self.shared)
+        return made
+
+
 def _laid_out(
-    function: Implementation, strides: Mapping[int, tuple[int, ...]], *inputs: torch.Tensor
+    function: Implementation, layouts: Mapping[int, _Layout], *inputs: torch.Tensor
 ) -> Sequence[Any]:
     """Calls a program with those of its inputs laid out as it expects them that may not be."""
     given = list(inputs)
-    for place, expected in strides.items():
-        x = given[place]
-        found = x.stride()
-        if found != expected and any(
-            n > 1 and a != b for n, a, b in zip(x.shape, found, expected, strict=True)
-        ):
-            given[place] = x.new_empty_strided(x.shape, expected).copy_(x)
+    for position, layout in layouts.items():
+        if not layout.fits(given[position]):
+            given[position] = layout.copy(given[position])
     return function(*given)
 
 
