@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,7 +80,6 @@ def aot_compile(gm: Any, examples: Sequence[torch.Tensor], options: Mapping[str,
         return Path(str(inductor_aot_compile(gm, tuple(examples), options=settings)))
 
 
-@functools.cache
 def without_code(target: Any) -> bool:
     """Whether Inductor has neither code for an operator nor a C function to call it by.
 
