@@ -17,7 +17,7 @@ from jax.extend import core as jcore
 from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax.capture.costs import sharing
 from dynaflow_xla.frontends.jax.capture.costs.fused import Applied, forks
-from dynaflow_xla.frontends.jax.capture.costs.kinds import FREE, SCALAR, TRANSCENDENTAL
+from dynaflow_xla.frontends.jax.capture.costs.kinds import FREE, TRANSCENDENTAL
 from dynaflow_xla.ir import lapack, work
 from dynaflow_xla.ir.work import Spread, Work
 
@@ -60,10 +60,8 @@ ONE_PASS_NARROW = 3.5
 
 ONE_PASS_CALL_NS = 500.0
 
-INDEXED_NS, INDEXED_ROWS_NS = (
-    0.65,
-    0.15,
-)  # an element that is read or written by an index of its own; others
+INDEXED_NS = 0.65  # an element that is read or written by an index of its own
+INDEXED_ROWS_NS = 0.15  # one of a row that has an index
 
 TOP_NS = 25.0  # an element that is among the largest as yet
 
@@ -211,7 +209,10 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
         forked = shares = sharing.of_convolution(image, kernel, eqn.outvars[0].aval.shape, params)
     else:
         forked = shares = made.bytes_moved >= 2 * FORKED_BYTES
-    speed = machine.numbers().speed("jax", "serial" if _is_scalar(eqn, name) else kind)
+    scalar = name in ("argmax", "argmin") or (
+        _scalar_ns(name, [v.aval for v in eqn.outvars]) is not None
+    )
+    speed = machine.numbers().speed("jax", "serial" if scalar else kind)
     made = made._replace(ns=made.ns / speed)
     if kind == "serial":
         return made._replace(spread=Spread(products=_by_blas(eqn, name) * made.ns))
@@ -222,15 +223,28 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     return made._replace(spread=spread)
 
 
-def _is_scalar(eqn: Any, name: str) -> bool:
-    """Whether vectors of the processor's do not help with an element-wise operator."""
-    if name in SCALAR:
-        return True
-    if name == "div":
-        return bool(jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.integer))
+_WITHOUT_VECTORS_NS = 1.0
+"""Functions that take so long an element are not computed with the processor's vectors."""
+
+
+def _scalar_ns(name: str, outs: Sequence[Any]) -> float | None:
+    """Nanoseconds an element of a loop at the speed of a core's ordinary instructions; None if vectors help.
+
+    Args:
+        name: The primitive's.
+        outs: Its results, abstractly.
+    """
+    if name not in ("rem", "div") and name not in TRANSCENDENTAL:
+        return None
+    dtype = outs[0].dtype
     if name in TRANSCENDENTAL:
-        return bool(jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.complexfloating))
-    return False
+        ns = TRANSCENDENTAL[name]
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            return 8.0 + 2 * ns
+        return ns if ns >= _WITHOUT_VECTORS_NS else None
+    if jnp.issubdtype(dtype, jnp.integer):
+        return 0.8  # most are divided by a constant, which the compiler makes a product of
+    return 4.0 if name == "rem" else None
 
 
 _IN_VAIN = {
@@ -404,18 +418,13 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
         return Work(reduced, moved, max(WINDOW_NS * reduced, memory_ns) + OP_OVERHEAD_NS)
     if name.startswith(("arg", "reduce_window", "select_and")):
         return Work(float(in_size), moved, max(4.5 * in_size, memory_ns) + OP_OVERHEAD_NS)
-    if name == "rem" or (name == "div" and jnp.issubdtype(outs[0].dtype, jnp.integer)):
-        # Integers are mostly divided by a constant, which the compiler makes a product of.
-        each = 0.8 if jnp.issubdtype(outs[0].dtype, jnp.integer) else 4.0
-        return Work(float(out_size), moved, max(each * out_size, memory_ns) + OP_OVERHEAD_NS)
     if name.startswith("reduce"):
         return Work(float(in_size), moved, max(0.05 * in_size, memory_ns) + OP_OVERHEAD_NS)
-    if name in TRANSCENDENTAL:
-        each = TRANSCENDENTAL[name]
-        if jnp.issubdtype(outs[0].dtype, jnp.complexfloating):
-            each = 8.0 + 2 * each
-        ns = max(each * out_size, memory_ns) + OP_OVERHEAD_NS
-        return Work(10.0 * out_size, moved, ns)
+    scalar = _scalar_ns(name, outs)
+    if name in TRANSCENDENTAL or scalar is not None:
+        flops = 10.0 if name in TRANSCENDENTAL else 1.0
+        each = TRANSCENDENTAL[name] if scalar is None else scalar
+        return Work(flops * out_size, moved, max(each * out_size, memory_ns) + OP_OVERHEAD_NS)
     if name in ("broadcast_in_dim", "iota", "slice", "concatenate", "pad", "transpose", "rev",
                 "convert_element_type", "copy", "select_n"):  # fmt: skip
         return Work(0.0, moved, memory_ns + OP_OVERHEAD_NS)

@@ -8,18 +8,9 @@ TRANSCENDENTAL = {
     "sqrt": 0.15, "rsqrt": 0.4, "cbrt": 15.0, "atan2": 12.0, "asin": 14.0, "acos": 23.0, "atan": 12.0,
     "sinh": 2.2, "cosh": 0.8, "asinh": 2.2, "acosh": 1.9, "atanh": 2.2, "lgamma": 12.0,
     "digamma": 12.0, "bessel_i0e": 1.9, "bessel_i1e": 1.9, "igamma": 100.0,
-    "igammac": 100.0, "igamma_grad_a": 100.0,
-    "regularized_incomplete_beta": 100.0,
+    "igammac": 100.0, "igamma_grad_a": 100.0, "regularized_incomplete_beta": 100.0,
 }  # fmt: skip
 """Nanoseconds for a float32. XLA has polynomials of its own for some, and calls the C library for others."""
-
-_WITHOUT_VECTORS_NS = 1.0
-
-SCALAR = frozenset(
-    {name for name, ns in TRANSCENDENTAL.items() if ns >= _WITHOUT_VECTORS_NS}
-    | {"rem", "argmax", "argmin"}
-)
-"""Loops over elements whose speed is that of a core's ordinary instructions, not of its vectors."""
 
 FREE = frozenset(
     "reshape squeeze expand_dims stop_gradient copy_p bitcast_convert_type "

@@ -33,8 +33,8 @@ from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch._compat import compiling, modes
-from dynaflow_xla.frontends.torch.capture.captured import Captured, Ref, overlapping, place
-from dynaflow_xla.frontends.torch.native.compiling import worker as compile_worker
+from dynaflow_xla.frontends.torch.capture.captured import Captured, Ref
+from dynaflow_xla.frontends.torch.native.compiling import layouts, worker as compile_worker
 from dynaflow_xla.frontends.torch.native.stretches.regions import StretchBody
 from dynaflow_xla.frontends.torch.native.stretches.source import FusedOperators, Step
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -141,15 +141,15 @@ class Compiler:
                 return part
             key = wanted[id(part)].key
             function = functions[key]
-            layouts = {
-                position: _Layout.of(self.captured.examples[v])
+            expected = {
+                position: layouts.Layout.of(self.captured.examples[v])
                 for position, v in enumerate(part.reads)
                 if v in as_it_is
             }
-            if layouts:
-                known = (key, *layouts.items())
+            if expected:
+                known = (key, *expected.items())
                 if known not in laid_out:
-                    laid_out[known] = functools.partial(_laid_out, function, layouts)
+                    laid_out[known] = functools.partial(layouts.call, function, expected)
                 function = laid_out[known]
             return FusedOperators(
                 tuple(part.steps), function, tuple(part.reads), tuple(part.writes)
@@ -373,52 +373,6 @@ def _load(compiler: str, structure: Structure, settings: Mapping[str, Any]) -> I
         return tensors(run(handles(inputs)))
 
     return call
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """How a program expects an input.
-
-    Attributes:
-        dtype: Its type.
-        strides: Its strides.
-        shared: Dimensions along which it repeats the same memory.
-    """
-
-    dtype: torch.dtype
-    strides: tuple[int, ...]
-    shared: tuple[int, ...]
-
-    @classmethod
-    def of(cls, example: torch.Tensor) -> _Layout:
-        """That of an example."""
-        return cls(example.dtype, tuple(example.stride()), overlapping(example))
-
-    def fits(self, x: torch.Tensor) -> bool:
-        """Whether a tensor has it, where there are elements to tell."""
-        found = x.stride()
-        if x.dtype is not self.dtype:
-            return False
-        return found == self.strides or not any(
-            n > 1 and a != b for n, a, b in zip(x.shape, found, self.strides, strict=True)
-        )
-
-    def copy(self, x: torch.Tensor) -> torch.Tensor:
-        """The same values in this layout."""
-        made = torch.empty_strided(x.shape, self.strides, dtype=self.dtype, device=x.device)
-        place(made, x.to(self.dtype), self.shared)
-        return made
-
-
-def _laid_out(
-    function: Implementation, layouts: Mapping[int, _Layout], *inputs: torch.Tensor
-) -> Sequence[Any]:
-    """Calls a program with those of its inputs laid out as it expects them that may not be."""
-    given = list(inputs)
-    for position, layout in layouts.items():
-        if not layout.fits(given[position]):
-            given[position] = layout.copy(given[position])
-    return function(*given)
 
 
 def _concrete(example: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
-from jax.extend import core as jcore  # noqa: E402
+from jaxprs import walked  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla import machine  # noqa: E402
@@ -231,14 +230,6 @@ def test_loops_that_vectors_do_not_help_with(monkeypatch: pytest.MonkeyPatch) ->
     *same, faster = (cost(f) for f in (*scalar, jax.lax.exp))
     assert same == pytest.approx(before[:-1])
     assert faster == pytest.approx(before[-1] / 2)
-
-
-def walked(jaxpr: Any) -> Iterator[Any]:
-    """Equations, those of inner functions too."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in jcore.jaxprs_in_params(eqn.params):
-            yield from walked(inner)
 
 
 def test_indices_of_elements_and_of_rows() -> None:

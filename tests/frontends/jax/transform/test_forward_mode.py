@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import jet
+from jaxprs import walked
 
 import dynaflow_xla as dfx
 
@@ -163,18 +164,9 @@ def test_forward_mode_of_each_backend_outside_of_jit(backend: str, name: str, gi
 
 
 def primitives(fn: Any, *args: Any) -> list[str]:
-    jaxpr = jax.make_jaxpr(lambda *a: jax.jit(fn)(*a))(*args).jaxpr
-    names = []
-
-    def walk(jaxpr: Any) -> None:
-        for eqn in jaxpr.eqns:
-            if (name := eqn.primitive.name).startswith("dfx"):
-                names.append(name)
-            for inner in jax.extend.core.jaxprs_in_params(eqn.params):
-                walk(inner)
-
-    walk(jaxpr)
-    return names
+    jaxpr = jax.make_jaxpr(lambda *a: jax.jit(fn)(*a))(*args)
+    names = [eqn.primitive.name for eqn in walked(jaxpr)]
+    return [name for name in names if name.startswith("dfx")]
 
 
 def test_a_jvp_is_one_program_with_results_and_tangents(given: Any) -> None:

@@ -527,10 +527,9 @@ def test_where_one_thread_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> No
         assert seen and all(one_thread.NAME not in names for names in seen)
         entries = fast._dfx_core.entries
         one = sum(region.cost_at(1) for e in entries for region in e.pg.regions)
-        assert not one_thread.may_help(
-            entries, 0.9 * one / 1e9
-        )  # two threads take half of the time
-        assert one_thread.may_help(entries, 1.1 * one / 1e9)  # or should, and do not
+        # Two threads take half of the time, or should, and do not.
+        assert not one_thread.may_help(entries, 0.9 * one / 1e9)
+        assert one_thread.may_help(entries, 1.1 * one / 1e9)
     finally:
         torch.set_num_threads(before)
 
