@@ -23,6 +23,10 @@ import numpy as np
 
 Run = Callable[[], Any]
 
+STEADY = {"warm_ms": 20.0, "sample_ms": 30.0}
+"""For ``paired``: samples of a program's steady speed, each of several calls: on some machines the threads of
+a pool wait for each other on one core in every third call."""
+
 
 def one_thread(fn: Callable[..., Any], args: tuple[Any, ...]) -> Run:
     """Returns a run of ``fn``, jitted for a client whose pool has one thread.
@@ -162,6 +166,7 @@ def paired(
     *,
     sample_ms: float = 2.0,
     warmup: int = 3,
+    warm_ms: float = 0.0,
     rest_ms: float = 0.0,
     contexts: Mapping[str, Callable[[], AbstractContextManager[Any]]] | None = None,
     tick: Callable[[], None] | None = None,
@@ -174,6 +179,9 @@ def paired(
         sample_ms: A sample repeats the call until it takes about this long, so that the clock and
             the loop do not count.
         warmup: Calls of each before the first sample.
+        warm_ms: Before each sample the same run is called untimed for so long, once at least. Threads of a
+            pool that rested, while other variants ran, share one core for 40 to 100 ms before the system's
+            scheduler moves one: without, a sample tells how a program begins after a rest.
         rest_ms: Before each sample rest so long. A thread of OpenBLAS spins for about 100 ms (2^28
             clock ticks) after each call it took part in, whoever runs then: without the rest a
             sample would carry the cost of the variant before it.
@@ -191,7 +199,7 @@ def paired(
                 t0 = time.perf_counter()
                 run()
                 fastest = min(fastest, (time.perf_counter() - t0) * 1e3)
-    calls = max(1, min(1000, math.ceil(sample_ms / fastest)))
+    calls = max(1, min(2000, math.ceil(sample_ms / fastest)))
     samples: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     rng = np.random.default_rng(0)
@@ -204,7 +212,7 @@ def paired(
                 with around[name]():
                     if rest_ms > 0.0:
                         time.sleep(rest_ms / 1e3)
-                    run()
+                    warm(run, warm_ms)
                     t0 = time.perf_counter()
                     for _ in range(calls):
                         run()
@@ -215,6 +223,14 @@ def paired(
         if enabled:
             gc.enable()
     return samples, calls
+
+
+def warm(run: Run, warm_ms: float) -> None:
+    """Calls ``run`` for so many milliseconds, once at least."""
+    end = time.perf_counter() + warm_ms / 1e3
+    run()
+    while time.perf_counter() < end:
+        run()
 
 
 def first_calls(
@@ -240,6 +256,7 @@ def timed(
     contexts: Mapping[str, Callable[[], AbstractContextManager[Any]]] | None = None,
     rest_ms: float = 0.0,
     sample_ms: float = 2.0,
+    warm_ms: float = 0.0,
     tick: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
     """Times the runs of one case; returns what every result file says about a case.
@@ -248,13 +265,19 @@ def timed(
         runs: Name -> run.
         baselines: Name of a scheduled run -> the runs that it is compared with.
         rounds: Samples of each.
-        contexts, rest_ms, sample_ms, tick: As for ``paired``.
+        contexts, rest_ms, sample_ms, warm_ms, tick: As for ``paired``.
     """
     if rounds < 2:
         raise ValueError(f"a ratio needs two rounds or more; got {rounds}")
     with Contention() as contention:
         samples, calls = paired(
-            runs, rounds, rest_ms=rest_ms, sample_ms=sample_ms, contexts=contexts, tick=tick
+            runs,
+            rounds,
+            rest_ms=rest_ms,
+            sample_ms=sample_ms,
+            warm_ms=warm_ms,
+            contexts=contexts,
+            tick=tick,
         )
     return {
         "calls_per_sample": calls,
@@ -262,6 +285,7 @@ def timed(
         "statistics_ms": {name: statistics(values) for name, values in samples.items()},
         "ratios": {name: ratio(samples, name, among) for name, among in baselines.items()},
         "rest_ms": rest_ms,
+        "warm_ms": warm_ms,
         "contention": contention.as_dict(),
     }
 

@@ -35,9 +35,6 @@ TOLERANCE = 2e-4
 """Allowed difference between the frameworks, relative to the largest element of the result."""
 REST_MS = 20.0
 """Rest before each sample: OpenMP's workers of the variant before spin for some milliseconds."""
-SAMPLE_MS = 60.0
-"""Of calls in a row, so that the first ones after the rest count little: XLA's threads sleep then, and plain
-``jit`` takes up to 1.5 times as long as a client with one thread (the MoE block)."""
 
 BASELINES: dict[str, tuple[str, ...]] = {
     "jax_sequential": ("jax", "jax_one_thread"), "torch_sequential": ("torch_1", "torch_2"),
@@ -199,7 +196,7 @@ def measure_case(case: Pair, rounds: int, tick: Any) -> dict[str, Any]:
         raise ValueError(f"a schedule differs from its original: {checks}")
     timed = measure.timed(
         runs, {name: BASELINES[name] for name in checks}, rounds,
-        contexts=contexts, rest_ms=REST_MS, sample_ms=SAMPLE_MS, tick=tick,
+        contexts=contexts, rest_ms=REST_MS, **measure.STEADY, tick=tick,
     )  # fmt: skip
     return {
         "difference_between_frameworks": between,

@@ -176,15 +176,15 @@ def measure_case(case: Any, rounds: int, tick: Any) -> dict[str, Any]:
     want = jax.jit(fn)(*args)
     checks = {name: verified(made, want, args) for name, made in schedules.items()}
     choice = schedules["auto"].decision(args, {})
-    settings = {"contexts": contexts, "tick": tick}
+    settings = {"contexts": contexts, "tick": tick, **measure.STEADY}
     if case.lapack:
-        settings |= {"rest_ms": REST_MS, "sample_ms": 20.0}
+        settings |= {"rest_ms": REST_MS}
     compared = dict.fromkeys((*schedules, CONTROL), baselines)
     timed = measure.timed(runs, compared, rounds, **settings)
     control = timed["ratios"].pop(CONTROL)
     mixed = {}
     if case.lapack:
-        mixed, _ = measure.paired(runs, rounds, contexts=contexts)
+        mixed, _ = measure.paired(runs, rounds, contexts=contexts, **measure.STEADY)
     plans = {}
     for name, made in schedules.items():
         if name == "auto" or not hasattr(made, "planned"):

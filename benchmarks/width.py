@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from cases import CASES, lstm, lstm_parameters
 from environment import stamp
-from measure import Contention
+from measure import STEADY, Contention, blocking, paired
 
 import dynaflow_xla as dfx
 from dynaflow_xla import machine
@@ -130,17 +129,8 @@ def measured(
     ways: dict[str, Callable[..., Any]], args: Any, rounds: int, plain: str = "jit"
 ) -> dict[str, Any]:
     """Milliseconds of every round by name, their medians, and medians of the ratios to the plain way."""
-    for _ in range(2):
-        for fn in ways.values():
-            jax.block_until_ready(fn(*args))
-    samples: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(rounds):
-        names = list(ways)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            jax.block_until_ready(ways[name](*args))
-            start = time.perf_counter()
-            jax.block_until_ready(ways[name](*args))
-            samples[name].append((time.perf_counter() - start) * 1e3)
+    runs = {name: blocking(fn, args) for name, fn in ways.items()}
+    samples, _ = paired(runs, rounds, **STEADY)
     against = {
         name: statistics.median(a / b for a, b in zip(times, samples[plain], strict=True))
         for name, times in samples.items()
