@@ -13,13 +13,15 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+
+from dynaflow_xla.machine import distance
 
 Run = Callable[[], Any]
 
@@ -160,6 +162,33 @@ def _machine_seconds() -> tuple[float, float] | None:
     return (user + nice + system + irq + softirq) / tick, steal / tick
 
 
+class Samples(dict[str, list[float]]):
+    """Name -> milliseconds a call, one value a round.
+
+    Attributes:
+        far: The same of rounds while the hypervisor had the two cores far from each other.
+        round_trips_ns: Of all rounds in order how far they were, see ``dynaflow_xla.machine.distance``.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__((name, []) for name in names)
+        self.far: dict[str, list[float]] = {name: [] for name in self}
+        self.round_trips_ns: list[float] = []
+
+    def begin(self, more: int) -> dict[str, list[float]]:
+        """Where the next round's samples belong; ``more`` rounds of far cores may be kept apart."""
+        self.round_trips_ns.append(round(distance.round_trip_ns(), 1))
+        far = self.round_trips_ns[-1] > distance.FAR_NS
+        return self.far if far and len(next(iter(self.far.values()))) < more else self
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a result file."""
+        return {
+            "samples_ms": dict(self), "samples_far_ms": self.far,
+            "round_trips_ns": self.round_trips_ns,
+        }  # fmt: skip
+
+
 def paired(
     runs: dict[str, Run],
     rounds: int,
@@ -170,8 +199,11 @@ def paired(
     rest_ms: float = 0.0,
     contexts: Mapping[str, Callable[[], AbstractContextManager[Any]]] | None = None,
     tick: Callable[[], None] | None = None,
-) -> tuple[dict[str, list[float]], int]:
+) -> tuple[Samples, int]:
     """Times the runs against each other.
+
+    A virtual machine's two cores are near to each other or far, for seconds at a time, as the hypervisor has
+    it. Rounds while they are far are kept apart, and taken again: up to as many as are wanted.
 
     Args:
         runs: Name -> run.
@@ -189,7 +221,7 @@ def paired(
         tick: Called after each round.
 
     Returns:
-        Name -> milliseconds a call, one value a round; and the calls in one sample.
+        The samples; and the calls in one sample.
     """
     around = dict.fromkeys(runs, nullcontext) | dict(contexts or {})
     fastest = math.inf
@@ -200,13 +232,14 @@ def paired(
                 run()
                 fastest = min(fastest, (time.perf_counter() - t0) * 1e3)
     calls = max(1, min(2000, math.ceil(sample_ms / fastest)))
-    samples: dict[str, list[float]] = {name: [] for name in runs}
+    samples = Samples(runs)
     names = list(runs)
     rng = np.random.default_rng(0)
     enabled = gc.isenabled()
     gc.disable()
     try:
-        for _ in range(rounds):
+        while len(samples[names[0]]) < rounds:
+            taken = samples.begin(more=rounds)
             for name in rng.permutation(names).tolist():
                 run = runs[name]
                 with around[name]():
@@ -216,8 +249,8 @@ def paired(
                     t0 = time.perf_counter()
                     for _ in range(calls):
                         run()
-                    samples[name].append((time.perf_counter() - t0) * 1e3 / calls)
-            if tick is not None:
+                    taken[name].append((time.perf_counter() - t0) * 1e3 / calls)
+            if tick is not None and taken is samples:
                 tick()
     finally:
         if enabled:
@@ -281,7 +314,7 @@ def timed(
         )
     return {
         "calls_per_sample": calls,
-        "samples_ms": samples,
+        **samples.as_dict(),
         "statistics_ms": {name: statistics(values) for name, values in samples.items()},
         "ratios": {name: ratio(samples, name, among) for name, among in baselines.items()},
         "rest_ms": rest_ms,

@@ -192,7 +192,7 @@ def measured(make: Callable[[], Made], rounds: int, ways: list[str]) -> dict[str
             )
     eager = ["eager", "eager, one thread"]
     return {
-        "samples_ms": samples, "calls_per_sample": calls, "plans": lanes, "max_abs": differs,
+        **samples.as_dict(), "calls_per_sample": calls, "plans": lanes, "max_abs": differs,
         "contention": contention.as_dict(),
         "statistics_ms": {k: measure.statistics(v) for k, v in samples.items()},
         "ratio": {

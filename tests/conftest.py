@@ -64,6 +64,15 @@ def _collector_knows_one_module() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _cores_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody moves this machine's cores while a decision is tested."""
+    if _is_whole():
+        from dynaflow_xla.machine import distance
+
+        monkeypatch.setattr(distance, "round_trip_ns", lambda: 0.0)
+
+
+@pytest.fixture(autouse=True)
 def _lanes_for_everything(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions of tests are so small that no strategy would give them lanes.
 

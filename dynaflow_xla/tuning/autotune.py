@@ -9,9 +9,8 @@ import json
 import math
 import os
 import random
-import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,12 +23,16 @@ from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.machine import memory
 from dynaflow_xla.timelines.spans import one_core_ns
 from dynaflow_xla.timelines.timeline import Timeline
-from dynaflow_xla.tuning import paired_ranks, quiet
+from dynaflow_xla.tuning import quiet
+from dynaflow_xla.tuning.rounds import (
+    CHANCE as CHANCE,
+    MIN_ROUNDS as MIN_ROUNDS,
+    Medians as Medians,
+    Rounds,
+)
 from dynaflow_xla.watching import telling
 
 CACHE_VERSION = 11
-
-MIN_ROUNDS = 3
 
 CLOSE = 1.2
 """Candidates within this factor of the fastest are measured on, the others no more."""
@@ -43,9 +46,6 @@ SAMPLE_S = 2e-3
 WARM_S = 0.12
 """Seconds of calls before the first sample. Compiling kept one core busy; until the system has spread a
 pool's threads over the cores again, wide programs take half as long again (seen: for 0.04 to 0.1 s)."""
-
-CHANCE = 0.05
-"""How often a candidate may be chosen that is as fast as the original."""
 
 
 class BudgetTooSmall(PlanError):
@@ -131,6 +131,7 @@ class _Decision(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     costs: RegionCosts | None = None
     memory: str = ""
+    far: bool = False
 
     def __post_init__(self) -> None:
         costs = () if self.costs is None else (self.costs.scale, *self.costs.region_ns.values())
@@ -173,69 +174,6 @@ def store(key: str, decision: dict[str, Any]) -> None:
             f"decisions cannot be kept in {folder} ({error}); they are made again in each process",
             stacklevel=2,
         )
-
-
-def typical(values: Sequence[float]) -> float:
-    """The median of the means of all pairs of values, each with itself, too (Hodges and Lehmann 1963).
-
-    Plain programs have two speeds on some machines: their pool's threads wait for each other on one core in
-    every third call. A median tells of the commoner one only; a mean, of what was disturbed once. Up to 29 %
-    of the values may be anything.
-    """
-    pairs = itertools.combinations_with_replacement(values, 2)
-    return statistics.median((a + b) / 2 for a, b in pairs)
-
-
-class Medians(dict[str, float]):
-    """Milliseconds by candidate (see ``typical``), and the samples that they are of.
-
-    Attributes:
-        samples: Candidate -> milliseconds, one a round; the first rounds had all candidates.
-    """
-
-    def __init__(self, samples: Mapping[str, Sequence[float]]) -> None:
-        super().__init__((name, typical(values)) for name, values in samples.items())
-        self.samples = samples
-
-    def rounds_won(self, name: str, over: str) -> tuple[int, int]:
-        """In how many rounds a candidate was faster than another one, and of how many."""
-        pairs = list(zip(self.samples[name], self.samples[over], strict=False))
-        return sum(a < b for a, b in pairs), len(pairs)
-
-    def chance(self, name: str, over: str) -> float:
-        """How often two that are equally fast differ so clearly: the p-value of a rank test."""
-        ours, theirs = self.samples[name], self.samples[over]
-        rounds = min(len(ours), len(theirs))
-        return paired_ranks.chance(ours[:rounds], theirs[:rounds])
-
-    def doubt(self, name: str, over: str) -> str:
-        """Why it is not sure that a candidate is faster, or "".
-
-        Fewer than five rounds cannot show it. They are all that a budget allowed for slow calls, and have to
-        be won all.
-        """
-        won, of = self.rounds_won(name, over)
-        if of < 5:
-            return "" if won == of else f"faster in {won} of {of} rounds only"
-        chance = self.chance(name, over)
-        if chance <= CHANCE:
-            return ""
-        return (
-            f"faster in {won} of {of} rounds; of two that are equally fast, one looks so much faster "
-            f"with probability {chance:.2g} (rank test; at most {CHANCE:g})"
-        )
-
-    def beats(self, name: str, over: str, margin: float) -> bool:
-        """Whether a candidate is faster by ``margin``, and more surely than chance explains."""
-        return self[name] <= self[over] * (1 - margin) and not self.doubt(name, over)
-
-    def in_doubt(self, plain: Iterable[str], margin: float) -> list[str]:
-        """The fastest of ``plain`` and the candidate that would be chosen were it sure; else nothing."""
-        base = min(plain, key=lambda name: self[name])
-        faster = [name for name in self if self[name] <= self[base] * (1 - margin)]
-        if not faster or any(not self.doubt(name, base) for name in faster):
-            return []
-        return [base, min(faster, key=lambda name: self[name])]
 
 
 @dataclass(frozen=True)
@@ -311,11 +249,12 @@ def measure(
             f"{budget_s:g} s do not suffice to measure {len(runs)} candidates {MIN_ROUNDS} times, which "
             f"takes about {need:.2g} s: give dfx.tune or Auto a larger budget_s"
         )
-    samples: dict[str, list[float]] = {name: [] for name in runs}
+    taken = Rounds(runs)
     names = list(runs)
     drawn = random.Random(0)
 
     def sample(names: Sequence[str]) -> None:
+        samples = taken.begin(names)
         for name in drawn.sample(names, len(names)):
             if rest:
                 watch.settle()
@@ -328,16 +267,15 @@ def measure(
         if turn >= MIN_ROUNDS and time.perf_counter() - start > budget_s:
             break
         if turn == rounds:
-            medians = Medians(samples)
+            medians = taken.medians()
             names = [name for name in names if medians[name] <= CLOSE * min(medians.values())]
             if len(names) < 2:
                 break
         tell(f"round {turn + 1} of at most {2 * rounds}")
         sample(names)
     # Looked at after each of them, one of two that are alike would seem the faster one sooner or later.
-    if plain and (pair := Medians(samples).in_doubt(plain, margin)):
-        both = min(len(samples[name]) for name in pair)
-        samples |= {name: samples[name][:both] for name in pair}
+    if plain and (pair := taken.medians().in_doubt(plain, margin)):
+        taken.only(pair)
         until = max(start + budget_s, time.perf_counter() + DOUBT_S * regardless)
         for turn in range(2 * rounds):
             if time.perf_counter() > until:
@@ -345,7 +283,7 @@ def measure(
             tell(f"round {turn + 1} of at most {2 * rounds} between {pair[0]} and {pair[1]}")
             sample(pair)
     watch.settle()
-    return Medians(samples)
+    return taken.medians()
 
 
 def _warm(runs: Sequence[Callable[[], None]], seconds: float) -> None:
@@ -389,6 +327,9 @@ _NEAR, _TOLD_APART = 0.05, 0.05
 predicted to take less by the second."""
 
 
+_FAR = " while the two cores are as far from each other as now"
+
+
 def the(name: str) -> str:
     """A candidate's name in a sentence: "the original", "Branches(lanes=2)"."""
     return f"the {name}" if name.startswith("original") else name
@@ -423,6 +364,7 @@ def pick(
     if faster:
         name = _predicted_best(medians, faster, predicted or {})
         reason = f"{the(name)} took {medians[name]:.3g} ms, {said} {base:.3g} ms"
+        reason += _FAR * medians.far
         if name != faster[0]:
             least = medians[faster[0]]
             reason += f"; {the(faster[0])} {least:.3g} ms, which is not surely less"
@@ -430,9 +372,10 @@ def pick(
     reason = (
         f"{said} ({base:.3g} ms) is not beaten by {the(others[0])} ({medians[others[0]]:.3g} ms)"
     )
-    if needs[others[0]] > margin:
-        reason += f", which has to gain {needs[others[0]]:.0%}"
-    if medians[others[0]] <= base * (1 - needs[others[0]]):
+    needed = medians.margin(needs[others[0]])
+    if needed > margin:
+        reason += f", which has to gain {needed:.0%}{_FAR * medians.far}"
+    if medians[others[0]] <= base * (1 - needed):
         reason += f", which was {medians.doubt(others[0], baseline)}"
     return baseline, reason
 

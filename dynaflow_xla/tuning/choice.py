@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.graph import Region
+from dynaflow_xla.machine import distance
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.tuning import autotune, quiet
 from dynaflow_xla.tuning.autotune import RegionCosts, the
@@ -34,6 +35,7 @@ class Choice:
         costs: Measured costs of regions, if ``dfx.tune`` decided and measured them.
         candidate: What was chosen, by name: a candidate, or a way to run the original.
         memory: What a call of the original takes from the system each time, where that is much; else "".
+        far: Whether the two cores were far from each other when it was measured, see ``machine.distance``.
     """
 
     child: Any
@@ -45,6 +47,7 @@ class Choice:
     costs: RegionCosts | None = None
     candidate: str = ""
     memory: str = ""
+    far: bool = False
 
     @property
     def planned(self) -> bool:
@@ -122,13 +125,15 @@ def too_small(regions: Iterable[Region], strategy: Auto) -> str:
 def from_disk(key: str | None, child: Callable[[str], Any], made: type[C]) -> C | None:
     """A decision that an earlier process kept; None without one.
 
+    One that was measured while the cores were far from each other holds while they are.
+
     Args:
         key: Its name on disk, if it has one.
         child: By a candidate's name what is called then.
         made: The frontend's class of decisions.
     """
     cached = autotune.load(key) if key else None
-    if cached is None:
+    if cached is None or (cached["far"] and not distance.are_far()):
         return None
     name, reason = cached.pop("choice"), cached.pop("reason")
     telling.count("decisions_from_disk")

@@ -16,6 +16,7 @@
 #include "dfx/engine.h"
 #include "dfx/openmp_team.h"
 #include "dfx/program.h"
+#include "dfx/round_trip.h"
 #include "engine_error.h"
 #include "python_step.h"
 
@@ -228,6 +229,13 @@ NB_MODULE(_engine, m) {
         });
       },
       nb::arg("seconds"), "Calls that take longer are reported to stderr once; 0: none.");
+  m.def(
+      "round_trip_ns",
+      []() {
+        nb::gil_scoped_release release;
+        return RoundTripNs();
+      },
+      "Nanoseconds for which a cache line goes to another core and back; 0: there is one core.");
   m.def("handlers", []() {
     Handlers handlers;
     AddRunHandlers(handlers);

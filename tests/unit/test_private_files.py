@@ -14,7 +14,7 @@ from dynaflow_xla.tuning import autotune
 
 DECISION = {
     "choice": "original", "reason": "r", "medians_ms": {"original": 1.0}, "predicted_ms": {}, "left_out": {},
-    "seconds": 0.5, "costs": None, "memory": "",
+    "seconds": 0.5, "costs": None, "memory": "", "far": False,
 }  # fmt: skip
 
 

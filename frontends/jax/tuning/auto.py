@@ -160,7 +160,8 @@ def choose(
     seconds = time.perf_counter() - start
     child = _child(fast, choice)
     made = Choice(
-        child, reason, dict(medians), predicted, left_out, seconds, costs, choice, ways.fresh_memory()
+        child, reason, dict(medians), predicted, left_out, seconds, costs, choice, ways.fresh_memory(),
+        medians.far,
     )  # fmt: skip
     if not (ways.refused and choice == "original"):  # a later process may have more time
         choice_of.to_disk(key, made)

@@ -234,7 +234,7 @@ def _choose(
     seconds = time.perf_counter() - start
     made = Choice(
         child_of(choice), reason, dict(medians), predicted, left_out, seconds, None, choice,
-        ways.fresh_memory(),
+        ways.fresh_memory(), medians.far,
     )  # fmt: skip
     if not (ways.refused and choice in ways.plain):  # a later process may have more time
         choice_of.to_disk(key, made)
