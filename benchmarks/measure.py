@@ -3,7 +3,7 @@
 What disturbs a machine for a while then disturbs all variants alike; ratios are formed from samples
 of the same rounds, and their spread comes from resampling rounds, not single samples. What a variant
 leaves behind (threads that still spin, caches) meets each other one equally often: hence the drawn
-order, and one untimed call before each sample.
+order, and untimed calls before each sample.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Run = Callable[[], Any]
 
 STEADY = {"warm_ms": 20.0, "sample_ms": 30.0}
 """For ``paired``: samples of a program's steady speed, each of several calls: on some machines the threads of
-a pool wait for each other on one core in every third call."""
+a pool wait for each other on one core in every third call, and in the first ones after a rest."""
 
 
 def one_thread(fn: Callable[..., Any], args: tuple[Any, ...]) -> Run:
@@ -167,24 +167,41 @@ class Samples(dict[str, list[float]]):
 
     Attributes:
         far: The same of rounds while the hypervisor had the two cores far from each other.
+        far_counted: How many such rounds are among the samples all the same: the cores did not come near.
         round_trips_ns: Of all rounds in order how far they were, see ``dynaflow_xla.machine.distance``.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__((name, []) for name in names)
         self.far: dict[str, list[float]] = {name: [] for name in self}
+        self.far_counted = 0
         self.round_trips_ns: list[float] = []
+        self._kept_apart = 0
 
-    def begin(self, more: int) -> dict[str, list[float]]:
-        """Where the next round's samples belong; ``more`` rounds of far cores may be kept apart."""
-        self.round_trips_ns.append(round(distance.round_trip_ns(), 1))
+    def add(self, taken: Mapping[str, float], trips_ns: Sequence[float], spare: int) -> bool:
+        """Adds a round.
+
+        Args:
+            taken: Its samples.
+            trips_ns: How far the cores were before it, and after.
+            spare: So many rounds of far cores are kept apart.
+
+        Returns:
+            Whether it counts.
+        """
+        self.round_trips_ns.append(round(max(trips_ns), 1))
         far = self.round_trips_ns[-1] > distance.FAR_NS
-        return self.far if far and len(next(iter(self.far.values()))) < more else self
+        counts = not far or self._kept_apart >= spare
+        self._kept_apart += not counts
+        self.far_counted += far and counts
+        for name, ms in taken.items():
+            (self if counts else self.far)[name].append(ms)
+        return counts
 
     def as_dict(self) -> dict[str, Any]:
         """For a result file."""
         return {
-            "samples_ms": dict(self), "samples_far_ms": self.far,
+            "samples_ms": dict(self), "samples_far_ms": self.far, "far_counted": self.far_counted,
             "round_trips_ns": self.round_trips_ns,
         }  # fmt: skip
 
@@ -203,7 +220,7 @@ def paired(
     """Times the runs against each other.
 
     A virtual machine's two cores are near to each other or far, for seconds at a time, as the hypervisor has
-    it. Rounds while they are far are kept apart, and taken again: up to as many as are wanted.
+    it. Rounds while they are far are kept apart, and taken again: up to three times as many as are wanted.
 
     Args:
         runs: Name -> run.
@@ -211,14 +228,13 @@ def paired(
         sample_ms: A sample repeats the call until it takes about this long, so that the clock and
             the loop do not count.
         warmup: Calls of each before the first sample.
-        warm_ms: Before each sample the same run is called untimed for so long, once at least. Threads of a
-            pool that rested, while other variants ran, share one core for 40 to 100 ms before the system's
-            scheduler moves one: without, a sample tells how a program begins after a rest.
+        warm_ms: Before each sample the same run is called untimed for so long, once at least. Without, a
+            sample tells how a program begins whose threads rested while other variants ran.
         rest_ms: Before each sample rest so long. A thread of OpenBLAS spins for about 100 ms (2^28
             clock ticks) after each call it took part in, whoever runs then: without the rest a
             sample would carry the cost of the variant before it.
         contexts: Name -> what a run's samples are taken in; entering it is not timed.
-        tick: Called after each round.
+        tick: Called after each round that counts.
 
     Returns:
         The samples; and the calls in one sample.
@@ -238,8 +254,10 @@ def paired(
     enabled = gc.isenabled()
     gc.disable()
     try:
-        while len(samples[names[0]]) < rounds:
-            taken = samples.begin(more=rounds)
+        counted = 0
+        while counted < rounds:
+            taken = {}
+            begin_ns = distance.round_trip_ns()
             for name in rng.permutation(names).tolist():
                 run = runs[name]
                 with around[name]():
@@ -249,9 +267,11 @@ def paired(
                     t0 = time.perf_counter()
                     for _ in range(calls):
                         run()
-                    taken[name].append((time.perf_counter() - t0) * 1e3 / calls)
-            if tick is not None and taken is samples:
-                tick()
+                    taken[name] = (time.perf_counter() - t0) * 1e3 / calls
+            if samples.add(taken, (begin_ns, distance.round_trip_ns()), spare=3 * rounds):
+                counted += 1
+                if tick is not None:
+                    tick()
     finally:
         if enabled:
             gc.enable()

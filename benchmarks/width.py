@@ -128,7 +128,7 @@ class Whole(dfx.Strategy):
 def measured(
     ways: dict[str, Callable[..., Any]], args: Any, rounds: int, plain: str = "jit"
 ) -> dict[str, Any]:
-    """Milliseconds of every round by name, their medians, and medians of the ratios to the plain way."""
+    """Milliseconds of every round by name, and medians of the ratios to the plain way."""
     runs = {name: blocking(fn, args) for name, fn in ways.items()}
     samples, _ = paired(runs, rounds, **STEADY)
     against = {

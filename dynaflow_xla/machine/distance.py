@@ -9,6 +9,7 @@ time, a decoder of 10 ms took 14 under plain ``jit``, 12 on two lanes and the sa
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 from dynaflow_xla import machine
@@ -16,9 +17,15 @@ from dynaflow_xla import machine
 FAR_NS = 200.0
 """Round trips that take longer leave a core complex."""
 
+FOR_GOOD_S = 60.0
+"""Cores that were never seen near for so long stay far: the process may be held to them."""
+
+_near_seen = False
+_far_since: float | None = None
+
 
 def round_trip_ns() -> float:
-    """Nanoseconds to the other core and back; takes 0.1 to 1 ms.
+    """Nanoseconds to the other core and back; takes 0.1 to 1 ms, 10 on a busy machine.
 
     Returns:
         0.0 where that is not known: without the engine, on a machine too busy to tell, and where there are
@@ -32,4 +39,15 @@ def round_trip_ns() -> float:
 
 def are_far() -> bool:
     """Whether the two cores are far from each other now."""
-    return round_trip_ns() > FAR_NS
+    global _near_seen, _far_since
+    took = round_trip_ns()
+    if took > FAR_NS:
+        _far_since = time.monotonic() if _far_since is None else _far_since
+    elif took > 0:
+        _near_seen = True
+    return took > FAR_NS
+
+
+def may_come_near() -> bool:
+    """Whether cores that are far now are so for a while only, as far as this process has seen."""
+    return _near_seen or _far_since is None or time.monotonic() - _far_since < FOR_GOOD_S

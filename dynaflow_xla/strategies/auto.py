@@ -39,8 +39,11 @@ class Auto(Strategy):
             Default: as long as that first call took, plus a second that all signatures of the
             function share; and half a second for a gain that is likely, but not sure. Candidates that would
             take longer are left out, which ``explain`` tells; ``dfx.tune`` spends more.
-        margin: A candidate's median must be less than the original's by this share, and it must be faster
-            more surely than chance explains (exact rank test over the rounds, 5%), to be chosen.
+        margin: A candidate must take less than the original by this share, and it must be faster more
+            surely than chance explains (exact rank test over the rounds, 5%), to be chosen. Compared are
+            medians of the means of all pairs of rounds, which count both speeds of a program that has
+            two. While a hypervisor has the two cores of its machine far from each other, a candidate
+            must take a quarter less.
         min_cost_ns: Functions with less estimated work than this get no lanes.
     """
 

@@ -250,11 +250,10 @@ def measure(
             f"takes about {need:.2g} s: give dfx.tune or Auto a larger budget_s"
         )
     taken = Rounds(runs)
-    names = list(runs)
     drawn = random.Random(0)
 
-    def sample(names: Sequence[str]) -> None:
-        samples = taken.begin(names)
+    def sample() -> None:
+        names, samples = taken.begin()
         for name in drawn.sample(names, len(names)):
             if rest:
                 watch.settle()
@@ -266,13 +265,10 @@ def measure(
     for turn in range(2 * rounds):
         if turn >= MIN_ROUNDS and time.perf_counter() - start > budget_s:
             break
-        if turn == rounds:
-            medians = taken.medians()
-            names = [name for name in names if medians[name] <= CLOSE * min(medians.values())]
-            if len(names) < 2:
-                break
+        if turn == rounds and taken.drop(CLOSE) < 2:
+            break
         tell(f"round {turn + 1} of at most {2 * rounds}")
-        sample(names)
+        sample()
     # Looked at after each of them, one of two that are alike would seem the faster one sooner or later.
     if plain and (pair := taken.medians().in_doubt(plain, margin)):
         taken.only(pair)
@@ -281,7 +277,7 @@ def measure(
             if time.perf_counter() > until:
                 break
             tell(f"round {turn + 1} of at most {2 * rounds} between {pair[0]} and {pair[1]}")
-            sample(pair)
+            sample()
     watch.settle()
     return taken.medians()
 
@@ -327,7 +323,7 @@ _NEAR, _TOLD_APART = 0.05, 0.05
 predicted to take less by the second."""
 
 
-_FAR = " while the two cores are as far from each other as now"
+_FAR = " while the two cores were far from each other"
 
 
 def the(name: str) -> str:
@@ -372,7 +368,7 @@ def pick(
     reason = (
         f"{said} ({base:.3g} ms) is not beaten by {the(others[0])} ({medians[others[0]]:.3g} ms)"
     )
-    needed = medians.margin(needs[others[0]])
+    needed = max(needs[others[0]], medians.least)
     if needed > margin:
         reason += f", which has to gain {needed:.0%}{_FAR * medians.far}"
     if medians[others[0]] <= base * (1 - needed):

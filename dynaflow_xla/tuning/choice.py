@@ -28,7 +28,7 @@ class Choice:
     Attributes:
         child: What is called, scheduled under the chosen strategy; None for the original.
         reason: One sentence.
-        medians_ms: Candidate -> median milliseconds; empty if nothing was measured.
+        medians_ms: Candidate -> milliseconds (``rounds.typical``); empty if nothing was measured.
         predicted_ms: Candidate -> milliseconds that the simulator expects.
         left_out: Candidate -> why it was not measured.
         seconds: What the decision took.
@@ -125,7 +125,7 @@ def too_small(regions: Iterable[Region], strategy: Auto) -> str:
 def from_disk(key: str | None, child: Callable[[str], Any], made: type[C]) -> C | None:
     """A decision that an earlier process kept; None without one.
 
-    One that was measured while the cores were far from each other holds while they are.
+    One that was measured while the cores were far from each other holds for processes that find them so.
 
     Args:
         key: Its name on disk, if it has one.
@@ -141,8 +141,12 @@ def from_disk(key: str | None, child: Callable[[str], Any], made: type[C]) -> C 
 
 
 def to_disk(key: str | None, choice: Choice) -> None:
-    """Keeps a decision that was measured for later processes."""
-    if key:
+    """Keeps a decision that was measured for later processes.
+
+    One that was measured while the cores were far from each other takes the place of none that was not.
+    """
+    known = autotune.load(key) if key and choice.far else None
+    if key and (known is None or known["far"]):
         decision = {f.name: getattr(choice, f.name) for f in fields(choice) if f.name not in _HERE}
         autotune.store(key, {"choice": choice.candidate, **decision})
 

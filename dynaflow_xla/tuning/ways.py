@@ -127,7 +127,7 @@ class Ways:
     def medians(
         self, runs: dict[str, Any], watch: quiet.ActivityWatch, *, strict: bool, **options: Any
     ) -> autotune.Medians:
-        """Median milliseconds by name, with their samples.
+        """Milliseconds by name, with their samples.
 
         Args:
             runs: What to measure: ``self.runs``, or the same with something around each.

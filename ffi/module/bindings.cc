@@ -235,7 +235,8 @@ NB_MODULE(_engine, m) {
         nb::gil_scoped_release release;
         return RoundTripNs();
       },
-      "Nanoseconds for which a cache line goes to another core and back; 0: there is one core.");
+      "Nanoseconds for which a cache line goes to another core and back; 0: not known, or one "
+      "core.");
   m.def("handlers", []() {
     Handlers handlers;
     AddRunHandlers(handlers);

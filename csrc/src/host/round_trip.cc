@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <limits>
-#include <system_error>
 #include <thread>
 
 #include "host/affinity.h"
@@ -72,7 +72,7 @@ double RoundTripNs() noexcept {
   std::thread other;
   try {
     other = std::thread(Answer, &court);
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {
     return 0.0;
   }
   KeepOffThisCore(other.native_handle(), -1);  // by the caller: where it stands behind it, it waits

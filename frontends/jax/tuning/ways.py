@@ -81,7 +81,7 @@ class CompiledWays(ways.Ways):
             return self._tried(name, run, self._compile_s)
 
     def measure(self, watch: quiet.ActivityWatch) -> autotune.Medians:
-        """Median milliseconds by name, with their samples.
+        """Milliseconds by name, with their samples.
 
         Raises:
             autotune.BudgetTooSmall: the user's seconds do not suffice.

@@ -15,7 +15,7 @@ from jaxprs import walked  # noqa: E402
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla import machine  # noqa: E402
 from dynaflow_xla.frontends.jax.capture import costs  # noqa: E402
-from dynaflow_xla.frontends.jax.capture.costs import Applied, in_their_readers  # noqa: E402
+from dynaflow_xla.frontends.jax.capture.costs import Applied, estimates, in_their_readers  # noqa: E402
 from dynaflow_xla.ir.work import spread_over  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("assumed_numbers", "two_cores")
@@ -276,3 +276,25 @@ def test_products(pattern: str, x: Any, w: Any, dtype: str, shared: bool) -> Non
     jaxpr = jax.make_jaxpr(lambda x, w: jnp.einsum(pattern, x, w))(*shapes)
     found = [e for e in jaxpr.eqns if e.primitive.name in ("dot_general", "jit", "pjit")]
     assert sum(costs.estimate(eqn).spread.forks for eqn in found) == shared
+
+
+@pytest.mark.parametrize(("pattern", "apart"), [
+    ("bqhd,bkhd->bhqk", 2), ("bhqd,bkhd->bhqk", 1), ("bhqd,bhkd->bhqk", 0), ("bqd,bkd->bqk", 0),
+    ("qbd,kbd->bqk", 2), ("qd,kd->qk", 0), ("dq,kd->qk", 0),
+])  # fmt: skip
+def test_factors_whose_matrices_do_not_lie_one_after_another_are_copied(
+    pattern: str, apart: int
+) -> None:
+    sizes = {"b": 4, "h": 8, "q": 64, "k": 64, "d": 32}
+    ins, _ = pattern.split("->")
+    shapes = [tuple(sizes[c] for c in dims) for dims in ins.split(",")]
+    given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    (product,) = [
+        eqn
+        for eqn in walked(jax.make_jaxpr(lambda x, y: jnp.einsum(pattern, x, y))(*given))
+        if eqn.primitive.name == "dot_general"
+    ]
+    work = estimates._primitive(product, "dot_general", product.params)
+    count = given[0].size
+    plain = work.flops / estimates.GEMM_FLOPS_PER_NS + estimates.OP_OVERHEAD_NS
+    assert work.ns - plain == pytest.approx(apart * count * estimates.GEMM_LAID_OUT_NS)

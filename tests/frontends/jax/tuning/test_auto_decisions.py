@@ -19,6 +19,7 @@ from dynaflow_xla.frontends.jax.capture import costs
 from dynaflow_xla.frontends.jax.lanes import entry as lanes_entry
 from dynaflow_xla.frontends.jax.signature import entry
 from dynaflow_xla.frontends.jax.tuning import auto
+from dynaflow_xla.machine import distance
 from dynaflow_xla.tuning import autotune, budget, quiet
 
 
@@ -175,6 +176,34 @@ def test_donated_arguments_are_measured_with_donation_on_fresh_copies(
     assert_same(f({"a": x.copy()}, y), fast(state, y))
     assert state["a"].is_deleted() and not y.is_deleted(), "the call itself donates"
     assert len(checked) >= 2
+
+
+def test_a_decision_of_far_cores_is_for_processes_that_find_them_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, assert_same: Any
+) -> None:
+    trip, far = 320.0, True
+    monkeypatch.setattr(distance, "round_trip_ns", lambda: trip)
+
+    def measure(runs: dict[str, Any], *_: Any, **__: Any) -> autotune.Medians:
+        return autotune.Medians({n: [2.0 if n == "original" else 1.0] * 6 for n in runs}, far)
+
+    monkeypatch.setattr(autotune, "measure", measure)
+    unhurried(monkeypatch)
+    args = arguments()
+
+    def decided() -> Any:
+        fast = auto_of(jax.jit(sorts))
+        assert_same(sorts(*args), fast(*args))
+        return fast.decision(args, {})
+
+    first = decided()
+    assert first.far and "while the two cores were far" in first.reason
+    assert decided().reason == f"cached: {first.reason}"
+    trip, far = 50.0, False
+    second = decided()
+    assert not second.far and not second.reason.startswith("cached")
+    trip = 320.0
+    assert decided().reason == f"cached: {second.reason}"
 
 
 # -- ahead of time, and what is told -----------------------------------------------------------------

@@ -140,15 +140,17 @@ def test_lanes_run_on_the_worker_that_spins(
         torch.exp(torch.randn(1024, 1024))
         (worker,) = _tasks() - before
         monkeypatch.setattr(native, "_run", run)
-        for _ in range(200):
+        on_it = 0
+        for _ in range(400):
             ran.clear()
             torch.testing.assert_close(fast(x), want, rtol=1e-4, atol=1e-5)
-            # A lane's own thread that still spins after an earlier call may be faster than the worker.
-            if ran == {threading.get_native_id(), worker}:
+            on_it += ran == {threading.get_native_id(), worker}
+            if on_it == 20:
                 break
             time.sleep(0.005)
         assert worker in _tasks()
-    assert ran == {threading.get_native_id(), worker}
+    # A lane's own thread that still spins after an earlier call may be faster than the worker, now and then.
+    assert on_it == 20
 
 
 @pytest.mark.parametrize("compiler", [None, "inductor"])
