@@ -298,3 +298,16 @@ def test_factors_whose_matrices_do_not_lie_one_after_another_are_copied(
     count = given[0].size
     plain = work.flops / estimates.GEMM_FLOPS_PER_NS + estimates.OP_OVERHEAD_NS
     assert work.ns - plain == pytest.approx(apart * count * estimates.GEMM_LAID_OUT_NS)
+
+
+@pytest.mark.parametrize(("shape", "axes", "slow"), [
+    ((65536, 8), (1,), True), ((8, 65536), (1,), False), ((2, 64, 64, 64), (0,), True),
+    ((64, 64, 128), (0, 1), False), ((64, 128, 64), (1,), False),
+])  # fmt: skip
+def test_reductions_of_short_rows_and_across_large_planes_take_longer(
+    shape: tuple[int, ...], axes: tuple[int, ...], slow: bool
+) -> None:
+    (eqn,) = jax.make_jaxpr(lambda x: x.sum(axes))(jax.ShapeDtypeStruct(shape, jnp.float32)).eqns
+    made = estimates._primitive(eqn, eqn.primitive.name, eqn.params)
+    plain = max(0.05 * eqn.invars[0].aval.size, made.bytes_moved / estimates.BYTES_PER_NS)
+    assert (made.ns - estimates.OP_OVERHEAD_NS > 2 * plain) == slow
