@@ -299,7 +299,7 @@ def _reducing(shape: Sequence[int], axes: Sequence[int]) -> tuple[float, float]:
     """Nanoseconds an element of a reduction, and nanoseconds a result.
 
     Along rows each result is taken out of a vector; across large planes all results pass through memory for
-    each plane anew. (On AMD's Zen 4: 4 ns a row of 2 or 8 elements, 0.2 to 0.25 an element of 2 to 16 planes.)
+    each plane anew. (AMD's Zen 4: 4 ns a row of 2 or 8 elements, 0.2 to 0.25 an element of 2 to 16 planes.)
     """
     if not axes:
         return 0.05, 0.0
