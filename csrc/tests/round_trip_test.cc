@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "dfx/round_trip.h"
+#include "dfx/host/round_trip.h"
 
 using dfx::RoundTripNs;
 

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "dfx/openmp_team.h"
+#include "dfx/host/openmp_team.h"
 #include "steps.h"
 
 using namespace dfx_test;  // NOLINT

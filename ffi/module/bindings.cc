@@ -14,9 +14,9 @@
 #include "custom_calls/handlers.h"
 #include "custom_calls/registry.h"
 #include "dfx/engine.h"
-#include "dfx/openmp_team.h"
+#include "dfx/host/openmp_team.h"
+#include "dfx/host/round_trip.h"
 #include "dfx/program.h"
-#include "dfx/round_trip.h"
 #include "engine_error.h"
 #include "python_step.h"
 

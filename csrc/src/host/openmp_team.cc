@@ -1,4 +1,4 @@
-#include "dfx/openmp_team.h"
+#include "dfx/host/openmp_team.h"
 
 namespace dfx {
 namespace {

@@ -1,4 +1,4 @@
-#include "dfx/round_trip.h"
+#include "dfx/host/round_trip.h"
 
 #include <algorithm>
 #include <atomic>
