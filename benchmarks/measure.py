@@ -167,16 +167,16 @@ class Samples(dict[str, list[float]]):
 
     Attributes:
         far: The same of rounds while the hypervisor had the two cores far from each other.
-        far_counted: How many such rounds are among the samples all the same: the cores did not come near.
+        rounds: How many count.
+        far_counted: How many of these were such all the same: the cores did not come near.
         round_trips_ns: Of all rounds in order how far they were, see ``dynaflow_xla.machine.distance``.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__((name, []) for name in names)
         self.far: dict[str, list[float]] = {name: [] for name in self}
-        self.far_counted = 0
+        self.rounds = self.far_counted = 0
         self.round_trips_ns: list[float] = []
-        self._kept_apart = 0
 
     def add(self, taken: Mapping[str, float], trips_ns: Sequence[float], spare: int) -> bool:
         """Adds a round.
@@ -189,10 +189,11 @@ class Samples(dict[str, list[float]]):
         Returns:
             Whether it counts.
         """
+        kept_apart = len(self.round_trips_ns) - self.rounds
         self.round_trips_ns.append(round(max(trips_ns), 1))
         far = self.round_trips_ns[-1] > distance.FAR_NS
-        counts = not far or self._kept_apart >= spare
-        self._kept_apart += not counts
+        counts = not far or kept_apart >= spare
+        self.rounds += counts
         self.far_counted += far and counts
         for name, ms in taken.items():
             (self if counts else self.far)[name].append(ms)
@@ -254,8 +255,7 @@ def paired(
     enabled = gc.isenabled()
     gc.disable()
     try:
-        counted = 0
-        while counted < rounds:
+        while samples.rounds < rounds:
             taken = {}
             begin_ns = distance.round_trip_ns()
             for name in rng.permutation(names).tolist():
@@ -268,10 +268,9 @@ def paired(
                     for _ in range(calls):
                         run()
                     taken[name] = (time.perf_counter() - t0) * 1e3 / calls
-            if samples.add(taken, (begin_ns, distance.round_trip_ns()), spare=3 * rounds):
-                counted += 1
-                if tick is not None:
-                    tick()
+            trips_ns = begin_ns, distance.round_trip_ns()
+            if samples.add(taken, trips_ns, spare=3 * rounds) and tick is not None:
+                tick()
     finally:
         if enabled:
             gc.enable()

@@ -188,7 +188,11 @@ def measured(make: Callable[[], Made], rounds: int, ways: list[str]) -> dict[str
                 )
         with measure.Contention() as contention:
             samples, calls = measure.paired(
-                runs, rounds, contexts=contexts, rest_ms=20.0, warm_ms=20.0, sample_ms=100.0
+                runs,
+                rounds,
+                contexts=contexts,
+                rest_ms=20.0,
+                **measure.STEADY | {"sample_ms": 100.0},
             )
     eager = ["eager", "eager, one thread"]
     return {

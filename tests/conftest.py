@@ -70,6 +70,9 @@ def _cores_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
         from dynaflow_xla.machine import distance
 
         monkeypatch.setattr(distance, "round_trip_ns", lambda: 0.0)
+        # What earlier tests let the process see.
+        monkeypatch.setattr(distance, "_near_seen", False)
+        monkeypatch.setattr(distance, "_far_since", None)
 
 
 @pytest.fixture(autouse=True)

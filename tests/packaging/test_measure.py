@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import sys
 import time
@@ -15,18 +14,17 @@ import pytest
 
 pytest.importorskip("jax", reason="JAX is not installed")
 
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
 
 @pytest.fixture
-def measure() -> Iterator[Any]:
-    """The module, from where benchmarks are."""
-    path = Path(__file__).parents[2] / "benchmarks" / "measure.py"
-    spec = importlib.util.spec_from_file_location("measure_of_benchmarks", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+def measure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.delitem(sys.modules, "measure", raising=False)
+    import measure
+
+    yield measure
+    sys.modules.pop("measure")
 
 
 def _trips(monkeypatch: pytest.MonkeyPatch, measure: Any, trips: Iterator[float]) -> None:

@@ -1,13 +1,15 @@
-"""Small graphs in one line each."""
+"""Small graphs in one line each; time that passes when a test says so."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dynaflow_xla.ir.graph import Graph, Operator, Value
+from dynaflow_xla.tuning import autotune, quiet
 
 
 def make_graph(
@@ -40,3 +42,19 @@ def make_graph(
 def make() -> Callable[..., Graph]:
     """See :func:`make_graph`."""
     return make_graph
+
+
+@pytest.fixture
+def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """What makes time pass for measurements: on a busy machine real seconds would say something else."""
+    now = 0.0
+
+    def pass_by(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    clock = types.SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr(autotune, "time", clock)
+    monkeypatch.setattr(autotune, "WARM_S", -1.0)
+    monkeypatch.setattr(quiet, "PATIENCE_S", 60.0)
+    return pass_by

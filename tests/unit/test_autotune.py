@@ -6,7 +6,6 @@ import json
 import os
 import random
 import threading
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import pytest
 
 from dynaflow_xla.caches import private_files
 from dynaflow_xla.errors import FallbackWarning, PlanError
-from dynaflow_xla.tuning import autotune, quiet
+from dynaflow_xla.tuning import autotune
 
 DECISION: dict[str, Any] = {
     "choice": "Branches()",
@@ -164,22 +163,6 @@ def test_a_decision_that_is_no_json_leaves_nothing_behind(folder: Path) -> None:
     with pytest.raises(TypeError):
         autotune.store("k", {"choice": object()})
     assert not folder.exists() or not list(folder.iterdir())
-
-
-@pytest.fixture
-def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """What makes time pass for measurements: on a busy machine real seconds would say something else."""
-    now = 0.0
-
-    def pass_by(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    clock = types.SimpleNamespace(perf_counter=lambda: now)
-    monkeypatch.setattr(autotune, "time", clock)
-    monkeypatch.setattr(autotune, "WARM_S", -1.0)
-    monkeypatch.setattr(quiet, "PATIENCE_S", 60.0)
-    return pass_by
 
 
 def test_close_candidates_are_measured_on(sleep: Callable[[float], None]) -> None:

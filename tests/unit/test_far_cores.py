@@ -7,12 +7,13 @@ import os
 import sys
 import types
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
 from dynaflow_xla.machine import distance
-from dynaflow_xla.tuning import autotune, choice, quiet, rounds
+from dynaflow_xla.tuning import autotune, choice, rounds
 
 REAL = distance.round_trip_ns
 
@@ -46,20 +47,21 @@ def test_the_engine_tells_the_distance(monkeypatch: pytest.MonkeyPatch) -> None:
         os.sched_setaffinity(0, before)
 
 
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> Any:
+    """See ``_measured``."""
+    return partial(_measured, monkeypatch, sleep)
+
+
 def _measured(
     monkeypatch: pytest.MonkeyPatch,
+    sleep: Callable[[float], None],
     trips: Sequence[float],
     seconds: Callable[[str, bool], float],
     names: Sequence[str] = ("original", "lanes"),
     turns: int = 6,
 ) -> autotune.Medians:
     """Measures candidates whose calls take what ``seconds`` says of a name and of far cores."""
-    now = 0.0
-    monkeypatch.setattr(
-        autotune, "time", types.SimpleNamespace(perf_counter=lambda: now), raising=True
-    )
-    monkeypatch.setattr(autotune, "WARM_S", -1.0)
-    monkeypatch.setattr(quiet, "PATIENCE_S", 60.0)
     told = itertools.chain(trips, itertools.repeat(trips[-1]))
     state = 0.0
 
@@ -71,8 +73,7 @@ def _measured(
     monkeypatch.setattr(distance, "round_trip_ns", trip)
 
     def run(name: str) -> None:
-        nonlocal now
-        now += seconds(name, state > distance.FAR_NS)
+        sleep(seconds(name, state > distance.FAR_NS))
 
     runs = {name: (lambda name=name: run(name)) for name in names}  # type: ignore[misc]
     return autotune.measure(
@@ -85,21 +86,21 @@ def _decoder(name: str, far: bool) -> float:
     return {"original": (8.7e-3, 14.5e-3), "lanes": (9.6e-3, 12.1e-3)}[name][far]
 
 
-def test_near_rounds_decide_if_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = _measured(monkeypatch, [300.0, 55.0] * 20, _decoder)
+def test_near_rounds_decide_if_there_are_enough(measured: Any) -> None:
+    made = measured([300.0, 55.0] * 20, _decoder)
     assert not made.far
     assert made == {"original": pytest.approx(8.7), "lanes": pytest.approx(9.6)}
     assert all(len(values) == 6 for values in made.samples.values())
     assert autotune.pick(made, "original", 0.03)[0] == "original"
 
 
-def test_far_cores_alone_have_to_show_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = _measured(monkeypatch, [320.0], _decoder)
+def test_far_cores_alone_have_to_show_a_quarter(measured: Any) -> None:
+    made = measured([320.0], _decoder)
     assert made.far and made == {"original": pytest.approx(14.5), "lanes": pytest.approx(12.1)}
     name, why = autotune.pick(made, "original", 0.03)
     assert name == "original"
     assert why.endswith("which has to gain 25% while the two cores were far from each other")
-    made = _measured(monkeypatch, [320.0], lambda name, _: 2e-3 if name == "original" else 1e-3)
+    made = measured([320.0], lambda name, _: 2e-3 if name == "original" else 1e-3)
     name, why = autotune.pick(made, "original", 0.03)
     assert name == "lanes" and why.endswith("while the two cores were far from each other")
 
@@ -112,13 +113,9 @@ def _three(name: str, far: bool) -> float:
 
 
 @pytest.mark.parametrize("far_rounds", [0, 2, 5, 6, 7, 11, 12, 40])
-def test_nobody_is_compared_in_other_rounds(
-    monkeypatch: pytest.MonkeyPatch, far_rounds: int
-) -> None:
+def test_nobody_is_compared_in_other_rounds(measured: Any, far_rounds: int) -> None:
     """With far cores alone the original would have been given up, and near rounds decided without it."""
-    made = _measured(
-        monkeypatch, [320.0] * far_rounds + [50.0], _three, ("original", "a", "b"), turns=11
-    )
+    made = measured([320.0] * far_rounds + [50.0], _three, ("original", "a", "b"), turns=11)
     assert autotune.pick(made, "original", 0.03)[0] == "original"
     there = {name: 1e3 * _three(name, made.far) for name in made}
     assert made == {name: pytest.approx(ms) for name, ms in there.items()}
@@ -126,11 +123,8 @@ def test_nobody_is_compared_in_other_rounds(
 
 
 @pytest.mark.parametrize("far_rounds", [0, 11])
-def test_who_is_slow_is_given_up_while_cores_are_near(
-    monkeypatch: pytest.MonkeyPatch, far_rounds: int
-) -> None:
-    made = _measured(
-        monkeypatch, [320.0] * far_rounds + [50.0], lambda name, _: 9e-3 if name == "slow" else 1e-3,
+def test_who_is_slow_is_given_up_while_cores_are_near(measured: Any, far_rounds: int) -> None:
+    made = measured([320.0] * far_rounds + [50.0], lambda name, _: 9e-3 if name == "slow" else 1e-3,
         ("original", "lanes", "slow"), turns=11,
     )  # fmt: skip
     assert not made.far and made["slow"] == pytest.approx(9.0)
@@ -139,9 +133,7 @@ def test_who_is_slow_is_given_up_while_cores_are_near(
 
 
 @pytest.mark.parametrize(("begin", "then"), [(50.0, 320.0), (320.0, 50.0)])
-def test_rounds_in_doubt_are_of_one_kind(
-    monkeypatch: pytest.MonkeyPatch, begin: float, then: float
-) -> None:
+def test_rounds_in_doubt_are_of_one_kind(measured: Any, begin: float, then: float) -> None:
     """A gain in doubt while the cores were near, or far, is not settled by the other rounds."""
     number = 0
 
@@ -151,7 +143,7 @@ def test_rounds_in_doubt_are_of_one_kind(
         gain = 0.3 if number % 4 < 2 else 1.2
         return (gain if name == "lanes" else 1.0) * (2e-3 if far else 1e-3)
 
-    made = _measured(monkeypatch, [begin] * 12 + [then], seconds)
+    made = measured([begin] * 12 + [then], seconds)
     assert made.far == (begin > distance.FAR_NS)
     assert made["original"] == pytest.approx(2.0 if made.far else 1.0)
     assert len(made.samples["lanes"]) == len(made.samples["original"]) == 12
@@ -180,8 +172,6 @@ def test_cores_that_were_never_near_are_so_for_good(monkeypatch: pytest.MonkeyPa
     now, trip = 100.0, 320.0
     monkeypatch.setattr(distance, "time", types.SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(distance, "round_trip_ns", lambda: trip)
-    monkeypatch.setattr(distance, "_near_seen", False)
-    monkeypatch.setattr(distance, "_far_since", None)
     samples = {"original": [14.5] * 11, "lanes": [12.1] * 11}
 
     def chosen() -> str:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from far_cores import check_whom_decisions_serve
 from unhurried import unhurried
 
 import dynaflow_xla as dfx
@@ -19,7 +20,6 @@ from dynaflow_xla.frontends.jax.capture import costs
 from dynaflow_xla.frontends.jax.lanes import entry as lanes_entry
 from dynaflow_xla.frontends.jax.signature import entry
 from dynaflow_xla.frontends.jax.tuning import auto
-from dynaflow_xla.machine import distance
 from dynaflow_xla.tuning import autotune, budget, quiet
 
 
@@ -181,13 +181,6 @@ def test_donated_arguments_are_measured_with_donation_on_fresh_copies(
 def test_a_decision_of_far_cores_is_for_processes_that_find_them_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch, assert_same: Any
 ) -> None:
-    trip, far = 320.0, True
-    monkeypatch.setattr(distance, "round_trip_ns", lambda: trip)
-
-    def measure(runs: dict[str, Any], *_: Any, **__: Any) -> autotune.Medians:
-        return autotune.Medians({n: [2.0 if n == "original" else 1.0] * 6 for n in runs}, far)
-
-    monkeypatch.setattr(autotune, "measure", measure)
     unhurried(monkeypatch)
     args = arguments()
 
@@ -196,14 +189,7 @@ def test_a_decision_of_far_cores_is_for_processes_that_find_them_so(
         assert_same(sorts(*args), fast(*args))
         return fast.decision(args, {})
 
-    first = decided()
-    assert first.far and "while the two cores were far" in first.reason
-    assert decided().reason == f"cached: {first.reason}"
-    trip, far = 50.0, False
-    second = decided()
-    assert not second.far and not second.reason.startswith("cached")
-    trip = 320.0
-    assert decided().reason == f"cached: {second.reason}"
+    check_whom_decisions_serve(monkeypatch, decided)
 
 
 # -- ahead of time, and what is told -----------------------------------------------------------------

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from far_cores import check_whom_decisions_serve
 from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.machine import distance
 from dynaflow_xla.tuning import autotune, quiet
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -66,30 +66,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_a_decision_of_far_cores_is_for_processes_that_find_them_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: Any
 ) -> None:
-    trip, far = 320.0, True
-    monkeypatch.setattr(distance, "round_trip_ns", lambda: trip)
-
-    def measure(runs: dict[str, Any], **_: Any) -> autotune.Medians:
-        for run in runs.values():
-            run()
-        return autotune.Medians({n: [2.0 if n == "original" else 1.0] * 6 for n in runs}, far)
-
-    monkeypatch.setattr(autotune, "measure", measure)
-
     def decided() -> Any:
         fast = scheduled(budget_s=60.0)
         with torch.no_grad():
             assert torch.equal(fast(x), sorts(x))
             return fast._dfx_core.decision((x,), {})
 
-    first = decided()
-    assert first.far and "while the two cores were far" in first.reason
-    assert decided().reason == f"cached: {first.reason}"
-    trip, far = 50.0, False
-    second = decided()
-    assert not second.far and not second.reason.startswith("cached")
-    trip = 320.0
-    assert decided().reason == f"cached: {second.reason}"
+    check_whom_decisions_serve(monkeypatch, decided)
 
 
 def test_threads_that_make_the_first_call_together(
