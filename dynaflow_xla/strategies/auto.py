@@ -14,6 +14,9 @@ from dynaflow_xla.strategies.nano_batch import NanoBatch
 from dynaflow_xla.strategies.search import Search
 from dynaflow_xla.strategies.sequential import Sequential
 
+_HOPE = -0.15
+"""What ``Branches`` keeps on lanes as a candidate although the model sees a loss: it errs by some 10 %."""
+
 _BEGINNINGS = 100
 """So many beginnings of plans ``Search`` looks at as a candidate: some tenths of a second at most."""
 
@@ -22,13 +25,14 @@ class Auto(Strategy):
     """Measures candidates once a signature at a top-level call and keeps the fastest.
 
     Candidates are planned and simulated first; those that the simulator puts far behind are not compiled.
-    Among these are regions on lanes only, where the model would give some all cores, and one lane alone: a
-    pool of one thread runs small programs faster, and PyTorch's operators run on a lane without Python
-    between them; and on graphs of at most 12 regions the best plan that ``Search`` finds among its first
-    hundred beginnings of plans. A JAX program of up to about 0.3 ms on a CPU is also measured as it is, but
-    on the thread that calls it: XLA's hand-over to threads of its own takes longer than some programs. One of
-    up to about 4 ms is measured with that thread beginning it and waiting for it, and has to gain a tenth.
-    A PyTorch function is also measured with one intra-op thread, where more gain little.
+    Among these are regions on lanes only, where the model would give some all cores; lanes of JAX functions
+    that are predicted to take up to 15 % longer than the original, as the model errs by some 10 %; and one
+    lane alone: a pool of one thread runs small programs faster, and PyTorch's operators run on a lane without
+    Python between them. On graphs of at most 12 regions the best plan that ``Search`` finds among its first
+    hundred beginnings of plans is another. A JAX program of up to about 0.3 ms on a CPU is also measured as
+    it is, but on the thread that calls it: XLA's hand-over to threads of its own takes longer than some
+    programs. One of up to about 4 ms is measured with that thread beginning it and waiting for it, and has to
+    gain a tenth. A PyTorch function is also measured with one intra-op thread, where more gain little.
     Inside a trace without a decision the original runs. Functions with effects are never measured.
     Decisions are kept on disk (``DYNAFLOW_XLA_CACHE_DIR``, default ``dynaflow_xla`` in ``XDG_CACHE_HOME``
     or ``~/.cache``).
@@ -71,7 +75,7 @@ class Auto(Strategy):
             # Fewer nano-batches than lanes have more cores each.
             made += [NanoBatch(n) for n in dict.fromkeys((lanes, 2 * lanes, 2))]
         if lanes > 1:
-            made.append(Search(nodes=_BEGINNINGS))
+            made += [Search(nodes=_BEGINNINGS), Branches(lanes=lanes, margin=_HOPE)]
         return made
 
     def schedule(self, s: Any) -> None:
@@ -93,9 +97,12 @@ def on_lanes_only(candidates: Sequence[Strategy]) -> list[Strategy]:
     """The candidates where no region can have all cores: those that differ in that are the same."""
     made: list[Strategy] = []
     for candidate in candidates:
-        if type(candidate) not in (Branches, Sequential) or candidate.wide:  # type: ignore[attr-defined]
-            made.append(candidate)
-        elif (alike := replace(candidate, wide=True)) not in made:  # type: ignore[type-var]
+        alike = candidate
+        if type(candidate) is Branches:
+            alike = Branches(lanes=candidate.lanes)
+        elif type(candidate) is Sequential:
+            alike = replace(candidate, wide=True)
+        if alike not in made:
             made.append(alike)
     return made
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 
 from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument, checks
 from dynaflow_xla.strategies.base import Recorder, Strategy
-from dynaflow_xla.strategies.moldable import Moldable
+from dynaflow_xla.strategies.moldable import MARGIN, Moldable
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,16 +26,28 @@ class Branches(Strategy):
     Args:
         lanes: Lanes to use; default all.
         wide: False: every region goes to a lane.
+        margin: By what share of the original's time lanes have to be predicted to be faster. The model knows
+            programs of many operators to some 10 %. Below 0: lanes are used even if predicted to be slower
+            by so much, for whom measures what comes of it (``Auto`` does).
     """
 
     lanes: int | None = None
     wide: bool = True
+    margin: float = MARGIN
 
     def __post_init__(self) -> None:
         wide = checks.truth(self.wide)
         if wide is None:
             raise PlanTypeError(f"Branches(wide=...) must be True or False; got {self.wide!r}")
         object.__setattr__(self, "wide", wide)
+        margin = checks.real(self.margin)
+        if margin is None or not -1 <= margin < 1:
+            raise bad_argument(
+                self.margin,
+                Real,
+                f"Branches(margin=...) must be a number from -1 to below 1; got {self.margin!r}",
+            )
+        object.__setattr__(self, "margin", margin)
         if self.lanes is None:
             return
         lanes = checks.integer(self.lanes)
@@ -53,7 +65,7 @@ class Branches(Strategy):
         if lanes > s.lanes:
             raise PlanError(f"Branches asks for {lanes} lanes; this schedule has {s.lanes}")
         tasks = Moldable.of(s, lanes, wide=self.wide)
-        placed = tasks.best()
+        placed = tasks.best(self.margin)
         if not placed.on_lanes and tasks.is_for_one_lane(s.context.one_lane_ns):
             placed = tasks.one_lane()
         of = {h.region.id: h for h in s.handles}
@@ -67,4 +79,6 @@ class Branches(Strategy):
 
     def __repr__(self) -> str:
         given = [] if self.lanes is None else [f"lanes={self.lanes}"]
-        return f"Branches({', '.join([*given, *([] if self.wide else ['wide=False'])])})"
+        given += [] if self.wide else ["wide=False"]
+        given += [] if self.margin == MARGIN else [f"margin={self.margin:g}"]
+        return f"Branches({', '.join(given)})"

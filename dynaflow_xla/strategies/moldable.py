@@ -28,7 +28,7 @@ from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.strategies.base import Recorder
 from dynaflow_xla.strategies.list_schedule import ListSchedule, Tasks, Widths
 
-MARGIN = 0.03
+MARGIN = 0.05
 """Of the original's time: what lanes have to gain by the model, beside what they cost."""
 
 _QUICK_FORK, _QUICK_PROGRAM = 0.15, 0.5
@@ -140,8 +140,13 @@ class Moldable(Tasks):
                 made.append((cores,) * lanes)
         return list(dict.fromkeys(made))
 
-    def best(self) -> ListSchedule:
-        """The shortest schedule found; all wide where lanes gain too little."""
+    def best(self, margin: float = MARGIN) -> ListSchedule:
+        """The shortest schedule found; all wide where lanes gain too little.
+
+        Args:
+            margin: What they have to gain, of the time with all wide. Below 0 the shortest schedule with
+                several lanes counts, and it may take longer by so much.
+        """
         if not self.moldable:
             several = [widths for widths in self.lane_sets() if widths != self.one]
             tried = [self.placed(self.fixed, widths) for widths in several or [self.even]]
@@ -153,14 +158,20 @@ class Moldable(Tasks):
             for allotment in dict.fromkeys(self._allotments())
             for widths in sets
         ]
-        found = [self._improved(min(tried, key=lambda p: p.length_ns))]
-        lanes = [p for p in tried if len(p.lanes_used) > 1 and max(p.widths) > 1]
+        several = [p for p in tried if len(p.lanes_used) > 1]
+        of = several if margin < 0 and several else tried
+        found = [self._improved(min(of, key=lambda p: p.length_ns))]
+        lanes = [p for p in several if max(p.widths) > 1]
         lanes = sorted(lanes, key=lambda p: p.length_ns)[:_SHARED_OUT]
         alike = [p for p in tried if p.widths == self.even] if lanes else []
         # What is shortest may be too unsure to be taken, and something else is not.
         found += [self._shared_out(p) for p in (*found, *lanes)] + alike
+        if margin < 0:
+            found += [min(of, key=lambda p: p.length_ns)]
         found = [self._joined(p) for p in dict.fromkeys(found)]
-        gaining = [p for p in found if self._gains(p, original)]
+        if margin < 0:
+            found = [p for p in found if len(p.lanes_used) > 1]
+        gaining = [p for p in found if self._gains(p, original, margin)]
         return self._trimmed(min(gaining, key=lambda p: p.length_ns, default=original))
 
     def all_wide(self) -> ListSchedule:
@@ -195,10 +206,10 @@ class Moldable(Tasks):
             return True
         return least_ns <= one <= (1 + _AS_GOOD) * self.at_best_ns
 
-    def _gains(self, best: ListSchedule, original: ListSchedule) -> bool:
+    def _gains(self, best: ListSchedule, original: ListSchedule, margin: float = MARGIN) -> bool:
         unsure = sum(self.unsure_ns(i, best.widths[lane]) for i, lane in best.order if lane >= 0)
         length = original.length_ns - _UNSURE * unsure
-        return best.length_ns + MARGIN * length < length
+        return best.length_ns + margin * length < length
 
     def _allotments(self) -> Iterable[frozenset[int]]:
         """Sets of wide regions: by efficiency, the ratio of its time on a lane to that on all cores."""

@@ -37,6 +37,7 @@ WRONG_TYPES: dict[str, Any] = {
     "context": lambda: dfx.schedule(double, context=3),  # type: ignore[arg-type]
     "lanes": lambda: dfx.schedule(double, lanes="two"),  # type: ignore[arg-type]
     "lanes of a strategy": lambda: dfx.Branches(lanes="two"),  # type: ignore[arg-type]
+    "margin of a strategy": lambda: dfx.Branches(margin="5 %"),  # type: ignore[arg-type]
     "batch_size": lambda: dfx.schedule(double, in_axes=0, batch_size="8"),  # type: ignore[arg-type]
     "count": lambda: dfx.Split.even(2.5),  # type: ignore[arg-type]
     "sizes": lambda: dfx.Split.of_sizes(["a"]),  # type: ignore[list-item]
@@ -56,6 +57,8 @@ WRONG_TYPES: dict[str, Any] = {
 WRONG_VALUES: dict[str, Any] = {
     "strategy": lambda: dfx.schedule(double, "fastest"),
     "lanes": lambda: dfx.schedule(double, lanes=0),
+    "margin": lambda: dfx.Branches(margin=1.0),
+    "no margin": lambda: dfx.Branches(margin=float("nan")),
     "batch_size": lambda: dfx.schedule(double, in_axes=0, batch_size=0),
     "backend": lambda: dfx.schedule(double, backend="tpu"),
     "compiler": lambda: dfx.schedule(double, compiler="gcc"),

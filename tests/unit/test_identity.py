@@ -65,6 +65,7 @@ class Mode(enum.Enum):
     [
         (dfx.Branches(), dfx.Branches()),
         (dfx.Branches(lanes=2), dfx.Branches(2)),
+        (dfx.Branches(margin=0), dfx.Branches(margin=0.0)),
         (dfx.NanoBatch([3, 5]), dfx.NanoBatch((3, 5))),
         (dfx.NanoBatch(2, weights="w"), dfx.NanoBatch(2, weights="w")),
         (dfx.DualBatch(), dfx.DualBatch()),

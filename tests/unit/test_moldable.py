@@ -201,3 +201,24 @@ def test_what_may_be_shared_out_after_all_has_to_gain_more_by_lanes(make: Make) 
 
     assert gains(4, 4) and gains(5, 3)
     assert not gains(7, 1)  # an eighth less by the model; half of that may be had without lanes
+
+
+def test_lanes_gain_by_a_margin_or_are_hoped_for(make: Make) -> None:
+    # Two products beside each other: lanes take as long as all cores for one after the other, but for forks.
+    pg = partition(make("a = dot x; b = dot x", "a b", a=PRODUCT, b=PRODUCT), [Op("*")])
+    tasks = Moldable(pg, 2, 1, 2)
+    lanes, original = tasks.placed(frozenset(), (1, 1)), tasks.all_wide()
+    loss = lanes.length_ns / original.length_ns - 1.0
+    gain = 1.0 - lanes.length_ns / original.length_ns
+
+    def several(margin: float) -> bool:
+        best = tasks.best(margin)
+        assert best == original or len(best.lanes_used) == 2
+        return len(best.lanes_used) == 2
+
+    assert several(gain - 0.01) and not several(max(0.0, gain + 0.01))
+    assert several(-loss - 0.01)
+    # Nothing runs beside anything: there are no lanes to hope for.
+    chain_of = partition(make("a = dot x; b = dot a", "b", a=PRODUCT, b=PRODUCT), [Op("*")])
+    alone = Moldable(chain_of, 2, 1, 2)
+    assert alone.best(-0.9) == alone.all_wide()

@@ -139,3 +139,15 @@ def test_auto_has_it_for_small_graphs() -> None:
     assert not too_large(search, 12)
     assert too_large(search, 13) == "13 regions are more than Search looks at (12)"
     assert not any(too_large(c, 1000) for c in made if c is not search)
+
+
+def test_auto_hopes_for_lanes_where_regions_may_have_all_cores() -> None:
+    from dynaflow_xla.strategies.auto import on_lanes_only
+
+    made = dfx.Auto().candidates(2)
+    names = [*map(repr, made)]
+    assert names[0] == "Branches(lanes=2)" and names[-1] == "Branches(lanes=2, margin=-0.15)"
+    assert [repr(c) for c in on_lanes_only(made)] == [
+        "Branches(lanes=2)", "Sequential()", "Search(nodes=100)"
+    ]  # fmt: skip
+    assert names[-1] not in map(repr, dfx.Auto().candidates(1))

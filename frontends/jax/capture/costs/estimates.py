@@ -16,8 +16,9 @@ from jax.extend import core as jcore
 
 from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax.capture.costs import sharing
-from dynaflow_xla.frontends.jax.capture.costs.fused import Applied, forks
+from dynaflow_xla.frontends.jax.capture.costs.fused import Applied, forks, kind_of
 from dynaflow_xla.frontends.jax.capture.costs.kinds import FREE, TRANSCENDENTAL
+from dynaflow_xla.frontends.jax.capture.costs.library import with_reductions
 from dynaflow_xla.ir import lapack, work
 from dynaflow_xla.ir.work import Spread, Work
 
@@ -133,7 +134,10 @@ def _steps(
         makes = [(scope, v) for v in eqn.outvars]
         value.update(zip(eqn.outvars, makes, strict=True))
         named = [v for v in reads if v is not None]
-        made.append((eqn, Applied(eqn.primitive.name, named, makes)))
+        kind = kind_of(
+            eqn.primitive.name, *([v.aval for v in vs] for vs in (eqn.invars, eqn.outvars))
+        )
+        made.append((eqn, Applied(kind, named, makes)))
     return made, [read(atom) for atom in jaxpr.outvars]
 
 
@@ -141,11 +145,30 @@ def _inner(jaxpr: Any, leaf: Leaf) -> Work:
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     found, results = _steps(jaxpr, jaxpr.invars)
     works = [_walk(eqn, leaf) for eqn, _ in found]
-    each = forks([step for _, step in found], [w.spread.forks for w in works], results)
-    return work.together(
-        made._replace(spread=made.spread._replace(forks=n))
-        for made, n in zip(works, each, strict=True)
-    )
+    spreads = settled([step for _, step in found], [w.spread for w in works], results)
+    return work.together(w._replace(spread=s) for w, s in zip(works, spreads, strict=True))
+
+
+def settled(
+    steps: Sequence[Applied], each: Sequence[Spread], results: Sequence[Hashable]
+) -> list[Spread]:
+    """What more cores share of each step, as a part of its program.
+
+    Args:
+        steps: In program order.
+        each: What they would share of each by itself.
+        results: What leaves the program.
+    """
+    whole = with_reductions(steps, results)
+    handed = forks(steps, [spread.forks for spread in each], results)
+    return [
+        spread._replace(
+            forks=n,
+            products=spread.products + (spread.tiles if number in whole else 0.0),
+            tiles=0.0 if number in whole else spread.tiles,
+        )
+        for number, (spread, n) in enumerate(zip(each, handed, strict=True))
+    ]
 
 
 def estimate(eqn: Any) -> Work:
@@ -220,8 +243,8 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     if kind == "serial":
         return made._replace(spread=Spread(products=_by_blas(eqn, name) * made.ns))
     spread = Spread(forks=float(forked))
-    # What is shorter than that may still be part of a chain of loops that is longer.
-    if made.ns >= SPREAD_NS or (forked and kind == "elements"):
+    # A loop that is shorter than that may still be part of a chain that is longer.
+    if made.ns >= SPREAD_NS or forked:
         spread = spread._replace(**{kind if shares else "tiles": made.ns})
     return made._replace(spread=spread)
 
@@ -318,8 +341,20 @@ _FORK_OF_LOOPS = 0.15
 a product's result lies in others'. (A step of 65,536 elements: 18 us, on one core 33.)"""
 
 
+_FORK_OF_SMALL, _SMALL_RESULT = 0.3, 1 << 14
+"""Of ``fork_ns``, in a step: products with results of so many elements at most. Threads hardly sleep between
+steps, and lines of a small result pass between caches quickly. (8 to 64 rows of 512: 5 to 10 us; twice as
+much where cores are far from each other.)"""
+
+
 def _step(parts: Sequence[Any], leaf: Leaf) -> Work:
-    made = work.together(_inner(part, leaf) for part in parts)
+    def in_step(eqn: Any, name: str, params: dict[str, Any]) -> Work:
+        made = leaf(eqn, name, params)
+        if name != "dot_general" or _size(eqn.outvars[0].aval) > _SMALL_RESULT:
+            return made
+        return made._replace(spread=made.spread._replace(forks=_FORK_OF_SMALL * made.spread.forks))
+
+    made = work.together(_inner(part, in_step) for part in parts)
     if any(has_products(part) for part in parts):
         return made
     spread = made.spread

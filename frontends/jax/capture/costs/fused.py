@@ -1,30 +1,64 @@
-"""Which loops over elements XLA:CPU computes inside of those that read them: a chain is handed out once."""
+"""How often XLA:CPU hands work to its threads: a chain of loops once, and products side by side once.
+
+Loops over elements are computed inside of those that read them (``cpu_instruction_fusion.cc`` of
+github.com/openxla/xla). Products that read one value, the projections of an attention, say, become ready
+together: while one ends, the next one's parts keep the threads at work.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from dynaflow_xla.frontends.jax.capture.costs.kinds import ELEMENTWISE, TRANSCENDENTAL
 
 _THROUGH = frozenset("reshape squeeze expand_dims copy stop_gradient".split())
 """Who reads these reads, so to say, what they read."""
 
-_OTHERS = frozenset("bitcast_convert_type copy_p igamma one_minus_square rev slice".split())
+_OTHERS = frozenset("bitcast_convert_type copy_p igamma one_minus_square".split())
 """Of these nothing is known on a CPU: they count as what needs its inputs in memory."""
 
-_LOOPS = ELEMENTWISE - _OTHERS
+_PLACED = frozenset("concatenate dynamic_slice dynamic_update_slice gather pad split".split())
+"""Loops that give elements other places."""
+
+_LOOPS = ELEMENTWISE - _OTHERS | _PLACED
 _COMPUTING = _LOOPS - _THROUGH
 
 _DEAR = _COMPUTING & TRANSCENDENTAL.keys() - {"bessel_i0e", "bessel_i1e"} | {"div", "rem"}
 """XLA computes these once, in memory, if several read them (``CpuInstructionFusion``)."""
 
-_REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or".split())
+REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or".split())
+
+BATCHED = "dot_general of several"
+PRODUCTS = frozenset(["dot_general", BATCHED, "conv_general_dilated"])
+
+_IN_MEMORY = "concatenate in memory"
+
+_ROW, _PARTS = 128, 8
+"""Elements of a row that XLA joins of such copies, and how many parts it joins inside of a loop at most."""
+
+
+def kind_of(name: str, reads: Sequence[Any], makes: Sequence[Any]) -> str:
+    """What ``Applied`` calls a primitive: its name, but for some that do not always do the same.
+
+    Args:
+        name: The primitive's.
+        reads: Its operands, whatever has a ``shape``.
+        makes: Its results.
+    """
+    if name == "dot_general" and all(len(factor.shape) > 2 for factor in (*reads, *makes)):
+        return BATCHED
+    if name != "concatenate":
+        return name
+    shape = makes[0].shape
+    along_rows = len(shape) > 1 and any(part.shape[-1] != shape[-1] for part in reads)
+    copied = len(reads) > _PARTS or (along_rows and shape[-1] >= _ROW)
+    return _IN_MEMORY if copied else name
 
 
 class Applied(NamedTuple):
-    """An operator: its primitive's name, what it reads, and what it makes."""
+    """An operator: its primitive's name (``kind_of``), what it reads, and what it makes."""
 
     kind: str
     reads: Sequence[Hashable]
@@ -48,7 +82,7 @@ def in_their_readers(steps: Sequence[Applied], results: Iterable[Hashable]) -> s
             stays = all(readers[v] <= 1 for v in makes)
         if stays:
             inside.add(number)
-        if not (stays or kind in _COMPUTING or kind in _REDUCTIONS):
+        if not (stays or kind in _COMPUTING or kind in REDUCTIONS):
             elsewhere.update(reads)
     return inside
 
@@ -56,7 +90,7 @@ def in_their_readers(steps: Sequence[Applied], results: Iterable[Hashable]) -> s
 def forks(
     steps: Sequence[Applied], each: Sequence[float], results: Iterable[Hashable]
 ) -> list[float]:
-    """How often each step is handed out: a chain of loops once, at its end.
+    """How often each step is handed out: a chain of loops once, at its end, products side by side together.
 
     Args:
         steps: In program order.
@@ -67,11 +101,29 @@ def forks(
     carried: set[Hashable] = set()  # values that a loop makes which is handed out with its reader
     made = list(each)
     for number, (kind, reads, makes) in enumerate(steps):
-        behind = not carried.isdisjoint(reads) and (kind in _LOOPS or kind in _REDUCTIONS)
+        behind = not carried.isdisjoint(reads) and (kind in _LOOPS or kind in REDUCTIONS)
         if number in inside:
             if behind or each[number]:
                 carried.update(makes)
             made[number] = 0.0
         elif behind:
             made[number] = max(made[number], 1.0)
+    for number in _beside(steps, made):
+        made[number] = 0.0
     return made
+
+
+def _beside(steps: Sequence[Applied], each: Sequence[float]) -> Iterator[int]:
+    """Positions of products that are handed out beside an earlier one that reads the same value."""
+    depth: dict[Hashable, int] = {}  # products on the longest way to a value
+    first: set[tuple[int, Hashable]] = set()
+    for number, (kind, reads, makes) in enumerate(steps):
+        above = max((depth.get(v, 0) for v in reads), default=0)
+        is_product = kind in PRODUCTS
+        depth.update(dict.fromkeys(makes, above + is_product))
+        if is_product and each[number]:
+            # As many products above: neither needs the other.
+            ready = {(above, v) for v in reads}
+            if not first.isdisjoint(ready):
+                yield number
+            first |= ready

@@ -85,6 +85,103 @@ def test_a_value_with_two_readers_is_made_if_one_needs_it_in_memory() -> None:
     assert in_their_readers(steps, "cd") == {0}
 
 
+def rotated(x: Any, c: Any, s: Any) -> Any:
+    left, right = jnp.split(x, 2, -1)
+    return x * c + jnp.concatenate([-right, left], -1) * s
+
+
+@pytest.mark.parametrize(
+    ("f", "expected"),
+    [
+        (lambda x: [jnp.tanh(part) for part in jnp.split(x * 2, 2, -1)], 2),
+        (lambda x: jnp.pad(x * 2, 1) * 3, 1),
+        (lambda x: (x * 2)[::-1] * 3 + 1, 1),
+        (lambda x: jnp.repeat(x * 2, 2, axis=1) + 1, 1),
+        (lambda x: (x * 2)[jnp.arange(512) * 2] + 1, 1),
+        (lambda x: jax.lax.dynamic_slice_in_dim(x * 2, 3, 512) + 1, 1),
+        (lambda x: jax.lax.dynamic_update_slice_in_dim(x * 2, x[:100] * 3, 5, 0) + 1, 1),
+        (lambda x: jnp.concatenate([x * 2, x + 1], 0), 1),
+        (lambda x: jnp.concatenate([x * i for i in range(1, 10)], 0), 10),  # too many parts
+        (lambda x: jnp.concatenate([jnp.sin(x), x * 2], -1) * 3, 4),  # rows are copied
+        (lambda x: rotated(x, x, x), 4),
+        (lambda x: rotated(x.reshape(-1, 64), x.reshape(-1, 64), x.reshape(-1, 64)), 1),
+    ],
+)
+def test_loops_that_place_elements_are_parts_of_others(f: Any, expected: int) -> None:
+    """As many as compiled programs of jaxlib 0.10.2 have."""
+    assert forks(f, LARGE) == expected
+
+
+def test_products_of_one_value_are_handed_out_side_by_side() -> None:
+    def projections(x: Any, ws: Any) -> Any:
+        return [x @ w for w in ws]
+
+    def chain(x: Any, ws: Any) -> Any:
+        for w in ws:
+            x = x @ w
+        return x
+
+    assert forks(lambda x: projections(x, [x + 1, x + 2, x + 3]), LARGE) == 1 + 3
+    assert forks(lambda x: chain(x, [x + 1, x + 2, x + 3]), LARGE) == 3 + 3
+    # They read one value, but the second one needs the first.
+    assert forks(lambda x: x @ (x @ x), LARGE) == 2
+
+
+HEADS = jax.ShapeDtypeStruct((4, 8, 128, 32), jnp.float32)
+
+
+def attention(q: Any, k: Any, v: Any, *, choose: bool = False, softmax: bool = True) -> Any:
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) * 0.2
+    if choose:
+        scores = jnp.where(scores > 0, scores, -1e9)
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores) if softmax else scores, v)
+
+
+def shared_products(f: Any, *shapes: Any) -> tuple[float, float]:
+    """Nanoseconds of products on one core that two share, and of those that they do not."""
+    fast = dfx.schedule(jax.jit(f), dfx.Sequential(), backend="ffi")
+    graph = dfx.graph(fast, *(jnp.ones(s.shape, s.dtype) for s in shapes))
+    spread = spread_over(region.spread for region in graph.regions)
+    return spread.products, spread.tiles
+
+
+def test_an_attention_is_shared_out_as_a_whole() -> None:
+    def of(**how: bool) -> tuple[float, float]:
+        return shared_products(lambda q, k, v: attention(q, k, v, **how), HEADS, HEADS, HEADS)
+
+    shared, alone = of()
+    assert shared > 0 == alone
+    assert of(softmax=False) == (0.0, pytest.approx(shared))
+    # The library does not choose: the product before is by itself.
+    behind, before = of(choose=True)
+    assert 0 < behind < shared and behind + before == pytest.approx(shared)
+
+
+def test_what_else_reads_the_scores_keeps_them_apart() -> None:
+    def both(q: Any, k: Any) -> Any:
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+        return jax.nn.softmax(scores), scores
+
+    def total(q: Any, k: Any) -> Any:
+        return jnp.tanh(jnp.einsum("bhqd,bhkd->bhqk", q, k)).sum(-1)
+
+    assert shared_products(both, HEADS, HEADS)[0] == 0
+    assert shared_products(total, HEADS, HEADS)[1] == 0
+
+
+@pytest.mark.parametrize(("rows", "each"), [(8, 0.3), (32, 0.3), (64, 1.0)])
+def test_small_products_of_steps_are_handed_out_quickly(rows: int, each: float) -> None:
+    def steps(h: Any, w: Any) -> Any:
+        return jax.lax.scan(lambda h, _: ((h @ w)[:, :256], None), h, None, length=10)[0]
+
+    h = jax.ShapeDtypeStruct((rows, 256), jnp.float32)
+    w = jax.ShapeDtypeStruct((256, 512), jnp.float32)
+    assert forks(steps, h, w) == pytest.approx(10 * each)
+    jaxpr = jax.make_jaxpr(steps)(h, w)
+    shared = estimates._inner(jaxpr, estimates._spreading).spread.products
+    assert shared > 0  # each of them is short
+
+
 def test_a_conversion_is_a_loop() -> None:
     half = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
     assert forks(lambda x, w: jnp.tanh(x).astype(w.dtype) @ w, LARGE, half) == 2
