@@ -148,8 +148,8 @@ class Moldable(Tasks):
                 several lanes counts, and it may take longer by so much.
         """
         if not self.moldable:
-            several = [widths for widths in self.lane_sets() if widths != self.one]
-            tried = [self.placed(self.fixed, widths) for widths in several or [self.even]]
+            sets = [widths for widths in self.lane_sets() if widths != self.one]
+            tried = [self.placed(self.fixed, widths) for widths in sets or [self.even]]
             return self._trimmed(self._shared_out(min(tried, key=lambda p: p.length_ns)))
         original = self.all_wide()
         sets = self.lane_sets()
@@ -159,18 +159,17 @@ class Moldable(Tasks):
             for widths in sets
         ]
         several = [p for p in tried if len(p.lanes_used) > 1]
-        of = several if margin < 0 and several else tried
-        found = [self._improved(min(of, key=lambda p: p.length_ns))]
-        lanes = [p for p in several if max(p.widths) > 1]
-        lanes = sorted(lanes, key=lambda p: p.length_ns)[:_SHARED_OUT]
+        hopes = margin < 0 and bool(several)
+        shortest = min(several if hopes else tried, key=lambda p: p.length_ns)
+        found = [self._improved(shortest)]
+        lanes = sorted((p for p in several if max(p.widths) > 1), key=lambda p: p.length_ns)
+        lanes = lanes[:_SHARED_OUT]
         alike = [p for p in tried if p.widths == self.even] if lanes else []
         # What is shortest may be too unsure to be taken, and something else is not.
         found += [self._shared_out(p) for p in (*found, *lanes)] + alike
-        if margin < 0:
-            found += [min(of, key=lambda p: p.length_ns)]
+        if hopes:  # improved it may need no lanes
+            found = [p for p in (*found, shortest) if len(p.lanes_used) > 1]
         found = [self._joined(p) for p in dict.fromkeys(found)]
-        if margin < 0:
-            found = [p for p in found if len(p.lanes_used) > 1]
         gaining = [p for p in found if self._gains(p, original, margin)]
         return self._trimmed(min(gaining, key=lambda p: p.length_ns, default=original))
 
