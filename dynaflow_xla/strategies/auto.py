@@ -54,7 +54,7 @@ class Auto(Strategy):
     def __init__(
         self,
         budget_s: float | None = None,
-        margin: float = 0.03,
+        margin: float = 0.02,
         min_cost_ns: float = 20_000.0,
     ) -> None:
         self.budget_s = None if budget_s is None else _number("budget_s", budget_s)
