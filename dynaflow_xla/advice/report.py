@@ -27,7 +27,7 @@ Reason = Literal[
     "outside",
 ]
 
-_MARGIN = 0.03
+_MARGIN = 0.02
 _MARGIN_OF_ESTIMATES = 0.1
 _WINS = 0.75
 _ONE_CHAIN = 0.85

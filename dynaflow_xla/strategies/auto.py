@@ -94,7 +94,7 @@ def too_large(candidate: Strategy, regions: int) -> str:
 
 
 def on_lanes_only(candidates: Sequence[Strategy]) -> list[Strategy]:
-    """The candidates where no region can have all cores: those that differ in that are the same."""
+    """The candidates where no region can have all cores: those that differ in that become equal."""
     made: list[Strategy] = []
     for candidate in candidates:
         alike = candidate
@@ -102,8 +102,7 @@ def on_lanes_only(candidates: Sequence[Strategy]) -> list[Strategy]:
             alike = Branches(lanes=candidate.lanes)
         elif type(candidate) is Sequential:
             alike = replace(candidate, wide=True)
-        if alike not in made:
-            made.append(alike)
+        made.append(alike)
     return made
 
 

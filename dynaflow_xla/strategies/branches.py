@@ -80,5 +80,5 @@ class Branches(Strategy):
     def __repr__(self) -> str:
         given = [] if self.lanes is None else [f"lanes={self.lanes}"]
         given += [] if self.wide else ["wide=False"]
-        given += [] if self.margin == MARGIN else [f"margin={self.margin:g}"]
+        given += [] if self.margin == MARGIN else [f"margin={self.margin!r}"]
         return f"Branches({', '.join(given)})"

@@ -13,8 +13,8 @@ shortens it: two long regions on 16 cores have eight each, a long one and three 
 two. What runs on one lane with nothing beside it then joins the program around the lanes, if there is one:
 all that it gains by the model is that it is handed to no threads, and the model knows nothing of operators
 that are fused, in there, with what comes before and after. A schedule with lanes is kept only if it is
-predicted to be shorter than all regions wide, by ``MARGIN``, and by a third of what these might share out
-after all (``ir.work.Spread.tiles``).
+predicted to be shorter than all regions wide, by a margin, and by a third of what these might share out
+after all (``ir.work.Spread.tiles``). Whoever measures what comes of it may ask for lanes that lose a little.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from dynaflow_xla.strategies.list_schedule import ListSchedule, Tasks, Widths
 
 MARGIN = 0.05
 """Of the original's time: what lanes have to gain by the model, beside what they cost."""
+
+_CALLER_MARGIN = 0.03
+"""The same of the thread that calls: small programs are known better."""
 
 _QUICK_FORK, _QUICK_PROGRAM = 0.15, 0.5
 """Shares of what it costs to hand work and programs to other threads. Some machines do it so quickly; a
@@ -145,7 +148,8 @@ class Moldable(Tasks):
 
         Args:
             margin: What they have to gain, of the time with all wide. Below 0 the shortest schedule with
-                several lanes counts, and it may take longer by so much.
+                several lanes counts, and it may take longer by so much. (Where nothing can be wide there is
+                nothing to gain against.)
         """
         if not self.moldable:
             sets = [widths for widths in self.lane_sets() if widths != self.one]
@@ -158,19 +162,20 @@ class Moldable(Tasks):
             for allotment in dict.fromkeys(self._allotments())
             for widths in sets
         ]
-        several = [p for p in tried if len(p.lanes_used) > 1]
-        hopes = margin < 0 and bool(several)
-        shortest = min(several if hopes else tried, key=lambda p: p.length_ns)
-        found = [self._improved(shortest)]
-        lanes = sorted((p for p in several if max(p.widths) > 1), key=lambda p: p.length_ns)
-        lanes = lanes[:_SHARED_OUT]
-        alike = [p for p in tried if p.widths == self.even] if lanes else []
+        tried.sort(key=lambda p: p.length_ns)
+        several = [p for p in tried if _overlaps(p)]
+        hoped = several if margin < 0 else []
+        found = [self._improved(p) for p in (hoped or tried)[:1]] + hoped[:1]
+        unequal = [p for p in several if max(p.widths) > 1][:_SHARED_OUT]
+        alike = [p for p in tried if p.widths == self.even] if unequal else []
         # What is shortest may be too unsure to be taken, and something else is not.
-        found += [self._shared_out(p) for p in (*found, *lanes)] + alike
-        if hopes:  # improved it may need no lanes
-            found = [p for p in (*found, shortest) if len(p.lanes_used) > 1]
+        found += [self._shared_out(p) for p in (*found, *unequal)] + alike
         found = [self._joined(p) for p in dict.fromkeys(found)]
         gaining = [p for p in found if self._gains(p, original, margin)]
+        if margin < 0:
+            gaining = [p for p in gaining if _overlaps(p)]
+            if not gaining:
+                return self.best()
         return self._trimmed(min(gaining, key=lambda p: p.length_ns, default=original))
 
     def all_wide(self) -> ListSchedule:
@@ -185,7 +190,7 @@ class Moldable(Tasks):
         """Whether the program is shorter on the thread that calls it than with all cores."""
         if self.fixed or math.isinf(self.on_caller_ns):
             return False
-        return self._gains(self.one_lane(), self.all_wide())
+        return self._gains(self.one_lane(), self.all_wide(), _CALLER_MARGIN)
 
     def is_for_one_lane(self, least_ns: float) -> bool:
         """Whether more cores gain nothing, even if they are handed work quickly and share out all ``tiles``.
@@ -205,7 +210,7 @@ class Moldable(Tasks):
             return True
         return least_ns <= one <= (1 + _AS_GOOD) * self.at_best_ns
 
-    def _gains(self, best: ListSchedule, original: ListSchedule, margin: float = MARGIN) -> bool:
+    def _gains(self, best: ListSchedule, original: ListSchedule, margin: float) -> bool:
         unsure = sum(self.unsure_ns(i, best.widths[lane]) for i, lane in best.order if lane >= 0)
         length = original.length_ns - _UNSURE * unsure
         return best.length_ns + margin * length < length
@@ -335,3 +340,7 @@ class Moldable(Tasks):
         forks = self.fused_forks[region]
         on_lane = self.narrow_at(cores)[region] - (forks if cores > 1 else 0.0)
         return on_lane >= self.wide[region] - forks
+
+
+def _overlaps(placed: ListSchedule) -> bool:
+    return len(placed.lanes_used) > 1

@@ -142,12 +142,14 @@ def test_auto_has_it_for_small_graphs() -> None:
 
 
 def test_auto_hopes_for_lanes_where_regions_may_have_all_cores() -> None:
+    from dynaflow_xla.strategies import identity
     from dynaflow_xla.strategies.auto import on_lanes_only
 
     made = dfx.Auto().candidates(2)
     names = [*map(repr, made)]
     assert names[0] == "Branches(lanes=2)" and names[-1] == "Branches(lanes=2, margin=-0.15)"
-    assert [repr(c) for c in on_lanes_only(made)] == [
+    assert [*identity.candidates(on_lanes_only(made))] == [
         "Branches(lanes=2)", "Sequential()", "Search(nodes=100)"
     ]  # fmt: skip
     assert names[-1] not in map(repr, dfx.Auto().candidates(1))
+    assert dfx.Auto().margin == 0.02

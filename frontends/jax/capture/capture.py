@@ -446,16 +446,8 @@ def capture(closed: Any, n_consts: int, name: str, *, keep_rules: bool = False) 
         is_value.append(isinstance(resolved, int))
         outputs.append(resolved if isinstance(resolved, int) else resolved.val)
     graph_outputs = tuple(n for n, ok in zip(outputs, is_value, strict=True) if ok)
-    value = builder.values.__getitem__
-    steps = [
-        costs.Applied(
-            costs.kind_of(op.kind, [*map(value, op.inputs)], [*map(value, op.outputs)]),
-            op.inputs,
-            op.outputs,
-        )
-        for op in builder.ops
-    ]
-    spreads = costs.settled(steps, [op.spread for op in builder.ops], graph_outputs)
+    steps = [costs.applied(op.payload, op.inputs, op.outputs) for op in builder.ops]
+    spreads = costs.as_parts(steps, [op.spread for op in builder.ops], graph_outputs)
     ops = tuple(
         op if op.spread == spread else replace(op, spread=spread)
         for op, spread in zip(builder.ops, spreads, strict=True)

@@ -14,14 +14,16 @@ from dynaflow_xla.frontends.jax.capture.costs.estimates import (
     has_products as has_products,
     one_pass_ns as one_pass_ns,
     original_ns as original_ns,
-    settled as settled,
 )
 from dynaflow_xla.frontends.jax.capture.costs.fused import (
     Applied as Applied,
     in_their_readers as in_their_readers,
-    kind_of as kind_of,
 )
 from dynaflow_xla.frontends.jax.capture.costs.kinds import (
     ELEMENTWISE as ELEMENTWISE,
     GENERATORS as GENERATORS,
+)
+from dynaflow_xla.frontends.jax.capture.costs.parts import (
+    applied as applied,
+    as_parts as as_parts,
 )

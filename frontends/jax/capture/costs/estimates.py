@@ -16,9 +16,9 @@ from jax.extend import core as jcore
 
 from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax.capture.costs import sharing
-from dynaflow_xla.frontends.jax.capture.costs.fused import Applied, forks, kind_of
+from dynaflow_xla.frontends.jax.capture.costs.fused import Applied
 from dynaflow_xla.frontends.jax.capture.costs.kinds import FREE, TRANSCENDENTAL
-from dynaflow_xla.frontends.jax.capture.costs.library import with_reductions
+from dynaflow_xla.frontends.jax.capture.costs.parts import applied, as_parts
 from dynaflow_xla.ir import lapack, work
 from dynaflow_xla.ir.work import Spread, Work
 
@@ -39,7 +39,7 @@ SORT_NS, SORT_MORE_NS = 11.0, 2.0  # a comparison with its moves; for each furth
 OP_OVERHEAD_NS = 150.0
 
 SPREAD_NS = 50_000.0
-"""What takes less gains nothing by more threads."""
+"""What takes less gains nothing by more threads, unless XLA hands it out whether it pays or not."""
 
 FORKED_BYTES = 1 << 18
 """So much of a loop that memory bounds is work enough for one thread (XLA, ``parallel_task_assigner.cc``).
@@ -134,10 +134,7 @@ def _steps(
         makes = [(scope, v) for v in eqn.outvars]
         value.update(zip(eqn.outvars, makes, strict=True))
         named = [v for v in reads if v is not None]
-        kind = kind_of(
-            eqn.primitive.name, *([v.aval for v in vs] for vs in (eqn.invars, eqn.outvars))
-        )
-        made.append((eqn, Applied(kind, named, makes)))
+        made.append((eqn, applied(eqn, named, makes)))
     return made, [read(atom) for atom in jaxpr.outvars]
 
 
@@ -145,30 +142,8 @@ def _inner(jaxpr: Any, leaf: Leaf) -> Work:
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     found, results = _steps(jaxpr, jaxpr.invars)
     works = [_walk(eqn, leaf) for eqn, _ in found]
-    spreads = settled([step for _, step in found], [w.spread for w in works], results)
+    spreads = as_parts([step for _, step in found], [w.spread for w in works], results)
     return work.together(w._replace(spread=s) for w, s in zip(works, spreads, strict=True))
-
-
-def settled(
-    steps: Sequence[Applied], each: Sequence[Spread], results: Sequence[Hashable]
-) -> list[Spread]:
-    """What more cores share of each step, as a part of its program.
-
-    Args:
-        steps: In program order.
-        each: What they would share of each by itself.
-        results: What leaves the program.
-    """
-    whole = with_reductions(steps, results)
-    handed = forks(steps, [spread.forks for spread in each], results)
-    return [
-        spread._replace(
-            forks=n,
-            products=spread.products + (spread.tiles if number in whole else 0.0),
-            tiles=0.0 if number in whole else spread.tiles,
-        )
-        for number, (spread, n) in enumerate(zip(each, handed, strict=True))
-    ]
 
 
 def estimate(eqn: Any) -> Work:
@@ -243,7 +218,8 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     if kind == "serial":
         return made._replace(spread=Spread(products=_by_blas(eqn, name) * made.ns))
     spread = Spread(forks=float(forked))
-    # A loop that is shorter than that may still be part of a chain that is longer.
+    # A loop that is shorter than that may still be part of a longer chain, and a product that is handed out
+    # gains as much of its time as a longer one.
     if made.ns >= SPREAD_NS or forked:
         spread = spread._replace(**{kind if shares else "tiles": made.ns})
     return made._replace(spread=spread)
@@ -344,7 +320,8 @@ a product's result lies in others'. (A step of 65,536 elements: 18 us, on one co
 _FORK_OF_SMALL, _SMALL_RESULT = 0.3, 1 << 14
 """Of ``fork_ns``, in a step: products with results of so many elements at most. Threads hardly sleep between
 steps, and lines of a small result pass between caches quickly. (8 to 64 rows of 512: 5 to 10 us; twice as
-much where cores are far from each other.)"""
+much where cores are far from each other. Steps without products: ``_FORK_OF_LOOPS``; whether their loops are
+handed out at all: ``regions.handed_out``.)"""
 
 
 def _step(parts: Sequence[Any], leaf: Leaf) -> Work:
@@ -352,7 +329,9 @@ def _step(parts: Sequence[Any], leaf: Leaf) -> Work:
         made = leaf(eqn, name, params)
         if name != "dot_general" or _size(eqn.outvars[0].aval) > _SMALL_RESULT:
             return made
-        return made._replace(spread=made.spread._replace(forks=_FORK_OF_SMALL * made.spread.forks))
+        # In a step of a step it is as quick, not quicker.
+        quick = min(made.spread.forks, _FORK_OF_SMALL)
+        return made._replace(spread=made.spread._replace(forks=quick))
 
     made = work.together(_inner(part, in_step) for part in parts)
     if any(has_products(part) for part in parts):

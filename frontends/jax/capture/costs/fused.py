@@ -30,39 +30,40 @@ _DEAR = _COMPUTING & TRANSCENDENTAL.keys() - {"bessel_i0e", "bessel_i1e"} | {"di
 
 REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or".split())
 
-BATCHED = "dot_general of several"
-PRODUCTS = frozenset(["dot_general", BATCHED, "conv_general_dilated"])
+PRODUCTS = frozenset("dot_general conv_general_dilated".split())
 
 _IN_MEMORY = "concatenate in memory"
 
 _ROW, _PARTS = 128, 8
-"""Elements of a row that XLA joins of such copies, and how many parts it joins inside of a loop at most."""
+"""From rows of so many elements on, parts that are joined along rows are copied in memory; so are more than
+so many parts."""
 
 
-def kind_of(name: str, reads: Sequence[Any], makes: Sequence[Any]) -> str:
-    """What ``Applied`` calls a primitive: its name, but for some that do not always do the same.
-
-    Args:
-        name: The primitive's.
-        reads: Its operands, whatever has a ``shape``.
-        makes: Its results.
-    """
-    if name == "dot_general" and all(len(factor.shape) > 2 for factor in (*reads, *makes)):
-        return BATCHED
+def kind_of(eqn: Any) -> str:
+    """What ``Applied`` calls an equation: its primitive's name, where that always does the same."""
+    name: str = eqn.primitive.name
     if name != "concatenate":
         return name
-    shape = makes[0].shape
-    along_rows = len(shape) > 1 and any(part.shape[-1] != shape[-1] for part in reads)
-    copied = len(reads) > _PARTS or (along_rows and shape[-1] >= _ROW)
+    shape = eqn.outvars[0].aval.shape
+    along_rows = len(shape) > 1 and eqn.params["dimension"] == len(shape) - 1
+    copied = len(eqn.invars) > _PARTS or (along_rows and shape[-1] >= _ROW)
     return _IN_MEMORY if copied else name
 
 
 class Applied(NamedTuple):
-    """An operator: its primitive's name (``kind_of``), what it reads, and what it makes."""
+    """An operator: its primitive's name (``kind_of``), what it reads, and what it makes.
+
+    Attributes:
+        kind: The name.
+        reads: Values, without constants.
+        makes: Values.
+        library: What YNNPACK can do with it beside others, see ``library.role``.
+    """
 
     kind: str
     reads: Sequence[Hashable]
     makes: Sequence[Hashable]
+    library: str = ""
 
 
 def in_their_readers(steps: Sequence[Applied], results: Iterable[Hashable]) -> set[int]:
@@ -76,7 +77,7 @@ def in_their_readers(steps: Sequence[Applied], results: Iterable[Hashable]) -> s
     elsewhere = set(results)  # values that have to be in memory
     readers = Counter(v for step in steps for v in dict.fromkeys(step.reads))
     for number in range(len(steps) - 1, -1, -1):
-        kind, reads, makes = steps[number]
+        kind, reads, makes, _ = steps[number]
         stays = kind in _LOOPS and elsewhere.isdisjoint(makes)
         if stays and kind in _DEAR:
             stays = all(readers[v] <= 1 for v in makes)
@@ -100,7 +101,7 @@ def forks(
     inside = in_their_readers(steps, results)
     carried: set[Hashable] = set()  # values that a loop makes which is handed out with its reader
     made = list(each)
-    for number, (kind, reads, makes) in enumerate(steps):
+    for number, (kind, reads, makes, _) in enumerate(steps):
         behind = not carried.isdisjoint(reads) and (kind in _LOOPS or kind in REDUCTIONS)
         if number in inside:
             if behind or each[number]:
@@ -114,15 +115,19 @@ def forks(
 
 
 def _beside(steps: Sequence[Applied], each: Sequence[float]) -> Iterator[int]:
-    """Positions of products that are handed out beside an earlier one that reads the same value."""
-    depth: dict[Hashable, int] = {}  # products on the longest way to a value
+    """Positions of products that are handed out beside an earlier one that reads the same value.
+
+    Whoever needs a product has more steps above that are no loops than that has. So of two with as many
+    neither needs the other, and they become ready at about the same time.
+    """
+    depth: dict[
+        Hashable, int
+    ] = {}  # steps on the longest way to a value, without loops and reductions
     first: set[tuple[int, Hashable]] = set()
-    for number, (kind, reads, makes) in enumerate(steps):
+    for number, (kind, reads, makes, _) in enumerate(steps):
         above = max((depth.get(v, 0) for v in reads), default=0)
-        is_product = kind in PRODUCTS
-        depth.update(dict.fromkeys(makes, above + is_product))
-        if is_product and each[number]:
-            # As many products above: neither needs the other.
+        depth.update(dict.fromkeys(makes, above + (kind not in _LOOPS and kind not in REDUCTIONS)))
+        if kind in PRODUCTS and each[number]:
             ready = {(above, v) for v in reads}
             if not first.isdisjoint(ready):
                 yield number

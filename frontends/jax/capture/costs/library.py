@@ -3,26 +3,43 @@
 XLA:CPU gives its library a reduction with what surrounds it (``ynn_support.cc`` and the library's fusions in
 github.com/openxla/xla): an attention becomes one call, from the product with the keys to that with the
 values. By themselves these products, of some hundred rows each, are tiles that run one after another. (Heads
-of 128 x 32, 32 of them: 966 us, on two cores 558; both products without the softmax 678 and 727.)
+of 128 x 32, 32 of them: 966 us, on two cores 558; both products without the softmax 678 and 727.) What else
+there is in such a call was read off the programs that jaxlib 0.10.2 compiles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
-from dynaflow_xla.frontends.jax.capture.costs.fused import BATCHED, PRODUCTS, REDUCTIONS, Applied
+from dynaflow_xla.frontends.jax.capture.costs import sharing
+from dynaflow_xla.frontends.jax.capture.costs.fused import Applied
 
-_ELEMENTS = frozenset(
-    "abs add add_any convert_element_type div exp integer_pow log max min mul neg rsqrt sqrt square sub "
-    "tanh".split()
+_BETWEEN = frozenset(
+    "abs add add_any broadcast_in_dim convert_element_type div exp expand_dims integer_pow log max min mul "
+    "neg reshape rsqrt sqrt square squeeze stop_gradient sub tanh".split()
 )
-_SHAPES = frozenset("broadcast_in_dim expand_dims reshape squeeze stop_gradient".split())
-_BETWEEN = _ELEMENTS | _SHAPES
 """What the library computes between products and reductions; choices (``where``) it does not."""
 
+_REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min".split())
+_PRODUCT, _PRODUCTS, _REDUCTION = "product", "products", "reduction"
 
-def with_reductions(steps: Sequence[Applied], results: Iterable[Hashable]) -> set[int]:
-    """Positions of products that become parts of a reduction's call.
+
+def role(eqn: Any) -> str:
+    """What the library has for an equation: a product, products of several matrices, a reduction, or ""."""
+    name = eqn.primitive.name
+    if name in _REDUCTIONS:
+        return _REDUCTION
+    if name != "dot_general":
+        return ""
+    left, right = (v.aval for v in eqn.invars[:2])
+    if not sharing.is_product_of_ynnpack(left, right, eqn.params):
+        return ""
+    return _PRODUCTS if eqn.params["dimension_numbers"][1][0] else _PRODUCT
+
+
+def with_reductions(steps: Sequence[Applied], results: Iterable[Hashable]) -> dict[int, int]:
+    """Positions of products that become parts of a reduction's call, and those of the reductions.
 
     Args:
         steps: In program order.
@@ -43,55 +60,73 @@ class _Chains:
                 self.readers.setdefault(value, []).append(number)
             self.maker.update(dict.fromkeys(step.makes, number))
         for value in results:
-            self.readers.setdefault(value, []).append(len(steps))
+            self.readers.setdefault(value, []).append(len(steps))  # nobody's position
 
-    def joined(self) -> set[int]:
+    def joined(self) -> dict[int, int]:
         """As ``with_reductions``."""
-        found: set[int] = set()
-        for number, (kind, reads, _) in enumerate(self.steps):
-            if kind not in REDUCTIONS:
+        found: dict[int, int] = {}
+        for number, step in enumerate(self.steps):
+            if step.library != _REDUCTION or len(step.reads) != 1:
                 continue
-            value = reads[0]
-            others = [n for n in self.readers[value] if n != number]
-            if not others:
-                found |= self._above(value)
-            elif kind == "reduce_max" and len(others) == 1:
-                found |= self._of_softmax(value, others[0])
+            (value,) = step.reads
+            readers = self.readers[value]
+            if readers == [number]:
+                products = self._above(value)
+            elif step.kind == "reduce_max" and len(readers) == 2:
+                products = self._of_softmax(value, sum(readers) - number)
+            else:
+                continue
+            for product in products:
+                found.setdefault(product, number)
         return found
 
     def _of_softmax(self, value: Hashable, shifted: int) -> set[int]:
-        """Products before and behind ``exp(value - its maximum)``, if that is what is computed."""
-        exponentials = self._next(shifted)
-        if self.steps[shifted].kind != "sub" or exponentials is None:
+        """Products before and behind ``exp(value - its maximum)``, if that is what is computed.
+
+        Args:
+            value: Of which somebody computes the maximum.
+            shifted: Who else reads it; ``jax.nn.dot_product_attention`` transposes it first.
+        """
+        following: int | None = shifted
+        if self._kind(shifted) == "transpose":
+            following = self._next(shifted)
+        if following is None or self._kind(following) != "sub":
             return set()
-        if self.steps[exponentials].kind != "exp":
+        exponentials = self._next(following)
+        if exponentials is None or self._kind(exponentials) != "exp":
             return set()
         found = self._above(value)
         for number in self.readers.get(self.steps[exponentials].makes[0], ()):
-            if number < len(self.steps) and self.steps[number].kind == "div":
+            if self._kind(number) == "div":
                 found |= self._below(number)
         return found
 
     def _above(self, value: Hashable) -> set[int]:
-        """The product that a value is made of, element by element; nobody else reads what is between."""
-        number = self.maker.get(value)
-        if number is None:
-            return set()
-        kind, reads, _ = self.steps[number]
-        if kind in PRODUCTS:
-            return {number}
-        if kind not in _BETWEEN:
-            return set()
-        alone = [v for v in reads if len(self.readers[v]) == 1]
-        return set().union(*map(self._above, alone))
+        """The products that a value is made of, element by element; nobody else reads what is between."""
+        found: set[int] = set()
+        values = [value]
+        while values:
+            number = self.maker.get(values.pop())
+            if number is None:
+                continue
+            step = self.steps[number]
+            if step.library in (_PRODUCT, _PRODUCTS):
+                found.add(number)
+            elif step.kind in _BETWEEN or step.kind == "transpose":
+                values += [v for v in dict.fromkeys(step.reads) if len(self.readers[v]) == 1]
+        return found
 
     def _below(self, number: int) -> set[int]:
         """The product of several matrices that alone reads, element by element, what a step makes."""
         following = self._next(number)
-        while following is not None and self.steps[following].kind in _BETWEEN:
+        while following is not None and self._kind(following) in _BETWEEN:
             following = self._next(following)
-        is_product = following is not None and self.steps[following].kind == BATCHED
-        return {following} if is_product and following is not None else set()
+        if following is None or self.steps[following].library != _PRODUCTS:
+            return set()
+        return {following}
+
+    def _kind(self, number: int) -> str:
+        return self.steps[number].kind if number < len(self.steps) else ""
 
     def _next(self, number: int) -> int | None:
         """The only reader of what a step makes."""

@@ -57,9 +57,15 @@ def of_product(left: Any, right: Any, params: dict[str, Any]) -> bool:
         for x, summed, along in zip((left, right), contract, batch, strict=True)
     )
     depth = math.prod(left.shape[d] for d in contract[0])
-    if len(left.shape) - 1 in contract[0] and {left.dtype.name, right.dtype.name} <= _PRODUCTS:
+    if is_product_of_ynnpack(left, right, params):
         return is_tiled(rows, columns, depth)
     return 2 * rows * columns * depth >= _EIGEN_FLOPS
+
+
+def is_product_of_ynnpack(left: Any, right: Any, params: dict[str, Any]) -> bool:
+    """Whether YNNPACK takes a ``dot_general``; Eigen takes the others."""
+    summed = params["dimension_numbers"][0][0]
+    return len(left.shape) - 1 in summed and {left.dtype.name, right.dtype.name} <= _PRODUCTS
 
 
 def of_convolution(image: Any, kernel: Any, result: Sequence[int], params: dict[str, Any]) -> bool:

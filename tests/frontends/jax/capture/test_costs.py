@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
 from jaxprs import walked  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
@@ -102,6 +104,7 @@ def rotated(x: Any, c: Any, s: Any) -> Any:
         (lambda x: jax.lax.dynamic_update_slice_in_dim(x * 2, x[:100] * 3, 5, 0) + 1, 1),
         (lambda x: jnp.concatenate([x * 2, x + 1], 0), 1),
         (lambda x: jnp.concatenate([x * i for i in range(1, 10)], 0), 10),  # too many parts
+        (lambda x: jnp.concatenate([x * 2] * 9, 0) + 1, 3),
         (lambda x: jnp.concatenate([jnp.sin(x), x * 2], -1) * 3, 4),  # rows are copied
         (lambda x: rotated(x, x, x), 4),
         (lambda x: rotated(x.reshape(-1, 64), x.reshape(-1, 64), x.reshape(-1, 64)), 1),
@@ -123,8 +126,9 @@ def test_products_of_one_value_are_handed_out_side_by_side() -> None:
 
     assert forks(lambda x: projections(x, [x + 1, x + 2, x + 3]), LARGE) == 1 + 3
     assert forks(lambda x: chain(x, [x + 1, x + 2, x + 3]), LARGE) == 3 + 3
-    # They read one value, but the second one needs the first.
+    # They read one value, but the second one needs the first, or has to wait for something else.
     assert forks(lambda x: x @ (x @ x), LARGE) == 2
+    assert forks(lambda x: (x @ x, jnp.sort(x) @ x), LARGE) == 2
 
 
 HEADS = jax.ShapeDtypeStruct((4, 8, 128, 32), jnp.float32)
@@ -169,6 +173,69 @@ def test_what_else_reads_the_scores_keeps_them_apart() -> None:
     assert shared_products(total, HEADS, HEADS)[1] == 0
 
 
+def spread_of(f: Any, *shapes: Any) -> Any:
+    return estimates._inner(jax.make_jaxpr(f)(*shapes), estimates._spreading).spread
+
+
+@pytest.mark.parametrize("step", [lambda x, n: x + n, lambda x, n: x * x])
+def test_long_chains_take_no_time(step: Any) -> None:
+    def late(q: Any, k: Any) -> Any:
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+        for n in range(1500):
+            scores = step(scores, n)
+        return scores.sum(-1)
+
+    assert spread_of(late, HEADS, HEADS).tiles == 0
+
+
+def test_what_the_library_does_not_take_stays_apart() -> None:
+    def reduced(how: Any, q: Any, k: Any) -> Any:
+        return how(jnp.einsum("bhqd,bhkd->bhqk", q, k), axis=-1)
+
+    for how, together in ((jnp.sum, True), (jnp.max, True), (jnp.prod, False)):
+        spread = spread_of(functools.partial(reduced, how), HEADS, HEADS)
+        assert (spread.products > 0, spread.tiles > 0) == (together, not together)
+    half = jax.ShapeDtypeStruct(HEADS.shape, jnp.float16)  # Eigen's
+    assert spread_of(functools.partial(reduced, jnp.sum), half, half).products == 0
+    # One head: its product with the values is a matrix by itself.
+    rows = jax.ShapeDtypeStruct((128, 512), jnp.float32)
+    alone = spread_of(lambda q, k, v: jax.nn.softmax(q @ k.T) @ v, rows, rows, rows)
+    assert alone.products > 0 and alone.tiles > 0
+
+
+def test_the_scores_may_be_transposed_before_the_softmax() -> None:
+    q = jax.ShapeDtypeStruct((4, 128, 8, 32), jnp.float32)
+    spread = spread_of(lambda q, k, v: jax.nn.dot_product_attention(q, k, v), q, q, q)
+    assert spread.products > 0 and spread.tiles > 0  # jaxlib 0.10.2 copies before the second one
+
+
+def test_a_call_of_the_library_is_handed_out_once_at_least() -> None:
+    few = jax.ShapeDtypeStruct(
+        (1, 4, 128, 128), jnp.float32
+    )  # loops of 512 KB are handed out, and these not
+    spread = spread_of(lambda q, k: jnp.einsum("bhqd,bhkd->bhqk", q, k).sum(-1), few, few)
+    assert spread.products > 0 == spread.tiles and spread.forks == 1
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: (x, x.max()),
+        lambda x: x + jnp.sum(3.0),
+        lambda x: x + jnp.max(np.float32(3)),
+        lambda x: (x.max(), x.max() - x),
+        lambda x: jnp.exp(x - x.max()),
+        lambda x: jax.nn.softmax(x * 0 + 1),
+        lambda x: x[:0].sum(),
+    ],
+)
+def test_reductions_of_anything(f: Any) -> None:
+    fast = dfx.schedule(jax.jit(f), dfx.Branches())
+    x = jnp.linspace(-1.0, 1.0, 300_000)
+    for got, want in zip(jax.tree.leaves(fast(x)), jax.tree.leaves(f(x)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(("rows", "each"), [(8, 0.3), (32, 0.3), (64, 1.0)])
 def test_small_products_of_steps_are_handed_out_quickly(rows: int, each: float) -> None:
     def steps(h: Any, w: Any) -> Any:
@@ -177,9 +244,12 @@ def test_small_products_of_steps_are_handed_out_quickly(rows: int, each: float) 
     h = jax.ShapeDtypeStruct((rows, 256), jnp.float32)
     w = jax.ShapeDtypeStruct((256, 512), jnp.float32)
     assert forks(steps, h, w) == pytest.approx(10 * each)
-    jaxpr = jax.make_jaxpr(steps)(h, w)
-    shared = estimates._inner(jaxpr, estimates._spreading).spread.products
-    assert shared > 0  # each of them is short
+    assert spread_of(steps, h, w).products > 0  # each of them is short
+
+    def often(h: Any, w: Any) -> Any:
+        return jax.lax.scan(lambda h, _: (steps(h, w), None), h, None, length=5)[0]
+
+    assert forks(often, h, w) == pytest.approx(50 * each)
 
 
 def test_a_conversion_is_a_loop() -> None:
