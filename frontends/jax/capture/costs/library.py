@@ -26,7 +26,7 @@ _PRODUCT, _PRODUCTS, _REDUCTION = "product", "products", "reduction"
 
 
 def role(eqn: Any) -> str:
-    """What the library has for an equation: a product, products of several matrices, a reduction, or ""."""
+    """What the library has for an equation, or "": products of several matrices may follow a softmax."""
     name = eqn.primitive.name
     if name in _REDUCTIONS:
         return _REDUCTION
@@ -35,7 +35,12 @@ def role(eqn: Any) -> str:
     left, right = (v.aval for v in eqn.invars[:2])
     if not sharing.is_product_of_ynnpack(left, right, eqn.params):
         return ""
-    return _PRODUCTS if eqn.params["dimension_numbers"][1][0] else _PRODUCT
+    # Probabilities whose matrices do not lie one after another are copied, and end the call before.
+    leading = [
+        tuple(dims) == tuple(range(len(dims))) for dims in eqn.params["dimension_numbers"][1]
+    ]
+    several = bool(eqn.params["dimension_numbers"][1][0])
+    return _PRODUCTS if several and any(leading) else _PRODUCT
 
 
 def with_reductions(steps: Sequence[Applied], results: Iterable[Hashable]) -> dict[int, int]:

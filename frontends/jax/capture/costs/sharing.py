@@ -63,9 +63,14 @@ def of_product(left: Any, right: Any, params: dict[str, Any]) -> bool:
 
 
 def is_product_of_ynnpack(left: Any, right: Any, params: dict[str, Any]) -> bool:
-    """Whether YNNPACK takes a ``dot_general``; Eigen takes the others."""
-    summed = params["dimension_numbers"][0][0]
-    return len(left.shape) - 1 in summed and {left.dtype.name, right.dtype.name} <= _PRODUCTS
+    """Whether YNNPACK takes a ``dot_general``; Eigen takes the others.
+
+    It sums along the left factor's last dimension. Where XLA has to copy that factor anyway, as its matrices
+    do not lie one after another, the copy has it there.
+    """
+    (summed, _), (batch, _) = params["dimension_numbers"]
+    fits = len(left.shape) - 1 in summed or tuple(batch) != tuple(range(len(batch)))
+    return fits and {left.dtype.name, right.dtype.name} <= _PRODUCTS
 
 
 def of_convolution(image: Any, kernel: Any, result: Sequence[int], params: dict[str, Any]) -> bool:

@@ -203,6 +203,23 @@ def test_what_the_library_does_not_take_stays_apart() -> None:
     assert alone.products > 0 and alone.tiles > 0
 
 
+@pytest.mark.parametrize(
+    ("pattern", "shape", "joined"),
+    [
+        ("bhqk,bhkd->bhqd", (4, 8, 128, 32), True),
+        ("bhqk,bkhd->bqhd", (4, 128, 8, 32), True),  # copied first, and so turned
+        ("bhqk,bhdk->bhqd", (4, 8, 32, 128), True),
+        ("bhkq,bhkd->bhqd", (4, 8, 128, 32), False),  # along the probabilities' columns: Eigen's
+    ],
+)
+def test_products_with_a_softmax(pattern: str, shape: tuple[int, ...], joined: bool) -> None:
+    """As in programs of jaxlib 0.10.2."""
+    scores = jax.ShapeDtypeStruct((4, 8, 128, 128), jnp.float32)
+    values = jax.ShapeDtypeStruct(shape, jnp.float32)
+    spread = spread_of(lambda p, v: jnp.einsum(pattern, jax.nn.softmax(p), v), scores, values)
+    assert (spread.products > 0, spread.tiles > 0) == (joined, not joined)
+
+
 def test_the_scores_may_be_transposed_before_the_softmax() -> None:
     q = jax.ShapeDtypeStruct((4, 128, 8, 32), jnp.float32)
     spread = spread_of(lambda q, k, v: jax.nn.dot_product_attention(q, k, v), q, q, q)
