@@ -374,7 +374,7 @@ def split(
 
     Raises:
         SeparabilityError: the split would change what the function computes.
-        PlanError, UnsupportedError: see ``nano.expand``.
+        PlanError, UnsupportedError: see ``batch.expansion.expand``.
     """
     resolved = function.resolve(sizes, assume_separable=assume_separable, joins=joins)
     whole = resolved.at[function.batch]

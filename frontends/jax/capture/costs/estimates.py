@@ -213,7 +213,9 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     scalar = name in ("argmax", "argmin") or (
         _scalar_ns(name, [v.aval for v in eqn.outvars]) is not None
     )
-    speed = machine.numbers().speed("jax", "serial" if scalar else kind)
+    # A Fourier transform computes as much as products do; memory is not what bounds it.
+    computes = "serial" if scalar else "products" if name == "fft" else kind
+    speed = machine.numbers().speed("jax", computes)
     made = made._replace(ns=made.ns / speed)
     if kind == "serial":
         return made._replace(spread=Spread(products=_by_blas(eqn, name) * made.ns))
@@ -438,6 +440,8 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
         return Work(float(in_size), moved, 1.2 * in_size + TOP_NS * found + OP_OVERHEAD_NS)
     if name == "fft":
         flops = work.fourier(in_size, math.prod(params["fft_lengths"]))
+        if not jnp.issubdtype(ins[0].dtype, jnp.complexfloating):
+            flops /= 2
         return Work(flops, moved, flops / FFT_FLOPS_PER_NS + 1000.0)
     if name in ("random_bits", "threefry2x32"):
         return Work(20.0 * out_size, moved, 3.0 * out_size + OP_OVERHEAD_NS)
