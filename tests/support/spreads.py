@@ -33,3 +33,9 @@ def loops_handed_out(f: Any, *shapes: Any) -> int:
     """Loops over elements that XLA:CPU gives to several threads in the program that it compiles."""
     text = jax.jit(f).lower(*shapes).compile().as_text()
     return text.count('"outer_dimension_partitions":["')
+
+
+def products_with_reductions(f: Any, *shapes: Any) -> int:
+    """Products in computations that have reductions, in the program that XLA compiles."""
+    parts = jax.jit(f).lower(*shapes).compile().as_text().split("\n\n")
+    return sum(part.count(" dot(") for part in parts if " reduce(" in part)

@@ -204,7 +204,10 @@ def test_what_may_be_shared_out_after_all_has_to_gain_more_by_lanes(make: Make) 
 
 
 @pytest.mark.parametrize("forks", [0.0, 2.0], ids=["loses", "gains"])
-def test_lanes_gain_by_a_margin_or_are_hoped_for(make: Make, forks: float) -> None:
+def test_lanes_gain_by_a_margin_or_are_hoped_for(
+    make: Make, forks: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "numbers", lambda: machine.ASSUMED)
     # Two products beside each other: by itself each gains more by all cores than by a lane, but for forks.
     product = {"cost_ns": MS, "spread": Spread(products=MS, forks=forks)}
     pg = partition(make("a = dot x; b = dot x", "a b", a=product, b=product), [Op("*")])

@@ -21,26 +21,37 @@ _BETWEEN = frozenset(
 )
 """What the library computes between products and reductions; choices (``where``) it does not."""
 
+_TURNED = _BETWEEN | {"transpose"}
+
 _REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min".split())
-_PRODUCT, _PRODUCTS, _REDUCTION = "product", "products", "reduction"
+
+_DIVIDED = 4096
+"""Softmaxes from which on XLA leaves the division to the library, and so what comes behind; of fewer it makes
+products with reciprocals, in a loop of their own."""
+
+_REDUCTION, _MANY, _PRODUCT, _PRODUCTS = "reduction", "many reductions", "product", "products"
 
 
 def role(eqn: Any) -> str:
-    """What the library has for an equation, or "": products of several matrices may follow a softmax."""
+    """What the library has for an equation, or "".
+
+    Products of several matrices may follow a softmax. They are named with the positions of the factors whose
+    matrices lie one after another: probabilities that do not are copied, and end the call before.
+    """
     name = eqn.primitive.name
     if name in _REDUCTIONS:
-        return _REDUCTION
+        return _MANY if eqn.outvars[0].aval.size >= _DIVIDED else _REDUCTION
     if name != "dot_general":
         return ""
     left, right = (v.aval for v in eqn.invars[:2])
     if not sharing.is_product_of_ynnpack(left, right, eqn.params):
         return ""
-    # Probabilities whose matrices do not lie one after another are copied, and end the call before.
-    leading = [
-        tuple(dims) == tuple(range(len(dims))) for dims in eqn.params["dimension_numbers"][1]
-    ]
-    several = bool(eqn.params["dimension_numbers"][1][0])
-    return _PRODUCTS if several and any(leading) else _PRODUCT
+    batch = eqn.params["dimension_numbers"][1]
+    if not batch[0]:
+        return _PRODUCT
+    return _PRODUCTS + "".join(
+        str(n) for n, dims in enumerate(batch) if tuple(dims) == tuple(range(len(dims)))
+    )
 
 
 def with_reductions(steps: Sequence[Applied], results: Iterable[Hashable]) -> dict[int, int]:
@@ -66,45 +77,63 @@ class _Chains:
             self.maker.update(dict.fromkeys(step.makes, number))
         for value in results:
             self.readers.setdefault(value, []).append(len(steps))  # nobody's position
+        self._looked_below: set[int] = set()
 
     def joined(self) -> dict[int, int]:
         """As ``with_reductions``."""
         found: dict[int, int] = {}
         for number, step in enumerate(self.steps):
-            if step.library != _REDUCTION or len(step.reads) != 1:
+            if step.library not in (_REDUCTION, _MANY) or len(step.reads) != 1:
                 continue
             (value,) = step.reads
             readers = self.readers[value]
             if readers == [number]:
                 products = self._above(value)
             elif step.kind == "reduce_max" and len(readers) == 2:
-                products = self._of_softmax(value, sum(readers) - number)
+                products = self._of_softmax(number, value, sum(readers) - number)
             else:
                 continue
             for product in products:
                 found.setdefault(product, number)
         return found
 
-    def _of_softmax(self, value: Hashable, shifted: int) -> set[int]:
+    def _of_softmax(self, maximum: int, value: Hashable, shifted: int) -> set[int]:
         """Products before and behind ``exp(value - its maximum)``, if that is what is computed.
 
         Args:
-            value: Of which somebody computes the maximum.
+            maximum: Who computes the maximum.
+            value: Of what.
             shifted: Who else reads it; ``jax.nn.dot_product_attention`` transposes it first.
         """
         following: int | None = shifted
+        scores = value
         if self._kind(shifted) == "transpose":
-            following = self._next(shifted)
+            scores, following = self.steps[shifted].makes[0], self._next(shifted)
         if following is None or self._kind(following) != "sub":
+            return set()
+        others = [v for v in self.steps[following].reads if v != scores]
+        if not others or not all(self._comes_of(v, maximum) for v in others):
             return set()
         exponentials = self._next(following)
         if exponentials is None or self._kind(exponentials) != "exp":
             return set()
         found = self._above(value)
-        for number in self.readers.get(self.steps[exponentials].makes[0], ()):
-            if self._kind(number) == "div":
-                found |= self._below(number)
+        if self.steps[maximum].library == _MANY:
+            for number in self.readers.get(self.steps[exponentials].makes[0], ()):
+                if self._kind(number) == "div":
+                    found |= self._below(number)
         return found
+
+    def _comes_of(self, value: Hashable, number: int) -> bool:
+        """Whether a value is what a step makes, element by element."""
+        values = [value]
+        while values:
+            maker = self.maker.get(values.pop())
+            if maker == number:
+                return True
+            if maker is not None and self.steps[maker].kind in _TURNED:
+                values += dict.fromkeys(self.steps[maker].reads)
+        return False
 
     def _above(self, value: Hashable) -> set[int]:
         """The products that a value is made of, element by element; nobody else reads what is between."""
@@ -115,20 +144,27 @@ class _Chains:
             if number is None:
                 continue
             step = self.steps[number]
-            if step.library in (_PRODUCT, _PRODUCTS):
+            if step.library.startswith(_PRODUCT):
                 found.add(number)
-            elif step.kind in _BETWEEN or step.kind == "transpose":
+            elif step.kind in _TURNED:
                 values += [v for v in dict.fromkeys(step.reads) if len(self.readers[v]) == 1]
         return found
 
     def _below(self, number: int) -> set[int]:
         """The product of several matrices that alone reads, element by element, what a step makes."""
-        following = self._next(number)
+        before, following = number, self._next(number)
         while following is not None and self._kind(following) in _BETWEEN:
-            following = self._next(following)
-        if following is None or self.steps[following].library != _PRODUCTS:
+            if following in self._looked_below:
+                return set()
+            self._looked_below.add(following)
+            before, following = following, self._next(following)
+        if following is None:
             return set()
-        return {following}
+        product = self.steps[following]
+        reads = [v in self.steps[before].makes for v in product.reads]
+        place = str(reads.index(True)) if len(reads) == 2 else ""
+        fits = product.library.startswith(_PRODUCTS) and place and place in product.library
+        return {following} if fits else set()
 
     def _kind(self, number: int) -> str:
         return self.steps[number].kind if number < len(self.steps) else ""

@@ -27,11 +27,15 @@ def as_parts(
     """
     handed = forks(steps, [spread.forks for spread in each], results)
     made = [spread._replace(forks=n) for spread, n in zip(each, handed, strict=True)]
+    called: set[int] = set()
     for product, reduction in library.with_reductions(steps, results).items():
         spread = made[product]
         if spread.tiles:
             # The reduction's loops are handed out; where they are too short for that, the call is.
-            forked = max(spread.forks, float(not made[reduction].forks))
+            own = float(not made[reduction].forks and reduction not in called)
+            called.add(reduction)
             products = spread.products + spread.tiles
-            made[product] = spread._replace(products=products, tiles=0.0, forks=forked)
+            made[product] = spread._replace(
+                products=products, tiles=0.0, forks=max(spread.forks, own)
+            )
     return made

@@ -70,7 +70,10 @@ def is_product_of_ynnpack(left: Any, right: Any, params: dict[str, Any]) -> bool
     """
     (summed, _), (batch, _) = params["dimension_numbers"]
     fits = len(left.shape) - 1 in summed or tuple(batch) != tuple(range(len(batch)))
-    return fits and {left.dtype.name, right.dtype.name} <= _PRODUCTS
+    types = {left.dtype.name, right.dtype.name}
+    if "int8" in types and str(params.get("preferred_element_type")) != "int32":
+        return False
+    return fits and types <= _PRODUCTS
 
 
 def of_convolution(image: Any, kernel: Any, result: Sequence[int], params: dict[str, Any]) -> bool:

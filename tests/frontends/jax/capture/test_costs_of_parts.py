@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 import jaxlib  # noqa: E402
 import numpy as np  # noqa: E402
-from spreads import forks, loops_handed_out, spread_of  # noqa: E402
+from spreads import forks, loops_handed_out, products_with_reductions, spread_of  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
+from dynaflow_xla.frontends.jax.capture.costs import estimates, library  # noqa: E402
 from dynaflow_xla.ir.work import spread_over  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("assumed_numbers", "two_cores")
@@ -52,10 +54,16 @@ def test_loops_that_place_elements_are_parts_of_others(f: Any, expected: int) ->
     assert forks(f, LARGE) == expected
 
 
-@pytest.mark.skipif(
-    CORES < 2 or not jaxlib.__version__.startswith("0.10."),
-    reason="other versions of XLA may fuse otherwise; one thread is handed nothing",
+AS_COMPILED = pytest.mark.skipif(
+    CORES < 2
+    or "NPROC" in os.environ
+    or jaxlib.__version__ != "0.10.2"
+    or platform.machine() != "x86_64",
+    reason="read off jaxlib 0.10.2 on x86; one thread is handed nothing",
 )
+
+
+@AS_COMPILED
 @pytest.mark.parametrize(("f", "expected"), PLACED)
 def test_compiled_programs_hand_out_as_many(f: Any, expected: int) -> None:
     assert loops_handed_out(f, LARGE) == expected
@@ -128,6 +136,45 @@ def test_long_chains_take_no_time(step: Any) -> None:
         return scores.sum(-1)
 
     assert spread_of(late, HEADS, HEADS).tiles == 0
+
+
+def heads(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def softmax_of_columns(p: Any, v: Any) -> Any:
+    return jnp.einsum("bqhk,bhkd->bqhd", jax.nn.softmax(p), v)
+
+
+TOGETHER: dict[str, tuple[Any, tuple[Any, ...], int]] = {
+    "an attention": (attention, (HEADS, HEADS, HEADS), 2),
+    "a smaller one": (attention, (heads(1, 8, 128, 32),) * 3, 1),
+    "just as many rows": (attention, (heads(2, 32, 64, 32),) * 3, 2),
+    "a choice": (functools.partial(attention, choose=True), (HEADS, HEADS, HEADS), 1),
+    "no softmax": (functools.partial(attention, softmax=False), (HEADS, HEADS, HEADS), 0),
+    "copied probabilities": (softmax_of_columns, (heads(4, 128, 8, 128), HEADS), 0),
+    "JAX's own": (jax.nn.dot_product_attention, (heads(4, 128, 8, 32),) * 3, 1),
+    "a sum": (lambda q, k: jnp.einsum("bhqd,bhkd->bhqk", q, k).sum(-1), (HEADS, HEADS), 1),
+    "its logarithm": (
+        lambda q, k: jax.nn.logsumexp(jnp.einsum("bhqd,bhkd->bhqk", q, k), -1), (HEADS, HEADS), 0,
+    ),
+}  # fmt: skip
+"""Functions, what they take, and how many of their products become parts of a reduction's call."""
+
+
+@pytest.mark.parametrize("what", TOGETHER)
+def test_products_in_a_reductions_call(what: str) -> None:
+    f, shapes, expected = TOGETHER[what]
+    jaxpr = jax.make_jaxpr(f)(*shapes).jaxpr
+    found, results = estimates._steps(jaxpr, jaxpr.invars)
+    assert len(library.with_reductions([step for _, step in found], results)) == expected
+
+
+@AS_COMPILED
+@pytest.mark.parametrize("what", TOGETHER)
+def test_compiled_programs_have_as_many_there(what: str) -> None:
+    f, shapes, expected = TOGETHER[what]
+    assert products_with_reductions(f, *shapes) == expected
 
 
 def test_what_the_library_does_not_take_stays_apart() -> None:
