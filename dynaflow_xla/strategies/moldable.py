@@ -164,6 +164,8 @@ class Moldable(Tasks):
         ]
         tried.sort(key=lambda p: p.length_ns)
         several = [p for p in tried if _overlaps(p)]
+        if margin < 0 and not several:
+            margin = MARGIN
         hoped = several if margin < 0 else []
         found = [self._improved(p) for p in (hoped or tried)[:1]] + hoped[:1]
         unequal = [p for p in several if max(p.widths) > 1][:_SHARED_OUT]

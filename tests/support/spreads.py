@@ -11,14 +11,19 @@ import pytest
 import dynaflow_xla as dfx
 from dynaflow_xla.frontends.jax.capture import costs
 from dynaflow_xla.frontends.jax.capture.costs import estimates
-from dynaflow_xla.ir.work import spread_over
+from dynaflow_xla.ir.work import Spread, spread_over
+
+
+def spread_of_graph(f: Any, *shapes: Any) -> Spread:
+    """Of all regions."""
+    fast = dfx.schedule(jax.jit(f), dfx.Sequential(), backend="ffi")
+    graph = dfx.graph(fast, *(jnp.zeros(s.shape, s.dtype) for s in shapes))
+    return spread_over(region.spread for region in graph.regions)
 
 
 def forks(f: Any, *shapes: Any) -> float:
     """Of the graph; cores save the same by it as by the function as a whole."""
-    fast = dfx.schedule(jax.jit(f), dfx.Sequential(), backend="ffi")
-    graph = dfx.graph(fast, *(jnp.zeros(s.shape, s.dtype) for s in shapes))
-    spread = spread_over(region.spread for region in graph.regions)
+    spread = spread_of_graph(f, *shapes)
     jaxpr = jax.make_jaxpr(f)(*shapes)
     whole = costs.original_ns(jaxpr, 1) - costs.original_ns(jaxpr, 2)
     assert whole == pytest.approx(spread.saved_ns(2), rel=1e-6)

@@ -16,7 +16,7 @@ from jax.extend import core as jcore
 
 from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax.capture.costs import sharing
-from dynaflow_xla.frontends.jax.capture.costs.fused import Applied
+from dynaflow_xla.frontends.jax.capture.costs.fused import PRODUCTS, Applied
 from dynaflow_xla.frontends.jax.capture.costs.kinds import FREE, TRANSCENDENTAL
 from dynaflow_xla.frontends.jax.capture.costs.parts import applied, as_parts
 from dynaflow_xla.ir import lapack, work
@@ -310,10 +310,6 @@ def _reducing(shape: Sequence[int], axes: Sequence[int]) -> tuple[float, float]:
     return (0.05 if plane <= 1 << 12 else 0.45), 0.0
 
 
-def _come_first(dims: Sequence[int]) -> bool:
-    return tuple(dims) == tuple(range(len(dims)))
-
-
 _FORK_OF_LOOPS = 0.15
 """Of ``fork_ns``, in a step of loops alone: each core's part of what they read stays in its caches, while
 a product's result lies in others'. (A step of 65,536 elements: 18 us, on one core 33.)"""
@@ -345,8 +341,7 @@ def _step(parts: Sequence[Any], leaf: Leaf) -> Work:
 def has_products(jaxpr: Any) -> bool:
     """Whether a function has matrix products or convolutions, inside of its calls and loops too."""
     return any(
-        eqn.primitive.name in ("dot_general", "conv_general_dilated")
-        or any(map(has_products, jcore.jaxprs_in_params(eqn.params)))
+        eqn.primitive.name in PRODUCTS or any(map(has_products, jcore.jaxprs_in_params(eqn.params)))
         for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns
     )
 
@@ -412,7 +407,9 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
         (lhs_contract, _), batches = params["dimension_numbers"]
         k = math.prod(ins[0].shape[d] for d in lhs_contract)
         flops = 2.0 * out_size * k
-        apart = [_size(x) for x, dims in zip(ins, batches, strict=True) if not _come_first(dims)]
+        apart = [
+            _size(x) for x, dims in zip(ins, batches, strict=True) if not sharing.come_first(dims)
+        ]
         ns = max(flops / GEMM_FLOPS_PER_NS, memory_ns) + GEMM_LAID_OUT_NS * sum(apart)
         return Work(flops, moved, ns + OP_OVERHEAD_NS)
     if name == "conv_general_dilated":

@@ -28,7 +28,7 @@ _COMPUTING = _LOOPS - _THROUGH
 _DEAR = _COMPUTING & TRANSCENDENTAL.keys() - {"bessel_i0e", "bessel_i1e"} | {"div", "rem"}
 """XLA computes these once, in memory, if several read them (``CpuInstructionFusion``)."""
 
-REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or".split())
+_REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or".split())
 
 PRODUCTS = frozenset("dot_general conv_general_dilated".split())
 
@@ -50,6 +50,20 @@ def kind_of(eqn: Any) -> str:
     return _IN_MEMORY if copied else name
 
 
+class Role(NamedTuple):
+    """What YNNPACK has for an operator, see ``library``.
+
+    Attributes:
+        kind: "product", "reduction", or "".
+        many: Of a reduction: it has so many results that XLA leaves a division by them to the library.
+        in_order: Of products of several matrices: positions of factors whose matrices lie one after another.
+    """
+
+    kind: str = ""
+    many: bool = False
+    in_order: tuple[int, ...] = ()
+
+
 class Applied(NamedTuple):
     """An operator: its primitive's name (``kind_of``), what it reads, and what it makes.
 
@@ -57,13 +71,13 @@ class Applied(NamedTuple):
         kind: The name.
         reads: Values, without constants.
         makes: Values.
-        library: What YNNPACK can do with it beside others, see ``library.role``.
+        library: What YNNPACK can do with it beside others.
     """
 
     kind: str
     reads: Sequence[Hashable]
     makes: Sequence[Hashable]
-    library: str = ""
+    library: Role = Role()
 
 
 def in_their_readers(steps: Sequence[Applied], results: Iterable[Hashable]) -> set[int]:
@@ -83,7 +97,7 @@ def in_their_readers(steps: Sequence[Applied], results: Iterable[Hashable]) -> s
             stays = all(readers[v] <= 1 for v in makes)
         if stays:
             inside.add(number)
-        if not (stays or kind in _COMPUTING or kind in REDUCTIONS):
+        if not (stays or kind in _COMPUTING or kind in _REDUCTIONS):
             elsewhere.update(reads)
     return inside
 
@@ -102,7 +116,7 @@ def forks(
     carried: set[Hashable] = set()  # values that a loop makes which is handed out with its reader
     made = list(each)
     for number, (kind, reads, makes, _) in enumerate(steps):
-        behind = not carried.isdisjoint(reads) and (kind in _LOOPS or kind in REDUCTIONS)
+        behind = not carried.isdisjoint(reads) and (kind in _LOOPS or kind in _REDUCTIONS)
         if number in inside:
             if behind or each[number]:
                 carried.update(makes)
@@ -120,13 +134,12 @@ def _beside(steps: Sequence[Applied], each: Sequence[float]) -> Iterator[int]:
     Whoever needs a product has more steps above that are no loops than that has. So of two with as many
     neither needs the other, and they become ready at about the same time.
     """
-    depth: dict[
-        Hashable, int
-    ] = {}  # steps on the longest way to a value, without loops and reductions
+    # On the longest way to a value, without loops and reductions.
+    depth: dict[Hashable, int] = {}
     first: set[tuple[int, Hashable]] = set()
     for number, (kind, reads, makes, _) in enumerate(steps):
         above = max((depth.get(v, 0) for v in reads), default=0)
-        depth.update(dict.fromkeys(makes, above + (kind not in _LOOPS and kind not in REDUCTIONS)))
+        depth.update(dict.fromkeys(makes, above + (kind not in _LOOPS and kind not in _REDUCTIONS)))
         if kind in PRODUCTS and each[number]:
             ready = {(above, v) for v in reads}
             if not first.isdisjoint(ready):

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from dynaflow_xla.frontends.jax.capture.costs import sharing
-from dynaflow_xla.frontends.jax.capture.costs.fused import Applied
+from dynaflow_xla.frontends.jax.capture.costs.fused import Applied, Role
 
 _BETWEEN = frozenset(
     "abs add add_any broadcast_in_dim convert_element_type div exp expand_dims integer_pow log max min mul "
@@ -29,29 +29,26 @@ _DIVIDED = 4096
 """Softmaxes from which on XLA leaves the division to the library, and so what comes behind; of fewer it makes
 products with reciprocals, in a loop of their own."""
 
-_REDUCTION, _MANY, _PRODUCT, _PRODUCTS = "reduction", "many reductions", "product", "products"
+_REDUCTION, _PRODUCT = "reduction", "product"
 
 
-def role(eqn: Any) -> str:
-    """What the library has for an equation, or "".
+def role(eqn: Any) -> Role:
+    """What the library has for an equation.
 
-    Products of several matrices may follow a softmax. They are named with the positions of the factors whose
-    matrices lie one after another: probabilities that do not are copied, and end the call before.
+    Products of several matrices may follow a softmax: probabilities whose matrices do not lie one after
+    another are copied, and end the call before.
     """
     name = eqn.primitive.name
     if name in _REDUCTIONS:
-        return _MANY if eqn.outvars[0].aval.size >= _DIVIDED else _REDUCTION
+        return Role(_REDUCTION, many=eqn.outvars[0].aval.size >= _DIVIDED)
     if name != "dot_general":
-        return ""
+        return Role()
     left, right = (v.aval for v in eqn.invars[:2])
     if not sharing.is_product_of_ynnpack(left, right, eqn.params):
-        return ""
+        return Role()
     batch = eqn.params["dimension_numbers"][1]
-    if not batch[0]:
-        return _PRODUCT
-    return _PRODUCTS + "".join(
-        str(n) for n, dims in enumerate(batch) if tuple(dims) == tuple(range(len(dims)))
-    )
+    ordered = (n for n, dims in enumerate(batch) if dims and sharing.come_first(dims))
+    return Role(_PRODUCT, in_order=tuple(ordered))
 
 
 def with_reductions(steps: Sequence[Applied], results: Iterable[Hashable]) -> dict[int, int]:
@@ -83,7 +80,7 @@ class _Chains:
         """As ``with_reductions``."""
         found: dict[int, int] = {}
         for number, step in enumerate(self.steps):
-            if step.library not in (_REDUCTION, _MANY) or len(step.reads) != 1:
+            if step.library.kind != _REDUCTION or len(step.reads) != 1:
                 continue
             (value,) = step.reads
             readers = self.readers[value]
@@ -118,7 +115,7 @@ class _Chains:
         if exponentials is None or self._kind(exponentials) != "exp":
             return set()
         found = self._above(value)
-        if self.steps[maximum].library == _MANY:
+        if self.steps[maximum].library.many:
             for number in self.readers.get(self.steps[exponentials].makes[0], ()):
                 if self._kind(number) == "div":
                     found |= self._below(number)
@@ -144,7 +141,7 @@ class _Chains:
             if number is None:
                 continue
             step = self.steps[number]
-            if step.library.startswith(_PRODUCT):
+            if step.library.kind == _PRODUCT:
                 found.add(number)
             elif step.kind in _TURNED:
                 values += [v for v in dict.fromkeys(step.reads) if len(self.readers[v]) == 1]
@@ -161,10 +158,10 @@ class _Chains:
         if following is None:
             return set()
         product = self.steps[following]
-        reads = [v in self.steps[before].makes for v in product.reads]
-        place = str(reads.index(True)) if len(reads) == 2 else ""
-        fits = product.library.startswith(_PRODUCTS) and place and place in product.library
-        return {following} if fits else set()
+        if len(product.reads) != 2:
+            return set()
+        place = product.reads.index(self.steps[before].makes[0])
+        return {following} if place in product.library.in_order else set()
 
     def _kind(self, number: int) -> str:
         return self.steps[number].kind if number < len(self.steps) else ""

@@ -62,6 +62,11 @@ def of_product(left: Any, right: Any, params: dict[str, Any]) -> bool:
     return 2 * rows * columns * depth >= _EIGEN_FLOPS
 
 
+def come_first(dims: Sequence[int]) -> bool:
+    """Whether a factor's matrices lie one after another: these are the dimensions that count them."""
+    return tuple(dims) == tuple(range(len(dims)))
+
+
 def is_product_of_ynnpack(left: Any, right: Any, params: dict[str, Any]) -> bool:
     """Whether YNNPACK takes a ``dot_general``; Eigen takes the others.
 
@@ -69,7 +74,7 @@ def is_product_of_ynnpack(left: Any, right: Any, params: dict[str, Any]) -> bool
     do not lie one after another, the copy has it there.
     """
     (summed, _), (batch, _) = params["dimension_numbers"]
-    fits = len(left.shape) - 1 in summed or tuple(batch) != tuple(range(len(batch)))
+    fits = len(left.shape) - 1 in summed or not come_first(batch)
     types = {left.dtype.name, right.dtype.name}
     if "int8" in types and str(params.get("preferred_element_type")) != "int32":
         return False

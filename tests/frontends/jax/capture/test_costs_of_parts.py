@@ -14,11 +14,16 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 import jaxlib  # noqa: E402
 import numpy as np  # noqa: E402
-from spreads import forks, loops_handed_out, products_with_reductions, spread_of  # noqa: E402
+from spreads import (  # noqa: E402
+    forks,
+    loops_handed_out,
+    products_with_reductions,
+    spread_of,
+    spread_of_graph,
+)
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.frontends.jax.capture.costs import estimates, library  # noqa: E402
-from dynaflow_xla.ir.work import spread_over  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("assumed_numbers", "two_cores")
 
@@ -97,9 +102,7 @@ def attention(q: Any, k: Any, v: Any, *, choose: bool = False, softmax: bool = T
 
 def shared_products(f: Any, *shapes: Any) -> tuple[float, float]:
     """Nanoseconds of products on one core that two share, and of those that they do not."""
-    fast = dfx.schedule(jax.jit(f), dfx.Sequential(), backend="ffi")
-    graph = dfx.graph(fast, *(jnp.ones(s.shape, s.dtype) for s in shapes))
-    spread = spread_over(region.spread for region in graph.regions)
+    spread = spread_of_graph(f, *shapes)
     return spread.products, spread.tiles
 
 
@@ -216,9 +219,7 @@ def test_the_scores_may_be_transposed_before_the_softmax() -> None:
 
 
 def test_a_call_of_the_library_is_handed_out_once_at_least() -> None:
-    few = jax.ShapeDtypeStruct(
-        (1, 4, 128, 128), jnp.float32
-    )  # loops of 512 KB are handed out, and these not
+    few = heads(1, 4, 128, 128)  # loops of 512 KB are handed out, and these not
     spread = spread_of(lambda q, k: jnp.einsum("bhqd,bhkd->bhqk", q, k).sum(-1), few, few)
     assert spread.products > 0 == spread.tiles and spread.forks == 1
 
