@@ -47,7 +47,8 @@ class Auto(Strategy):
             surely than chance explains (exact rank test over the rounds, 5%), to be chosen. Compared are
             medians of the means of all pairs of rounds, which count both speeds of a program that has
             two. While a hypervisor has the two cores of its machine far from each other, a candidate
-            must take a quarter less.
+            must take a quarter less; where one took less, but not by that, it is measured again once they
+            are near, and the original runs until then.
         min_cost_ns: Functions with less estimated work than this get no lanes.
     """
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from dynaflow_xla.caches.recent import Recent
+from dynaflow_xla.machine import distance
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.auto import on_lanes_only
 from dynaflow_xla.strategies.base import Strategy
@@ -15,6 +16,9 @@ from dynaflow_xla.tuning.choice import Choice
 from dynaflow_xla.watching import telling
 
 _MAX_DECISIONS = 1024
+
+_MEASURED_FAR = 3
+"""So often a decision is measured while the cores are far from each other; then it stays."""
 
 C = TypeVar("C", bound=Choice)
 
@@ -35,6 +39,7 @@ class Decisions(Generic[C]):
         self.put_off = quiet.PutOff()
         self._unmeasured = unmeasured
         self._made: Recent[Any, C] = Recent(_MAX_DECISIONS)
+        self._while_far: Recent[Any, tuple[C, int]] = Recent(_MAX_DECISIONS)
         self._last: tuple[Any, C] | None = None
         self._lock = threading.Lock()
         self._candidates: dict[bool, dict[str, Strategy]] = {}
@@ -63,6 +68,7 @@ class Decisions(Generic[C]):
     def put(self, signature: Any, choice: C) -> C:
         """Keeps a decision."""
         self.put_off.done(signature)
+        self._while_far.pop(signature, None)
         with self._lock:
             self._made[signature] = choice
             self._last = (signature, choice)
@@ -81,6 +87,9 @@ class Decisions(Generic[C]):
     ) -> C | None:
         """Decides by measuring, unless something else of this process runs.
 
+        Where it is the cores' distance that a faster way is not chosen for, it is measured again once
+        they are near; the original runs until then.
+
         Args:
             signature: What is decided for.
             choose: Measures.
@@ -93,14 +102,23 @@ class Decisions(Generic[C]):
         def measured(watch: quiet.ActivityWatch) -> C:
             if (made := self.decided(signature)) is not None:  # another thread may have been here
                 return made
+            before, times = self._while_far.get(signature, (None, 0))
+            if before is not None and distance.are_far() and distance.may_come_near():
+                raise quiet.CoresFar(before.reason)
             try:
                 made = choose(watch)
             except autotune.BudgetTooSmall as error:
                 made = self._unmeasured(str(error))
+            if before is not None and not made.medians_ms:
+                made = before  # there are no seconds left for more
+            elif _may_change(made) and times + 1 < _MEASURED_FAR:
+                self._while_far[signature] = made, times + 1
+                raise quiet.CoresFar(made.reason)
             return keep(signature, made)
 
         def give_up(reason: str) -> C:
-            return keep(signature, self._unmeasured(reason))
+            before, _ = self._while_far.get(signature, (None, 0))
+            return keep(signature, before or self._unmeasured(reason))
 
         return self.put_off.decide(signature, measured, give_up)
 
@@ -135,4 +153,16 @@ class Decisions(Generic[C]):
             self._made.clear()
             self._last = None
         self._candidates.clear()
+        self._while_far.clear()
         self.put_off.clear()
+
+
+def _may_change(made: Choice) -> bool:
+    """Whether something else was faster, which is not chosen as long as the cores are far.
+
+    What a plan gains over the original shrinks once they are near: the original shares most.
+    """
+    if not made.far or made.planned or not distance.may_come_near():
+        return False
+    times = made.medians_ms
+    return min(times.values()) < times.get(made.candidate or "original", 0.0)

@@ -31,13 +31,17 @@ _RAN_S, _RAN = 2e-3, 0.01
 _WANTED_S, _WANTED = 0.01, 0.1
 """The same for running and waiting for a core: on a busy machine what disturbs seldom runs."""
 
-_FIRST_PAUSE_S = 0.05
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 15.0
 _ATTEMPTS = 8
 _MAX_PUT_OFF = 1024
 
 
 class Disturbed(DynaflowError, RuntimeError):
     """Something else of this process ran while ways to run a function were measured."""
+
+
+class CoresFar(Disturbed):
+    """The cores were far from each other, so that what was measured may not hold once they are near."""
 
 
 class NotMyTurn(Disturbed):
@@ -136,6 +140,8 @@ def turn(wait_s: float = 0.0) -> Iterator[ActivityWatch]:
 class PutOff:
     """Decisions that were put off because something else ran; each is tried again, later and later.
 
+    Those that wait for the cores to come near are tried as long as these are far.
+
     Args:
         clock: Seconds.
     """
@@ -189,9 +195,10 @@ class PutOff:
         """
         with self._lock:
             attempts = self._known.pop(signature, (0, 0.0, ""))[0] + 1
-            if attempts >= _ATTEMPTS:
+            if attempts >= _ATTEMPTS and not isinstance(error, CoresFar):
                 return f"{error}, {attempts} times; dfx.tune measures while nothing else runs"
-            until = self._clock() + _FIRST_PAUSE_S * 2**attempts
+            pause = min(_FIRST_PAUSE_S * 2 ** min(attempts, _ATTEMPTS), _LONGEST_PAUSE_S)
+            until = self._clock() + pause
             self._known[signature] = attempts, until, str(error)
             if len(self._known) > _MAX_PUT_OFF:
                 self._known.popitem(last=False)

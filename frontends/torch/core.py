@@ -85,8 +85,7 @@ class Core(Deciding):
         )
         self._compiled = captures.while_nobody_traces(compiled)
         self._most = sys.maxsize
-        plain = self.backend.whole_layers and not self.splits
-        self._shortcut = captures.Shortcut(self._root) if plain else None
+        self._shortcut = captures.Shortcut(self._root)
 
     def made_for(self, strategy: Strategy, compiler: str) -> Core:
         """A candidate of ``Auto``."""
@@ -210,10 +209,12 @@ class Core(Deciding):
             graphs.shared = overlap.pattern(args, kwargs)
         elif graphs.writes and (found := overlap.pattern(args, kwargs)) != graphs.shared:
             return self._for_shared(found)._invoke(args, kwargs)
-        if self._shortcut is not None and not self.breaks:
+        if not self.breaks:
             made = self._shortcut.find(args, kwargs)
             if made is not None:
-                return made(*args, **kwargs)
+                result = made(*args, **kwargs)
+                axes.check_results(self.options.name, self.options.out_axes, result)
+                return result
         if not self._padded.possible:
             return self._captured(args, kwargs)
         with self._padded.watching():

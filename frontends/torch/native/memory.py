@@ -61,8 +61,7 @@ class Memory:
         for b in buffers:
             if b.kind == "arg" and b.offset < 0:
                 self._inputs[b.index] = b.value
-        self._in_order = self._inputs == list(range(len(self._inputs)))
-        self._others = [None] * (self._slots - len(self._inputs))
+        self._runs = _runs(self._inputs)
         self._rows = [
             (
                 buffers[i.out].value,
@@ -76,6 +75,7 @@ class Memory:
         self.placed = tuple(
             self._place(captured, plan, i) for i in plan.instructions if isinstance(i, Merge)
         )
+        self._nothing: Environment = [None] * self._slots
         result = {b.index: b.value for b in buffers if b.kind == "result" and b.offset < 0}
         held = {value: result.get(n, value) for n, value in enumerate(graph.outputs)}
         self.results = [held[o] if isinstance(o, int) else o for o in captured.outputs]
@@ -97,23 +97,24 @@ class Memory:
 
         A list of inputs is emptied.
         """
-        if not self._rows and not self.placed and self._in_order:
-            env = [*inputs, *self._others]
-        else:
-            env = [None] * self._slots
-            for value, x in zip(self._inputs, inputs, strict=True):
-                env[value] = x
-            for value, source, view, runs, empty in self._rows:
-                made = rows_of(inputs[source], view.axis, view.start, view.stop - view.start, runs)
-                if empty is not None:
-                    copy = empty()
-                    rows_of(copy, view.axis, 0, copy.shape[view.axis], runs).copy_(made)
-                    made = copy
-                env[value] = made
-            for placed in self.placed:
-                made = env[placed.value] = placed.layout.empty()
-                for _, slot, start, rows in placed.parts:
-                    env[slot] = rows_of(made, placed.axis, start, rows, placed.layout.runs)
+        env = self._nothing.copy()
+        for (
+            value,
+            first,
+            after,
+        ) in self._runs:  # a slice at a time: there are hundreds of parameters
+            env[value : value + after - first] = inputs[first:after]
+        for value, source, view, runs, empty in self._rows:
+            made = rows_of(inputs[source], view.axis, view.start, view.stop - view.start, runs)
+            if empty is not None:
+                copy = empty()
+                rows_of(copy, view.axis, 0, copy.shape[view.axis], runs).copy_(made)
+                made = copy
+            env[value] = made
+        for placed in self.placed:
+            made = env[placed.value] = placed.layout.empty()
+            for _, slot, start, rows in placed.parts:
+                env[slot] = rows_of(made, placed.axis, start, rows, placed.layout.runs)
         if isinstance(inputs, list):
             inputs.clear()  # the environment owns them now
         return env
@@ -129,6 +130,17 @@ class Memory:
             for part, (_, _, start, rows) in zip(parts, placed.parts, strict=True):
                 rows_of(made, placed.axis, start, rows, placed.layout.runs).copy_(part)
             env[placed.value] = made
+
+
+def _runs(values: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Where values count up by one: the first value, its position, and the position after the last."""
+    runs: list[tuple[int, int, int]] = []
+    for position, value in enumerate(values):
+        if runs and value == runs[-1][0] + position - runs[-1][1]:
+            runs[-1] = (*runs[-1][:2], position + 1)
+        else:
+            runs.append((value, position, position + 1))
+    return runs
 
 
 class Flow:

@@ -109,10 +109,7 @@ class BatchedGraph:
             SeparabilityError: a split would change what the function computes.
             PlanError: see ``Strategy.split``.
         """
-        key = tuple(
-            b.read(inputs) if b.dim < 0 else handed.size(inputs[b.position], b.dim) // b.scale
-            for b in self.bindings
-        )
+        key = tuple(self._read(b, inputs) for b in self.bindings)
         made = self._plans.get(key)
         if made is None:
             made = self.at(dict(zip((b.symbol for b in self.bindings), key, strict=True)))
@@ -132,6 +129,11 @@ class BatchedGraph:
             return made.whole
         self._compare(made, inputs)
         return made.entry
+
+    def _read(self, binding: Binding, inputs: Sequence[Any]) -> int:
+        if binding.dim < 0 or self.kind != "backward":  # whose inputs alone may have come in parts
+            return binding.read(inputs)
+        return handed.size(inputs[binding.position], binding.dim) // binding.scale
 
     def at(self, values: dict[Symbol, int]) -> _MadeEntry:
         """The plan for these sizes; made once."""

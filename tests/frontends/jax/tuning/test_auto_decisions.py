@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from far_cores import check_whom_decisions_serve
+from far_cores import check_a_faster_way_waits_for_near_cores, check_whom_decisions_serve
 from unhurried import unhurried
 
 import dynaflow_xla as dfx
@@ -190,6 +190,21 @@ def test_a_decision_of_far_cores_is_for_processes_that_find_them_so(
         return fast.decision(args, {})
 
     check_whom_decisions_serve(monkeypatch, decided)
+
+
+def test_what_far_cores_leave_open_is_decided_near(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, assert_same: Any
+) -> None:
+    unhurried(monkeypatch)
+    fast, args = auto_of(jax.jit(sorts)), arguments()
+
+    def call() -> Any:
+        assert_same(sorts(*args), fast(*args))
+        return fast.decision(args, {})
+
+    check_a_faster_way_waits_for_near_cores(
+        monkeypatch, call, lambda: dfx.explain(fast, *args), fast.decisions
+    )
 
 
 # -- ahead of time, and what is told -----------------------------------------------------------------

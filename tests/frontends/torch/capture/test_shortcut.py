@@ -28,8 +28,9 @@ class Net(nn.Module):
 class Watched:
     """A schedule, and whether its calls went past the wrapper."""
 
-    def __init__(self, fn: Any) -> None:
-        self.fast = dfx.schedule(fn, dfx.Branches(), backend="torch")
+    def __init__(self, fn: Any, strategy: Any = None, **options: Any) -> None:
+        options = {"backend": "torch", **options}
+        self.fast = dfx.schedule(fn, strategy or dfx.Branches(), **options)
         shortcut = self.fast._dfx_core._shortcut
         self.hits: list[bool] = []
         find = shortcut.find
@@ -157,3 +158,66 @@ def test_without_the_private_names(model: Any, monkeypatch: pytest.MonkeyPatch) 
     watched = Watched(model)
     for _ in range(2):
         check(watched, False, X)
+
+
+def test_splits_of_any_size(model: Any) -> None:
+    watched = Watched(model, dfx.NanoBatch(2), in_axes=0)
+    with torch.no_grad():
+        check(watched, False, X)
+        for rows in (5, 4, 12):
+            check(watched, True, torch.randn(rows, 6))  # a plan of its own, the same capture
+        model.scale = 3.0
+        check(watched, False, X)
+        model.first.register_forward_hook(lambda module, args, out: out + 1)
+        check(watched, False, X)
+        check(watched, True, X)
+
+
+def test_splits_that_are_trained(model: Any) -> None:
+    watched = Watched(model, dfx.NanoBatch(2), in_axes=0)
+    for hit in (False, True, True):
+        watched(X).square().sum().backward()
+        grads = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        model(X).square().sum().backward()
+        for ours, p in zip(grads, model.parameters(), strict=True):
+            torch.testing.assert_close(ours, p.grad)
+        model.zero_grad()
+        assert watched.hits[-1] is hit
+
+
+def test_names_of_results_are_looked_at_on_both_ways() -> None:
+    def named(x: Any) -> Any:
+        return {"y": x * 2}
+
+    watched = Watched(named, dfx.NanoBatch(2), in_axes=0, out_axes={"y": 0})
+    for hit in (False, True):
+        assert torch.equal(watched(X)["y"], X * 2) and watched.hits[-1] is hit
+    wrong = Watched(named, dfx.NanoBatch(2), in_axes=0, out_axes={"z": 0})
+    for _ in range(2):
+        with pytest.raises(dfx.errors.PlanError, match="z"):
+            wrong(X)
+
+
+def test_what_depends_on_values_inside_of_a_split() -> None:
+    def peek(x: Any) -> Any:
+        return x * 2 if x.sum() > 0 else x * 3
+
+    def f(x: Any) -> Any:
+        return peek(x.sin()).cos()
+
+    watched = Watched(f, dfx.NanoBatch(2), in_axes=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for sign in (1, -1, 1, -1):
+            x = sign * (X.abs() % 3)
+            torch.testing.assert_close(watched(x), f(x))
+    assert watched.hits[-1]
+
+
+def test_compiled_regions(model: Any) -> None:
+    watched = Watched(model, compiler="inductor")
+    with torch.no_grad():
+        for hit in (False, True):
+            torch.testing.assert_close(watched(X), model(X))
+            assert watched.hits[-1] is hit

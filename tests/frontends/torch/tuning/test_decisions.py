@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from far_cores import check_whom_decisions_serve
+from far_cores import check_a_faster_way_waits_for_near_cores, check_whom_decisions_serve
 from unhurried import unhurried
 
 import dynaflow_xla as dfx
@@ -73,6 +73,21 @@ def test_a_decision_of_far_cores_is_for_processes_that_find_them_so(
             return fast._dfx_core.decision((x,), {})
 
     check_whom_decisions_serve(monkeypatch, decided)
+
+
+def test_what_far_cores_leave_open_is_decided_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: Any
+) -> None:
+    fast = scheduled(budget_s=60.0)
+
+    def call() -> Any:
+        assert torch.equal(fast(x), sorts(x))
+        return fast._dfx_core.decision((x,), {})
+
+    with torch.no_grad():
+        check_a_faster_way_waits_for_near_cores(
+            monkeypatch, call, lambda: dfx.explain(fast, x), fast._dfx_core.decisions
+        )
 
 
 def test_threads_that_make_the_first_call_together(
