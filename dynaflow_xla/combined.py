@@ -260,7 +260,7 @@ def _names(functions: Sequence[Any], given: Sequence[str] | None) -> tuple[str, 
                 f"names must be {len(functions)} texts that differ, one for each function; got {given!r}"
             )
     else:
-        own = [str(getattr(fn, "__name__", type(fn).__name__)) for fn in functions]
+        own = [checks.name_of(fn) for fn in functions]
         names = tuple(
             name if own.count(name) == 1 else f"{name}_{own[:n].count(name)}"
             for n, name in enumerate(own)

@@ -67,6 +67,8 @@ class Settings:
         selection: What to choose among at each call.
         lane_cores: Cores of one lane.
         default_cut: The graph is not the one that the user's and the strategy's rules are for.
+        candidate: It is a candidate of ``Auto``, which measures what its plans cost, and keeps the original
+            where lanes cannot run.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Settings:
     selection: _selection.Recipe | None = None
     default_cut: bool = False
     lane_cores: int = 1
+    candidate: bool = field(default=False, compare=False)
 
     @property
     def gpu_lanes(self) -> bool:
@@ -156,7 +159,7 @@ def checked(
     if context is not None and not isinstance(context, Mapping):
         raise PlanTypeError(f"context must be a mapping for the strategy; got {context!r}")
     return Settings(
-        name=getattr(fn, "__name__", type(fn).__name__),
+        name=checks.name_of(fn),
         strategy=made,
         lanes=count,
         rules=None if rules is None else as_rules(rules),

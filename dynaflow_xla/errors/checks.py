@@ -49,3 +49,12 @@ def truth(value: Any) -> bool | None:
     if "bool" not in str(getattr(value, "dtype", "")) or tuple(getattr(value, "shape", ())) != ():
         return None
     return bool(value)
+
+
+def name_of(fn: Any) -> str:
+    """The name of what is called, for messages: its type's if it has none.
+
+    ``__name__`` may be anything: equinox puts an object of its own there when it builds a module anew.
+    """
+    name = getattr(fn, "__name__", None)
+    return name if isinstance(name, str) else type(fn).__name__

@@ -12,7 +12,7 @@ import numpy as np
 
 from dynaflow_xla.debugging import trials
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
-from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.errors import UnsupportedError, checks
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted, looks_inside
 from dynaflow_xla.frontends.jax.adapters.wrapper import array_copies, same
@@ -304,7 +304,7 @@ def check_determinism(fast: Any, args: Any, kwargs: Any, runs: int) -> Determini
             for path, x in jax.tree_util.tree_leaves_with_path(result)
         ]
 
-    name = str(getattr(fast, "__name__", type(fast).__name__))
+    name = checks.name_of(fast)
     return trials.check_determinism(name, runs, call, lambda: [find(fast, *copies((args, kwargs)))])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.errors import UnsupportedError, checks
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.adapters import libraries
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
@@ -42,7 +42,7 @@ def schedule(fn: Any, options: Settings) -> Any:
 
 def _refuse_compiled(fn: Any) -> None:
     """Refuses what no trace can look into, or should not."""
-    name = getattr(fn, "__name__", type(fn).__name__)
+    name = checks.name_of(fn)
     if isinstance(fn, jax.stages.Compiled | jax.stages.Lowered | jax.stages.Traced):
         raise UnsupportedError(
             f"schedule cannot look into {type(fn).__name__}: a plan needs the function, not its program. "

@@ -58,7 +58,6 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         self._options = options
         self.backend = backends.of(options)
         self._jit_options = _compat.jit_options(jitted)
-        self._candidate = False  # of a function under Auto, which measures what its plans cost
         self._fallback: str = ""
         self.decisions = Decisions(functools.partial(auto.Choice, None))
         self.by_decision = decided.ByDecision(self)
@@ -362,7 +361,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
             )
             return self.original(*args, **kwargs)
         traced, consts, program = self.programs.program(
-            args, kwargs, warn=not self._candidate, alone=alone
+            args, kwargs, warn=not self._options.candidate, alone=alone
         )
         if program.entry.unproven and check:
             raise splitting.NotCompared(program.entry)
@@ -375,7 +374,9 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         return any(not isinstance(n, int) for leaf in leaves for n in getattr(leaf, "shape", ()))
 
     def _entry(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
-        traced, consts, program = self.programs.program(args, kwargs, warn=not self._candidate)
+        traced, consts, program = self.programs.program(
+            args, kwargs, warn=not self._options.candidate
+        )
         return traced, consts, program.entry
 
     def _unsupported_platform(self) -> bool:
@@ -427,9 +428,8 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         """The same function and options under another strategy; made once a strategy."""
         key = identity(strategy)
         if key not in self._children:
-            made = ScheduledFunction(self.original, replace(self._options, strategy=strategy))
-            made._candidate = True
-            self._children[key] = made
+            options = replace(self._options, strategy=strategy, candidate=True)
+            self._children[key] = ScheduledFunction(self.original, options)
         return self._children[key]
 
     def candidates(self) -> dict[str, Any]:

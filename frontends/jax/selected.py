@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, checks
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch import axes
 from dynaflow_xla.frontends.jax.capture import tracing
@@ -34,7 +34,7 @@ class Selected(LikeAFunction):
         self.members = members
         self._base = base
         self._in_axes = in_axes
-        name = str(getattr(base, "__name__", type(base).__name__))
+        name = checks.name_of(base)
         self.selection = Selection(name, recipe, self._rows)
         functools.update_wrapper(self, base, updated=())
 

@@ -74,6 +74,8 @@ class Core(Deciding):
         self._left_out = ""
         self._initialized = False
         self._apart: dict[overlap.Pattern, Core] = {}
+        self._forward = _class_forward(original)
+        self._renewed: Core | None = None
         self._lock = threading.Lock()
         self._for_arrays: Callable[..., Any] | None = None
         self._root = capturing.root_function(original)
@@ -122,9 +124,10 @@ class Core(Deciding):
         # First of all, and as little as can be: after some milliseconds of work a line of Python that was
         # not in a cache takes microseconds.
         signature = None
-        if self._decides or self._originals.any():
+        hooked = not planned and modes.saved_is_hooked()
+        if self._decides or hooked or self._originals.any():
             signature = call_signature.of(self.original, args, kwargs)
-            if not planned and (plain := self._plain(signature)) is not None:
+            if not planned and not hooked and (plain := self._plain(signature)) is not None:
                 return plain(args, kwargs)
         if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
             return self._with_arrays(args, kwargs)
@@ -138,6 +141,9 @@ class Core(Deciding):
             return self.as_written(args, kwargs)
         if isinstance(self.options.strategy, Auto):
             return self.call_decided(args, kwargs, signature)
+        way = call_signature.without_threads(signature) if hooked else None
+        if hooked and self.under_hooks.get(way):
+            return self.as_written(args, kwargs)
         running.leave_out("")  # what this thread remembers may be another function's
         try:
             with running.Running() as ran:
@@ -148,6 +154,8 @@ class Core(Deciding):
         if not ran and not self._warned and not running.observes() and not running.ran_original():
             self._warned = True
             self.graphs.warn(self.why_original(args, kwargs))
+        if hooked:
+            self.under_hooks.setdefault(way, not ran or running.ran_original())
         self._originals.learn(ran, self.original, args, kwargs)
         return result
 
@@ -204,6 +212,8 @@ class Core(Deciding):
         return f"no graph of {name!r} could be captured, so the original runs ({why})"
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
+        if (forward := _class_forward(self.original)) is not self._forward:
+            return self._for_class(forward)._invoke(args, kwargs)
         graphs = self.graphs
         if graphs.shared is None:
             graphs.shared = overlap.pattern(args, kwargs)
@@ -264,6 +274,14 @@ class Core(Deciding):
         self._warned = True
         self.graphs.warn(f"{self.options.name!r} cannot be captured ({text}), so the original runs")
         return result
+
+    def _for_class(self, forward: Any) -> Core:
+        """The same for a module whose class has another ``forward`` by now, which no guard tells of."""
+        with self._lock:
+            made = self._renewed
+            if made is None or made._forward is not forward:
+                made = self._renewed = Core(self.original, self.options, self.parent)
+            return made
 
     def _for_shared(self, found: overlap.Pattern) -> Core:
         """The same for arguments that share memory in another way: a capture of its own."""
@@ -393,6 +411,11 @@ class Core(Deciding):
             f"{self.options.name!r} runs as {len(entries)} graphs for these arguments, each with a "
             f"plan of its own{breaks}; dfx.explain shows all of them"
         )
+
+
+def _class_forward(original: Any) -> Any:
+    """What a module's class has for ``forward``; None for anything else."""
+    return getattr(type(original), "forward", None)
 
 
 def _kind(original: Any, args: Any, kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.errors import UnsupportedError, checks
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.adapters import equinox, flax_nnx
 from dynaflow_xla.frontends.jax.adapters.wrapper import Axes, Wrapper
@@ -51,7 +51,7 @@ def _calling(module: Any) -> Callable[..., Any]:
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
         return module(*args, **kwargs)
 
-    call.__name__ = getattr(module, "__name__", type(module).__name__)
+    call.__name__ = checks.name_of(module)
     return call
 
 

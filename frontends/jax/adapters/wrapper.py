@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 
 import jax
 
+from dynaflow_xla.errors import checks
+
 Axes: TypeAlias = tuple[Any, Any]
 """``in_axes`` and ``out_axes``."""
 
@@ -49,7 +51,7 @@ class Wrapper:
     @property
     def label(self) -> str:
         """A name for what is inside."""
-        return str(getattr(self.inside, "__name__", type(self.inside).__name__))
+        return checks.name_of(self.inside)
 
 
 class Seat:

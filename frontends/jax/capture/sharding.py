@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 from jax.extend import core as jcore
+
+from dynaflow_xla.frontends.jax import _compat
 
 REASON = "names devices"
 """Why such an operator stays in the outer program."""
@@ -37,14 +39,14 @@ def names_devices(eqn: Any) -> bool:
     )
 
 
-def widest(jaxpr: Any) -> tuple[int, Any]:
+def widest(eqns: Iterable[Any]) -> tuple[int, Any]:
     """The most devices that an operator places values on, and that operator (None: none names any).
 
     Args:
-        jaxpr: Looked into with what it calls; what ``shard_map`` maps is the map's own.
+        eqns: Looked into with what they call; what ``shard_map`` maps is the map's own.
     """
     most: tuple[int, Any] = (0, None)
-    for eqn in jaxpr.eqns:
+    for eqn in eqns:
         for place in named(eqn):
             if not isinstance(place, jax.sharding.Sharding):
                 continue
@@ -53,8 +55,18 @@ def widest(jaxpr: Any) -> tuple[int, Any]:
         if eqn.primitive.name == "shard_map":
             continue
         for inner in jcore.jaxprs_in_params(eqn.params):
-            most = max(most, widest(inner), key=lambda found: found[0])
+            most = max(most, widest(inner.eqns), key=lambda found: found[0])
     return most
+
+
+def too_wide(eqn: Any, count: int, name: str) -> str:
+    """Why lanes cannot run a function of which an operator places values on several devices, and what can."""
+    return (
+        f"{eqn.primitive.name} at {_compat.user_source(eqn)} inside the scheduled function {name} places "
+        f"values on {count} devices, but lanes belong to one. Call the scheduled function inside "
+        "jax.shard_map (each device runs its plan), place the results outside of it, use backend='xla', or "
+        "call fast.original."
+    )
 
 
 def changes_nothing(eqn: Any) -> bool:

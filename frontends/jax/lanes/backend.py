@@ -9,7 +9,7 @@ import jax
 
 from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax.backend import Refused
-from dynaflow_xla.frontends.jax.capture import in_place
+from dynaflow_xla.frontends.jax.capture import in_place, sharding
 from dynaflow_xla.frontends.jax.capture.capture import Captured
 from dynaflow_xla.frontends.jax.capture.mutation import sharing
 from dynaflow_xla.frontends.jax.lanes import device_stage
@@ -36,6 +36,7 @@ class LaneBackend:
     def __init__(self, settings: Settings) -> None:
         self._on_gpu = settings.gpu_lanes
         self._one_pass = settings.one_pass
+        self._candidate = settings.candidate
 
     def platform(self) -> str:
         """Where the lanes are."""
@@ -73,7 +74,13 @@ class LaneBackend:
         return dict(made.options.compiler_options or {})
 
     def refuse(self, captured: Captured) -> None:
-        """Lanes belong to one device, and programs of lanes around them take values."""
+        """Lanes belong to one device, and programs of lanes around them take values.
+
+        A plan without lanes may place values on several; ``Auto`` measures no such function.
+        """
+        count, eqn = sharding.widest(op.payload for op in captured.graph.ops)
+        if count > 1 and self._candidate:
+            raise Refused(sharding.too_wide(eqn, count, repr(captured.graph.name)))
         for op in captured.graph.ops:
             if sharing.refers(op.payload):
                 raise Refused(

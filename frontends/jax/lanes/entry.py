@@ -210,5 +210,6 @@ def build_stages(
         if any(isinstance(i, Launch) for i in instructions):
             with exact_types(made.captured):
                 stage = device_stage.builder(made, instructions).build(profile=profile)
+            stage.replaceable = made.options.candidate
         stages.append((stage, outer))
     return stages

@@ -31,6 +31,7 @@ class Stage:
         platform: Where the custom call runs; elsewhere the reference does.
         scratch_bytes: On CUDA, memory that the custom call asks XLA for.
         in_place_bytes: Of its results, what lanes write where the outer program wants it, without a copy.
+        replaceable: Whether the reference may run where lanes cannot; else that is an error.
         capturable: On CUDA, whether the custom call may be recorded into a CUDA graph: kernels only.
     """
 
@@ -50,6 +51,7 @@ class Stage:
     scratch_bytes: int = 0
     capturable: bool = False
     in_place_bytes: int = 0
+    replaceable: bool = False
 
     @property
     def program(self) -> Any:

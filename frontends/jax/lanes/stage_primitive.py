@@ -13,6 +13,7 @@ from jax.interpreters import ad, mlir
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import device_lanes, xla
 from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.watching import telling
 
 dfx_call_p = Primitive("dfx_call")
 dfx_call_p.multiple_results = True
@@ -31,8 +32,7 @@ def _abstract(*_: Any, stage: Any) -> Sequence[Any]:
 
 
 def _lower_cpu(ctx: Any, *operands: Any, stage: Any) -> Any:
-    _refuse_several_devices(ctx, stage)
-    if stage.platform != "cpu":
+    if stage.platform != "cpu" or not _has_one_device(ctx, stage):
         return _lower_other(ctx, *operands, stage=stage)
     # Without a side effect XLA may drop the call if nobody reads its results, as it may drop the original.
     # But a call of several results may be all that a while loop's body is: XLA then takes it for invariant,
@@ -42,9 +42,8 @@ def _lower_cpu(ctx: Any, *operands: Any, stage: Any) -> Any:
 
 
 def _lower_cuda(ctx: Any, *operands: Any, stage: Any) -> Any:
-    if stage.platform != "cuda":
+    if stage.platform != "cuda" or not _has_one_device(ctx, stage):
         return _lower_other(ctx, *operands, stage=stage)
-    _refuse_several_devices(ctx, stage)
     # The scratch is one more result, so that XLA plans its memory: there are always several (`_lower_cpu`).
     scratch = jax.core.ShapedArray((max(1, stage.scratch_bytes),), np.uint8)
     target = device_lanes.CUDA_GRAPH_TARGET if stage.capturable else device_lanes.CUDA_RUN_TARGET
@@ -53,13 +52,22 @@ def _lower_cuda(ctx: Any, *operands: Any, stage: Any) -> Any:
     return results[:-1]
 
 
-def _refuse_several_devices(ctx: Any, stage: Any) -> None:
-    if _compat.device_count(ctx) > 1:
-        raise UnsupportedError(
-            f"schedule {stage.program_name!r} got arrays that span several devices outside shard_map; "
-            "XLA would gather them onto every device without a word. Call the scheduled function "
-            "inside jax.shard_map (each device runs its plan), or call fast.original."
-        )
+def _has_one_device(ctx: Any, stage: Any) -> bool:
+    """Whether lanes can run here; where the reference may, it is told that it does."""
+    if _compat.device_count(ctx) == 1:
+        return True
+    what = (
+        f"{stage.program_name!r} is part of a program for several devices outside shard_map (its arrays span "
+        "them, or they are the mesh of jax.set_mesh)"
+    )
+    way = "Call the scheduled function inside jax.shard_map (each device runs its plan)"
+    if stage.replaceable:
+        telling.fallback(f"{what}, so the original's operators run, without lanes. {way}")
+        return False
+    raise UnsupportedError(
+        f"schedule {what}; XLA would gather arrays onto every device without a word. {way}, or call "
+        "fast.original."
+    )
 
 
 def _lower_other(ctx: Any, *operands: Any, stage: Any) -> Any:

@@ -393,14 +393,9 @@ def _lower(ctx: Any, *operands: Any, program: ScheduledProgram) -> Any:
 
 def _refuse_more_devices(ctx: Any, program: ScheduledProgram) -> None:
     """JAX looks for the devices of a program in its equations, and does not see those inside of this one."""
-    count, eqn = sharding.widest(program.whole.jaxpr)
+    count, eqn = sharding.widest(program.whole.jaxpr.eqns)
     if count > 1 and _compat.device_count(ctx) == 1:
-        raise UnsupportedError(
-            f"{eqn.primitive.name} at {_compat.user_source(eqn)} inside the scheduled function {program!r} "
-            f"places values on {count} devices, but lanes belong to one. Call the scheduled function inside "
-            "jax.shard_map (each device runs its plan), place the results outside of it, use backend='xla', "
-            "or call fast.original."
-        )
+        raise UnsupportedError(sharding.too_wide(eqn, count, f"{program!r}"))
 
 
 def batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, program: ScheduledProgram) -> Any:

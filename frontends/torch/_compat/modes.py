@@ -55,15 +55,18 @@ def watched_by_autograd() -> bool:
 
     ``torch.utils.checkpoint`` works by such hooks.
     """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None or in_transform()
+    return saved_is_hooked() or in_transform()
+
+
+def saved_is_hooked() -> bool:
+    """Whether hooks on saved tensors are open on this thread."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def saved_is_read() -> bool:
     """Whether somebody will look at what a forward that runs now keeps: hooks, or compiled autograd."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return (
-        hooks is not None or in_compiled_autograd() or bool(torch._dynamo.config.compiled_autograd)
+        saved_is_hooked() or in_compiled_autograd() or bool(torch._dynamo.config.compiled_autograd)
     )
 
 

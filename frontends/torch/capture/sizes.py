@@ -205,7 +205,9 @@ class _Examples(dict[int, Any]):
         example = self._given[value]
         if isinstance(example, torch.Tensor):
             with self._mode:
-                self[value] = StridedLayout.of(example, self._evaluate).empty()
+                made = StridedLayout.of(example, self._evaluate).empty()
+                made = made.conj() if example.is_conj() else made
+                self[value] = torch._neg_view(made) if example.is_neg() else made
         else:
             self[value] = example
         return self[value]

@@ -158,6 +158,7 @@ def tune(fast: Core, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
     signature = call_signature.of(fast.original, args, kwargs)
 
     def choose(watch: quiet.ActivityWatch) -> auto.Choice:
+        fast.under_hooks.clear()
         return fast.decide(signature, auto.choose(fast, args, kwargs, watch, budget_s=budget_s))
 
     return choosing.tuned(fast.options.strategy, budget_s, choose)

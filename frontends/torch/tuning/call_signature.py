@@ -24,6 +24,12 @@ def of(original: Any, args: Any, kwargs: Any) -> Any:
     return _part(args), _part(kwargs) if kwargs else _NO_KEYWORDS, modes
 
 
+def without_threads(signature: Any) -> Any:
+    """The same whatever number of threads PyTorch has, which a backward's thread need not share."""
+    args, kwargs, (training, grad, _) = signature
+    return args, kwargs, training, grad
+
+
 def without_sizes(signature: Any) -> Any:
     """What signatures have in common that differ in sizes only."""
     args, kwargs, modes = signature

@@ -19,6 +19,7 @@ from dynaflow_xla.strategies.identity import identity
 from dynaflow_xla.tuning import choice as choosing
 
 _MAX_CHILDREN = 64
+_MAX_WAYS = 1024
 
 
 def options_for(options: Settings, strategy: Strategy, compiler: str) -> Settings:
@@ -36,6 +37,11 @@ class Deciding:
     Args:
         original: A module or function.
         options: See :class:`Settings`.
+
+    Attributes:
+        under_hooks: By signature how the first call went while hooks on saved tensors were open: under
+            ``Auto`` the decision, else whether the original ran. ``torch.utils.checkpoint`` makes a call
+            again, and takes what that saves, one by one, for what the first had saved: all go the same way.
     """
 
     captured_ahead = False
@@ -48,6 +54,7 @@ class Deciding:
         self.options = options
         self.decisions = auto.Decisions(self.unmeasured)
         self.children: Recent[Hashable, Any] = Recent(_MAX_CHILDREN)
+        self.under_hooks: Recent[Hashable, Any] = Recent(_MAX_WAYS)
 
     def made_for(self, strategy: Strategy, compiler: str) -> Any:
         """One like this, under another strategy, with another compiler."""
@@ -105,18 +112,24 @@ class Deciding:
         """
         if signature is None:
             signature = call_signature.of(self.original, args, kwargs)
-        choice = self.decisions.decided(signature) or self.decisions.of_other_sizes(signature)
         only = isinstance(self.options.strategy, OneOf)
+        hooked = modes.saved_is_hooked()
+        key = call_signature.without_threads(signature)
+        choice = self.under_hooks.get(key) if hooked else None
         if choice is None:
-            if native.in_lane() or modes.modes_active() or modes.watched_by_autograd():
-                if not only:
+            choice = self.decisions.decided(signature) or self.decisions.of_other_sizes(signature)
+            if choice is None:
+                if not (native.in_lane() or modes.modes_active() or modes.watched_by_autograd()):
+                    choice = self.decisions.now(
+                        signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide
+                    )
+                elif not only and not hooked:
                     return self.original(*args, **kwargs)
-            else:
-                choice = self.decisions.now(
-                    signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide
-                )
-        if only and (choice is None or choice.child is None):
-            choice = self.unmeasured("")
+            if only and (choice is None or choice.child is None):
+                choice = self.unmeasured("")
+            if hooked:
+                made = choice or auto.Choice(None, "hooks on saved tensors were open")
+                choice = self.under_hooks.setdefault(key, made)
         if choice is not None and choice.child is not None:
             try:
                 return choice.child.call(args, kwargs)

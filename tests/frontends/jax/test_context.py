@@ -720,6 +720,53 @@ print(got.devices() == {jax.devices()[3]})
     assert out.split() == ["refused", "refused", "True"]
 
 
+def test_auto_on_several_devices_is_the_original(run_program: Any) -> None:
+    """Whatever it decided on one: lanes belong to one device."""
+    out = run_program(
+        _MESH
+        + """
+import warnings
+from jax.sharding import PartitionSpec
+from dynaflow_xla.tuning import autotune
+
+def measure(runs, *_, **__):
+    for run in runs.values():
+        run()
+    return autotune.Medians({n: [2.0 if n.startswith("original") else 1.0] * 12 for n in runs})
+
+autotune.measure = measure
+f = jax.jit(lambda x: jnp.sort(jnp.sin(x)) + jnp.sort(jnp.cos(x)))
+x = jnp.linspace(-9.0, 9.0, 40_000)
+xs = jax.device_put(x, NamedSharding(mesh, P("d")))
+want = f(x)
+grad = jax.grad(lambda g, x: (g(x) ** 2).sum(), 1)
+for inside in (False, True):
+    fast = dfx.schedule(f, dfx.Auto(min_cost_ns=0.0, budget_s=100.0), lanes=2)
+    if not inside:
+        np.testing.assert_allclose(fast(x), want, rtol=1e-5, atol=1e-5)
+        assert "Branches" in dfx.explain(fast, x).splitlines()[0], dfx.explain(fast, x)
+    with jax.set_mesh(mesh), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for call in (fast, fast, jax.jit(fast)):
+            np.testing.assert_allclose(call(x), want, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(grad(fast, x), grad(f, x), rtol=1e-5, atol=1e-5)
+        dfx.verify(fast, x)
+    np.testing.assert_allclose(jax.jit(fast)(xs), want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(fast(x), want, rtol=1e-5, atol=1e-5)
+    print(any("several devices" in str(w.message) for w in told))
+
+def placed(x):
+    return jax.lax.with_sharding_constraint(x * 2, NamedSharding(mesh, P("d"))) + jnp.sort(x)
+
+fast = dfx.schedule(jax.jit(placed))
+np.testing.assert_allclose(fast(x), jax.jit(placed)(x), rtol=1e-5, atol=1e-5)
+print("values on 8 devices" in dfx.explain(fast, x))
+""",
+        devices=8,
+    )
+    assert out.split() == ["True", "True", "True"]
+
+
 @pytest.mark.parametrize("backend", ["ffi", "xla"])
 def test_vmap_over_a_named_axis(schedule: Any, assert_same: Any, backend: str) -> None:
     def f(x: Any, w: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.errors import UnsupportedError, checks
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.adapters import libraries
 
@@ -117,7 +117,7 @@ def _argument(path: Any) -> str:
 
 
 def _refuse(fn: Any, what: str) -> NoReturn:
-    name = getattr(fn, "__name__", type(fn).__name__)
+    name = checks.name_of(fn)
     code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
     where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
     raise UnsupportedError(

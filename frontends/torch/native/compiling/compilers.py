@@ -151,6 +151,9 @@ class Compiler:
                 if known not in laid_out:
                     laid_out[known] = functools.partial(layouts.call, function, expected)
                 function = laid_out[known]
+            examples = map(self.captured.examples.__getitem__, part.reads)
+            if lazy := tuple(n for n, x in enumerate(examples) if x.is_neg() or x.is_conj()):
+                function = functools.partial(layouts.resolved, function, lazy)
             return FusedOperators(
                 tuple(part.steps), function, tuple(part.reads), tuple(part.writes)
             )

@@ -142,3 +142,22 @@ def test_inspection() -> None:
     same(fast.lower(model(), x, y).compile()(model(), x, y), loss(model(), x, y))
     with pytest.raises(dfx.UnsupportedError, match=r"eqx\.partition"):
         dfx.schedule(eqx.filter_jit(loss), dfx.NanoBatch(2), in_axes=(None, 0, 0))
+
+
+def test_a_module_with_a_default_that_was_put_together_again() -> None:
+    """Equinox writes an object that is no text to its ``__name__``, as after each training step."""
+
+    class Layer(eqx.Module):
+        linear: eqx.nn.Linear
+        count: int = 3
+
+        def __init__(self, key: Any) -> None:
+            self.linear = eqx.nn.Linear(6, 5, key=key)
+
+        def __call__(self, x: Any) -> Any:
+            return jnp.sort(self.linear(x))
+
+    module = jax.tree.map(lambda leaf: leaf, Layer(jax.random.key(0)))
+    x = jnp.linspace(-1.0, 1.0, 6)
+    fast = dfx.schedule(module, "branches")
+    assert (fast(x) == module(x)).all() and "Layer" in dfx.explain(fast, x)

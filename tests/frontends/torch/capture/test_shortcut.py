@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import pytest
+from round_robin import RoundRobin
 
 import dynaflow_xla as dfx
 from dynaflow_xla.errors import FallbackWarning
@@ -221,3 +222,19 @@ def test_compiled_regions(model: Any) -> None:
         for hit in (False, True):
             torch.testing.assert_close(watched(X), model(X))
             assert watched.hits[-1] is hit
+
+
+@pytest.mark.parametrize("strategy", [RoundRobin(), dfx.NanoBatch(2), "sequential"])
+def test_another_forward_of_the_modules_class(
+    strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 2
+
+    module, own = Twice(), Twice.forward
+    fast = dfx.schedule(module, strategy, in_axes=0)
+    for forward in (own, lambda self, x: x * 7, lambda self, x: x + 1, own):
+        monkeypatch.setattr(Twice, "forward", forward)
+        for _ in range(3):
+            assert torch.equal(fast(X), forward(module, X))

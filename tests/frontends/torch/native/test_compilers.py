@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from round_robin import RoundRobin
 
 import dynaflow_xla as dfx
 
@@ -145,6 +146,23 @@ def test_attention_without_dropout_is_compiled(counted: list[str]) -> None:
     (entry,) = fast._dfx_core.entries
     (stretch,) = entry.native.stretches()
     assert len(stretch.programs) == 1 and stretch.compiled == stretch.operators
+
+
+@pytest.mark.parametrize("compiler", ["inductor", "aoti"])
+@pytest.mark.parametrize("nano", [False, True])
+def test_inputs_that_are_kept_negated_or_conjugated(compiler: str, nano: bool) -> None:
+    """Inductor's code overlooks these bits, under ``torch.compile``, too."""
+
+    def f(x: Any) -> Any:
+        return (x * 2 + x.conj() * 3).tanh() + x
+
+    z = torch.randn(4, 3, dtype=torch.complex64)
+    for x in (torch._neg_view(torch.randn(4, 3)), z.conj().imag, z.conj()):
+        assert x.is_neg() or x.is_conj()
+        strategy = dfx.NanoBatch(2) if nano else RoundRobin()
+        fast = dfx.schedule(f, strategy, compiler=compiler, in_axes=0)
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), f(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("lanes", [1, 2])

@@ -1,0 +1,157 @@
+"""Calls that a checkpoint makes again: both go the same way, whatever is learned or decided in between."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+from dynaflow_xla.errors import FallbackWarning
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+nn = torch.nn
+
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from dynaflow_xla.frontends.torch.tuning.auto import Choice  # noqa: E402
+
+pytestmark = pytest.mark.wide
+
+
+@pytest.fixture(autouse=True)
+def plans_run() -> None:
+    """Here the original runs in the place of such plans."""
+
+
+class Net(nn.Module):
+    """Saves tensors of one shape, which a checkpoint takes for each other if their order differs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.b(self.a(x).tanh() * x.sin())
+
+
+def gradients(fn: Callable[..., Any], model: Any, x: Any, between: Any = None) -> list[Any]:
+    """Of the argument and the parameters, through a checkpoint; ``between`` comes before the backward."""
+    model.zero_grad()
+    x.grad = None
+    loss = checkpoint(fn, x, use_reentrant=False).square().sum()
+    if between is not None:
+        between()
+    loss.backward()
+    return [x.grad.clone(), *(p.grad.clone() for p in model.parameters())]
+
+
+def check(fast: Any, model: Any, x: Any, between: Any = None) -> None:
+    want = gradients(model, model, x)
+    for ours, theirs in zip(gradients(fast, model, x, between), want, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("warm", range(4))
+@pytest.mark.parametrize("strategy", ["sequential", "branches", dfx.NanoBatch(2), dfx.Search()])
+def test_a_plan_that_is_the_original_is_learned_in_between(strategy: Any, warm: int) -> None:
+    model, x = Net(), torch.randn(8, 8, requires_grad=True)
+    fast = dfx.schedule(model, strategy, in_axes=0)
+    for _ in range(warm):
+        fast(x).sum().backward()
+    for _ in range(3):
+        check(fast, model, x)
+        check(fast, model, x, between=lambda: torch.autograd.grad(fast(x).sum(), x))
+
+
+def test_several_blocks_in_a_loop() -> None:
+    blocks = nn.ModuleList([Net() for _ in range(3)])
+    fast = [dfx.schedule(block, "branches") for block in blocks]
+    x = torch.randn(8, 8, requires_grad=True)
+
+    def run(made: Any, x: Any) -> Any:
+        for block in made:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+    for _ in range(3):
+        grads = []
+        for made in (blocks, fast):
+            blocks.zero_grad()
+            run(made, x).square().sum().backward()
+            grads.append([p.grad.clone() for p in blocks.parameters()])
+        for want, ours in zip(*grads, strict=True):
+            torch.testing.assert_close(ours, want)
+
+
+@pytest.mark.parametrize("first", ["original", "lanes"])
+def test_auto_decides_in_between(first: str) -> None:
+    model, x = Net(), torch.randn(8, 8, requires_grad=True)
+    fast = dfx.schedule(model, "auto", in_axes=0)
+    core = fast._dfx_core
+    signature = torch_signature(core, x)
+    ways = {
+        "original": Choice(None, "as a test says"),
+        "lanes": Choice(core.with_strategy(dfx.NanoBatch(2)), "as a test says", candidate="lanes"),
+    }
+    other = "lanes" if first == "original" else "original"
+    core.decide(signature, ways[first])
+    check(fast, model, x, between=lambda: core.decide(signature, ways[other]))
+    for _ in range(2):
+        check(fast, model, x, between=lambda: core.decide(signature, ways[first]))
+        check(fast, model, x, between=lambda: core.decide(signature, ways[other]))
+
+
+def torch_signature(core: Any, x: Any) -> Any:
+    from dynaflow_xla.frontends.torch.tuning import call_signature
+
+    return call_signature.of(core.original, (x,), {})
+
+
+def test_what_auto_never_decided_stays_the_original() -> None:
+    model, x = Net(), torch.randn(8, 8, requires_grad=True)
+    fast = dfx.schedule(model, "auto")
+    check(fast, model, x)
+    check(fast, model, x, between=lambda: fast(x))  # that one may decide
+    assert list(fast._dfx_core.under_hooks.values())[0].child is None
+
+
+def test_tune_ends_what_calls_under_hooks_are_held_to() -> None:
+    model, x = Net(), torch.randn(8, 8, requires_grad=True)
+    fast = dfx.schedule(model, dfx.Auto(min_cost_ns=0.0))
+    check(fast, model, x)
+    assert len(fast._dfx_core.under_hooks) == 1
+    dfx.tune(fast, x, budget_s=60.0)
+    assert not len(fast._dfx_core.under_hooks)
+    check(fast, model, x)
+
+
+def test_a_function_that_is_learned_by_watching_the_original() -> None:
+    """The first call of such a split runs the original, the next ones a plan."""
+    model = Net()
+
+    def peek(x: Any) -> Any:
+        return x * 2 if float(x.detach().sum()) > 0 else x * 3
+
+    def f(x: Any) -> Any:
+        return model(peek(x.sin()))
+
+    x = torch.randn(8, 8, requires_grad=True)
+    fast = dfx.schedule(f, dfx.NanoBatch(2), in_axes=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for _ in range(4):
+            want = gradients(f, model, x)
+            for ours, theirs in zip(gradients(fast, model, x), want, strict=True):
+                torch.testing.assert_close(ours, theirs)
+
+
+def test_without_hooks_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Net(), torch.randn(8, 8)
+    fast = dfx.schedule(model, "sequential")
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), model(x))
+    assert not len(fast._dfx_core.under_hooks)
