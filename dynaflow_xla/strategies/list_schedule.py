@@ -86,6 +86,7 @@ class Tasks:
         made = pg.producer_region()
         # By producer and reader: values and the nanoseconds of a copy, at either end.
         self.crossing: dict[tuple[int, int], dict[int, float]] = {}
+        self.copies = copies
         speed = machine.numbers().copy_bytes_per_ns if copies else math.inf
         for region in pg.regions:
             for value in region.inputs:

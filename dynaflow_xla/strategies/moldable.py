@@ -28,8 +28,9 @@ from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.strategies.base import Recorder
 from dynaflow_xla.strategies.list_schedule import ListSchedule, Tasks, Widths
 
-MARGIN = 0.05
-"""Of the original's time: what lanes have to gain by the model, beside what they cost."""
+_MARGIN, _OWN_MARGIN = 0.05, 0.03
+"""Of the original's time: what lanes have to gain by the model, beside what they cost; and where they copy
+nothing: PyTorch's operators have a cost each, XLA's are fused with each other, which is known less well."""
 
 _CALLER_MARGIN = 0.03
 """The same of the thread that calls: small programs are known better."""
@@ -143,13 +144,13 @@ class Moldable(Tasks):
                 made.append((cores,) * lanes)
         return list(dict.fromkeys(made))
 
-    def best(self, margin: float = MARGIN) -> ListSchedule:
+    def best(self, margin: float | None = None) -> ListSchedule:
         """The shortest schedule found; all wide where lanes gain too little.
 
         Args:
-            margin: What they have to gain, of the time with all wide. Below 0 the shortest schedule with
-                several lanes counts, and it may take longer by so much. (Where nothing can be wide there is
-                nothing to gain against.)
+            margin: What they have to gain, of the time with all wide; None: what the model errs by. Below 0
+                the shortest schedule with several lanes counts, and it may take longer by so much. (Where
+                nothing can be wide there is nothing to gain against.)
         """
         if not self.moldable:
             sets = [widths for widths in self.lane_sets() if widths != self.one]
@@ -164,8 +165,8 @@ class Moldable(Tasks):
         ]
         tried.sort(key=lambda p: p.length_ns)
         several = [p for p in tried if _overlaps(p)]
-        if margin < 0 and not several:
-            margin = MARGIN
+        if margin is None or (margin < 0 and not several):
+            margin = _MARGIN if self.copies else _OWN_MARGIN
         hoped = several if margin < 0 else []
         found = [self._improved(p) for p in (hoped or tried)[:1]] + hoped[:1]
         unequal = [p for p in several if max(p.widths) > 1][:_SHARED_OUT]

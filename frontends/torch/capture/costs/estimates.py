@@ -60,12 +60,17 @@ _BY_ROW = (
 """One row of these has one thread."""
 
 _RECURRENT = frozenset("mkldnn_rnn_layer rnn_layer rnn_layer_backward".split())
-_STEP_NS, _LSTM_STEP_NS = 14_000.0, 4_000.0
-"""What a time step takes beside its product: some ten operators, or oneDNN's one loop."""
-_HANDED_NS, _LSTM_HANDED_NS = 8_000.0, 2_500.0
-"""What it takes longer if several threads share it."""
-_ALONE_STEP_NS = 50_000.0
-"""Of a step's product: so much is as fast on one core as on several."""
+_STEP_NS = {"lstm": 4_000.0, "gru": 14_000.0}
+"""What a time step takes beside its product: oneDNN's one loop, ten operators; else ``_FEW_STEPS_NS``."""
+_FEW_STEPS_NS = 6_000.0
+_HANDED_NS = {"lstm": 4_000.0, "gru": 4_000.0}
+"""What it takes longer if several threads share it: oneDNN's one loop, three operators; else ``_FEW_NS``."""
+_FEW_NS = 2_000.0
+_BETTER_SHARED = 0.015
+"""oneDNN's threads share an LSTM better than other products: this part of a step comes off that."""
+_ROWS_ALONE, _AT_MOST = 4, 0.85
+"""Of a product with the state: so many rows are as fast on one core as on several, and of all rows this
+share is divided at most. oneDNN divides all of it."""
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -157,22 +162,22 @@ def _shared_by_steps(ins: list[torch.Tensor], args: Any, work_ns: float) -> Spre
     """What threads share of a recurrent layer with an input ``[steps, rows, width]``.
 
     All steps' products with the input are one; those with the state may be too short each. Fitted to two
-    threads on batches of 1 to 128 rows and states of 32 to 512.
+    threads on near cores (``machine.distance``), batches of 1 to 32 rows and states of 64 to 512.
     """
     weights = [shape_of(t) for t in ins if t.ndim == 2][:2]
     if len(weights) < 2 or not ins or ins[0].ndim < 2:
         return Spread(products=work_ns)
     steps, rows = _steps_and_rows(ins)
+    kind = _kind_of_layer(args)
     with_input, with_state = map(math.prod, weights)
-    step_ns = 2.0 * rows * with_state / GEMM_FLOPS_PER_NS
     of_products = 2.0 * steps * rows * (with_input + with_state) / GEMM_FLOPS_PER_NS
     input_share = with_input / max(1, with_input + with_state)
-    step_share = (1.0 - input_share) * max(0.0, 1.0 - _ALONE_STEP_NS / max(step_ns, 1.0))
-    handed = _LSTM_HANDED_NS if _is_lstm(args) else _HANDED_NS
-    return Spread(
-        products=min(work_ns, of_products) * (input_share + step_share),
-        forks=steps * handed / machine.numbers().fork_ns,
-    )
+    state_share = _AT_MOST * max(0.0, 1.0 - _ROWS_ALONE / max(1, rows))
+    shared = min(work_ns, of_products) * (input_share + (1.0 - input_share) * state_share)
+    handed_ns = steps * _HANDED_NS.get(kind, _FEW_NS)
+    if kind == "lstm":
+        shared, handed_ns = work_ns, max(0.0, handed_ns - _BETTER_SHARED * work_ns)
+    return Spread(products=shared, forks=handed_ns / machine.numbers().fork_ns)
 
 
 def _steps_and_rows(ins: list[torch.Tensor]) -> tuple[int, int]:
@@ -180,10 +185,10 @@ def _steps_and_rows(ins: list[torch.Tensor]) -> tuple[int, int]:
     return steps, math.prod(rows)
 
 
-def _is_lstm(args: Any) -> bool:
-    """Whether a recurrent layer is an LSTM: it has two states; oneDNN's layers are LSTMs."""
+def _kind_of_layer(args: Any) -> str:
+    """What a recurrent layer is; oneDNN's layers, which say nothing, are LSTMs."""
     kinds = [arg for arg in args[:3] if isinstance(arg, str)]
-    return not kinds or kinds[0] == "lstm"
+    return kinds[0] if kinds else "lstm"
 
 
 def _is_attention(name: str) -> bool:
@@ -265,7 +270,8 @@ def _work(
         flops = 2.0 * rows * sum(math.prod(shape_of(t)) for t in ins[1:] if t.ndim == 2)
         beside = 3.0 * out_size
         if name in _RECURRENT and ins and ins[0].ndim > 1:
-            beside += _steps_and_rows(ins)[0] * (_LSTM_STEP_NS if _is_lstm(args) else _STEP_NS)
+            step_ns = _STEP_NS.get(_kind_of_layer(args), _FEW_STEPS_NS)
+            beside += _steps_and_rows(ins)[0] * step_ns
         return flops, flops / GEMM_FLOPS_PER_NS + beside
     if name in _SORTS and ins:
         steps = work.comparisons(in_size, _row(name, args, shape_of(ins[0])))
