@@ -46,10 +46,7 @@ class Recent(Generic[K, V]):
 
     def __setitem__(self, key: K, value: V) -> None:
         with self._lock:
-            self._kept[key] = value
-            self._kept.move_to_end(key)
-            while len(self._kept) > self.size:
-                self._kept.popitem(last=False)
+            self._put(key, value)
 
     def setdefault(self, key: K, value: V) -> V:
         """What is kept under a key; the value, kept from now on, where there is nothing."""
@@ -57,8 +54,14 @@ class Recent(Generic[K, V]):
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        self[key] = value
-        return value
+            self._put(key, value)
+            return value
+
+    def _put(self, key: K, value: V) -> None:
+        self._kept[key] = value
+        self._kept.move_to_end(key)
+        while len(self._kept) > self.size:
+            self._kept.popitem(last=False)
 
     def pop(self, key: K, default: T | None = None) -> V | T | None:
         """Removes an entry and gives it."""

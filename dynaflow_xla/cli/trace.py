@@ -19,6 +19,7 @@ from dynaflow_xla import dispatch
 from dynaflow_xla.cli.console import CommandOutput
 from dynaflow_xla.cli.targets import Target, TargetError, check_folder
 from dynaflow_xla.cli.timing.bench import FRAMEWORKS
+from dynaflow_xla.errors import checks
 
 SUFFIXES = (".html", ".json", ".pftrace", ".png", ".svg")
 _PERFETTO = "https://ui.perfetto.dev"
@@ -109,8 +110,8 @@ class _Recorded:
 
             def call(this: Any, *args: Any, **kwargs: Any) -> Any:
                 if not dispatch.is_traced((args, kwargs)):
-                    name = getattr(this, "__name__", type(this).__name__)
-                    self.calls[id(this)] = _kept(Target(str(name), this, args, kwargs))
+                    name = checks.name_of(this)
+                    self.calls[id(this)] = _kept(Target(name, this, args, kwargs))
                 return called(this, *args, **kwargs)
 
             cls.__call__ = call

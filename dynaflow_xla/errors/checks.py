@@ -52,7 +52,7 @@ def truth(value: Any) -> bool | None:
 
 
 def name_of(fn: Any) -> str:
-    """The name of what is called, for messages: its type's if it has none.
+    """The name of what is called: its type's if it has none.
 
     ``__name__`` may be anything: equinox puts an object of its own there when it builds a module anew.
     """

@@ -84,6 +84,7 @@ class Decisions(Generic[C]):
         signature: Any,
         choose: Callable[[quiet.ActivityWatch], C],
         keep: Callable[[Any, C], C],
+        margin: float,
     ) -> C | None:
         """Decides by measuring, unless something else of this process runs.
 
@@ -94,6 +95,7 @@ class Decisions(Generic[C]):
             signature: What is decided for.
             choose: Measures.
             keep: Keeps what was decided; it calls ``put``.
+            margin: What a faster way has to gain where the cores are near.
 
         Returns:
             The decision; None if it has to wait.
@@ -109,10 +111,10 @@ class Decisions(Generic[C]):
                 made = choose(watch)
             except autotune.BudgetTooSmall as error:
                 made = self._unmeasured(str(error))
-            if before is not None and not made.medians_ms:
+            if before is not None and _fastest(before) not in made.medians_ms:
                 made = before  # there are no seconds left for more
-            elif _may_change(made) and times + 1 < _MEASURED_FAR:
-                self._while_far[signature] = made, times + 1
+            elif _may_change(made, margin) and times + 1 < _MEASURED_FAR:
+                self.wait_for_near(signature, made, times + 1)
                 raise quiet.CoresFar(made.reason)
             return keep(signature, made)
 
@@ -121,6 +123,14 @@ class Decisions(Generic[C]):
             return keep(signature, before or self._unmeasured(reason))
 
         return self.put_off.decide(signature, measured, give_up)
+
+    def wait_for_near(self, signature: Any, made: C, times: int) -> None:
+        """Keeps what was measured, for the so many-th time, until the cores are near."""
+        self._while_far[signature] = made, times
+
+    def waits_for_near(self, signature: Any) -> bool:
+        """Whether something is kept so."""
+        return signature in self._while_far
 
     def candidates(
         self,
@@ -157,12 +167,17 @@ class Decisions(Generic[C]):
         self.put_off.clear()
 
 
-def _may_change(made: Choice) -> bool:
-    """Whether something else was faster, which is not chosen as long as the cores are far.
+def _fastest(made: Choice) -> str:
+    return min(made.medians_ms, key=lambda name: made.medians_ms[name])
 
-    What a plan gains over the original shrinks once they are near: the original shares most.
+
+def _may_change(made: Choice, margin: float) -> bool:
+    """Whether something else would have been chosen, had the cores been near.
+
+    What a plan gains over the original shrinks then, as the original shares most: who gains too little for
+    near cores is out in any case.
     """
     if not made.far or made.planned or not distance.may_come_near():
         return False
-    times = made.medians_ms
-    return min(times.values()) < times.get(made.candidate or "original", 0.0)
+    base = made.medians_ms.get(made.candidate or "original", 0.0)
+    return made.medians_ms[_fastest(made)] <= (1 - margin) * base

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dynaflow_xla.errors import DynaflowError
@@ -31,17 +32,21 @@ _RAN_S, _RAN = 2e-3, 0.01
 _WANTED_S, _WANTED = 0.01, 0.1
 """The same for running and waiting for a core: on a busy machine what disturbs seldom runs."""
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 15.0
+_FIRST_PAUSE_S = 0.05
 _ATTEMPTS = 8
 _MAX_PUT_OFF = 1024
 
 
-class Disturbed(DynaflowError, RuntimeError):
+class NotNow(DynaflowError, RuntimeError):
+    """What would be measured now, or was, tells too little to decide by it."""
+
+
+class CoresFar(NotNow):
+    """The cores are far from each other: what was measured may not hold once they are near."""
+
+
+class Disturbed(NotNow):
     """Something else of this process ran while ways to run a function were measured."""
-
-
-class CoresFar(Disturbed):
-    """The cores were far from each other, so that what was measured may not hold once they are near."""
 
 
 class NotMyTurn(Disturbed):
@@ -137,10 +142,19 @@ def turn(wait_s: float = 0.0) -> Iterator[ActivityWatch]:
             _changes.notify()
 
 
+@dataclass
+class _Waiting:
+    attempts: int = 0
+    disturbed: int = 0
+    until: float = 0.0
+    reason: str = ""
+
+
 class PutOff:
     """Decisions that were put off because something else ran; each is tried again, later and later.
 
-    Those that wait for the cores to come near are tried as long as these are far.
+    Those that wait for the cores to come near are tried as long as these are far, and are disturbed as often
+    as others after that.
 
     Args:
         clock: Seconds.
@@ -149,7 +163,7 @@ class PutOff:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._known: OrderedDict[Any, tuple[int, float, str]] = OrderedDict()
+        self._known: OrderedDict[Any, _Waiting] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -177,7 +191,7 @@ class PutOff:
                 return choose(watch)
         except NotMyTurn:
             return None
-        except Disturbed as error:
+        except NotNow as error:
             reason = self.again(signature, error)
             return give_up(reason) if reason else None
 
@@ -185,21 +199,24 @@ class PutOff:
         """Whether to try now."""
         with self._lock:
             found = self._known.get(signature)
-        return found is None or self._clock() >= found[1]
+        return found is None or self._clock() >= found.until
 
-    def again(self, signature: Any, error: Disturbed) -> str:
+    def again(self, signature: Any, error: NotNow) -> str:
         """Notes a failed attempt.
 
         Returns:
             "", or why there will be no other attempt.
         """
         with self._lock:
-            attempts = self._known.pop(signature, (0, 0.0, ""))[0] + 1
-            if attempts >= _ATTEMPTS and not isinstance(error, CoresFar):
-                return f"{error}, {attempts} times; dfx.tune measures while nothing else runs"
-            pause = min(_FIRST_PAUSE_S * 2 ** min(attempts, _ATTEMPTS), _LONGEST_PAUSE_S)
-            until = self._clock() + pause
-            self._known[signature] = attempts, until, str(error)
+            waiting = self._known.pop(signature, None) or _Waiting()
+            waiting.reason = str(error)
+            waiting.attempts += 1
+            waiting.disturbed += not isinstance(error, CoresFar)
+            if waiting.disturbed >= _ATTEMPTS:
+                return f"{error}, {_ATTEMPTS} times; dfx.tune measures while nothing else runs"
+            pause_s = _FIRST_PAUSE_S * 2 ** min(waiting.attempts, _ATTEMPTS)
+            waiting.until = self._clock() + pause_s
+            self._known[signature] = waiting
             if len(self._known) > _MAX_PUT_OFF:
                 self._known.popitem(last=False)
             return ""
@@ -208,7 +225,7 @@ class PutOff:
         """Why a decision is put off, or ""."""
         with self._lock:
             found = self._known.get(signature)
-        return "" if found is None else f"{found[2]}; a later call tries again"
+        return "" if found is None else f"{found.reason}; a later call tries again"
 
     def done(self, signature: Any) -> None:
         """It is decided."""

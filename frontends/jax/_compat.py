@@ -141,6 +141,19 @@ def device_count(lowering_context: Any) -> int:
     return int(getattr(axis_context, "num_devices", 1))
 
 
+def spans_devices(given: Any) -> bool:
+    """Whether a call with these arguments is a program for several devices."""
+    if jax.device_count() == 1:
+        return False
+    if jax.sharding.get_abstract_mesh().size > 1:  # that of jax.set_mesh
+        return True
+    return any(
+        len(x.sharding.device_set) > 1
+        for x in jax.tree_util.tree_leaves(given)
+        if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+    )
+
+
 def exporting(lowering_context: Any) -> bool:
     """Whether the program under lowering is for ``jax.export``, to be run by any process."""
     parameters = lowering_context.module_context.lowering_parameters

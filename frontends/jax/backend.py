@@ -27,11 +27,13 @@ class Backend(Protocol):
         fused: Kinds of operators that cost nothing beside their neighbours.
         plans_loops: Whether the bodies of loops have plans of their own.
         copies_results: Whether results are made elsewhere and copied, into donated arguments, too.
+        on_several_devices: Whether a plan can be a program for several devices.
     """
 
     fused: frozenset[str]
     plans_loops: bool
     copies_results: bool
+    on_several_devices: bool
 
     def platform(self) -> str:
         """``"cpu"`` or ``"cuda"``: where regions run."""

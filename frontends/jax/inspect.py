@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from dynaflow_xla import machine, verification
-from dynaflow_xla.errors import VerificationError
+from dynaflow_xla.errors import UnsupportedError, VerificationError
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted, looks_inside
 from dynaflow_xla.frontends.jax.adapters.wrapper import array_copies, same
 from dynaflow_xla.frontends.jax.backend import Refused
@@ -217,6 +217,11 @@ def timed(fast: Any, args: Any, kwargs: Any, rounds: int) -> tuple[list[int], li
 @looks_inside
 def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
     """Decides as ``dynaflow_xla.tune`` says, within the given seconds; returns what was chosen."""
+    if fast.spans_too_much(args, kwargs):
+        raise UnsupportedError(
+            f"tune measures lanes, which belong to one device; the arguments of {fast._options.name!r} span "
+            "several, or these are the mesh of jax.set_mesh. Tune with arguments on one device"
+        )
 
     def choose(watch: quiet.ActivityWatch) -> auto.Choice:
         choice = auto.choose(fast, args, kwargs, watch, budget_s=budget_s)

@@ -388,16 +388,20 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
     # -- automatic choice ---------------------------------------------------------------------
 
     def _call_auto(self, args: Any, kwargs: Any) -> Any:
+        strategy = self._options.strategy
+        assert isinstance(strategy, Auto)
         outside = not _compat.tracing()
         signature = self._signature(args, kwargs)
         try:
             choice = self.decisions.decided(signature)
         except TypeError:
             return self.original(*args, **kwargs)  # JAX's own error: a static value has no hash
-        if choice is None and outside:  # never measures inside somebody's trace
+        # Never measured are a call inside somebody's trace, and what no plan could run.
+        if choice is None and outside and not self.spans_too_much(args, kwargs):
             choice = self.decisions.now(
-                signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide
-            )
+                signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide,
+                margin=strategy.margin,
+            )  # fmt: skip
         if choice is None:
             return self.original(*args, **kwargs)
         if not outside:
@@ -406,6 +410,10 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
             return choice.child(*args, **kwargs)
         with self.by_decision.tracing(choice):
             return self._guarded(self.by_decision.called(choice), args, kwargs)
+
+    def spans_too_much(self, args: Any, kwargs: Any) -> bool:
+        """Whether a call is a program for several devices, and plans are for one."""
+        return not self.backend.on_several_devices and _compat.spans_devices((args, kwargs))
 
     def decide(self, signature: Any, choice: auto.Choice) -> auto.Choice:
         """Keeps a decision."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
 import torch
 
+from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import DynaflowError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import captures, failures, modes, operators
 from dynaflow_xla.frontends.torch.backend import Entry
@@ -35,6 +36,10 @@ from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto, OneOf
 from dynaflow_xla.strategies.base import Strategy
 
+_MAX_FORWARDS = 16
+"""So many times a module's class may get another ``forward``."""
+
+_MAX_WAYS = 1024
 _MAX_SHARED = 8
 """So many captures differ by which arguments share memory only."""
 
@@ -75,7 +80,9 @@ class Core(Deciding):
         self._initialized = False
         self._apart: dict[overlap.Pattern, Core] = {}
         self._forward = _class_forward(original)
-        self._renewed: Core | None = None
+        self._renewed: Recent[int, Core] = Recent(_MAX_FORWARDS)
+        self._forwards = 0
+        self._as_original: Recent[Hashable, bool] = Recent(_MAX_WAYS)
         self._lock = threading.Lock()
         self._for_arrays: Callable[..., Any] | None = None
         self._root = capturing.root_function(original)
@@ -109,6 +116,34 @@ class Core(Deciding):
             self._told.add(note)
             self.graphs.warn(note)
 
+    def current(self) -> Core | None:
+        """This, or one for a module whose class has another ``forward`` by now, of which no guard tells.
+
+        None: there were too many of these, and the original runs.
+        """
+        forward = _class_forward(self.original)
+        if forward is self._forward:
+            return self
+        with self._lock:
+            made = self._renewed.get(id(forward))
+            if made is not None and made._forward is forward:
+                return made
+            if self._forwards < _MAX_FORWARDS:
+                self._forwards += 1
+                made = self._renewed[id(forward)] = Core(self.original, self.options, self.parent)
+                return made
+        self.warn(
+            f"the class of {self.options.name!r} got more than {_MAX_FORWARDS} other functions for its "
+            "forward, each of which is captured anew, so the original runs for further ones. Schedule a "
+            "function that calls what changes"
+        )
+        return None
+
+    def free_calls_under_hooks(self) -> None:
+        """As its base class does."""
+        super().free_calls_under_hooks()
+        self._as_original.clear()
+
     # -- calling ----------------------------------------------------------------------------------
 
     def call(self, args: Any, kwargs: Any, *, planned: bool = False) -> Any:
@@ -121,6 +156,10 @@ class Core(Deciding):
         """
         if torch.compiler.is_compiling():
             return self.original(*args, **kwargs)  # inlined into somebody's graph
+        if _class_forward(self.original) is not self._forward:
+            if (current := self.current()) is None:
+                return self.as_written(args, kwargs)
+            return current.call(args, kwargs, planned=planned)
         # First of all, and as little as can be: after some milliseconds of work a line of Python that was
         # not in a cache takes microseconds.
         signature = None
@@ -142,7 +181,7 @@ class Core(Deciding):
         if isinstance(self.options.strategy, Auto):
             return self.call_decided(args, kwargs, signature)
         way = call_signature.without_threads(signature) if hooked else None
-        if hooked and self.under_hooks.get(way):
+        if hooked and self._as_original.get(way):
             return self.as_written(args, kwargs)
         running.leave_out("")  # what this thread remembers may be another function's
         try:
@@ -155,7 +194,7 @@ class Core(Deciding):
             self._warned = True
             self.graphs.warn(self.why_original(args, kwargs))
         if hooked:
-            self.under_hooks.setdefault(way, not ran or running.ran_original())
+            self._as_original.setdefault(way, not ran or running.ran_original())
         self._originals.learn(ran, self.original, args, kwargs)
         return result
 
@@ -212,8 +251,6 @@ class Core(Deciding):
         return f"no graph of {name!r} could be captured, so the original runs ({why})"
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
-        if (forward := _class_forward(self.original)) is not self._forward:
-            return self._for_class(forward)._invoke(args, kwargs)
         graphs = self.graphs
         if graphs.shared is None:
             graphs.shared = overlap.pattern(args, kwargs)
@@ -223,7 +260,8 @@ class Core(Deciding):
             made = self._shortcut.find(args, kwargs)
             if made is not None:
                 result = made(*args, **kwargs)
-                axes.check_results(self.options.name, self.options.out_axes, result)
+                if self.splits:
+                    axes.check_results(self.options.name, self.options.out_axes, result)
                 return result
         if not self._padded.possible:
             return self._captured(args, kwargs)
@@ -274,14 +312,6 @@ class Core(Deciding):
         self._warned = True
         self.graphs.warn(f"{self.options.name!r} cannot be captured ({text}), so the original runs")
         return result
-
-    def _for_class(self, forward: Any) -> Core:
-        """The same for a module whose class has another ``forward`` by now, which no guard tells of."""
-        with self._lock:
-            made = self._renewed
-            if made is None or made._forward is not forward:
-                made = self._renewed = Core(self.original, self.options, self.parent)
-            return made
 
     def _for_shared(self, found: overlap.Pattern) -> Core:
         """The same for arguments that share memory in another way: a capture of its own."""
@@ -368,6 +398,8 @@ class Core(Deciding):
             UnsupportedError: lazy modules of it have no parameters yet.
         """
         lazy.check(self.original, self.options.name)
+        if (current := self.current()) is not self:
+            return [] if current is None else current.all_planned(args, kwargs)
         target = self.target(args, kwargs)
         running.leave_out("")
         try:
@@ -414,8 +446,11 @@ class Core(Deciding):
 
 
 def _class_forward(original: Any) -> Any:
-    """What a module's class has for ``forward``; None for anything else."""
-    return getattr(type(original), "forward", None)
+    """What a module's class has under ``forward``, as it is there; None for anything else."""
+    for cls in type(original).__mro__ if isinstance(original, torch.nn.Module) else ():
+        if "forward" in cls.__dict__:
+            return cls.__dict__["forward"]
+    return None
 
 
 def _kind(original: Any, args: Any, kwargs: Any) -> Any:

@@ -32,6 +32,7 @@ class LaneBackend:
     fused = frozenset[str]()
     plans_loops = False
     copies_results = True
+    on_several_devices = False
 
     def __init__(self, settings: Settings) -> None:
         self._on_gpu = settings.gpu_lanes
@@ -78,9 +79,10 @@ class LaneBackend:
 
         A plan without lanes may place values on several; ``Auto`` measures no such function.
         """
-        count, eqn = sharding.widest(op.payload for op in captured.graph.ops)
-        if count > 1 and self._candidate:
-            raise Refused(sharding.too_wide(eqn, count, repr(captured.graph.name)))
+        if self._candidate:
+            count, eqn = sharding.widest(op.payload for op in captured.graph.ops)
+            if count > 1:
+                raise Refused(sharding.too_wide(eqn, count, repr(captured.graph.name)))
         for op in captured.graph.ops:
             if sharing.refers(op.payload):
                 raise Refused(

@@ -32,7 +32,7 @@ def _abstract(*_: Any, stage: Any) -> Sequence[Any]:
 
 
 def _lower_cpu(ctx: Any, *operands: Any, stage: Any) -> Any:
-    if stage.platform != "cpu" or not _has_one_device(ctx, stage):
+    if stage.platform != "cpu" or _runs_reference(ctx, stage):
         return _lower_other(ctx, *operands, stage=stage)
     # Without a side effect XLA may drop the call if nobody reads its results, as it may drop the original.
     # But a call of several results may be all that a while loop's body is: XLA then takes it for invariant,
@@ -42,7 +42,7 @@ def _lower_cpu(ctx: Any, *operands: Any, stage: Any) -> Any:
 
 
 def _lower_cuda(ctx: Any, *operands: Any, stage: Any) -> Any:
-    if stage.platform != "cuda" or not _has_one_device(ctx, stage):
+    if stage.platform != "cuda" or _runs_reference(ctx, stage):
         return _lower_other(ctx, *operands, stage=stage)
     # The scratch is one more result, so that XLA plans its memory: there are always several (`_lower_cpu`).
     scratch = jax.core.ShapedArray((max(1, stage.scratch_bytes),), np.uint8)
@@ -52,10 +52,14 @@ def _lower_cuda(ctx: Any, *operands: Any, stage: Any) -> Any:
     return results[:-1]
 
 
-def _has_one_device(ctx: Any, stage: Any) -> bool:
-    """Whether lanes can run here; where the reference may, it is told that it does."""
+def _runs_reference(ctx: Any, stage: Any) -> bool:
+    """Whether the reference has to stand in here, which warns: lanes belong to one device.
+
+    Raises:
+        UnsupportedError: it may not.
+    """
     if _compat.device_count(ctx) == 1:
-        return True
+        return False
     what = (
         f"{stage.program_name!r} is part of a program for several devices outside shard_map (its arrays span "
         "them, or they are the mesh of jax.set_mesh)"
@@ -63,10 +67,10 @@ def _has_one_device(ctx: Any, stage: Any) -> bool:
     way = "Call the scheduled function inside jax.shard_map (each device runs its plan)"
     if stage.replaceable:
         telling.fallback(f"{what}, so the original's operators run, without lanes. {way}")
-        return False
+        return True
     raise UnsupportedError(
-        f"schedule {what}; XLA would gather arrays onto every device without a word. {way}, or call "
-        "fast.original."
+        f"{what}, and lanes belong to one: XLA would gather arrays onto every device without a word. {way}, "
+        "or call fast.original."
     )
 
 

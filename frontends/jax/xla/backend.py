@@ -28,6 +28,7 @@ class ProgramBackend:
     fused = fusion.ELEMENTWISE
     plans_loops = True
     copies_results = False
+    on_several_devices = True
 
     def __init__(self, settings: Settings) -> None:
         pass

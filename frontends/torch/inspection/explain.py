@@ -158,7 +158,8 @@ def tune(fast: Core, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
     signature = call_signature.of(fast.original, args, kwargs)
 
     def choose(watch: quiet.ActivityWatch) -> auto.Choice:
-        fast.under_hooks.clear()
-        return fast.decide(signature, auto.choose(fast, args, kwargs, watch, budget_s=budget_s))
+        choice = auto.choose(fast, args, kwargs, watch, budget_s=budget_s)
+        fast.free_calls_under_hooks()
+        return fast.decide(signature, choice)
 
     return choosing.tuned(fast.options.strategy, budget_s, choose)

@@ -97,12 +97,10 @@ class Memory:
 
         A list of inputs is emptied.
         """
+        assert len(inputs) == len(self._inputs)
         env = self._nothing.copy()
-        for (
-            value,
-            first,
-            after,
-        ) in self._runs:  # a slice at a time: there are hundreds of parameters
+        # A slice at a time: there are hundreds of parameters.
+        for value, first, after in self._runs:
             env[value : value + after - first] = inputs[first:after]
         for value, source, view, runs, empty in self._rows:
             made = rows_of(inputs[source], view.axis, view.start, view.stop - view.start, runs)

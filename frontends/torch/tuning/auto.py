@@ -71,7 +71,7 @@ class Decisions(decisions.Decisions[Choice]):
     def of_other_sizes(self, signature: Any) -> Choice | None:
         """For sizes that come for the first time: the decision for others, if there is one."""
         found = self._kinds.get(call_signature.without_sizes(signature))
-        if signature in self._once or found is None:
+        if signature in self._once or found is None or self.waits_for_near(signature):
             return None
         # One thread may be right for small sizes only.
         only = found.child is not None and (
@@ -81,6 +81,11 @@ class Decisions(decisions.Decisions[Choice]):
         reason = f"these sizes came once: {the(taken.name)} runs, after {the(found.name)} for other sizes"
         self._once[signature] = made = Choice(taken.child, reason, candidate=taken.candidate)
         return made
+
+    def wait_for_near(self, signature: Any, made: Choice, times: int) -> None:
+        """Other sizes do with it what they do with a decision."""
+        super().wait_for_near(signature, made, times)
+        self._kinds[call_signature.without_sizes(signature)] = made
 
     def put(self, signature: Any, choice: Choice) -> Choice:
         """Keeps a decision."""

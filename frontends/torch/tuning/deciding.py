@@ -39,9 +39,9 @@ class Deciding:
         options: See :class:`Settings`.
 
     Attributes:
-        under_hooks: By signature how the first call went while hooks on saved tensors were open: under
-            ``Auto`` the decision, else whether the original ran. ``torch.utils.checkpoint`` makes a call
-            again, and takes what that saves, one by one, for what the first had saved: all go the same way.
+        under_hooks: By signature what the first call ran while hooks on saved tensors were open.
+            ``torch.utils.checkpoint`` makes a call again, and takes what that saves, one by one, for what the
+            first had saved: all go the same way.
     """
 
     captured_ahead = False
@@ -54,7 +54,7 @@ class Deciding:
         self.options = options
         self.decisions = auto.Decisions(self.unmeasured)
         self.children: Recent[Hashable, Any] = Recent(_MAX_CHILDREN)
-        self.under_hooks: Recent[Hashable, Any] = Recent(_MAX_WAYS)
+        self.under_hooks: Recent[Hashable, auto.Choice] = Recent(_MAX_WAYS)
 
     def made_for(self, strategy: Strategy, compiler: str) -> Any:
         """One like this, under another strategy, with another compiler."""
@@ -112,7 +112,9 @@ class Deciding:
         """
         if signature is None:
             signature = call_signature.of(self.original, args, kwargs)
-        only = isinstance(self.options.strategy, OneOf)
+        strategy = self.options.strategy
+        assert isinstance(strategy, Auto)
+        only = isinstance(strategy, OneOf)
         hooked = modes.saved_is_hooked()
         key = call_signature.without_threads(signature)
         choice = self.under_hooks.get(key) if hooked else None
@@ -121,8 +123,9 @@ class Deciding:
             if choice is None:
                 if not (native.in_lane() or modes.modes_active() or modes.watched_by_autograd()):
                     choice = self.decisions.now(
-                        signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide
-                    )
+                        signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide,
+                        margin=strategy.margin,
+                    )  # fmt: skip
                 elif not only and not hooked:
                     return self.original(*args, **kwargs)
             if only and (choice is None or choice.child is None):
@@ -137,8 +140,7 @@ class Deciding:
                 if only:
                     raise  # the user asked for just this
                 # Something changed that is no argument, say a module in it is in training mode now.
-                reason = f"{choice.name} is left: {str(error).splitlines()[0]}"
-                self.decide(signature, auto.Choice(None, reason))
+                self._leave(signature, f"{choice.name} is left: {str(error).splitlines()[0]}")
             except Exception as error:
                 if choice.planned or not failures.of_compiling(error) or self._in_parts(choice):
                     raise
@@ -158,9 +160,21 @@ class Deciding:
         result = self.as_written(args, kwargs)
         inner = failures.inner_error(error)
         reason = f"{choice.name} fails: {(str(inner) or type(inner).__name__).splitlines()[0]}"
-        self.decide(signature, auto.Choice(None, reason))
+        self._leave(signature, reason)
         self.warn(f"{self.options.name!r}: {reason}; so the original runs")
         return result
+
+    def _leave(self, signature: Any, reason: str) -> None:
+        """The original runs from now on."""
+        choice = self.decide(signature, auto.Choice(None, reason))
+        if modes.saved_is_hooked():  # it runs in this call, too
+            self.under_hooks[call_signature.without_threads(signature)] = choice
+
+    def free_calls_under_hooks(self) -> None:
+        """Calls under hooks may go another way than before: none waits for its recomputation."""
+        self.under_hooks.clear()
+        for child in self.children.values():
+            child.free_calls_under_hooks()
 
     def decide(self, signature: Any, choice: auto.Choice) -> auto.Choice:
         """Keeps a decision."""

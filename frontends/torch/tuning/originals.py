@@ -23,7 +23,7 @@ class SameAsOriginal:
     """Which calls of one callable have such a plan, by their signatures.
 
     Only the first call of a signature runs its regions; so does one that a profiler of PyTorch's looks at,
-    which then sees their names.
+    which then sees their names, and one under hooks on saved tensors (``Core``).
 
     Args:
         strategy: What plans them.

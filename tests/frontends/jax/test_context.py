@@ -746,14 +746,22 @@ for inside in (False, True):
         np.testing.assert_allclose(fast(x), want, rtol=1e-5, atol=1e-5)
         assert "Branches" in dfx.explain(fast, x).splitlines()[0], dfx.explain(fast, x)
     with jax.set_mesh(mesh), warnings.catch_warnings(record=True) as told:
+        # What was not decided is not: it would hold for one device, too.
         warnings.simplefilter("always")
         for call in (fast, fast, jax.jit(fast)):
             np.testing.assert_allclose(call(x), want, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(grad(fast, x), grad(f, x), rtol=1e-5, atol=1e-5)
         dfx.verify(fast, x)
+    print(any("several devices" in str(w.message) for w in told), "nothing decided" in dfx.explain(fast, x))
     np.testing.assert_allclose(jax.jit(fast)(xs), want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(fast(xs), want, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(fast(x), want, rtol=1e-5, atol=1e-5)
-    print(any("several devices" in str(w.message) for w in told))
+    assert "Branches" in dfx.explain(fast, x).splitlines()[0], dfx.explain(fast, x)
+    with jax.set_mesh(mesh):
+        try:
+            dfx.tune(fast, x, budget_s=1.0)
+        except dfx.UnsupportedError as error:
+            print("one device" in str(error))
 
 def placed(x):
     return jax.lax.with_sharding_constraint(x * 2, NamedSharding(mesh, P("d"))) + jnp.sort(x)
@@ -764,7 +772,7 @@ print("values on 8 devices" in dfx.explain(fast, x))
 """,
         devices=8,
     )
-    assert out.split() == ["True", "True", "True"]
+    assert out.split() == ["True", "False", "True", "False", "True", "True", "True"]
 
 
 @pytest.mark.parametrize("backend", ["ffi", "xla"])

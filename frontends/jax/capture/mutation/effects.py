@@ -40,7 +40,7 @@ def watched(fn: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     if not hasattr(fn, "__name__"):
-        call.__name__ = getattr(getattr(fn, "func", None), "__name__", type(fn).__name__)
+        call.__name__ = checks.name_of(getattr(fn, "func", fn))
     return call
 
 

@@ -168,7 +168,7 @@ def _shared_by_steps(ins: list[torch.Tensor], args: Any, work_ns: float) -> Spre
     if len(weights) < 2 or not ins or ins[0].ndim < 2:
         return Spread(products=work_ns)
     steps, rows = _steps_and_rows(ins)
-    kind = _kind_of_layer(args)
+    kind = _kind_of_layer(ins, args)
     with_input, with_state = map(math.prod, weights)
     of_products = 2.0 * steps * rows * (with_input + with_state) / GEMM_FLOPS_PER_NS
     input_share = with_input / max(1, with_input + with_state)
@@ -185,10 +185,14 @@ def _steps_and_rows(ins: list[torch.Tensor]) -> tuple[int, int]:
     return steps, math.prod(rows)
 
 
-def _kind_of_layer(args: Any) -> str:
-    """What a recurrent layer is; oneDNN's layers, which say nothing, are LSTMs."""
+def _kind_of_layer(ins: list[torch.Tensor], args: Any) -> str:
+    """What a recurrent layer is; "lstm" is one that oneDNN runs, of float32, others do about what GRUs do.
+
+    oneDNN's own operators do not say what they are.
+    """
     kinds = [arg for arg in args[:3] if isinstance(arg, str)]
-    return kinds[0] if kinds else "lstm"
+    kind = kinds[0] if kinds else "lstm"
+    return "gru" if kind == "lstm" and ins[0].dtype is not torch.float32 else kind
 
 
 def _is_attention(name: str) -> bool:
@@ -270,7 +274,7 @@ def _work(
         flops = 2.0 * rows * sum(math.prod(shape_of(t)) for t in ins[1:] if t.ndim == 2)
         beside = 3.0 * out_size
         if name in _RECURRENT and ins and ins[0].ndim > 1:
-            step_ns = _STEP_NS.get(_kind_of_layer(args), _FEW_STEPS_NS)
+            step_ns = _STEP_NS.get(_kind_of_layer(ins, args), _FEW_STEPS_NS)
             beside += _steps_and_rows(ins)[0] * step_ns
         return flops, flops / GEMM_FLOPS_PER_NS + beside
     if name in _SORTS and ins:

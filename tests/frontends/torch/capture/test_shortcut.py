@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -238,3 +239,41 @@ def test_another_forward_of_the_modules_class(
         monkeypatch.setattr(Twice, "forward", forward)
         for _ in range(3):
             assert torch.equal(fast(X), forward(module, X))
+
+
+def _shifted(self: Any, x: Any, by: int) -> Any:
+    return x + by
+
+
+@pytest.mark.parametrize("forward", [
+    functools.partialmethod(_shifted, by=3),
+    classmethod(lambda cls, x: x * 2),
+    staticmethod(lambda x: x * 3),
+    functools.singledispatchmethod(lambda self, x: x * 5),
+])  # fmt: skip
+def test_forwards_that_are_made_anew_at_each_look(forward: Any) -> None:
+    module = type("Odd", (nn.Module,), {"forward": forward})()
+    fast = dfx.schedule(module, RoundRobin())
+    for _ in range(3):
+        assert torch.equal(fast(X), module(X))
+
+
+def test_a_class_that_is_patched_again_and_again() -> None:
+    class Patched(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 2
+
+    module = Patched()
+    fast = dfx.schedule(module, RoundRobin())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for n in range(20):
+            Patched.forward = lambda self, x, n=n: x + n  # type: ignore[method-assign]
+            assert torch.equal(fast(X), X + n) and torch.equal(fast(X), X + n)
+    assert sum("other functions for its forward" in str(w.message) for w in told) == 1
+
+
+def test_names_of_results_concern_splits_only() -> None:
+    watched = Watched(lambda x: {"y": x * 2}, in_axes=0, out_axes={"z": 0})
+    for _ in range(3):
+        assert torch.equal(watched(X)["y"], X * 2)

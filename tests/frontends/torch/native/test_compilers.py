@@ -165,6 +165,18 @@ def test_inputs_that_are_kept_negated_or_conjugated(compiler: str, nano: bool) -
             torch.testing.assert_close(fast(x), f(x), rtol=1e-5, atol=1e-5)
 
 
+def test_gradients_that_are_kept_negated() -> None:
+    f = torch.nn.Linear(3, 3)
+    x = torch.randn(4, 3, requires_grad=True)
+    fast = dfx.schedule(lambda x: f(x.sin()).tanh() * 2, RoundRobin(), compiler="inductor")
+    grads = []
+    for made in (fast.original, fast, fast):
+        given = torch._neg_view(torch.randn(4, 3, generator=torch.Generator().manual_seed(0)))
+        grads.append(torch.autograd.grad(made(x), (x, f.weight), given))
+    for got in grads[1:]:
+        torch.testing.assert_close(got, grads[0], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_an_error_in_a_program_is_the_originals(lanes: int) -> None:
     """It names the operator's region, and the next call finds nothing of it."""

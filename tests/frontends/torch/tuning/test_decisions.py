@@ -14,6 +14,7 @@ from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.errors import PlanError
+from dynaflow_xla.machine import distance
 from dynaflow_xla.tuning import autotune, quiet
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -88,6 +89,28 @@ def test_what_far_cores_leave_open_is_decided_near(
         check_a_faster_way_waits_for_near_cores(
             monkeypatch, call, lambda: dfx.explain(fast, x), fast._dfx_core.decisions
         )
+
+
+def test_new_sizes_while_cores_are_far_take_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: Any
+) -> None:
+    """A cache that grows would pay for a decision at each call."""
+    monkeypatch.setattr(distance, "round_trip_ns", lambda: 320.0)
+    measured: list[list[str]] = []
+
+    def measure(runs: dict[str, Any], *_: Any, **__: Any) -> autotune.Medians:
+        measured.append(list(runs))
+        for run in runs.values():
+            run()
+        return autotune.Medians({n: [1.0 if n == "original" else 0.9] * 12 for n in runs}, True)
+
+    monkeypatch.setattr(autotune, "measure", measure)
+    fast = scheduled(budget_s=60.0)
+    with torch.no_grad():
+        for rows in range(1, 9):
+            grown = torch.cat([x] * rows)
+            assert torch.equal(fast(grown), sorts(grown))
+    assert len(measured) == 1
 
 
 def test_threads_that_make_the_first_call_together(

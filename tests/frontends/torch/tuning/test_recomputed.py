@@ -16,6 +16,9 @@ nn = torch.nn
 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from dynaflow_xla.errors import SeparabilityError  # noqa: E402
+from dynaflow_xla.frontends.torch.dynamo.graphs import _Runner  # noqa: E402
+from dynaflow_xla.frontends.torch.tuning import call_signature  # noqa: E402
 from dynaflow_xla.frontends.torch.tuning.auto import Choice  # noqa: E402
 
 pytestmark = pytest.mark.wide
@@ -23,7 +26,7 @@ pytestmark = pytest.mark.wide
 
 @pytest.fixture(autouse=True)
 def plans_run() -> None:
-    """Here the original runs in the place of such plans."""
+    """In the place of conftest's, which has plans run that are the original program: here that runs."""
 
 
 class Net(nn.Module):
@@ -91,7 +94,7 @@ def test_auto_decides_in_between(first: str) -> None:
     model, x = Net(), torch.randn(8, 8, requires_grad=True)
     fast = dfx.schedule(model, "auto", in_axes=0)
     core = fast._dfx_core
-    signature = torch_signature(core, x)
+    signature = call_signature.of(core.original, (x,), {})
     ways = {
         "original": Choice(None, "as a test says"),
         "lanes": Choice(core.with_strategy(dfx.NanoBatch(2)), "as a test says", candidate="lanes"),
@@ -102,12 +105,6 @@ def test_auto_decides_in_between(first: str) -> None:
     for _ in range(2):
         check(fast, model, x, between=lambda: core.decide(signature, ways[first]))
         check(fast, model, x, between=lambda: core.decide(signature, ways[other]))
-
-
-def torch_signature(core: Any, x: Any) -> Any:
-    from dynaflow_xla.frontends.torch.tuning import call_signature
-
-    return call_signature.of(core.original, (x,), {})
 
 
 def test_what_auto_never_decided_stays_the_original() -> None:
@@ -148,10 +145,44 @@ def test_a_function_that_is_learned_by_watching_the_original() -> None:
                 torch.testing.assert_close(ours, theirs)
 
 
-def test_without_hooks_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = Net(), torch.randn(8, 8)
+def test_a_plan_runs_under_a_checkpoint_both_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    run = _Runner.__call__
+
+    def counted(runner: Any, inputs: Any) -> Any:
+        ran.append(getattr(runner.graph, "kind", ""))
+        return run(runner, inputs)
+
+    monkeypatch.setattr(_Runner, "__call__", counted)
+    model, x = Net(), torch.randn(8, 8, requires_grad=True)
     fast = dfx.schedule(model, "sequential")
-    with torch.no_grad():
-        for _ in range(3):
-            torch.testing.assert_close(fast(x), model(x))
-    assert not len(fast._dfx_core.under_hooks)
+    for _ in range(3):
+        fast(x).sum().backward()  # learns that the plan is the original
+    for _ in range(2):
+        ran.clear()
+        check(fast, model, x)
+        assert ran.count("forward") == 2
+    ran.clear()
+    fast(x)
+    assert not ran
+
+
+def test_what_cannot_be_split_is_left_under_hooks_too() -> None:
+    model, x = Net(), torch.randn(8, 8, requires_grad=True)
+    fast = dfx.schedule(model, "auto", in_axes=0)
+    core, tried = fast._dfx_core, []
+
+    class Child:
+        plans = splits = True
+
+        def call(self, args: Any, kwargs: Any) -> Any:
+            tried.append(args)
+            raise SeparabilityError("not any more")
+
+        def free_calls_under_hooks(self) -> None: ...
+
+    signature = call_signature.of(core.original, (x,), {})
+    core.decide(signature, Choice(Child(), "as a test says", candidate="lanes"))
+    for _ in range(3):
+        check(fast, model, x)
+    assert len(tried) == 1
