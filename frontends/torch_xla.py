@@ -72,7 +72,7 @@ from dynaflow_xla.frontends.torch.commands import (  # noqa: E402
     opponents as opponents,
     wait as wait,
 )
-from dynaflow_xla.frontends.torch.core import Core  # noqa: E402
+from dynaflow_xla.frontends.torch.core import Core, class_forward  # noqa: E402
 from dynaflow_xla.frontends.torch.dynamo import running  # noqa: E402
 from dynaflow_xla.frontends.torch.on_xla.engine_call import EngineCall  # noqa: E402
 from dynaflow_xla.frontends.torch.on_xla.flat import Flat, state_of, strip  # noqa: E402
@@ -291,7 +291,12 @@ class _XlaCore(Core):
             for x in leaves
         )
         training = bool(getattr(self.original, "training", False))
-        return (str(tree), parts, training), leaves
+        forward = None if self._program is not None else class_forward(self.original)
+        return (str(tree), parts, training, forward), leaves
+
+    def current(self) -> Core:
+        """This: it has a program for each ``forward`` of the module's class."""
+        return self
 
     def entry(self, args: Any, kwargs: Any) -> Entry:
         """The program of these arguments; made at the first call."""

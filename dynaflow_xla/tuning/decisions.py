@@ -111,7 +111,7 @@ class Decisions(Generic[C]):
                 made = choose(watch)
             except autotune.BudgetTooSmall as error:
                 made = self._unmeasured(str(error))
-            if before is not None and _fastest(before) not in made.medians_ms:
+            if before and not made.planned and _fastest(before) not in made.medians_ms:
                 made = before  # there are no seconds left for more
             elif _may_change(made, margin) and times + 1 < _MEASURED_FAR:
                 self.wait_for_near(signature, made, times + 1)

@@ -79,7 +79,7 @@ class Core(Deciding):
         self._left_out = ""
         self._initialized = False
         self._apart: dict[overlap.Pattern, Core] = {}
-        self._forward = _class_forward(original)
+        self._forward = class_forward(original)
         self._renewed: Recent[int, Core] = Recent(_MAX_FORWARDS)
         self._forwards = 0
         self._as_original: Recent[Hashable, bool] = Recent(_MAX_WAYS)
@@ -121,7 +121,7 @@ class Core(Deciding):
 
         None: there were too many of these, and the original runs.
         """
-        forward = _class_forward(self.original)
+        forward = class_forward(self.original)
         if forward is self._forward:
             return self
         with self._lock:
@@ -156,7 +156,7 @@ class Core(Deciding):
         """
         if torch.compiler.is_compiling():
             return self.original(*args, **kwargs)  # inlined into somebody's graph
-        if _class_forward(self.original) is not self._forward:
+        if class_forward(self.original) is not self._forward:
             if (current := self.current()) is None:
                 return self.as_written(args, kwargs)
             return current.call(args, kwargs, planned=planned)
@@ -445,7 +445,7 @@ class Core(Deciding):
         )
 
 
-def _class_forward(original: Any) -> Any:
+def class_forward(original: Any) -> Any:
     """What a module's class has under ``forward``, as it is there; None for anything else."""
     for cls in type(original).__mro__ if isinstance(original, torch.nn.Module) else ():
         if "forward" in cls.__dict__:

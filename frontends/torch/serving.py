@@ -55,9 +55,9 @@ def serving(fast: Any, args: Any, kwargs: Any) -> Scheduled | None:
     if isinstance(core, SelectCore):
         name = core.chosen(args, kwargs)
         member = core.members[name]
-        serves = None if member is None else Serving(member)
+        serves = None if member is None else Serving(member.current() or member)
         return cast(Scheduled, Chosen(core.selection, name, serves))
-    return Serving(core) if isinstance(core, Core) else None
+    return Serving(core.current() or core) if isinstance(core, Core) else None
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,14 @@ def test_what_was_faster_has_to_be_measured_again(scene: _Scene) -> None:
     assert made is not None and "lanes" in made.medians_ms
 
 
+def test_what_is_chosen_near_is_kept_though_something_was_not_measured_again(scene: _Scene) -> None:
+    assert scene.call() is None
+    scene.trip = 55.0
+    chosen = Choice("child", "other", {"original": 10.0, "other": 7.0}, candidate="other")
+    scene.made = lambda: chosen
+    assert scene.call() is chosen
+
+
 def test_cleared_decisions_wait_for_nothing(scene: _Scene) -> None:
     assert scene.call() is None
     scene.decisions.clear()

@@ -15,6 +15,7 @@ from dynaflow_xla import machine
 from dynaflow_xla._version import __version__
 from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.ffi import _compat as ffi_compat
+from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.backend import Refused
 from dynaflow_xla.frontends.jax.capture import capture, costs as costs_of
 from dynaflow_xla.frontends.jax.capture.tracing import Capturing
@@ -108,6 +109,10 @@ def choose(
         began = budget.clock()
         traced = fast.original.trace(*args, **kwargs)  # a plain call would, too
     spending.original(budget.clock() - began)
+    if fast.spans_too_much(_compat.traced_consts(traced), {}):
+        return Choice(
+            None, "what the function closes over spans several devices: it is not measured"
+        )
     candidates = fast.candidates()
     firstly = fast.with_strategy(next(iter(candidates.values())))
     began = budget.clock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.tuning import call_signature, keeping, one_thread, variants
 from dynaflow_xla.frontends.torch.tuning.trial import Trial
+from dynaflow_xla.machine import distance
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.auto import OneOf, too_large
 from dynaflow_xla.strategies.base import Strategy
@@ -63,6 +65,10 @@ class Decisions(decisions.Decisions[Choice]):
         super().__init__(unmeasured or partial(Choice, None))
         self._kinds: Recent[Any, Choice] = Recent(_MAX_KINDS)  # without sizes: the last decision
         self._once: Recent[Any, Choice] = Recent(_MAX_ONCE)
+        self._waiting: Recent[Any, Choice] = Recent(
+            _MAX_KINDS
+        )  # for near cores, as long as nothing is decided
+        self._looked = -math.inf
 
     def get(self, signature: Any) -> Choice | None:
         """What was decided, or what the one call so far took; None before the first call."""
@@ -70,7 +76,10 @@ class Decisions(decisions.Decisions[Choice]):
 
     def of_other_sizes(self, signature: Any) -> Choice | None:
         """For sizes that come for the first time: the decision for others, if there is one."""
-        found = self._kinds.get(call_signature.without_sizes(signature))
+        kind = call_signature.without_sizes(signature)
+        found = self._kinds.get(kind)
+        if found is None and (found := self._waiting.get(kind)) is not None and self._may_be_near():
+            return None  # this one may be decided
         if signature in self._once or found is None or self.waits_for_near(signature):
             return None
         # One thread may be right for small sizes only.
@@ -83,14 +92,25 @@ class Decisions(decisions.Decisions[Choice]):
         return made
 
     def wait_for_near(self, signature: Any, made: Choice, times: int) -> None:
-        """Other sizes do with it what they do with a decision."""
+        """Other sizes do with it what they do with a decision, as long as there is none and cores are far."""
         super().wait_for_near(signature, made, times)
-        self._kinds[call_signature.without_sizes(signature)] = made
+        self._once.pop(signature)
+        self._waiting[call_signature.without_sizes(signature)] = made
+
+    def _may_be_near(self) -> bool:
+        """Whether the cores are near by now; looked at once a second."""
+        now = time.monotonic()
+        if now < self._looked + 1.0:
+            return False
+        self._looked = now
+        return not distance.are_far()
 
     def put(self, signature: Any, choice: Choice) -> Choice:
         """Keeps a decision."""
         self._once.pop(signature)
-        self._kinds[call_signature.without_sizes(signature)] = choice
+        kind = call_signature.without_sizes(signature)
+        self._kinds[kind] = choice
+        self._waiting.pop(kind)
         return super().put(signature, choice)
 
 

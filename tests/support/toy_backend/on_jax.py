@@ -35,6 +35,7 @@ class InTurn:
     fused = frozenset[str]()
     plans_loops = False
     copies_results = False
+    on_several_devices = False
 
     def __init__(self, settings: Any) -> None:
         self._settings = settings

@@ -277,3 +277,23 @@ def test_names_of_results_concern_splits_only() -> None:
     watched = Watched(lambda x: {"y": x * 2}, in_axes=0, out_axes={"z": 0})
     for _ in range(3):
         assert torch.equal(watched(X)["y"], X * 2)
+
+
+def test_what_is_asked_about_a_patched_class() -> None:
+    class Patched(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 2
+
+    module = Patched()
+    fast = dfx.schedule(module, dfx.Auto(min_cost_ns=0.0))
+    fast(X)
+    Patched.forward = lambda self, x: x.sort().values + x.sin()  # type: ignore[method-assign]
+    assert torch.equal(fast(X), module(X))
+    current = fast._dfx_core.current()
+    decided = current.decision((X,), {})
+    assert current is not fast._dfx_core and decided.reason in dfx.explain(fast, X)
+    dfx.tune(fast, X, budget_s=60.0)
+    tuned = current.decision((X,), {})
+    assert tuned is not decided and tuned.reason in dfx.explain(fast, X)
+    dfx.verify(fast, X)
+    assert torch.equal(fast(X), module(X))

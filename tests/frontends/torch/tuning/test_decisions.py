@@ -95,22 +95,42 @@ def test_new_sizes_while_cores_are_far_take_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: Any
 ) -> None:
     """A cache that grows would pay for a decision at each call."""
-    monkeypatch.setattr(distance, "round_trip_ns", lambda: 320.0)
+    trip = 320.0
+    monkeypatch.setattr(distance, "round_trip_ns", lambda: trip)
     measured: list[list[str]] = []
 
     def measure(runs: dict[str, Any], *_: Any, **__: Any) -> autotune.Medians:
         measured.append(list(runs))
         for run in runs.values():
             run()
-        return autotune.Medians({n: [1.0 if n == "original" else 0.9] * 12 for n in runs}, True)
+        return autotune.Medians(
+            {n: [1.0 if n == "original" else 0.9] * 12 for n in runs}, trip > 200
+        )
 
     monkeypatch.setattr(autotune, "measure", measure)
     fast = scheduled(budget_s=60.0)
+    core = fast._dfx_core
     with torch.no_grad():
         for rows in range(1, 9):
             grown = torch.cat([x] * rows)
             assert torch.equal(fast(grown), sorts(grown))
-    assert len(measured) == 1
+        assert len(measured) == 1 and "came once" in dfx.explain(fast, grown)
+        trip = 50.0
+        core.decisions._looked = -1e9  # a second later
+        grown = torch.cat([x] * 9)
+        assert torch.equal(fast(grown), sorts(grown))
+        assert len(measured) == 2 and core.decision((grown,), {}).planned
+        grown = torch.cat([x] * 10)
+        assert torch.equal(fast(grown), sorts(grown))
+        assert len(measured) == 2 and core.decision((grown,), {}).planned
+        trip = 320.0
+        again = torch.cat([x] * 5)  # comes again: measured, and waits
+        for _ in range(2):
+            assert torch.equal(fast(again), sorts(again))
+        assert len(measured) == 3 and "tries again" in dfx.explain(fast, again)
+        grown = torch.cat([x] * 11)
+        assert torch.equal(fast(grown), sorts(grown))
+        assert len(measured) == 3 and core.decision((grown,), {}).planned, "as what was decided"
 
 
 def test_threads_that_make_the_first_call_together(
