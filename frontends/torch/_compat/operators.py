@@ -34,6 +34,12 @@ def bare(target: Any) -> Callable[..., Any]:
     return made
 
 
+def kept_alike(x: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
+    """A view that is kept conjugated or negated where the example is."""
+    x = x.conj() if example.is_conj() else x
+    return torch._neg_view(x) if example.is_neg() else x
+
+
 def python_functions(target: Any) -> list[Callable[..., Any]]:
     """Functions in C of an operator's name that Python code calls: methods, those of torch and of nn."""
     name = target.overloadpacket.__name__

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch._compat.fakes import FakeTensorMode
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.ir.graph import Graph, Operator
@@ -206,8 +207,7 @@ class _Examples(dict[int, Any]):
         if isinstance(example, torch.Tensor):
             with self._mode:
                 made = StridedLayout.of(example, self._evaluate).empty()
-                made = made.conj() if example.is_conj() else made
-                self[value] = torch._neg_view(made) if example.is_neg() else made
+                self[value] = operators.kept_alike(made, example)
         else:
             self[value] = example
         return self[value]
