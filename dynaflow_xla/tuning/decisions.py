@@ -180,4 +180,4 @@ def _may_change(made: Choice, margin: float) -> bool:
     if not made.far or made.planned or not distance.may_come_near():
         return False
     base = made.medians_ms.get(made.candidate or "original", 0.0)
-    return made.medians_ms[_fastest(made)] <= (1 - margin) * base
+    return min(made.medians_ms.values()) <= (1 - margin) * base

@@ -80,8 +80,7 @@ class Core(Deciding):
         self._initialized = False
         self._apart: dict[overlap.Pattern, Core] = {}
         self._forward = class_forward(original)
-        self._renewed: Recent[int, Core] = Recent(_MAX_FORWARDS)
-        self._forwards = 0
+        self._renewed: list[Core] = []
         self._as_original: Recent[Hashable, bool] = Recent(_MAX_WAYS)
         self._lock = threading.Lock()
         self._for_arrays: Callable[..., Any] | None = None
@@ -125,13 +124,12 @@ class Core(Deciding):
         if forward is self._forward:
             return self
         with self._lock:
-            made = self._renewed.get(id(forward))
-            if made is not None and made._forward is forward:
-                return made
-            if self._forwards < _MAX_FORWARDS:
-                self._forwards += 1
-                made = self._renewed[id(forward)] = Core(self.original, self.options, self.parent)
-                return made
+            for made in self._renewed:
+                if made._forward is forward:
+                    return made
+            if len(self._renewed) < _MAX_FORWARDS:
+                self._renewed.append(Core(self.original, self.options, self.parent))
+                return self._renewed[-1]
         self.warn(
             f"the class of {self.options.name!r} got more than {_MAX_FORWARDS} other functions for its "
             "forward, each of which is captured anew, so the original runs for further ones. Schedule a "
@@ -156,9 +154,9 @@ class Core(Deciding):
         """
         if torch.compiler.is_compiling():
             return self.original(*args, **kwargs)  # inlined into somebody's graph
-        if class_forward(self.original) is not self._forward:
-            if (current := self.current()) is None:
-                return self.as_written(args, kwargs)
+        if (current := self.current()) is None:
+            return self.as_written(args, kwargs)
+        if current is not self:
             return current.call(args, kwargs, planned=planned)
         # First of all, and as little as can be: after some milliseconds of work a line of Python that was
         # not in a cache takes microseconds.

@@ -165,3 +165,13 @@ def test_refusals() -> None:
 
     with torch.no_grad(), pytest.raises(dfx.UnsupportedError, match="'here' would be lost"):
         dfx.schedule(Marked(), strategy=dfx.Branches())(x)
+
+
+def test_another_forward_of_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Towers().eval(), torch.randn(3, 6)
+    fast = dfx.schedule(model, strategy=dfx.Branches())
+    with torch.no_grad():
+        for forward in (Towers.forward, lambda self, x: self.left(x), Towers.forward):
+            monkeypatch.setattr(Towers, "forward", forward)
+            for _ in range(2):
+                torch.testing.assert_close(fast(x), model(x))

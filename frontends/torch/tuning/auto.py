@@ -65,9 +65,8 @@ class Decisions(decisions.Decisions[Choice]):
         super().__init__(unmeasured or partial(Choice, None))
         self._kinds: Recent[Any, Choice] = Recent(_MAX_KINDS)  # without sizes: the last decision
         self._once: Recent[Any, Choice] = Recent(_MAX_ONCE)
-        self._waiting: Recent[Any, Choice] = Recent(
-            _MAX_KINDS
-        )  # for near cores, as long as nothing is decided
+        # The same of what waits for near cores, as long as nothing is decided.
+        self._waiting: Recent[Any, Choice] = Recent(_MAX_KINDS)
         self._looked = -math.inf
 
     def get(self, signature: Any) -> Choice | None:

@@ -112,32 +112,12 @@ class Deciding:
         """
         if signature is None:
             signature = call_signature.of(self.original, args, kwargs)
-        strategy = self.options.strategy
-        assert isinstance(strategy, Auto)
-        only = isinstance(strategy, OneOf)
-        hooked = modes.saved_is_hooked()
-        key = call_signature.without_threads(signature)
-        choice = self.under_hooks.get(key) if hooked else None
-        if choice is None:
-            choice = self.decisions.decided(signature) or self.decisions.of_other_sizes(signature)
-            if choice is None:
-                if not (native.in_lane() or modes.modes_active() or modes.watched_by_autograd()):
-                    choice = self.decisions.now(
-                        signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide,
-                        margin=strategy.margin,
-                    )  # fmt: skip
-                elif not only and not hooked:
-                    return self.original(*args, **kwargs)
-            if only and (choice is None or choice.child is None):
-                choice = self.unmeasured("")
-            if hooked:
-                made = choice or auto.Choice(None, "hooks on saved tensors were open")
-                choice = self.under_hooks.setdefault(key, made)
+        choice = self._choice(args, kwargs, signature)
         if choice is not None and choice.child is not None:
             try:
                 return choice.child.call(args, kwargs)
             except SeparabilityError as error:
-                if only:
+                if isinstance(self.options.strategy, OneOf):
                     raise  # the user asked for just this
                 # Something changed that is no argument, say a module in it is in training mode now.
                 self._leave(signature, f"{choice.name} is left: {str(error).splitlines()[0]}")
@@ -146,6 +126,33 @@ class Deciding:
                     raise
                 return self._uncompiled(signature, choice, error, args, kwargs)
         return self.as_written(args, kwargs)
+
+    def _choice(self, args: Any, kwargs: Any, signature: Any) -> auto.Choice | None:
+        """What a call runs; None: the original, as nothing is decided."""
+        if not modes.saved_is_hooked():
+            return self._decided(args, kwargs, signature)
+        key = call_signature.without_threads(signature)
+        if (choice := self.under_hooks.get(key)) is not None:
+            return choice
+        choice = self._decided(args, kwargs, signature)
+        unmade = auto.Choice(None, "hooks on saved tensors were open")
+        return self.under_hooks.setdefault(key, choice or unmade)
+
+    def _decided(self, args: Any, kwargs: Any, signature: Any) -> auto.Choice | None:
+        """What is decided, by now or by measuring where that can be."""
+        strategy = self.options.strategy
+        assert isinstance(strategy, Auto)
+        choice = self.decisions.decided(signature) or self.decisions.of_other_sizes(signature)
+        if choice is None and not (
+            native.in_lane() or modes.modes_active() or modes.watched_by_autograd()
+        ):
+            choice = self.decisions.now(
+                signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide,
+                margin=strategy.margin,
+            )  # fmt: skip
+        if isinstance(strategy, OneOf) and (choice is None or choice.child is None):
+            return self.unmeasured("")
+        return choice
 
     def _in_parts(self, choice: auto.Choice) -> bool:
         """Whether a part of the original may have run where compiling another one failed."""

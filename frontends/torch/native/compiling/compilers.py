@@ -144,16 +144,13 @@ class Compiler:
             expected = {
                 position: layouts.Layout.of(self.captured.examples[v])
                 for position, v in enumerate(part.reads)
-                if v in as_it_is
+                if v in as_it_is or layouts.is_lazy(self.captured.examples[v])
             }
             if expected:
                 known = (key, *expected.items())
                 if known not in laid_out:
                     laid_out[known] = functools.partial(layouts.call, function, expected)
                 function = laid_out[known]
-            examples = map(self.captured.examples.__getitem__, part.reads)
-            if lazy := tuple(n for n, x in enumerate(examples) if x.is_neg() or x.is_conj()):
-                function = functools.partial(layouts.resolved, function, lazy)
             return FusedOperators(
                 tuple(part.steps), function, tuple(part.reads), tuple(part.writes)
             )

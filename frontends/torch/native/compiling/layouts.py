@@ -11,6 +11,11 @@ import torch
 from dynaflow_xla.frontends.torch.capture.captured import overlapping, place
 
 
+def is_lazy(x: torch.Tensor) -> bool:
+    """Whether memory holds a tensor's negative, or its conjugate: Inductor overlooks the bits that say so."""
+    return x.is_neg() or x.is_conj()
+
+
 @dataclass(frozen=True)
 class Layout:
     """How a program expects an input.
@@ -33,8 +38,8 @@ class Layout:
     def fits(self, x: torch.Tensor) -> bool:
         """Whether a tensor has it, where there are elements to tell."""
         found = x.stride()
-        if x.dtype is not self.dtype or x.is_neg() or x.is_conj():
-            return False  # Inductor overlooks bits that negate or conjugate
+        if x.dtype is not self.dtype or is_lazy(x):
+            return False
         return found == self.strides or not any(
             n > 1 and a != b for n, a, b in zip(x.shape, found, self.strides, strict=True)
         )
@@ -54,20 +59,4 @@ def call(
     for position, layout in layouts.items():
         if not layout.fits(given[position]):
             given[position] = layout.copy(given[position])
-    return function(*given)
-
-
-def resolved(
-    function: Callable[..., Sequence[Any]], lazy: Sequence[int], *inputs: torch.Tensor
-) -> Sequence[Any]:
-    """Calls a program with values as memory has them: Inductor overlooks bits that negate or conjugate.
-
-    Args:
-        function: The program.
-        lazy: Positions of inputs that have such a bit.
-        inputs: Of the program.
-    """
-    given = list(inputs)
-    for position in lazy:
-        given[position] = Layout.of(given[position]).copy(given[position])
     return function(*given)

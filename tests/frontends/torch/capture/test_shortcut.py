@@ -297,3 +297,13 @@ def test_what_is_asked_about_a_patched_class() -> None:
     assert tuned is not decided and tuned.reason in dfx.explain(fast, X)
     dfx.verify(fast, X)
     assert torch.equal(fast(X), module(X))
+
+
+def test_an_exported_program_whose_module_is_compiled_anew() -> None:
+    """``recompile`` of its module writes a ``forward`` into that class; the program is what it was."""
+    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU())
+    fast = dfx.schedule(torch.export.export(module, (X,)), "branches")
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(fast(X), module(X))
+            fast.original.recompile()
