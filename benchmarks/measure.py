@@ -191,7 +191,7 @@ class Samples(dict[str, list[float]]):
         """
         kept_apart = len(self.round_trips_ns) - self.rounds
         self.round_trips_ns.append(round(max(trips_ns), 1))
-        far = self.round_trips_ns[-1] > distance.FAR_NS
+        far = distance.is_far(self.round_trips_ns[-1])
         counts = not far or kept_apart >= spare
         self.rounds += counts
         self.far_counted += far and counts

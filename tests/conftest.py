@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 import importlib.util
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,7 @@ def _cores_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(distance, "round_trip_ns", lambda: 0.0)
         # What earlier tests let the process see.
+        monkeypatch.setattr(distance, "_shortest_ns", math.inf)
         monkeypatch.setattr(distance, "_near_seen", False)
         monkeypatch.setattr(distance, "_far_since", None)
 

@@ -32,7 +32,7 @@ from dynaflow_xla.tuning.rounds import (
 )
 from dynaflow_xla.watching import telling
 
-CACHE_VERSION = 11
+CACHE_VERSION = 12
 
 CLOSE = 1.2
 """Candidates within this factor of the fastest are measured on, the others no more."""
@@ -42,6 +42,10 @@ DOUBT_S = 0.5
 
 SAMPLE_S = 2e-3
 """Seconds of calls in a sample: a switch from another candidate then weighs little."""
+
+ROW_S = 0.02
+"""Ways that are close are compared in rows of calls of so many seconds. What threads gain or lose in a row
+of calls, short samples in turns do not show (seen: nothing in 2 to 8 ms, a twentieth in rows)."""
 
 WARM_S = 0.12
 """Seconds of calls before the first sample. Compiling kept one core busy; until the system has spread a
@@ -208,8 +212,9 @@ def measure(
     """Interleaved timing: each round samples every candidate once, in an order drawn anew.
 
     After ``rounds`` rounds those that are not ``CLOSE`` to the fastest drop out, and what remains is
-    sampled as often again: where two are close the most samples are spent. At last, if a candidate looks
-    faster than the fastest of ``plain``, but not surely, these two are sampled once more as often.
+    sampled as often again: where two are close the most samples are spent. At last, if a candidate is
+    close to the fastest of ``plain``, these are compared in rows of calls, which alone decide between
+    them. If calls are longer than that, and one looks faster, but not surely, it is sampled on.
 
     Args:
         runs: Name -> a function that runs the candidate to completion; :class:`Fresh` for one that
@@ -249,16 +254,18 @@ def measure(
             f"{budget_s:g} s do not suffice to measure {len(runs)} candidates {MIN_ROUNDS} times, which "
             f"takes about {need:.2g} s: give dfx.tune or Auto a larger budget_s"
         )
+    row = max(calls, min(1000, math.ceil(ROW_S / max(min(once.values()), 1e-9))))
     taken = Rounds(runs)
     drawn = random.Random(0)
 
-    def sample() -> None:
+    def sample(count: int, untimed: int = 1) -> None:
         names, samples = taken.begin()
         for name in drawn.sample(names, len(names)):
             if rest:
                 watch.settle()
-            runs[name]()
-            samples[name].append(_timed(runs[name], calls) * 1e3 / calls)
+            for _ in range(untimed):
+                runs[name]()
+            samples[name].append(_timed(runs[name], count) * 1e3 / count)
         watch.check()
 
     start = time.perf_counter()
@@ -268,16 +275,15 @@ def measure(
         if turn == rounds and taken.drop(CLOSE) < 2:
             break
         tell(f"round {turn + 1} of at most {2 * rounds}")
-        sample()
+        sample(calls)
     # Looked at after each of them, one of two that are alike would seem the faster one sooner or later.
-    if plain and (pair := taken.medians().in_doubt(plain, margin)):
-        taken.only(pair)
+    if plain and (close := taken.compared_further(plain, margin, in_rows=row > calls)):
         until = max(start + budget_s, time.perf_counter() + DOUBT_S * regardless)
-        for turn in range(2 * rounds):
+        for turn in range(rounds if row > calls else 2 * rounds):
             if time.perf_counter() > until:
                 break
-            tell(f"round {turn + 1} of at most {2 * rounds} between {pair[0]} and {pair[1]}")
-            sample()
+            tell(f"round {turn + 1} of at most {2 * rounds} between {' and '.join(close)}")
+            sample(row, calls)
     watch.settle()
     return taken.medians()
 
@@ -324,6 +330,7 @@ predicted to take less by the second."""
 
 
 _FAR = " while the two cores were far from each other"
+_ROWS = " in rows of calls"
 
 
 def the(name: str) -> str:
@@ -353,20 +360,21 @@ def pick(
     needs = dict.fromkeys(medians, margin) | dict(margins or {})
     base = medians[baseline]
     said = the(baseline)
-    others = sorted((name for name in medians if name != baseline), key=lambda name: medians[name])
+    others = sorted(medians.beside(baseline), key=lambda name: medians[name])
     if not others:
         return baseline, f"{said} ({base:.3g} ms) is the only candidate"
     faster = [name for name in others if medians.beats(name, baseline, needs[name])]
     if faster:
         name = _predicted_best(medians, faster, predicted or {})
         reason = f"{the(name)} took {medians[name]:.3g} ms, {said} {base:.3g} ms"
-        reason += _FAR * medians.far
+        reason += _ROWS * bool(medians.in_rows) + _FAR * medians.far
         if name != faster[0]:
             least = medians[faster[0]]
             reason += f"; {the(faster[0])} {least:.3g} ms, which is not surely less"
         return name, reason
     reason = (
         f"{said} ({base:.3g} ms) is not beaten by {the(others[0])} ({medians[others[0]]:.3g} ms)"
+        + _ROWS * bool(medians.in_rows)
     )
     needed = max(needs[others[0]], medians.least)
     if needed > margin:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from dynaflow_xla.machine import distance
 from dynaflow_xla.tuning import paired_ranks
@@ -35,6 +36,13 @@ def typical(values: Sequence[float]) -> float:
     return statistics.median((a + b) / 2 for a, b in pairs)
 
 
+CLOSE_BELOW, CLOSE_ABOVE = 0.9, 1.06
+"""Within these times of the fastest plain way's time a candidate is compared with it in rows of calls."""
+
+_BESIDE, _MOST_BESIDE = 1.04, 2
+"""So are further plain ways and candidates, within the first times of the fastest one's, and so many of each."""
+
+
 class Medians(dict[str, float]):
     """Milliseconds by candidate (see ``typical``), and the samples that they are of.
 
@@ -42,12 +50,20 @@ class Medians(dict[str, float]):
         samples: Candidate -> milliseconds, one a round; the first rounds had all candidates.
         far: Whether the cores were far from each other then.
         least: The share of its time by which another way has to be beaten in any case.
+        in_rows: Names whose samples are rows of calls, if there are any. These alone compare: the others
+            were slower.
     """
 
-    def __init__(self, samples: Mapping[str, Sequence[float]], far: bool = False) -> None:
+    def __init__(
+        self,
+        samples: Mapping[str, Sequence[float]],
+        far: bool = False,
+        in_rows: Sequence[str] = (),
+    ) -> None:
         super().__init__((name, typical(values)) for name, values in samples.items())
         self.samples = samples
         self.far = far
+        self.in_rows = tuple(in_rows)
         self.least = FAR_MARGIN if far and distance.may_come_near() else 0.0
 
     def rounds_won(self, name: str, over: str) -> tuple[int, int]:
@@ -80,9 +96,42 @@ class Medians(dict[str, float]):
 
     def beats(self, name: str, over: str, margin: float) -> bool:
         """Whether a candidate is faster by ``margin``, and more surely than chance explains."""
+        if self.in_rows and not {name, over}.issubset(self.in_rows):
+            return False
         return self[name] <= self[over] * (1 - max(margin, self.least)) and not self.doubt(
             name, over
         )
+
+    def beside(self, baseline: str) -> list[str]:
+        """What may run instead of it."""
+        return [name for name in self.in_rows or self if name != baseline]
+
+    def fastest(self, names: Iterable[str]) -> str:
+        """Which of some ways is the fastest one, of those that compare."""
+        names = list(names)
+        compare = [name for name in names if name in self.in_rows]
+        return min(compare or names, key=lambda name: self[name])
+
+    def close(self, plain: Iterable[str], margin: float) -> list[str]:
+        """The fastest of ``plain`` and the fastest candidate, if that is close to it or its gain is not sure.
+
+        And what is close to each of the two. Nothing where there is nothing to compare further.
+        """
+        plain = list(plain)
+        base = self.fastest(plain)
+        others = sorted((n for n in self if n not in plain), key=lambda name: self[name])
+        if not others or self[others[0]] > CLOSE_ABOVE * self[base]:
+            return []
+        best = others[0]
+        sure = min(CLOSE_BELOW, 1 - max(margin, self.least)) * self[base]
+        if self[best] < sure and not self.doubt(best, base):
+            return []
+
+        def near(first: str, of: Iterable[str]) -> list[str]:
+            known = sorted(of, key=lambda name: self[name])
+            return [n for n in known if self[n] <= _BESIDE * self[first]][:_MOST_BESIDE]
+
+        return [*near(base, plain), *near(best, others)]
 
     def in_doubt(self, plain: Iterable[str], margin: float) -> list[str]:
         """The fastest of ``plain`` and the candidate that would be chosen were it sure; else nothing."""
@@ -92,6 +141,13 @@ class Medians(dict[str, float]):
         if not faster or any(not self.doubt(name, base) for name in faster):
             return []
         return [base, min(faster, key=lambda name: self[name])]
+
+
+@dataclass(frozen=True)
+class _Settled:
+    samples: dict[str, list[float]]
+    far: bool
+    in_rows: tuple[str, ...] = ()
 
 
 class Rounds:
@@ -107,7 +163,8 @@ class Rounds:
         self._sampled = tuple(names)
         self._near: dict[str, list[float]] = {name: [] for name in self._sampled}
         self._far: dict[str, list[float]] = {name: [] for name in self._sampled}
-        self._settled: Medians | None = None
+        self._settled: _Settled | None = None
+        self._before: Medians | None = None
 
     def begin(self) -> tuple[Sequence[str], dict[str, list[float]]]:
         """Who is sampled in the next round, and where the samples belong."""
@@ -115,7 +172,7 @@ class Rounds:
         if self._settled is None:
             return self._sampled, self._far if far else self._near
         if far == self._settled.far:
-            return self._sampled, self._settled.samples  # type: ignore[return-value]
+            return self._sampled, self._settled.samples
         return self._sampled, {name: [] for name in self._sampled}  # tells nothing of the others
 
     def drop(self, factor: float) -> int:
@@ -128,21 +185,37 @@ class Rounds:
             most = factor * min(medians.values())
             close = tuple(name for name in self._sampled if medians[name] <= most)
             if close != self._sampled:
-                self._sampled, self._settled = close, medians
+                self._sampled, self._settled = close, _Settled(medians.samples, medians.far)
         return len(self._sampled)
 
-    def only(self, names: Sequence[str]) -> None:
-        """From now on these alone are sampled, and of earlier rounds those count that had them all."""
+    def compared_further(self, plain: Sequence[str], margin: float, *, in_rows: bool) -> list[str]:
+        """Who alone is sampled from now on, if anybody.
+
+        Args:
+            plain: As for ``Medians.close``.
+            margin: The same.
+            in_rows: In rows of calls. Samples so far tell nothing of these; if there are too few rows, what
+                was known before counts.
+        """
         made = self.medians()
+        names = made.close(plain, margin) if in_rows else made.in_doubt(plain, margin)
+        if not names:
+            return []
+        rounds = 0 if in_rows else min(len(made.samples[name]) for name in names)
         samples = {name: list(values) for name, values in made.samples.items()}
-        rounds = min(len(samples[name]) for name in names)
         samples |= {name: samples[name][:rounds] for name in names}
-        self._sampled, self._settled = tuple(names), Medians(samples, made.far)
+        self._sampled, self._before = tuple(names), made
+        self._settled = _Settled(samples, made.far, tuple(names) if in_rows else ())
+        return names
 
     def medians(self) -> Medians:
         """Of the rounds in which the cores were near, if there are enough; else of the others."""
-        if self._settled is not None:
-            return Medians(self._settled.samples, self._settled.far)
+        settled = self._settled
+        if settled is not None:
+            few = min(len(settled.samples[name]) for name in self._sampled) < MIN_ROUNDS
+            if few and self._before is not None:
+                return self._before
+            return Medians(settled.samples, settled.far, settled.in_rows)
         near, far = (
             min(len(samples[name]) for name in self._sampled) for samples in (self._near, self._far)
         )

@@ -314,9 +314,10 @@ def test_the_next_candidate_may_beat_the_original_surely() -> None:
 @pytest.mark.parametrize("regardless", [True, False])
 @pytest.mark.parametrize("better", [True, False])
 def test_a_gain_in_doubt_is_measured_on(
-    sleep: Callable[[float], None], regardless: bool, better: bool
+    sleep: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, regardless: bool, better: bool
 ) -> None:
-    """The original takes 4 or 8 ms by chance: seven rounds do not show whether 5 ms are less."""
+    """Of long calls a row is one call. The original takes 4 or 8 ms by chance: seven rounds do not show whether 5 ms are less."""
+    monkeypatch.setattr(autotune, "ROW_S", 0.0)
     counts = {"original": 0, "b": 0, "slow": 0}
     drawn = random.Random(3)
 
@@ -340,6 +341,57 @@ def test_a_gain_in_doubt_is_measured_on(
         return
     assert len(medians.samples["b"]) == len(medians.samples["original"]) > 25
     assert autotune.pick(medians, "original", 0.03)[0] == ("b" if better else "original")
+
+
+@pytest.mark.parametrize("gains", [True, False])
+@pytest.mark.parametrize("budget_s", [60.0, 0.05])
+def test_what_is_close_is_compared_in_rows(
+    sleep: Callable[[float], None], gains: bool, budget_s: float
+) -> None:
+    """Lanes gain, or lose, only after some calls in a row."""
+    last, since = "", 0
+    counts = {"original": 0, "lanes": 0, "slow": 0}
+
+    def run(name: str) -> None:
+        nonlocal last, since
+        since = since + 1 if name == last else 0
+        last = name
+        counts[name] += 1
+        soon, then = (1.0e-3, 0.9e-3) if gains else (0.95e-3, 1.05e-3)
+        seconds = {"original": 1e-3, "slow": 1.5e-3, "lanes": soon if since < 5 else then}
+        sleep(seconds[name])
+
+    runs = {name: (lambda name=name: run(name)) for name in counts}  # type: ignore[misc]
+    made = autotune.measure(runs, budget_s=budget_s, rounds=7, plain=["original"], margin=0.03)
+    picked, reason = autotune.pick(made, "original", 0.03)
+    if budget_s < 1.0:  # no time for rows: what was known before counts
+        assert not made.in_rows and picked == ("original" if gains else "lanes")
+        return
+    assert made.in_rows == ("original", "lanes") and "in rows of calls" in reason
+    assert len(made.samples["lanes"]) == len(made.samples["original"]) == 7
+    assert picked == ("lanes" if gains else "original")
+
+
+def test_what_is_close() -> None:
+    def close(**ms: float) -> list[str]:
+        made = autotune.Medians({name: [value] * 11 for name, value in ms.items()})
+        return made.close(["plain", "other"], 0.03)
+
+    assert close(plain=1.0, other=1.3, a=0.95) == ["plain", "a"]
+    assert close(plain=1.0, other=1.3, a=1.05, slow=1.2) == ["plain", "a"]
+    assert close(plain=1.0, other=1.02, a=1.05, b=1.06, c=1.07) == ["plain", "other", "a", "b"]
+    assert close(plain=1.0, other=0.5, a=0.51) == ["other", "a"]
+    assert not close(plain=1.0, other=1.3, a=0.8), "a gain that rows do not undo"
+    assert not close(plain=1.0, other=1.3, a=1.2)
+    assert not close(plain=1.0, other=1.3)
+
+
+def test_only_what_was_compared_in_rows_is_chosen() -> None:
+    samples = {"original": [2.0] * 7, "a": [1.9] * 7, "b": [1.0] * 11, "whole": [1.5] * 11}
+    made = autotune.Medians(samples, in_rows=["original", "a"])
+    assert made.fastest(["original", "whole"]) == "original"
+    assert autotune.pick(made, "original", 0.03)[0] == "a"
+    assert not made.beats("b", "original", 0.03)
 
 
 def test_what_is_in_doubt() -> None:

@@ -71,6 +71,7 @@ def _measured(
         return state
 
     monkeypatch.setattr(distance, "round_trip_ns", trip)
+    monkeypatch.setattr(autotune, "ROW_S", 0.0)
 
     def run(name: str) -> None:
         sleep(seconds(name, state > distance.FAR_NS))
@@ -189,6 +190,19 @@ def test_cores_that_were_never_near_are_so_for_good(monkeypatch: pytest.MonkeyPa
     assert chosen() == "original"
     trip = 320.0
     assert chosen() == "original", "they were near"
+
+
+@pytest.mark.parametrize(("trips", "far"), [
+    ([60.0, 210.0], [False, True]),  # within a core complex, and between two
+    ([250.0, 130.0, 190.0, 250.0, 300.0], [False, False, False, False, True]),  # a mesh
+    ([320.0, 320.0, 60.0, 210.0], [True, True, False, True]),
+])  # fmt: skip
+def test_what_is_far_depends_on_what_is_near(
+    monkeypatch: pytest.MonkeyPatch, trips: list[float], far: list[bool]
+) -> None:
+    told = iter(trips)
+    monkeypatch.setattr(distance, "round_trip_ns", lambda: next(told))
+    assert [distance.are_far() for _ in trips] == far
 
 
 def test_one_of_a_few_rounds_does_not_weigh() -> None:

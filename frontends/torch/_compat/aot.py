@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,25 +11,75 @@ import torch
 
 
 def aot_backend(
-    forward: Callable[..., Any], backward: Callable[..., Any], inference: Callable[..., Any]
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    inference: Callable[..., Any],
+    draws: Callable[..., bool] | None = None,
 ) -> Callable[..., Any]:
     """A Dynamo backend that hands functional aten graphs to the three compilers.
 
     The public way to it is a ``torch.compile`` backend, but AOTAutograd itself has only this name.
     The default partitioner keeps every forward value that the backward reads: nothing is computed
-    again, so gradients have the original's bits.
+    again but what ``torch.utils.checkpoint`` asks for, so gradients have the original's bits.
+
+    Args:
+        forward: Compiles it.
+        backward: The same.
+        inference: What runs without gradients.
+        draws: Whether an operator with these arguments draws random numbers. If given, what such
+            operators made in a checkpoint is kept for the backward; else the generator's state is, and
+            the backward draws again.
     """
     _keep_checks()
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import default_partition
 
+    def keep_drawn(joint: Any, *given: Any, **told: Any) -> tuple[Any, Any]:
+        assert draws is not None
+        _save_drawn(joint, draws)
+        made: tuple[Any, Any] = default_partition(joint, *given, **told)
+        for part in made:
+            for node in part.graph.nodes:
+                if isinstance(node.target, _DrawsNothing):
+                    node.target = node.target.operator
+            part.recompile()
+        return made
+
     return aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        partition_fn=default_partition,
+        partition_fn=default_partition if draws is None else keep_drawn,
         decompositions={},
     )
+
+
+class _DrawsNothing:
+    """An operator that is tagged as random and is not with its arguments: without the tag."""
+
+    def __init__(self, target: Any) -> None:
+        self.operator = target
+        self.__name__ = target.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.operator(*args, **kwargs)
+
+
+def _save_drawn(joint: Any, draws: Callable[..., bool]) -> None:
+    """Of a checkpoint in a joint graph, what was drawn is for the forward to save."""
+    from torch._functorch.partitioners import must_recompute
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    for node in joint.graph.nodes:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if not random or not must_recompute(node):
+            continue
+        if not draws(node.target, node.args, node.kwargs):
+            node.target = _DrawsNothing(node.target)
+            continue
+        parts = [user for user in node.users if user.target is operator.getitem]
+        for kept in (node, *parts):
+            kept.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _keep_checks() -> None:

@@ -99,19 +99,19 @@ _save_state, _with_state = _SaveState(), _WithState()
 _SAVED = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
 
 
-def lower_checkpoints(gm: Any, native: bool) -> None:
+def lower_checkpoints(gm: Any) -> None:
     """Replaces what AOTAutograd writes for random operators under ``torch.utils.checkpoint``.
 
     It saves the generator's state before such an operator and puts it back where the backward runs it
     again. Saving becomes an operator of its own, which draws in its turn; attention without dropout,
-    which is taken for random there, becomes plain attention.
+    which is taken for random there, becomes plain attention. (Where XLA runs the graph, or nano-batches,
+    ``aot.aot_backend`` keeps what was drawn, and there is nothing to replace.)
 
     Args:
         gm: A functional graph.
-        native: Whether PyTorch runs the graph, the batch in one piece.
 
     Raises:
-        UnsupportedError: an operator that draws, where PyTorch does not run the graph; or one on a GPU.
+        UnsupportedError: an operator that draws on a GPU.
     """
     graph = gm.graph
     found = [node for node in graph.nodes if getattr(node.target, "__name__", "") in _SAVED]
@@ -124,12 +124,11 @@ def lower_checkpoints(gm: Any, native: bool) -> None:
         examples = torch.fx.node.map_arg((tuple(args), kwargs), lambda n: n.meta["val"])
         tensors = [x for x in pytree.tree_leaves(examples) if isinstance(x, torch.Tensor)]
         device = tensors[0].device if tensors else torch.device("cpu")
-        if draws and (not native or device.type != "cpu"):
+        if draws and device.type != "cpu":
             raise UnsupportedError(
-                f"{op} draws random numbers under torch.utils.checkpoint, and the generator's state can be "
-                "put back only in a schedule that PyTorch runs on the CPU with the batch in one piece "
-                "(backend='torch', no nano-batches); schedule so, or schedule the module inside of the "
-                "checkpoint, or set its dropout to 0"
+                f"{op} draws random numbers under torch.utils.checkpoint on a GPU, whose generator's state "
+                "a plan does not put back. Schedule the module inside of the checkpoint, or set its dropout "
+                "to 0, or use nano-batches, which keep what was drawn"
             )
         with graph.inserting_before(node):
             if saves and draws:

@@ -163,6 +163,7 @@ class CapturedGraphs:
             self._compiler("forward", graph),
             self._compiler("backward", graph),
             self._compiler("inference", graph),
+            draws.draws_numbers if self._own_memory() else None,
         )
         try:
             return derive(gm, example_inputs)  # type: ignore[no-any-return]
@@ -178,14 +179,17 @@ class CapturedGraphs:
                 raise
             raise NoGraph(str(error) or type(error).__name__) from error
 
+    def _own_memory(self) -> bool:
+        """Whether results have memory of their own, and random numbers are drawn for the whole batch."""
+        return self.splits or not self.backend.in_place
+
     def _compiler(self, kind: str, graph: _Graph) -> Callable[..., Any]:
         """What AOTAutograd calls with a functional graph."""
 
         def compile_graph(gm: Any, example_inputs: Any) -> Callable[[list[Any]], Any]:
             graph.reached = True
             gm.meta[aot.LABELS] = graph.names
-            own_memory = self.splits or not self.backend.in_place
-            if kind != "backward" and own_memory and aot.needs_places(gm):
+            if kind != "backward" and self._own_memory() and aot.needs_places(gm):
                 raise UnsupportedError(
                     f"{self.name!r} writes into one of several arguments that share memory, and "
                     "returns a view of one; under XLA and under nano-batches results have memory of their "
@@ -194,7 +198,7 @@ class CapturedGraphs:
                 )
             if kind != "backward":
                 functions.check_apart(graph.users, graph.names, graph.inputs)
-            draws.lower_checkpoints(gm, native=not own_memory)
+            draws.lower_checkpoints(gm)
             with self._lock:
                 self.backend.lower(gm, kind)
                 made = self._planned(gm, kind, graph)

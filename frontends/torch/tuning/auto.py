@@ -252,7 +252,7 @@ def _choose(
             except _CandidateError as failed:  # Dynamo may capture anew at a later call
                 left_out[failed.name] = _short(failed.error)
                 ways.drop(failed.name)
-    baseline = min(ways.plain, key=lambda name: medians[name])
+    baseline = medians.fastest(ways.plain)
     choice, reason = autotune.pick(medians, baseline=baseline, margin=strategy.margin)
     reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
     seconds = time.perf_counter() - start
