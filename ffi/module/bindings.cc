@@ -37,7 +37,7 @@ BufferKind ToKind(const std::string& kind) {
 
 nb::list RunProgram(const ProgramHandle& handle, const std::vector<uintptr_t>& args,
                     const std::vector<uintptr_t>& results, bool profile, uint64_t disturb,
-                    OpenMpTeam* team) {
+                    OpenMpTeam* team, bool stay) {
   std::vector<TraceRecord> records;
   const std::vector<int>& lanes = handle.program->used_lanes();
   std::optional<FirstTurn> first;
@@ -45,8 +45,7 @@ nb::list RunProgram(const ProgramHandle& handle, const std::vector<uintptr_t>& a
   {
     nb::gil_scoped_release release;
     BlasLimit limit(handle.limit_blas);
-    // Steps run from Python are Python steps: they sleep for the interpreter lock.
-    records = Engine::Get().Run(handle.program, Pointers(args), Pointers(results), profile, true,
+    records = Engine::Get().Run(handle.program, Pointers(args), Pointers(results), profile, stay,
                                 disturb, team);
   }
   ReleasePending();
@@ -137,10 +136,12 @@ void BindPrograms(nb::module_& m) {
           "CudaEngine, for as long as somebody owns it. Programs of one hash do the same: any of "
           "them may serve.")
       .def("run", &RunProgram, nb::arg("args"), nb::arg("results"), nb::arg("profile") = false,
-           nb::arg("disturb") = 0, nb::arg("team").none() = nb::none(),
+           nb::arg("disturb") = 0, nb::arg("team").none() = nb::none(), nb::arg("stay") = true,
            "Runs once over raw addresses; returns trace records (id, lane, start_ns, end_ns). "
            "With `disturb`, a seed: scratch filled with NaN first, lanes that pause at random. "
-           "Members of `team` run the lanes in place of these' threads.")
+           "Members of `team` run the lanes in place of these' threads. With `stay` the caller keeps "
+           "to its core while it runs lane 0, whose steps sleep for the interpreter lock; for steps "
+           "that start no threads, which would inherit that.")
       .def(
           "add_step_record",
           [](ProgramHandle& self, int lane, int event) {

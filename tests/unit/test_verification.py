@@ -25,6 +25,34 @@ def test_small_elements_beside_large_ones() -> None:
         row(want, got)
 
 
+@pytest.mark.parametrize("fill", [-1e9, float(np.finfo(np.float32).min), -1e4, 1e300])
+@pytest.mark.parametrize("added", [False, True])
+def test_what_a_mask_fills_in_hides_nothing(fill: float, added: bool) -> None:
+    rng = np.random.default_rng(0)
+    dtype = np.float64 if fill > 0 else np.float32
+    want = rng.normal(size=(20, 20)).astype(dtype)
+    mask = rng.random((20, 20)) < 0.6
+    want = np.where(mask, want + dtype(fill) if added else dtype(fill), want).astype(dtype)
+    got = want * (1 + 1e-6 * rng.normal(size=want.shape) * ~mask).astype(dtype)
+    if dtype is np.float32:
+        row(want, got)
+    place = tuple(np.argwhere(~mask)[3])
+    got = want.copy()
+    got[place] += dtype(0.01)
+    with pytest.raises(VerificationError):
+        row(want, got)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-12])
+def test_rounding_where_terms_cancel(value: float) -> None:
+    """It is of the terms' size, also where no ordinary element differs."""
+    want = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    want[7] = value
+    got = want.copy()
+    got[7] += np.float32(1e-8)
+    row(want, got)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_elements_that_are_not_finite(value: float) -> None:
     want = np.array([1.0, value, 2.0])

@@ -224,7 +224,10 @@ class Stage:
         saved = threads.limit(self.first)
         _lane.owned = True
         try:
-            records = self.program.run([number], [], profile=measured is not None, team=team)
+            # Workers that a wide lane makes would have the caller's one core, too, and for good.
+            records = self.program.run(
+                [number], [], profile=measured is not None, team=team, stay=self.first == 1
+            )
         finally:
             _lane.owned = False
             threads.restore(saved)
