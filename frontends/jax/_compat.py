@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -32,7 +33,12 @@ def traced_consts(traced: Any) -> list[Any]:
 
 
 def is_jitted(fn: Any) -> bool:
-    """Whether ``fn`` is what ``jax.jit`` returns (no public class exists)."""
+    """Whether ``fn`` is what ``jax.jit`` returns (no public class exists).
+
+    A bound method has what its function has, which would be called without the object.
+    """
+    if isinstance(fn, types.MethodType):
+        return False
     return hasattr(fn, "_jit_info") and hasattr(fn, "trace") and hasattr(fn, "lower")
 
 
@@ -51,6 +57,11 @@ def jit_options(jitted: Any) -> dict[str, Any]:
             "a jax.jit function with in_shardings/out_shardings spans devices that a schedule does "
             "not know; schedule the function inside shard_map, or jit it without shardings."
         )
+    if getattr(info, "device", None) is not None or getattr(info, "backend", None) is not None:
+        raise UnsupportedError(
+            "a jax.jit function with device= or backend= runs there, wherever its arguments are, and a "
+            "schedule runs where these are; jit it without, and put the arguments there (jax.device_put)."
+        )
     return {
         "static_argnums": tuple(info.static_argnums),
         "static_argnames": tuple(info.static_argnames),
@@ -59,6 +70,33 @@ def jit_options(jitted: Any) -> dict[str, Any]:
         "keep_unused": info.keep_unused,
         "inline": info.inline,
     }
+
+
+def check_as(primitive: Any, plain: Callable[..., Callable[..., list[Any]]]) -> None:
+    """Has ``checkify`` look into what a primitive stands for; otherwise it finds nothing, silently.
+
+    Args:
+        primitive: Bound with many results.
+        plain: Of its parameters, what it computes.
+    """
+    from jax._src import checkify
+
+    def rule(error: Any, enabled_errors: Any, *values: Any, **parameters: Any) -> Any:
+        closed = jax.make_jaxpr(plain(**parameters))(*values)
+        return checkify.checkify_jaxpr(closed, enabled_errors, error, *values)
+
+    checkify.error_checks[primitive] = rule
+
+
+def sparse_as(primitive: Any, plain: Callable[..., Callable[..., list[Any]]]) -> None:
+    """The same for ``sparsify``, which knows an operator or refuses it."""
+    from jax.experimental.sparse import transform
+
+    def rule(spenv: Any, *values: Any, **parameters: Any) -> Any:
+        return transform.sparsify_raw(plain(**parameters))(spenv, *values)[0]
+
+    transform.sparse_rules_bcoo[primitive] = rule
+    transform.sparse_rules_bcsr[primitive] = rule
 
 
 def wrapped_function(jitted: Any) -> Callable[..., Any]:
@@ -229,7 +267,6 @@ def hide_frames(folder: str) -> None:
 
 def mlir_ir() -> Any:
     """MLIR's Python bindings (JAX exports no public name for them)."""
-    from jax._src.lib.mlir import ir
 
     return ir
 

@@ -25,31 +25,46 @@ def test_small_elements_beside_large_ones() -> None:
         row(want, got)
 
 
-@pytest.mark.parametrize("fill", [-1e9, float(np.finfo(np.float32).min), -1e4, 1e300])
-@pytest.mark.parametrize("added", [False, True])
-def test_what_a_mask_fills_in_hides_nothing(fill: float, added: bool) -> None:
+MASKS = [-1e9, -1e4, -1e30, float(np.finfo(np.float32).min), -np.finfo(np.float32).max / 2, 1e10]
+
+
+@pytest.mark.parametrize("fill", MASKS)
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
+def test_what_a_mask_fills_in_hides_nothing(fill: float, kind: str) -> None:
     rng = np.random.default_rng(0)
-    dtype = np.float64 if fill > 0 else np.float32
+    dtype = np.float64 if kind == "float64" else np.float32
     want = rng.normal(size=(20, 20)).astype(dtype)
     mask = rng.random((20, 20)) < 0.6
-    want = np.where(mask, want + dtype(fill) if added else dtype(fill), want).astype(dtype)
-    got = want * (1 + 1e-6 * rng.normal(size=want.shape) * ~mask).astype(dtype)
-    if dtype is np.float32:
-        row(want, got)
+    if kind == "bfloat16":  # as rounding to it leaves them
+        fill = float(np.float32(fill)) * 0.998
+    want[mask] = fill
+    got = want * (1 + 1e-7 * rng.normal(size=want.shape) * ~mask).astype(dtype)
+    if kind != "float64":
+        row(want, got, kind)
     place = tuple(np.argwhere(~mask)[3])
     got = want.copy()
-    got[place] += dtype(0.01)
+    got[place] += dtype(0.2)
     with pytest.raises(VerificationError):
-        row(want, got)
+        row(want, got, kind)
 
 
-@pytest.mark.parametrize("value", [0.0, 1e-12])
-def test_rounding_where_terms_cancel(value: float) -> None:
-    """It is of the terms' size, also where no ordinary element differs."""
-    want = np.random.default_rng(0).normal(size=1000).astype(np.float32)
-    want[7] = value
-    got = want.copy()
-    got[7] += np.float32(1e-8)
+def _noise(*shape: int, size: float) -> Any:
+    return (np.random.default_rng(len(shape)).normal(size=shape) * size).astype(np.float32)
+
+
+@pytest.mark.parametrize("large", [
+    np.eye(64), np.concatenate([np.zeros(200), [50.0, 50.01]]), np.fft.fft(np.ones(1 << 16)),
+    np.eye(512, 64)[:, :1] * np.ones(64), np.concatenate([[1e6], np.zeros(99)]),
+    np.concatenate([np.ones(1000), [0.0]]),
+], ids=["unit matrix", "norms", "transform", "gradient", "count", "one zero"])  # fmt: skip
+def test_rounding_where_terms_cancel(large: Any) -> None:
+    """It is of the terms' size, also where none of the large ones differs."""
+    dtype = np.complex64 if np.iscomplexobj(large) else np.float32
+    size = 1e-8 * np.abs(large).max()
+    rest = large == 0 if large.shape != (1 << 16,) else np.abs(large) < 1
+    want, got = large.astype(dtype), large.astype(dtype)
+    want[rest] += _noise(*large.shape, size=size)[rest]
+    got[rest] += _noise(1, *large.shape, size=size)[0][rest]
     row(want, got)
 
 

@@ -386,9 +386,31 @@ def _lower(ctx: Any, *operands: Any, program: ScheduledProgram) -> Any:
             stacklevel=2,
         )
         run = program.plain
+    elif _of_elements(program):
+        # It may be what an operator does to single elements (lax.reduce, a scatter), which nothing tells
+        # here: XLA ends the process where that calls something.
+        telling.fallback(
+            f"{program!r} computes with scalars alone, which is less than to hand them over, so the original "
+            "runs",
+            stacklevel=2,
+        )
+        run = program.plain
     else:
         _refuse_more_devices(ctx, program)
     return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+_SHORT_NS = 10_000.0
+
+
+def _of_elements(program: ScheduledProgram) -> bool:
+    """Whether a program computes with scalars alone, and shortly: a loop inside may be worth lanes."""
+    whole = program.whole
+    alone = all(
+        aval.shape == () and not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+        for aval in whole.avals
+    )
+    return alone and sum(op.cost_ns for op in whole.graph.ops) < _SHORT_NS
 
 
 def _refuse_more_devices(ctx: Any, program: ScheduledProgram) -> None:

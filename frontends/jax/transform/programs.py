@@ -14,7 +14,10 @@ from dynaflow_xla.frontends.jax.batch import axes, split as splitting
 from dynaflow_xla.frontends.jax.capture import capture, tracing
 from dynaflow_xla.frontends.jax.capture.mutation import sharing
 from dynaflow_xla.frontends.jax.signature import donation, entry
-from dynaflow_xla.frontends.jax.transform import derivatives as derivatives  # its rules
+from dynaflow_xla.frontends.jax.transform import (
+    derivatives as derivatives,
+    interpreted,
+)  # their rules
 from dynaflow_xla.frontends.jax.transform.in_xla import XlaProgram
 from dynaflow_xla.frontends.jax.transform.primitive import ScheduledProgram
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
@@ -96,6 +99,7 @@ class Programs:
             warn: Say at once what a new plan costs in copies of donated arguments.
             alone: Whether it runs as a program of its own, not as a part of a larger one.
         """
+        interpreted.look_for_sparsify()
         traced, captured, consts = self._captured(args, kwargs, known=alone)
         found = self._entries.get((id(traced.jaxpr), alone))
         if found is None:

@@ -74,8 +74,16 @@ def _owner(fn: Any) -> Any:
 
 
 def _contents(tree: Any) -> tuple[list[Any], Any]:
-    """Leaves with their paths, and the structure around them."""
-    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=libraries.is_node)  # type: ignore[no-any-return]
+    """Leaves with their paths, and the structure around them.
+
+    Of leaves that a class computes whenever it is flattened, the types: they are others each time.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=libraries.is_node)
+    again = jax.tree_util.tree_leaves(tree, is_leaf=libraries.is_node)
+    if len(again) != len(leaves):
+        return leaves, structure
+    pairs = zip(leaves, again, strict=True)
+    return [(p, leaf if leaf is other else type(leaf)) for (p, leaf), other in pairs], structure
 
 
 def _changed(before: tuple[list[Any], Any], after: tuple[list[Any], Any]) -> Any:

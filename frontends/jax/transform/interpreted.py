@@ -1,0 +1,47 @@
+"""What takes functions apart operator by operator, and has to see the original's: ``checkify``, ``sparsify``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax.transform.derivatives import jvp_p, linear_p
+from dynaflow_xla.frontends.jax.transform.primitive import ScheduledProgram, program_p
+from dynaflow_xla.watching import telling
+
+Flat = Callable[..., list[Any]]
+
+
+def _seen(program: ScheduledProgram, by: str) -> Flat:
+    telling.fallback(
+        f"{program!r} is called under {by}, which has to see every operator, so the original runs there. "
+        "Schedule what the transformation returns",
+        stacklevel=2,
+    )
+    return program.plain
+
+
+def _rules(by: str) -> dict[Any, Callable[..., Flat]]:
+    """Primitive -> what it stands for, from its parameters."""
+    return {
+        program_p: lambda program: _seen(program, by),
+        jvp_p: lambda program, wanted: _seen(program.pair(wanted).jvp, by),
+        linear_p: lambda pair, residuals: _seen(pair.tangent, by),
+    }
+
+
+for _primitive, _plain in _rules("checkify").items():
+    _compat.check_as(_primitive, _plain)
+
+_sparse_known = False
+
+
+def look_for_sparsify() -> None:
+    """Tells ``sparsify`` of scheduled functions, if somebody imported it."""
+    global _sparse_known
+    if not _sparse_known and "jax.experimental.sparse.transform" in sys.modules:
+        for primitive, plain in _rules("sparsify").items():
+            _compat.sparse_as(primitive, plain)
+        _sparse_known = True
