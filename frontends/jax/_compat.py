@@ -267,6 +267,7 @@ def hide_frames(folder: str) -> None:
 
 def mlir_ir() -> Any:
     """MLIR's Python bindings (JAX exports no public name for them)."""
+    from jax._src.lib.mlir import ir
 
     return ir
 

@@ -17,7 +17,7 @@ from jax.extend import core as jcore
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
-from dynaflow_xla.frontends.jax.capture import costs, marks, sharding
+from dynaflow_xla.frontends.jax.capture import costs, marks, parameters, sharding
 from dynaflow_xla.ir.graph import Graph, Operator, Source, Value
 from dynaflow_xla.ir.work import Work
 
@@ -137,17 +137,6 @@ def changes_something(eqn: Any) -> bool:
 
 def _dtype_name(aval: Any) -> str:
     return str(aval.dtype)
-
-
-def _params_text(eqn: Any) -> str:
-    parts = []
-    for key, value in sorted(eqn.params.items()):
-        if key in ("jaxpr", "call_jaxpr", "branches", "body_jaxpr", "cond_jaxpr"):
-            continue
-        text = str(value)
-        if len(text) < 60 and " at 0x" not in text and value is not None:
-            parts.append(f"{key}={text}")
-    return " ".join(parts)
 
 
 def holds_custom_rules(jaxpr: Any, *, in_loops: bool = False) -> bool:
@@ -414,7 +403,7 @@ class _Builder:
                     mark=marks.find_mark(inner_scope, self.mark_numbers, marked),
                     function=own,
                     source=_compat.user_source(eqn) or caller,
-                    params=_params_text(eqn),
+                    params=parameters.text(payload),
                     payload=payload,
                 )
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from dynaflow_xla.frontends.torch.capture import costs, functions, marks
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.draws import draws_numbers
 from dynaflow_xla.frontends.torch.capture.names import path_parts, source_of, without_counts
+from dynaflow_xla.ir import told
 from dynaflow_xla.ir.graph import Graph, Operator, OpMark, Value
 
 OPEN_SIZES = "sizes that may change are shown as they were at the first call"
@@ -243,7 +245,7 @@ class _Builder:
                 mark=self.mark(node),
                 function=functions.function_of(node.meta),
                 source=source_of(node),
-                params=_params_text(node),
+                params=_params_text(node, self.constants),
                 payload=Payload(target, tuple(args), dict(kwargs), outputs, multiple),
             )
         )
@@ -295,13 +297,34 @@ class _Token:
 _TOKEN = _Token()
 
 
-def _params_text(node: Any) -> str:
-    parts = []
-    for i, arg in enumerate(node.args):
-        if not _nodes(arg):
-            parts.append(f"{i}={arg}")
-    parts += [f"{k}={v}" for k, v in sorted(node.kwargs.items()) if not _nodes(v)]
-    return " ".join(part for part in parts if len(part) < 60 and " at 0x" not in part)
+def _params_text(node: Any, constants: Mapping[Any, Any]) -> str:
+    """What it does besides its inputs: see ``told.in_words``."""
+    shown, further = [], []
+    named = [*((str(i), arg) for i, arg in enumerate(node.args)), *sorted(node.kwargs.items())]
+    for name, value in named:
+        inside = _nodes(value)
+        if not inside:
+            shown.append((name, value))
+        elif not isinstance(value, torch.fx.Node):
+            further.append((name, torch.fx.node.map_arg(value, lambda _: _TOKEN)))
+        bodies = [constants[n] for n in inside if n in constants]
+        further += [(name, *_body(b)) for b in bodies if isinstance(b, torch.fx.GraphModule)]
+    return told.in_words(shown, further)
+
+
+def _body(gm: Any) -> Iterator[Any]:
+    """All that a graph inside of an operator computes, without names."""
+    known: dict[Any, str] = {}
+    for node in gm.graph.nodes:
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: known[n])
+        target = ""
+        if node.op == "get_attr":
+            inner = _attribute(gm, str(node.target))
+            target = str(list(_body(inner)) if isinstance(inner, torch.fx.GraphModule) else "")
+        elif node.op != "placeholder":
+            target = str(node.target)
+        known[node] = f"%{len(known)}"
+        yield node.op, target, args, kwargs
 
 
 def capture(gm: Any, name: str) -> Captured:

@@ -59,7 +59,7 @@ def model() -> Any:
 def check(watched: Watched, hit: bool, *args: Any, **kwargs: Any) -> None:
     """Compares one call with the original's, and asks which way it went."""
     want = watched.fast.original(*args, **kwargs)
-    assert torch.equal(watched(*args, **kwargs), want)
+    torch.testing.assert_close(watched(*args, **kwargs), want)  # of a split, rounding may differ
     assert watched.hits[-1] is hit
 
 
