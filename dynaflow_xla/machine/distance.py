@@ -2,7 +2,8 @@
 
 The cores of a virtual machine are threads of its host's, which the host moves. Within one core complex a
 cache line goes to the other core and back in 50 to 150 ns, between two of them in 300 or more; on a
-processor whose cores lie in one mesh it takes 130 to 260, which are one distance. What programs share between threads takes longer then: seen for 10 to 15 seconds at a time, in an eighth of the
+processor whose cores lie in one mesh it takes 130 to 260, which are one distance. What
+programs share between threads takes longer then: seen for 10 to 15 seconds at a time, in an eighth of the
 time, a decoder of 10 ms took 14 under plain ``jit``, 12 on two lanes and the same as before on one thread.
 """
 

@@ -99,6 +99,15 @@ def sparse_as(primitive: Any, plain: Callable[..., Callable[..., list[Any]]]) ->
     transform.sparse_rules_bcsr[primitive] = rule
 
 
+def needs_devices(primitive: Any) -> None:
+    """Has JAX tell a primitive's lowering for which devices it is, as what it stands for may ask."""
+    from jax._src import dispatch
+
+    known = getattr(dispatch, "prim_requires_devices_during_lowering", None)
+    if known is not None:
+        known.add(primitive)
+
+
 def wrapped_function(jitted: Any) -> Callable[..., Any]:
     """The Python function inside a jitted function."""
     return jitted.__wrapped__  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What takes functions apart operator by operator, and has to see the original's: ``checkify``, ``sparsify``."""
+"""What looks into functions operator by operator, and has to see the original's: ``checkify``, ``sparsify``."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def _rules(by: str) -> dict[Any, Callable[..., Flat]]:
 
 for _primitive, _plain in _rules("checkify").items():
     _compat.check_as(_primitive, _plain)
+    _compat.needs_devices(_primitive)  # of custom_partitioning inside, say
 
 _sparse_known = False
 
