@@ -82,6 +82,11 @@ def execute_on_device(executable: Any, arguments: list[Any]) -> list[Any]:
     return [shards[0] for shards in results]
 
 
+def nothing_evaluated() -> contextlib.AbstractContextManager[Any]:
+    """A block in which a trace evaluates nothing, also in ``jax.ensure_compile_time_eval``: gates would run."""
+    return config.eager_constant_folding(False)  # type: ignore[no-any-return, no-untyped-call]
+
+
 @contextlib.contextmanager
 def without_mesh() -> Iterator[None]:
     """A block without the mesh of ``jax.set_mesh``, also while something is traced.

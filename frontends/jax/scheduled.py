@@ -81,7 +81,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
 
     if TYPE_CHECKING:
 
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
             """Same values as the original.
 
             The base class calls the compiled program (``_settle``), ``_call`` before there is one.
@@ -90,7 +90,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
                 EngineError: a region failed while it ran, or the process was forked.
             """
 
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, /, *args: Any, **kwargs: Any) -> Any:
         """A call for which no program is settled."""
         try:
             return self._unsettled(args, kwargs)
@@ -252,7 +252,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         except Exception as error:
             raise self._explained(error, args, kwargs)  # noqa: B904  (it is this error, or made from it)
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """Shapes and dtypes of the result, as ``jax.jit(f).eval_shape``; nothing is planned."""
         return (self._lift(args, kwargs) or self).original.eval_shape(*args, **kwargs)
 
@@ -276,14 +276,14 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         given = self._jit_options | {"compiler_options": self.jit_compiler_options or None}
         return _made_again, (self.__wrapped__, given, self._options)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time lowering, as ``jax.jit(f).lower``: of what a call would run.
 
         Under ``Auto`` that is what was decided for these arguments, or the original.
         """
         return self._ahead("lower", args, kwargs)
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time tracing, as ``jax.jit(f).trace``, of the same as ``lower``."""
         return self._ahead("trace", args, kwargs)
 
@@ -318,15 +318,15 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
 
     # -- planning -----------------------------------------------------------------------------
 
-    def _traced(self, *args: Any, **kwargs: Any) -> Any:
+    def _traced(self, /, *args: Any, **kwargs: Any) -> Any:
         if self.left_alone(args, kwargs):
             return self.original(*args, **kwargs)
         return self._run(args, kwargs, check=self._options.check)
 
-    def _traced_alone(self, *args: Any, **kwargs: Any) -> Any:
+    def _traced_alone(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._traced_if(args, kwargs, own=False)
 
-    def _traced_with_options(self, *args: Any, **kwargs: Any) -> Any:
+    def _traced_with_options(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._traced_if(args, kwargs, own=True)
 
     def _traced_if(self, args: Any, kwargs: Any, *, own: bool) -> Any:
@@ -335,7 +335,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
             self._own_options.check(args, kwargs, own=own)
         return self._traced(*args, **kwargs)
 
-    def _traced_inside(self, *args: Any, **kwargs: Any) -> Any:
+    def _traced_inside(self, /, *args: Any, **kwargs: Any) -> Any:
         if self.left_alone(args, kwargs):
             return self.original(*args, **kwargs)
         return self._run(args, kwargs, check=self._options.check, alone=not self.has_two)

@@ -43,7 +43,7 @@ class Selected(LikeAFunction):
         """The function as given to ``schedule`` (jitted, if it was not)."""
         return self._base.original
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Same values as the original.
 
         Raises:
@@ -114,11 +114,11 @@ class Selected(LikeAFunction):
 
     # -- as other scheduled functions ---------------------------------------------------------
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time lowering of what ``select`` chooses while this is traced."""
         return self._ahead("lower", args, kwargs)
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time tracing of the same as ``lower``."""
         return self._ahead("trace", args, kwargs)
 
@@ -129,7 +129,7 @@ class Selected(LikeAFunction):
         # A function that JAX has nothing of: what was chosen once must not serve another time.
         return getattr(jitted(lambda *a, **k: self(*a, **k)), how)(*args, **kwargs)
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """Shapes and dtypes of the result."""
         return self._base.eval_shape(*args, **kwargs)
 

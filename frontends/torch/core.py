@@ -39,6 +39,9 @@ from dynaflow_xla.strategies.base import Strategy
 _MAX_FORWARDS = 16
 """So many times a module's class may get another ``forward``."""
 
+_MAX_ROOTS = 8
+"""So many times captures begin anew after a call that raised."""
+
 _MAX_WAYS = 1024
 _MAX_SHARED = 8
 """So many captures differ by which arguments share memory only."""
@@ -84,7 +87,15 @@ class Core(Deciding):
         self._as_original: Recent[Hashable, bool] = Recent(_MAX_WAYS)
         self._lock = threading.Lock()
         self._for_arrays: Callable[..., Any] | None = None
-        self._root = capturing.root_function(original)
+        self._most = sys.maxsize
+        self._roots = 0
+        self._begin_captures()
+
+    def _begin_captures(self) -> None:
+        """With a function for Dynamo to compile of which it knows nothing."""
+        self._roots += 1
+        self.breaks.clear()
+        self._root = capturing.root_function(self.original)
         compiled = torch.compile(
             self._root,
             backend=Doorway(self.graphs),
@@ -92,7 +103,6 @@ class Core(Deciding):
             **captures.captures_kept(capturing.MAX_CAPTURES),
         )
         self._compiled = captures.while_nobody_traces(compiled)
-        self._most = sys.maxsize
         self._shortcut = captures.Shortcut(self._root)
 
     def made_for(self, strategy: Strategy, compiler: str) -> Core:
@@ -268,6 +278,7 @@ class Core(Deciding):
 
     def _captured(self, args: Any, kwargs: Any) -> Any:
         """Runs what is captured of a call, or captures it."""
+        begun = capturing.settings.begun()
         try:
             capturing.settings.ensure()
             if not self.backend.whole_layers:
@@ -299,6 +310,10 @@ class Core(Deciding):
                     "PyTorch's compiler cannot follow. Pass x.as_subclass(torch.Tensor), or call the original"
                 ) from error
             if self.breaks or not failures.raised_by_capture(error):
+                if capturing.settings.begun() != begun and self._roots < _MAX_ROOTS:
+                    # It is the original's, raised while Dynamo traced it, which then leaves the function as
+                    # it is, for good: the next call, of other arguments perhaps, is to be captured.
+                    self._begin_captures()
                 raise
             failed = error
         return self._uncaptured(failed, args, kwargs)

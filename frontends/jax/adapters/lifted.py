@@ -41,7 +41,7 @@ class Lifted(LikeAFunction):
         self._again = again
         functools.update_wrapper(self, original, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Same values as the original, and the same effects on modules among the arguments."""
         return self._call(*args, **kwargs)
 
@@ -87,15 +87,15 @@ class Lifted(LikeAFunction):
         """What ``ScheduledFunction.compiler_options`` says of the function inside."""
         return self.inside(lambda fast, a, k: fast.compiler_options(a, k), args, kwargs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time lowering, as the original's."""
         return self._ahead("lower", args, kwargs)
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time tracing, as the original's."""
         return self._ahead("trace", args, kwargs)
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """Shapes and dtypes of the result."""
         return self._ahead("eval_shape", args, kwargs)
 

@@ -65,7 +65,7 @@ class Seat:
         self._fn = fn
         self._now = threading.local()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls who sits there."""
         other = getattr(self._now, "other", None)
         if other is None:

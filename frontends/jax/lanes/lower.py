@@ -208,7 +208,7 @@ class StageBuilder(StageParts):
             keep_unused=True,
             donate_argnums=tuple(donated),
         )
-        with ffi_compat.without_mesh():  # it is of other devices
+        with ffi_compat.nothing_evaluated(), ffi_compat.without_mesh():  # that is of other devices
             traced = jitted.trace(
                 *[jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in specs]
             )
@@ -217,5 +217,5 @@ class StageBuilder(StageParts):
                 f"a replacement on lane {lane} of {self.plan.graph!r} closes over a traced value; "
                 "make it an argument of the scheduled function instead"
             )
-        with ffi_compat.without_mesh():
+        with ffi_compat.nothing_evaluated(), ffi_compat.without_mesh():
             return traced.lower()

@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import ad, batching, mlir
 
 from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax import _compat
@@ -59,6 +59,8 @@ def _never_called(*_: Any) -> Any:
 
 
 mlir.register_lowering(_on_caller_p, _lower)
+ad.deflinear2(_on_caller_p, lambda cotangent, _: [cotangent])
+batching.defvectorized(_on_caller_p)
 
 
 def marked(results: Any, given: Any) -> Any:

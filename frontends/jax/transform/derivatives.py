@@ -149,6 +149,20 @@ def _jvp_batch(
     return _batch_program(axis, args, dims, program.pair(wanted).jvp)
 
 
+def _jet_of_program(
+    primals: Sequence[Any], series: Sequence[Sequence[Any]], program: ScheduledProgram
+) -> Any:
+    order = len(series[0])
+    values, constant = _with_consts(program, primals, lambda x: [jax.numpy.zeros_like(x)] * order)
+    return _jet(values, [*constant, *series], program=program)
+
+
+def _jvp_jet(
+    primals: Any, series: Any, *, program: ScheduledProgram, wanted: tuple[int, ...]
+) -> Any:
+    return _jet_of_program(primals, series, program.pair(wanted).jvp)
+
+
 def _jvp_jvp(
     primals: Any, tangents: Any, *, program: ScheduledProgram, wanted: tuple[int, ...]
 ) -> Any:
@@ -264,6 +278,7 @@ ad.primitive_transposes[jvp_p] = _jvp_transpose
 pe.custom_partial_eval_rules[jvp_p] = _jvp_partial
 pe.partial_eval_jaxpr_custom_rules[jvp_p] = _jvp_partial_in_checkpoint
 pe.dce_rules[jvp_p] = _jvp_without
+jet.jet_rules[jvp_p] = _jvp_jet
 
 
 # -- what is linear --------------------------------------------------------------------------------
@@ -294,6 +309,10 @@ def _linear_jvp(primals: Any, tangents: Any, *, pair: DerivativePasses, residual
     return outs, linear_p.bind(*primals[:residuals], *moved, **given)
 
 
+def _linear_jet(primals: Any, series: Any, *, pair: DerivativePasses, residuals: int) -> Any:
+    return _jet_of_program(primals, series, pair.tangent)
+
+
 def _linear_transpose(
     cotangents: Sequence[Any], *args: Any, pair: DerivativePasses, residuals: int
 ) -> list[Any]:
@@ -311,3 +330,4 @@ mlir.register_lowering(linear_p, mlir.lower_fun(_linear_impl, multiple_results=T
 batching.fancy_primitive_batchers[linear_p] = _linear_batch
 ad.primitive_jvps[linear_p] = _linear_jvp
 ad.primitive_transposes[linear_p] = _linear_transpose
+jet.jet_rules[linear_p] = _linear_jet

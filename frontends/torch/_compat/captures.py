@@ -72,9 +72,14 @@ class CompilationSettings:
             handler.register_start_callback(start)
             handler.register_end_callback(end)
 
+    def begun(self) -> int:
+        """How many compilations of ours began on this thread."""
+        return getattr(self._here, "begun", 0)
+
     def _start(self, _: Any) -> None:
         self._here.patch = None
         if self._ours():
+            self._here.begun = self.begun() + 1
             self._here.patch = contextlib.ExitStack()
             self._here.patch.enter_context(torch._dynamo.config.patch(**self._wanted))
             self._here.patch.enter_context(self._around())

@@ -57,13 +57,15 @@ def without_last(fn: Callable[..., Sequence[Any]], count: int) -> Callable[..., 
 def draws_numbers(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether an operator that PyTorch tags as random draws.
 
-    Attention does so only for its dropout, RReLU only in training.
+    Attention does so only for its dropout, RReLU and ``native_dropout`` only in training.
     """
     schema = getattr(op, "_schema", None)
     names = [argument.name for argument in schema.arguments] if schema is not None else []
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
     if "dropout_p" in names:
         return bool(given.get("dropout_p", 0.0) != 0.0)
+    if schema is not None and schema.name == "aten::native_dropout":
+        return given.get("train") is not False  # None is True
     return not (schema is not None and "rrelu" in schema.name and given.get("training") is not True)
 
 

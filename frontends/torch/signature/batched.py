@@ -24,6 +24,7 @@ from dynaflow_xla.errors import (
     UnsupportedError,
     VerificationError,
 )
+from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.backend import Backend, Entry
 from dynaflow_xla.frontends.torch.batch import (
     drawn,
@@ -108,7 +109,14 @@ class BatchedGraph:
         Raises:
             SeparabilityError: a split would change what the function computes.
             PlanError: see ``Strategy.split``.
+            UnsupportedError: a backward of several gradients at once.
         """
+        if self.kind == "backward" and modes.in_transform():
+            raise UnsupportedError(
+                f"{self.captured.graph.name!r}: nano-batches write their parts of a gradient, and their "
+                "backward cannot run for several at once (is_grads_batched=True, jacobian(vectorize=True)). "
+                "Ask for them one after another, or differentiate what fast.original returns"
+            )
         key = tuple(self._read(b, inputs) for b in self.bindings)
         made = self._plans.get(key)
         if made is None:

@@ -296,6 +296,39 @@ def test_checkpointed_dropout_elsewhere(options: dict[str, Any], dropout: float)
         torch.testing.assert_close(*results)
 
 
+def test_dropout_that_is_not_in_training(schedule: Any) -> None:
+    """It draws nothing, and drops nothing."""
+
+    def f(x: Any) -> Any:
+        return torch.native_dropout(x, 0.5, False)[0] + x
+
+    fast = schedule(f)
+    x = torch.randn(6, 5, requires_grad=True)
+    results = []
+    for run in (fast, f):
+        torch.manual_seed(1)
+        y = run(x)
+        results.append((y, torch.autograd.grad(y.square().sum(), x), torch.rand(2)))
+    torch.testing.assert_close(*results)
+
+
+def test_several_gradients_at_once() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh())
+    x = torch.randn(6, 5, requires_grad=True)
+
+    def gradients(run: Any) -> Any:
+        y = run(x)
+        wanted = torch.stack([torch.ones_like(y), y.detach()])
+        return torch.autograd.grad(y, x, wanted, is_grads_batched=True)
+
+    fast = dfx.schedule(model, dfx.Branches(), lanes=2)
+    torch.testing.assert_close(gradients(fast), gradients(model))
+    nano = dfx.schedule(model, dfx.NanoBatch(2), lanes=2)
+    with pytest.raises(UnsupportedError, match="one after another"):
+        gradients(nano)
+    torch.testing.assert_close(nano(x), model(x))
+
+
 def test_a_generator_that_a_checkpoint_does_not_need() -> None:
     """What AOTAutograd writes on a GPU: the state is an argument."""
     from torch._prims.rng_prims import graphsafe_run_with_rng_state as run

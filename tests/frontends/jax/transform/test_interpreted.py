@@ -11,11 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import checkify, sparse
+from jax.experimental import checkify, jet, sparse
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import jaxpr_as_fun
 from round_robin import RoundRobin
 
 import dynaflow_xla as dfx
 from dynaflow_xla import FallbackWarning
+from dynaflow_xla.frontends.jax.regions import on_caller
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -146,3 +149,98 @@ def test_a_device_of_jit_is_refused() -> None:
     device = jax.devices("cpu")[0]
     with pytest.raises(dfx.UnsupportedError, match="put the arguments there"):
         dfx.schedule(jax.jit(jnp.sort, device=device))
+
+
+class RowAfterRow(dfx.Strategy):
+    """Each operator is a region, on the other lane than the one before."""
+
+    def rules(self, graph: Any) -> Any:
+        return [dfx.Op("*")]
+
+    def schedule(self, s: Any) -> None:
+        lane = 0
+        while ready := s.ready():
+            for op in ready:
+                s.execute(op, lane=lane % s.lanes)
+                lane += 1
+
+
+def test_a_call_while_another_function_is_traced_that_is_evaluated_at_once() -> None:
+    """Lanes are compiled there for the first time: JAX would run their gates as it traces them."""
+    fast = dfx.schedule(lambda x: 2 * jnp.sort(x), RowAfterRow(), lanes=2)
+
+    @jax.jit
+    def outer(x: Any) -> Any:
+        with jax.ensure_compile_time_eval():
+            known = fast(-X)
+        return x + known[0]
+
+    assert outer(1.0) == -5.0
+
+
+SERIES = ((jnp.ones(4), jnp.zeros(4)),)
+TAYLOR: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "values": lambda f: f,
+    "tangents": lambda f: lambda x: jax.jvp(f, (x,), (2 * x,))[1],
+    "linear": lambda f: jax.linearize(f, X)[1],
+    "gradient": lambda f: jax.grad(lambda x: f(x).sum()),
+    "product with the Hessian": lambda f: (
+        lambda x: jax.jvp(jax.grad(lambda y: f(y).sum()), (x,), (x,))[1]
+    ),
+}
+
+
+@pytest.mark.parametrize("way", TAYLOR)
+@pytest.mark.parametrize("strategy", [RoundRobin(), dfx.Branches()], ids=str)
+def test_taylor_series_of_derivatives(strategy: Any, way: str) -> None:
+    def wave(x: Any) -> Any:
+        return jnp.sin(x) * jnp.exp(x / 4) * x
+
+    got, want = (
+        jet.jet(TAYLOR[way](f), (X,), SERIES) for f in (scheduled(wave, strategy), jax.jit(wave))
+    )
+    jax.tree_util.tree_map(
+        lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-5, atol=2e-5), got, want
+    )
+
+
+def test_an_operator_that_asks_for_devices() -> None:
+    @custom_partitioning
+    def sorted_rows(x: Any) -> Any:
+        return jnp.sort(x)
+
+    sorted_rows.def_partition(
+        infer_sharding_from_operands=lambda mesh, args, result: args[0].sharding,
+        partition=lambda mesh, args, result: (
+            mesh, lambda x: jnp.sort(x), result.sharding, (args[0].sharding,),
+        ),
+        sharding_rule="i j -> i j",
+    )  # fmt: skip
+    x = -jnp.arange(12.0).reshape(3, 4)
+    for strategy in (dfx.Branches(), RoundRobin()):
+        fast = scheduled(lambda x: sorted_rows(x) + jnp.cos(x), strategy)
+        want = np.sort(x) + np.cos(x)
+        np.testing.assert_allclose(fast(x), want, rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(lambda x, f=fast: f(x) + 1)(x), want + 1, rtol=1e-6)
+
+
+def test_an_argument_named_self() -> None:
+    def scaled(x: Any, self: Any) -> Any:
+        return jnp.sort(x) * self
+
+    fast = scheduled(scaled)
+    np.testing.assert_array_equal(fast(X, self=2.0), np.sort(X) * 2)
+    assert fast.eval_shape(X, self=2.0).shape == (4,)
+    assert "dfx" in fast.lower(X, self=2.0).as_text()
+
+
+def test_rules_of_the_mark_for_the_callers_thread() -> None:
+    def marked(x: Any) -> Any:
+        return on_caller.marked(jnp.sin(x), ())
+
+    closed = jax.make_jaxpr(marked)(X)
+    run = jaxpr_as_fun(closed)
+    np.testing.assert_allclose(jax.grad(lambda x: run(x)[0].sum())(X), jnp.cos(X), rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.vmap(lambda x: run(x)[0])(jnp.stack([X, 2 * X]))[1], jnp.sin(2 * X)
+    )

@@ -1,0 +1,71 @@
+"""A call that raises leaves the next one scheduled."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from round_robin import RoundRobin
+from torch import nn
+
+import dynaflow_xla as dfx
+
+
+class Checks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def checked(self, x: Any) -> None:
+        if x.dim() != 2:
+            raise ValueError("two dimensions, please")
+
+    def forward(self, x: Any) -> Any:
+        self.checked(x)
+        return self.one(x).tanh() + self.two(x).sin()
+
+
+class Asserts(Checks):
+    def checked(self, x: Any) -> None:
+        assert x.dim() == 2, "two dimensions, please"
+
+
+@pytest.mark.parametrize("strategy", [RoundRobin(), dfx.NanoBatch(2)], ids=str)
+@pytest.mark.parametrize("kind", [Checks, Asserts])
+def test_the_models_own_error_at_the_first_call(kind: Any, strategy: Any) -> None:
+    """Dynamo leaves a function that raised while it traced it as it is, for good."""
+    model = kind()
+    fast = dfx.schedule(model, strategy, lanes=2)
+    for make_other in (lambda: None, model.eval, model.double):
+        make_other()
+        dtype = model.one.weight.dtype
+        with warnings.catch_warnings(), pytest.raises((ValueError, AssertionError), match="please"):
+            warnings.simplefilter("ignore")  # the failing call may be captured in parts
+            fast(torch.randn(2, 3, 8, dtype=dtype))
+        for rows in (4, 6):
+            x = torch.randn(rows, 8, dtype=dtype)
+            torch.testing.assert_close(fast(x), model(x))
+            assert "strategy" in dfx.explain(fast, x).splitlines()[0]
+
+
+def test_captures_do_not_begin_anew_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Checks()
+    fast = dfx.schedule(model, RoundRobin(), lanes=2)
+    begun = 0
+    core = fast._dfx_core
+    begin = type(core)._begin_captures
+
+    def counted(self: Any) -> None:
+        nonlocal begun
+        begun += 1
+        begin(self)
+
+    monkeypatch.setattr(type(core), "_begin_captures", counted)
+    for size in range(3, 20):
+        with pytest.raises(ValueError, match="please"):
+            fast(torch.randn(2, size, 8))
+    assert 1 <= begun < 8
+    with pytest.raises(ValueError, match="please"):
+        fast(torch.randn(3))
