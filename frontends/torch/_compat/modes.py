@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -81,6 +81,12 @@ def in_compiled_autograd() -> bool:
 def in_transform() -> bool:
     """Whether a functorch transform is open: its tensors have no memory to look at."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def of_several(values: Sequence[Any]) -> bool:
+    """Whether some of these stand for several tensors: the gradients of ``is_grads_batched=True``."""
+    is_one = torch._C._functorch.is_legacy_batchedtensor
+    return in_transform() or any(isinstance(x, torch.Tensor) and is_one(x) for x in values)
 
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled

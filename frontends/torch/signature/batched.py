@@ -111,7 +111,7 @@ class BatchedGraph:
             PlanError: see ``Strategy.split``.
             UnsupportedError: a backward of several gradients at once.
         """
-        if self.kind == "backward" and modes.in_transform():
+        if self.kind == "backward" and modes.of_several(inputs):
             raise UnsupportedError(
                 f"{self.captured.graph.name!r}: nano-batches write their parts of a gradient, and their "
                 "backward cannot run for several at once (is_grads_batched=True, jacobian(vectorize=True)). "

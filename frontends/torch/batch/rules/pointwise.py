@@ -38,7 +38,7 @@ def _operands(site: Site) -> list[State]:
     return made
 
 
-@rule("pointwise", "native_dropout_backward")
+@rule("pointwise", "native_dropout", "native_dropout_backward")
 def _pointwise(site: Site) -> State:
     return nonlinear(_operands(site))
 
