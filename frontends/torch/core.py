@@ -263,7 +263,8 @@ class Core(Deciding):
         if graphs.shared is None:
             graphs.shared = overlap.pattern(args, kwargs)
         elif graphs.writes and (found := overlap.pattern(args, kwargs)) != graphs.shared:
-            return self._for_shared(found)._invoke(args, kwargs)
+            made = self._for_shared(found)
+            return self.as_written(args, kwargs) if made is None else made._invoke(args, kwargs)
         if not self.breaks:
             made = self._shortcut.find(args, kwargs)
             if made is not None:
@@ -326,19 +327,25 @@ class Core(Deciding):
         self.graphs.warn(f"{self.options.name!r} cannot be captured ({text}), so the original runs")
         return result
 
-    def _for_shared(self, found: overlap.Pattern) -> Core:
-        """The same for arguments that share memory in another way: a capture of its own."""
+    def _for_shared(self, found: overlap.Pattern) -> Core | None:
+        """The same for arguments that share memory in another way: a capture of its own.
+
+        None: there were too many of these, and the original runs.
+        """
         with self._lock:
-            if found not in self._apart:
-                if len(self._apart) == _MAX_SHARED:
-                    raise UnsupportedError(
-                        f"{self.options.name!r} writes into its arguments, and these share memory in a way "
-                        f"that {_MAX_SHARED + 1} earlier calls did not; pass tensors with memory of their "
-                        "own, or call the original"
-                    )
-                self._apart[found] = Core(self.original, self.options, self.parent)
-                self._apart[found].graphs.shared = found
-            return self._apart[found]
+            if found in self._apart:
+                return self._apart[found]
+            if len(self._apart) < _MAX_SHARED:
+                self._apart[found] = made = Core(self.original, self.options, self.parent)
+                made.graphs.shared = found
+                return made
+        self.warn(
+            f"{self.options.name!r} writes into its arguments, and these share memory in a way that "
+            f"{_MAX_SHARED + 1} earlier calls did not, each of which was captured anew, so the original runs "
+            "for further ones. Pass tensors with memory of their own"
+        )
+        self._warned = True
+        return None
 
     def _offered(self, args: Any, kwargs: Any) -> Any:
         if not self.splits:

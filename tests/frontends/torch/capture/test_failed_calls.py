@@ -69,3 +69,22 @@ def test_captures_do_not_begin_anew_without_end(monkeypatch: pytest.MonkeyPatch)
     assert 1 <= begun < 8
     with pytest.raises(ValueError, match="please"):
         fast(torch.randn(3))
+
+
+def test_a_window_that_moves_over_a_buffer() -> None:
+    """Each place is another way to share memory; what is captured for them is bounded."""
+
+    def step(ring: Any, row: Any) -> Any:
+        ring.mul_(0.5)
+        return ring.sum(0).sin() + row.cos()
+
+    fast = dfx.schedule(step, RoundRobin(), lanes=2)
+    ring, other = torch.randn(14, 5), torch.zeros(14, 5)
+    other.copy_(ring)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for place in range(13):
+            torch.testing.assert_close(fast(ring, ring[place]), step(other, other[place]))
+            torch.testing.assert_close(ring, other)
+    (said,) = [w for w in told if "the original runs for further ones" in str(w.message)]
+    assert issubclass(said.category, dfx.FallbackWarning)
