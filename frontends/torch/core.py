@@ -339,11 +339,12 @@ class Core(Deciding):
                 self._apart[found] = made = Core(self.original, self.options, self.parent)
                 made.graphs.shared = found
                 return made
-        self.warn(
-            f"{self.options.name!r} writes into its arguments, and these share memory in a way that "
-            f"{_MAX_SHARED + 1} earlier calls did not, each of which was captured anew, so the original runs "
-            "for further ones. Pass tensors with memory of their own"
+        self._left_out = (
+            "it writes into its arguments, and these share memory in a way that "
+            f"{_MAX_SHARED + 1} earlier calls did not, each of which was captured anew: pass tensors with "
+            "memory of their own"
         )
+        self.warn(f"the original of {self.options.name!r} runs for further calls: {self._left_out}")
         self._warned = True
         return None
 
