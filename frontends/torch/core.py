@@ -102,7 +102,8 @@ class Core(Deciding):
             **self.backend.capture_options(),
             **captures.captures_kept(capturing.MAX_CAPTURES),
         )
-        self._compiled = captures.while_nobody_traces(compiled)
+        waiting = captures.while_nobody_traces(compiled)
+        self._compiled = capturing.settings.for_calls(waiting)
         self._shortcut = captures.Shortcut(self._root)
 
     def made_for(self, strategy: Strategy, compiler: str) -> Core:
@@ -281,7 +282,6 @@ class Core(Deciding):
         """Runs what is captured of a call, or captures it."""
         begun = capturing.settings.begun()
         try:
-            capturing.settings.ensure()
             if not self.backend.whole_layers:
                 with operators.unfused_layers():
                     return self._offered(args, kwargs)

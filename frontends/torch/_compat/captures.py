@@ -64,31 +64,60 @@ class CompilationSettings:
         # then compile the hooks too, and wait for the lock under which it calls them.
         self._hooks = torch.compiler.disable(self._start), torch.compiler.disable(self._end)
 
-    def ensure(self) -> None:
-        """Registers the hooks; ``torch._dynamo.reset`` may have removed them."""
+    def for_calls(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """What ``torch.compile`` made, called so that these settings hold whenever it compiles.
+
+        Dynamo calls its hooks when the first of all threads' compilations begins, and when the last one ends,
+        whoever's that is. Beside others a call opens the settings itself, and closes what stayed open.
+        """
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before = self._begin_call()
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                if getattr(self._here, "patch", None) is not before:
+                    self._end(None)
+
+        return call
+
+    def _begin_call(self) -> Any:
+        """Registers the hooks, which ``torch._dynamo.reset`` may have removed; returns what is open."""
         handler = torch._dynamo.callback.callback_handler
         start, end = self._hooks
         if start not in handler.start_callbacks:
             handler.register_start_callback(start)
             handler.register_end_callback(end)
+        before = getattr(self._here, "patch", None)
+        if before is None and _compilations() > 0 and self._ours():
+            self._open()
+        return before
 
     def begun(self) -> int:
         """How many compilations of ours began on this thread."""
         return getattr(self._here, "begun", 0)
 
     def _start(self, _: Any) -> None:
-        self._here.patch = None
-        if self._ours():
-            self._here.begun = self.begun() + 1
-            self._here.patch = contextlib.ExitStack()
-            self._here.patch.enter_context(torch._dynamo.config.patch(**self._wanted))
-            self._here.patch.enter_context(self._around())
+        if getattr(self._here, "patch", None) is None and self._ours():
+            self._open()
+
+    def _open(self) -> None:
+        self._here.begun = self.begun() + 1
+        self._here.patch = contextlib.ExitStack()
+        self._here.patch.enter_context(torch._dynamo.config.patch(**self._wanted))
+        self._here.patch.enter_context(self._around())
 
     def _end(self, _: Any) -> None:
         patch = getattr(self._here, "patch", None)
         if patch is not None:
             self._here.patch = None
             patch.close()
+
+
+def _compilations() -> int:
+    """How many compilations go on, of all threads; 0 where PyTorch does not say."""
+    handler = torch._dynamo.callback.callback_handler
+    return int(getattr(handler, "_CompilationCallbackHandler__pending_callbacks_counter", 0))
 
 
 _TAKES_LIMIT = "recompile_limit" in inspect.signature(torch.compile).parameters

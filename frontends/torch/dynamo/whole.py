@@ -47,7 +47,7 @@ class CompiledOriginal:
             options={"fallback_random": True, **options},
             **captures.captures_kept(MAX_CAPTURES),
         )
-        self._compiled = captures.while_nobody_traces(compiled)
+        self._compiled = _settings.for_calls(captures.while_nobody_traces(compiled))
         self._shortcut = captures.Shortcut(root)
 
     def call(self, args: Any, kwargs: Any) -> Any:
@@ -57,7 +57,6 @@ class CompiledOriginal:
             return (self._through_dynamo if made is None else made)(*args, **kwargs)
 
     def _through_dynamo(self, *args: Any, **kwargs: Any) -> Any:
-        _settings.ensure()
         before, _state.to_dynamo = _state.to_dynamo, True
         try:
             return self._compiled(*args, **kwargs)
