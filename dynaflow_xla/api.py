@@ -177,13 +177,13 @@ def bucketed(
     Args:
         fast: What ``schedule`` returned for PyTorch.
         sizes: The buckets.
-        in_axes: The batch axis of each positional argument, None where it has none; or one for all
-            tensors.
+        in_axes: The batch axis of each positional argument, None where it has none; one for all tensors;
+            by name of an argument; or a pair, of positional and of keyword arguments.
         out_axes: The same for the result, or for each element of a tuple.
         check: Compare the first padded call at each bucket with the original at the batch's own size.
 
     Returns:
-        A callable of positional arguments with the values of ``fast``.
+        A callable with the arguments and values of ``fast``. An argument that is padded must not be written.
 
     Raises:
         PlanError: sizes or axes that cannot be.

@@ -109,7 +109,7 @@ class Together:
         framework = self._framework
         if not framework:
             each = [x for args, kwargs in given for x in (*args, *kwargs.values())]
-            framework = dispatch.of_arguments(self.__name__, each)
+            framework = dispatch.of_call(self.__name__, self.functions, each)
         key = (framework, tuple((len(args), tuple(kwargs)) for args, kwargs in given))
         found = self._made.get(key)
         if found is None:

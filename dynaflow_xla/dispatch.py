@@ -6,7 +6,8 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Sequence
+import types
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dynaflow_xla import backends
@@ -16,6 +17,16 @@ from dynaflow_xla.settings import Settings
 
 _WHY = {"jax": "scheduling a JAX function", "torch": "scheduling a PyTorch model"}
 _MODULES = {"jax": "jax.frontend", "torch": "torch.frontend", "torch_xla": "torch_xla"}
+
+_ROOTS = {
+    "torch": "torch", "torchvision": "torch", "torchaudio": "torch", "torch_xla": "torch",
+    "jax": "jax", "jaxlib": "jax", "flax": "jax", "equinox": "jax", "optax": "jax",
+}  # fmt: skip
+"""Framework by the first name of a module."""
+
+_CALLED = (types.FunctionType, types.MethodType, functools.partial)
+_MOST = 64
+"""Functions looked at, with those that they call; and entries of a container."""
 
 
 def _module(name: str) -> str:
@@ -72,7 +83,9 @@ def _has_torch_xla() -> bool:
 
 
 def framework_of(fn: Any, settings: Settings) -> str:
-    """Whose a function is; "either" for a plain function where both frameworks are loaded.
+    """Whose a function is; "either" for a plain function that its calls have to tell it of.
+
+    PyTorch is loaded then, and JAX is or may be by the time of a call.
 
     Raises:
         UnsupportedError: it is no function, not one of the backend's framework, or a plan of several.
@@ -198,11 +211,21 @@ def target(given: Any) -> str:
     return jax.target(given)  # type: ignore[no-any-return]
 
 
-def of_arguments(name: str, args: Any, kwargs: Any = None, torch: Any = None) -> str:
-    """Whose arguments a call of a plain function has, where both frameworks are loaded.
+def of_call(
+    name: str,
+    functions: Sequence[Any],
+    args: Any,
+    kwargs: Any = None,
+    torch: Any = None,
+) -> str:
+    """Whose a call of plain functions is, where PyTorch is loaded.
+
+    Its arguments tell; where they hold neither tensors nor arrays, what the functions name; else it is JAX's
+    if something imported JAX, which nothing here does unasked.
 
     Args:
-        name: Of the function, for the message.
+        name: Of what is called, for the message.
+        functions: What runs.
         args: Of the call.
         kwargs: Of the call.
         torch: PyTorch's frontend, if the caller has it: looking for it takes longer than a small call.
@@ -217,7 +240,9 @@ def of_arguments(name: str, args: Any, kwargs: Any = None, torch: Any = None) ->
             f"{name} got torch tensors and JAX arrays in one call; a schedule runs one framework. Convert "
             "with torch.from_dlpack or jnp.from_dlpack before the call."
         )
-    return "torch" if has_tensor else "jax"
+    if has_tensor or has_array:
+        return "torch" if has_tensor else "jax"
+    return _named_by(functions) or ("jax" if is_loaded("jax") else "torch")
 
 
 def given(fn: Any) -> Any:
@@ -226,7 +251,7 @@ def given(fn: Any) -> Any:
 
 
 class EitherFunction:
-    """A plain function where both frameworks are loaded: scheduled by that of its calls' arguments.
+    """A plain function that may be of either framework: scheduled by that of its calls (see ``of_call``).
 
     Args:
         fn: The function.
@@ -261,7 +286,7 @@ class EitherFunction:
             UnsupportedError: they belong to both.
         """
         name = getattr(self, "__name__", "the function")
-        return self._get(of_arguments(name, args, kwargs, self._torch))
+        return self._get(of_call(name, (self._given,), args, kwargs, self._torch))
 
     def _get(self, framework: str) -> Any:
         if framework not in self._made:
@@ -288,4 +313,106 @@ class EitherFunction:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._get("jax"), name)  # lower, trace: only JAX's has more than a call
+        # lower, trace: only JAX's has more than a call. Without arguments the function alone tells.
+        return getattr(self._get(of_call(name, (self._given,), (), torch=self._torch)), name)
+
+
+def _named_by(functions: Sequence[Any]) -> str:
+    """The framework that functions name; "" if they name none, or both equally near.
+
+    It is what they close over and the globals that they name. No attribute is asked for that could run code.
+    What a function names itself says more than what the functions that it calls name, so these are looked at
+    only where it says nothing.
+    """
+    level, seen = list(functions), 0
+    known: dict[int, Any] = {}  # what is kept here keeps its number
+    while level and seen < _MOST:
+        found: set[str] = set()
+        further: list[Any] = []
+        for fn in level[: _MOST - seen]:
+            seen += 1
+            for used in _used(fn):
+                if id(used) in known:
+                    continue
+                known[id(used)] = used
+                if framework := _of(used):
+                    found.add(framework)
+                elif isinstance(used, _CALLED):
+                    further.append(used)
+        if found:
+            return found.pop() if len(found) == 1 else ""
+        level = further
+    return ""
+
+
+def _used(fn: Any) -> Iterator[Any]:
+    """What a function closes over, has as defaults and names; of an import inside of it, the name."""
+    if isinstance(fn, functools.partial):
+        yield from (*fn.args, *fn.keywords.values(), fn.func)
+    elif isinstance(fn, types.MethodType):
+        yield from (fn.__self__, fn.__func__, *_attributes(fn.__self__))
+    elif not isinstance(fn, types.FunctionType):
+        yield from (fn, *_attributes(fn))
+        yield from (vars(c)["__call__"] for c in type(fn).__mro__[:-1] if "__call__" in vars(c))
+    else:
+        for cell in fn.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # nothing was assigned yet
+                continue
+        yield from fn.__defaults__ or ()
+        yield from (fn.__kwdefaults__ or {}).values()
+        if "__wrapped__" in vars(fn):
+            yield vars(fn)["__wrapped__"]
+        for name in _names(fn.__code__):
+            if name in fn.__globals__:
+                yield fn.__globals__[name]
+            elif name.partition(".")[0] in _ROOTS:
+                yield _Imported(name)
+
+
+class _Imported(str):
+    """The name of a module that a function imports itself."""
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Names of globals, and of the functions inside."""
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _names(const)
+
+
+def _attributes(thing: Any) -> Sequence[Any]:
+    """Those of an object itself; of a class or module, which hold whatever they like, none."""
+    held = getattr(thing, "__dict__", None)
+    if isinstance(thing, type | types.ModuleType) or not isinstance(held, dict):
+        return ()
+    return list(held.values())[:_MOST]
+
+
+def _of(thing: Any, depth: int = 4) -> str:
+    """The framework that made a thing, or of one of whose classes it is."""
+    if isinstance(thing, _Imported):
+        return _root(thing)
+    if isinstance(thing, types.ModuleType):
+        return _root(thing.__name__)
+    if isinstance(thing, types.FunctionType):
+        return _root(thing.__module__)
+    if isinstance(thing, types.BuiltinFunctionType):
+        return _root(thing.__module__) or _of(thing.__self__, 0)
+    if depth and isinstance(thing, dict | list | tuple):
+        entries = list(thing.values() if isinstance(thing, dict) else thing)[:_MOST]
+        return next((found for entry in entries if (found := _of(entry, depth - 1))), "")
+    classes = (thing if isinstance(thing, type) else type(thing)).__mro__
+    return next((found for kind in classes if (found := _root(kind.__module__))), "")
+
+
+def _root(module: Any) -> str:
+    """The framework of a module's name, this package's parts for one of them included."""
+    if not isinstance(module, str):
+        return ""
+    first, _, rest = module.partition(".")
+    if first == "dynaflow_xla" and rest.startswith("frontends."):
+        first = rest.split(".")[1]
+    return _ROOTS.get(first, "")

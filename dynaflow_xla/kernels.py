@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import re
 import struct
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dynaflow_xla import machine
 from dynaflow_xla.errors import PlanError, PlanTypeError, UnsupportedError, bad_argument, checks
 
 Parameter = tuple[str, int] | bytes | np.generic
@@ -184,6 +184,10 @@ def ptx_parameters(text: str, name: str) -> int:
     return found.group(1).count(".param")
 
 
+MAX_LANES = 256
+"""Most lanes of a plan: the engine has no room for more (``kMaxLanes``)."""
+
+
 @dataclass(frozen=True)
 class Lanes:
     """Lanes with properties: ``lanes=dfx.Lanes(2, width=4)``; on a GPU ``dfx.Lanes(3, sms=(0, 32, 16))``.
@@ -223,6 +227,8 @@ class Lanes:
             raise bad_argument(
                 self.count, Integral, f"lanes must be an integer >= 1; got {self.count!r}"
             )
+        if count > MAX_LANES:
+            raise PlanError(f"lanes must be at most {MAX_LANES}; got {count}")
         object.__setattr__(self, "count", count)
         for what in ("priorities", "sms"):
             given: Any = getattr(self, what)
@@ -270,11 +276,14 @@ class Lanes:
 
 def thread_lanes(count: int) -> int:
     """``count``, for lanes that are threads; PlanError if they are more than the cores."""
-    cores = max(1, len(os.sched_getaffinity(0)))
+    cores = max(1, machine.cores())
+    why = machine.bound_by()
+    if count > MAX_LANES:
+        raise PlanError(f"lanes must be at most {MAX_LANES}; got {count}")
     if count > cores:
         raise PlanError(
             f"lanes must not exceed the cores this process may use, {cores}; got {count}. More lanes "
             "than cores would wait for each other on one core; leave lanes=None for the default. Lanes "
-            f"that are streams of a GPU: lanes=dfx.Lanes({count})"
+            f"that are streams of a GPU: lanes=dfx.Lanes({count})" + (why and f". {why}")
         )
     return count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -25,6 +24,7 @@ from dynaflow_xla.strategies.dual_batch import DualBatch
 from dynaflow_xla.strategies.nano_batch import NanoBatch
 from dynaflow_xla.strategies.search import Search
 from dynaflow_xla.strategies.sequential import Sequential
+from dynaflow_xla.watching import telling
 
 XLA_LANES = 8
 """Lanes of one XLA program by default. A GPU runs whatever nodes of a graph are ready. With few lanes
@@ -34,6 +34,9 @@ MAX_XLA_LANES = 64
 """Most lanes of one XLA program."""
 
 _MAX_DEFAULT_LANES = 8
+
+_told = False
+"""Whether it was said why there is one lane by default."""
 
 _BY_NAME: dict[str, Callable[[], Strategy]] = {
     "auto": Auto,
@@ -201,6 +204,7 @@ def resolve_lanes(lanes: int | Lanes | None, backend: str = "ffi") -> int:
     One program: 64. Threads: one a core. ``Lanes`` are streams where there is a GPU; where there is
     none it is told when that is known.
     """
+    global _told
     if backends.one_program(backend):
         if lanes is None:
             return XLA_LANES
@@ -213,7 +217,10 @@ def resolve_lanes(lanes: int | Lanes | None, backend: str = "ffi") -> int:
             )
         return count
     if lanes is None:
-        return min(max(1, len(os.sched_getaffinity(0))), _MAX_DEFAULT_LANES)
+        if not _told and (why := machine.bound_by()):
+            _told = True
+            telling.fallback(f"by default there is one lane: {why}", stacklevel=4)
+        return min(max(1, machine.cores()), _MAX_DEFAULT_LANES)
     if isinstance(lanes, Lanes):
         return lanes.count
     count = checks.integer(lanes)

@@ -83,7 +83,7 @@ def execute_on_device(executable: Any, arguments: list[Any]) -> list[Any]:
 
 
 def nothing_evaluated() -> contextlib.AbstractContextManager[Any]:
-    """A block in which a trace evaluates nothing, also in ``jax.ensure_compile_time_eval``: gates would run."""
+    """A block in which a trace evaluates nothing (``jax.ensure_compile_time_eval``): gates would run."""
     return config.eager_constant_folding(False)  # type: ignore[no-any-return, no-untyped-call]
 
 

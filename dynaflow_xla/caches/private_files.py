@@ -28,6 +28,10 @@ class Untrusted(PermissionError):
     """A file or folder that somebody else may have written."""
 
 
+class NoFolder(OSError):
+    """There is no folder for what is kept: the user has no home, and none is named."""
+
+
 class Broken(ValueError):
     """A file does not hold what was written to it, or was written by another version."""
 
@@ -36,14 +40,24 @@ def cache_folder() -> Path:
     """Folder of what is kept: ``DYNAFLOW_XLA_CACHE_DIR``, else ``dynaflow_xla`` in the user's cache folder.
 
     That is ``XDG_CACHE_HOME`` where it is set, else ``~/.cache``.
+
+    Raises:
+        NoFolder: there is none, as in containers that run as a user without an entry.
     """
     root = os.environ.get("DYNAFLOW_XLA_CACHE_DIR")
     if root:
         return Path(root)
     caches = os.environ.get("XDG_CACHE_HOME", "")
     # The standard of these variables has relative paths ignored.
-    top = Path(caches) if os.path.isabs(caches) else Path.home() / ".cache"
-    return top / "dynaflow_xla"
+    if os.path.isabs(caches):
+        return Path(caches) / "dynaflow_xla"
+    try:
+        return Path.home() / ".cache" / "dynaflow_xla"
+    except RuntimeError as error:
+        raise NoFolder(
+            f"there is no home folder (HOME is not set, and user {os.getuid()} has no entry): "
+            "name a folder in DYNAFLOW_XLA_CACHE_DIR"
+        ) from error
 
 
 def _check(path: str, found: os.stat_result) -> None:
@@ -88,6 +102,18 @@ def refused(folder: Path, error: Untrusted) -> None:
             f"the cache {folder} is not used: {error}. What is in it could have been put there by somebody "
             "else. Make it yours alone (chown, chmod go-w), or name another in DYNAFLOW_XLA_CACHE_DIR",
             stacklevel=3,
+            may_wait=True,
+        )
+
+
+def not_kept(error: NoFolder) -> None:
+    """Says once a process that nothing is kept, and why."""
+    if str(error) not in _refused:
+        _refused.add(str(error))
+        telling.fallback(
+            f"decisions cannot be kept ({error}); they are made again in each process",
+            stacklevel=3,
+            may_wait=True,
         )
 
 

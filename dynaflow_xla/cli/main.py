@@ -305,7 +305,10 @@ def report(out: CommandOutput, results: tuple[Path, ...], path: Path, opened: bo
 @command
 def cache(out: CommandOutput, action: str, kind: str | None, yes: bool) -> int:
     """List, sum up or clear what is kept on disk: decisions, the machine's numbers, compiled regions."""
-    folder = private_files.cache_folder()
+    try:
+        folder = private_files.cache_folder()
+    except private_files.NoFolder as error:
+        raise TargetError(str(error)) from error
     found = [e for e in kept.entries(folder) if kind in (None, e.kind)]
     total = sum(entry.bytes for entry in found)
     told = f"{folder}: {len(found)} files, {kept.size(total)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -25,6 +26,9 @@ CUDA_ALIGNMENT = 256
 THREAD_VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Variables of the environment that limit the threads of libraries."""
 
+_BINDING = ("OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PLACES")
+"""Variables by which OpenMP's runtimes bind threads to cores; places alone mean it, too."""
+
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMBER = Path("/proc/self/cgroup")
 
@@ -40,8 +44,36 @@ def aligned(size: int, alignment: int = ALIGNMENT) -> int:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Cores that this process may use: those of the thread that asks, which its lanes have, too."""
     return len(os.sched_getaffinity(0))
+
+
+def bound_by() -> str:
+    """A sentence about the variable by which OpenMP bound this thread to one core of several; else "".
+
+    Its first parallel loop binds the thread that runs it, and what that one starts from then on, lanes
+    included, is bound with it. Other threads show that the process may use more.
+    """
+    mine = os.sched_getaffinity(0)
+    name = next((name for name in _BINDING if _binds(os.environ.get(name, ""))), "")
+    if len(mine) > 1 or not name:
+        return ""
+    process = set(mine)
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            process |= os.sched_getaffinity(int(thread))
+    if len(process) < 2:
+        return ""
+    all_of_them = range(len(process)) if process == {*range(len(process))} else process
+    return (
+        f"{name}={os.environ[name]} has OpenMP bind threads to a core each, this one and its lanes to core "
+        f"{min(mine)}, of {len(process)} that the process may use: start Python without it, or call "
+        f"os.sched_setaffinity(0, {all_of_them}) before lanes run"
+    )
+
+
+def _binds(value: str) -> bool:
+    return value.strip().lower() not in ("", "false", "none", "disabled")
 
 
 def quota_cores(root: Path = Path("/sys/fs/cgroup"), member: Path = _MEMBER) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dynaflow_xla import machine
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.planning.plan import Plan
@@ -40,13 +41,14 @@ def _place(plan: Plan, outer: bool, launch: Launch) -> str:
     return str(launch.lane) if launch.width == 1 else f"{launch.lane} ({launch.width})"
 
 
-def widths(plan: Plan, pg: PartitionedGraph, cores: int) -> list[str]:
+def widths(plan: Plan, pg: PartitionedGraph, cores: int, threads: int = 0) -> list[str]:
     """Sentences about the cores that launches have, for ``explain``.
 
     Args:
         plan: The plan.
         pg: Its graph.
         cores: That the process may use now.
+        threads: Of the pool that runs what is wide, where the user says how many; 0: one a core.
     """
     launches = plan.launches
     wide = [i for i in launches if i.lane < 0 and not pg.regions[i.region].outer]
@@ -60,11 +62,14 @@ def widths(plan: Plan, pg: PartitionedGraph, cores: int) -> list[str]:
             f"{len(wide)} of {len(launches)} regions have all {_cores(plan.cores)}: they are parts of the "
             "program around the lanes, which sleep meanwhile"
         )
-    if plan.cores and plan.cores != cores:
+    if plan.cores and plan.cores != (threads or cores):
+        why = "threads of PyTorch" if threads else "affinity or cgroup"
         lines.append(
-            f"planned for {_cores(plan.cores)}; this process may use {cores} now (affinity or cgroup): the "
+            f"planned for {_cores(plan.cores)}; this process may use {threads or cores} now ({why}): the "
             "plan runs correctly, but its costs are others. clear_cache() has it made again"
         )
+    if cores == 1 and (why := machine.bound_by()):
+        lines.append(why)
     several = plan.cores or any(i.width > 1 for i in launches)  # else they may be streams
     if plan.lanes_used and several and plan.lane_cores > cores:
         lines.append(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from dynaflow_xla import machine
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -131,6 +132,10 @@ class _Schedule:
         self.inside = False  # whether lanes run
         self.wakes = 0  # phases with several lanes
         self.order: list[tuple[int, int]] = []
+        # Ready regions, as heaps: a look at each of them for each placed one is quadratic in their number.
+        self.inner: list[tuple[float, float, int]] = []
+        self.outer: list[int] = []
+        self.in_phase: list[int] = []  # regions on lanes, since these were entered
         self.priority = [0.0] * len(tasks.regions)
         for region in reversed(tasks.regions):
             after = max((self.priority[s] for s in tasks.succs[region.id]), default=0.0)
@@ -141,22 +146,21 @@ class _Schedule:
         """Places every region."""
         tasks = self.tasks
         missing = [len(p) for p in tasks.preds]
-        ready = {r.id for r in tasks.regions if not tasks.preds[r.id]}
-        while ready:
-            inner = [i for i in ready if i not in self.is_wide]
-            outer = [i for i in ready if i in self.is_wide]
+        for first in tasks.regions:
+            if not missing[first.id]:
+                self._becomes_ready(first.id)
+        while self.inner or self.outer:
             # Few phases: stay with lanes, or in the program around them, while there is anything to do.
-            if inner and (self.inside or not outer or not tasks.moldable):
-                region = max(inner, key=lambda i: (self.priority[i], -self._arrival(i), -i))
+            if self.inner and (self.inside or not self.outer or not tasks.moldable):
+                region = heappop(self.inner)[-1]
                 self._on_lane(region)
             else:
-                region = min(outer)
+                region = heappop(self.outer)
                 self._alone(region)
-            ready.discard(region)
             for succ in tasks.succs[region]:
                 missing[succ] -= 1
                 if missing[succ] == 0:
-                    ready.add(succ)
+                    self._becomes_ready(succ)
         self._leave()
         length = max(self.free, default=0.0)
         wide = any(lane < 0 for _, lane in self.order)
@@ -174,8 +178,13 @@ class _Schedule:
             length = tasks.on_caller_ns
         return ListSchedule(tuple(self.order), length, self.widths)
 
-    def _arrival(self, region: int) -> float:
-        return max((self.finish[p] for p in self.tasks.preds[region]), default=0.0)
+    def _becomes_ready(self, region: int) -> None:
+        """All that it waits for has a place: when that ends does not change any more."""
+        if region in self.is_wide:
+            heappush(self.outer, region)
+        else:
+            arrival = max((self.finish[p] for p in self.tasks.preds[region]), default=0.0)
+            heappush(self.inner, (-self.priority[region], arrival, region))
 
     def _start(self, region: int, lane: int) -> tuple[float, float]:
         """When a lane could begin with a region, and how long it copies what the region reads of others."""
@@ -196,6 +205,7 @@ class _Schedule:
         if not self.inside:
             self.inside = True
             self.number += 1
+            self.in_phase = []
             self.free = [t + machine.numbers().lanes_ns for t in self.free]
         # Where all lanes have as many cores, it ends first where it starts first.
         starts = [self._start(region, n) for n in self.lanes]
@@ -232,17 +242,17 @@ class _Schedule:
         self.inside = False
         tasks = self.tasks
         leaving = [0] * len(self.free)
-        for region, lane in self.place.items():
-            if lane < 0 or self.phase[region] != self.number:
-                continue
+        for region in self.in_phase:
             left = any(self.phase.get(s) != self.number for s in tasks.succs[region])
             size = tasks.bytes[region] if left else tasks.result_bytes[region]
-            leaving[lane] += size
+            leaving[self.place[region]] += size
         for lane, size in enumerate(leaving):
             self.free[lane] += size / machine.numbers().results_speed(size)
-        self.wakes += any(n > 0 and self.phase[r] == self.number for r, n in self.place.items())
+        self.wakes += any(self.place[region] > 0 for region in self.in_phase)
         self.free = [max(self.free)] * len(self.free)
 
     def _executed(self, region: int, lane: int) -> None:
         self.place[region], self.phase[region] = lane, self.number if lane >= 0 else -1
+        if lane >= 0:
+            self.in_phase.append(region)
         self.order.append((region, lane))

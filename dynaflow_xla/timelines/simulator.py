@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any
 
 from dynaflow_xla import machine
-from dynaflow_xla.errors import PlanError, bad_argument, checks
+from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument, checks
 from dynaflow_xla.ir.partitioned import PartitionedGraph, contents
 from dynaflow_xla.planning.instructions import Instruction, Launch, Merge, Record, Slice, Wait
 from dynaflow_xla.planning.plan import Plan
@@ -224,11 +224,16 @@ def region_costs(pg: PartitionedGraph, costs: Costs | None) -> list[int]:
     """Whole nanoseconds on one core by region."""
     made: list[float] = [r.cost_ns for r in pg.regions]
     names = {r.name: r.id for r in pg.regions}
-    given: Mapping[Any, float] = (
-        _of_same_regions(pg, costs)[0] if isinstance(costs, Timeline) else costs or {}
-    )
+    given: Any = {} if costs is None else costs
+    if isinstance(costs, Timeline):
+        given = _of_same_regions(pg, costs)[0]
+    elif not isinstance(given, Mapping):
+        raise PlanTypeError(
+            "costs must be a timeline, or nanoseconds by id or name of a region, "
+            f"{{{pg.regions[0].name if pg.regions else 0!r}: 1e6}}; got {costs!r}"
+        )
     for key, value in given.items():
-        number = names.get(key) if isinstance(key, str) else key
+        number = names.get(key) if isinstance(key, str) else checks.integer(key)
         if number is None or not 0 <= number < len(made):
             raise PlanError(
                 f"costs must name regions of {pg.graph.name!r} by id (0 to {len(made) - 1}) or name; "

@@ -145,27 +145,37 @@ class _Decision(msgspec.Struct, frozen=True):
 
 def load(key: str) -> dict[str, Any] | None:
     """A stored decision; None if there is none. A broken file is reported once, removed, rebuilt."""
-    path = private_files.cache_folder() / f"{key}.json"
+    try:
+        folder = private_files.cache_folder()
+    except private_files.NoFolder:
+        return None  # whoever stores one says so
+    path = folder / f"{key}.json"
     try:
         data = private_files.opened(private_files.read(path), CACHE_VERSION)
         return msgspec.structs.asdict(msgspec.convert(data, _Decision))
     except FileNotFoundError:
         return None
     except private_files.Untrusted as error:
-        private_files.refused(private_files.cache_folder(), error)
+        private_files.refused(folder, error)
         return None
     except (OSError, ValueError, msgspec.ValidationError) as error:
-        telling.fallback(
-            f"the cached decision {path} cannot be read ({error}); it is made again", stacklevel=2
-        )
         with contextlib.suppress(OSError):  # what cannot be removed is reported again
             path.unlink()
+        telling.fallback(
+            f"the cached decision {path} cannot be read ({error}); it is made again",
+            stacklevel=2,
+            may_wait=True,
+        )
         return None
 
 
 def store(key: str, decision: dict[str, Any]) -> None:
     """Writes a decision atomically; a folder that cannot be written to is reported, not fatal."""
-    folder = private_files.cache_folder()
+    try:
+        folder = private_files.cache_folder()
+    except private_files.NoFolder as error:
+        private_files.not_kept(error)
+        return
     costs = decision.get("costs")
     content = decision | {"costs": None if costs is None else asdict(costs)}
     data = private_files.sealed(content, CACHE_VERSION)
@@ -177,6 +187,7 @@ def store(key: str, decision: dict[str, Any]) -> None:
         telling.fallback(
             f"decisions cannot be kept in {folder} ({error}); they are made again in each process",
             stacklevel=2,
+            may_wait=True,
         )
 
 

@@ -166,5 +166,5 @@ def tuned(strategy: Any, budget_s: Any, choose: Callable[[quiet.ActivityWatch], 
         raise PlanError(f"tune measures Auto's candidates; this function has {strategy!r}")
     if not budget_s > 0:
         raise PlanError(f"budget_s must be a positive number of seconds; got {budget_s!r}")
-    with quiet.turn(wait_s=budget_s) as watch:
+    with telling.warning_last(), quiet.turn(wait_s=budget_s) as watch:
         return choose(watch)

@@ -122,7 +122,8 @@ class Decisions(Generic[C]):
             before, _ = self._while_far.get(signature, (None, 0))
             return keep(signature, before or self._unmeasured(reason))
 
-        return self.put_off.decide(signature, measured, give_up)
+        with telling.warning_last():
+            return self.put_off.decide(signature, measured, give_up)
 
     def wait_for_near(self, signature: Any, made: C, times: int) -> None:
         """Keeps what was measured, for the so many-th time, until the cores are near."""

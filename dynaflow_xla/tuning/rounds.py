@@ -11,12 +11,16 @@ from dynaflow_xla.machine import distance
 from dynaflow_xla.tuning import paired_ranks
 
 CHANCE = 0.05
-"""How often a candidate may be chosen that is as fast as the original."""
+"""How often a candidate may be chosen that is as fast as the original. Of several each: divided among these,
+five to eleven rounds would miss a third of the gains of a fifth that single long calls hide."""
 
 MIN_ROUNDS = 3
 
 FEW_ROUNDS = 5
-"""Fewer rounds have to be won all, and tell a median at most: one of them may be disturbed."""
+"""Fewer rounds tell a median at most: one of them may be disturbed. See ``Medians.doubt``."""
+
+_APART = 0.5
+"""Of what rounds of one way differ by: how far three of the best of several have to lie from the others'."""
 
 FAR_MARGIN = 0.25
 """What a candidate has to gain where the cores were far from each other, see ``distance``. The original
@@ -40,7 +44,7 @@ CLOSE_BELOW, CLOSE_ABOVE = 0.9, 1.06
 """Within these times of the fastest plain way's time a candidate is compared with it in rows of calls."""
 
 _BESIDE, _MOST_BESIDE = 1.04, 2
-"""So are further plain ways and candidates, within the first times of the fastest one's, and so many of each."""
+"""So are further plain ways and candidates, within the first times of the fastest one's; so many of each."""
 
 
 class Medians(dict[str, float]):
@@ -80,12 +84,27 @@ class Medians(dict[str, float]):
     def doubt(self, name: str, over: str) -> str:
         """Why it is not sure that a candidate is faster, or "".
 
-        Fewer than five rounds cannot show it. They are all that a budget allowed for slow calls, and have to
-        be won all.
+        Fewer than five rounds are all that a budget allowed for slow calls. To win all of them is no rare
+        chance (three: one in eight), and the best of several candidates has several. So each of its rounds
+        has to be faster than each of the other's, which of two that are alike one is in one case of 20 with
+        three rounds, of 70 with four; and where the best of several had three, by half of what the rounds of
+        either differ by.
         """
+        pairs = list(zip(self.samples[name], self.samples[over], strict=False))
         won, of = self.rounds_won(name, over)
         if of < FEW_ROUNDS:
-            return "" if won == of else f"faster in {won} of {of} rounds only"
+            if won < of:
+                return f"faster in {won} of {of} rounds only"
+            ours, theirs = zip(*pairs, strict=True)
+            apart = min(theirs) - max(ours)
+            needed = max(max(ours) - min(ours), max(theirs) - min(theirs)) * _APART
+            several = len(self.in_rows or self) > 2
+            if apart > 0 and (apart >= needed or not several or of > MIN_ROUNDS):
+                return ""
+            return (
+                f"faster in {won} of {of} rounds, which differ too much among each other for so few to tell "
+                "(a larger budget_s has more)"
+            )
         chance = self.chance(name, over)
         if chance <= CHANCE:
             return ""
@@ -185,7 +204,8 @@ class Rounds:
             most = factor * min(medians.values())
             close = tuple(name for name in self._sampled if medians[name] <= most)
             if close != self._sampled:
-                self._sampled, self._settled = close, _Settled(medians.samples, medians.far)
+                kept = {name: list(values) for name, values in medians.samples.items()}
+                self._sampled, self._settled = close, _Settled(kept, medians.far)
         return len(self._sampled)
 
     def compared_further(self, plain: Sequence[str], margin: float, *, in_rows: bool) -> list[str]:

@@ -7,9 +7,11 @@ goes straight to what was made for it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from dynaflow_xla.errors import FallbackWarning
@@ -60,13 +62,37 @@ def told(area: Area, text: str, level: int = logging.INFO, **fields: Any) -> Non
         logger.log(level, "%s", text, extra={f"dfx_{name}": x for name, x in fields.items()})
 
 
-def fallback(text: str, stacklevel: int = 2) -> None:
+def fallback(text: str, stacklevel: int = 2, *, may_wait: bool = False) -> None:
     """Warns that something runs in a plainer way than asked for, tells it and counts it.
 
     Args:
         text: What, and why.
         stacklevel: As for ``warnings.warn``.
+        may_wait: Inside of ``warning_last`` warn at its end.
     """
     count("fallbacks")
     told("fallback", text, logging.WARNING, reason=text)
-    warnings.warn(text, FallbackWarning, stacklevel=stacklevel + 1)
+    waiting = getattr(_here, "waiting", None)
+    if may_wait and waiting is not None:
+        waiting.append(text)
+    else:
+        warnings.warn(text, FallbackWarning, stacklevel=stacklevel + 1)
+
+
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def warning_last() -> Iterator[None]:
+    """Warnings of this thread that may wait come at the end.
+
+    Where the user makes errors of warnings, one that only says what later processes will lack would else
+    take from this one what was done.
+    """
+    before, _here.waiting = getattr(_here, "waiting", None), []
+    try:
+        yield
+    finally:
+        texts, _here.waiting = _here.waiting, before
+    for text in texts:
+        warnings.warn(text, FallbackWarning, stacklevel=4)

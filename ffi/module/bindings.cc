@@ -135,13 +135,15 @@ void BindPrograms(nb::module_& m) {
           "Makes the program known to the custom call under `hash`, on host lanes or those of a "
           "CudaEngine, for as long as somebody owns it. Programs of one hash do the same: any of "
           "them may serve.")
-      .def("run", &RunProgram, nb::arg("args"), nb::arg("results"), nb::arg("profile") = false,
-           nb::arg("disturb") = 0, nb::arg("team").none() = nb::none(), nb::arg("stay") = true,
-           "Runs once over raw addresses; returns trace records (id, lane, start_ns, end_ns). "
-           "With `disturb`, a seed: scratch filled with NaN first, lanes that pause at random. "
-           "Members of `team` run the lanes in place of these' threads. With `stay` the caller keeps "
-           "to its core while it runs lane 0, whose steps sleep for the interpreter lock; for steps "
-           "that start no threads, which would inherit that.")
+      .def(
+          "run", &RunProgram, nb::arg("args"), nb::arg("results"), nb::arg("profile") = false,
+          nb::arg("disturb") = 0, nb::arg("team").none() = nb::none(), nb::arg("stay") = true,
+          "Runs once over raw addresses; returns trace records (id, lane, start_ns, end_ns). "
+          "With `disturb`, a seed: scratch filled with NaN first, lanes that pause at random. "
+          "Members of `team` run the lanes in place of these' threads. With `stay` the caller "
+          "keeps "
+          "to its core while it runs lane 0, whose steps sleep for the interpreter lock; for steps "
+          "that start no threads, which would inherit that.")
       .def(
           "add_step_record",
           [](ProgramHandle& self, int lane, int event) {

@@ -264,8 +264,8 @@ class Core(Deciding):
         if graphs.shared is None:
             graphs.shared = overlap.pattern(args, kwargs)
         elif graphs.writes and (found := overlap.pattern(args, kwargs)) != graphs.shared:
-            made = self._for_shared(found)
-            return self.as_written(args, kwargs) if made is None else made._invoke(args, kwargs)
+            other = self._for_shared(found)
+            return self.as_written(args, kwargs) if other is None else other._invoke(args, kwargs)
         if not self.breaks:
             made = self._shortcut.find(args, kwargs)
             if made is not None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.caches.recent import Recent
+from dynaflow_xla.errors import UnsupportedError, checks
 from dynaflow_xla.frontends.torch.backend import Entry
+from dynaflow_xla.frontends.torch.capture import sizes
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.tuning.deciding import options_for
@@ -137,6 +140,10 @@ class _ExportCore(Core):
                     break
             else:
                 self._sources.append((None, (self._functional.constants, spec.target)))
+        self._open = _OpenSizes(
+            [(w, where) for w, where in self._sources if isinstance(w, _Wanted)],
+            self._functional.range_constraints,
+        )
         positions = {spec.arg.name: i for i, spec in enumerate(signature.input_specs)}
         targets = {spec.target: spec.arg.name for spec in signature.input_specs if spec.target}
         out_kind = torch.export.graph_signature.OutputKind
@@ -178,6 +185,7 @@ class _ExportCore(Core):
                 value = leaves[where]
                 wanted.check(value)
                 inputs.append(value)
+        self._open.check(leaves)
         return inputs
 
 
@@ -206,6 +214,8 @@ class _Wanted:
     def check(self, value: Any) -> None:
         """Raises UnsupportedError if an argument is not what the program was exported for."""
         name = self.spec.arg.name
+        if isinstance(self.example, torch.SymInt) and checks.integer(value) is None:
+            raise UnsupportedError(f"argument {name} was exported as an integer; got {value!r}")
         if not self.is_tensor:
             wanted = getattr(self.spec.arg, "value", None)
             if (
@@ -227,3 +237,96 @@ class _Wanted:
         got = f"{value.dtype}{list(value.shape)}" if is_tensor else repr(value)
         shape = ["?" if n is None else n for n in self.shape]
         raise UnsupportedError(f"argument {name} was exported as {self.dtype}{shape}; got {got}")
+
+
+_MAX_SIZES = 64
+
+
+class _OpenSizes:
+    """What the open sizes of an exported program have to be: within their ranges, and equal where they were.
+
+    PyTorch leaves these checks to code of its own around the graph, which does not run here.
+
+    Args:
+        wanted: The user's arguments, each with its place among the leaves of a call.
+        ranges: Of the program, by symbol or by what is computed of one.
+    """
+
+    def __init__(self, wanted: Sequence[tuple[_Wanted, int]], ranges: Mapping[Any, Any]) -> None:
+        self._ranges = ranges
+        self._dims: list[tuple[str, Any, int, int]] = []
+        self._numbers: list[tuple[str, Any, int]] = []
+        for each, where in wanted:
+            name = each.spec.arg.name
+            if each.is_tensor:
+                for dim, size in enumerate(each.example.shape):
+                    if isinstance(size, torch.SymInt):
+                        what = f"dimension {dim} of argument {name}"
+                        self._dims.append((what, sizes.expression(size), where, dim))
+            elif isinstance(each.example, torch.SymInt):
+                what = f"argument {name}"
+                self._numbers.append((what, sizes.expression(each.example), where))
+        # Sizes that fitted, so that a server's calls of few sizes are looked up.
+        self._known: Recent[tuple[int, ...], bool] = Recent(_MAX_SIZES)
+
+    def check(self, leaves: Sequence[Any]) -> None:
+        """Raises UnsupportedError if sizes are not those that the program was exported for."""
+        if not self._dims and not self._numbers:
+            return
+        given = tuple(
+            [leaves[where].shape[dim] for _, _, where, dim in self._dims]
+            + [int(leaves[where]) for _, _, where in self._numbers]
+        )
+        if self._known.get(given):
+            return
+        named: list[tuple[str, Any]] = [(what, expr) for what, expr, _, _ in self._dims]
+        named += [(what, expr) for what, expr, _ in self._numbers]
+        found: dict[Any, tuple[str, int]] = {}  # symbol -> who gives its value
+        for (what, expr), size in zip(named, given, strict=True):
+            if expr.is_Symbol:
+                found.setdefault(expr, (what, size))
+        for (what, expr), size in zip(named, given, strict=True):
+            self._check_range(what, expr, size)
+            if not expr.free_symbols <= set(found):
+                self._solve(what, expr, size, found)
+            elif (must := int(expr.subs({s: found[s][1] for s in expr.free_symbols}))) != size:
+                others = " and ".join(
+                    f"{whose} is {value}"
+                    for s, (whose, value) in found.items()
+                    if s in expr.free_symbols
+                )
+                raise UnsupportedError(
+                    f"the program was exported for {what} to follow from other sizes: where {others}, it "
+                    f"must be {must}; got {size}"
+                )
+        self._known[given] = True
+
+    def _check_range(self, what: str, expr: Any, size: int) -> None:
+        if (within := self._ranges.get(expr)) is None:
+            return
+        # As in PyTorch, which takes sizes of 0 and 1 where a program is for 2 and more.
+        if size < within.lower and within.lower > 2:
+            raise UnsupportedError(
+                f"the program was exported for {what} of at least {within.lower}; got {size}"
+            )
+        if size > within.upper:
+            raise UnsupportedError(
+                f"the program was exported for {what} of at most {within.upper}; got {size}"
+            )
+
+    def _solve(self, what: str, expr: Any, size: int, found: dict[Any, tuple[str, int]]) -> None:
+        """Notes the value of a symbol that no size is by itself, as in ``2 * Dim("half")``."""
+        unknown = expr.free_symbols - set(found)
+        if len(unknown) > 1:
+            return
+        (symbol,) = unknown
+        put = expr.subs({s: found[s][1] for s in expr.free_symbols & set(found)})
+        by, rest = put.coeff(symbol, 1), put.coeff(symbol, 0)
+        if (by * symbol + rest - put).expand() != 0 or not by.is_Integer or by == 0:
+            return  # of no dimension that can be declared
+        if (size - int(rest)) % int(by):
+            raise UnsupportedError(
+                f"the program was exported for {what} of the form {put}; got {size}"
+            )
+        value = (size - int(rest)) // int(by)
+        found[symbol] = f"what {what} is computed of", value

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.errors import DynaflowError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import captures
-from dynaflow_xla.frontends.torch.selected import core_of
+from dynaflow_xla.frontends.torch.batch.buckets import Bucketed
+from dynaflow_xla.frontends.torch.capture import lazy, marks
+from dynaflow_xla.frontends.torch.capture.mutation import effects
+from dynaflow_xla.frontends.torch.selected import SelectCore, core_of
+from dynaflow_xla.frontends.torch.tuning import keeping
 from dynaflow_xla.protocols import PassesOn
 from dynaflow_xla.settings import Settings
 
@@ -42,10 +49,24 @@ class ScheduledFunction(PassesOn):
         return self if instance is None else functools.partial(self, instance)
 
     def __reduce__(self) -> Any:
+        # A decorated function stands where pickle would look for the original.
+        if _stands_at(self):
+            return self.__qualname__
         return ScheduledFunction, (self.original, self.options)
 
     def __repr__(self) -> str:
         return f"<scheduled {self.options.name} with {self.options.how!r}>"
+
+
+def _stands_at(fn: Any) -> bool:
+    """Whether importing a function's qualified name finds the very object."""
+    name = getattr(fn, "__qualname__", None)
+    if not isinstance(name, str):
+        return False
+    found: Any = sys.modules.get(fn.__module__)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is fn
 
 
 class _ModuleView:
@@ -53,12 +74,36 @@ class _ModuleView:
 
     Sharing the dictionary makes parameters, buffers, submodules, hooks, ``training`` and every
     attribute the same object seen from both, whichever of the two changes them.
+
+    The class has the name of the user's, as libraries write that down (``save_pretrained``).
     """
 
     __slots__ = ("_dfx_core", "original")
 
     _dfx_core: Any
+    _dfx_user_class: Any
     original: torch.nn.Module
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """An object of the user's class: what is made anew by ``type(fast)(...)`` is not scheduled.
+
+        Raises:
+            UnsupportedError: a class was derived from that of a scheduled module.
+        """
+        made = cls._dfx_user_class
+        if "_dfx_user_class" not in cls.__dict__:
+            raise UnsupportedError(
+                f"{cls.__qualname__} is derived from the class of a scheduled module, which makes no "
+                f"objects: derive it from {made.__qualname__} itself, and schedule its objects"
+            )
+        # No object of ``cls``, so Python calls no further __init__.
+        return made(*args, **kwargs)
+
+    def __init_subclass__(cls) -> None:
+        """Keeps the user's from running: to a registry this would be another class of the same name."""
+
+    def __del__(self) -> None:
+        """Keeps the user's from running: what it would close belongs to the original, which may live on."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Same values as the original.
@@ -86,8 +131,10 @@ class _ModuleView:
 
 @functools.lru_cache(maxsize=256)
 def _class_for(cls: type) -> type:
+    # The module is this one's: by it, what is scheduled is told from what is not.
+    names = {"__module__": __name__, "__qualname__": cls.__qualname__, "_dfx_user_class": cls}
     try:
-        return type(f"Scheduled{cls.__name__}", (_ModuleView, cls), {"__module__": __name__})
+        return type(cls.__name__, (_ModuleView, cls), names)
     except TypeError as error:
         raise UnsupportedError(
             f"{cls.__name__} cannot be wrapped ({error}); schedule a function that calls the module"
@@ -98,6 +145,12 @@ def schedule_module(original: torch.nn.Module, options: Settings) -> Any:
     """A module like the original whose calls run scheduled."""
     if isinstance(original, _ModuleView):
         original = original.original
+    if "original" in torch.nn.Module.__dir__(original):
+        raise UnsupportedError(
+            f"{type(original).__name__} has something of its own named 'original', the name by which a "
+            "scheduled module gives the module that it was made from: methods would find that instead. "
+            "Rename it, or schedule a function that calls the module"
+        )
     view: Any = object.__new__(_class_for(type(original)))  # type: ignore[arg-type]
     object.__setattr__(view, "__dict__", original.__dict__)
     object.__setattr__(view, "original", original)
@@ -125,3 +178,56 @@ def schedule(fn: Any, options: Settings) -> Any:
     if isinstance(fn, ScheduledFunction):
         fn = fn.original
     return ScheduledFunction(fn, options)
+
+
+def alone(fast: Any, given: Any, args: Any, kwargs: Any) -> list[Any] | None:
+    """What a scheduled callable's original returns, without a trace of that call.
+
+    It is for a comparison with a call that comes next, so that both start from the same state.
+
+    Args:
+        fast: The scheduled callable.
+        given: Arguments and keyword arguments of the call that comes next. It is captured before: a capture
+            tells what calls change beside modules and random states.
+        args: What the original is called with, on copies.
+        kwargs: The same by keyword.
+
+    Returns:
+        Leaves of the result; None for a module without parameters yet, whose first call makes them.
+    """
+    original = fast.original
+    if lazy.uninitialized(original):
+        return None
+    core: Any = fast._dfx_core
+    if isinstance(core, SelectCore):
+        core = core.members[core.chosen(*given)]
+    # What select leaves to the original has no capture that could tell.
+    changes = effects.Changes() if core is None else core.changes
+    with keeping.preserved(original, changes, args, kwargs) as put_back:
+        if core is not None:
+            with contextlib.suppress(DynaflowError):  # the call that comes next tells it
+                core.all_planned(*given)
+            put_back()
+            if lasting := changes.lasting(original):
+                core.warn(
+                    f"{core.options.name!r} is compared with the original at the first padded call of each "
+                    f"bucket, and a call changes what cannot be put back ({', '.join(lasting)}): that "
+                    "happens more than once then. Give check=False where it matters"
+                )
+        _draw(pytree.tree_leaves((args, kwargs)))
+        copied, named = keeping.copies((args, kwargs))
+        with keeping.called_modules_kept(), marks.ignore():
+            return pytree.tree_leaves(original(*copied, **named))
+
+
+def _draw(leaves: Sequence[Any]) -> None:
+    """Draws a number from each generator: results that are random should not be equal by chance."""
+    for device in {torch.device("cpu")} | {x.device for x in leaves if isinstance(x, torch.Tensor)}:
+        if device.type in ("cpu", "cuda"):
+            torch.rand((), device=device)
+    for x in leaves:
+        if isinstance(x, torch.Generator):
+            torch.rand((), generator=x, device=x.device)
+
+
+Bucketed.alone = staticmethod(alone)

@@ -316,7 +316,10 @@ def test_the_next_candidate_may_beat_the_original_surely() -> None:
 def test_a_gain_in_doubt_is_measured_on(
     sleep: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, regardless: bool, better: bool
 ) -> None:
-    """Of long calls a row is one call. The original takes 4 or 8 ms by chance: seven rounds do not show whether 5 ms are less."""
+    """Of long calls a row is one call.
+
+    The original takes 4 or 8 ms by chance: seven rounds do not show whether 5 ms are less.
+    """
     monkeypatch.setattr(autotune, "ROW_S", 0.0)
     counts = {"original": 0, "b": 0, "slow": 0}
     drawn = random.Random(3)

@@ -271,6 +271,21 @@ def test_cache_lists_sums_and_clears_its_own_files_only(folder: Path) -> None:
     assert kept.entries(folder) == [] and all(path.exists() for path in other)
 
 
+def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("DYNAFLOW_XLA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", none)
+    done = run("cache")
+    assert done.exit_code == 1 and "no home folder" in done.stderr
+    assert "RuntimeError" not in done.stderr
+    (check,) = checks.of_cache()
+    assert check.status == "warn" and "no home folder" in check.found
+    assert "DYNAFLOW_XLA_CACHE_DIR" in check.mend
+
+
 # -- doctor -----------------------------------------------------------------------------------------
 
 

@@ -134,3 +134,12 @@ def test_random_conditions_are_met_or_refused() -> None:
         asked.check(made)
         for tried in asked.tried(batch, count):
             asked.check(tried)
+
+
+@pytest.mark.parametrize("share", [4.0, 2.0, 0.25])
+def test_many_nano_batches_of_growing_shares(share: float) -> None:
+    """The largest of so many shares is no float: they are those of the largest one."""
+    made = Conditions(uneven=True).sizes(1300, 1200, share)
+    assert sum(made) == 1300 and len(made) == 1200 and min(made) == 1
+    few = Conditions(uneven=True).sizes(84, 3, share)
+    assert few == {4.0: (4, 16, 64), 2.0: (12, 24, 48), 0.25: (64, 16, 4)}[share]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
+from dynaflow_xla import kernels
 from dynaflow_xla.kernels import ptx_parameters
 
 PTX = """
@@ -149,3 +150,11 @@ def test_plain_lanes_are_a_number() -> None:
         fast = dfx.schedule(lambda x: x * 2, strategy="sequential", backend="ffi", lanes=confined)
         with pytest.raises(dfx.UnsupportedError, match="which lanes of a CPU have not"):
             fast(x)
+
+
+def test_lanes_are_at_most_those_of_the_engine() -> None:
+    header = Path(__file__).parents[2] / "csrc" / "include" / "dfx" / "program.h"
+    assert f"kMaxLanes = {kernels.MAX_LANES};" in header.read_text()
+    assert dfx.Lanes(kernels.MAX_LANES, width=1).count == kernels.MAX_LANES
+    with pytest.raises(dfx.PlanError, match="at most 256; got 257"):
+        dfx.Lanes(257, width=1)

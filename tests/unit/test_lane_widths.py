@@ -15,6 +15,7 @@ from dynaflow_xla.errors import PlanError
 from dynaflow_xla.ir.graph import Graph
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph
+from dynaflow_xla.ir.rules import Op
 from dynaflow_xla.ir.work import Spread
 from dynaflow_xla.planning import table
 from dynaflow_xla.planning.build import build_plan
@@ -279,3 +280,14 @@ def test_widths_come_in_few_numbers(make: Make) -> None:
         pg = beside(make, *(rng.uniform(1, 50) for _ in range(8)))
         seen |= set(plan_of(pg, dfx.Branches(), context(8, 64, 8)).widths.values())
     assert len(seen) <= 24
+
+
+def test_threads_of_a_pool_are_no_cores(make: Make) -> None:
+    """PyTorch with one thread on two cores: two lanes have a core each."""
+    two = partition(make("a = sort x; b = sort y", "a b", inputs="x y"), [Op("*")])
+    made = plan_of(two, Calls({"lane": 0}, {"lane": 1}), context(lanes=2, cores=1, lane_cores=1))
+    assert table.widths(made, two, 2, threads=1) == []
+    assert "planned for 1 core; this process may use 3 now (threads of PyTorch)" in "".join(
+        table.widths(made, two, 2, threads=3)
+    )
+    assert "2 threads for 1 core" in "\n".join(table.widths(made, two, 1, threads=1))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dynaflow_xla import machine
+from dynaflow_xla import machine, settings
 from dynaflow_xla.caches import private_files
-from dynaflow_xla.errors import FallbackWarning
+from dynaflow_xla.errors import FallbackWarning, PlanError
 from dynaflow_xla.machine import figures, processors
 from dynaflow_xla.tuning import autotune
 
@@ -220,3 +222,40 @@ def test_what_is_assumed_of_a_processor(
 def test_nothing_is_assumed_of_what_does_not_say_what_it_is() -> None:
     for text in ("", "CPU part\t: 0xd40\nFeatures\t: fp asimd sve\n", ":::\n"):
         assert processors.assumed_of(text) == machine.ASSUMED
+
+
+@pytest.mark.parametrize(
+    ("variables", "mine", "threads", "said"),
+    [
+        ({"OMP_PROC_BIND": "true"}, {3}, [{3}, {1}], "or call os.sched_setaffinity(0, {1, 3})"),
+        ({"OMP_PROC_BIND": "close"}, {0}, [{0, 1}], "or call os.sched_setaffinity(0, range(0, 2))"),
+        ({"GOMP_CPU_AFFINITY": "0-1"}, {0}, [{1}], "GOMP_CPU_AFFINITY=0-1 has OpenMP bind"),
+        ({"OMP_PROC_BIND": "FALSE"}, {0}, [{1}], ""),
+        ({"KMP_AFFINITY": "none"}, {0}, [{1}], ""),
+        ({}, {0}, [{1}], ""),
+        ({"OMP_PROC_BIND": "true"}, {0}, [{0}], ""),
+        ({"OMP_PROC_BIND": "true"}, {0, 1}, [{0}], ""),
+    ],
+)  # fmt: skip
+def test_openmp_may_bind_a_process_to_a_core(
+    variables: dict[str, str], mine: set[int], threads: list[set[int]], said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Lanes would be silently one, or refused without a word of why."""
+    for name in machine._BINDING:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "listdir", lambda _: [str(n + 1) for n in range(len(threads))])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda t: threads[t - 1] if t else mine)
+    monkeypatch.setattr(settings, "_told", False)
+    if not said:
+        assert machine.bound_by() == "" and settings.resolve_lanes(None) == len(mine)
+        return
+    assert said in machine.bound_by() and f"to core {min(mine)}, of 2" in machine.bound_by()
+    with pytest.warns(FallbackWarning, match=f"by default there is one lane: .*{re.escape(said)}"):
+        assert settings.resolve_lanes(None) == 1
+    assert settings.resolve_lanes(None) == 1  # said once: warnings are errors here
+    with pytest.raises(PlanError, match="must not exceed the cores .*, 1; got 2") as raised:
+        settings.resolve_lanes(2)
+    assert said in str(raised.value)

@@ -148,3 +148,26 @@ def test_compiled_regions_are_kept_by_the_process_where_the_cache_is_not_trusted
     with pytest.warns(dfx.FallbackWarning, match="is not used"):
         own = compilers._folder("aoti")
     assert folder not in own.parents and own.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_home_nothing_is_kept_and_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Containers run programs as users that have no entry and no HOME."""
+
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("DYNAFLOW_XLA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", none)
+    monkeypatch.setattr(private_files, "_refused", set())
+    with pytest.raises(OSError, match=r"no home folder .* name a folder in DYNAFLOW_XLA_CACHE_DIR"):
+        private_files.cache_folder()
+    with pytest.warns(dfx.FallbackWarning, match=r"decisions cannot be kept .*no home") as said:
+        for key in ("k", "other"):
+            assert autotune.load(key) is None
+            autotune.store(key, DECISION)
+    assert len(said) == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert private_files.cache_folder() == Path("/somewhere/dynaflow_xla")

@@ -259,6 +259,10 @@ def test_a_plan_of_nothing() -> None:
         ({0: math.nan}, "nan"),
         ({0: math.inf}, "inf"),
         ({0: "1"}, "'1'"),
+        ({0.5: 1.0}, "got 0.5"),
+        ({None: 1.0}, "got None"),
+        ([1.0, 2.0], "costs must be a timeline, or nanoseconds by id or name"),
+        (5, "costs must be a timeline, or nanoseconds by id or name"),
     ],
 )
 def test_bad_costs_are_refused(costs: Any, what: str) -> None:

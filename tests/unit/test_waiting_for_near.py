@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import dynaflow_xla as dfx
 from dynaflow_xla.machine import distance
+from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.tuning import quiet
-from dynaflow_xla.tuning.choice import Choice
+from dynaflow_xla.tuning.choice import Choice, to_disk, tuned
 from dynaflow_xla.tuning.decisions import Decisions
 
 
@@ -148,3 +151,34 @@ def test_cleared_decisions_wait_for_nothing(scene: _Scene) -> None:
     scene.decisions.clear()
     scene.made = lambda: _kept(far=False)
     assert scene.call() is not None and scene.measured == 2
+
+
+def test_where_warnings_are_errors_a_decision_is_kept_before_one(
+    scene: _Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that cannot be written to made each call measure anew."""
+    monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", "/proc/none")
+    scene.trip = 55.0
+
+    def made() -> Choice:
+        choice = _kept(far=False)
+        to_disk("k", choice)
+        return choice
+
+    scene.made = made
+    for where in (
+        scene.call,
+        lambda: tuned(Auto(), 1.0, lambda _: scene.decisions.put("g", made())),
+    ):
+        with (
+            pytest.raises(dfx.FallbackWarning, match="decisions cannot be kept in /proc/none"),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("error")
+            where()
+    assert scene.call() is scene.decisions.decided("f") is not None and scene.measured == 1
+    assert scene.decisions.decided("g") is not None
+    with pytest.warns(
+        dfx.FallbackWarning, match="cannot be kept"
+    ):  # at once, where nothing is decided
+        to_disk("k", _kept(far=False))

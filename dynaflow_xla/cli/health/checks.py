@@ -159,7 +159,15 @@ def of_tools() -> Iterator[Check]:
 
 def of_cache() -> Iterator[Check]:
     """Where decisions and compiled regions are kept."""
-    folder = private_files.cache_folder()
+    try:
+        folder = private_files.cache_folder()
+    except private_files.NoFolder:
+        yield Check(
+            "cache", "folder", "warn",
+            "this user has no home folder to keep it in: each process measures and compiles anew",
+            "name a folder in DYNAFLOW_XLA_CACHE_DIR",
+        )  # fmt: skip
+        return
     try:
         private_files.check_folder(folder)
         entries = kept.entries(folder)

@@ -61,7 +61,7 @@ def framework_of(target: Target) -> str:
         return loaded[0]
     if callable(getattr(target.fn, "lower", None)):
         return "jax"
-    return dispatch.of_arguments(target.name, target.args, target.kwargs)
+    return dispatch.of_call(target.name, (target.fn,), target.args, target.kwargs)
 
 
 def parsed(texts: Sequence[str]) -> dict[str, Any]:

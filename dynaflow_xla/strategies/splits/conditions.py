@@ -54,7 +54,9 @@ class Conditions:
             )
         # Rows that cost nothing at all cost the same.
         ends = list(accumulate(self.work if any(self.work) else [1.0] * batch))
-        shares = [share**k for k in range(count)]
+        # Of the largest one: of many, the largest for that of the first is no float any more.
+        largest = count - 1 if share > 1 else 0
+        shares = [share ** (k - largest) for k in range(count)]
         goals = [ends[-1] * part / sum(shares) for part in accumulate(shares)]
         cuts: list[int] = []
         first = 0

@@ -1,4 +1,4 @@
-"""What an equation does besides its inputs, as a text: its parameters, numbers among its inputs, its bodies."""
+"""What an equation does besides its inputs, as a text: parameters, numbers among its inputs, bodies."""
 
 from __future__ import annotations
 

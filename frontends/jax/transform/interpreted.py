@@ -1,4 +1,4 @@
-"""What looks into functions operator by operator, and has to see the original's: ``checkify``, ``sparsify``."""
+"""What looks into functions operator by operator, and has to see the original's: ``checkify``, say."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from dynaflow_xla.frontends.torch.native.memory import Environment, Memory
 from dynaflow_xla.frontends.torch.native.stretches.regions import Stretch, StretchBody
 from dynaflow_xla.frontends.torch.native.stretches.source import FusedOperators
 from dynaflow_xla.frontends.torch.opaque import regions as opaque
-from dynaflow_xla.frontends.torch.tuning import gradients, keeping
+from dynaflow_xla.frontends.torch.tuning import copying, gradients, keeping
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.plan import Plan
 
@@ -173,7 +173,7 @@ class Subject:
         if not watch.concurrent:
             for stage, _ in runnable.stages:
                 stage.program = None
-        inputs = list(keeping.copies(list(self.inputs)) if self._writes else self.inputs)
+        inputs = list(copying.copies(list(self.inputs)) if self._writes else self.inputs)
         saved = threads.limit()  # as on lanes: sums over several threads have other bits
         try:
             with keeping.random_kept((), {}):
@@ -282,7 +282,7 @@ def _look(
     kept = keeping.preserved(target.original, target.changes, args, kwargs)
     with kept, running.observing_each(observer):
         try:
-            result = target.call(*keeping.copies((args, kwargs)), planned=True)
+            result = target.call(*copying.copies((args, kwargs)), planned=True)
         except Exception:
             if failed:
                 raise failed[0] from None
@@ -325,7 +325,7 @@ def check_determinism(core: Core, args: Any, kwargs: Any, runs: int) -> Determin
 
     def call() -> list[tuple[str, str]]:
         with keeping.preserved(target.original, target.changes, args, kwargs):
-            given = keeping.copies((args, kwargs))
+            given = copying.copies((args, kwargs))
             result = target.call(*given, planned=True)
             leaves, _ = pytree.tree_flatten_with_path(result)
             told = [
@@ -351,7 +351,7 @@ def check_determinism(core: Core, args: Any, kwargs: Any, runs: int) -> Determin
         def look(entry: Any, given: Sequence[Any]) -> None:
             if isinstance(entry, NativeEntry):
                 inputs = list(given) if entry.prepare is None else entry.prepare(list(given))
-                made.append(Subject(entry, keeping.copies(inputs), core.options.name))
+                made.append(Subject(entry, copying.copies(inputs), core.options.name))
 
         _look(target, args, kwargs, look)
         return made

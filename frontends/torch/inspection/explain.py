@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dynaflow_xla import machine
 from dynaflow_xla.errors import VerificationError
 from dynaflow_xla.frontends.torch.backend import Backend, Entry
 from dynaflow_xla.frontends.torch.capture import lazy, marks, names
 from dynaflow_xla.frontends.torch.compare import compare
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.dynamo import running
-from dynaflow_xla.frontends.torch.tuning import auto, call_signature, keeping
+from dynaflow_xla.frontends.torch.tuning import auto, call_signature, copying, keeping
 from dynaflow_xla.planning.table import region_table, time_to_make, widths
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.tuning import choice as choosing, quiet
@@ -62,7 +63,8 @@ def _explain_entry(entry: Entry, backend: Backend) -> list[str]:
     ]
     lines += region_table(entry.plan, entry.pg)
     lines += entry.describe()
-    lines += [f"width: {line}" for line in widths(entry.plan, entry.pg, torch.get_num_threads())]
+    told = widths(entry.plan, entry.pg, machine.cores(), torch.get_num_threads())
+    lines += [f"width: {line}" for line in told]
     lines.append(time_to_make(entry.seconds))
     for region in entry.pg.regions:
         op = entry.pg.graph.ops[region.ops[0]]
@@ -85,7 +87,7 @@ def verify(fast: Core, args: Any, kwargs: Any) -> Report:
     target = fast.target(args, kwargs)
 
     def run(call: Any) -> tuple[Any, Any, Any]:
-        given = keeping.copies((args, kwargs))
+        given = copying.copies((args, kwargs))
         with keeping.preserved(fast.original, fast.changes, args, kwargs):
             result = call(*given[0], **given[1])
             module = fast.original
@@ -144,7 +146,7 @@ def _compared(name: str, want: Any, got: Any, seen: set[int]) -> list[Row]:
             rows.append(compare(which, w.detach(), g.detach()))
         elif type(w) is not type(g):
             raise VerificationError(f"{which} must be a {type(w).__name__}; got {type(g).__name__}")
-        elif not keeping.is_object(w):
+        elif not copying.is_object(w):
             if repr(w) != repr(g):
                 raise VerificationError(f"{which} must be {w!r}; got {g!r}")
         elif hasattr(w, "__dict__") and id(w) not in seen:

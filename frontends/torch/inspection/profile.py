@@ -11,7 +11,7 @@ from dynaflow_xla.frontends.torch.commands import wait
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.native.entry import NativeEntry
-from dynaflow_xla.frontends.torch.tuning import keeping
+from dynaflow_xla.frontends.torch.tuning import copying, keeping
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.timelines.measured import Measured, fastest
 from dynaflow_xla.timelines.timeline import Timeline
@@ -45,7 +45,7 @@ def _profile(
         def once() -> Timeline:
             put_back()
             timelines.clear()
-            target.call(*keeping.copies((args, kwargs)), planned=True)
+            target.call(*copying.copies((args, kwargs)), planned=True)
             if not timelines:
                 raise UnsupportedError(f"{target.options.name!r} did not run a captured graph")
             return min(timelines, key=_length)
@@ -82,7 +82,7 @@ def _of_xla(target: Core, args: Any, kwargs: Any, entry: Any) -> Timeline:
 
     kept = keeping.preserved(target.original, target.changes, args, kwargs)
     with kept, running.observing(entry, run):
-        target.call(*keeping.copies((args, kwargs)), planned=True)
+        target.call(*copying.copies((args, kwargs)), planned=True)
     if not found or found[0] is None:
         raise UnsupportedError(f"{target.options.name!r} did not run a captured graph")
     return found[0]
@@ -107,7 +107,7 @@ def timed(fast: Core, args: Any, kwargs: Any, rounds: int) -> tuple[list[int], l
 
     def once(call: Any) -> int:
         with keeping.preserved(target.original, target.changes, args, kwargs):
-            a, k = keeping.copies((args, kwargs))
+            a, k = copying.copies((args, kwargs))
             start = time.perf_counter_ns()
             wait(call(*a, **k))
             return time.perf_counter_ns() - start

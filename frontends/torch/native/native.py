@@ -288,11 +288,8 @@ class Native:
         """As a call; tells ``measured`` when regions ran."""
         memory = self.memory
         env = memory.environment(inputs)
-        call = _Call(
-            env,
-            torch.is_inference_mode_enabled(),
-            _flushes(),
-        )
+        call = _Call(env, torch.is_inference_mode_enabled(), _flushes())
+        cause: BaseException | None = None
         grad = torch.is_grad_enabled()
         modes.set_grad_enabled(False)
         views = modes.keep_views_plain()
@@ -313,6 +310,9 @@ class Native:
         finally:
             modes.set_grad_enabled(grad)
             modes.restore_views(views)
+            # An error refers to the frames it passed, this one among them: it would keep itself, and with
+            # itself the call's tensors, until the garbage collector runs.
+            call.error = cause = None
         memory.finish(env)
         for into, value in memory.written:
             env[into].copy_(env[value])

@@ -14,11 +14,10 @@ import torch
 from dynaflow_xla._version import __version__
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
-from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.tuning import call_signature, keeping, one_thread, variants
-from dynaflow_xla.frontends.torch.tuning.trial import Trial
+from dynaflow_xla.frontends.torch.tuning.trial import Trial, hooked
 from dynaflow_xla.machine import distance
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.auto import OneOf, too_large
@@ -191,8 +190,12 @@ def _choose(
     def as_it_is(reason: str, **told: Any) -> Choice:
         return Choice(child_of(default), reason, **told, candidate=default)
 
-    if not core.captured_ahead and (hooked := _hooked(core.original)) is not None:
-        return as_it_is(f"{hooked} has hooks, which measuring would call: it is not measured")
+    if not core.captured_ahead and (with_hooks := hooked(core.original)) is not None:
+        return as_it_is(f"{with_hooks} has hooks, which measuring would call: it is not measured")
+    try:  # before anything is called with what cannot be copied, say a generator
+        run = Trial(core, args, kwargs)
+    except UnsupportedError as error:
+        return as_it_is(f"not measured: {error}")
     first = core.with_strategy(
         next(iter(candidates.values())), "" if compiler == "eager" else "eager"
     )
@@ -213,19 +216,15 @@ def _choose(
         return as_it_is(f"the graph communicates ({', '.join(outer)}): it is not measured")
     if small := choice_of.too_small((r for e in entries for r in e.pg.regions), strategy):
         return as_it_is(small)
-    try:
-        run = Trial(core, args, kwargs)
-    except UnsupportedError as error:
-        return as_it_is(f"not measured: {error}")
     key = _key(core, entries, candidates.values(), len(run.wanted))
     if not tuned and (kept := choice_of.from_disk(key, child_of, Choice)):
         return kept
-    with keeping.preserved(core.original, core.changes, args, kwargs) as run.put_back:
+    with keeping.own_runs(core.original, core.changes, args, kwargs, watch) as run.runs:
         ways = ways_to_run.Ways(spending)
         anew = _OPERATOR_S * sum(len(e.captured.graph.ops) for e in entries)
         capture_s = max(capture_s, anew)
         left_out: dict[str, str] = {}
-        whole_s = _plain(core, forms, run, ways, anew, left_out)
+        whole_s = _plain(core, forms, run, ways, anew, left_out, strict=tuned)
         predicted = _planned(
             core, forms, entries, run, args, kwargs, ways, capture_s, whole_s, left_out
         )
@@ -272,6 +271,8 @@ def _plain(
     ways: ways_to_run.Ways,
     anew: float,
     left_out: dict[str, str],
+    *,
+    strict: bool,
 ) -> float:
     """Calls what one would run instead.
 
@@ -291,7 +292,7 @@ def _plain(
             with marks.ignore():
                 return core.original(*a, **k)
 
-        ways.original(run.of(original), anew)
+        ways.original(run.of_original(original, strict=strict), anew)
     if core.options.compiler == "eager":
         return 0.0
     run.put_back()
@@ -489,17 +490,6 @@ def _short(error: Exception) -> str:
 
 def _caller(child: Any) -> Callable[..., Any]:
     return lambda *a, **k: child.call(a, k)
-
-
-def _hooked(original: Any) -> str | None:
-    """Path of a module with hooks, if there is one: they may have effects."""
-    if operators.hooks_on_all_modules():
-        return "every module"
-    if isinstance(original, torch.nn.Module):
-        for name, module in original.named_modules():
-            if operators.has_hooks(module):
-                return f"the module {name!r}" if name else "the module"
-    return None
 
 
 def _child(core: Any, forms: dict[str, variants.Variant], choice: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaflow_xla.frontends.torch.tuning import keeping
+from dynaflow_xla.frontends.torch.tuning import copying
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _NO_KEYWORDS = (dict, ())
@@ -49,7 +49,7 @@ def _part(value: Any) -> Any:
         return value.shape, value.dtype, value.requires_grad
     if isinstance(value, int) and not isinstance(value, bool | enum.Enum):
         return (value,), kind, False  # as of a tensor's sizes
-    if isinstance(value, keeping.PLAIN) and not isinstance(value, float | complex):
+    if isinstance(value, copying.PLAIN) and not isinstance(value, float | complex):
         return kind, repr(value)
     members, tree = pytree.tree_flatten(value)
     if tree.is_leaf():

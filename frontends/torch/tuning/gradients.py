@@ -41,12 +41,47 @@ def of(result: Any, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def names(original: Any, args: Any, kwargs: Any) -> dict[int, str]:
-    """By identity the names of tensors among the arguments and of parameters."""
+    """By identity the names of tensors among the arguments (of ``copying``) and of parameters."""
     found: dict[int, str] = {}
     for said, tree in (("argument", args), ("argument ", kwargs)):
         for path, x in pytree.tree_flatten_with_path(tree)[0]:
             if isinstance(x, torch.Tensor):
-                found[id(x)] = said + pytree.keystr(path)
+                # The copy of a computed one is computed, from a leaf of its own.
+                found |= dict.fromkeys(map(id, (x, *leaves_of([x]))), said + pytree.keystr(path))
     if isinstance(original, torch.nn.Module):
         found |= {id(p): f"parameter {name!r}" for name, p in original.named_parameters()}
     return found
+
+
+_DEPTH = 3
+"""Objects in attributes of objects in attributes: so far an argument's graph is looked for in a module."""
+
+
+def held_by(original: Any) -> list[str]:
+    """Names of a module's attributes, and of those of modules in it, that hold what autograd computed.
+
+    The backward of a call goes on into the graph of such a tensor, which is not the call's own: a weight that
+    another network makes, a state that is kept from call to call.
+    """
+    if not isinstance(original, torch.nn.Module):
+        return []  # gradients of a function's trial end at its arguments
+    found: list[str] = []
+    seen: set[int] = set()
+    for path, module in original.named_modules():
+        held = vars(module) | dict(module.named_buffers(recurse=False))
+        for name, value in held.items():
+            if _holds_graph(value, seen, _DEPTH):
+                found.append(f"{path}.{name}" if path else name)
+    return found
+
+
+def _holds_graph(value: Any, seen: set[int], depth: int) -> bool:
+    for x in pytree.tree_leaves(value):
+        if isinstance(x, torch.Tensor):
+            if not x.is_leaf:
+                return True
+        elif depth and id(x) not in seen and type(getattr(x, "__dict__", None)) is dict:
+            seen.add(id(x))
+            if _holds_graph(vars(x), seen, depth - 1):
+                return True
+    return False

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import enum
-import random
-import sys
 import threading
-import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -18,95 +13,129 @@ from torch.utils import _pytree as pytree
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import modes, operators
 from dynaflow_xla.frontends.torch.capture.mutation import effects
+from dynaflow_xla.frontends.torch.tuning import randomness
+from dynaflow_xla.frontends.torch.tuning.copying import copies as copies, objects_copied
+from dynaflow_xla.tuning import quiet
 from dynaflow_xla.tuning.put_back import Saved
 
-PLAIN = (
-    type(None), bool, int, float, complex, str, bytes, slice, range, enum.Enum,
-    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat,
-    torch.SymBool,
-)  # fmt: skip
-"""Types whose values never change."""
 
-_SHARED = (
-    torch.nn.Module, torch.Generator, type, types.FunctionType, types.BuiltinFunctionType,
-    types.MethodType, types.ModuleType,
-)  # fmt: skip
-"""Types that are not copied: code, and what ``preserved`` and ``random_kept`` know."""
+class _Value:
+    """What a tensor held before anything ran, and whether it was written since.
 
-
-def is_object(leaf: Any) -> bool:
-    """Whether an argument is an object that a call may change, say a cache of keys and values."""
-    return not isinstance(leaf, (torch.Tensor, *PLAIN, *_SHARED))
-
-
-def objects_copied(tree: Any) -> Any:
-    """The same with every object copied deeply that a call may change; tensors are as they are.
-
-    Raises:
-        UnsupportedError: an object cannot be copied.
+    Attributes:
+        tensor: The tensor.
+        value: A copy of that.
+        first: How often it had been written then; None: it does not count writes.
+        seen: The same, when that was last looked at.
+        since: How many runs had been looked at when it was saved.
+        runs: In how many of those that followed it was written.
+        in_first: Whether the first of them wrote it.
+        uncounted: Whether that one wrote it without being counted; other ways to run may count.
     """
-    memo: dict[int, Any] = {}
 
-    def copied(leaf: Any) -> Any:
-        if not is_object(leaf):
-            return leaf
+    __slots__ = ("first", "in_first", "runs", "seen", "since", "tensor", "uncounted", "value")
+
+    def __init__(self, tensor: torch.Tensor, since: int) -> None:
+        self.tensor, self.value = tensor, tensor.detach().clone()
+        self.first = self.seen = None if tensor.is_inference() else tensor._version
+        self.since, self.runs, self.in_first, self.uncounted = since, 0, False, False
+
+    def put_back(self, is_ours: bool) -> None:
+        """Writes the value back, where something changed it.
+
+        The count of writes decides, since autograd refuses a graph with a tensor that was written after: none
+        is written for nothing. Some writes are not counted (of batch norm, through ``data``), nor are these
+        put back in a way that counts.
+
+        Args:
+            is_ours: Whether writes that were counted are those of our runs.
+        """
+        if self.first is None:
+            if self.differs():
+                with torch.inference_mode():
+                    self.tensor.copy_(self.value)
+        elif self.tensor._version != self.first:
+            if is_ours:
+                with torch.no_grad():
+                    self.tensor.copy_(self.value)
+        elif self.differs():
+            self.tensor.data.copy_(self.value)
+
+    def differs(self) -> bool:
+        """Whether other values are there; of what has no elements in memory to compare, no."""
+        if self.tensor.layout != torch.strided or self.tensor.is_meta:
+            return False
         try:
-            return copy.deepcopy(leaf, memo)
-        except Exception as error:
-            raise UnsupportedError(
-                f"an argument of type {type(leaf).__qualname__} cannot be copied ({error}), and this runs "
-                "the function several times, which may change it. Pass tensors and containers that "
-                "torch.utils._pytree knows, or give the type a __deepcopy__"
-            ) from error
-
-    return pytree.tree_map(copied, tree)
+            return not torch.equal(self.tensor, self.value)
+        except NotImplementedError:  # a class or type of tensors that cannot be compared
+            return False
 
 
-def copies(tree: Any) -> Any:
-    """The same with every tensor cloned, and every object copied that a call may change.
+class _Values:
+    """Tensors with what they held before anything ran.
 
-    A tensor that is there twice is so in the copy: a call would be captured anew for two that differ.
-
-    Raises:
-        UnsupportedError: an object cannot be copied.
+    Attributes:
+        alone: Whether there was no other thread of Python's when runs began.
     """
-    made: dict[int, Any] = {}
 
-    def cloned(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        if id(leaf) not in made:
-            made[id(leaf)] = leaf, leaf.detach().clone().requires_grad_(leaf.requires_grad)
-        return made[id(leaf)][1]
+    def __init__(self) -> None:
+        self._known: dict[int, _Value] = {}
+        self._runs = 0
+        self.alone = True
 
-    return pytree.tree_map(cloned, objects_copied(tree))
+    def save(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Keeps what some hold; what is known already was saved before anything changed it."""
+        with modes.apart(), torch.no_grad():  # of the modes of a capture, which may be going on
+            for tensor in tensors:
+                if id(tensor) not in self._known:
+                    self._known[id(tensor)] = _Value(tensor, self._runs)
+
+    def begin(self) -> None:
+        """A run of ours begins, of which is noted what it writes."""
+        self.alone &= threading.active_count() == 1
+        for known in self._known.values():
+            if known.first is not None:
+                known.seen = known.tensor._version
+
+    def end(self) -> None:
+        """It is over."""
+        for known in self._known.values():
+            is_first = self._runs == known.since
+            if known.first is not None and known.tensor._version != known.seen:
+                known.runs += 1
+                known.in_first |= is_first
+            elif is_first:
+                known.uncounted = known.first == known.seen and known.differs()
+        self._runs += 1
+
+    def put_back(self) -> None:
+        """Writes back what runs of ours changed; all is theirs where no run was noted.
+
+        Our runs all do the same: what few of them wrote, another thread wrote. What only the first one
+        did is ours, too: something that is made once.
+        """
+        for known in reversed(self._known.values()):
+            most = known.uncounted or 2 * known.runs > self._runs - known.since
+            known.put_back(self.alone or most or (known.in_first and known.runs == 1))
 
 
 @contextmanager
 def random_kept(args: Any, kwargs: Any) -> Iterator[None]:
     """Puts random states back: of the default generators, of Python and of those among the arguments."""
-    on_gpu = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    leaves = (torch.default_generator, *on_gpu, *pytree.tree_leaves((args, kwargs)))
-    found = {id(x): x for x in leaves if isinstance(x, torch.Generator)}
-    states = [(x, x.get_state()) for x in found.values()]
-    python = random.getstate()
-    numpy = sys.modules.get("numpy")
-    of_numpy = None if numpy is None else numpy.random.get_state()
+    generators = randomness.Generators(args, kwargs)
+    states = generators.states()
     try:
         yield
     finally:
-        for generator, state in states:
-            generator.set_state(state)
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(of_numpy)
+        generators.put_back(states)
 
 
 @contextmanager
 def called_modules_kept() -> Iterator[None]:
     """Puts back the state of every module that this thread calls meanwhile, wherever the module is held."""
     me = threading.get_ident()
-    found: dict[int, tuple[torch.nn.Module, Saved, list[Any]]] = {}
+    found: dict[int, tuple[torch.nn.Module, Saved]] = {}
+    tensors = _Values()
 
     def before(module: torch.nn.Module, _: Any) -> None:
         if threading.get_ident() != me or id(module) in found:
@@ -115,24 +144,17 @@ def called_modules_kept() -> Iterator[None]:
             if id(inside) not in found:
                 saved = Saved()
                 saved.whole(inside)
-                own = (*inside.parameters(recurse=False), *inside.buffers(recurse=False))
-                found[id(inside)] = inside, saved, [(t, t.detach().clone()) for t in own]
+                found[id(inside)] = inside, saved
+                tensors.save((*inside.parameters(recurse=False), *inside.buffers(recurse=False)))
 
     handle = operators.before_all_modules(before)
     try:
         yield
     finally:
         handle.remove()
-        for _, saved, tensors in found.values():
+        for _, saved in found.values():
             saved.put_back()
-            _written_back(tensors)
-
-
-def _written_back(tensors: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    with torch.no_grad():
-        for tensor, value in tensors:
-            if not torch.equal(tensor, value):  # autograd counts writes, so none without need
-                tensor.copy_(value)
+        tensors.put_back()
 
 
 def _modules(original: Any, args: Any, kwargs: Any) -> list[torch.nn.Module]:
@@ -160,9 +182,8 @@ def arguments_kept(original: Any, args: Any, kwargs: Any) -> Iterator[Any]:
     whole = Saved()
     for module in _modules(original, args, kwargs):
         whole.whole(module)
-    leaves = {id(x): x for x in pytree.tree_leaves((args, kwargs)) if _is_plain(x)}
-    versions = {i: x._version for i, x in leaves.items() if not x.is_inference()}
-    saved = _with_values(leaves.values())
+    tensors = _Values()
+    tensors.save(x for x in pytree.tree_leaves((args, kwargs)) if _is_plain(x))
     try:
         given = objects_copied((args, kwargs))
     except UnsupportedError:  # whether it has to be copied is not known here
@@ -172,14 +193,35 @@ def arguments_kept(original: Any, args: Any, kwargs: Any) -> Iterator[Any]:
             yield given
     finally:
         whole.put_back()
-        # Those of inference count no writes.
-        _written_back((t, v) for t, v in saved if t.is_inference() or t._version != versions[id(t)])
+        tensors.put_back()
 
 
 def _is_plain(leaf: Any) -> bool:
     """Whether it is a tensor of PyTorch's own whose elements lie in memory."""
     own = type(leaf) in (torch.Tensor, torch.nn.Parameter)
     return own and leaf.layout == torch.strided and not leaf.is_meta
+
+
+@contextmanager
+def _state_kept(
+    original: Any, changes: effects.Changes, args: Any, kwargs: Any
+) -> Iterator[tuple[Saved, _Values]]:
+    places, whole, tensors = Saved(), Saved(), _Values()
+    tensors.save(_saved_places(changes.places, original, places))
+    for module in _modules(original, args, kwargs):
+        tensors.save((*module.parameters(recurse=False), *module.buffers(recurse=False)))
+        whole.whole(module)
+
+    def found(new: frozenset[effects.MutatedPlace]) -> None:
+        tensors.save(_saved_places(new, original, places))
+
+    try:
+        with changes.watched(found):
+            yield places, tensors
+    finally:
+        places.put_back()
+        whole.put_back()
+        tensors.put_back()
 
 
 @contextmanager
@@ -200,26 +242,140 @@ def preserved(
     Yields:
         What puts the other places back in between, tensors left out, so that a call starts as the first did.
     """
-    places, whole = Saved(), Saved()
-    tensors = _saved_places(changes.places, original, places)
-    for module in _modules(original, args, kwargs):
-        tensors += module.parameters(recurse=False)
-        tensors += module.buffers(recurse=False)
-        whole.whole(module)
-    tensors = list({id(t): t for t in tensors}.values())
-    saved = _with_values(tensors)
+    with _state_kept(original, changes, args, kwargs) as (places, _), random_kept(args, kwargs):
+        yield places.put_back
 
-    def found(new: frozenset[effects.MutatedPlace]) -> None:
-        saved.extend(_with_values(_saved_places(new, original, places)))
 
-    try:
-        with changes.watched(found), random_kept(args, kwargs):
-            yield places.put_back
-    finally:
-        places.put_back()
-        whole.put_back()
-        # What was saved twice was saved first before anything changed it.
-        _written_back(reversed(saved))
+class Given:
+    """What one run of a measurement is called with.
+
+    The run is over when the last reference to this goes: whoever measures holds one while it takes the time,
+    and none after, so that what is put back then is not timed.
+
+    Attributes:
+        args: Of the call.
+        kwargs: Of the call.
+
+    Args:
+        given: Both.
+        over: Called when the run is over.
+    """
+
+    def __init__(self, given: tuple[Any, Any], over: Callable[[Given], None]) -> None:
+        self.args, self.kwargs = given
+        self._over = over
+
+    def __del__(self) -> None:
+        self._over(self)
+
+
+_TELLING = 2
+"""So many runs tell which generators are drawn from: those that all of them drew from."""
+
+
+class OwnRuns:
+    """The runs of a measurement, beside which other threads go on: their work is not undone.
+
+    Random states are put back after each run, of the generators that runs draw from, and of tensors only what
+    runs wrote. Which these are is looked at in the first runs of each way to run: that takes longer than many
+    a function.
+
+    Args:
+        places: What is no tensor, put back before each run.
+        tensors: What runs may write.
+        generators: What runs may draw from.
+        watch: Is told where another thread drew random numbers between two runs.
+    """
+
+    def __init__(
+        self, places: Saved, tensors: _Values, generators: randomness.Generators,
+        watch: quiet.ActivityWatch,
+    ) -> None:  # fmt: skip
+        self._places, self._tensors, self._generators = places, tensors, generators
+        self._watch = watch
+        self._drawn: set[Hashable] | None = None  # None: nothing was looked at yet
+        self._start = generators.states()
+        self._left: dict[Hashable, Any] = {}  # as the last run found them
+        self._running = 0  # the id of what is given; 0 between runs
+        self._looks = False
+        self._runs_looked_at = 0
+
+    def put_back(self) -> None:
+        """Puts places back, tensors and random states left out, so that a call starts as the first did."""
+        self._places.put_back()
+
+    def begin(self, given: tuple[Any, Any], *, look: bool) -> Given:
+        """A run begins.
+
+        Args:
+            given: Arguments and keyword arguments.
+            look: Find out what it writes and draws.
+        """
+        self.end()
+        self.put_back()
+        made = Given(given, self._over)
+        self._running, self._looks = id(made), look
+        if look or self._drawn:
+            now = self._generators.states(None if look else self._drawn)
+            if randomness.changed(self._to_put_back(), now):
+                self._watch.disturb("another thread drew random numbers beside it")
+            self._left = now
+        if look:
+            self._tensors.begin()
+        return made
+
+    def end(self) -> None:
+        """The last run is over, if it is not yet."""
+        if not self._running:
+            return
+        self._running = 0
+        if self._looks:
+            self._tensors.end()
+            changed = randomness.changed(self._left, self._generators.states())
+            # The original's first runs tell: lanes may draw less, and another thread at any time.
+            if self._runs_looked_at < _TELLING:
+                self._drawn = changed if self._drawn is None else self._drawn & changed
+            self._runs_looked_at += 1
+        if drawn := self._to_put_back():
+            self._generators.put_back(drawn)
+
+    def _to_put_back(self) -> dict[Hashable, Any]:
+        """States of the generators that every run draws from, as far as is known, before the last run."""
+        return {key: state for key, state in self._left.items() if key in (self._drawn or ())}
+
+    def close(self) -> None:
+        """There will be no more; without other threads random states are as before, whatever drew."""
+        self.end()
+        if self._tensors.alone and threading.active_count() == 1:
+            self._generators.put_back(self._start)
+
+    def _over(self, given: Given) -> None:
+        if self._running == id(given):
+            self.end()
+
+
+@contextmanager
+def own_runs(
+    original: Any, changes: effects.Changes, args: Any, kwargs: Any, watch: quiet.ActivityWatch
+) -> Iterator[OwnRuns]:
+    """As ``preserved``, for a measurement: what other threads do meanwhile stays.
+
+    Args:
+        original: The scheduled function or module.
+        changes: What else its calls change.
+        args: Of the call.
+        kwargs: Of the call.
+        watch: Of this thread's turn to measure.
+
+    Yields:
+        What is told of each run.
+    """
+    with _state_kept(original, changes, args, kwargs) as (places, tensors):
+        runs = OwnRuns(places, tensors, randomness.Generators(args, kwargs), watch)
+        try:
+            yield runs
+        finally:
+            runs.close()
 
 
 def _saved_places(
@@ -231,8 +387,3 @@ def _saved_places(
         with suppress(LookupError):
             tensors += effects.save([place], original, saved)
     return tensors
-
-
-def _with_values(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    with modes.apart(), torch.no_grad():  # of the modes of a capture, which may be going on
-        return [(t, t.detach().clone()) for t in tensors]

@@ -2,47 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaflow_xla.errors import SeparabilityError
-from dynaflow_xla.frontends.torch.tuning import keeping
-from dynaflow_xla.tuning import autotune
+from dynaflow_xla.errors import SeparabilityError, UnsupportedError
+from dynaflow_xla.frontends.torch._compat import operators
+from dynaflow_xla.frontends.torch.tuning import copying, gradients, keeping
+from dynaflow_xla.tuning import autotune, quiet
+
+_ORIGINAL, _CANDIDATE = (0, 1), (1,)
+"""In which runs it is looked at what they write and draw. What the first one of a candidate compiles may take
+seconds, in which other threads write and draw, too."""
 
 
 class Trial:
     """A call on copies of the arguments, with the backward pass where gradients are wanted.
 
-    Objects among the arguments are copied for each call: a cache that a call lets grow would be another
-    one for the next.
-
     Attributes:
-        objects: Whether there are such objects.
         wanted: Tensors to differentiate for: parameters, and copies of arguments.
-        put_back: Called before each call, so that it starts where the first did.
+        runs: Is told of each run.
+
+    Raises:
+        UnsupportedError: an argument cannot be copied, or the backward would use up a graph of the caller's.
     """
 
-    put_back: Callable[[], None] = staticmethod(lambda: None)
+    runs: keeping.OwnRuns
 
     def __init__(self, core: Any, args: Any, kwargs: Any) -> None:
-        self.args, self.kwargs = keeping.copies((args, kwargs))
-        leaves = pytree.tree_leaves((self.args, self.kwargs))
-        self.objects = any(map(keeping.is_object, leaves))
+        self._copies = copying.Copies((args, kwargs))
+        self._copies.anew()  # or it is known that this cannot be
         self.wanted: list[torch.Tensor] = []
         if torch.is_grad_enabled() and not core.captured_ahead:
+            self.wanted = self._copies.wanted
             if isinstance(core.original, torch.nn.Module):
-                leaves += list(core.original.parameters())
-            found = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
-            self.wanted = list({id(x): x for x in found}.values())
+                self.wanted += [p for p in core.original.parameters() if p.requires_grad]
+            self.wanted = list({id(x): x for x in self.wanted}.values())
+        held = gradients.held_by(core.original) if self.wanted else []
+        self._retains = bool(held)
+        if held and core.options.compiler != "eager":
+            raise UnsupportedError(
+                f"the module holds tensors with a graph of autograd's ({', '.join(held)}), which a backward "
+                "of compiled code would use up"
+            )
 
-    def _given(self) -> Any:
+    def put_back(self) -> None:
+        """Puts back what a call leaves behind beside its arguments, tensors left out."""
+        self.runs.put_back()
+
+    def _given(self, look: bool = False) -> keeping.Given:
         """Arguments of a call, which finds everything as the first one did."""
-        self.put_back()
-        given = self.args, self.kwargs
-        return keeping.objects_copied(given) if self.objects else given
+        return self.runs.begin(self._copies.anew(), look=look)
 
     def check(self, child: Any) -> None:
         """Whether a candidate that splits serves what is differentiated.
@@ -51,23 +64,69 @@ class Trial:
             SeparabilityError: it cannot be split, or the backward cannot be planned here.
         """
         if torch.is_grad_enabled() and not self.wanted:
-            results = pytree.tree_leaves(child.call(*self._given()))
+            given = self._given()
+            results = pytree.tree_leaves(child.call(given.args, given.kwargs))
             if any(isinstance(x, torch.Tensor) and x.requires_grad for x in results):
                 raise SeparabilityError("its gradients go to tensors that are no arguments of it")
 
-    def of(self, call: Callable[..., Any]) -> autotune.Fresh:
-        """The call and its backward; what it leaves behind the next call's arguments put back."""
+    def of(self, call: Callable[..., Any], looked_at: Sequence[int] = _CANDIDATE) -> autotune.Fresh:
+        """The call and its backward; what it leaves behind the next call's arguments put back.
 
-        def run(given: Any) -> None:
-            args, kwargs = given
+        Args:
+            call: What is called.
+            looked_at: Numbers of runs of which is found out what they write and draw.
+        """
+        numbers = itertools.count()
+        # What the caller's graph keeps is not freed; all ways to run keep their own alike then.
+        retain_graph = True if self._retains else None
+
+        def given() -> keeping.Given:
+            return self._given(next(numbers) in looked_at)
+
+        def run(given: keeping.Given) -> None:
             if not self.wanted:
                 with torch.no_grad():
-                    call(*args, **kwargs)
+                    call(*given.args, **given.kwargs)
                 return
-            results = pytree.tree_leaves(call(*args, **kwargs))
+            results = pytree.tree_leaves(call(*given.args, **given.kwargs))
             made = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad]
             if made:  # ``backward`` would add to ``grad``
                 ones = [torch.ones_like(x) for x in made]
-                torch.autograd.grad(made, self.wanted, ones, allow_unused=True)
+                torch.autograd.grad(
+                    made, self.wanted, ones, allow_unused=True, retain_graph=retain_graph
+                )
 
-        return autotune.Fresh(self._given, run)
+        return autotune.Fresh(given, run)
+
+    def of_original(self, call: Callable[..., Any], *, strict: bool) -> autotune.Fresh:
+        """As ``of``, of the original: what fails only here is no error of the caller's call.
+
+        Args:
+            call: The original.
+            strict: Its errors pass through: the user asked for the measurement.
+        """
+        made = self.of(call, _ORIGINAL)
+        if strict:
+            return made
+
+        def run(given: keeping.Given) -> None:
+            try:
+                made.run(given)
+            except Exception as error:
+                told = (str(error) or type(error).__name__).splitlines()[0]
+                raise quiet.NotNow(
+                    f"not measured: the original fails on copies of the arguments, or its backward ({told})"
+                ) from error
+
+        return autotune.Fresh(made.given, run)
+
+
+def hooked(original: Any) -> str | None:
+    """Path of a module with hooks, if there is one: they may have effects."""
+    if operators.hooks_on_all_modules():
+        return "every module"
+    if isinstance(original, torch.nn.Module):
+        for name, module in original.named_modules():
+            if operators.has_hooks(module):
+                return f"the module {name!r}" if name else "the module"
+    return None

@@ -241,3 +241,75 @@ def test_exported_programs_with_state_and_any_batch() -> None:
             assert torch.equal(want["y"], got["y"]) and got["n"] == 2
     for w, g in zip(reference.buffers(), fast.original.buffers(), strict=True):
         assert torch.equal(w, g)
+
+
+class Sums(nn.Module):
+    def forward(self, x: Any, y: Any, n: int) -> Any:
+        return x.sin() + y.sum() * n
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ((4, 8, 3), ""),
+        ((7, 14, 5), ""),
+        ((7, 14, 6), ""),
+        ((11, 22, 3), "for dimension 0 of argument x of at most 10; got 11"),
+        ((2, 4, 3), "for dimension 0 of argument x of at least 3; got 2"),
+        ((4, 9, 3), "argument y to follow .* dimension 0 of argument x is 4, it must be 8; got 9"),
+        ((4, 8, 3.5), "argument n was exported as an integer; got 3.5"),
+    ],
+)
+def test_exported_programs_check_their_open_sizes(sizes: Any, words: str) -> None:
+    rows, dynamic = torch.export.Dim("rows", min=3, max=10), torch.export.Dim.DYNAMIC
+    with torch.no_grad():
+        program = torch.export.export(
+            Sums(),
+            (torch.randn(4), torch.randn(8), 3),
+            dynamic_shapes={"x": {0: rows}, "y": {0: 2 * rows}, "n": dynamic},
+        )
+        fast, module = dfx.schedule(program, strategy=dfx.Branches()), program.module()
+        args = torch.randn(sizes[0]), torch.randn(sizes[1]), sizes[2]
+        for _ in range(2):  # what fitted once is remembered
+            if words:
+                with pytest.raises(dfx.UnsupportedError, match=words):
+                    fast(*args)
+            else:
+                torch.testing.assert_close(fast(*args), module(*args))
+
+
+class Adds(nn.Module):
+    def forward(self, x: Any, y: Any) -> Any:
+        return x.reshape(-1) + y
+
+
+def test_exported_programs_check_sizes_that_were_equal_or_computed() -> None:
+    auto = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    half = torch.export.Dim("half")
+    with torch.no_grad():
+        same = torch.export.Dim("same")
+        program = torch.export.export(
+            Adds(),
+            (torch.randn(4), torch.randn(4)),
+            dynamic_shapes={"x": {0: same}, "y": {0: same}},
+        )
+        fast = dfx.schedule(program, strategy=dfx.Branches())
+        assert fast(torch.randn(7), torch.randn(7)).shape == (7,)
+        with pytest.raises(dfx.UnsupportedError, match="it must be 7; got 1"):
+            fast(torch.randn(7), torch.randn(1))
+        product = torch.export.export(
+            Adds(),
+            (torch.randn(4, 3), torch.randn(12)),
+            dynamic_shapes={"x": auto, "y": {0: auto[0]}},
+        )
+        fast = dfx.schedule(product, strategy=dfx.Branches())
+        assert fast(torch.randn(6, 2), torch.randn(12)).shape == (12,)
+        with pytest.raises(dfx.UnsupportedError, match="is 5 and .* is 2, it must be 10; got 12"):
+            fast(torch.randn(5, 2), torch.randn(12))
+        odd = torch.export.export(
+            nn.Tanh(), (torch.randn(9),), dynamic_shapes={"input": {0: 2 * half + 1}}
+        )
+        fast = dfx.schedule(odd, strategy=dfx.Branches())
+        assert fast(torch.randn(5)).shape == (5,)
+        with pytest.raises(dfx.UnsupportedError, match=r"of the form 2\*\w+ \+ 1; got 6"):
+            fast(torch.randn(6))

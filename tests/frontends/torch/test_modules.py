@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import sys
+import types
 import warnings
 from typing import Any
 
@@ -321,3 +323,101 @@ def test_lazy_modules_are_not_planned_before_their_first_call() -> None:
     fast(X)
     assert "lazy modules" not in dfx.explain(fast, X)
     assert dfx.plan(fast, X).instructions
+
+
+def test_objects_that_its_class_makes_are_the_users() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
+    fast = dfx.schedule(model, strategy=Strict())
+    assert torch.equal(fast[:2](X), model[:2](X))
+    made = type(fast)(nn.Tanh())
+    assert type(made) is nn.Sequential and torch.equal(made(X), X.tanh())
+
+    class Derived(type(fast)):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(dfx.UnsupportedError, match="derive it from Sequential itself"):
+        Derived(nn.Tanh())
+
+
+def test_its_class_is_named_as_the_users() -> None:
+    registered = []
+
+    class Named(Towers):
+        def __init_subclass__(cls) -> None:
+            registered.append(cls)
+
+    fast = dfx.schedule(Named(), strategy=Strict())
+    assert type(fast).__name__ == "Named" and type(fast).__qualname__ == Named.__qualname__
+    assert type(fast) is not Named and not registered
+    assert repr(fast).startswith("<scheduled Named with ")
+
+
+def test_what_a_transformers_model_saves_names_its_own_class(tmp_path: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9
+    )
+    fast = dfx.schedule(transformers.BertModel(config).eval(), strategy=Strict())
+    fast.save_pretrained(tmp_path)
+    assert transformers.AutoConfig.from_pretrained(tmp_path).architectures == ["BertModel"]
+    again = type(fast).from_pretrained(tmp_path)
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    assert type(again) is transformers.BertModel
+    with torch.no_grad():
+        assert torch.equal(again(ids).last_hidden_state, fast.original(ids).last_hidden_state)
+
+
+def test_its_end_is_not_the_originals() -> None:
+    ended: list[Any] = []
+
+    class Holds(Towers):
+        def __del__(self) -> None:
+            ended.append(type(self))
+
+    model = Holds()
+    fast = dfx.schedule(model, strategy=Strict())
+    del fast
+    gc.collect()
+    assert not ended
+    del model
+    gc.collect()
+    assert ended == [Holds]
+
+
+def test_something_of_its_own_named_original_is_refused() -> None:
+    class Method(Towers):
+        def original(self) -> None: ...
+
+    held = []
+    for what in (nn.Linear(2, 2), nn.Parameter(X), 3, None):
+        held.append(Towers())
+        held[-1].original = what
+    buffered = Towers()
+    buffered.register_buffer("original", None)
+    for model in (*held, buffered, Method()):
+        with pytest.raises(dfx.UnsupportedError, match="named 'original'.*Rename it, or schedule"):
+            dfx.schedule(model, strategy=Strict())
+
+
+def test_pickle_of_what_stands_in_the_place_of_the_original(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module: Any = types.ModuleType("decorated")
+    monkeypatch.setitem(sys.modules, "decorated", module)
+    text = """
+import dynaflow_xla as dfx
+
+@dfx.schedule(strategy="sequential", backend="torch")
+def top(x):
+    return x.sin()
+
+class Inside:
+    @dfx.schedule(strategy="sequential", backend="torch")
+    def method(self, x):
+        return x.cos()
+"""
+    exec(text, module.__dict__)
+    for fast in (module.top, module.Inside.method):
+        assert pickle.loads(pickle.dumps(fast)) is fast
+    assert torch.equal(pickle.loads(pickle.dumps(module.top))(X), X.sin())
+    assert copy.deepcopy(module.top) is module.top

@@ -302,17 +302,20 @@ class _Part:
 
 def _folder(compiler: str) -> Path:
     """Where a compiler's notes and libraries are kept; of this process if the cache is not trusted."""
-    top = private_files.cache_folder()
+    top: Path | None = None
     try:
+        top = private_files.cache_folder()
         private_files.make_folder(top)
         private_files.make_folder(top / compiler)
     except private_files.Untrusted as error:
+        assert top is not None
         private_files.refused(top, error)
     except OSError as error:
         if str(top) not in _unwritable:
             _unwritable.add(str(top))
+            where = f" in {top}" if top else ""
             telling.fallback(
-                f"compiled regions cannot be kept in {top} ({error}); each process makes them"
+                f"compiled regions cannot be kept{where} ({error}); each process makes them"
             )
     else:
         return top / compiler
