@@ -246,7 +246,7 @@ def preserved(
         yield places.put_back
 
 
-class Given:
+class GivenRun:
     """What one run of a measurement is called with.
 
     The run is over when the last reference to this goes: whoever measures holds one while it takes the time,
@@ -261,7 +261,7 @@ class Given:
         over: Called when the run is over.
     """
 
-    def __init__(self, given: tuple[Any, Any], over: Callable[[Given], None]) -> None:
+    def __init__(self, given: tuple[Any, Any], over: Callable[[GivenRun], None]) -> None:
         self.args, self.kwargs = given
         self._over = over
 
@@ -304,7 +304,7 @@ class OwnRuns:
         """Puts places back, tensors and random states left out, so that a call starts as the first did."""
         self._places.put_back()
 
-    def begin(self, given: tuple[Any, Any], *, look: bool) -> Given:
+    def begin(self, given: tuple[Any, Any], *, look: bool) -> GivenRun:
         """A run begins.
 
         Args:
@@ -313,7 +313,7 @@ class OwnRuns:
         """
         self.end()
         self.put_back()
-        made = Given(given, self._over)
+        made = GivenRun(given, self._over)
         self._running, self._looks = id(made), look
         if look or self._drawn:
             now = self._generators.states(None if look else self._drawn)
@@ -349,7 +349,7 @@ class OwnRuns:
         if self._tensors.alone and threading.active_count() == 1:
             self._generators.put_back(self._start)
 
-    def _over(self, given: Given) -> None:
+    def _over(self, given: GivenRun) -> None:
         if self._running == id(given):
             self.end()
 

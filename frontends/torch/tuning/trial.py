@@ -53,7 +53,7 @@ class Trial:
         """Puts back what a call leaves behind beside its arguments, tensors left out."""
         self.runs.put_back()
 
-    def _given(self, look: bool = False) -> keeping.Given:
+    def _given(self, look: bool = False) -> keeping.GivenRun:
         """Arguments of a call, which finds everything as the first one did."""
         return self.runs.begin(self._copies.anew(), look=look)
 
@@ -80,10 +80,10 @@ class Trial:
         # What the caller's graph keeps is not freed; all ways to run keep their own alike then.
         retain_graph = True if self._retains else None
 
-        def given() -> keeping.Given:
+        def given() -> keeping.GivenRun:
             return self._given(next(numbers) in looked_at)
 
-        def run(given: keeping.Given) -> None:
+        def run(given: keeping.GivenRun) -> None:
             if not self.wanted:
                 with torch.no_grad():
                     call(*given.args, **given.kwargs)
@@ -109,7 +109,7 @@ class Trial:
         if strict:
             return made
 
-        def run(given: keeping.Given) -> None:
+        def run(given: keeping.GivenRun) -> None:
             try:
                 made.run(given)
             except Exception as error:

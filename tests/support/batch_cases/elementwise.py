@@ -330,6 +330,11 @@ ROWS = [
         torch={"addcdiv": lambda t, x, y, z: t.addcdiv.default(x, y, z)},
     ),
     Row(
+        "a dropout outside of training",
+        like(),
+        torch={"native_dropout": lambda t, x: t.native_dropout.default(x, 0.5, False)[0]},
+    ),
+    Row(
         "a gradient through a mask",
         (*like(), Operand((4, 3), BOOL)),
         torch={
