@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -81,9 +82,13 @@ def check_as(primitive: Any, plain: Callable[..., Callable[..., list[Any]]]) -> 
     """
     from jax._src import checkify
 
-    def rule(error: Any, enabled_errors: Any, *values: Any, **parameters: Any) -> Any:
+    # Since JAX 0.12 a context comes first.
+    first = 1 if next(iter(inspect.signature(checkify.checkify_jaxpr).parameters)) == "ctx" else 0
+
+    def rule(*given: Any, **parameters: Any) -> Any:
+        error, enabled_errors, *values = given[first:]
         closed = jax.make_jaxpr(plain(**parameters))(*values)
-        return checkify.checkify_jaxpr(closed, enabled_errors, error, *values)
+        return checkify.checkify_jaxpr(*given[:first], closed, enabled_errors, error, *values)
 
     checkify.error_checks[primitive] = rule
 
