@@ -188,6 +188,13 @@ MAX_LANES = 256
 """Most lanes of a plan: the engine has no room for more (``kMaxLanes``)."""
 
 
+def _checked_count(count: int) -> int:
+    """The same number of lanes; PlanError if no plan has so many."""
+    if count > MAX_LANES:
+        raise PlanError(f"lanes must be at most {MAX_LANES}; got {count}")
+    return count
+
+
 @dataclass(frozen=True)
 class Lanes:
     """Lanes with properties: ``lanes=dfx.Lanes(2, width=4)``; on a GPU ``dfx.Lanes(3, sms=(0, 32, 16))``.
@@ -227,9 +234,7 @@ class Lanes:
             raise bad_argument(
                 self.count, Integral, f"lanes must be an integer >= 1; got {self.count!r}"
             )
-        if count > MAX_LANES:
-            raise PlanError(f"lanes must be at most {MAX_LANES}; got {count}")
-        object.__setattr__(self, "count", count)
+        object.__setattr__(self, "count", _checked_count(count))
         for what in ("priorities", "sms"):
             given: Any = getattr(self, what)
             made = _integers(given)
@@ -277,10 +282,8 @@ class Lanes:
 def thread_lanes(count: int) -> int:
     """``count``, for lanes that are threads; PlanError if they are more than the cores."""
     cores = max(1, machine.cores())
-    why = machine.bound_by()
-    if count > MAX_LANES:
-        raise PlanError(f"lanes must be at most {MAX_LANES}; got {count}")
-    if count > cores:
+    if _checked_count(count) > cores:
+        why = machine.bound_by()
         raise PlanError(
             f"lanes must not exceed the cores this process may use, {cores}; got {count}. More lanes "
             "than cores would wait for each other on one core; leave lanes=None for the default. Lanes "

@@ -66,7 +66,7 @@ def _filled_in(want: Any, size: Any, dtype: str) -> Any:
         leading = size / 10.0**exponent
         round_number = np.abs(leading - np.round(leading)) <= near * leading
         found = round_number & (leading < 5) & (exponent >= 8)
-        found |= round_number & negative & (np.abs(size - 1e4) <= near * 1e4)
+        found |= negative & (np.abs(size - 1e4) <= near * 1e4)
         for largest in _LARGEST:
             for part in (largest, largest / 2):
                 found |= negative & (np.abs(size / part - 1) <= near)

@@ -331,16 +331,16 @@ class OwnRuns:
         self._running = 0
         if self._looks:
             self._tensors.end()
-            changed = randomness.changed(self._left, self._generators.states())
             # The original's first runs tell: lanes may draw less, and another thread at any time.
             if self._runs_looked_at < _TELLING:
+                changed = randomness.changed(self._left, self._generators.states())
                 self._drawn = changed if self._drawn is None else self._drawn & changed
             self._runs_looked_at += 1
         if drawn := self._to_put_back():
             self._generators.put_back(drawn)
 
     def _to_put_back(self) -> dict[Hashable, Any]:
-        """States of the generators that every run draws from, as far as is known, before the last run."""
+        """States, before the last run, of the generators that runs draw from, as far as is known."""
         return {key: state for key, state in self._left.items() if key in (self._drawn or ())}
 
     def close(self) -> None:

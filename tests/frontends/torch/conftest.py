@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from round_robin import RoundRobin
+from unhurried import unhurried
 from watched import ended, told, watched
 
 import dynaflow_xla as dfx
@@ -30,6 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 STRATEGIES = [dfx.Sequential(), dfx.Branches(), RoundRobin()]
+
+
+@pytest.fixture
+def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``Auto`` decides as on a machine that is fast and idle."""
+    unhurried(monkeypatch)
 
 
 @pytest.fixture(params=STRATEGIES, ids=["sequential", "branches", "round_robin"])

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.tuning import autotune
@@ -20,10 +19,7 @@ from dynaflow_xla.tuning.put_back import Saved
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn = torch.nn
 
-
-@pytest.fixture(autouse=True)
-def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    unhurried(monkeypatch)
+pytestmark = pytest.mark.usefixtures("timeless")
 
 
 @pytest.fixture

@@ -6,19 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from unhurried import unhurried
 
 import dynaflow_xla as dfx
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn = torch.nn
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(captured in several graphs|could be captured)")
-
-
-@pytest.fixture(autouse=True)
-def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    unhurried(monkeypatch)
+pytestmark = [
+    pytest.mark.usefixtures("timeless"),
+    pytest.mark.filterwarnings("ignore:.*(captured in several graphs|could be captured)"),
+]
 
 
 turns = 0

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from fastest import always
-from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.caches import private_files
@@ -21,12 +20,9 @@ from dynaflow_xla.tuning import quiet
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn = torch.nn
 
+pytestmark = pytest.mark.usefixtures("timeless")
+
 two_lanes = {"lanes": 2, "backend": "torch"}
-
-
-@pytest.fixture(autouse=True)
-def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    unhurried(monkeypatch)
 
 
 def net() -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from fastest import always
-from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.caches import private_files
@@ -22,10 +21,7 @@ from dynaflow_xla.tuning import autotune, budget, quiet
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn = torch.nn
 
-
-@pytest.fixture(autouse=True)
-def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    unhurried(monkeypatch)
+pytestmark = pytest.mark.usefixtures("timeless")
 
 
 class Plain(core.CompiledOriginal):

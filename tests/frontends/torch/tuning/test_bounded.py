@@ -8,7 +8,6 @@ import weakref
 from typing import Any
 
 import pytest
-from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.caches.recent import Recent
@@ -18,17 +17,14 @@ from dynaflow_xla.tuning import autotune
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+pytestmark = pytest.mark.usefixtures("timeless")
+
 
 class Lanes(dfx.Auto):
     """With one candidate."""
 
     def candidates(self, lanes: int, *, batched: bool = False) -> list[dfx.Strategy]:
         return [dfx.Branches(lanes=lanes)]
-
-
-@pytest.fixture(autouse=True)
-def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    unhurried(monkeypatch)
 
 
 @pytest.fixture

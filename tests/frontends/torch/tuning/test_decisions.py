@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from far_cores import check_a_faster_way_waits_for_near_cores, check_whom_decisions_serve
-from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.errors import PlanError
@@ -18,6 +17,8 @@ from dynaflow_xla.machine import distance
 from dynaflow_xla.tuning import autotune, quiet
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+pytestmark = pytest.mark.usefixtures("timeless")
 
 
 class Lanes(dfx.Auto):
@@ -37,11 +38,6 @@ def sorts(x: Any) -> Any:
 
 def scheduled(**options: Any) -> Any:
     return dfx.schedule(sorts, Lanes(min_cost_ns=0.0, **options), lanes=2, backend="torch")
-
-
-@pytest.fixture(autouse=True)
-def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    unhurried(monkeypatch)
 
 
 @pytest.fixture

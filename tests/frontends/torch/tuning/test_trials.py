@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from fastest import always
-from unhurried import unhurried
 
 import dynaflow_xla as dfx
 from dynaflow_xla.frontends.torch.capture.mutation.effects import Changes
@@ -21,12 +20,9 @@ from dynaflow_xla.tuning.put_back import Saved
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn = torch.nn
 
+pytestmark = pytest.mark.usefixtures("timeless")
+
 two_lanes = {"lanes": 2, "backend": "torch"}
-
-
-@pytest.fixture(autouse=True)
-def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    unhurried(monkeypatch)
 
 
 def auto(fn: Any, **options: Any) -> Any:
