@@ -210,10 +210,12 @@ bench-gpu:  ## Benchmarks on a GPU, written to benchmarks/results (BENCH_ARGS=..
 	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels
 	@$(GPU_RUN) benchmarks/gpu.py $(BENCH_ARGS)
 
-# PARTS of: install target tests probes tests-jax bench-torch bench-jax bench-ffi sanitizer cores.
-gpu-all:  ## All of that and more in one command, each part with a time limit (PARTS=... GPU_OUT=...)
+# PARTS of: install target tests probes tests-jax sanitizer, beside each other after install; then, as they
+# measure, probes-timed bench cores (and by name bench-torch bench-jax bench-ffi, the parts of bench).
+gpu-all:  ## All of that and more in one command, each part with a time limit (PARTS=... WITHIN=seconds GPU_OUT=...)
 	@"$(GPU_PYTHON)" benchmarks/gpu_all.py --python "$(GPU_PYTHON)" --build $(GPU_DIR) \
-	  $(if $(GPU_OUT),--out $(GPU_OUT)) $(if $(PARTS),--parts $(PARTS)) $(if $(BENCH_ARGS),--bench $(BENCH_ARGS))
+	  $(if $(GPU_OUT),--out $(GPU_OUT)) $(if $(PARTS),--parts $(PARTS)) \
+	  $(if $(WITHIN),--within $(WITHIN)) $(GPU_ARGS) $(if $(BENCH_ARGS),--bench $(BENCH_ARGS))
 
 # ---- checks --------------------------------------------------------------------------------------
 

@@ -212,11 +212,11 @@ def gpu_environment(session: nox.Session, jax: str) -> Environment:
 
     XLA needs ptxas and libdevice: those of an installed CUDA toolkit, else NVIDIA's wheels.
     """
-    base = "flatbuffers msgspec threadpoolctl pytest pytest-timeout psutil hypothesis optax"
+    base = "flatbuffers msgspec threadpoolctl pytest pytest-timeout pytest-xdist psutil hypothesis optax"
     plugin = [f"jax-cuda13-plugin=={jax}", f"jax-cuda13-pjrt=={jax}"]
     if not shutil.which("ptxas"):
         plugin += ["nvidia-cuda-nvcc==13.0.*", "nvidia-nvvm==13.0.*"]
-    needs = "jax hypothesis optax flatbuffers pytest_timeout jax_plugins.xla_cuda13"
+    needs = "jax hypothesis optax flatbuffers pytest_timeout xdist jax_plugins.xla_cuda13"
     return Environment(
         session,
         GPU_ENVS / f"jax-{jax}",

@@ -1,10 +1,11 @@
 """Benchmarks on a GPU: every case, each opponent beside ours in the same run.
 
-The variants of a group (PyTorch; JAX; JAX on lanes of its own) are measured in one process, in rotating
-order, within a time limit; a group that hangs or dies costs its own rest. All samples are written, with
-the machine, to ``benchmarks/results/gpu-<date>.json``; what cannot run is written with its reason.
-Without a GPU nothing is measured, except with ``--dry``: then everything runs once at tiny sizes, on the CPU
-or on a stand-in for the CUDA driver, and the numbers mean nothing.
+Each case of a group (PyTorch; JAX; JAX on lanes of its own) has a process. Many compile side by side; then
+one at a time has the GPU for itself and measures its variants in rotating order (``gpu_pool.py``). One that
+hangs or dies costs its own rest, and the whole ends within ``--seconds``. All samples are written, with the
+machine, to ``benchmarks/results/gpu-<date>.json``, and tables beside it; what cannot run is written with its
+reason. Without a GPU nothing is measured, except with ``--dry``: then everything runs once at tiny sizes, on
+the CPU or on a stand-in for the CUDA driver, and the numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,14 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE)]
+import gpu_pool  # noqa: E402
+
+GROUPS = list(gpu_pool.ORDER)
 RESULTS = HERE / "results"
-SHARE = {"torch": 0.45, "jax": 0.33, "ffi": 0.22}  # of the time
+PREPARE = 0.55  # of the time
+ASIDE_S = 8.0  # for what is written at the end
+JOBS = 14
 
 
 def gpu_stamp() -> dict[str, Any]:
@@ -41,7 +49,27 @@ def gpu_stamp() -> dict[str, Any]:
             "power_limit_w": pynvml.nvmlDeviceGetPowerManagementLimit(device) / 1000,
         }
     except Exception as error:
-        return {"unknown": f"{type(error).__name__}: {error}"}
+        return _asked() or {"unknown": f"{type(error).__name__}: {error}"}
+
+
+def _asked() -> dict[str, Any]:
+    """The same from the driver's own program, where the package for it is missing."""
+    fields = {
+        "name": "name", "driver": "driver_version", "sm_clock_mhz": "clocks.sm",
+        "sm_clock_max_mhz": "clocks.max.sm", "power_limit_w": "power.limit", "memory_used_mib": "memory.used",
+        "compute_mode": "compute_mode",
+    }  # fmt: skip
+    ask = [
+        "nvidia-smi",
+        f"--query-gpu={','.join(fields.values())}",
+        "--format=csv,noheader,nounits",
+    ]
+    try:
+        done = subprocess.run(ask, capture_output=True, text=True, timeout=15, check=True)
+        told = [value.strip() for value in done.stdout.splitlines()[0].split(",")]
+        return dict(zip(fields, told, strict=True))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return {}
 
 
 def versions() -> dict[str, str | None]:
@@ -53,33 +81,6 @@ def versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
     return found
-
-
-def run_group(group: str, options: Any) -> tuple[dict[str, Any], str]:
-    """What a group measured, by case, and how it ended if not well."""
-    seconds = options.seconds * SHARE[group] / sum(SHARE[g] for g in options.groups)
-    with tempfile.TemporaryDirectory() as folder:
-        target, ask = Path(folder) / "done.json", Path(folder) / "ask.json"
-        ask.write_text(
-            json.dumps(
-                {
-                    "group": group, "cases": options.cases, "rounds": options.rounds,
-                    "inner": options.inner, "lanes": options.lanes, "dry": options.dry,
-                    "seconds": seconds, "target": str(target),
-                }
-            )
-        )  # fmt: skip
-        begin, ended = time.monotonic(), ""
-        try:
-            done = subprocess.run(
-                [sys.executable, str(HERE / "gpu_worker.py"), str(ask)],
-                stderr=subprocess.PIPE, text=True, errors="replace", timeout=seconds + 45,
-            )  # fmt: skip
-            if done.returncode != 0:
-                ended = f"ended with status {done.returncode}: {done.stderr[-1500:]}"
-        except subprocess.TimeoutExpired:
-            ended = f"killed after {time.monotonic() - begin:.0f} s: it hung, or was too slow"
-        return (json.loads(target.read_text()) if target.exists() else {}), ended
 
 
 def draw(record: dict[str, Any], target: Path) -> None:
@@ -103,11 +104,25 @@ def draw(record: dict[str, Any], target: Path) -> None:
 def parse() -> Any:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="*", default=[], help="default: all")
-    parser.add_argument("--groups", nargs="*", default=list(SHARE), choices=list(SHARE))
+    parser.add_argument("--groups", nargs="*", default=list(GROUPS), choices=GROUPS)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--inner", type=int, default=20, help="calls a sample")
+    parser.add_argument("--inner", type=int, default=20, help="calls a sample; of long ones fewer")
     parser.add_argument("--lanes", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=400, help="then what is left is left out")
+    parser.add_argument(
+        "--prepare-seconds", type=float, help=f"of these to compile; default: {PREPARE:.0%}"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=min(len(os.sched_getaffinity(0)), JOBS),
+        help="workers that compile at once; default: one a core, %(default)s here",
+    )  # fmt: skip
+    parser.add_argument(
+        "--traces",
+        nargs="*",
+        default=[],
+        metavar="CASE",
+        help="profile calls of these, beside --out",
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument(
         "--dry", action="store_true", help="tiny, without a GPU: only to try the program"
@@ -119,61 +134,129 @@ def parse() -> Any:
     return options
 
 
-def main() -> int:
-    """Measures, prints and writes; returns the exit status: 1 if a group died or hung."""
-    options = parse()
+class Run:
+    """What a run measures, and its record.
 
-    import environment
+    Args:
+        options: Of the command line.
+        begin: When it began, by ``time.monotonic``.
+    """
+
+    def __init__(self, options: Any, begin: float) -> None:
+        import environment
+        import gpu_cases
+
+        self.options, self.begin = options, begin
+        stamp = {**environment.stamp(), "gpu": gpu_stamp(), "gpu_versions": versions()}
+        self.record: dict[str, Any] = {
+            "format": 3, "benchmark": "gpu", "dry": options.dry, "environment": stamp,
+            "rounds": options.rounds, "calls_per_sample": options.inner, "lanes": options.lanes,
+            "jobs": options.jobs, "seconds": options.seconds, "ended": {}, "cases": {},
+        }  # fmt: skip
+        for case in gpu_cases.CASES:
+            if not options.cases or case.name in options.cases:
+                shapes = (gpu_cases.small(case) if options.dry else case).shapes
+                self.record["cases"][case.name] = {
+                    "kind": case.kind, "note": case.note, "shapes": shapes, "samples_us": {},
+                    "difference": {}, "failed": {}, "told": {}, "predicted_us": {}, "overlap": {},
+                    "calls_per_sample": {}, "workers": {},
+                }  # fmt: skip
+        date = stamp["date"].replace(":", "").replace("+0000", "Z")
+        self.path = options.out or RESULTS / f"gpu-{date}.json"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._made: dict[tuple[str, str], Any] = {}
+
+    def workers(self, folder: Path) -> list[gpu_pool.Worker]:
+        """In order of importance: what time is short for comes last."""
+        options, cases = self.options, self.record["cases"]
+        ask = {
+            "rounds": options.rounds, "inner": options.inner, "lanes": options.lanes,
+            "dry": options.dry, "traces": options.traces,
+            "trace_folder": str(self.path.with_suffix("").resolve()) + "-traces",
+        }  # fmt: skip
+        order = sorted(cases, key=lambda name: cases[name]["kind"] != "multi-branch")
+        return [
+            gpu_pool.Worker(group, name, cases[name]["kind"], folder, ask)
+            for group in GROUPS
+            if group in options.groups
+            for name in order
+        ]
+
+    def take(self, worker: gpu_pool.Worker) -> None:
+        """Writes what a worker measured: what is there survives a time limit."""
+        self._made[worker.group, worker.case] = made = worker.made()
+        if worker.ended:
+            self.record["ended"][f"{worker.group} {worker.case}"] = worker.ended
+        measured = sum(bool(v) for v in made["samples_us"].values())
+        left = f", {len(made['failed'])} not" if made["failed"] else ""
+        ended = f": {worker.ended.splitlines()[0][:100]}" if worker.ended else ""
+        print(
+            f"{time.monotonic() - self.begin:5.0f} s {worker.group:5} {worker.case:15} prepared in "
+            f"{worker.took:.0f} s, {measured} variants measured{left}{ended}",
+            flush=True,
+        )
+        self.write()
+
+    def write(self) -> None:
+        """The record, its cases' parts in the order of groups."""
+        for (group, name), made in sorted(self._made.items(), key=lambda m: GROUPS.index(m[0][0])):
+            case = self.record["cases"][name]
+            case["workers"][group] = {k: made[k] for k in ("prepared_in_s", "notes")}
+            case["calls_per_sample"][group] = made.get("calls_per_sample", 0)
+            for part in ("samples_us", "difference", "failed", "told", "predicted_us", "overlap"):
+                for variant, value in made.get(part, {}).items():
+                    again = group == "ffi" and variant == "jax jit" and "jax" in self.options.groups
+                    case[part][f"{variant} ({group})" if again else variant] = value
+        scratch = self.path.with_suffix(".tmp")
+        scratch.write_text(json.dumps(self.record, indent=1) + "\n")
+        scratch.replace(self.path)
+
+
+def main() -> int:
+    """Measures, prints and writes; returns the exit status: 1 if a worker died or hung."""
+    options, begin = parse(), time.monotonic()
+
     import gpu_cases
+    import gpu_tables
 
     from dynaflow_xla.ffi import _engine
 
+    known = [case.name for case in gpu_cases.CASES]
+    if unknown := {*options.cases, *options.traces} - set(known):
+        print(f"no case {sorted(unknown)}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
     if not options.dry and (problem := _engine.cuda_problem()):
         print(f"bench-gpu: nothing to measure: {problem}")
         return 0
-    stamp = {**environment.stamp(), "gpu": gpu_stamp(), "gpu_versions": versions()}
-    record: dict[str, Any] = {
-        "format": 2, "benchmark": "gpu", "dry": options.dry, "environment": stamp,
-        "rounds": options.rounds, "calls_per_sample": options.inner, "lanes": options.lanes,
-        "ended": {}, "cases": {},
-    }  # fmt: skip
-    for case in gpu_cases.CASES:
-        if not options.cases or case.name in options.cases:
-            shapes = (gpu_cases.small(case) if options.dry else case).shapes
-            record["cases"][case.name] = {
-                "note": case.note, "shapes": shapes, "samples_us": {}, "difference": {}, "failed": {},
-            }  # fmt: skip
-    if unknown := set(options.cases) - set(record["cases"]):
-        known = ", ".join(case.name for case in gpu_cases.CASES)
-        print(f"no case {sorted(unknown)}; there are {known}", file=sys.stderr)
-        return 2
-    date = stamp["date"].replace(":", "").replace("+0000", "Z")
-    path = options.out or RESULTS / f"gpu-{date}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for group in options.groups:
-        done, ended = run_group(group, options)
-        if ended:
-            record["ended"][group] = ended
-            print(f"{group}: {ended}", file=sys.stderr, flush=True)
-        for name, case in record["cases"].items():
-            made = done.get(name, {"failed": {group: ended or "no time left"}})
-            for part in ("samples_us", "difference", "failed"):
-                for variant, value in made.get(part, {}).items():
-                    again = part == "samples_us" and variant in case[part]
-                    case[part][f"{variant} ({group})" if again else variant] = value
-            for variant, values in made.get("samples_us", {}).items():
-                if values:
-                    print(f"{name:16} {variant:28} median {np.median(values):9.1f} us", flush=True)
-            for variant, why in made["failed"].items():
-                print(f"{name:16} {variant:28} {(why.splitlines() or [''])[0][:100]}", flush=True)
-        path.write_text(json.dumps(record, indent=1) + "\n")  # what is there survives a time limit
-    print(f"wrote {path}")
+    run = Run(options, begin)
+    prepare = options.prepare_seconds or PREPARE * options.seconds
+    end = begin + options.seconds - min(ASIDE_S, 0.1 * options.seconds)
+    with tempfile.TemporaryDirectory(prefix="dynaflow-gpu-", ignore_cleanup_errors=True) as folder:
+        workers = run.workers(Path(folder))
+        pool = gpu_pool.Pool(workers, options.jobs, min(begin + prepare, end), end, run.take)
+        pool.run()
+    run.write()
+    run.path.with_suffix(".md").write_text(gpu_tables.page(run.record))
+    # A plot is the least of it, and must not cost what is printed.
+    plot = threading.Thread(
+        target=drawn, args=(run.record, run.path.with_suffix(".png")), daemon=True
+    )
+    plot.start()
+    plot.join(max(0.0, begin + options.seconds - 1.0 - time.monotonic()))
+    print(f"wrote {run.path} and {run.path.with_suffix('.md')}")
+    print(gpu_tables.text(run.record), flush=True)
+    return 1 if run.record["ended"] else 0
+
+
+def drawn(record: dict[str, Any], target: Path) -> None:
     try:
-        draw(record, path.with_suffix(".png"))
-    except ImportError as error:
-        print(f"no plot: {error}")
-    return 1 if record["ended"] else 0
+        draw(record, target)
+    except Exception as error:
+        print(f"no plot: {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # also while a plot is still being drawn

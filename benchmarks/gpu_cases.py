@@ -20,6 +20,8 @@ class GpuCase:
 
     Attributes:
         name: On the command line.
+        kind: "multi-branch" (small kernels beside each other), "pair" (two parts that use the GPU in
+            other ways) or "other".
         note: What it stands for.
         shapes: Of the arguments, all of one float dtype.
         make: From a namespace of functions (tanh, silu, exp, softmax, sqrt, and of images conv,
@@ -27,6 +29,7 @@ class GpuCase:
     """
 
     name: str
+    kind: str
     note: str
     shapes: Shapes
     make: Callable[[SimpleNamespace], Fn]
@@ -59,6 +62,65 @@ def _inception(f: SimpleNamespace) -> Fn:
         return f.concat([one, three, five, pooled], 1)
 
     return lambda x, *ws: block(block(x, ws[:6]), ws[6:])
+
+
+def _resnext(f: SimpleNamespace) -> Fn:
+    """A block of 16 paths: narrow, 3x3, wide again; all added to what came in."""
+
+    def run(x: Any, *ws: Any) -> Any:
+        paths = [ws[i : i + 3] for i in range(0, len(ws), 3)]
+        return sum((f.conv(f.tanh(f.conv(f.tanh(f.conv(x, a)), b)), c) for a, b, c in paths), x)
+
+    return run
+
+
+def _nasnet(f: SimpleNamespace) -> Fn:
+    """Two cells of five sums, each of two operators on one of the two states before."""
+
+    def cell(old: Any, x: Any, ws: Any) -> Any:
+        pool = f.up(f.down(x))
+        sums = [
+            f.conv(x, ws[0]) + f.conv(old, ws[1]),
+            f.conv(old, ws[2]) + f.conv(x, ws[3]),
+            pool + f.conv(old, ws[4]),
+            f.up(f.down(old)) + f.conv(x, ws[5]),
+            f.conv(old, ws[6]) + x,
+        ]
+        return f.conv(f.concat([f.tanh(s) for s in sums], 1), ws[7])
+
+    def run(x: Any, *ws: Any) -> Any:
+        half = len(ws) // 2
+        first = cell(x, x, ws[:half])
+        return cell(x, first, ws[half:])
+
+    return run
+
+
+def _wide(f: SimpleNamespace) -> Fn:
+    """Branches of many small operators, one row each."""
+
+    def run(x: Any, *ws: Any) -> Any:
+        outs = []
+        for i in range(0, len(ws), 2):
+            h = f.softmax(f.silu(x @ ws[i]) * f.tanh(x))
+            h = h / f.sqrt((h * h).mean(-1)[:, None] + 1e-5)
+            outs.append(f.tanh(h @ ws[i + 1]) + x)
+        return f.concat(outs, 1)
+
+    return run
+
+
+def _heads(f: SimpleNamespace) -> Fn:
+    """Attention as it is written head by head."""
+
+    def run(x: Any, *ws: Any) -> Any:
+        outs = []
+        for i in range(0, len(ws), 4):
+            q, k, v = (x @ w for w in ws[i : i + 3])
+            outs.append((f.softmax((q @ k.T) * 0.125) @ v) @ ws[i + 3])
+        return sum(outs[1:], outs[0])
+
+    return run
 
 
 def _randwire(f: SimpleNamespace) -> Fn:
@@ -160,57 +222,85 @@ def _llama(f: SimpleNamespace) -> Fn:
 
 CASES = [
     GpuCase(
-        "inception", "two blocks of 1x1, 3x3, 5x5 and pooled convolutions",
+        "inception", "multi-branch", "two blocks of 1x1, 3x3, 5x5 and pooled convolutions",
         [(8, 64, 28, 28)]
         + [(16, 64, 1, 1), (16, 64, 1, 1), (16, 16, 3, 3), (16, 64, 1, 1), (16, 16, 5, 5), (16, 64, 1, 1)]
         * 2,
         _inception,
     ),
     GpuCase(
-        "branches", "8 branches of 3 small products",
+        "branches", "multi-branch", "8 branches of 3 small products",
         [(64, 256)] + [(256, 256)] * 6, _branches(8, 3),
     ),
     GpuCase(
-        "randwire", "a random graph of small products",
+        "randwire", "multi-branch", "a random graph of small products",
         [(64, 256)] + [(256, 256)] * 4, _randwire,
     ),
     GpuCase(
-        "moe", "8 small experts",
+        "moe", "multi-branch", "8 small experts",
         [(64, 512), (512, 8)] + [(512, 256)] * 8 + [(256, 512)] * 8, _experts,
     ),
     GpuCase(
-        "lora", "6 adapters of rank 16",
+        "lora", "multi-branch", "6 adapters of rank 16",
         [(64, 1024), (1024, 1024)] + [(1024, 16), (16, 1024)] * 6, _lora,
     ),
     GpuCase(
-        "ensemble", "6 models of 4 layers",
+        "ensemble", "multi-branch", "6 models of 4 layers",
         [(32, 512)] + [(512, 512)] * 8, _branches(6, 4),
     ),
     GpuCase(
-        "prefill_decode", "a prompt beside a token",
+        "googlenet", "multi-branch", "two of GoogLeNet's modules at batch 1",
+        [(1, 192, 28, 28)]
+        + [(64, 192, 1, 1), (96, 192, 1, 1), (128, 96, 3, 3), (16, 192, 1, 1), (32, 16, 5, 5),
+           (32, 192, 1, 1)]
+        + [(128, 256, 1, 1), (128, 256, 1, 1), (192, 128, 3, 3), (32, 256, 1, 1), (96, 32, 5, 5),
+           (64, 256, 1, 1)],
+        _inception,
+    ),
+    GpuCase(
+        "resnext", "multi-branch", "a block of 16 narrow paths at batch 1",
+        [(1, 128, 28, 28)] + [(16, 128, 1, 1), (16, 16, 3, 3), (128, 16, 1, 1)] * 16, _resnext,
+    ),
+    GpuCase(
+        "nasnet", "multi-branch", "two cells of five sums of two operators at batch 1",
+        [(1, 64, 28, 28)]
+        + ([(64, 64, 3, 3), (64, 64, 5, 5), (64, 64, 5, 5), (64, 64, 3, 3), (64, 64, 3, 3), (64, 64, 3, 3),
+            (64, 64, 5, 5), (64, 320, 1, 1)] * 2),
+        _nasnet,
+    ),
+    GpuCase(
+        "wide", "multi-branch", "12 branches of small operators at batch 1",
+        [(1, 256)] + [(256, 256)] * 24, _wide,
+    ),
+    GpuCase(
+        "heads", "multi-branch", "attention head by head, 12 of them",
+        [(128, 768)] + [(768, 64), (768, 64), (768, 64), (64, 768)] * 12, _heads,
+    ),
+    GpuCase(
+        "prefill_decode", "pair", "a prompt beside a token",
         [(1024, 2048), (8, 2048), (4096, 2048)] + [(2048, 2048)] * 4, _prefill_decode,
     ),
     GpuCase(
-        "silu_gemm", "memory beside compute",
+        "silu_gemm", "pair", "memory beside compute",
         [(8192, 8192), (2048, 4096), (4096, 4096)], _silu_gemm,
     ),
     GpuCase(
-        "qkv", "projections and norms of a decode step",
+        "qkv", "other", "projections and norms of a decode step",
         [(16, 2048)] + [(2048, 2048)] * 3, _qkv,
     ),
     GpuCase(
-        "optimizer", "an update beside the backward",
+        "optimizer", "pair", "an update beside the backward",
         [(1024, 4096)] + [(4096, 4096)] * 6, _optimizer,
     ),
     GpuCase(
-        "unet_guidance", "two passes of a U-Net, with and without the condition",
+        "unet_guidance", "other", "two passes of a U-Net, with and without the condition",
         [(2, 64, 64, 64)] * 2
         + [(64, 64, 3, 3), (128, 64, 3, 3), (128, 128, 3, 3), (128, 256, 3, 3), (64, 192, 3, 3),
            (64, 64, 3, 3)],
         _guidance,
     ),
     GpuCase(
-        "llama_nano", "two nano-batches of a block; 1.0 is expected",
+        "llama_nano", "other", "two nano-batches of a block; 1.0 is expected",
         [(1024, 2048)] * 2 + [(2048, 2048)] * 4 + [(2048, 5632)] * 2 + [(5632, 2048)], _llama,
     ),
 ]  # fmt: skip
@@ -218,7 +308,8 @@ CASES = [
 
 def small(case: GpuCase) -> GpuCase:
     """The same case, tiny."""
-    sizes = {8: 2, 16: 4, 28: 4, 64: 16, 128: 32, 192: 48, 256: 64}
-    if len(case.shapes[0]) == 4:  # channels add up in concatenations
-        return replace(case, shapes=[tuple(sizes.get(n, n) for n in s) for s in case.shapes])
+    if len(case.shapes[0]) == 4:  # channels add up in concatenations, and images are halved
+        sizes = {28: 4}
+        tiny = [tuple(sizes.get(n, n // 4 if n >= 8 else n) for n in s) for s in case.shapes]
+        return replace(case, shapes=tiny)
     return replace(case, shapes=[tuple(min(n, 16) for n in s) for s in case.shapes])

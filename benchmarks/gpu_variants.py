@@ -1,7 +1,8 @@
 """The functions of a case in each framework, its opponents and ours, on a GPU or on its stand-in.
 
 A variant is made when it is called: it warms up, checks its values against the plain function's, and
-returns what measures it, from a number of calls to microseconds a call. PyTorch is timed by CUDA events.
+returns a :class:`Ready`, which measures: from a number of calls to microseconds a call. They are in order
+of importance, as there may not be time to prepare them all. PyTorch is timed by CUDA events.
 JAX gives no stream to record events on: it is timed by the clock, the last call awaited.
 """
 
@@ -9,13 +10,63 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-Timed = Callable[[int], float]
 TOLERANCE = 0.15  # of the largest value: bfloat16 rounded in other places, and differences of it
+
+
+BUDGET_S = 10.0  # of Auto, while it is prepared
+MODES = ("CONCURRENT", "LHS", "CONCURRENT_REGIONS")
+
+
+@dataclass
+class Ready:
+    """A variant that was compiled, has run, and has the right values.
+
+    Attributes:
+        measure: From a number of calls to microseconds a call.
+        run: One call.
+        difference: Of its values, over their largest.
+        tell: What it is, in its own words, and microseconds that its plan was predicted to take.
+        decide: Auto's decision anew, within so many seconds; returns what was decided.
+    """
+
+    measure: Callable[[int], float]
+    run: Callable[[], Any]
+    difference: float
+    tell: Callable[[], tuple[str, float | None]] = lambda: ("", None)
+    decide: Callable[[float], str] | None = None
+
+
+Makers = dict[str, Callable[[], Ready]]
+
+
+def ours_ready(made: Ready, fast: Any, args: Any, auto: bool) -> Ready:
+    """With what the scheduled function says of itself."""
+    import dynaflow_xla as dfx
+
+    def tell() -> tuple[str, float | None]:
+        lines = dfx.explain(fast, *args).splitlines()
+        lines = [line for line in lines if "gpu_cases.py:" not in line]  # a row for each region
+        kept = lines[:4] if auto else []  # what was chosen and why; the end is of the plan
+        predicted = dfx.simulate(fast, *args).total_ns / 1e3
+        return "\n".join([*kept, *lines[max(len(kept), len(lines) - 8) :]])[:1500], predicted
+
+    def decide(seconds: float) -> str:
+        choice = dfx.tune(fast, *args, budget_s=seconds)
+        medians = {name: round(ms * 1e3, 1) for name, ms in choice.medians_ms.items()}
+        made.run()
+        return (
+            f"chosen: {choice.name}; {choice.reason}; medians us {medians}; decided in "
+            f"{choice.seconds:.1f} s\n"
+        )
+
+    made.tell, made.decide = tell, decide if auto else None
+    return made
 
 
 class Wrong(Exception):
@@ -131,9 +182,7 @@ def values(shapes: Sequence[tuple[int, ...]]) -> list[Any]:
     return made
 
 
-def torch_variants(
-    case: Any, lanes: int, dry: bool
-) -> dict[str, Callable[[], tuple[Timed, float]]]:
+def torch_variants(case: Any, lanes: int, dry: bool) -> Makers:
     """Opponents and ours in PyTorch."""
     import torch
 
@@ -147,50 +196,65 @@ def torch_variants(
         flat = torch.utils._pytree.tree_leaves(results)
         return [x.float().cpu().numpy() for x in flat]
 
-    with torch.no_grad():
-        wanted = numbers(fn(*args))
+    torch.set_grad_enabled(False)
+    wanted = numbers(fn(*args))
 
-    def timed(run: Callable[[], Any], results: Any = None) -> tuple[Timed, float]:
-        with torch.no_grad():
-            for _ in range(4):
-                made = run()
-            device.wait()
-            difference = compare(wanted, numbers(made if results is None else results))
+    def timed(run: Callable[[], Any], results: Any = None) -> Ready:
+        for _ in range(4):
+            made = run()
+        device.wait()
+        difference = compare(wanted, numbers(made if results is None else results))
+        return Ready(lambda calls: device.time(run, calls), run, difference)
 
-        def measure(calls: int) -> float:
-            with torch.no_grad():
-                return device.time(run, calls)
+    def graph() -> Ready:
+        return timed(*device.graph(lambda: fn(*args)))
 
-        return measure, difference
+    def copied() -> Ready:
+        static = list(args)  # what a user gives at every call may be other tensors
+        replay, results = device.graph(lambda: fn(*static))
+        flat, tree = torch.utils._pytree.tree_flatten(results)
 
-    def graph() -> tuple[Timed, float]:
-        with torch.no_grad():
-            return timed(*device.graph(lambda: fn(*args)))
+        def call(*given: Any) -> Any:
+            for mine, other in zip(static, given, strict=True):
+                if mine is not other:
+                    mine.copy_(other)
+            replay()
+            return torch.utils._pytree.tree_unflatten([x.clone() for x in flat], tree)
 
-    def ours(strategy: str, **options: Any) -> tuple[Timed, float]:
+        return timed(lambda: call(*args))
+
+    def ours(strategy: Any, **options: Any) -> Ready:
         fast = dfx.schedule(fn, strategy=strategy, backend="torch", lanes=lanes, **options)
-        return timed(lambda: fast(*args))
+        auto = isinstance(strategy, dfx.Auto)
+        made = ours_ready(timed(lambda: fast(*args)), fast, args, auto)
+        if options:  # a decision anew compiles anew
+            made.decide = None
+        return made
 
-    def compiled(mode: str | None) -> tuple[Timed, float]:
+    def compiled(mode: str | None) -> Ready:
         more = {"backend": device.backend} if device.backend else {"mode": mode}
         made = torch.compile(fn, **more)
         return timed(lambda: made(*args))
 
-    made = {
+    auto = dfx.Auto(budget_s=BUDGET_S)
+    made: Makers = {
         "torch eager": lambda: timed(lambda: fn(*args)),
         "torch one graph": graph,
-        "dfx torch sequential": lambda: ours("sequential"),
         "dfx torch branches": lambda: ours("branches"),
+        "dfx torch sequential": lambda: ours("sequential"),
+        "torch one graph, copied": copied,
+        "dfx torch auto": lambda: ours(auto),
         "torch.compile graphs": lambda: compiled("reduce-overhead"),
-        "torch.compile": lambda: compiled(None),
         "dfx torch branches inductor": lambda: ours("branches", compiler="inductor"),
+        "torch.compile": lambda: compiled(None),
+        "dfx torch auto compiled": lambda: ours(auto, compiler="auto"),
     }
     if dry and case.name != "qkv":  # on a CPU Inductor compiles for long
-        del made["dfx torch branches inductor"]
+        del made["dfx torch branches inductor"], made["dfx torch auto compiled"]
     return made
 
 
-def _jax_case(case: Any) -> tuple[Any, list[Any], Callable[[Any], tuple[Timed, float]]]:
+def _jax_case(case: Any) -> tuple[Any, list[Any], Callable[[Any], Ready]]:
     import jax
     import jax.numpy as jnp
 
@@ -202,7 +266,7 @@ def _jax_case(case: Any) -> tuple[Any, list[Any], Callable[[Any], tuple[Timed, f
 
     wanted = numbers(jax.jit(fn)(*args))
 
-    def timed(run: Any) -> tuple[Timed, float]:
+    def timed(run: Any) -> Ready:
         for _ in range(3):
             made = jax.block_until_ready(run(*args))
         difference = compare(wanted, numbers(made))
@@ -214,52 +278,63 @@ def _jax_case(case: Any) -> tuple[Any, list[Any], Callable[[Any], tuple[Timed, f
             jax.block_until_ready(run(*args))
             return (time.perf_counter() - begin) * 1e6 / calls
 
-        return measure, difference
+        return Ready(measure, lambda: run(*args), difference)
 
     return fn, args, timed
 
 
-def jax_variants(case: Any, lanes: int, dry: bool) -> dict[str, Callable[[], tuple[Timed, float]]]:
-    """Plain jit, jit in each command-buffer mode, and ours as one XLA program."""
+def jax_variants(case: Any, lanes: int, dry: bool) -> Makers:
+    """Plain jit, jit in each command-buffer mode, and ours as one XLA program in each of them."""
     import jax
 
     import dynaflow_xla as dfx
 
     fn, args, timed = _jax_case(case)
 
-    def mode(name: str) -> tuple[Timed, float]:
+    def compiled(options: dict[str, Any]) -> Ready:
+        return timed(jax.jit(fn).lower(*args).compile(compiler_options=options))
+
+    def mode(name: str) -> Ready:
         options: dict[str, Any] = {"xla_gpu_graph_min_graph_size": 1}
-        options["xla_gpu_command_buffer_scheduling_mode"] = name
-        return timed(jax.jit(fn).lower(*args).compile(compiler_options=options))
+        return compiled({**options, "xla_gpu_command_buffer_scheduling_mode": name})
 
-    def without() -> tuple[Timed, float]:
-        options = {"xla_gpu_enable_command_buffer": ""}
-        return timed(jax.jit(fn).lower(*args).compile(compiler_options=options))
+    def ours(options: dict[str, Any] | None = None) -> Ready:
+        fast = dfx.schedule(
+            fn, strategy="branches", backend="xla", lanes=lanes, compiler_options=options
+        )
+        return ours_ready(timed(fast), fast, args, False)
 
-    def ours() -> tuple[Timed, float]:
-        return timed(dfx.schedule(fn, strategy="branches", backend="xla", lanes=lanes))
+    def ours_in(name: str) -> Ready:
+        return ours({"xla_gpu_command_buffer_scheduling_mode": name})
 
-    made = {"jax jit": lambda: timed(jax.jit(fn)), "jax jit no graph": without}
-    for name in ("LHS", "CONCURRENT", "CONCURRENT_REGIONS"):
-        made[f"jax jit {name}"] = lambda name=name: mode(name)
-    return {**made, "dfx xla branches": ours}
+    made: Makers = {
+        "jax jit": lambda: timed(jax.jit(fn)),
+        "dfx xla branches": ours,  # the mode is CONCURRENT
+    }
+    made |= {f"jax jit {name}": lambda name=name: mode(name) for name in MODES}
+    made |= {"jax jit no graph": lambda: compiled({"xla_gpu_enable_command_buffer": ""})}
+    made |= {f"dfx xla branches {name}": lambda name=name: ours_in(name) for name in MODES[1:]}
+    return made
 
 
-def ffi_variants(case: Any, lanes: int, dry: bool) -> dict[str, Callable[[], tuple[Timed, float]]]:
+def ffi_variants(case: Any, lanes: int, dry: bool) -> Makers:
     """Lanes that are clients of their own, in a process of their own: a hang there costs no more."""
     import jax
 
     import dynaflow_xla as dfx
 
-    fn, _, timed = _jax_case(case)
+    fn, args, timed = _jax_case(case)
 
-    def ours(strategy: str) -> tuple[Timed, float]:
-        return timed(dfx.schedule(fn, strategy=strategy, backend="ffi", lanes=lanes))
+    def ours(strategy: Any, backend: str = "ffi") -> Ready:
+        fast = dfx.schedule(fn, strategy=strategy, backend=backend, lanes=lanes)
+        return ours_ready(timed(fast), fast, args, isinstance(strategy, dfx.Auto))
 
     return {
         "jax jit": lambda: timed(jax.jit(fn)),
-        "dfx ffi sequential": lambda: ours("sequential"),
         "dfx ffi branches": lambda: ours("branches"),
+        "dfx ffi sequential": lambda: ours("sequential"),
+        # The default backend is these lanes, too.
+        "dfx jax auto": lambda: ours(dfx.Auto(budget_s=BUDGET_S), "auto"),
     }
 
 

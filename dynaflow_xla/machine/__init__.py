@@ -11,6 +11,7 @@ from pathlib import Path
 from dynaflow_xla.machine import figures, processors
 from dynaflow_xla.machine.figures import (
     ASSUMED as ASSUMED,
+    STREAMS_NS as STREAMS_NS,
     TURNS_NS as TURNS_NS,
     Kind as Kind,
     Numbers as Numbers,

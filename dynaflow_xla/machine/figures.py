@@ -34,6 +34,9 @@ TURNS_NS = 20_000.0
 """What several lanes that are awake take longer than one: they start in turns, and the caller waits until all
 have left. (8 chains of 1,024 floats, 66 us on the caller's thread, 67 to 83 on two lanes.)"""
 
+STREAMS_NS = 1_500.0
+"""What one stream of a GPU waits for another beside the work itself: an event, or an edge of a CUDA graph."""
+
 
 _REUSED = 2 << 20
 """Bytes of results that are in memory which was touched before: malloc keeps some megabytes."""

@@ -88,6 +88,7 @@ class Tasks:
         # By producer and reader: values and the nanoseconds of a copy, at either end.
         self.crossing: dict[tuple[int, int], dict[int, float]] = {}
         self.copies = copies
+        self.hand_over_ns = machine.numbers().hand_over_ns
         speed = machine.numbers().copy_bytes_per_ns if copies else math.inf
         for region in pg.regions:
             for value in region.inputs:
@@ -193,7 +194,7 @@ class _Schedule:
             arrival = self.finish[pred]
             if self._crosses(pred, lane):
                 values = self.tasks.crossing.get((pred, region), {})
-                arrival += machine.numbers().hand_over_ns + sum(values.values())
+                arrival += self.tasks.hand_over_ns + sum(values.values())
                 copied += sum(ns for v, ns in values.items() if (v, lane) not in self.received)
             begin = max(begin, arrival)
         return begin, copied

@@ -125,11 +125,14 @@ class Moldable(Tasks):
             wide: False: regions have one lane each, but for outer ones.
         """
         context = s.context
-        return cls(
+        made = cls(
             s.graph, lanes, context.lane_cores, context.cores if wide else 0, context.program_ns,
             context.caller_ns, context.python_ns, context.cores if context.free_widths else 0,
             context.copies,
         )  # fmt: skip
+        if context.platform == "cuda":
+            made.hand_over_ns = machine.STREAMS_NS
+        return made
 
     def unsure_ns(self, region: int, cores: int) -> float:
         """What the original may share out after all, and a lane of so many cores may not."""
@@ -235,8 +238,7 @@ class Moldable(Tasks):
         """Whether another region of some length may run at the same time."""
         related = self._reach(region, self.preds) | self._reach(region, self.succs) | {region}
         return any(
-            r.id not in related and self.narrow[r.id] > machine.numbers().hand_over_ns
-            for r in self.regions
+            r.id not in related and self.narrow[r.id] > self.hand_over_ns for r in self.regions
         )
 
     @staticmethod

@@ -47,6 +47,9 @@ ROW_S = 0.02
 """Ways that are close are compared in rows of calls of so many seconds. What threads gain or lose in a row
 of calls, short samples in turns do not show (seen: nothing in 2 to 8 ms, a twentieth in rows)."""
 
+_IN_A_ROW = 20
+"""So many calls at most are enqueued before they are waited for: each has results of its own."""
+
 WARM_S = 0.12
 """Seconds of calls before the first sample. Compiling kept one core busy; until the system has spread a
 pool's threads over the cores again, wide programs take half as long again (seen: for 0.04 to 0.1 s)."""
@@ -197,15 +200,27 @@ class Fresh:
 
     Attributes:
         given: Makes what one call takes; not timed.
-        run: Runs it to completion.
+        run: Runs it to completion, or enqueues it.
+        wait: Waits until all is done that was enqueued; None: ``run`` does.
+        in_a_row: Whether several calls may be enqueued before that: what one takes no other one writes. So
+            users call it, and the host is then ahead of the device.
     """
 
     given: Callable[[], Any]
     run: Callable[[Any], None]
+    wait: Callable[[], None] | None = None
+    in_a_row: Callable[[], bool] = lambda: False
 
     def __call__(self) -> None:
         """One call."""
-        self.run(self.given())
+        self.with_given(self.given())
+
+    def with_given(self, *given: Any) -> None:
+        """Calls with what ``given`` made, one after another, to completion."""
+        for one in given:
+            self.run(one)
+        if self.wait is not None:
+            self.wait()
 
 
 def measure(
@@ -315,12 +330,14 @@ def _timed(run: Callable[[], None], calls: int) -> float:
         for _ in range(calls):
             run()
         return time.perf_counter() - start
-    seconds = 0.0
-    for _ in range(calls):
-        given = run.given()
+    seconds, left = 0.0, calls
+    most = _IN_A_ROW if run.in_a_row() else 1
+    while left:
+        given = [run.given() for _ in range(min(left, most))]
         start = time.perf_counter()
-        run.run(given)
+        run.with_given(*given)
         seconds += time.perf_counter() - start
+        left -= len(given)
     return seconds
 
 

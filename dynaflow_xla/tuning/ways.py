@@ -69,7 +69,7 @@ class Ways:
         start = budget.clock()
         run()
         then = budget.clock()
-        once = partial(run.run, run.given()) if isinstance(run, autotune.Fresh) else run
+        once = partial(run.with_given, run.given()) if isinstance(run, autotune.Fresh) else run
         before = memory.faults()
         once()
         self._pages[name] = memory.faults() - before

@@ -59,6 +59,13 @@ class Entry(Protocol):
         """Whether it computes on an accelerator, whose lanes have no cores."""
 
     @property
+    def graphed(self) -> bool:
+        """Whether calls are replays of one CUDA graph, which costs the host one launch."""
+
+    def release(self) -> None:
+        """Gives memory back that a later call takes again."""
+
+    @property
     def without_python(self) -> int:
         """How many of PyTorch's operators run without Python between them."""
 
@@ -83,6 +90,9 @@ class BySizes(Protocol):
 
     def resolve(self, inputs: Sequence[Any]) -> Any:
         """The plan for the sizes of these inputs."""
+
+    def release(self) -> None:
+        """As an entry's, of all its plans."""
 
 
 class Backend(Protocol):

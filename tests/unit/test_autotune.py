@@ -463,3 +463,34 @@ def test_what_has_to_gain_more_is_told() -> None:
     picked, reason = autotune.pick(measured, "original", 0.03, {"other way": 0.1})
     assert picked == "original" and "which has to gain 10%" in reason
     assert autotune.pick(measured, "original", 0.03)[0] == "other way"
+
+
+class Device:
+    """Takes what calls enqueue, and needs its time for it once somebody waits."""
+
+    def __init__(self) -> None:
+        self.now, self.enqueued, self.most = 0.0, 0, 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def run(self, given: Any) -> None:
+        self.now += 1e-6
+        self.enqueued += 1
+        self.most = max(self.most, self.enqueued)
+
+    def wait(self) -> None:
+        self.now += 1e-3 * self.enqueued
+        self.enqueued = 0
+
+
+@pytest.mark.parametrize("in_a_row", [False, True])
+def test_what_a_device_does_later_counts(monkeypatch: pytest.MonkeyPatch, in_a_row: bool) -> None:
+    device = Device()
+    monkeypatch.setattr(autotune.time, "perf_counter", device.clock)
+    run = autotune.Fresh(lambda: None, device.run, device.wait, lambda: in_a_row)
+    seconds = autotune._timed(run, 50)
+    assert seconds == pytest.approx(50 * 1.001e-3) and not device.enqueued
+    assert device.most == (autotune._IN_A_ROW if in_a_row else 1)
+    run()
+    assert not device.enqueued

@@ -36,6 +36,11 @@ class ForSizes(Generic[T]):
     def __len__(self) -> int:
         return len(self._kept)
 
+    def kept(self) -> list[T]:
+        """All that is there."""
+        with self._lock:
+            return list(self._kept.values())
+
     def get(self, key: Hashable, make: Callable[[], T]) -> T | None:
         """What was made for these sizes; None if they came once only and there are many others."""
         with self._lock:

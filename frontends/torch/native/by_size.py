@@ -80,6 +80,11 @@ class BySize:
                 self._plans.move_to_end(key)
             return made
 
+    def release(self) -> None:
+        """Gives the memory of graphs back; later calls make them anew."""
+        for made in (*self._plans.values(), *self._fixed.kept()):
+            made.release()
+
     def _planned(self, values: dict[Symbol, int]) -> NativeEntry:
         options = replace(self.options, compiler="eager", compiler_options=None)
         made = whole_entry(estimated_at(self.captured, values), options, self.kind, self.batch)

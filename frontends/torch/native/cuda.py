@@ -38,8 +38,11 @@ class Streams(Protocol):
     def on(self, lane: int) -> AbstractContextManager[Any]:
         """Makes a lane's stream the current one."""
 
-    def record(self, lane: int) -> Any:
-        """An event behind what the lane has been given so far."""
+    def record(self, lane: int, event: Any = None) -> Any:
+        """An event behind what the lane has been given so far; one that nobody needs any more, if given."""
+
+    def caller(self) -> tuple[int, bool]:
+        """Which stream lane 0 is now, and whether it is being captured."""
 
     def wait(self, lane: int, event: Any) -> None:
         """What the lane is given from now on comes after the event."""
@@ -106,9 +109,14 @@ class CudaStreams:
         """Makes a lane's stream the current one. Never nested, so lane 0 is whatever is current outside."""
         return torch.cuda.stream(self._stream(lane))  # type: ignore[no-any-return]
 
-    def record(self, lane: int) -> Any:
+    def record(self, lane: int, event: Any = None) -> Any:
         """A CUDA event behind what the lane's stream holds so far."""
-        return self._stream(lane).record_event()
+        return self._stream(lane).record_event(event)
+
+    def caller(self) -> tuple[int, bool]:
+        """The caller's stream, and whether a capture of the caller's is going on."""
+        handle = torch.cuda.current_stream(self.device).cuda_stream
+        return handle, torch.cuda.is_current_stream_capturing()
 
     def wait(self, lane: int, event: Any) -> None:
         """The lane's stream goes on once the event is over."""
@@ -249,13 +257,45 @@ class CudaGraphs:
         return graph.replay, results
 
 
-@dataclass
 class _Graphed:
-    replay: Any
-    inputs: list[Any]
-    moved: list[int]  # inputs that are copied in
-    outputs: list[Any]
-    done: Any = None  # behind the last replay
+    """A captured call.
+
+    Args:
+        replay: Enqueues it on the caller's stream.
+        inputs: What it reads: the caller's own tensors and values, or buffers of the graph.
+        moved: Numbers of the inputs that are buffers, to which each call copies.
+        outputs: What it writes.
+
+    Attributes:
+        done: Behind the last replay and the copies of its results.
+        stream: On which that was enqueued.
+    """
+
+    def __init__(
+        self, replay: Any, inputs: list[Any], moved: list[int], outputs: list[Any]
+    ) -> None:
+        self.replay, self.inputs, self.moved, self.outputs = replay, inputs, moved, outputs
+        self.done: Any = None
+        self.stream = 0
+        tensors = [n for n, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+        self._there = [n for n in tensors if n not in moved]
+        self._values = [(n, x) for n, x in enumerate(inputs) if not isinstance(x, torch.Tensor)]
+        self._places = [_place(inputs[n]) for n in self._there]
+        self._copied = [(n, _signature(inputs[n])) for n in moved]
+
+    def strayed(self, inputs: Sequence[Any]) -> list[int]:
+        """Numbers of the inputs that are read in place and lie elsewhere now."""
+        return [n for n in self._there if _address(inputs[n]) != _address(self.inputs[n])]
+
+    def fits(self, inputs: Sequence[Any]) -> bool:
+        """Whether a replay computes a call of these: most calls are like the last one."""
+        for n, place in zip(self._there, self._places, strict=True):
+            x = inputs[n]
+            if (x.data_ptr(), x.shape, x.stride(), x.dtype) != place:
+                return False
+        return all(_signature(inputs[n]) == known for n, known in self._copied) and all(
+            inputs[n] == value for n, value in self._values
+        )
 
 
 class GraphedPlan:
@@ -284,50 +324,63 @@ class GraphedPlan:
         self._seen: OrderedDict[Any, list[int]] = OrderedDict()
         self._movers: Recent[Any, set[int]] = Recent(4 * keep)
         self._lock = threading.Lock()
+        self._last: _Graphed | None = None
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Runs on streams at first, then replays a CUDA graph of the inputs' shapes."""
-        key = tuple(_signature(x) for x in inputs)
+        stream, capturing = self.runner.streams.caller()
+        if capturing:  # of the caller's: lanes become branches of that graph
+            return self.runner(inputs)
         with self._lock:
-            made = self._made.get(key)
-            if made is not None and (strayed := self._moved(made, inputs)):
-                self._movers.setdefault(key, set()).update(strayed)
-                del self._made[key], self._seen[key]
-                made = None
-            if made is not None:
-                self._made.move_to_end(key)
-            else:
-                addresses = [_address(x) for x in inputs]
-                before = self._seen.get(key)
-                self._seen[key] = addresses
-                while len(self._seen) > 4 * self.keep:
-                    self._seen.popitem(last=False)
-                if before is None:
-                    return self.runner(inputs)
-                movers = self._movers.get(key, set())
-                made = self._capture(inputs, before, movers)
+            made = self._last
+            if made is None or not made.fits(inputs):
+                made = self._last = self._graph_of(inputs)
                 if made is None:
                     return self.runner(inputs)
-                self._made[key] = made
-                while len(self._made) > self.keep:
-                    self._made.popitem(last=False)
-            streams = self.runner.streams
-            if made.done is not None:
-                streams.wait(0, made.done)  # another stream may have made the last call
-            for number in made.moved:
-                made.inputs[number].copy_(inputs[number])
-            made.replay()
-            results = [x.clone() if isinstance(x, torch.Tensor) else x for x in made.outputs]
-            made.done = streams.record(0)
-            return results
+            return self._replay(made, inputs, stream)
 
-    def _moved(self, made: _Graphed, inputs: Sequence[Any]) -> list[int]:
-        moved = set(made.moved)
-        return [
-            n
-            for n, (x, kept) in enumerate(zip(inputs, made.inputs, strict=True))
-            if n not in moved and _address(x) != _address(kept)
-        ]
+    def release(self) -> None:
+        """Gives up all graphs and their memory; later calls make them anew."""
+        with self._lock:
+            self._last = None
+            self._made.clear()
+            self._seen.clear()
+
+    def _graph_of(self, inputs: Sequence[Any]) -> _Graphed | None:
+        """The graph of such inputs, made if it is time for it; None: the plan runs on streams."""
+        key = tuple(_signature(x) for x in inputs)
+        made = self._made.get(key)
+        if made is not None:
+            strayed = made.strayed(inputs)
+            if not strayed:
+                self._made.move_to_end(key)
+                return made
+            self._movers.setdefault(key, set()).update(strayed)
+            del self._made[key]
+            self._seen.pop(key, None)
+        before = self._seen.get(key)
+        self._seen[key] = [_address(x) for x in inputs]
+        while len(self._seen) > 4 * self.keep:
+            self._seen.popitem(last=False)
+        if before is None:
+            return None
+        made = self._capture(inputs, before, self._movers.get(key, set()))
+        if made is not None:
+            self._made[key] = made
+            while len(self._made) > self.keep:
+                self._made.popitem(last=False)
+        return made
+
+    def _replay(self, made: _Graphed, inputs: Sequence[Any], stream: int) -> list[Any]:
+        streams = self.runner.streams
+        if made.done is not None and made.stream != stream:
+            streams.wait(0, made.done)  # on one stream the order is there
+        for number in made.moved:
+            made.inputs[number].copy_(inputs[number])
+        made.replay()
+        results = [x.clone() if isinstance(x, torch.Tensor) else x for x in made.outputs]
+        made.done, made.stream = streams.record(0, made.done), stream
+        return results
 
     def _capture(
         self, inputs: Sequence[Any], before: Sequence[int], movers: set[int]
@@ -352,6 +405,10 @@ def _signature(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return tuple(x.shape), x.stride(), x.dtype, x.device
     return x
+
+
+def _place(x: torch.Tensor) -> Any:
+    return x.data_ptr(), x.shape, x.stride(), x.dtype
 
 
 def _address(x: Any) -> int:

@@ -79,6 +79,16 @@ class NativeEntry:
         """Whether it computes on an accelerator, whose lanes have no cores."""
         return self.captured.device.type != "cpu"
 
+    @property
+    def graphed(self) -> bool:
+        """Whether calls are replays of one CUDA graph, which costs the host one launch."""
+        return isinstance(self.runner, cuda.GraphedPlan)
+
+    def release(self) -> None:
+        """Gives the memory of graphs back; later calls make them anew."""
+        if isinstance(self.runner, cuda.GraphedPlan):
+            self.runner.release()
+
     @cached_property
     def is_original(self) -> bool:
         """Whether it does what the original does: operator by operator in program order, on all cores."""

@@ -170,6 +170,11 @@ class XlaEntry:
         """Whether it computes on an accelerator, whose lanes have no cores."""
         return self.program.call.made.streams
 
+    graphed = False
+
+    def release(self) -> None:
+        """There is nothing: XLA has the memory."""
+
     @property
     def pg(self) -> PartitionedGraph:
         """Its regions."""

@@ -138,6 +138,11 @@ class BatchedGraph:
         self._compare(made, inputs)
         return made.entry
 
+    def release(self) -> None:
+        """Gives memory back that later calls take again."""
+        for made in tuple(self._plans.values()):
+            made.entry.release()
+
     def _read(self, binding: Binding, inputs: Sequence[Any]) -> int:
         if binding.dim < 0 or self.kind != "backward":  # whose inputs alone may have come in parts
             return binding.read(inputs)

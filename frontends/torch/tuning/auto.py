@@ -16,7 +16,13 @@ from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
-from dynaflow_xla.frontends.torch.tuning import call_signature, keeping, one_thread, variants
+from dynaflow_xla.frontends.torch.native import devices
+from dynaflow_xla.frontends.torch.tuning import (
+    call_signature,
+    keeping,
+    one_thread,
+    variants,
+)
 from dynaflow_xla.frontends.torch.tuning.trial import Trial, hooked
 from dynaflow_xla.machine import distance
 from dynaflow_xla.strategies import identity
@@ -182,7 +188,7 @@ def _choose(
     start = time.perf_counter()
     strategy, compiler = core.options.strategy, core.options.compiler
     candidates = candidates_of(core, args, kwargs)
-    forms = variants.of(core.options, candidates)
+    forms = variants.of(core.options, candidates, bool(devices.of(core.original, args, kwargs)))
     child_of = partial(_child, core, forms)
     # One strategy of the user's runs in any case, operator by operator where nothing is measured.
     default = next(iter(forms)) if isinstance(strategy, OneOf) else ""
@@ -259,9 +265,18 @@ def _choose(
         child_of(choice), reason, dict(medians), predicted, left_out, seconds, None, choice,
         ways.fresh_memory(), medians.far,
     )  # fmt: skip
+    _give_back(core, made)
     if not (ways.refused and choice in ways.plain):  # a later process may have more time
         choice_of.to_disk(key, made)
     return made
+
+
+def _give_back(core: Any, made: Choice) -> None:
+    """Frees the memory of CUDA graphs of what was not chosen: each graph has its own."""
+    for child in tuple(core.children.values()):
+        if child is not made.child:
+            for entry in tuple(child.entries):
+                entry.release()
 
 
 def _plain(
@@ -470,6 +485,8 @@ def _not_worth(
         return (
             f"the plan has one lane: nothing would overlap, and {variants.WHOLE} compiles the same"
         )
+    if any(e.graphed for e in entries):
+        return ""  # one launch for all its kernels
     if form.compiler == "eager" and sum(e.without_python for e in entries) < _WORTH_WHILE:
         return "the plan has one lane: nothing would overlap"
     return ""

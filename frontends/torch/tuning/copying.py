@@ -69,6 +69,7 @@ class Copies:
         self._leaves, self._spec = pytree.tree_flatten(tree)
         self._clones: dict[int, torch.Tensor] = {}
         self._versions: dict[int, int] = {}
+        self._written = False
         for x in self._leaves:
             if isinstance(x, torch.Tensor):
                 self._clone(x)
@@ -77,6 +78,13 @@ class Copies:
     def wanted(self) -> list[torch.Tensor]:
         """What gradients of calls lead to: the clones, and those that computed ones are made of."""
         return [x for x in self._clones.values() if x.requires_grad and x.is_leaf]
+
+    @property
+    def written(self) -> bool:
+        """Whether a call wrote into its arguments, as far as that is counted."""
+        return self._written or any(
+            _version(x) != self._versions[k] for k, x in self._clones.items()
+        )
 
     def anew(self) -> Any:
         """Arguments for one call.
@@ -103,8 +111,10 @@ class Copies:
     def _tensor(self, x: torch.Tensor) -> torch.Tensor:
         clone = self._clones[id(x)]
         if not clone.is_leaf and x.is_leaf:  # a call wrote into it what autograd computed
+            self._written = True
             self._clone(x)
         elif _version(clone) != self._versions[id(x)]:
+            self._written = True
             with torch.no_grad():
                 clone.copy_(x)
             self._versions[id(x)] = _version(clone)

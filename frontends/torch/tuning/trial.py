@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import operators
+from dynaflow_xla.frontends.torch.native import devices
 from dynaflow_xla.frontends.torch.tuning import copying, gradients, keeping
 from dynaflow_xla.tuning import autotune, quiet
 
@@ -36,6 +38,7 @@ class Trial:
         self._copies = copying.Copies((args, kwargs))
         self._copies.anew()  # or it is known that this cannot be
         self.wanted: list[torch.Tensor] = []
+        self._wait = devices.waiting(core.original, args, kwargs)
         if torch.is_grad_enabled() and not core.captured_ahead:
             self.wanted = self._copies.wanted
             if isinstance(core.original, torch.nn.Module):
@@ -96,7 +99,7 @@ class Trial:
                     made, self.wanted, ones, allow_unused=True, retain_graph=retain_graph
                 )
 
-        return autotune.Fresh(given, run)
+        return autotune.Fresh(given, run, self._wait, lambda: not self._copies.written)
 
     def of_original(self, call: Callable[..., Any], *, strict: bool) -> autotune.Fresh:
         """As ``of``, of the original: what fails only here is no error of the caller's call.
@@ -118,7 +121,7 @@ class Trial:
                     f"not measured: the original fails on copies of the arguments, or its backward ({told})"
                 ) from error
 
-        return autotune.Fresh(made.given, run)
+        return replace(made, run=run)
 
 
 def hooked(original: Any) -> str | None:

@@ -71,12 +71,21 @@ class Variant:
         return self.of.removesuffix(JOINED) + self.name.removeprefix(self.of)
 
 
-def of(options: Settings, candidates: Mapping[str, Strategy]) -> dict[str, Variant]:
+def of(
+    options: Settings, candidates: Mapping[str, Strategy], on_gpu: bool = False
+) -> dict[str, Variant]:
     """All forms of candidates, by name; those that compile nothing first.
 
     Only where there is a choice of compilers do names tell which it is.
+
+    Args:
+        options: What the user asked for.
+        candidates: By name.
+        on_gpu: Whether arguments or parameters are on one.
     """
     compilers = _COMPILERS.get(options.compiler, (options.compiler,))
+    if on_gpu and options.compiler == "auto":
+        compilers = tuple(c for c in compilers if c != "aoti")  # it compiles regions for the CPU
     several = len(compilers) > 1
     made = [
         Variant(

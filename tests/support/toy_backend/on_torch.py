@@ -31,6 +31,7 @@ class TurnEntry:
     finish: Callable[[list[Any]], list[Any]] | None = None
     notes: tuple[str, ...] = ()
     streams = False
+    graphed = False
     without_python = 0
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
@@ -50,6 +51,9 @@ class TurnEntry:
                 )
         wanted = self.captured.outputs
         return [values[o] if isinstance(o, int) else o[1] for o in wanted]
+
+    def release(self) -> None:
+        return None
 
     def describe(self) -> list[str]:
         return ["one region after another"]

@@ -1,8 +1,8 @@
 """Estimated work of an aten operator: operations, bytes moved, nanoseconds on one core.
 
 Operation counts come from PyTorch's own registry where it has one (products, convolutions,
-attention). The rates are for one general-purpose core and only rank regions against each other;
-``Auto`` measures before it decides.
+attention). The rates are for one general-purpose core (``gpu`` has a GPU's) and only rank regions against
+each other; ``Auto`` measures before it decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from dynaflow_xla import machine
-from dynaflow_xla.frontends.torch.capture.costs import elements
+from dynaflow_xla.frontends.torch.capture.costs import elements, gpu
 from dynaflow_xla.frontends.torch.capture.costs.hints import hint, shape_of, tensor_bytes
 from dynaflow_xla.ir import lapack, work
 from dynaflow_xla.ir.work import Spread, Work
@@ -102,7 +102,8 @@ def _is_view(target: Any) -> bool:
 def estimate(target: Any, args: Any, kwargs: Any, out: Any) -> Work:
     """The work of one call with example values."""
     if _is_view(target):
-        return Work(ns=OP_OVERHEAD_NS)
+        on_gpu = any(t.device.type == "cuda" for t in _tensors(out))
+        return Work() if on_gpu else Work(ns=OP_OVERHEAD_NS)
     inner = [a for a in args if isinstance(a, torch.fx.GraphModule)]
     if inner:
         return _higher_order(str(target), inner, args)
@@ -112,8 +113,11 @@ def estimate(target: Any, args: Any, kwargs: Any, out: Any) -> Work:
         return Work(ns=200.0)
     name = getattr(getattr(target, "overloadpacket", target), "__name__", "")
     flops, work_ns = _work(name, target, args, kwargs, ins, outs, out)
-    work_ns = max(work_ns, moved / (BYTES_PER_NS if moved > CACHED_BYTES else CACHED_BYTES_PER_NS))
     kind = _kind(name, target, args, ins, outs)
+    if outs[0].device.type == "cuda":
+        product = kind in ("products", "convolutions")
+        return Work(flops, moved, gpu.nanoseconds(flops, moved, outs, product))
+    work_ns = max(work_ns, moved / (BYTES_PER_NS if moved > CACHED_BYTES else CACHED_BYTES_PER_NS))
     work_ns /= machine.numbers().speed("torch", kind)
     made = Work(flops, moved, work_ns + OP_OVERHEAD_NS)
     if name in _RECURRENT:

@@ -177,3 +177,35 @@ def test_recurrent_layers_on_two_cores(
         (entry,) = fast._dfx_core.all_planned((x,), {})
     one, two = (sum(r.cost_at(n) for r in entry.pg.regions) for n in (1, 2))
     assert one / two == pytest.approx(faster, rel=0.2)
+
+
+def test_costs_on_a_gpu_are_a_kernels() -> None:
+    """What fills few multiprocessors has their share of the rate; nothing takes less than a launch."""
+    from dynaflow_xla.frontends.torch.capture.costs import gpu
+
+    def product(rows: int, width: int, columns: int, dtype: Any = torch.bfloat16) -> float:
+        out = torch.empty(rows, columns, dtype=dtype, device="meta")
+        flops = 2.0 * rows * width * columns
+        moved = 2 * (rows * width + width * columns + rows * columns)
+        return gpu.nanoseconds(flops, moved, [out], True) - gpu.KERNEL_NS
+
+    assert product(8192, 8192, 8192) == pytest.approx(2 * 8192**3 / 600_000.0, rel=0.01)
+    assert product(64, 8192, 64) > 50 * product(8192, 8192, 8192) / 128**2  # one multiprocessor
+    assert product(8192, 8192, 8192, torch.float32) > 10 * product(8192, 8192, 8192)
+    small = torch.empty(4, device="meta")
+    assert gpu.nanoseconds(4.0, 32, [small], False) == pytest.approx(gpu.KERNEL_NS, rel=0.01)
+    image = torch.empty(8, 64, 28, 28, device="meta", dtype=torch.bfloat16)
+    flat = torch.empty(8 * 28, 64 * 28, device="meta", dtype=torch.bfloat16)
+    many, one = (gpu.nanoseconds(1e9, 0, [out], True) for out in (image, flat))
+    assert 0.5 < many / one < 2.0
+
+
+def test_operators_on_a_gpu_cost_what_they_do_there() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        there = torch.empty(256, 256, device="cuda:0")
+        made = costs.estimate(aten.mm.default, (there, there), {}, there)
+        view = costs.estimate(aten.t.default, (there,), {}, there)
+    assert 2_000 < made.ns < 10_000 and made.flops == 2.0 * 256**3 and made.spread == NO_SPREAD
+    assert view.ns == 0.0

@@ -29,7 +29,11 @@ class Stream:
         self.world, self.address = world, address
         self.clock: dict[int, int] = {address: 0}
 
-    def record_event(self) -> dict[int, int]:
+    @property
+    def cuda_stream(self) -> int:
+        return self.address
+
+    def record_event(self, event: Any = None) -> dict[int, int]:
         self.clock[self.address] += 1
         self.world.told.append(("record", self.address))
         return dict(self.clock)
@@ -115,6 +119,7 @@ def world(plain: Any, monkeypatch: pytest.MonkeyPatch) -> World:
         "ExternalStream": made.external,
         "current_stream": lambda device: made.current,
         "stream": made.on,
+        "is_current_stream_capturing": lambda: made.capturing,
         "graph_pool_handle": lambda: "pool",
         "CUDAGraph": Graph,
         "graph": made.graph,

@@ -26,6 +26,8 @@ class Books:
         self.clocks = [[0] * LANES for _ in range(LANES)]
         self.current = 0
         self.ignore_waits = ignore_waits
+        self.stream, self.capturing = 7, False
+        self.waits = 0
         self.told: list[tuple[int, int]] = []
         self.unordered: list[str] = []
         self.made: dict[int, tuple[int, int]] = {}
@@ -38,11 +40,15 @@ class Books:
         finally:
             self.current = before
 
-    def record(self, lane: int) -> list[int]:
+    def record(self, lane: int, event: Any = None) -> list[int]:
         self.clocks[lane][lane] += 1
         return list(self.clocks[lane])
 
+    def caller(self) -> tuple[int, bool]:
+        return self.stream, self.capturing
+
     def wait(self, lane: int, event: list[int]) -> None:
+        self.waits += lane == 0
         if not self.ignore_waits:
             self.clocks[lane] = [max(a, b) for a, b in zip(self.clocks[lane], event, strict=True)]
 
@@ -186,6 +192,76 @@ def test_a_graph_a_size_and_the_oldest_goes(args: Any) -> None:
             x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(seed))
             assert torch.equal(plan([x, w])[0], model(x, w)[0])
     assert len(plan._made) == 2
+
+
+def test_a_call_inside_of_the_callers_capture_replays_nothing(args: Any) -> None:
+    """A graph cannot be launched into another one that is captured: the lanes become its branches."""
+    graphs, books = ReplayedOnCpu(), Books()
+    plan = cuda.GraphedPlan(_runner(args, books), graphs)
+    for _ in range(3):
+        plan(list(args))
+    assert graphs.captures == 1
+    books.capturing = True
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+    made = plan._last
+    made.replay = None
+    assert torch.equal(plan([x, args[1]])[0], model(x, args[1])[0])
+    assert graphs.captures == 1 and plan._last is made
+
+
+def test_only_a_call_on_another_stream_waits_for_the_last_replay(args: Any) -> None:
+    graphs, books = ReplayedOnCpu(), Books()
+    runner = _runner(args, books)
+    plan = cuda.GraphedPlan(runner, graphs)
+    inside = 0
+    for _ in range(3):
+        plan(list(args))
+
+    def waits() -> int:
+        before = books.waits
+        plan(list(args))
+        return books.waits - before
+
+    inside = waits()
+    assert waits() == inside
+    books.stream = 8
+    assert waits() == inside + 1
+    assert waits() == inside
+
+
+def test_memory_that_was_given_back_is_taken_again(args: Any) -> None:
+    graphs = ReplayedOnCpu()
+    plan = cuda.GraphedPlan(_runner(args, Books()), graphs)
+    for _ in range(3):
+        plan(list(args))
+    plan.release()
+    assert not plan._made and plan._last is None
+    for _ in range(3):
+        assert torch.equal(plan(list(args))[0], model(*args)[0])
+    assert graphs.captures == 2
+
+
+@pytest.mark.parametrize("change", ["other place", "turned", "part", "type"])
+def test_an_input_that_lies_differently_is_no_replay(args: Any, change: str) -> None:
+    """The same tensor object may get other memory, sizes or strides; its memory may be seen differently."""
+    graphs = ReplayedOnCpu()
+    plan = cuda.GraphedPlan(_runner(args, Books()), graphs)
+    x, w = args
+    for _ in range(3):
+        plan([x, w])
+    made = plan._last
+    assert made.fits([x, w])
+    if change == "other place":
+        w.data = w.data.clone()
+    elif change == "turned":
+        w.data = w.data.t()
+    elif change == "part":
+        x.data = x.data[:4]
+    else:
+        w = w.view(torch.int32)
+    assert not made.fits([x, w])
+    if change != "type":
+        assert torch.equal(plan([x, w])[0], model(x, w)[0])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")

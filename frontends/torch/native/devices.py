@@ -1,0 +1,32 @@
+"""GPUs that a call computes on, and waiting for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def of(original: Any, args: Any, kwargs: Any) -> set[torch.device]:
+    """Those of the arguments, and of a module's parameters and buffers."""
+    if not torch.cuda.is_initialized():
+        return set()
+    tensors = pytree.tree_leaves((args, kwargs))
+    if isinstance(original, torch.nn.Module):
+        tensors += [*original.parameters(), *original.buffers()]
+    return {x.device for x in tensors if isinstance(x, torch.Tensor) and x.is_cuda}
+
+
+def waiting(original: Any, args: Any, kwargs: Any) -> Callable[[], None] | None:
+    """What waits for all that calls enqueued there; None if this process uses no GPU."""
+    if not torch.cuda.is_initialized():
+        return None
+    used = of(original, args, kwargs) or {torch.device("cuda", torch.cuda.current_device())}
+
+    def wait() -> None:
+        for device in used:
+            torch.cuda.synchronize(device)
+
+    return wait
