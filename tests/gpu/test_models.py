@@ -122,7 +122,7 @@ def test_torch_race_hunt(torch: Any, seed: int) -> None:
     """Random delays in front of every step, freed memory poisoned by new tensors of NaN."""
     from dataclasses import replace
 
-    from dynaflow_xla.frontends.torch.native import cuda
+    from dynaflow_xla.frontends.torch.native.cuda import streams
 
     chance = random.Random(seed)
     fn = _torch_cases(torch)["branches"]
@@ -131,7 +131,7 @@ def test_torch_race_hunt(torch: Any, seed: int) -> None:
         fast = dfx.schedule(fn, strategy=RoundRobin(), backend="torch", lanes=LANES)
         fast(torch.randn(128, 128, device="cuda"), w)
         plain = fast._dfx_core.planned((torch.randn(128, 128, device="cuda"), w), {}).native
-        runner = cuda.StreamRunner(plain, cuda.CudaStreams(torch.device("cuda", 0), 3))
+        runner = streams.StreamRunner(plain, streams.CudaStreams(torch.device("cuda", 0), 3))
         for steps, _ in runner._stages:
             for step in steps:
                 if step.stretch is not None:

@@ -10,8 +10,9 @@ from typing import Any
 
 from dynaflow_xla.frontends.torch.capture import context as contexts
 from dynaflow_xla.frontends.torch.capture.captured import Captured
-from dynaflow_xla.frontends.torch.native import cuda, native
+from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.native.compiling.compilers import Compiler
+from dynaflow_xla.frontends.torch.native.cuda.graphs import GraphedPlan, on_cuda
 from dynaflow_xla.frontends.torch.native.native import Native
 from dynaflow_xla.frontends.torch.native.stretches import regions
 from dynaflow_xla.ir.graph import ORDERED
@@ -82,11 +83,11 @@ class NativeEntry:
     @property
     def graphed(self) -> bool:
         """Whether calls are replays of one CUDA graph, which costs the host one launch."""
-        return isinstance(self.runner, cuda.GraphedPlan)
+        return isinstance(self.runner, GraphedPlan)
 
     def release(self) -> None:
         """Gives the memory of graphs back; later calls make them anew."""
-        if isinstance(self.runner, cuda.GraphedPlan):
+        if isinstance(self.runner, GraphedPlan):
             self.runner.release()
 
     @cached_property
@@ -126,6 +127,7 @@ class NativeEntry:
             "tensors cross lanes by reference, nothing is copied",
             f"{self.without_python} of {operators} operators run without Python between them",
             *told,
+            *(self.runner.told() if isinstance(self.runner, GraphedPlan) else ()),
             *(f"note: {note}" for note in (*self.captured.notes, *self.notes)),
         ]
 
@@ -242,7 +244,7 @@ def planned_entry(
     runnable = native.build(captured, pg, plan, made, compiler=compiler)
     runner: Any = None
     if captured.device.type == "cuda":
-        runner = cuda.on_cuda(
+        runner = on_cuda(
             runnable, captured.device, graph=kind == "inference", lanes=_own(options.gpu)
         )
     elif options.gpu is not None:

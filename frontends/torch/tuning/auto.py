@@ -16,7 +16,7 @@ from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
-from dynaflow_xla.frontends.torch.native import devices
+from dynaflow_xla.frontends.torch.native.cuda import devices
 from dynaflow_xla.frontends.torch.tuning import (
     call_signature,
     keeping,

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import operators
-from dynaflow_xla.frontends.torch.native import devices
+from dynaflow_xla.frontends.torch.native.cuda import devices
 from dynaflow_xla.frontends.torch.tuning import copying, gradients, keeping
 from dynaflow_xla.tuning import autotune, quiet
 

@@ -16,8 +16,12 @@ torch = pytest.importorskip("torch")
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.errors import EngineError  # noqa: E402
-from dynaflow_xla.frontends.torch.native import cuda  # noqa: E402
 from dynaflow_xla.frontends.torch.native.compiling import compilers  # noqa: E402
+from dynaflow_xla.frontends.torch.native.cuda import (  # noqa: E402
+    capturing,
+    graphs,
+    streams as lanes_of,
+)
 
 DEVICE = torch.device("cuda", 0)
 
@@ -26,14 +30,11 @@ class Stream:
     """A stream as a vector clock: how far into every stream's work it is known to come after."""
 
     def __init__(self, world: World, address: int) -> None:
+        self.stream_id = 0 if address == 1 else address
         self.world, self.address = world, address
         self.clock: dict[int, int] = {address: 0}
 
-    @property
-    def cuda_stream(self) -> int:
-        return self.address
-
-    def record_event(self, event: Any = None) -> dict[int, int]:
+    def record_event(self) -> dict[int, int]:
         self.clock[self.address] += 1
         self.world.told.append(("record", self.address))
         return dict(self.clock)
@@ -54,12 +55,23 @@ class World:
         self.made: list[Stream] = []
         self.capturing = False
         self.replayed: list[Any] = []
-        self.pools = 0
+        self.pools = self.engines = 0
+        self.pools_used: list[int] = []
+        self.primed: list[Any] = []
         self.ran: list[int] = []
 
     def stream(self, device: Any, **_: Any) -> Stream:
         self.made.append(Stream(self, 100 + len(self.made)))
         return self.made[-1]
+
+    def pool(self) -> int:
+        self.pools += 1
+        return self.pools
+
+    def of_engine(self, device: int, lanes: int, priorities: Any, sms: Any) -> Any:
+        assert len(priorities) == len(sms) == lanes
+        self.engines += 1
+        return SimpleNamespace(streams=[500 + 10 * self.engines + n for n in range(lanes - 1)])
 
     def external(self, address: int, device: Any) -> Stream:
         self.made.append(Stream(self, address))
@@ -74,13 +86,19 @@ class World:
             self.current = before
 
     @contextlib.contextmanager
-    def graph(self, graph: Any, pool: Any) -> Iterator[None]:
-        assert pool == "pool"
+    def graph(
+        self, graph: Any, pool: Any, stream: Stream, capture_error_mode: str
+    ) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        self.pools_used.append(pool)
         self.capturing, before = True, self.current
-        self.current = Stream(self, 50)  # torch captures on a stream of its own
+        self.current = stream
+        clocks = [s.clock[s.address] for s in self.made]
         try:
             yield
-            lanes = [s for s in self.made if s.clock[s.address]]
+            now = zip(self.made, clocks, strict=True)
+            lanes = [s for s, then in now if s.clock[s.address] != then and s is not stream]
+            assert all(s.address >= 500 for s in lanes), "captured on a stream that others use"
             joined = all(self.current.clock.get(s.address) == s.clock[s.address] for s in lanes)
             assert joined, "a lane's branch was not joined: CUDA refuses such a capture"
         finally:
@@ -92,6 +110,16 @@ class Graph:
 
     def replay(self) -> None:
         self.world.replayed.append(self)
+
+    def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+        assert not self.world.capturing and self.world.current.address >= 500
+        self.world.capturing, self.lanes = True, self.world.current
+        self.world.primed.append(self)
+        self.pool = pool
+
+    def capture_end(self) -> None:
+        assert self.world.current is self.lanes
+        self.world.capturing = False
 
 
 @pytest.fixture
@@ -120,11 +148,14 @@ def world(plain: Any, monkeypatch: pytest.MonkeyPatch) -> World:
         "current_stream": lambda device: made.current,
         "stream": made.on,
         "is_current_stream_capturing": lambda: made.capturing,
-        "graph_pool_handle": lambda: "pool",
+        "graph_pool_handle": made.pool,
         "CUDAGraph": Graph,
         "graph": made.graph,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(lanes_of, "_spare", {})
+    monkeypatch.setattr(capturing, "_matrix", lambda device: torch.ones(2, 2))
+    monkeypatch.setattr(lanes_of._engine, "CudaStreams", made.of_engine)
     return made
 
 
@@ -133,8 +164,8 @@ def model(x: Any, w: Any) -> Any:
 
 
 def test_a_plan_is_one_graph_with_a_branch_a_lane(world: World, plain: Any, args: Any) -> None:
-    plan = cuda.on_cuda(plain, DEVICE, graph=True)
-    assert isinstance(plan, cuda.GraphedPlan) and len(world.made) == 1
+    plan = graphs.on_cuda(plain, DEVICE, graph=True)
+    assert isinstance(plan, graphs.GraphedPlan) and len(world.made) == 1
     with torch.no_grad():
         first = plan(list(args))
         assert not world.replayed and ("wait", 100) in world.told
@@ -148,11 +179,31 @@ def test_a_plan_is_one_graph_with_a_branch_a_lane(world: World, plain: Any, args
     assert len(world.replayed) == 4 and len(set(map(id, world.replayed))) == 1
     assert all(address == 1 for _, address in world.told[told:]), "a replay touches lanes"
     assert not world.capturing
+    # Captured on streams that nothing else uses, whose workspaces outlive the plan.
+    used = [a for _, a in world.told[:told] if a >= 500]
+    assert used and len(world.primed) == 1 and world.primed[0].pool not in world.pools_used
+    plan.release()
+    world.replayed.clear()
+    gc.collect()
+    for _ in range(3):
+        plan(list(args))
+    assert len(set(world.pools_used)) == 2, "a pool goes with the last graph in it"
+    assert len(world.primed) == 2 and world.primed[0].pool == world.primed[1].pool
+    other = graphs.on_cuda(plain, DEVICE, graph=True)
+    for _ in range(2):
+        other(list(args))
+    assert world.primed[2].pool != world.primed[0].pool, "plans that live share workspaces"
+    del plan
+    gc.collect()
+    third = graphs.on_cuda(plain, DEVICE, graph=True)
+    for _ in range(2):
+        third(list(args))
+    assert world.primed[3].pool == world.primed[0].pool and world.engines == 2
 
 
 def test_a_failure_in_a_capture_leaves_it_joined(world: World, plain: Any, args: Any) -> None:
     """CUDA ends a capture with unjoined branches by an error that would hide the first one."""
-    plan = cuda.on_cuda(plain, DEVICE, graph=True)
+    plan = graphs.on_cuda(plain, DEVICE, graph=True)
     with torch.no_grad():
         plan(list(args))
         steps = [s for stage, _ in plan.runner._stages for s in stage if s.stretch is not None]
@@ -162,9 +213,13 @@ def test_a_failure_in_a_capture_leaves_it_joined(world: World, plain: Any, args:
             "def broken(env): raise RuntimeError('out of memory')", scope
         )  # one line, like a stretch
         good, late.stretch = late.stretch, replace(late.stretch, run=scope["broken"])
-        with pytest.raises(EngineError, match="out of memory"):
+        with (
+            pytest.warns(dfx.FallbackWarning, match="cannot be captured.*out of memory"),
+            pytest.raises(EngineError, match="out of memory"),
+        ):
             plan(list(args))
         assert not world.capturing
+        assert len(world.primed) == 2, "generators believe to be captured until some capture ends"
         late.stretch = good
         for want, got in zip(model(*args), plan.runner(list(args)), strict=True):
             torch.testing.assert_close(want, got)
@@ -174,7 +229,7 @@ def test_confined_lanes_are_streams_of_the_engine(
     world: World, plain: Any, args: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(cuda, "_spare", {})
+    monkeypatch.setattr(lanes_of, "_spare", {})
 
     class Streams:
         streams = [777]
@@ -182,30 +237,30 @@ def test_confined_lanes_are_streams_of_the_engine(
         def __init__(self, **options: Any) -> None:
             asked.append(options)
 
-    monkeypatch.setattr(cuda._engine, "CudaStreams", Streams)
+    monkeypatch.setattr(lanes_of._engine, "CudaStreams", Streams)
     lanes = dfx.Lanes(2, priorities=(0, -1), sms=(0, 32))
-    plan = cuda.on_cuda(plain, DEVICE, graph=False, lanes=lanes)
+    plan = graphs.on_cuda(plain, DEVICE, graph=False, lanes=lanes)
     assert asked == [{"device": 0, "lanes": 2, "priorities": [0, -1], "sms": [0, 32]}]
     with torch.no_grad():
         for want, got in zip(model(*args), plan(list(args)), strict=True):
             torch.testing.assert_close(want, got)
     assert ("record", 777) in world.told
-    other = cuda.on_cuda(plain, DEVICE, graph=False, lanes=lanes)
+    other = graphs.on_cuda(plain, DEVICE, graph=False, lanes=lanes)
     assert len(asked) == 2, "two plans that live share streams"
     del plan, other
     gc.collect()
     for _ in range(3):  # nothing is made, nothing destroyed
-        cuda.on_cuda(plain, DEVICE, graph=False, lanes=lanes)
+        graphs.on_cuda(plain, DEVICE, graph=False, lanes=lanes)
         gc.collect()
     assert len(asked) == 2
-    monkeypatch.setattr(cuda, "_spare", {})
+    monkeypatch.setattr(lanes_of, "_spare", {})
 
     def refuse(**options: Any) -> None:
         raise RuntimeError("the CUDA driver has no green contexts")
 
-    monkeypatch.setattr(cuda._engine, "CudaStreams", refuse)
+    monkeypatch.setattr(lanes_of._engine, "CudaStreams", refuse)
     with pytest.raises(EngineError, match="cannot make Lanes.*no green contexts"):
-        cuda.on_cuda(plain, DEVICE, graph=False, lanes=lanes)
+        graphs.on_cuda(plain, DEVICE, graph=False, lanes=lanes)
 
 
 def test_lanes_that_cannot_be_made_say_so(
@@ -218,7 +273,7 @@ def test_lanes_that_cannot_be_made_say_so(
     with pytest.raises(
         EngineError, match="cannot make 2 lanes on cuda:0: CUDA error: out of memory"
     ):
-        cuda.on_cuda(plain, DEVICE, graph=True)
+        graphs.on_cuda(plain, DEVICE, graph=True)
 
 
 def test_a_cpu_has_no_such_lanes(args: Any) -> None:

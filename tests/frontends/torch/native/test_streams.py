@@ -14,9 +14,21 @@ torch = pytest.importorskip("torch")
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.errors import EngineError  # noqa: E402
-from dynaflow_xla.frontends.torch.native import cuda  # noqa: E402
+from dynaflow_xla.frontends.torch.native.cuda import graphs as cuda_graphs, streams  # noqa: E402
 
 LANES = 3
+
+
+class Caller:
+    """A stream of the caller's; ids of those that last are odd."""
+
+    def __init__(self, number: int) -> None:
+        self.stream_id = number
+        self.records = 0
+
+    def record_event(self) -> list[int]:
+        self.records += 1
+        return [0] * LANES
 
 
 class Books:
@@ -26,7 +38,7 @@ class Books:
         self.clocks = [[0] * LANES for _ in range(LANES)]
         self.current = 0
         self.ignore_waits = ignore_waits
-        self.stream, self.capturing = 7, False
+        self.stream, self.capturing = Caller(7), False
         self.waits = 0
         self.told: list[tuple[int, int]] = []
         self.unordered: list[str] = []
@@ -40,11 +52,11 @@ class Books:
         finally:
             self.current = before
 
-    def record(self, lane: int, event: Any = None) -> list[int]:
+    def record(self, lane: int) -> list[int]:
         self.clocks[lane][lane] += 1
         return list(self.clocks[lane])
 
-    def caller(self) -> tuple[int, bool]:
+    def caller(self) -> tuple[Any, bool]:
         return self.stream, self.capturing
 
     def wait(self, lane: int, event: list[int]) -> None:
@@ -55,7 +67,7 @@ class Books:
     def used_by(self, lane: int, tensor: torch.Tensor) -> None:
         self.told.append((lane, tensor.untyped_storage().data_ptr()))
 
-    def watch(self, runner: cuda.StreamRunner) -> None:
+    def watch(self, runner: streams.StreamRunner) -> None:
         """Makes every stretch check what it reads and note what it makes."""
         for steps, _ in runner._stages:
             for step in steps:
@@ -99,8 +111,8 @@ def args() -> tuple[Any, Any]:
     return torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
 
 
-def _runner(args: Any, books: Books) -> cuda.StreamRunner:
-    runner = cuda.StreamRunner(_native(model, *args), books)
+def _runner(args: Any, books: Books) -> streams.StreamRunner:
+    runner = streams.StreamRunner(_native(model, *args), books)
     books.watch(runner)
     return runner
 
@@ -145,13 +157,14 @@ def test_a_failing_region_is_named_and_the_lanes_are_joined(args: Any) -> None:
 class ReplayedOnCpu:
     def __init__(self) -> None:
         self.captures = 0
+        self.streams = None
 
     def capture(self, run: Any) -> Any:
         self.captures += 1
-        outputs = run()
+        outputs = run(self.streams)
 
         def replay() -> None:
-            for kept, new in zip(outputs, run(), strict=True):
+            for kept, new in zip(outputs, run(self.streams), strict=True):
                 kept.copy_(new)
 
         for out in outputs:
@@ -161,7 +174,7 @@ class ReplayedOnCpu:
 
 def test_graphs_replay_with_new_inputs_and_parameters_in_place(args: Any) -> None:
     graphs, (_, w) = ReplayedOnCpu(), args
-    plan = cuda.GraphedPlan(_runner(args, Books()), graphs)
+    plan = cuda_graphs.GraphedPlan(_runner(args, Books()), graphs)
     kept = []
     for seed in range(20):
         x = torch.randn(8, 8, generator=torch.Generator().manual_seed(seed))
@@ -185,7 +198,7 @@ def test_graphs_replay_with_new_inputs_and_parameters_in_place(args: Any) -> Non
 def test_a_graph_a_size_and_the_oldest_goes(args: Any) -> None:
     graphs = ReplayedOnCpu()
     runner = _runner(args, Books())
-    plan = cuda.GraphedPlan(runner, graphs, keep=2)
+    plan = cuda_graphs.GraphedPlan(runner, graphs, keep=2)
     w = args[1]
     for rows in (8, 4, 2, 8):
         for seed in range(3):
@@ -197,7 +210,7 @@ def test_a_graph_a_size_and_the_oldest_goes(args: Any) -> None:
 def test_a_call_inside_of_the_callers_capture_replays_nothing(args: Any) -> None:
     """A graph cannot be launched into another one that is captured: the lanes become its branches."""
     graphs, books = ReplayedOnCpu(), Books()
-    plan = cuda.GraphedPlan(_runner(args, books), graphs)
+    plan = cuda_graphs.GraphedPlan(_runner(args, books), graphs)
     for _ in range(3):
         plan(list(args))
     assert graphs.captures == 1
@@ -209,29 +222,63 @@ def test_a_call_inside_of_the_callers_capture_replays_nothing(args: Any) -> None
     assert graphs.captures == 1 and plan._last is made
 
 
-def test_only_a_call_on_another_stream_waits_for_the_last_replay(args: Any) -> None:
+@pytest.mark.parametrize("lasts", [True, False])
+def test_only_a_call_on_another_stream_waits_for_the_last_replay(args: Any, lasts: bool) -> None:
+    """Whatever graph that was: they share memory. Behind a stream that may go an event stands for it."""
     graphs, books = ReplayedOnCpu(), Books()
-    runner = _runner(args, books)
-    plan = cuda.GraphedPlan(runner, graphs)
-    inside = 0
-    for _ in range(3):
-        plan(list(args))
+    plan = cuda_graphs.GraphedPlan(_runner(args, books), graphs)
+    first, second = (Caller(7), Caller(9)) if lasts else (Caller(6), Caller(8))
+    books.stream = first
+    other = [torch.randn(4, 8), args[1]]
+    for given in (args, other):
+        for _ in range(3):
+            plan(list(given))
 
-    def waits() -> int:
+    def waits(given: Any) -> int:
         before = books.waits
-        plan(list(args))
+        plan(list(given))
         return books.waits - before
 
-    inside = waits()
-    assert waits() == inside
-    books.stream = 8
-    assert waits() == inside + 1
-    assert waits() == inside
+    inside = waits(args)
+    assert waits(args) == inside == waits(other)
+    books.stream = second
+    assert waits(args) == inside + 1
+    assert waits(other) == inside
+    assert first.records == lasts and second.records == 0
+
+
+def test_what_cannot_be_captured_runs_on_streams_and_says_so(args: Any) -> None:
+    class Fails(ReplayedOnCpu):
+        def capture(self, run: Any) -> Any:
+            self.captures += 1
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    graphs = Fails()
+    plan = cuda_graphs.GraphedPlan(_runner(args, Books()), graphs)
+    plan(list(args))
+    with pytest.warns(dfx.FallbackWarning, match="cannot be captured.*not permitted.*on streams"):
+        plan(list(args))
+    for _ in range(3):
+        assert torch.equal(plan(list(args))[0], model(*args)[0])
+    assert graphs.captures == 1
+    assert "not permitted" in plan.told()[0]
+
+
+def test_a_number_of_the_cpu_is_not_captured(args: Any) -> None:
+    """Its value would be a part of the kernel, whatever it is at later calls."""
+    graphs = ReplayedOnCpu()
+    runner = _runner(args, Books())
+    runner.plain.captured.device = torch.device("cuda", 0)  # so that these are the CPU's
+    plan = cuda_graphs.GraphedPlan(runner, graphs)
+    plan(list(args))
+    with pytest.warns(dfx.FallbackWarning, match="tensor of the CPU"):
+        plan(list(args))
+    assert not graphs.captures
 
 
 def test_memory_that_was_given_back_is_taken_again(args: Any) -> None:
     graphs = ReplayedOnCpu()
-    plan = cuda.GraphedPlan(_runner(args, Books()), graphs)
+    plan = cuda_graphs.GraphedPlan(_runner(args, Books()), graphs)
     for _ in range(3):
         plan(list(args))
     plan.release()
@@ -245,7 +292,7 @@ def test_memory_that_was_given_back_is_taken_again(args: Any) -> None:
 def test_an_input_that_lies_differently_is_no_replay(args: Any, change: str) -> None:
     """The same tensor object may get other memory, sizes or strides; its memory may be seen differently."""
     graphs = ReplayedOnCpu()
-    plan = cuda.GraphedPlan(_runner(args, Books()), graphs)
+    plan = cuda_graphs.GraphedPlan(_runner(args, Books()), graphs)
     x, w = args
     for _ in range(3):
         plan([x, w])
@@ -267,4 +314,4 @@ def test_an_input_that_lies_differently_is_no_replay(args: Any, change: str) -> 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_without_cuda_the_reason_is_told() -> None:
     with pytest.raises(EngineError, match="no CUDA device"):
-        cuda.CudaStreams(torch.device("cuda", 0), 2)
+        streams.CudaStreams(torch.device("cuda", 0), 2)

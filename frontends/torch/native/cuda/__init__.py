@@ -1,0 +1,1 @@
+"""Plans of PyTorch's operators on a GPU: lanes as streams, calls as CUDA graphs."""

@@ -1,0 +1,125 @@
+"""Capturing a plan as a CUDA graph, on streams that nothing else ever uses.
+
+What a graph reads and writes lies in a memory pool of its plan's. cuBLAS needs more: PyTorch gives it a
+workspace for each pair of handle and stream, which a graph holds as an address. It must not be one that
+somebody else may write while the graph runs, or free: ``torch.compile(mode="reduce-overhead")`` frees those
+that were made outside of captures whenever it captures. So each plan captures on streams of its own, and
+their workspaces lie in a pool that lives as long as these streams do, which is for ever: the next plan gets
+them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Protocol
+
+import torch
+
+from dynaflow_xla.frontends.torch.native.cuda.streams import (
+    CudaStreams,
+    engine_streams,
+    enqueuing,
+    lent,
+)
+from dynaflow_xla.kernels import Lanes
+
+_MODE = "thread_local"
+"""What other threads allocate meanwhile is none of the capture's business."""
+
+
+class GraphCapture(Protocol):
+    """Capture and replay of a device's work."""
+
+    def capture(self, run: Any) -> tuple[Any, list[Any]]:
+        """Captures ``run(streams)``; what replays it, and its results."""
+
+
+class _Place:
+    """Streams for captures and the memory of their workspaces."""
+
+    def __init__(self, device: torch.device, lanes: int, gpu: Lanes | None) -> None:
+        self._owner = engine_streams(device, lanes, gpu, first=0)
+        self.streams = [torch.cuda.ExternalStream(s, device) for s in self._owner.streams]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._small = _matrix(device)
+        self._kept: Any = None  # a pool is there as long as a graph of it is
+
+    def with_workspaces(self) -> None:
+        """Sees to it that this thread's handle has its workspaces here, and that a failed capture is over."""
+        made = torch.cuda.CUDAGraph()
+        first, *others = self.streams
+        with torch.no_grad(), torch.cuda.stream(first):
+            made.capture_begin(pool=self._pool, capture_error_mode=_MODE)
+            try:
+                begin = first.record_event()
+                for stream in others:
+                    stream.wait_event(begin)
+                    with torch.cuda.stream(stream):
+                        torch.mm(self._small, self._small)
+                    first.wait_event(stream.record_event())
+                torch.mm(self._small, self._small)
+            finally:
+                made.capture_end()
+        self._kept = made
+
+
+def _matrix(device: torch.device) -> torch.Tensor:
+    return torch.ones(8, 8, device=device)
+
+
+class CaptureStreams(CudaStreams):
+    """The lanes of captures, lane 0 among them.
+
+    Args:
+        device: Such as ``torch.device("cuda", 0)``.
+        lanes: Number of lanes.
+        gpu: Priorities and multiprocessors of lanes, if they have some.
+    """
+
+    def _made(self, lanes: int, gpu: Lanes | None) -> list[Any]:
+        torch.cuda.init()
+        key = ("captures", self.device, lanes, gpu)
+        self.place: _Place = lent(self, key, lambda: _Place(self.device, lanes, gpu))
+        return self.place.streams
+
+    def _stream(self, lane: int) -> Any:
+        return self._own[lane]
+
+
+class CudaGraphs:
+    """CUDA graphs of one plan; they share memory, so no two may run at the same time.
+
+    Args:
+        device: Such as ``torch.device("cuda", 0)``.
+        lanes: Number of lanes.
+        gpu: Priorities and multiprocessors of lanes, if they have some.
+    """
+
+    def __init__(self, device: torch.device, lanes: int, gpu: Lanes | None) -> None:
+        self._device, self._lanes, self._gpu = device, lanes, gpu
+        self._streams: CaptureStreams | None = None
+        self._pool: Any = None
+        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def capture(self, run: Any) -> tuple[Any, list[Any]]:
+        """Captures ``run(streams)`` as one CUDA graph; what replays it, and its results."""
+        with enqueuing:
+            if self._streams is None:
+                self._streams = CaptureStreams(self._device, self._lanes, self._gpu)
+            streams = self._streams
+            streams.place.with_workspaces()
+            if not self._alive:  # a pool goes with the last graph in it
+                self._pool = torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            first = streams.place.streams[0]
+            try:
+                with torch.cuda.graph(
+                    graph, pool=self._pool, stream=first, capture_error_mode=_MODE
+                ):
+                    results = run(streams)
+            except Exception:
+                # Random generators believe to be captured until some capture ends well.
+                streams.place.with_workspaces()
+                raise
+            self._alive.add(graph)
+        return graph.replay, results

@@ -1,0 +1,227 @@
+"""Calls of a plan as CUDA graphs, a branch a lane: one launch instead of one an operator."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dynaflow_xla.caches.recent import Recent
+from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch.native import native
+from dynaflow_xla.frontends.torch.native.cuda.capturing import CudaGraphs, GraphCapture
+from dynaflow_xla.frontends.torch.native.cuda.streams import CudaStreams, StreamRunner
+from dynaflow_xla.kernels import Lanes
+from dynaflow_xla.watching import telling
+
+
+class _Graphed:
+    """A captured call.
+
+    Args:
+        replay: Enqueues it on the caller's stream.
+        inputs: What it reads: the caller's own tensors and values, or buffers of the graph.
+        moved: Numbers of the inputs that are buffers, to which each call copies.
+        outputs: What it writes.
+    """
+
+    def __init__(
+        self, replay: Any, inputs: list[Any], moved: list[int], outputs: list[Any]
+    ) -> None:
+        self.replay, self.inputs, self.moved, self.outputs = replay, inputs, moved, outputs
+        tensors = [n for n, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+        self._there = [n for n in tensors if n not in moved]
+        self._values = [(n, x) for n, x in enumerate(inputs) if not isinstance(x, torch.Tensor)]
+        self._places = [_place(inputs[n]) for n in self._there]
+        self._copied = [(n, _signature(inputs[n])) for n in moved]
+
+    def strayed(self, inputs: Sequence[Any]) -> list[int]:
+        """Numbers of the inputs that are read in place and lie elsewhere now."""
+        return [n for n in self._there if _address(inputs[n]) != _address(self.inputs[n])]
+
+    def fits(self, inputs: Sequence[Any]) -> bool:
+        """Whether a replay computes a call of these: most calls are like the last one."""
+        for n, place in zip(self._there, self._places, strict=True):
+            x = inputs[n]
+            if (x.data_ptr(), x.shape, x.stride(), x.dtype) != place:
+                return False
+        return all(_signature(inputs[n]) == known for n, known in self._copied) and all(
+            inputs[n] is value or inputs[n] == value for n, value in self._values
+        )
+
+
+class GraphedPlan:
+    """A plan as CUDA graphs: one a signature, at most ``keep``, the one used longest ago goes first.
+
+    The first call of a signature runs directly. The second shows which inputs stay where they are
+    (parameters) and is captured: those are read in place from then on, the others are copied to
+    buffers of the graph. If such an input moves after all, the graph is made anew and copies it, too.
+    Results are copies: the next replay writes the graph's own. Graphs of a plan share memory, so each comes
+    after what the last one did, on whatever stream it is called. A plan that cannot be captured runs on
+    streams, which is told once.
+
+    Args:
+        runner: The plan on streams.
+        graphs: How to capture.
+        keep: Graphs to keep.
+    """
+
+    def __init__(self, runner: StreamRunner, graphs: GraphCapture, keep: int = 8) -> None:
+        if any(outer is not None for _, outer in runner._stages):
+            raise UnsupportedError(
+                f"{runner.plain.captured.graph.name!r} has operators with effects or on the host, which "
+                "no CUDA graph can hold; it runs on streams"
+            )
+        self.runner, self.keep = runner, keep
+        self._graphs = graphs
+        self._made: OrderedDict[Any, _Graphed] = OrderedDict()
+        self._seen: OrderedDict[Any, list[int]] = OrderedDict()
+        self._movers: Recent[Any, set[int]] = Recent(4 * keep)
+        self._lock = threading.Lock()
+        self._last: _Graphed | None = None
+        self._before: Any = None  # the stream of the last replay
+        self._done: Any = None  # behind it, where that stream may be gone by now
+        self._why_not = ""
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Runs on streams at first, then replays a CUDA graph of the inputs' shapes."""
+        stream, capturing = self.runner.streams.caller()
+        if (
+            capturing or self._why_not
+        ):  # in a capture of the caller's lanes become branches of that graph
+            return self.runner(inputs)
+        with self._lock:
+            made = self._last
+            if made is None or not made.fits(inputs):
+                made = self._last = self._graph_of(inputs)
+                if made is None:
+                    return self.runner(inputs)
+            return self._replay(made, inputs, stream)
+
+    def release(self) -> None:
+        """Gives up all graphs and their memory; later calls make them anew."""
+        with self._lock:
+            self._last = None
+            self._made.clear()
+            self._seen.clear()
+
+    def _graph_of(self, inputs: Sequence[Any]) -> _Graphed | None:
+        """The graph of such inputs, made if it is time for it; None: the plan runs on streams."""
+        key = tuple(_signature(x) for x in inputs)
+        made = self._made.get(key)
+        if made is not None:
+            strayed = made.strayed(inputs)
+            if not strayed:
+                self._made.move_to_end(key)
+                return made
+            self._movers.setdefault(key, set()).update(strayed)
+            del self._made[key]
+            self._seen.pop(key, None)
+        before = self._seen.get(key)
+        self._seen[key] = [_address(x) for x in inputs]
+        while len(self._seen) > 4 * self.keep:
+            self._seen.popitem(last=False)
+        if before is None:
+            return None
+        made = self._capture(inputs, before, self._movers.get(key, set()))
+        if made is not None:
+            self._made[key] = made
+            while len(self._made) > self.keep:
+                self._made.popitem(last=False)
+        return made
+
+    def _replay(self, made: _Graphed, inputs: Sequence[Any], stream: Any) -> list[Any]:
+        self._follow(stream)
+        for number in made.moved:
+            made.inputs[number].copy_(inputs[number])
+        made.replay()
+        results = [x.clone() if isinstance(x, torch.Tensor) else x for x in made.outputs]
+        self._before = stream
+        # Streams of PyTorch's are always there; others an event has to stand for.
+        self._done = None if _lasts(stream) else self.runner.streams.record(0)
+        return results
+
+    def _follow(self, stream: Any) -> None:
+        """What the caller's stream gets from now on comes after the last replay."""
+        before = self._before
+        if before is None or before == stream:
+            return
+        done = before.record_event() if self._done is None else self._done
+        self.runner.streams.wait(0, done)
+
+    def _capture(
+        self, inputs: Sequence[Any], before: Sequence[int], movers: set[int]
+    ) -> _Graphed | None:
+        graph = self.runner.plain.captured.graph
+        here = self.runner.plain.captured.device.type
+        if any(isinstance(x, torch.Tensor) and x.device.type != here for x in inputs):
+            # A number of the CPU's becomes a part of the kernel that reads it.
+            return self._cannot("it reads a tensor of the CPU, whose value a graph would keep")
+        written = {v for v, _ in self.runner.plain.captured.epilogue}
+        kept, moved = [], []
+        for number, (value, x, address) in enumerate(
+            zip(graph.inputs, inputs, before, strict=True)
+        ):
+            if isinstance(x, torch.Tensor) and (number in movers or _address(x) != address):
+                if value in written:
+                    return None  # what the graph writes must be the caller's own
+                moved.append(number)
+                x = torch.empty_like(x).copy_(x)
+            kept.append(x)
+        try:
+            replay, outputs = self._graphs.capture(lambda streams: self.runner(list(kept), streams))
+        except Exception as error:  # what fails without a capture, too, raises there
+            told = str(error.__cause__ or error) or type(error).__name__
+            return self._cannot(told.splitlines()[0])
+        return _Graphed(replay, kept, moved, outputs)
+
+    def _cannot(self, why: str) -> None:
+        self._why_not = why
+        name = self.runner.plain.captured.graph.name
+        telling.fallback(
+            f"{name!r} cannot be captured as a CUDA graph ({why}); it runs on streams, a launch an operator",
+            stacklevel=3,
+        )
+
+    def told(self) -> list[str]:
+        """Lines of ``explain``."""
+        if self._why_not:
+            return [f"no CUDA graph can hold it ({self._why_not}): calls run on streams"]
+        return [f"calls are replays of a CUDA graph, a branch a lane; {len(self._made)} captured"]
+
+
+def _lasts(stream: Any) -> bool:
+    """Whether a stream is there for good: the default one, or one of those that PyTorch deals out."""
+    return stream.stream_id == 0 or bool(stream.stream_id & 1)
+
+
+def _signature(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return tuple(x.shape), x.stride(), x.dtype, x.device
+    return x
+
+
+def _place(x: torch.Tensor) -> Any:
+    return x.data_ptr(), x.shape, x.stride(), x.dtype
+
+
+def _address(x: Any) -> int:
+    return x.data_ptr() if isinstance(x, torch.Tensor) else 0
+
+
+def on_cuda(
+    plain: native.Native, device: torch.device, *, graph: bool, lanes: Lanes | None = None
+) -> Any:
+    """A plan on the streams of a device, as CUDA graphs if asked for and possible.
+
+    Raises:
+        EngineError: the device cannot be used.
+    """
+    count = plain.plan.lanes
+    runner = StreamRunner(plain, CudaStreams(device, count, lanes))
+    if not graph or any(outer is not None for _, outer in runner._stages):
+        return runner
+    return GraphedPlan(runner, CudaGraphs(device, count, lanes))
