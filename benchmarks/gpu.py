@@ -107,7 +107,7 @@ def parse() -> Any:
     parser.add_argument("--groups", nargs="*", default=list(GROUPS), choices=GROUPS)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--inner", type=int, default=20, help="calls a sample; of long ones fewer")
-    parser.add_argument("--lanes", type=int, default=4)
+    parser.add_argument("--lanes", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=400, help="then what is left is left out")
     parser.add_argument(
         "--prepare-seconds", type=float, help=f"of these to compile; default: {PREPARE:.0%}"

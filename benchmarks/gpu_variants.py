@@ -231,6 +231,28 @@ def torch_variants(case: Any, lanes: int, dry: bool) -> Makers:
             made.decide = None
         return made
 
+    def replayed(strategy: str) -> Ready:
+        """Our graph alone, as "torch one graph" is one alone: without what a call does around it."""
+        fast = dfx.schedule(fn, strategy=strategy, backend="torch", lanes=lanes)
+        for _ in range(3):
+            fast(*args)
+        captured = getattr(fast._dfx_core.planned(tuple(args), {}).runner, "_last", None)
+        if captured is None:
+            raise RuntimeError("nothing is captured here")
+        results = captured.outputs
+        return timed(captured.replay, results)
+
+    def exported() -> Ready:
+        """Without guards: the program was captured ahead."""
+
+        class Module(torch.nn.Module):
+            def forward(self, *tensors: Any) -> Any:
+                return fn(*tensors)
+
+        program = torch.export.export(Module(), tuple(args))
+        fast = dfx.schedule(program, strategy="branches", backend="torch", lanes=lanes)
+        return timed(lambda: fast(*args))
+
     def compiled(mode: str | None) -> Ready:
         more = {"backend": device.backend} if device.backend else {"mode": mode}
         made = torch.compile(fn, **more)
@@ -241,9 +263,11 @@ def torch_variants(case: Any, lanes: int, dry: bool) -> Makers:
         "torch eager": lambda: timed(lambda: fn(*args)),
         "torch one graph": graph,
         "dfx torch branches": lambda: ours("branches"),
+        "dfx torch branches, replay": lambda: replayed("branches"),
+        "dfx torch auto": lambda: ours(auto),
+        "dfx torch branches, exported": exported,
         "dfx torch sequential": lambda: ours("sequential"),
         "torch one graph, copied": copied,
-        "dfx torch auto": lambda: ours(auto),
         "torch.compile graphs": lambda: compiled("reduce-overhead"),
         "dfx torch branches inductor": lambda: ours("branches", compiler="inductor"),
         "torch.compile": lambda: compiled(None),
@@ -251,6 +275,8 @@ def torch_variants(case: Any, lanes: int, dry: bool) -> Makers:
     }
     if dry and case.name != "qkv":  # on a CPU Inductor compiles for long
         del made["dfx torch branches inductor"], made["dfx torch auto compiled"]
+    if dry:  # there are no graphs
+        del made["dfx torch branches, replay"]
     return made
 
 

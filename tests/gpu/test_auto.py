@@ -38,8 +38,9 @@ def same(torch: Any, want: Any, got: Any) -> None:
         torch.testing.assert_close(a, b, **CLOSE)
 
 
-def decision(fast: Any, *args: Any) -> Any:
-    return fast._dfx_core.decision(args, {})
+def decision(torch: Any, fast: Any, *args: Any) -> Any:
+    with torch.no_grad():  # as the calls were
+        return fast._dfx_core.decision(args, {})
 
 
 def test_values_whatever_is_chosen(torch: Any) -> None:
@@ -49,7 +50,7 @@ def test_values_whatever_is_chosen(torch: Any) -> None:
         for seed in range(8):
             args = arguments(torch, seed=seed)
             same(torch, fn(*args), fast(*args))
-    choice = decision(fast, *args)
+    choice = decision(torch, fast, *args)
     print(choice.lines())
     assert choice.medians_ms, choice.lines()
 
@@ -71,7 +72,7 @@ def test_what_is_measured_is_the_devices_time(torch: Any) -> None:
         last.record()
         last.synchronize()
         dfx.tune(fast, x, w, budget_s=20)
-    choice, took = decision(fast, x, w), first.elapsed_time(last)
+    choice, took = decision(torch, fast, x, w), first.elapsed_time(last)
     print(took, choice.lines())
     for name, ms in choice.medians_ms.items():
         assert 0.3 * took < ms < 3 * took, (name, ms, took)
@@ -137,7 +138,7 @@ def test_one_lane_is_a_graph_too(torch: Any) -> None:
     with torch.no_grad():
         dfx.tune(fast, x, w, budget_s=20)
         same(torch, fn(x, w), fast(x, w))
-    choice = decision(fast, x, w)
+    choice = decision(torch, fast, x, w)
     print(choice.lines())
     assert choice.name != "original", choice.lines()
 

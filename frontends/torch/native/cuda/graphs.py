@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from dynaflow_xla.frontends.torch.native.cuda.capturing import CudaGraphs, Graph
 from dynaflow_xla.frontends.torch.native.cuda.streams import CudaStreams, StreamRunner
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.watching import telling
+
+_NEVER: tuple[set[int], set[int]] = (set(), set())
 
 
 class _Graphed:
@@ -33,9 +36,12 @@ class _Graphed:
     ) -> None:
         self.replay, self.inputs, self.moved, self.outputs = replay, inputs, moved, outputs
         tensors = [n for n, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
-        self._there = [n for n in tensors if n not in moved]
+        there = [n for n in tensors if n not in moved]
+        self._there = there
+        self._kept = [inputs[n] for n in there]
+        self._places = _places(self._kept)
+        self._types = [x.dtype for x in self._kept]
         self._values = [(n, x) for n, x in enumerate(inputs) if not isinstance(x, torch.Tensor)]
-        self._places = [_place(inputs[n]) for n in self._there]
         self._copied = [(n, _signature(inputs[n])) for n in moved]
 
     def strayed(self, inputs: Sequence[Any]) -> list[int]:
@@ -44,10 +50,14 @@ class _Graphed:
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether a replay computes a call of these: most calls are like the last one."""
-        for n, place in zip(self._there, self._places, strict=True):
-            x = inputs[n]
-            if (x.data_ptr(), x.shape, x.stride(), x.dtype) != place:
-                return False
+        there = [inputs[n] for n in self._there]
+        if _places(there) != self._places:
+            return False
+        if (
+            not all(map(operator.is_, there, self._kept))
+            and [x.dtype for x in there] != self._types
+        ):
+            return False  # the same memory, seen as something else
         return all(_signature(inputs[n]) == known for n, known in self._copied) and all(
             inputs[n] is value or inputs[n] == value for n, value in self._values
         )
@@ -58,7 +68,8 @@ class GraphedPlan:
 
     The first call of a signature runs directly. The second shows which inputs stay where they are
     (parameters) and is captured: those are read in place from then on, the others are copied to
-    buffers of the graph. If such an input moves after all, the graph is made anew and copies it, too.
+    buffers of the graph. If such an input moves after all, the graph is made anew in the same way; the
+    second time it copies it, too.
     Results are copies: the next replay writes the graph's own. Graphs of a plan share memory, so each comes
     after what the last one did, on whatever stream it is called. A plan that cannot be captured runs on
     streams, which is told once.
@@ -79,16 +90,18 @@ class GraphedPlan:
         self._graphs = graphs
         self._made: OrderedDict[Any, _Graphed] = OrderedDict()
         self._seen: OrderedDict[Any, list[int]] = OrderedDict()
-        self._movers: Recent[Any, set[int]] = Recent(4 * keep)
+        self._movers: Recent[Any, tuple[set[int], set[int]]] = Recent(4 * keep)
         self._lock = threading.Lock()
         self._last: _Graphed | None = None
-        self._before: Any = None  # the stream of the last replay
-        self._done: Any = None  # behind it, where that stream may be gone by now
+        self._stream: int | None = None  # of the last replay
+        self._lasting: Any = None  # the same, if it is there for good
+        self._done: Any = None  # behind the last replay, if not
         self._why_not = ""
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Runs on streams at first, then replays a CUDA graph of the inputs' shapes."""
-        stream, capturing = self.runner.streams.caller()
+        streams = self.runner.streams
+        stream, capturing = streams.caller(), streams.capturing()
         if (
             capturing or self._why_not
         ):  # in a capture of the caller's lanes become branches of that graph
@@ -117,7 +130,10 @@ class GraphedPlan:
             if not strayed:
                 self._made.move_to_end(key)
                 return made
-            self._movers.setdefault(key, set()).update(strayed)
+            # What strays once may have been another tensor before, as Auto's trials have copies.
+            once, often = self._movers.setdefault(key, (set(), set()))
+            often.update(once.intersection(strayed))
+            once.update(strayed)
             del self._made[key]
             self._seen.pop(key, None)
         before = self._seen.get(key)
@@ -126,31 +142,36 @@ class GraphedPlan:
             self._seen.popitem(last=False)
         if before is None:
             return None
-        made = self._capture(inputs, before, self._movers.get(key, set()))
+        made = self._capture(inputs, before, self._movers.get(key, _NEVER)[1])
         if made is not None:
             self._made[key] = made
             while len(self._made) > self.keep:
                 self._made.popitem(last=False)
         return made
 
-    def _replay(self, made: _Graphed, inputs: Sequence[Any], stream: Any) -> list[Any]:
-        self._follow(stream)
+    def _replay(self, made: _Graphed, inputs: Sequence[Any], stream: int) -> list[Any]:
+        streams = self.runner.streams
+        if stream != self._stream:
+            self._follow(stream)
         for number in made.moved:
             made.inputs[number].copy_(inputs[number])
         made.replay()
         results = [x.clone() if isinstance(x, torch.Tensor) else x for x in made.outputs]
-        self._before = stream
-        # Streams of PyTorch's are always there; others an event has to stand for.
-        self._done = None if _lasts(stream) else self.runner.streams.record(0)
+        if self._lasting is None:
+            self._done = streams.record(0)
         return results
 
-    def _follow(self, stream: Any) -> None:
-        """What the caller's stream gets from now on comes after the last replay."""
-        before = self._before
-        if before is None or before == stream:
-            return
-        done = before.record_event() if self._done is None else self._done
-        self.runner.streams.wait(0, done)
+    def _follow(self, stream: int) -> None:
+        """What the caller's stream gets from now on comes after the last replay, whatever stream had that.
+
+        Streams of PyTorch's are there for good, others may be gone when the next call comes: behind what they
+        get an event stands for them.
+        """
+        streams = self.runner.streams
+        if self._stream is not None:
+            done = self._done if self._lasting is None else self._lasting.record_event()
+            streams.wait(0, done)
+        self._stream, self._lasting = stream, streams.lasting()
 
     def _capture(
         self, inputs: Sequence[Any], before: Sequence[int], movers: set[int]
@@ -193,19 +214,18 @@ class GraphedPlan:
         return [f"calls are replays of a CUDA graph, a branch a lane; {len(self._made)} captured"]
 
 
-def _lasts(stream: Any) -> bool:
-    """Whether a stream is there for good: the default one, or one of those that PyTorch deals out."""
-    return stream.stream_id == 0 or bool(stream.stream_id & 1)
-
-
 def _signature(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return tuple(x.shape), x.stride(), x.dtype, x.device
     return x
 
 
-def _place(x: torch.Tensor) -> Any:
-    return x.data_ptr(), x.shape, x.stride(), x.dtype
+def _places(tensors: list[torch.Tensor]) -> Any:
+    """Where tensors lie, and how; each call asks, so loops in Python would count."""
+    return [
+        list(map(ask, tensors))
+        for ask in (torch.Tensor.data_ptr, torch.Tensor.size, torch.Tensor.stride)
+    ]
 
 
 def _address(x: Any) -> int:

@@ -22,6 +22,7 @@ import torch
 
 from dynaflow_xla.errors import EngineError
 from dynaflow_xla.ffi import _engine
+from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.native.stretches.regions import Stretch
 from dynaflow_xla.kernels import Lanes
@@ -37,8 +38,14 @@ class Streams(Protocol):
     def record(self, lane: int) -> Any:
         """An event behind what the lane has been given so far."""
 
-    def caller(self) -> tuple[Any, bool]:
-        """The stream that lane 0 is now, and whether it is being captured."""
+    def caller(self) -> int:
+        """The handle of the stream that lane 0 is now."""
+
+    def capturing(self) -> bool:
+        """Whether that one is being captured."""
+
+    def lasting(self) -> Any:
+        """The same stream, if it is there for good; else None."""
 
     def wait(self, lane: int, event: Any) -> None:
         """What the lane is given from now on comes after the event."""
@@ -126,9 +133,18 @@ class CudaStreams:
         """A CUDA event behind what the lane's stream holds so far."""
         return self._stream(lane).record_event()
 
-    def caller(self) -> tuple[Any, bool]:
-        """The caller's stream, and whether a capture of the caller's is going on."""
-        return torch.cuda.current_stream(self.device), torch.cuda.is_current_stream_capturing()
+    def caller(self) -> int:
+        """The handle of the caller's stream."""
+        return operators.stream_handle(self.device)
+
+    def capturing(self) -> bool:
+        """Whether a capture of the caller's is going on."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def lasting(self) -> Any:
+        """The caller's stream, if it is the default one or one of those that PyTorch deals out."""
+        stream = torch.cuda.current_stream(self.device)
+        return stream if stream.stream_id == 0 or stream.stream_id & 1 else None
 
     def wait(self, lane: int, event: Any) -> None:
         """The lane's stream goes on once the event is over."""

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.errors import EngineError  # noqa: E402
+from dynaflow_xla.frontends.torch._compat import operators  # noqa: E402
 from dynaflow_xla.frontends.torch.native.compiling import compilers  # noqa: E402
 from dynaflow_xla.frontends.torch.native.cuda import (  # noqa: E402
     capturing,
@@ -153,6 +154,7 @@ def world(plain: Any, monkeypatch: pytest.MonkeyPatch) -> World:
         "graph": made.graph,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(operators, "_handle", lambda index: made.current.address)
     monkeypatch.setattr(lanes_of, "_spare", {})
     monkeypatch.setattr(capturing, "_matrix", lambda device: torch.ones(2, 2))
     monkeypatch.setattr(lanes_of._engine, "CudaStreams", made.of_engine)

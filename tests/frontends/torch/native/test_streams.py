@@ -38,7 +38,7 @@ class Books:
         self.clocks = [[0] * LANES for _ in range(LANES)]
         self.current = 0
         self.ignore_waits = ignore_waits
-        self.stream, self.capturing = Caller(7), False
+        self.stream, self.captured = Caller(7), False
         self.waits = 0
         self.told: list[tuple[int, int]] = []
         self.unordered: list[str] = []
@@ -56,8 +56,14 @@ class Books:
         self.clocks[lane][lane] += 1
         return list(self.clocks[lane])
 
-    def caller(self) -> tuple[Any, bool]:
-        return self.stream, self.capturing
+    def caller(self) -> int:
+        return self.stream.stream_id
+
+    def capturing(self) -> bool:
+        return self.captured
+
+    def lasting(self) -> Any:
+        return self.stream if self.stream.stream_id & 1 else None
 
     def wait(self, lane: int, event: list[int]) -> None:
         self.waits += lane == 0
@@ -214,12 +220,23 @@ def test_a_call_inside_of_the_callers_capture_replays_nothing(args: Any) -> None
     for _ in range(3):
         plan(list(args))
     assert graphs.captures == 1
-    books.capturing = True
+    books.captured = True
     x = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
     made = plan._last
     made.replay = None
     assert torch.equal(plan([x, args[1]])[0], model(x, args[1])[0])
     assert graphs.captures == 1 and plan._last is made
+
+
+def test_what_moved_once_is_read_in_place_again(args: Any) -> None:
+    """A decision is measured on copies, and then the user's own tensors come: nothing of them is copied."""
+    graphs = ReplayedOnCpu()
+    plan = cuda_graphs.GraphedPlan(_runner(args, Books()), graphs)
+    for given in ([x.clone() for x in args], args):
+        for _ in range(4):
+            assert torch.equal(plan(list(given))[0], model(*given)[0])
+        assert plan._last.moved == []
+    assert graphs.captures == 2
 
 
 @pytest.mark.parametrize("lasts", [True, False])
