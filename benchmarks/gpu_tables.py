@@ -12,7 +12,8 @@ SHORT = {
         "torch eager": "eager", "torch one graph": "graph", "torch one graph, copied": "copied",
         "torch.compile": "comp", "torch.compile graphs": "comp-g", "dfx torch sequential": "*seq",
         "dfx torch branches": "*br", "dfx torch branches, replay": "*br-r",
-        "dfx torch branches, exported": "*br-x", "dfx torch branches inductor": "*br-i", "dfx torch auto": "*au",
+        "dfx torch branches, exported": "*br-x", "dfx torch branches inductor": "*br-i",
+        "dfx torch auto": "*au",
         "dfx torch auto compiled": "*au-c",
     },
     "jax": {

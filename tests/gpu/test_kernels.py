@@ -94,8 +94,9 @@ def test_the_plan_is_part_of_xlas_graph(jax: Any, ptx: bytes, mode: str, tmp_pat
 
 
 @pytest.mark.values
-def test_confined_lanes(jax: Any, ptx: bytes) -> None:
-    lanes = dfx.Lanes(2, priorities=(0, -1), sms=(0, 32))
+@pytest.mark.parametrize("sms", [(0, 32), (0, 32, 16), (0, 20, 0, 8)], ids=str)
+def test_confined_lanes(jax: Any, ptx: bytes, sms: tuple[int, ...]) -> None:
+    lanes = dfx.Lanes(len(sms), priorities=(0, -1), sms=sms)
     fast = dfx.schedule(_function, strategy=Kernels(ptx), backend="ffi", lanes=lanes)
     args = _arrays(jax, 3)
     try:

@@ -60,6 +60,72 @@ def test_jax(jax: Any, name: str, strategy: Any, backend: str) -> None:
         np.testing.assert_allclose(np.asarray(w), np.asarray(g), rtol=2e-3, atol=2e-3)
 
 
+def _jax_given(jax: Any, seed: int = 0, rows: int = 128) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    shapes = ((rows, 128), (128, 128))
+    return [jax.device_put(rng.standard_normal(s).astype(np.float32) / 8) for s in shapes]
+
+
+def _jax_same(jax: Any, want: Any, got: Any) -> None:
+    for w, g in zip(*map(jax.tree_util.tree_leaves, (want, got)), strict=True):
+        np.testing.assert_allclose(np.asarray(w), np.asarray(g), **CLOSE)
+
+
+@pytest.mark.values
+def test_jax_default_is_one_program(jax: Any) -> None:
+    fn = _jax_cases(jax)["branches"]
+    fast = dfx.schedule(fn, dfx.Branches(), lanes=LANES)
+    x, w = _jax_given(jax)
+    text = dfx.explain(fast, x, w)
+    assert "backend xla (gpu)" in text and "backend='auto' is 'xla' here" in text
+    for rows in (128, 64, 128):  # settled, another signature, known ones
+        for seed in range(3):
+            x, w = _jax_given(jax, seed, rows)
+            _jax_same(jax, jax.jit(fn)(x, w), fast(x, w))
+    assert fast.by_options.settled is not None
+    _jax_same(jax, *(jax.jit(lambda x, f=f: f(x, w)[0] * 2)(x) for f in (fn, fast)))
+    _jax_same(jax, *(jax.grad(lambda x, f=f: f(x, w)[0].sum())(x) for f in (fn, fast)))
+    _jax_same(jax, *(jax.vmap(f, (0, None))(x[None], w) for f in (fn, fast)))
+
+
+@pytest.mark.values
+@pytest.mark.parametrize("name", ["branches", "experts"])
+@pytest.mark.parametrize("donates", [False, True])
+def test_jax_auto(jax: Any, name: str, donates: bool) -> None:
+    """Values, whatever is chosen."""
+    fn = _jax_cases(jax)[name]
+    jitted = jax.jit(fn, donate_argnums=0) if donates else jax.jit(fn)
+    fast = dfx.schedule(jitted, dfx.Auto(budget_s=20.0), lanes=LANES)
+    for seed in range(6):
+        x, w = _jax_given(jax, seed)
+        _jax_same(jax, jax.jit(fn)(x, w), fast(x + 0, w))
+    choice = fast.decision((x, w), {})
+    assert choice is not None and "original" in choice.medians_ms, choice
+    print(choice.lines())
+    assert "original, concurrent graph" in {*choice.medians_ms, *choice.left_out}
+    _jax_same(jax, *(jax.jit(lambda x, f=f: f(x, w))(x) for f in (fn, fast)))
+
+
+@pytest.mark.values
+@pytest.mark.parametrize("kind", ["original", "graph", "lanes"])
+def test_jax_auto_runs_what_it_chose(jax: Any, kind: str) -> None:
+    from dynaflow_xla.frontends.jax.tuning import auto, originals
+
+    fn = _jax_cases(jax)["branches"]
+    fast = dfx.schedule(fn, dfx.Auto(), lanes=LANES)
+    name, strategy = next(iter(fast.candidates().items()))
+    child = fast.with_strategy(strategy) if kind == "lanes" else None
+    candidate = name if kind == "lanes" else originals.NAMES.get(kind, "original")
+    for rows in (128, 64):
+        signature = fast._signature(tuple(_jax_given(jax, 0, rows)), {})
+        fast.decide(signature, auto.Choice(child, "told", candidate=candidate))
+    for rows in (128, 64, 128, 64):
+        for seed in range(3):
+            x, w = _jax_given(jax, seed, rows)
+            _jax_same(jax, jax.jit(fn)(x, w), fast(x, w))
+    assert fast.decision((x, w), {}).kind == kind
+
+
 def test_jax_outputs_are_in_place(jax: Any) -> None:
     fast = dfx.schedule(
         _jax_cases(jax)["branches"], strategy=RoundRobin(), backend="ffi", lanes=LANES

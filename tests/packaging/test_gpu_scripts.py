@@ -394,6 +394,49 @@ def test_answers_of_several_processes_are_all_kept(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "gpu-probes.json").read_text())) == 80
 
 
+HANGS = """
+import faulthandler, os, sys, threading, time
+def below(): time.sleep(60)
+for depth in range(30):
+    print("step", depth, file=sys.stderr, flush=True)
+faulthandler.dump_traceback_later(0.5 * float(os.environ["PROBE_SECONDS"]))
+threading.Thread(target=below, daemon=True).start()
+below()
+"""
+
+
+def test_a_probe_that_hangs_tells_how_far_it_came(tmp_path: Path) -> None:
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    code = (
+        "import pathlib, sys; sys.path.insert(0, 'tests/gpu'); import test_probes\n"
+        "test_probes.LIMITS['any'] = 3\n"
+        "test_probes.ask('any', pathlib.Path(sys.argv[1]))\n"
+    )
+    done = _python("-c", code, str(script), GPU_OUT=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    answer = json.loads((tmp_path / "gpu-probes.json").read_text())["any"]
+    assert answer["answer"] == "hangs" and answer["seconds"] == 3
+    assert answer["said"].splitlines()[-1] == "step 29"
+    assert answer["stacks"].count("hread 0x") == 2 and answer["stacks"].count("in below") == 2
+    assert len(answer["stacks"]) <= 2000
+
+
+def test_an_answer_is_kept_whole(tmp_path: Path) -> None:
+    script = tmp_path / "long.py"
+    script.write_text(
+        "import json; print(json.dumps({'answer': 'x', 'profile': 'line\\n' * 4000}))"
+    )
+    code = (
+        "import pathlib, sys; sys.path.insert(0, 'tests/gpu'); import test_probes\n"
+        "test_probes.ask('any', pathlib.Path(sys.argv[1]))\n"
+    )
+    done = _python("-c", code, str(script), GPU_OUT=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    answer = json.loads((tmp_path / "gpu-probes.json").read_text())["any"]
+    assert answer["profile"] == "line\n" * 4000
+
+
 def test_the_kernels_of_the_suite_assemble(tmp_path: Path) -> None:
     if shutil.which("ptxas") is None:
         pytest.skip("ptxas is not installed")

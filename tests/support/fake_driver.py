@@ -293,7 +293,7 @@ def refusals() -> None:
 
     fails(EngineError, "kernel 'scale' cannot replace region 'x2': cuModuleLoadData failed",
           lambda: stages(schedule(Bad())))  # fmt: skip
-    fails(EngineError, "asks for 500 multiprocessors; 132 of the device's 132 are left",
+    fails(EngineError, "asks for 500 multiprocessors; 128 of the device's 132 are left",
           lambda: stages(schedule(strategy(), lanes=dfx.Lanes(2, sms=(0, 500)))))  # fmt: skip
     fails(EngineError, "lane 1 cannot have priority 9",
           lambda: stages(schedule(strategy(), lanes=dfx.Lanes(2, priorities=(0, 9)))))  # fmt: skip

@@ -44,34 +44,38 @@ void SmParts::Make(CudaDevice device, const std::vector<int>& sms) {
         "contexts (CUDA 12.5 brought them); update it, or leave sms out");
   }
 #undef DFX_MISSING
-  CudaResource left{};
-  CheckCuda(driver_, driver_.DeviceGetDevResource(device, &left, kSmResource),
+  CudaResource whole{};
+  CheckCuda(driver_, driver_.DeviceGetDevResource(device, &whole, kSmResource),
             "cuDeviceGetDevResource");
-  const unsigned all = left.sm_count;
+  // One split for all lanes, since what a split gave, its remainder too, cannot be split again. A
+  // part may be several groups of one split, so the smallest groups (1 is rounded up) serve any
+  // size. The remainder promises less than the groups do, and is not used.
+  std::vector<CudaResource> groups(whole.sm_count);
+  auto n_groups = static_cast<unsigned>(groups.size());
+  CheckCuda(driver_,
+            driver_.DevSmResourceSplitByCount(groups.data(), &n_groups, &whole, nullptr, 0, 1),
+            "cuDevSmResourceSplitByCount");
+  const unsigned size = n_groups == 0 ? 0 : groups[0].sm_count;  // all groups have the same
+  unsigned given = 0;                                            // the first group that is free
   for (size_t lane = 0; lane < sms.size(); ++lane) {
     if (sms[lane] == 0) continue;
     const auto wanted = static_cast<unsigned>(sms[lane]);
-    CudaResource part{}, rest{};
-    unsigned groups = 1;
-    if (wanted <= left.sm_count) {
-      CheckCuda(driver_, driver_.DevSmResourceSplitByCount(&part, &groups, &left, &rest, 0, wanted),
-                "cuDevSmResourceSplitByCount");
-    }
-    if (part.sm_count < wanted || groups == 0) {
+    const unsigned left = (n_groups - given) * size;
+    if (wanted > left) {
       throw Error("lane " + std::to_string(lane) + " asks for " + std::to_string(wanted) +
-                  " multiprocessors; " + std::to_string(left.sm_count) + " of the device's " +
-                  std::to_string(all) +
-                  " are left (parts are rounded up to what the device can "
-                  "set apart)");
+                  " multiprocessors; " + std::to_string(left) + " of the device's " +
+                  std::to_string(whole.sm_count) + " are left (it sets them apart in groups of " +
+                  std::to_string(size) + ", and a part is rounded up to whole groups)");
     }
+    const unsigned n = (wanted + size - 1) / size;
     CUdevResourceDesc_st* descriptor = nullptr;
-    CheckCuda(driver_, driver_.DevResourceGenerateDesc(&descriptor, &part, 1),
+    CheckCuda(driver_, driver_.DevResourceGenerateDesc(&descriptor, &groups[given], n),
               "cuDevResourceGenerateDesc");
     CheckCuda(driver_,
               driver_.GreenCtxCreate(&contexts_[lane], descriptor, device, kGreenContextStream),
               "cuGreenCtxCreate");
-    sms_[lane] = static_cast<int>(part.sm_count);
-    left = rest;
+    sms_[lane] = static_cast<int>(n * size);
+    given += n;
   }
 }
 

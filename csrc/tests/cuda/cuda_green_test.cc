@@ -62,6 +62,62 @@ TEST_CASE("a lane's stream has the multiprocessors that it asked for, rounded up
   CHECK(seen == std::vector<unsigned>{132, 24, 132, 8, 132});
 }
 
+TEST_CASE("several lanes have parts of different sizes, out of one split") {
+  CleanDriver clean;
+  for (const auto& [asked, got] : std::vector<std::pair<std::vector<int>, std::vector<int>>>{
+           {{0, 32, 16}, {0, 32, 16}},
+           {{0, 1, 0, 9, 100}, {0, 8, 0, 16, 104}},
+           {{0, 64, 64}, {0, 64, 64}},
+           {{0, 128}, {0, 128}}}) {
+    CAPTURE(asked.size());
+    CudaEngine engine(fake::Driver(), Confined(asked));
+    CHECK(engine.sms() == got);
+    CHECK(RunsRight(engine, Squares()));
+  }
+  CHECK(Error(fake::Driver(), {0, 129}).find("lane 1 asks for 129 multiprocessors; 128 of") == 0);
+  CHECK(Error(fake::Driver(), {0, 128, 1}).find("lane 2 asks for 1 multiprocessors; 0 of") == 0);
+  CHECK(Error(fake::Driver(), {0, 500}).find("lane 1 asks for 500 multiprocessors; 128 of") == 0);
+  CudaDriver whole = fake::Driver();  // a device that can set nothing apart
+  whole.DevSmResourceSplitByCount = [](dfx::CudaResource*, unsigned* groups,
+                                       const dfx::CudaResource*, dfx::CudaResource*, unsigned,
+                                       unsigned) {
+    *groups = 0;
+    return 0;
+  };
+  CHECK(Error(whole, {0, 8}).find("lane 1 asks for 8 multiprocessors; 0 of") == 0);
+}
+
+TEST_CASE("the fake driver refuses parts that the real one refuses") {
+  constexpr int kWrongConfiguration = 915, kWrongType = 914;
+  CleanDriver clean;
+  const CudaDriver& driver = fake::Driver();
+  dfx::CudaResource whole{}, none{}, parts[4], rest, other[2];
+  REQUIRE(driver.DeviceGetDevResource(0, &whole, dfx::kSmResource) == 0);
+  unsigned n = 0;
+  CHECK(driver.DevSmResourceSplitByCount(nullptr, &n, &whole, nullptr, 0, 9) == 0);
+  CHECK(n == 8);
+  n = 4;
+  REQUIRE(driver.DevSmResourceSplitByCount(parts, &n, &whole, &rest, 0, 9) == 0);
+  CHECK(n == 4);
+  CHECK(parts[3].sm_count == 16);
+  CHECK(rest.sm_count == 132 - 64);
+  unsigned two = 2;
+  for (const dfx::CudaResource& used : {parts[0], rest}) {
+    CHECK(driver.DevSmResourceSplitByCount(other, &two, &used, nullptr, 0, 8) ==
+          kWrongConfiguration);
+  }
+  CHECK(driver.DevSmResourceSplitByCount(other, &two, &none, nullptr, 0, 8) == kWrongType);
+  REQUIRE(driver.DevSmResourceSplitByCount(other, &two, &whole, nullptr, 0, 8) == 0);
+  CUdevResourceDesc_st* descriptor = nullptr;
+  dfx::CudaResource mixed[] = {parts[0], other[1]}, twice[] = {parts[1], parts[1]},
+                    with_rest[] = {parts[2], rest}, with_whole[] = {parts[0], whole};
+  CHECK(driver.DevResourceGenerateDesc(&descriptor, mixed, 2) == kWrongConfiguration);
+  CHECK(driver.DevResourceGenerateDesc(&descriptor, twice, 2) == kWrongConfiguration);
+  CHECK(driver.DevResourceGenerateDesc(&descriptor, with_whole, 2) == kWrongConfiguration);
+  CHECK(driver.DevResourceGenerateDesc(&descriptor, with_rest, 2) == 0);
+  CHECK(driver.DevResourceGenerateDesc(&descriptor, &whole, 1) == 0);
+}
+
 TEST_CASE("confined lanes give the same values, captured ones too") {
   CleanDriver clean;
   fake::SetMaxDelayUs(100);
@@ -86,8 +142,8 @@ TEST_CASE("what cannot be confined is refused, and nothing is left behind") {
       0);
   CHECK(Error(fake::Driver(), {0, -1}).find("lane 1 cannot have -1") == 0);
   CHECK(Error(fake::Driver(), {0, 100, 40})
-            .find("lane 2 asks for 40 multiprocessors; 28 of the "
-                  "device's 132 are left") == 0);
+            .find("lane 2 asks for 40 multiprocessors; 24 of the device's 132 are left (it sets "
+                  "them apart in groups of 8") == 0);
   CHECK(Error(fake::Driver(), {0, 131}).find("lane 1 asks for 131") == 0);
   for (const char* symbol : {"cuDeviceGetDevResource", "cuDevSmResourceSplitByCount",
                              "cuDevResourceGenerateDesc", "cuGreenCtxCreate"}) {

@@ -23,6 +23,7 @@ constexpr CudaStatus kCaptureIsolation = 905;
 constexpr CudaStatus kCapturedEvent = 907;
 constexpr CudaStatus kCaptureWrongThread = 908;
 constexpr CudaStatus kUpdateFailure = 910;
+constexpr CudaStatus kInvalidResourceType = 914;
 constexpr CudaStatus kInvalidResource = 915;
 
 constexpr CudaStatus kNotPermitted = 800;
@@ -43,6 +44,7 @@ struct State {
   std::map<CudaAddress, size_t> graph_memory;  // that graphs keep
   std::set<CUgreenCtx_st*> greens;
   std::set<CUdevResourceDesc_st*> descriptors;
+  unsigned splits = 0;  // of multiprocessors, so far
   std::map<CUgraph_st*, std::shared_ptr<CUgraph_st>> graphs;
   std::set<CUgraphExec_st*> executables;
   std::set<std::shared_ptr<Capture>> capturing;

@@ -24,7 +24,7 @@ from dynaflow_xla.frontends.torch.capture.mutation import effects, overlap
 from dynaflow_xla.frontends.torch.capture.names import is_internal, user_name
 from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES
-from dynaflow_xla.frontends.torch.rewrite import recurrent
+from dynaflow_xla.frontends.torch.rewrite import nearest, recurrent
 from dynaflow_xla.frontends.torch.signature import open_batch, second_derivatives
 from dynaflow_xla.watching import telling
 
@@ -133,6 +133,8 @@ class CapturedGraphs:
             getattr(x, "requires_grad", False) for x in example_inputs
         )
         recurrent.keep_whole(gm, grad, cells=self.backend.whole_cells)
+        if self.backend.whole_cells and not grad:
+            nearest.keep_whole(gm)
         unused = draws.keep(gm)
         gm.recompile()
         sources = effects.sources_of(gm)
