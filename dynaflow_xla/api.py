@@ -67,7 +67,9 @@ def schedule(
         backend: ``"auto"``, ``"ffi"`` (XLA programs on lanes of this machine's cores), ``"xla"`` (one
             XLA program whose CUDA graph has the plan's order; on a CPU a plain program with the same
             values) or ``"torch"`` (PyTorch's own operators on lanes, what ``"auto"`` takes for torch).
-            Torch models run on all of them.
+            Torch models run on all of them. For JAX ``"auto"`` is ``"xla"`` where it computes on a GPU, else
+            ``"ffi"``. With ``"ffi"`` on a GPU a compile on another thread while a call runs may block both
+            for ever (seen on an H100 with jaxlib 0.11.2).
         lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``: 8. On a
             GPU a ``Lanes`` gives them priorities and multiprocessors of their own.
         rules: Where to cut; default: the strategy's rules, else automatic.

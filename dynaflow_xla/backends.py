@@ -45,7 +45,8 @@ BACKENDS: dict[str, BackendRow] = {
 """By the name that users give it."""
 
 DEFAULTS = {"jax": "ffi", "torch": "torch"}
-"""What "auto" stands for, by framework."""
+"""What "auto" stands for, by framework. JAX's is "xla" where it computes on a GPU, which is known late
+(``frontends/jax/signature/backends.py``)."""
 
 
 def names() -> str:

@@ -72,6 +72,7 @@ class Settings:
         default_cut: The graph is not the one that the user's and the strategy's rules are for.
         candidate: It is a candidate of ``Auto``, which measures what its plans cost, and keeps the original
             where lanes cannot run.
+        default_lanes: The user gave no number of lanes.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Settings:
     default_cut: bool = False
     lane_cores: int = 1
     candidate: bool = field(default=False, compare=False)
+    default_lanes: bool = field(default=False, compare=False)
 
     @property
     def gpu_lanes(self) -> bool:
@@ -178,6 +180,7 @@ def checked(
         gpu=special,
         lane_cores=lane_cores(lanes, count, backend),
         selection=selection,
+        default_lanes=lanes is None,
     )
 
 

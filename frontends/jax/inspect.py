@@ -15,6 +15,7 @@ from dynaflow_xla.frontends.jax.adapters.lifted import Lifted, looks_inside
 from dynaflow_xla.frontends.jax.adapters.wrapper import array_copies, same
 from dynaflow_xla.frontends.jax.backend import Refused
 from dynaflow_xla.frontends.jax.planned import refuse_shapes
+from dynaflow_xla.frontends.jax.signature import backends
 from dynaflow_xla.frontends.jax.tuning import auto
 from dynaflow_xla.planning.table import region_table, time_to_make, widths
 from dynaflow_xla.strategies.auto import Auto
@@ -39,6 +40,8 @@ def explain(fast: Any, args: Any, kwargs: Any) -> str:
     if aside := fast.beside_the_plan(args, kwargs):
         lines.append(f"{aside}:")
     lines.append(f"{fast._options.name}: strategy {made.plan.strategy}, backend {made.where()}")
+    if fast._given.backend != made.options.backend:
+        lines.append(backends.ON_A_GPU)
     lines += region_table(made.plan, made.pg)
     lines += made.account()
     lines += [f"width: {line}" for line in widths(made.plan, made.pg, machine.cores())]

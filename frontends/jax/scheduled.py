@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,15 @@ from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import _compat, inspect
 from dynaflow_xla.frontends.jax.adapters import libraries
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
+from dynaflow_xla.frontends.jax.backend import Backend
 from dynaflow_xla.frontends.jax.batch import evidence, split as splitting
 from dynaflow_xla.frontends.jax.capture import tracing
 from dynaflow_xla.frontends.jax.capture.mutation import effects
 from dynaflow_xla.frontends.jax.signature import backends, entry
-from dynaflow_xla.frontends.jax.signature.own_options import OtherProgram, OwnOptions
+from dynaflow_xla.frontends.jax.signature.by_options import ProgramsByOptions
+from dynaflow_xla.frontends.jax.signature.own_options import OtherProgram
 from dynaflow_xla.frontends.jax.transform.programs import Programs
-from dynaflow_xla.frontends.jax.tuning import auto, decided
-from dynaflow_xla.frontends.jax.xla import xla_options
+from dynaflow_xla.frontends.jax.tuning import auto, decided, originals
 from dynaflow_xla.protocols import LikeAFunction, PassesOn
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
@@ -55,8 +56,10 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         if given:
             given = {**given, **(options.compiler_options or {})}
             options = replace(options, compiler_options=given)
-        self._options = options
-        self.backend = backends.of(options)
+        self._given = options
+        self._name = options.name
+        if options.backend != backends.DECIDED_LATE:
+            self.backend = backends.of(options)  # raises now what it has against them
         self._jit_options = _compat.jit_options(jitted)
         self._fallback: str = ""
         self.decisions = Decisions(functools.partial(auto.Choice, None))
@@ -65,17 +68,42 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         self._lifted: dict[str, Lifted] = {}  # by library
         function = fn if self._plain else _compat.wrapped_function(jitted)
         functools.update_wrapper(self, function, updated=())
-        self.programs = Programs(
-            jitted, self.__wrapped__, options, self._jit_options,
-            copies_results=self.backend.copies_results,
-        )  # fmt: skip
-        self.has_two = entry.plans_apart(options)
-        self._jit = self.jitted(self._traced_alone if self.has_two else self._traced)
-        self._inside = self.jitted(self._traced_inside) if self.has_two else self._jit
-        self._own_options = OwnOptions(self._options_of, self._signature)
+        self.by_options = ProgramsByOptions(self)
         # JAX takes compiler options for whole programs only.
         self.inner = self.jitted(self.__wrapped__) if given else jitted
-        self._with_options: dict[Any, Any] = {}
+
+    # -- what depends on where JAX computes: asked for when it is needed, as JAX starts its devices then --
+
+    @functools.cached_property
+    def _options(self) -> Settings:
+        """What the user asked for, with the backend that "auto" stands for here."""
+        return backends.settled(self._given)
+
+    @functools.cached_property
+    def backend(self) -> Backend:
+        """The way to run plans."""
+        return backends.of(self._options)
+
+    @functools.cached_property
+    def programs(self) -> Programs:
+        """The programs by signature."""
+        return Programs(
+            self.original, self.__wrapped__, self._options, self._jit_options,
+            copies_results=self.backend.copies_results,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def has_two(self) -> bool:
+        """Whether calls that are programs of their own have another plan than a part of a larger one."""
+        return entry.plans_apart(self._options)
+
+    @functools.cached_property
+    def _jit(self) -> Any:
+        return self.jitted(self._traced_alone if self.has_two else self._traced)
+
+    @functools.cached_property
+    def _inside(self) -> Any:
+        return self.jitted(self._traced_inside) if self.has_two else self._jit
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -110,20 +138,9 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         if isinstance(self._options.strategy, Auto):
             return self._call_auto(args, kwargs)
         try:
-            jitted, result = self._own_options.again(lambda: self._program_called(args, kwargs))
+            return self.by_options.call(args, kwargs)
         except splitting.NotCompared as found:
             return self._compare(found.entry, args, kwargs)
-        if self.has_two and jitted is not self._inside:
-            # Where signatures have programs of both kinds, calls find theirs in Python.
-            one = self._own_options.alike and not self._options.compiler_options
-            self._settle(jitted if one else None, None, _compat.at_top_level)
-        elif jitted is self._jit:
-            self._settle(jitted, None, None)
-        return result
-
-    def _program_called(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        jitted = self._jit_for(args, kwargs)
-        return jitted, self._guarded(jitted, args, kwargs)
 
     def _recover(self, error: BaseException, args: Any, kwargs: Any) -> Any:
         """A call of the settled program raised ``error``."""
@@ -140,7 +157,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
     def _with_way_out(self, error: TypeError, args: Any, kwargs: Any) -> TypeError:
         """JAX's error about an argument that it cannot trace, with what can be done about it."""
         _, *dynamic = self.programs.split_static(args, kwargs)
-        way_out = effects.untraceable(self._options.name, *dynamic)
+        way_out = effects.untraceable(self._name, *dynamic)
         if not way_out or way_out in str(error):
             return error
         made = TypeError(f"{error}\n{way_out}")
@@ -149,7 +166,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
 
     def _lift(self, args: Any, kwargs: Any) -> Lifted | None:
         """What serves a plain function whose arguments hold another library's objects."""
-        if not self._plain or not (library := libraries.owner_of(self._options.name, args, kwargs)):
+        if not self._plain or not (library := libraries.owner_of(self._name, args, kwargs)):
             return None
         if library.NAME not in self._lifted:
             wrapper, whole = libraries.lifting(library, effects.watched(self.__wrapped__))
@@ -215,33 +232,6 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         """Whether each plan is compiled with XLA options of its own, so one program cannot serve all."""
         return self.backend.options_by_plan()
 
-    def _jit_for(self, args: Any, kwargs: Any) -> Any:
-        """The jitted program; at top level one with the options that were given, on CUDA with its plan's."""
-        by_plan, given = self.options_by_plan(), self._options.compiler_options
-        own: Mapping[str, Any] = {}
-        if self.has_two and not _compat.tracing():
-            own = self._own_options.of(args, kwargs)
-        if not by_plan and not given and not own:
-            return self._inside if self.has_two and _compat.tracing() else self._jit
-        leaves = jax.tree_util.tree_leaves((args, kwargs))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            if by_plan:
-                xla_options.warn_inside_trace(self._options.name)
-            return self._inside
-        # What no lane computes is in the program around them.
-        options = self.compiler_options(args, kwargs) if by_plan else {**(given or {}), **own}
-        key = tuple(sorted(options.items()))
-        if key not in self._with_options:
-            call = self._traced_with_options if own else self._traced
-            self._with_options[key] = self.jitted(call, compiler_options=options)
-        return self._with_options[key]
-
-    def _options_of(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
-        """The options of these arguments' own plan; for symbolic sizes none is made."""
-        if self._symbolic(args, kwargs):
-            return {}
-        return self.planned(args, kwargs).own_options  # type: ignore[no-any-return]
-
     def compiler_options(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """The XLA options for these arguments: the table's for this plan, then the user's own."""
         return self.backend.compiler_options(self.planned(args, kwargs))
@@ -259,22 +249,23 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
     def clear_cache(self) -> None:
         """Forgets plans, compiled programs and decisions, as ``jax.jit(f).clear_cache`` does."""
         self._settle(None, None)
-        parts = (*self._with_options.values(), *self._children.values(), *self._lifted.values())
-        for made in (self.original, self.inner, self._jit, self._inside, *parts):
+        ours = [made for name in ("_jit", "_inside") if (made := self.__dict__.get(name))]
+        parts = (*ours, *self._children.values(), *self._lifted.values())
+        for made in (self.original, self.inner, *parts):
             made.clear_cache()
-        self._with_options.clear()
-        self._own_options.clear()
+        self.by_options.clear()
         self._children.clear()
-        self.programs.clear()
+        if "programs" in self.__dict__:
+            self.programs.clear()
         self.by_decision.clear()
         self.decisions.clear()
 
     def __reduce__(self) -> Any:
         # A jitted function cannot be pickled, what it was made of can.
         if self._plain:
-            return ScheduledFunction, (self.__wrapped__, self._options)
+            return ScheduledFunction, (self.__wrapped__, self._given)
         given = self._jit_options | {"compiler_options": self.jit_compiler_options or None}
-        return _made_again, (self.__wrapped__, given, self._options)
+        return _made_again, (self.__wrapped__, given, self._given)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Any:
         """Ahead-of-time lowering, as ``jax.jit(f).lower``: of what a call would run.
@@ -291,19 +282,19 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         if lifted := self._lift(args, kwargs):
             return getattr(lifted, how)(*args, **kwargs)
         if not isinstance(self._options.strategy, Auto):
-            return self._own_options.again(
-                lambda: self._proved(getattr(self._jit_for(args, kwargs), how), args, kwargs)
+            return self.by_options.use(
+                lambda program: self._proved(getattr(program, how), args, kwargs), args, kwargs
             )
         try:
             choice = self.decision(args, kwargs)
         except TypeError:  # JAX's own error: a static value has no hash
             choice = None
-        if choice is None or (choice.child is None and not choice.on_caller):
+        if choice is None or (choice.child is None and not choice.otherwise):
             return getattr(self.original, how)(*args, **kwargs)
         if choice.child is not None and self.options_by_plan():
             return getattr(choice.child, how)(*args, **kwargs)
         with self.by_decision.tracing(choice):
-            program = self.by_decision.program(choice.kind)
+            program = self.by_decision.of_choice(choice)
             return self._proved(getattr(program, how), args, kwargs)
 
     @staticmethod
@@ -314,7 +305,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
             raise splitting.unproven_error(found.entry, _NOT_TRACED) from None
 
     def __repr__(self) -> str:
-        return f"<scheduled {self._options.name} with {self._options.strategy!r}>"
+        return f"<scheduled {self._name} with {self._given.strategy!r}>"
 
     # -- planning -----------------------------------------------------------------------------
 
@@ -324,16 +315,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         return self._run(args, kwargs, check=self._options.check)
 
     def _traced_alone(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._traced_if(args, kwargs, own=False)
-
-    def _traced_with_options(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._traced_if(args, kwargs, own=True)
-
-    def _traced_if(self, args: Any, kwargs: Any, *, own: bool) -> Any:
-        """What is settled is called with signatures that it has not met, too."""
-        if not self.left_alone(args, kwargs):
-            self._own_options.check(args, kwargs, own=own)
-        return self._traced(*args, **kwargs)
+        return self.by_options.traced((), args, kwargs)
 
     def _traced_inside(self, /, *args: Any, **kwargs: Any) -> Any:
         if self.left_alone(args, kwargs):
@@ -407,7 +389,9 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         if not outside:
             return (choice.child or self.original)(*args, **kwargs)
         if choice.child is not None and self.options_by_plan():
-            return choice.child(*args, **kwargs)
+            result = choice.child(*args, **kwargs)
+            self.by_decision.settle_as(choice.child)
+            return result
         with self.by_decision.tracing(choice):
             return self._guarded(self.by_decision.called(choice), args, kwargs)
 
@@ -444,9 +428,8 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         """Auto's candidates by name."""
         strategy, lanes = self._options.strategy, self._options.lanes
         batched = self._options.in_axes is not None
-        reserved = ("original", auto.ON_CALLER, auto.WAITED_FOR)
         return self.decisions.candidates(
-            strategy, lanes, batched=batched, reserved=reserved,
+            strategy, lanes, batched=batched, reserved=("original", *originals.NAMES.values()),
             wide=self.backend.cores() > 0,
         )  # fmt: skip
 

@@ -25,6 +25,8 @@ from dynaflow_xla.settings import Settings
 class LaneBackend:
     """Lane programs on the CPU or a device: which, is known when a plan is compiled (``device_stage``).
 
+    On a GPU a compile on another thread while a call runs may block both for ever.
+
     Args:
         settings: Of the function.
     """
@@ -58,13 +60,10 @@ class LaneBackend:
         platform = jax.default_backend()
         if platform == "cpu" or (platform == "gpu" and self._on_gpu):
             return ""
-        why = (
+        return (
             f"the ffi backend schedules CPU programs; the default JAX backend is {platform!r}, so "
             "the original runs"
         )
-        if platform == "gpu":
-            why += ". backend='ffi' asks for lanes on the GPU; see docs/gpu.md first"
-        return why
 
     def options_by_plan(self) -> bool:
         """Lane programs are compiled on their own."""

@@ -23,6 +23,11 @@ from dynaflow_xla.timelines.measured import Measured, fastest
 from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.watching import progress, telling
 
+_MAY_BLOCK = (
+    "note: on a GPU, a compile on another thread while a call of this backend runs may block both for ever "
+    "(seen on an H100 with jaxlib 0.11.2); backend='xla' has no such calls"
+)
+
 
 @dataclass(kw_only=True)
 class LaneEntry(Planned):
@@ -125,6 +130,8 @@ class LaneEntry(Planned):
                 "nothing is copied, no custom calls",
                 *own,
             ]
+        if device_stage.platform(self.options.gpu_lanes) == "cuda":
+            own.append(_MAY_BLOCK)
         calls = sum(bool(instructions) for instructions, _ in plan.stages())
         passes = []
         if self.options.one_pass and device_stage.platform(self.options.gpu_lanes) == "cpu":

@@ -1,7 +1,7 @@
 """Which calls of a function, alone, run programs with compiler options of their plan's own.
 
-Compiler options are a program's. So a function whose plans differ in them has two programs for calls that are
-not a part of something larger, and each knows which signatures are its own.
+Compiler options are a program's. So a function whose plans differ in them has several programs for calls that
+are not a part of something larger, and each knows which signatures are its own.
 """
 
 from __future__ import annotations
@@ -14,15 +14,22 @@ from dynaflow_xla.caches.recent import Recent
 
 T = TypeVar("T")
 
+Key = tuple[tuple[str, Any], ...]
+
 _MAX_SIGNATURES = 1024
 
 
 class OtherProgram(Exception):
-    """A program is traced for a signature that is the other one's."""
+    """A program is traced for a signature that is another one's."""
+
+
+def key_of(options: Mapping[str, Any]) -> Key:
+    """What is equal for options that make one program."""
+    return tuple(sorted(options.items()))
 
 
 class OwnOptions:
-    """The compiler options of signatures' plans, see ``regions.handed_out``.
+    """The compiler options of signatures' plans.
 
     Args:
         find: Finds the options of arguments' plan.
@@ -35,36 +42,51 @@ class OwnOptions:
         signature: Callable[[Any, Any], Hashable],
     ) -> None:
         self._find, self._signature = find, signature
-        self._options: Recent[Hashable, Mapping[str, Any]] = Recent(_MAX_SIGNATURES)
+        self._options: Recent[Hashable, tuple[Mapping[str, Any], int]] = Recent(_MAX_SIGNATURES)
+        self._generation = 0
         self._here = threading.local()
 
     def of(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
         """The options of these arguments' program; none: it is the one without."""
+        return self.known(args, kwargs)[0]
+
+    def renew(self) -> None:
+        """Signatures that are met from now on have programs of their own.
+
+        JAX runs in Python, for ever, what a jitted function raised for when it was first called with it.
+        """
+        self._generation += 1
+
+    def known(self, args: Any, kwargs: Any) -> tuple[Mapping[str, Any], int]:
+        """The options, and how often ``renew`` was called before these arguments were met."""
         try:
             signature = self._signature(args, kwargs)
             known = self._options.get(signature)
         except (TypeError, OverflowError):
-            return {}  # no hash, or a number that is too large: JAX's own error comes with the call
+            return (
+                {},
+                0,
+            )  # no hash, or a number that is too large: JAX's own error comes with the call
         if getattr(self._here, "anew", False):
-            return self._find(args, kwargs)
+            return self._find(args, kwargs), self._generation
         if known is None:
-            known = self._options[signature] = self._find(args, kwargs)
+            known = self._options[signature] = self._find(args, kwargs), self._generation
         return known
 
     @property
     def alike(self) -> bool:
         """Whether one program serves all signatures that were met."""
-        return len({bool(options) for options in self._options.values()}) == 1
+        return len({(key_of(options), number) for options, number in self._options.values()}) == 1
 
-    def check(self, args: Any, kwargs: Any, *, own: bool) -> None:
+    def check(self, args: Any, kwargs: Any, key: Key) -> None:
         """Raises ``OtherProgram`` if these arguments' plan is not for the program that is being traced.
 
         Args:
             args: Tracers.
             kwargs: Tracers.
-            own: Whether it is the one with options.
+            key: Of the program's options.
         """
-        if bool(self._find(args, kwargs)) != own:
+        if key_of(self._find(args, kwargs)) != key:
             raise OtherProgram
 
     def again(self, call: Callable[[], T]) -> T:

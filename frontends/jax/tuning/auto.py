@@ -20,7 +20,7 @@ from dynaflow_xla.frontends.jax.backend import Refused
 from dynaflow_xla.frontends.jax.capture import capture, costs as costs_of
 from dynaflow_xla.frontends.jax.capture.tracing import Capturing
 from dynaflow_xla.frontends.jax.regions import on_caller
-from dynaflow_xla.frontends.jax.tuning import ways as ways_to_run
+from dynaflow_xla.frontends.jax.tuning import originals, ways as ways_to_run
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.auto import too_large
@@ -48,7 +48,7 @@ _SHORT_MARGIN = 0.1
 some microseconds from one process to the next. And by so much a longer original has to gain there, as Python
 does nothing else meanwhile."""
 
-ON_CALLER, WAITED_FOR = on_caller.NAMES["caller"], on_caller.NAMES["waited"]
+ON_CALLER, WAITED_FOR = originals.NAMES["caller"], originals.NAMES["waited"]
 
 _MEASURED = 4
 """At most so many candidates are measured beside the original."""
@@ -61,19 +61,24 @@ class Choice(choice_of.Choice):
     @property
     def on_caller(self) -> bool:
         """Whether the original runs on the thread that calls it, or is begun there."""
-        return self.candidate in ways_to_run.KINDS
+        return self.kind in on_caller.NAMES
+
+    @property
+    def otherwise(self) -> bool:
+        """Whether the original runs as a program that is compiled otherwise."""
+        return self.kind in originals.NAMES
 
     @property
     def kind(self) -> str:
-        """By which of the function's programs it runs: "lanes", "original", "caller" or "waited"."""
+        """By which of the function's programs it runs: "lanes", "original", or one of ``originals.NAMES``."""
         if self.child is not None:
             return "lanes"
-        return ways_to_run.KINDS.get(self.candidate, "original")
+        return originals.KINDS.get(self.candidate, "original")
 
     @property
     def name(self) -> str:
-        """What runs: the original, on the caller's thread or not, or the candidate."""
-        return self.candidate if self.on_caller else super().name
+        """What runs: the original, compiled otherwise or not, or the candidate."""
+        return self.candidate if self.otherwise else super().name
 
     def lines(self) -> list[str]:
         """The decision, and where it holds, for ``explain``."""
@@ -123,8 +128,9 @@ def choose(
     planning_s = budget.clock() - began
     if reason := _not_measured(first):
         return Choice(None, reason)
-    here = on_caller.may_help(first.pg.regions, args, kwargs, fast.jit_compiler_options)
-    small = choice_of.too_small(first.pg.regions, strategy)
+    here = originals.may_help(fast, first.pg.regions, args, kwargs)
+    modelled = not ways_to_run.on_a_device()  # the model is one of cores
+    small = choice_of.too_small(first.pg.regions, strategy) if modelled else ""
     if small and not here:
         return Choice(None, small)
     key = _key(fast, first, candidates.values(), here, bool(small))
@@ -133,7 +139,11 @@ def choose(
     try:
         ways = ways_to_run.CompiledWays(fast, args, kwargs, spending, first)
         costs = None
-        if budget_s is not None and not spending.refuses("a profile", ways.compile_s(first)):
+        if (
+            budget_s is not None
+            and not fast.options_by_plan()  # one program has no stamps between regions
+            and not spending.refuses("a profile", ways.compile_s(first))
+        ):
             watch.settle()
             watch.begin()
             timeline = first.measured(firstly.flat_inputs(args, kwargs), fast._options.name)
@@ -141,13 +151,20 @@ def choose(
             costs = autotune.RegionCosts.of(timeline, first.pg)
         predicted: dict[str, float] = {}
         left_out = dict.fromkeys(candidates, small)
+        refused: dict[str, str] = {}
+        if here and not modelled:  # there it is the likeliest, and the first to have time for
+            refused[originals.NAMES[here]] = ways.add_original(here)
         if not small:
             kept, predicted, left_out = _predicted(
-                fast, args, kwargs, costs, spending, planning_s, len(first.pg.regions), here
-            )
+                fast, args, kwargs, costs, spending, planning_s, len(first.pg.regions), here,
+                modelled,
+            )  # fmt: skip
             left_out |= {name: why for name in kept if (why := ways.add(name))}
-        if here and (why := ways.add_on_caller(on_caller.NAMES[here])):
-            left_out[on_caller.NAMES[here]] = why
+        if here and modelled:
+            refused[originals.NAMES[here]] = ways.add_original(here)
+        left_out |= {name: why for name, why in refused.items() if why}
+        if not modelled:
+            predicted = {}  # it ranks them, but is no time of theirs
         if ways.refused and len(ways.runs) == 1:
             if spending.asked:
                 raise ways.too_small()
@@ -231,6 +248,7 @@ def _predicted(
     planning_s: float,
     regions: int,
     here: str,
+    modelled: bool,
 ) -> tuple[list[str], dict[str, float], dict[str, str]]:
     """Candidates worth measuring, what is predicted of each, and why others are left out."""
     predicted: dict[str, float] = {}
@@ -272,6 +290,8 @@ def _predicted(
             left_out[name] = "it is not proved that a split keeps the values"
         elif same != name:
             left_out[name] = f"the same programs as {same}"
+        elif program == _ONE_LANE and fast.options_by_plan():
+            left_out[name] = "one lane: a chain, as the original's program is one"
         else:
             useful.append(name)
             if program == _ONE_LANE:
@@ -283,7 +303,7 @@ def _predicted(
             continue
         if len(kept) >= _MEASURED:
             left_out[name] = f"{_MEASURED} others are predicted to be faster"
-        elif predicted[name] > max(_FAR_BEHIND * best, best + _FAR_BEHIND_MS):
+        elif modelled and predicted[name] > max(_FAR_BEHIND * best, best + _FAR_BEHIND_MS):
             left_out[name] = (
                 f"predicted to take {predicted[name] / best:.2f} times the best one's time"
             )

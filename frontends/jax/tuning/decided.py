@@ -12,7 +12,8 @@ import jax
 
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.jax import _compat
-from dynaflow_xla.frontends.jax.regions import handed_out, on_caller
+from dynaflow_xla.frontends.jax.regions import on_caller
+from dynaflow_xla.frontends.jax.tuning import originals
 
 
 class Watched(_engine.FastCall):  # type: ignore[misc]
@@ -51,6 +52,8 @@ class ByDecision:
         self._fast = fast
         self._programs: dict[str, Any] = {}
         self._watched: Watched | None = None
+        self._only: Any = None
+        self._earlier: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._on_this_thread = threading.local()
 
     @contextlib.contextmanager
@@ -72,10 +75,27 @@ class ByDecision:
             return fast.original(*args, **kwargs)
         choice = self._choice()
         if choice is None:
+            self._renew()
             raise NotDecided
         if choice.child is None:
             return fast.inner(*args, **kwargs)
         return choice.child._traced(*args, **kwargs)
+
+    def _renew(self) -> None:
+        """What is decided from now on has programs of its own, and calls find theirs in Python.
+
+        JAX runs in Python, for ever, what a jitted function raised for when it was first called with it.
+        """
+        if not self._fast.options_by_plan():
+            return
+        for choice in self._fast.decisions.values():
+            self._earlier.setdefault(id(choice), (choice, self._programs))
+        self._programs = {}
+
+    def of_choice(self, choice: Any) -> Any:
+        """The jitted program of what has this decision."""
+        _, programs = self._earlier.get(id(choice), (None, {}))
+        return programs.get(choice.kind) or self.program(choice.kind)
 
     def program(self, kind: str) -> Any:
         """The jitted program of all signatures with such a decision, see ``Choice.kind``."""
@@ -84,11 +104,11 @@ class ByDecision:
             def call(*args: Any, **kwargs: Any) -> Any:
                 return self._traced(args, kwargs)
 
-            options = self._fast.jit_compiler_options or None
+            options = originals.options(kind, self._fast.jit_compiler_options)
             self._programs[kind] = (
                 self.on_caller(call, shares=kind == "waited")
                 if kind in on_caller.NAMES
-                else self._fast.jitted(call, compiler_options=options)
+                else self._fast.jitted(call, compiler_options=options or None)
             )
         return self._programs[kind]
 
@@ -99,7 +119,9 @@ class ByDecision:
             call: What it does.
             shares: Whether XLA shares out loops and products in it as ever.
         """
-        options = {**self._fast.jit_compiler_options, **({} if shares else handed_out.OPTIONS)}
+        options = originals.options(
+            "waited" if shares else "caller", self._fast.jit_compiler_options
+        )
         return self._fast.jitted(
             lambda *a, **k: on_caller.marked(call(*a, **k), (a, k)),
             compiler_options=options or None,
@@ -109,7 +131,7 @@ class ByDecision:
         """What a call with this decision runs."""
         if self._watched is not None and choice.child is not None:
             return self._watched
-        return self.program(choice.kind)
+        return self.of_choice(choice)
 
     def settle(self, choices: Iterable[Any]) -> None:
         """Sends the function's calls straight to the program that serves all decisions, if one does.
@@ -120,11 +142,13 @@ class ByDecision:
             choices: What was decided; none: every call asks again.
         """
         fast = self._fast
-        self._watched = None
+        self._watched = self._only = None
         made = list(choices)
         kinds = {choice.kind for choice in made}
         by_plan = "lanes" in kinds and fast.options_by_plan()  # the call looks for its plan
-        if len(kinds) != 1 or by_plan:
+        if by_plan and all(choice.child is made[0].child for choice in made):
+            self._only = made[0].child
+        if len(kinds) != 1 or by_plan or self._earlier:
             fast._settle(None, None)
             if "lanes" in kinds and not by_plan:
                 self._watched = Watched(self.program("lanes"), fast.original)
@@ -132,11 +156,25 @@ class ByDecision:
         (kind,) = kinds
         # What has compiler options cannot become a part of another program; there are plans, too, that are
         # others in there.
-        apart = kind in on_caller.NAMES or any(
+        apart = kind in originals.NAMES or any(
             c.child is not None and c.child.has_two for c in made
         )
         alone = _compat.at_top_level if fast.jit_compiler_options or apart else None
         fast._settle(self.program(kind), fast.original if kind == "lanes" else None, alone)
+
+    def settle_as(self, child: Any) -> None:
+        """Sends calls where those of a child go that was just called, if all decisions are for that one.
+
+        What the child's program was not compiled for yet comes back (``OtherProgram``).
+        """
+        if (
+            child is self._only
+            and not self._earlier
+            and (program := child.by_options.settled) is not None
+        ):
+            self._fast._settle(program, None, _compat.at_top_level)
+        else:
+            self._fast._settle(None, None)
 
     def stepped_back(self) -> int:
         """For how many calls the original still runs in the place of lanes."""
@@ -148,10 +186,12 @@ class ByDecision:
 
     def clear(self) -> None:
         """Forgets programs and what they compiled."""
-        self._watched = None
-        for program in self._programs.values():
-            program.clear_cache()
+        self._watched = self._only = None
+        for made in (self._programs, *(programs for _, programs in self._earlier.values())):
+            for program in made.values():
+                program.clear_cache()
         self._programs.clear()
+        self._earlier.clear()
 
 
 @dataclass(frozen=True)
@@ -166,7 +206,6 @@ class WithoutPlan:
 
 
 ORIGINAL = WithoutPlan()
-ON_CALLER = WithoutPlan()
 
 
 def abstract(leaf: Any) -> Any:

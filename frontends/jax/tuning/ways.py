@@ -7,13 +7,9 @@ from typing import Any
 
 import jax
 
-from dynaflow_xla.frontends.jax.regions import on_caller
-from dynaflow_xla.frontends.jax.tuning import decided
+from dynaflow_xla.frontends.jax.tuning import decided, originals
 from dynaflow_xla.tuning import autotune, budget, quiet, ways
 from dynaflow_xla.watching import progress
-
-KINDS = {name: kind for kind, name in on_caller.NAMES.items()}
-"""Ways to run the original that are programs of their own, and which."""
 
 _BLAS_SAMPLE_S = 0.02
 """OpenBLAS threads spin for 2^28 clock ticks after a call and would slow down whoever is timed next: each
@@ -59,7 +55,7 @@ class CompiledWays(ways.Ways):
         if reason := self.refuses(name, compile_s):
             return reason
         took = self.compiled(name, run)
-        if name not in KINDS:  # that one says nothing about lane programs
+        if name not in originals.KINDS:  # those say nothing about programs of plans
             self.spending.compiled(compile_s, took)
         return self.too_slow(name)
 
@@ -73,12 +69,12 @@ class CompiledWays(ways.Ways):
         self._limits_blas |= any(s is not None and s.program.limit_blas for s, _ in made.compiled)
         return reason
 
-    def add_on_caller(self, name: str) -> str:
-        """Compiles the original so that no other thread begins it, see ``KINDS``; or says why not."""
+    def add_original(self, kind: str) -> str:
+        """Compiles the original in another way (``originals.NAMES``); or says why not."""
         by_decision = self._fast.by_decision
-        run = _runner(by_decision.program(KINDS[name]), self._fast, self._args, self._kwargs)
-        with by_decision.tracing(decided.ON_CALLER):
-            return self._tried(name, run, self._compile_s)
+        run = _runner(by_decision.program(kind), self._fast, self._args, self._kwargs)
+        with by_decision.tracing(decided.ORIGINAL):
+            return self._tried(originals.NAMES[kind], run, self._compile_s)
 
     def measure(self, watch: quiet.ActivityWatch) -> autotune.Medians:
         """Milliseconds by name, with their samples.
@@ -89,7 +85,7 @@ class CompiledWays(ways.Ways):
         """
         names = f"measuring {len(self.runs)} ways to run {self._fast._options.name!r}"
         with progress.report(names) as tick:
-            return self.medians(
+            medians = self.medians(
                 self.runs,
                 watch,
                 strict=self.spending.asked,
@@ -98,16 +94,38 @@ class CompiledWays(ways.Ways):
                 sample_s=_BLAS_SAMPLE_S if self._limits_blas else autotune.SAMPLE_S,
                 tick=tick,
             )
+        if not on_a_device():
+            return medians
+        # How far cores are from each other says nothing about streams.
+        return autotune.Medians(medians.samples, False, medians.in_rows)
+
+
+def on_a_device() -> bool:
+    """Whether a call enqueues what JAX's default device computes: not on a CPU."""
+    return bool(jax.default_backend() != "cpu")
 
 
 def _runner(fn: Any, fast: Any, args: Any, kwargs: Any) -> Callable[[], None]:
+    programs = fast.programs
+    device = on_a_device()
+    results: list[Any] = []
+
     def run(given: Any) -> None:
         a, k = given
-        jax.block_until_ready(fn(*a, **k))
+        if device:
+            results[:] = [fn(*a, **k)]
+        else:
+            jax.block_until_ready(fn(*a, **k))
 
-    programs = fast.programs
+    def wait() -> None:
+        jax.block_until_ready(results)
+        results.clear()
+
+    waits = wait if device else None
     if not programs.donates:
-        return lambda: run((args, kwargs))
+        if not device:
+            return lambda: run((args, kwargs))
+        return autotune.Fresh(lambda: (args, kwargs), run, waits, lambda: True)
     leaves = programs.dynamic_leaves(args, kwargs)
     away = {id(leaves[i]) for i in programs.donated_leaves(args, kwargs)}
 
@@ -117,4 +135,4 @@ def _runner(fn: Any, fast: Any, args: Any, kwargs: Any) -> Callable[[], None]:
     def given() -> Any:
         return jax.block_until_ready(jax.tree_util.tree_map(copy, (args, kwargs)))
 
-    return autotune.Fresh(given, run)
+    return autotune.Fresh(given, run, waits)

@@ -20,15 +20,16 @@ from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
 from dynaflow_xla.ir.graph import Graph
 from dynaflow_xla.watching import telling
 
-_CONCURRENT = {
+CONCURRENT = {
     "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
     "xla_gpu_graph_min_graph_size": "1",
 }
+"""A CUDA graph with the edges that buffers ask for."""
 
 PROVED: dict[tuple[int, int], dict[str, str]] = {
-    (0, 10): _CONCURRENT,
-    (0, 11): _CONCURRENT,
-    (0, 12): _CONCURRENT,
+    (0, 10): CONCURRENT,
+    (0, 11): CONCURRENT,
+    (0, 12): CONCURRENT,
 }
 """(major, minor) of jaxlib -> options whose effect was read back."""
 

@@ -223,8 +223,8 @@ def test_an_unknown_dtype_is_refused() -> None:
 def test_lanes_on_a_gpu_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     x = np.ones((4, 4), np.float32)
-    with pytest.warns(dfx.FallbackWarning, match=r"backend='ffi' asks for lanes on the GPU"):
-        _close(branches(x, x), dfx.schedule(branches, strategy=RoundRobin())(x, x))
+    by_default = dfx.schedule(branches, strategy=RoundRobin())
+    assert "backend='auto' is 'xla' here: JAX computes on a GPU" in dfx.explain(by_default, x, x)
     asked = dfx.schedule(branches, strategy=RoundRobin(), backend="ffi")
     if _engine.cuda_problem():
         with pytest.raises(EngineError, match="no CUDA lanes"):

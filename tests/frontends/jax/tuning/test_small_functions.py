@@ -360,7 +360,7 @@ def test_settings_of_one_thread_are_no_others(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(programs, "clear", clear_and_another)
 
     def call() -> Any:
-        programs.check((), {}, own=bool(options()))
+        programs.check((), {}, own_options.key_of(options()))
         return options()
 
     assert programs.again(call) == {"option": 1}
