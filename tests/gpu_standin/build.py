@@ -233,6 +233,7 @@ def environment(made: Path, flags: Sequence[str] = ()) -> dict[str, str]:
         "DYNAFLOW_XLA_LIBCUDA": str(made / "lib/libcuda.so.1"),
         "DYNAFLOW_XLA_STANDIN": str(made / "lib/libcuda.so.1"),
         "JAX_PLATFORMS": "cuda,cpu",
+        "DYNAFLOW_XLA_PLANS_IN_TRACES": "1",  # here they are looked at
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "XLA_FLAGS": " ".join([*xla, *flags]),

@@ -86,8 +86,8 @@ class ProgramsByOptions:
         fast = self._fast
         by_plan = fast.options_by_plan()
         if _compat.tracing():
-            if by_plan:
-                xla_options.warn_inside_trace(fast._options.name)
+            if by_plan and not xla_options.plan_inside_trace(fast._options.name):
+                return fast.original
             return fast._inside
         checked = self._by_signature
         # What no lane computes is in the program around them.

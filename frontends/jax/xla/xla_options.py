@@ -8,6 +8,7 @@ compiled programs (``tests/deviceless``, docs/xla-backend.md).
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -82,20 +83,36 @@ def unproved() -> str:
     )
 
 
+PLANS_IN_TRACES = "DYNAFLOW_XLA_PLANS_IN_TRACES"
+"""Variable of the environment: "1" has plans inside of larger traced programs on a GPU, too."""
+
 _warned = False
 
 
-def warn_inside_trace(name: str) -> None:
-    """Says once that options have to come from the outer ``jax.jit``."""
+def plan_inside_trace(name: str) -> bool:
+    """Whether a call that is a part of a larger program has its plan there; says once what is to be known.
+
+    One was seen to compute wrong values on an H100 (docs/gpu.md), in ``jit(lambda x: f(x)[0] * 2)``
+    with XLA's own options. As a program of its own, with the options of the plan, none was.
+    """
     global _warned
+    wanted = os.environ.get(PLANS_IN_TRACES) == "1"
     if not _warned:
         _warned = True
+        what = (
+            "Without those of the plan its CUDA graph is serial: "
+            "jax.jit(outer, compiler_options=dfx.compiler_options(fast, *args)). On an H100 such a plan has "
+            "computed wrong values: compare them."
+            if wanted
+            else "On an H100 a plan has computed wrong values there, so the original runs. Call what is "
+            f"scheduled at top level; {PLANS_IN_TRACES}=1 has the plan all the same, for whoever compares."
+        )
         telling.fallback(
             f"scheduled function {name!r} is called inside another traced function, which decides the XLA "
-            "options. Without those of the plan its CUDA graph is serial: "
-            "jax.jit(outer, compiler_options=dfx.compiler_options(fast, *args)).",
+            f"options. {what}",
             stacklevel=4,
         )
+    return wanted
 
 
 def _shared_matmul_operand(made: XlaEntry) -> bool:

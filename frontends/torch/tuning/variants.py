@@ -83,7 +83,7 @@ def of(
         candidates: By name.
         on_gpu: Whether arguments or parameters are on one.
     """
-    compilers = _COMPILERS.get(options.compiler, (options.compiler,))
+    compilers: tuple[str, ...] = _COMPILERS.get(options.compiler, (options.compiler,))
     if on_gpu and options.compiler == "auto":
         compilers = tuple(c for c in compilers if c != "aoti")  # it compiles regions for the CPU
     several = len(compilers) > 1

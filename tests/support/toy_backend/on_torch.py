@@ -88,15 +88,14 @@ class InTurn:
 
     def fixed(self, captured: Any, kind: str, batch: int | None) -> TurnEntry:
         pg = partition(captured.graph, None)
-        recording = record(
-            self.settings.strategy, pg, context_of(captured, self.settings, batch, kind)
-        )
+        context = context_of(captured, self.settings, batch, kind)
+        recording = record(self.settings.strategy, pg, context)
         plan = build_plan(
             pg,
             recording,
             lanes=self.settings.lanes,
             strategy_text=repr(self.settings.strategy),
-            cores=0,
+            cores=context.cores,
         )
         validate(plan, pg)
         return TurnEntry(self.settings, kind, captured, pg, plan, {})

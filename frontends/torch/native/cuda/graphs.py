@@ -180,7 +180,8 @@ class GraphedPlan:
         here = self.runner.plain.captured.device.type
         if any(isinstance(x, torch.Tensor) and x.device.type != here for x in inputs):
             # A number of the CPU's becomes a part of the kernel that reads it.
-            return self._cannot("it reads a tensor of the CPU, whose value a graph would keep")
+            self._cannot("it reads a tensor of the CPU, whose value a graph would keep")
+            return None
         written = {v for v, _ in self.runner.plain.captured.epilogue}
         kept, moved = [], []
         for number, (value, x, address) in enumerate(
@@ -195,8 +196,8 @@ class GraphedPlan:
         try:
             replay, outputs = self._graphs.capture(lambda streams: self.runner(list(kept), streams))
         except Exception as error:  # what fails without a capture, too, raises there
-            told = str(error.__cause__ or error) or type(error).__name__
-            return self._cannot(told.splitlines()[0])
+            self._cannot(_first_of(error))
+            return None
         return _Graphed(replay, kept, moved, outputs)
 
     def _cannot(self, why: str) -> None:
@@ -212,6 +213,13 @@ class GraphedPlan:
         if self._why_not:
             return [f"no CUDA graph can hold it ({self._why_not}): calls run on streams"]
         return [f"calls are replays of a CUDA graph, a branch a lane; {len(self._made)} captured"]
+
+
+def _first_of(error: BaseException) -> str:
+    """What went wrong first: errors that end a capture say no more than that there was one."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _signature(x: Any) -> Any:
@@ -240,7 +248,7 @@ def on_cuda(
     Raises:
         EngineError: the device cannot be used.
     """
-    count = plain.plan.lanes
+    count = 1 + max(plain.plan.lanes_used, default=0)
     runner = StreamRunner(plain, CudaStreams(device, count, lanes))
     if not graph or any(outer is not None for _, outer in runner._stages):
         return runner

@@ -73,7 +73,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def _scheduled(fn: Any = two, **options: Any) -> Any:
-    return dfx.schedule(fn, dfx.Branches(), backend="xla", lanes=2, **options)
+    return dfx.schedule(
+        fn if hasattr(fn, "lower") else jax.jit(fn),
+        dfx.Branches(),
+        backend="xla",
+        lanes=2,
+        **options,
+    )
 
 
 def _never(monkeypatch: pytest.MonkeyPatch, fast: Any, *names: str) -> None:
@@ -211,7 +217,7 @@ def test_threads(assert_same: Any) -> None:
 
 
 def _auto() -> Any:
-    return dfx.schedule(two, dfx.Auto(), backend="xla", lanes=2)
+    return dfx.schedule(jax.jit(two), dfx.Auto(), backend="xla", lanes=2)
 
 
 def _decide(fast: Any, given: Any, name: str) -> None:
@@ -313,7 +319,7 @@ def test_auto_measures_the_original_with_a_concurrent_graph(
         return autotune.Medians(times, far=True)
 
     monkeypatch.setattr(autotune, "measure", measure)
-    fast = dfx.schedule(two, dfx.Auto(budget_s=60.0), backend="xla", lanes=2)
+    fast = dfx.schedule(jax.jit(two), dfx.Auto(budget_s=60.0), backend="xla", lanes=2)
     assert_same(two(*_given()), fast(*_given()))
     choice = fast.decision(_given(), {})
     assert measured[:2] == ["original", name] and "Branches(lanes=2)" in measured
@@ -321,7 +327,7 @@ def test_auto_measures_the_original_with_a_concurrent_graph(
     assert not choice.predicted_ms
     assert f"auto: the {name} runs" in dfx.explain(fast, *_given())
     assert OPTION not in fast.lower(*_given()).as_text()
-    again = dfx.schedule(two, dfx.Auto(budget_s=60.0), backend="xla", lanes=2)
+    again = dfx.schedule(jax.jit(two), dfx.Auto(budget_s=60.0), backend="xla", lanes=2)
     assert_same(two(*_given()), again(*_given()))
     assert again.decision(_given(), {}).kind == "graph" and again.decision(_given(), {}).otherwise
     tuned = dfx.tune(fast, *_given(), budget_s=60.0)
@@ -349,7 +355,7 @@ def test_the_default_is_known_when_it_is_needed(monkeypatch: pytest.MonkeyPatch)
 
     with monkeypatch.context() as patch:
         patch.setattr(jax, "default_backend", early)
-        here, there = (dfx.schedule(two, dfx.Branches()) for _ in range(2))
+        here, there = (dfx.schedule(jax.jit(two), dfx.Branches()) for _ in range(2))
         assert "two" in repr(here)
         here.clear_cache()
     assert "backend ffi (cpu)" in dfx.explain(here, *_given())
@@ -360,9 +366,42 @@ def test_the_default_is_known_when_it_is_needed(monkeypatch: pytest.MonkeyPatch)
         assert there.planned(_given(), {}).plan.lanes == 8
         options = dfx.compiler_options(there, *_given())
         assert options["xla_gpu_command_buffer_scheduling_mode"] == "CONCURRENT"
-        streams = dfx.schedule(two, lanes=dfx.Lanes(2, priorities=(0, -1)))
+        streams = dfx.schedule(jax.jit(two), lanes=dfx.Lanes(2, priorities=(0, -1)))
         with pytest.raises(dfx.UnsupportedError, match="use backend='ffi'"):
             dfx.plan(streams, *_given())
         for lanes, count in ((dfx.Lanes(3), 3), (1, 1)):
-            fast = dfx.schedule(two, dfx.Branches(), lanes=lanes)
+            fast = dfx.schedule(jax.jit(two), dfx.Branches(), lanes=lanes)
             assert dfx.plan(fast, *_given()).lanes == count
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("how", ["jit", "grad", "vmap", "scan"])
+def test_a_plan_is_a_part_of_a_larger_program_only_if_asked_for(
+    by_plan: list[Any], monkeypatch: pytest.MonkeyPatch, wanted: bool, how: str
+) -> None:
+    """On a GPU such a program computed wrong values."""
+    monkeypatch.setattr(xla_options, "_warned", False)
+    if wanted:
+        monkeypatch.setenv(xla_options.PLANS_IN_TRACES, "1")
+    fast = dfx.schedule(jax.jit(two), dfx.Branches(), backend="xla", lanes=2)
+    ran: list[int] = []
+    real = type(fast)._run
+    monkeypatch.setattr(
+        type(fast), "_run", lambda self, *a, **k: ran.append(1) or real(self, *a, **k)
+    )
+    x, w = _given()
+    calls = {
+        "jit": lambda f: jax.jit(lambda x: f(x, w)[0] * 2)(x),
+        "grad": lambda f: jax.grad(lambda x: f(x, w)[0].sum())(x),
+        "vmap": lambda f: jax.vmap(f, (0, None))(x[None], w),
+        "scan": lambda f: jax.lax.scan(lambda c, _: (f(c, w)[0], c), x, None, length=2),
+    }
+    with pytest.warns(dfx.FallbackWarning, match="serial" if wanted else "so the original runs"):
+        got = calls[how](fast)
+    assert bool(ran) is wanted
+    jax.tree_util.tree_map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), calls[how](two), got
+    )
+    ran.clear()
+    fast(x, w)
+    assert ran, "at top level it has its plan"
