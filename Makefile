@@ -204,7 +204,7 @@ GPU_RUN     = cd $(CURDIR) && PYTHONPATH=$(GPU_DIR)/site timeout 480 "$(GPU_PYTH
 
 test-gpu:  ## The GPU suite, with the installed Python (GPU_PYTHON=...); skips without a GPU
 	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels
-	@$(GPU_RUN) -P -m pytest tests/gpu -m gpu -p no:cacheprovider -o timeout=120 -o timeout_method=thread $(PYTEST_ARGS)
+	@$(GPU_RUN) -P -m pytest tests/gpu -m gpu -p no:cacheprovider -p no:benchmark -o timeout=120 -o timeout_method=thread $(PYTEST_ARGS)
 
 bench-gpu:  ## Benchmarks on a GPU, written to benchmarks/results (BENCH_ARGS=...)
 	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels

@@ -67,7 +67,8 @@ def parts(python: str, out: Path, build: Path, more: list[str], workers: int = 4
 
     def pytest(name: str, words: str, seconds: int, timed: bool = False, share: int = 0) -> Part:
         command = [
-            python, "-P", "-m", "pytest", "tests/gpu", "-v", "-m", "gpu", "-p", "no:cacheprovider", "-p", "no:benchmark",
+            python, "-P", "-m", "pytest", "tests/gpu", "-v", "-m", "gpu", "-p", "no:cacheprovider",
+            "-p", "no:benchmark",
             "-o", "timeout=120", "-o", "timeout_method=thread", "-k", words,
             f"--junitxml={out / (name + '.xml')}",
         ]  # fmt: skip
