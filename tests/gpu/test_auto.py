@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,3 +160,46 @@ def test_a_model_under_auto(torch: Any, training: bool) -> None:
         want = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
         got = torch.autograd.grad(fast(x).square().mean(), list(model.parameters()))
         same(torch, want, got)
+
+
+ALONE = """
+import sys, threading, warnings
+import torch
+import dynaflow_xla as dfx
+
+warnings.simplefilter("error", dfx.FallbackWarning)
+w = torch.randn(2, 8, 8, 3, 3, device="cuda").unbind()
+
+def fn(x):
+    return torch.tanh(torch.conv2d(x, w[0], padding=1)) + torch.conv2d(x, w[1], padding=1)
+
+def calls():
+    with torch.no_grad():
+        fast = dfx.schedule(fn, dfx.Branches(), backend="torch", lanes=dfx.Lanes(3))
+        x = torch.randn(2, 8, 16, 16, device="cuda")
+        for _ in range(4):
+            torch.testing.assert_close(fast(x), fn(x), rtol=2e-3, atol=2e-3)
+        captured.append(fast._dfx_core.planned((x,), {}).runner._last is not None)
+
+captured = []
+if sys.argv[1] == "thread":
+    thread = threading.Thread(target=calls)
+    thread.start()
+    thread.join()
+else:
+    calls()
+print("captured", captured, flush=True)
+"""
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_what_has_no_products_is_captured_in_a_fresh_process(
+    torch: Any, tmp_path: Path, where: str
+) -> None:
+    """cuBLAS cannot be started while a graph is captured, and nothing else has started it there."""
+    script = tmp_path / "alone.py"
+    script.write_text(ALONE)
+    done = subprocess.run(
+        [sys.executable, "-P", str(script), where], capture_output=True, text=True, timeout=100
+    )
+    assert "captured [True]" in done.stdout, done.stdout + done.stderr

@@ -183,3 +183,11 @@ def stream_handle(device: torch.device) -> int:
     if _handle is None:
         return int(torch.cuda.current_stream(device).cuda_stream)
     return int(_handle(device.index or 0))
+
+
+def end_allocations(device: torch.device, pool: Any) -> None:
+    """Ends what a capture that failed may have left open: that memory is taken from its pool."""
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    if end is not None and pool is not None:
+        with contextlib.suppress(RuntimeError):  # it is over
+            end(device.index or 0, pool)

@@ -90,6 +90,11 @@ class NativeEntry:
         if isinstance(self.runner, GraphedPlan):
             self.runner.release()
 
+    @property
+    def on_streams(self) -> bool:
+        """Whether lanes are streams, which copy nothing for each other: see ``simulator.ON_STREAMS``."""
+        return self.streams
+
     @cached_property
     def is_original(self) -> bool:
         """Whether it does what the original does: operator by operator in program order, on all cores."""

@@ -28,7 +28,7 @@ from dynaflow_xla.machine import distance
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.auto import OneOf, too_large
 from dynaflow_xla.strategies.base import Strategy
-from dynaflow_xla.timelines.simulator import simulate
+from dynaflow_xla.timelines.simulator import ON_STREAMS, simulate
 from dynaflow_xla.tuning import (
     autotune,
     budget,
@@ -265,18 +265,17 @@ def _choose(
         child_of(choice), reason, dict(medians), predicted, left_out, seconds, None, choice,
         ways.fresh_memory(), medians.far,
     )  # fmt: skip
-    _give_back(core, made)
+    _give_back(core)
     if not (ways.refused and choice in ways.plain):  # a later process may have more time
         choice_of.to_disk(key, made)
     return made
 
 
-def _give_back(core: Any, made: Choice) -> None:
-    """Frees the memory of CUDA graphs of what was not chosen: each graph has its own."""
+def _give_back(core: Any) -> None:
+    """Frees the memory of CUDA graphs, which read the copies that were tried; each graph has its own."""
     for child in tuple(core.children.values()):
-        if child is not made.child:
-            for entry in tuple(child.entries):
-                entry.release()
+        for entry in tuple(child.entries):
+            entry.release()
 
 
 def _plain(
@@ -456,10 +455,15 @@ def _planned(
             capture_s += took  # what its first call planned and compiled, the others' will, too
         elif eager:
             ways.spending.compiled(compile_s, took)
-        predicted[name] = sum(simulate(e.plan, e.pg).total_ns for e in made) / 1e6
+        predicted[name] = sum(_total_ns(e) for e in made) / 1e6
         if reason := ways.too_slow(name):
             left_out[name] = reason
     return predicted
+
+
+def _total_ns(entry: Any) -> float:
+    asked = ON_STREAMS if getattr(entry, "on_streams", False) else {}
+    return simulate(entry.plan, entry.pg, **asked).total_ns
 
 
 def _not_worth(

@@ -10,11 +10,13 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any, Protocol
 
 import torch
 
+from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.native.cuda.streams import (
     CudaStreams,
     engine_streams,
@@ -41,11 +43,14 @@ class _Place:
         self._owner = engine_streams(device, lanes, gpu, first=0)
         self.streams = [torch.cuda.ExternalStream(s, device) for s in self._owner.streams]
         self._pool = torch.cuda.graph_pool_handle()
-        self._small = _matrix(device)
+        self._device, self._small = device, _matrix(device)
+        self.broken = False
         self._kept: Any = None  # a pool is there as long as a graph of it is
 
     def with_workspaces(self) -> None:
-        """Sees to it that this thread's handle has its workspaces here, and that a failed capture is over."""
+        """Sees to it that this thread's handle has its workspaces here."""
+        with torch.cuda.device(self._device):
+            torch.cuda.current_blas_handle()  # cuBLAS must not be started in a capture
         made = torch.cuda.CUDAGraph()
         first, *others = self.streams
         with torch.no_grad(), torch.cuda.stream(first):
@@ -107,19 +112,37 @@ class CudaGraphs:
             if self._streams is None:
                 self._streams = CaptureStreams(self._device, self._lanes, self._gpu)
             streams = self._streams
-            streams.place.with_workspaces()
-            if not self._alive:  # a pool goes with the last graph in it
+            try:
+                streams.place.with_workspaces()
+            except Exception:
+                self._leave()
+                raise
+            if not self._alive or self._pool is None:  # a pool goes with the last graph in it
                 self._pool = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             first = streams.place.streams[0]
             try:
-                with torch.cuda.graph(
-                    graph, pool=self._pool, stream=first, capture_error_mode=_MODE
+                # PyTorch leaves its capture's stream the current one where that fails.
+                with (
+                    torch.cuda.stream(torch.cuda.current_stream(self._device)),
+                    torch.cuda.graph(
+                        graph, pool=self._pool, stream=first, capture_error_mode=_MODE
+                    ),
                 ):
                     results = run(streams)
             except Exception:
-                # Random generators believe to be captured until some capture ends well.
-                streams.place.with_workspaces()
+                self._leave()
                 raise
             self._alive.add(graph)
         return graph.replay, results
+
+    def _leave(self) -> None:
+        """After a capture that failed: nothing of it is used again."""
+        streams, pool = self._streams, self._pool
+        self._streams = self._pool = None
+        assert streams is not None
+        streams.place.broken = True
+        operators.end_allocations(self._device, pool)
+        # Random generators believe to be captured until some capture ends well.
+        with contextlib.suppress(RuntimeError):
+            CaptureStreams(self._device, 1, None).place.with_workspaces()

@@ -115,9 +115,10 @@ class GraphedPlan:
             return self._replay(made, inputs, stream)
 
     def release(self) -> None:
-        """Gives up all graphs and their memory; later calls make them anew."""
+        """Gives up all graphs and their memory, and what is known of inputs; later calls begin anew."""
         with self._lock:
             self._last = None
+            self._movers.clear()
             self._made.clear()
             self._seen.clear()
 

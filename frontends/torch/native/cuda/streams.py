@@ -72,8 +72,13 @@ def lent(user: object, key: Any, make: Callable[[], Any]) -> Any:
         made = spare.pop() if spare else None
     if made is None:
         made = make()
-    weakref.finalize(user, spare.append, made)
+    weakref.finalize(user, _given_back, spare, made)
     return made
+
+
+def _given_back(spare: list[Any], made: Any) -> None:
+    if not getattr(made, "broken", False):
+        spare.append(made)
 
 
 def engine_streams(device: torch.device, lanes: int, gpu: Lanes | None, first: int = 1) -> Any:

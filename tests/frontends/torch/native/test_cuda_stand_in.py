@@ -59,11 +59,17 @@ class World:
         self.pools = self.engines = 0
         self.pools_used: list[int] = []
         self.primed: list[Any] = []
+        self.blas = False
         self.ran: list[int] = []
 
     def stream(self, device: Any, **_: Any) -> Stream:
         self.made.append(Stream(self, 100 + len(self.made)))
         return self.made[-1]
+
+    def start_blas(self) -> int:
+        assert not self.capturing and self.current is self.caller
+        self.blas = True
+        return 1
 
     def pool(self) -> int:
         self.pools += 1
@@ -113,6 +119,7 @@ class Graph:
         self.world.replayed.append(self)
 
     def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+        assert self.world.blas, "cuBLAS would be started in the capture, which is refused"
         assert not self.world.capturing and self.world.current.address >= 500
         self.world.capturing, self.lanes = True, self.world.current
         self.world.primed.append(self)
@@ -150,6 +157,8 @@ def world(plain: Any, monkeypatch: pytest.MonkeyPatch) -> World:
         "stream": made.on,
         "is_current_stream_capturing": lambda: made.capturing,
         "graph_pool_handle": made.pool,
+        "current_blas_handle": made.start_blas,
+        "device": contextlib.nullcontext,
         "CUDAGraph": Graph,
         "graph": made.graph,
     }.items():
@@ -203,7 +212,9 @@ def test_a_plan_is_one_graph_with_a_branch_a_lane(world: World, plain: Any, args
     assert world.primed[3].pool == world.primed[0].pool and world.engines == 2
 
 
-def test_a_failure_in_a_capture_leaves_it_joined(world: World, plain: Any, args: Any) -> None:
+def test_a_failure_in_a_capture_leaves_it_joined(
+    world: World, plain: Any, args: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CUDA ends a capture with unjoined branches by an error that would hide the first one."""
     plan = graphs.on_cuda(plain, DEVICE, graph=True)
     with torch.no_grad():
@@ -215,6 +226,10 @@ def test_a_failure_in_a_capture_leaves_it_joined(world: World, plain: Any, args:
             "def broken(env): raise RuntimeError('out of memory')", scope
         )  # one line, like a stretch
         good, late.stretch = late.stretch, replace(late.stretch, run=scope["broken"])
+        ended: list[Any] = []
+        monkeypatch.setattr(
+            torch._C, "_cuda_endAllocateToPool", lambda *a: ended.append(a), raising=False
+        )
         with (
             pytest.warns(dfx.FallbackWarning, match="cannot be captured.*out of memory"),
             pytest.raises(EngineError, match="out of memory"),
@@ -222,9 +237,14 @@ def test_a_failure_in_a_capture_leaves_it_joined(world: World, plain: Any, args:
             plan(list(args))
         assert not world.capturing
         assert len(world.primed) == 2, "generators believe to be captured until some capture ends"
+        assert world.current is world.caller and ended == [(0, world.pools_used[0])]
         late.stretch = good
         for want, got in zip(model(*args), plan.runner(list(args)), strict=True):
             torch.testing.assert_close(want, got)
+    del plan
+    gc.collect()
+    broken = [key for key, spare in lanes_of._spare.items() if key[2] == 2 and spare]
+    assert not broken, "streams of a capture that failed are lent again"
 
 
 def test_confined_lanes_are_streams_of_the_engine(
@@ -298,3 +318,15 @@ def test_compiled_regions_of_a_gpu_are_its_own(monkeypatch: pytest.MonkeyPatch) 
     captured = SimpleNamespace(device=DEVICE, symbolic=False)
     with pytest.raises(dfx.UnsupportedError, match="compiles regions for the CPU, .* on cuda:0"):
         compilers.Compiler(captured, None, False, "aoti", None)
+
+
+def test_a_plan_on_streams_is_predicted_without_copies(plain: Any) -> None:
+    """134 MB of results were predicted to take 50 ms: copied by a core of the CPU."""
+    from dynaflow_xla.timelines.simulator import ON_STREAMS, simulate
+
+    regions = tuple(replace(r, cost_ns=1_000.0) for r in plain.pg.regions)
+    pg = replace(plain.pg, regions=regions)
+    for value in (v for v in pg.graph.values):
+        object.__setattr__(value, "shape", (1 << 13, 1 << 13))
+    made = simulate(plain.plan, pg, **ON_STREAMS)
+    assert made.total_ns < 20_000

@@ -239,6 +239,21 @@ def test_what_moved_once_is_read_in_place_again(args: Any) -> None:
     assert graphs.captures == 2
 
 
+def test_decisions_teach_nothing_of_which_inputs_move(args: Any) -> None:
+    """Each is measured on copies of its own; what two of them showed made the user's own tensors copied."""
+    plan = cuda_graphs.GraphedPlan(_runner(args, Books()), ReplayedOnCpu())
+    for _ in range(3):
+        copies = [x.clone() for x in args]
+        for _ in range(4):
+            plan(list(copies))
+        assert plan._last.moved == []
+        plan.release()
+        for _ in range(4):
+            assert torch.equal(plan(list(args))[0], model(*args)[0])
+        assert plan._last.moved == []
+        del copies
+
+
 @pytest.mark.parametrize("lasts", [True, False])
 def test_only_a_call_on_another_stream_waits_for_the_last_replay(args: Any, lasts: bool) -> None:
     """Whatever graph that was: they share memory. Behind a stream that may go an event stands for it."""
