@@ -240,7 +240,11 @@ def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timelin
         costs = made.known_costs(args, kwargs)
     return _said(
         _simulate(
-            entry.plan, entry.pg, costs, program_ns=entry.program_ns, caller_ns=entry.caller_ns,
+            entry.plan,
+            entry.pg,
+            costs,
+            program_ns=entry.program_ns,
+            caller_ns=entry.caller_ns,
             **(ON_STREAMS if getattr(entry, "on_streams", False) else {}),
         ),  # fmt: skip
         made.beside_the_plan(args, kwargs),

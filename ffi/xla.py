@@ -79,9 +79,9 @@ def ensure_order_gate() -> None:
     global _gate_registered
     with _lock:
         if not _gate_registered:
-            for platform in ("cpu", "CUDA"):
+            for platform, handler in (("cpu", "order_gate"), ("CUDA", "cuda_order_gate")):
                 jax.ffi.register_ffi_target(
-                    ORDER_TARGET, _engine.handlers()["order_gate"], platform=platform
+                    ORDER_TARGET, _engine.handlers()[handler], platform=platform
                 )
             _gate_registered = True
 

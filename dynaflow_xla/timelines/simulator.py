@@ -15,7 +15,11 @@ from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.timelines.spans import Bound, Span, SpanKind, one_core_ns
 from dynaflow_xla.timelines.timeline import Timeline, complete
 
-ON_STREAMS: dict[str, Any] = {"handoff_ns": machine.STREAMS_NS, "launch_ns": 0.0, "bytes_per_ns": math.inf}
+ON_STREAMS: dict[str, Any] = {
+    "handoff_ns": machine.STREAMS_NS,
+    "launch_ns": 0.0,
+    "bytes_per_ns": math.inf,
+}
 """For :func:`simulate`: lanes that are streams of a GPU, where values stay where they are."""
 
 Costs = Mapping[int, float] | Mapping[str, float] | Timeline

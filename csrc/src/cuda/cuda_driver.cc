@@ -1,5 +1,7 @@
 #include "cuda/cuda_driver.h"
 
+#include "dfx/cuda/copy.h"
+
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -94,6 +96,14 @@ CudaContextScope::CudaContextScope(const CudaDriver& driver, CUctx_st* context) 
 CudaContextScope::~CudaContextScope() {
   CUctx_st* popped = nullptr;
   driver_.CtxPopCurrent(&popped);  // can only fail if somebody emptied the stack meanwhile
+}
+
+void CopyOnStream(void* to, const void* from, size_t bytes, CUstream_st* stream) {
+  const CudaDriver& driver = LoadCudaDriver();
+  CheckCuda(driver,
+            driver.MemcpyDtoDAsync(reinterpret_cast<CudaAddress>(to),
+                                   reinterpret_cast<CudaAddress>(from), bytes, stream),
+            "cuMemcpyDtoDAsync");
 }
 
 }  // namespace dfx

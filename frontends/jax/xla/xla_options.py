@@ -42,6 +42,11 @@ NO_SIBLING_FUSION = {"xla_disable_hlo_passes": "multi_output_fusion"}
 """XLA makes one kernel of two nano-batches' first operators, if both read one argument."""
 
 
+NO_SLICE_FUSION = {"xla_gpu_enable_dynamic_slice_fusion": False}
+"""XLA puts a gate whose operands are slices into a fusion with these, where it is not in place any more: then
+it copies (``gate_handlers.cc``)."""
+
+
 def version(text: str | None = None) -> tuple[int, int]:
     """(major, minor) of a jaxlib version; default the installed one's."""
     found = re.match(r"(\d+)\.(\d+)", text or jaxlib.__version__)
@@ -58,6 +63,8 @@ def for_entry(made: XlaEntry) -> dict[str, Any]:
     if mine not in PROVED:
         telling.fallback(unproved(), stacklevel=4)
     options: dict[str, Any] = dict(PROVED.get(mine, PROVED[max(PROVED)]))
+    if mine >= (0, 11):  # older ones have no such pass
+        options.update(NO_SLICE_FUSION)
     plans = [made]
     for plan in plans:
         plans += [body for _, body in plan.bodies()]
@@ -92,8 +99,9 @@ _warned = False
 def plan_inside_trace(name: str) -> bool:
     """Whether a call that is a part of a larger program has its plan there; says once what is to be known.
 
-    One was seen to compute wrong values on an H100 (docs/gpu.md), in ``jit(lambda x: f(x)[0] * 2)``
-    with XLA's own options. As a program of its own, with the options of the plan, none was.
+    One computed wrong values on an H100, where XLA had made slices of what gates pass on (docs/gpu.md). Gates
+    copy these since then; until a GPU has run that, larger programs, whose options are not the plan's and
+    which gain nothing by it, have the original.
     """
     global _warned
     wanted = os.environ.get(PLANS_IN_TRACES) == "1"
