@@ -1,6 +1,6 @@
 """Plans whose gates get slices: XLA puts such custom calls into fusions, where results are not in place.
 
-The values of what these plans read were those of whatever lay in the memory (jaxlib 0.11.2, 0.12.0). First seen
+The values of what these plans read were whatever lay in the memory (jaxlib 0.11.2, 0.12.0). First seen
 on an H100, in a plan inside of a larger program: XLA had merged its products, whose parts are then slices.
 """
 
