@@ -22,7 +22,7 @@ from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.settings import checked
 from dynaflow_xla.strategies.base import Strategy
-from dynaflow_xla.timelines.simulator import ON_STREAMS, simulate as _simulate
+from dynaflow_xla.timelines.simulator import simulate as _simulate, where_it_runs
 from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.verification import Report
 from dynaflow_xla.watching.counters import Stats, stats as _stats
@@ -245,7 +245,7 @@ def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timelin
             costs,
             program_ns=entry.program_ns,
             caller_ns=entry.caller_ns,
-            **(ON_STREAMS if getattr(entry, "on_streams", False) else {}),
+            **where_it_runs(entry),
         ),  # fmt: skip
         made.beside_the_plan(args, kwargs),
     )

@@ -15,12 +15,13 @@ from dynaflow_xla.planning.plan import Plan
 from dynaflow_xla.timelines.spans import Bound, Span, SpanKind, one_core_ns
 from dynaflow_xla.timelines.timeline import Timeline, complete
 
-ON_STREAMS: dict[str, Any] = {
-    "handoff_ns": machine.STREAMS_NS,
-    "launch_ns": 0.0,
-    "bytes_per_ns": math.inf,
-}
-"""For :func:`simulate`: lanes that are streams of a GPU, where values stay where they are."""
+_ON_STREAMS = {"handoff_ns": machine.STREAMS_NS, "launch_ns": 0.0, "bytes_per_ns": math.inf}
+
+
+def where_it_runs(entry: Any) -> dict[str, Any]:
+    """Arguments of :func:`simulate` for a planned entry: on a GPU's streams values stay where they are."""
+    return dict(_ON_STREAMS) if getattr(entry, "on_streams", False) else {}
+
 
 Costs = Mapping[int, float] | Mapping[str, float] | Timeline
 

@@ -98,12 +98,16 @@ CudaContextScope::~CudaContextScope() {
   driver_.CtxPopCurrent(&popped);  // can only fail if somebody emptied the stack meanwhile
 }
 
-void CopyOnStream(void* to, const void* from, size_t bytes, CUstream_st* stream) {
-  const CudaDriver& driver = LoadCudaDriver();
+void EnqueueCopy(const CudaDriver& driver, void* to, const void* from, size_t bytes,
+                 CUstream_st* stream) {
   CheckCuda(driver,
             driver.MemcpyDtoDAsync(reinterpret_cast<CudaAddress>(to),
                                    reinterpret_cast<CudaAddress>(from), bytes, stream),
             "cuMemcpyDtoDAsync");
+}
+
+void CopyOnStream(void* to, const void* from, size_t bytes, CUstream_st* stream) {
+  EnqueueCopy(LoadCudaDriver(), to, from, bytes, stream);
 }
 
 }  // namespace dfx

@@ -128,6 +128,10 @@ class CudaError : public Error {
 // Throws CudaError "<call> failed: <name> (<number>): <text>" unless `status` is success.
 void CheckCuda(const CudaDriver& driver, CudaStatus status, const char* call);
 
+// Enqueues a copy within a device's memory. Throws CudaError.
+void EnqueueCopy(const CudaDriver& driver, void* to, const void* from, size_t bytes,
+                 CUstream_st* stream);
+
 // Makes a context the calling thread's current one, and the one before it current again at the end.
 class CudaContextScope {
  public:

@@ -467,10 +467,7 @@ CudaEngine::Stats CudaEngine::stats() const {
 void CopyOnStream(const CudaEngine& engine, void* to, const void* from, size_t bytes,
                   CUstream_st* stream) {
   CudaContextScope scope(engine.driver(), engine.context());
-  CheckCuda(engine.driver(),
-            engine.driver().MemcpyDtoDAsync(reinterpret_cast<CudaAddress>(to),
-                                            reinterpret_cast<CudaAddress>(from), bytes, stream),
-            "cuMemcpyDtoDAsync");
+  EnqueueCopy(engine.driver(), to, from, bytes, stream);
 }
 
 int CudaDeviceCount() {

@@ -241,11 +241,8 @@ class PjrtStep : public Step {
     spec_.counters->copied_outputs.fetch_add(1, std::memory_order_relaxed);
     if (cuda != nullptr) {
       // The buffer goes when this returns; its client frees in the order of the same stream.
-      CheckCuda(cuda->driver(),
-                cuda->driver().MemcpyDtoDAsync(reinterpret_cast<CudaAddress>(out.data),
-                                               reinterpret_cast<CudaAddress>(where.pointer),
-                                               size.bytes, cuda->stream()),
-                "cuMemcpyDtoDAsync");
+      EnqueueCopy(cuda->driver(), out.data, reinterpret_cast<const void*>(where.pointer),
+                  size.bytes, cuda->stream());
       return;
     }
     // The execution is over and the memory is the host's: XLA's own copy would hand it to a thread

@@ -87,7 +87,7 @@ class NativeEntry:
 
     def release(self) -> None:
         """Gives the memory of graphs back; later calls make them anew."""
-        if isinstance(self.runner, GraphedPlan):
+        if self.graphed:
             self.runner.release()
 
     @property
@@ -132,7 +132,7 @@ class NativeEntry:
             "tensors cross lanes by reference, nothing is copied",
             f"{self.without_python} of {operators} operators run without Python between them",
             *told,
-            *(self.runner.told() if isinstance(self.runner, GraphedPlan) else ()),
+            *(self.runner.told() if self.graphed else ()),
             *(f"note: {note}" for note in (*self.captured.notes, *self.notes)),
         ]
 

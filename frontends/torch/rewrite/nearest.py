@@ -61,8 +61,7 @@ def keep_whole(gm: Any) -> None:
         if not 1 <= spatial <= 3:
             continue
         node.target = getattr(torch.ops.dynaflow_xla, f"{name}{spatial}d").default
-        each = (list(v) if isinstance(v, list | tuple) else [v] * spatial for v in (size, scales))
-        node.args = (x, *(None if v is None or v[0] is None else v for v in each))
+        node.args = x, _each(size, spatial, int), _each(scales, spatial, float)
         node.kwargs = {}
 
 
@@ -73,28 +72,27 @@ def _arguments(
     """Of a call of ``interpolate`` what the operator takes; None where it is another one."""
     if mode not in _MODES or align_corners is not None or recompute_scale_factor or antialias:
         return None
-    numbers = [*_flat(size), *_flat(scale_factor)]
-    if (size is None) is (scale_factor is None) or not all(
-        type(n) in (int, float) for n in numbers
+    given = scale_factor if size is None else size
+    numbers = given if isinstance(given, list | tuple) else (given,)
+    if (size is None) is (scale_factor is None) or any(
+        type(n) not in (int, float) for n in numbers
     ):
         return None
-    return input, _MODES[mode], size, _floats(scale_factor)
+    return input, _MODES[mode], size, scale_factor
 
 
-def _flat(value: Any) -> Sequence[Any]:
+def _each(value: Any, spatial: int, kind: type) -> Any:
+    """One number for each dimension, where any are given."""
     if value is None:
-        return ()
-    return value if isinstance(value, list | tuple) else (value,)
-
-
-def _floats(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [float(v) for v in value]
-    return value if value is None else float(value)
+        return None
+    each = value if isinstance(value, list | tuple) else [value] * spatial
+    return [kind(n) for n in each]
 
 
 def as_written(gm: Any) -> None:
     """Puts PyTorch's operators in the place of the stand-ins, in the graph that AOTAutograd made."""
-    for node in gm.graph.nodes:
-        node.target = _ORIGINAL.get(node.target, node.target)
-    gm.recompile()
+    kept = [node for node in gm.graph.nodes if node.target in _ORIGINAL]
+    for node in kept:
+        node.target = _ORIGINAL[node.target]
+    if kept:
+        gm.recompile()

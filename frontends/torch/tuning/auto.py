@@ -17,18 +17,12 @@ from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedErr
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.native.cuda import devices
-from dynaflow_xla.frontends.torch.tuning import (
-    call_signature,
-    keeping,
-    one_thread,
-    variants,
-)
+from dynaflow_xla.frontends.torch.tuning import call_signature, keeping, one_thread, variants
 from dynaflow_xla.frontends.torch.tuning.trial import Trial, hooked
 from dynaflow_xla.machine import distance
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.auto import OneOf, too_large
 from dynaflow_xla.strategies.base import Strategy
-from dynaflow_xla.timelines.simulator import ON_STREAMS, simulate
 from dynaflow_xla.tuning import (
     autotune,
     budget,
@@ -455,15 +449,10 @@ def _planned(
             capture_s += took  # what its first call planned and compiled, the others' will, too
         elif eager:
             ways.spending.compiled(compile_s, took)
-        predicted[name] = sum(_total_ns(e) for e in made) / 1e6
+        predicted[name] = variants.predicted_ns(made) / 1e6
         if reason := ways.too_slow(name):
             left_out[name] = reason
     return predicted
-
-
-def _total_ns(entry: Any) -> float:
-    asked = ON_STREAMS if getattr(entry, "on_streams", False) else {}
-    return simulate(entry.plan, entry.pg, **asked).total_ns
 
 
 def _not_worth(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.splits.splitting import Splitting
-from dynaflow_xla.timelines.simulator import simulate
+from dynaflow_xla.timelines.simulator import simulate, where_it_runs
 
 WHOLE = "torch.compile"
 """The original under PyTorch's compiler, among what is measured."""
@@ -112,6 +112,11 @@ def in_order(
     yield from sorted(rest, key=lambda item: predicted.get(item[1].of, math.inf))
 
 
+def predicted_ns(entries: Iterable[Any]) -> float:
+    """What the simulator expects of planned graphs, one after another."""
+    return sum(simulate(e.plan, e.pg, **where_it_runs(e)).total_ns for e in entries)
+
+
 def joins_cost(made: list[Any], whole: list[Any]) -> str:
     """Why a plan with joins is not measured, or "": what is put together again costs more than is gained.
 
@@ -122,10 +127,7 @@ def joins_cost(made: list[Any], whole: list[Any]) -> str:
     joins = sum("joined" in region.tags for entry in made for region in entry.pg.regions)
     if not joins or made is whole:
         return ""
-    mine, other = (
-        sum(simulate(entry.plan, entry.pg).total_ns for entry in entries)
-        for entries in (made, whole)
-    )
+    mine, other = map(predicted_ns, (made, whole))
     if mine < other:
         return ""
     return f"{joins} regions are joined where rows meet: predicted to take {mine / other:.2f} times the whole"

@@ -100,11 +100,9 @@ class GraphedPlan:
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Runs on streams at first, then replays a CUDA graph of the inputs' shapes."""
-        streams = self.runner.streams
-        stream, capturing = streams.caller(), streams.capturing()
-        if (
-            capturing or self._why_not
-        ):  # in a capture of the caller's lanes become branches of that graph
+        stream, capturing = self.runner.streams.caller(), self.runner.streams.capturing()
+        # In a capture of the caller's lanes become branches of that graph.
+        if capturing or self._why_not:
             return self.runner(inputs)
         with self._lock:
             made = self._last

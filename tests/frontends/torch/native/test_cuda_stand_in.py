@@ -322,11 +322,11 @@ def test_compiled_regions_of_a_gpu_are_its_own(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_plan_on_streams_is_predicted_without_copies(plain: Any) -> None:
     """134 MB of results were predicted to take 50 ms: copied by a core of the CPU."""
-    from dynaflow_xla.timelines.simulator import ON_STREAMS, simulate
+    from dynaflow_xla.timelines.simulator import simulate, where_it_runs
 
     regions = tuple(replace(r, cost_ns=1_000.0) for r in plain.pg.regions)
     pg = replace(plain.pg, regions=regions)
     for value in (v for v in pg.graph.values):
         object.__setattr__(value, "shape", (1 << 13, 1 << 13))
-    made = simulate(plain.plan, pg, **ON_STREAMS)
+    made = simulate(plain.plan, pg, **where_it_runs(SimpleNamespace(on_streams=True)))
     assert made.total_ns < 20_000
