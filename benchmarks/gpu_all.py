@@ -402,6 +402,11 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def seconds_until(end: float) -> float:
+    """Seconds that a thread can be waited for; a run without a limit has an infinite end."""
+    return min(max(0.0, end - time.monotonic()), threading.TIMEOUT_MAX)
+
+
 def interrupt(number: int, _: object) -> None:
     """A signal ends the parts and not the summary; a second one is not heard."""
     for heard in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -467,13 +472,11 @@ def main() -> int:
         for timed, queues in stages(chosen, options.cores_beside, options.gpu_cores):
             until = end
             if timed:
-                asking.join(
-                    max(0.0, end - time.monotonic())
-                )  # nothing else runs while something is measured
+                asking.join(seconds_until(end))  # nothing else runs while something is measured
             elif any(p.timed for p in chosen):
                 until = time.monotonic() + FIRST * (end - time.monotonic())
             runner.run(queues, until)
-        asking.join(max(0.0, end - time.monotonic()))
+        asking.join(seconds_until(end))
     finally:
         for heard in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(heard, signal.SIG_IGN)

@@ -278,6 +278,19 @@ def test_parts_run_beside_each_other_within_one_limit(tmp_path: Path) -> None:
     assert made["after"] == "not started: no time is left in this run" and took < 10
 
 
+def test_a_run_without_a_limit_ends_with_what_it_asked_the_machine(tmp_path: Path) -> None:
+    """That question may take longer than all parts together."""
+    code = PARTS + (
+        "gpu_all.parts = lambda *_: [part('install', ''), part('quick', '')]\n"
+        "gpu_all.machine = lambda *_: (time.sleep(2), {'nvcc': 'none'})[1]\n"
+        "sys.argv = ['gpu_all.py', '--out', str(out / 'gpu'), '--build', str(out)]\n"
+        "raise SystemExit(gpu_all.main())\n"
+    )
+    done = _python("-c", code, str(tmp_path), timeout=50)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "gpu/summary.json").read_text())["machine"] == {"nvcc": "none"}
+
+
 def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
     code = PARTS + (
         "gpu_all.parts = lambda *_: [part('install', ''), part('quick', 'print(5)'),\n"
