@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
-import math
 import mmap
 import os
 import statistics
@@ -45,6 +44,9 @@ _SMALL_PRODUCT = [((8, 256), 1.0), ((256, 512), 0.1)]
 _LITTLE = [((8,), 1.0), ((8,), 1.0)]
 _HANDED_OVER = [((256,), 1.0)]
 """Enough for XLA to hand the program to a thread of its own."""
+
+_RECURRENT = [((64, 8, 64), 1.0), ((256, 64), 0.1), ((256, 64), 0.1), ((256,), 0.1)]
+"""Steps, rows and width of an LSTM, and its weights."""
 
 _CROSSINGS = 8
 _PAUSE_S = 1e-3
@@ -165,7 +167,7 @@ def _measured(budget_s: float, tell: Tell) -> Numbers:
     shared: dict[str, list[float]] = {}
     speeds: dict[str, float] = {}
     costs: dict[str, float] = {}
-    each = budget_s / (len(present) * (len(WORK) + 2))
+    each = budget_s / (len(present) * (len(WORK) + 3))
     for framework in present:
         frontend = frontends[framework]
         for kind in WORK:
@@ -176,9 +178,12 @@ def _measured(budget_s: float, tell: Tell) -> Numbers:
             named = "rows" if (framework, kind) == ("torch", "elements") else str(kind)
             if named in machine.ASSUMED.shared and machine.cores() > 1:
                 shared.setdefault(named, []).append(share(one / every, machine.cores()))
-        if not costs and machine.cores() > 1:
+        if "fork_ns" not in costs and machine.cores() > 1:
             tell(f"{framework}: lanes")
             costs = lanes_ns(frontend) | fork_ns(frontend, each)
+        if "steps" in frontend.works() and machine.cores() > 1:
+            tell(f"{framework}: steps of recurrent layers")
+            costs |= step_ns(frontend, each)
     about = [f"{name} {frontends[name].about()['version']}" for name in present]
     before = machine.numbers()  # of a framework that is not installed here they stay
     return replace(
@@ -280,6 +285,19 @@ def fork_ns(frontend: Frontend, budget_s: float) -> dict[str, float]:
     return {"fork_ns": took["all"] - took["one"] / gain}
 
 
+def step_ns(frontend: Frontend, budget_s: float) -> dict[str, float]:
+    """What a step of a recurrent layer loses for each further thread that shares it."""
+    function, args = frontend.works()["steps"], _arguments(frontend, _RECURRENT)
+    one, every = _opponents(frontend, function, args)
+    # How long threads wait for each other varies by itself: the shortest time is of luck, not of quiet.
+    took = {
+        n: statistics.median(t) for n, t in _times({"one": one, "all": every}, budget_s).items()
+    }
+    steps, cores = _RECURRENT[0][0][0], machine.cores()
+    lost = took["all"] - took["one"] / machine.ASSUMED.speed_up("products", cores)
+    return {"step_ns": lost / steps / (cores - 1)}
+
+
 def lanes_ns(frontend: Frontend) -> dict[str, float]:
     """What it costs to go to lanes, to wake a second one, to pass a value, and to have no lanes."""
     works = frontend.works()
@@ -315,16 +333,21 @@ def lanes_ns(frontend: Frontend) -> dict[str, float]:
 
 def _fastest(calls: Mapping[str, Callable[[], Any]], budget_s: float) -> dict[str, float]:
     """Least nanoseconds of a call: what else runs on a machine only ever adds to them."""
-    took: dict[str, float] = {}
+    return {name: min(times) for name, times in _times(calls, budget_s).items()}
+
+
+def _times(calls: Mapping[str, Callable[[], Any]], budget_s: float) -> dict[str, list[float]]:
+    """Nanoseconds of calls, in turns."""
+    took: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()  # compiles
     until = time.perf_counter() + budget_s
-    while len(took) < len(calls) or time.perf_counter() < until:
+    while not all(took.values()) or time.perf_counter() < until:
         for name, call in calls.items():
             call()  # wakes threads
             start = time.perf_counter_ns()
             call()
-            took[name] = min(took.get(name, math.inf), time.perf_counter_ns() - start)
+            took[name].append(time.perf_counter_ns() - start)
     return took
 
 

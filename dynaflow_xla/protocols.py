@@ -211,7 +211,8 @@ class Frontend(Protocol):
         """By name functions to measure a machine with, see ``calibration``.
 
         One for each kind of work that is nothing else; ``pair``: two operators on two arrays; ``chain``: of
-        nine operators each on the result of the one before.
+        nine operators each on the result of the one before. Where operators have steps that threads share,
+        ``steps``: of a recurrent layer, with an input and three weights.
         """
 
     def example(self, shape: Sequence[int], dtype: str, seed: int) -> Any:

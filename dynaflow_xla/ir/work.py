@@ -27,6 +27,8 @@ class Spread(NamedTuple):
         rows: Any loops that PyTorch shares out, over rows or elements.
         forks: How often work is handed out to several cores and waited for. What is short is so, too, if the
             framework does not ask whether it pays.
+        steps: How many short steps end with a meeting of all threads that share them, of steps that lose
+            ``machine.Numbers.step_ns`` for each further thread.
         tiles: Products and convolutions that run on one core each, but may be shared out where they are
             fused with others: a planner that compares with the whole program cannot be sure.
     """
@@ -36,6 +38,7 @@ class Spread(NamedTuple):
     elements: float = 0.0
     rows: float = 0.0
     forks: float = 0.0
+    steps: float = 0.0
     tiles: float = 0.0
 
     def times(self, factor: float) -> Spread:
@@ -49,7 +52,7 @@ class Spread(NamedTuple):
         numbers = machine.numbers()
         shared: list[tuple[str, float]] = [(kind, getattr(self, kind)) for kind in _SHARED]
         gained = sum(ns * numbers.saved(kind, cores) for kind, ns in shared if ns)
-        return gained - self.forks * numbers.fork_ns
+        return gained - self.forks * numbers.fork_ns - self.steps * numbers.step_ns * (cores - 1)
 
     def blas_ns(self, cores: int) -> float:
         """Nanoseconds that threads of products save; negative where those of LAPACK cost more."""

@@ -25,7 +25,7 @@ Kind = Literal["products", "convolutions", "elements", "serial"]
 """Kinds of work that machines differ in: products of matrices, convolutions, loops over elements, and what
 runs on one core however many there are."""
 
-VERSION = 3
+VERSION = 4
 
 FARTHEST = 30.0
 """What was measured lies within this factor of what is assumed, or something else was measured."""
@@ -70,6 +70,9 @@ class Numbers:
         fork_ns: To hand an operator's work to a pool of threads and to wait for them: sleeping threads are
             woken each time. (Between 25 and 60 us on two cores of a virtual machine: small functions on
             XLA's pool beside the same on a pool of one thread.)
+        step_ns: What a short step loses for each further thread that shares it, where all of them meet at its
+            end: a time step of oneDNN's LSTM. (4 us on near cores of one core complex, 9 on those of a mesh;
+            eight of these lose 50 to 75 us a step.)
         shared: By kind what of the work more cores share, by Amdahl's law: by default two cores are 1.92,
             1.87, 1.6 and 1.9 times as fast as one, sixteen 10, 7.8, 3.4 and 9.1 times. ``elements`` are
             XLA's loops, ``rows`` PyTorch's.
@@ -86,6 +89,7 @@ class Numbers:
     lane_wake_ns: float = 40_000.0
     program_ns: float = 55_000.0
     fork_ns: float = 35_000.0
+    step_ns: float = 4_000.0
     shared: Mapping[str, float] = field(
         default_factory=lambda: {
             "products": 0.96,

@@ -14,6 +14,10 @@ has no AVX2 is slower still."""
 _ZEN_4 = {"jax products": 0.5, "jax convolutions": 0.47, "jax elements": 2.0}
 """AMD EPYC, family 25, model 17, as ``dynaflow_xla.measure_machine`` has it. 512 bits take two cycles."""
 
+_MESH_STEP_NS = 9_000.0
+"""Xeon, Sapphire Rapids: its cores are farther from each other than those of a core complex."""
+
+_INTEL = "GenuineIntel"
 _AMD, _ZEN_3_AND_4 = "AuthenticAMD", "25"
 
 
@@ -30,7 +34,10 @@ def fields(cpuinfo: str) -> dict[str, list[str]]:
 def assumed_of(cpuinfo: str) -> Numbers:
     """The numbers of a machine that was not measured, by what such a text says of its first processor."""
     first = {key: values[0] for key, values in fields(cpuinfo).items()}
-    return dataclasses.replace(ASSUMED, speeds=_speeds(first))
+    made = dataclasses.replace(ASSUMED, speeds=_speeds(first))
+    if first.get("vendor_id") == _INTEL and "avx512f" in first.get("flags", "").split():
+        made = dataclasses.replace(made, step_ns=_MESH_STEP_NS)
+    return made
 
 
 def _speeds(told: Mapping[str, str]) -> dict[str, float]:

@@ -82,7 +82,11 @@ def works() -> dict[str, Callable[..., Any]]:
             x = torch.sin(x)
         return x, y + 1
 
-    made: tuple[Any, ...] = (products, convolutions, elements, serial, pair, chain)
+    def steps(x: torch.Tensor, w: torch.Tensor, u: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        first = x.new_zeros(1, x.shape[1], u.shape[1])
+        return torch.lstm(x, (first, first), [w, u, b, b], True, 1, 0.0, False, False, False)[0]
+
+    made: tuple[Any, ...] = (products, convolutions, elements, serial, pair, chain, steps)
     return {fn.__name__: fn for fn in made}
 
 

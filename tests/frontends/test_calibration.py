@@ -123,6 +123,31 @@ def test_a_folder_that_cannot_be_written_is_told(
     assert machine.numbers() is made
 
 
+def test_what_a_step_loses_is_measured_with_a_recurrent_layer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    _calm(monkeypatch)
+    monkeypatch.setattr(calibration, "lanes_ns", lambda _: {})
+    monkeypatch.setattr(calibration, "fork_ns", lambda *_: {})
+    monkeypatch.setattr(calibration, "work_ns", lambda *_: (2e6, 1e6, 2e6))
+    took = {"one": 1.92e6, "all": 1.64e6}
+    monkeypatch.setattr(
+        calibration, "_times", lambda *_: {n: [t, t, 9 * t] for n, t in took.items()}
+    )
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    made = dfx.measure_machine()
+    assert made.step_ns == pytest.approx(0.64e6 / 64, rel=0.01)
+
+    frontend = dispatch.frontend("torch")
+    args = calibration._arguments(frontend, calibration._RECURRENT)
+    layer = torch.nn.LSTM(64, 64)
+    with torch.no_grad():
+        for there, value in zip(layer.parameters(), (*args[1:], args[-1]), strict=True):
+            there.copy_(value)
+        torch.testing.assert_close(frontend.works()["steps"](*args), layer(args[0])[0])
+
+
 @pytest.mark.parametrize(
     ("gain", "cores", "share"), [(2, 2, 0.99), (1, 2, 0), (0.5, 4, 0), (1.6, 2, 0.75)]
 )
@@ -135,7 +160,8 @@ def test_works_are_what_their_names_say(framework: str) -> None:
     pytest.importorskip(framework)
     frontend = dispatch.frontend(framework)
     works = frontend.works()
-    assert works.keys() == {*calibration.WORK, "pair", "chain"}
+    known = {*calibration.WORK, "pair", "chain"} | ({"steps"} if framework == "torch" else set())
+    assert works.keys() == known
     for kind, shapes in calibration.WORK.items():
         args = [frontend.example(shape, "float32", 0) for shape, _ in shapes]
         graph = dfx.graph(dfx.schedule(works[kind], dfx.Sequential(), lanes=2), *args)

@@ -60,10 +60,10 @@ _BY_ROW = (
 """One row of these has one thread."""
 
 _RECURRENT = frozenset("mkldnn_rnn_layer rnn_layer rnn_layer_backward".split())
-_STEP_NS = {"lstm": (4_000.0, 4_000.0), "gru": (14_000.0, 4_000.0)}
-"""What a time step takes beside its product, and longer if several threads share it: oneDNN's one loop, some
-ten operators; else ``_SHORT_STEP_NS``."""
-_SHORT_STEP_NS = (6_000.0, 2_000.0)
+_STEPS = {"lstm": (4_000.0, 1.0), "gru": (14_000.0, 1.0)}
+"""What a time step takes beside its product, and how many of ``Spread.steps`` it is: oneDNN's one loop, some
+ten operators; else ``_SHORT_STEP``."""
+_SHORT_STEP = (6_000.0, 0.5)
 _BETTER_SHARED = 0.015
 """oneDNN's threads share an LSTM better than other products: this part of a step comes off that."""
 _ROWS_ALONE, _AT_MOST = 4, 0.85
@@ -176,10 +176,11 @@ def _shared_by_steps(ins: list[torch.Tensor], args: Any, work_ns: float) -> Spre
     input_share = with_input / max(1, with_input + with_state)
     state_share = _AT_MOST * max(0.0, 1.0 - _ROWS_ALONE / max(1, rows))
     shared = min(work_ns, of_products) * (input_share + (1.0 - input_share) * state_share)
-    handed_ns = steps * _STEP_NS.get(kind, _SHORT_STEP_NS)[1]
+    handed = steps * _STEPS.get(kind, _SHORT_STEP)[1]
     if kind == "lstm":
-        shared, handed_ns = work_ns, max(0.0, handed_ns - _BETTER_SHARED * work_ns)
-    return Spread(products=shared, forks=handed_ns / machine.numbers().fork_ns)
+        shared = work_ns
+        handed = max(0.0, handed - _BETTER_SHARED * work_ns / machine.numbers().step_ns)
+    return Spread(products=shared, steps=handed)
 
 
 def _steps_and_rows(ins: list[torch.Tensor]) -> tuple[int, int]:
@@ -276,7 +277,7 @@ def _work(
         flops = 2.0 * rows * sum(math.prod(shape_of(t)) for t in ins[1:] if t.ndim == 2)
         beside = 3.0 * out_size
         if name in _RECURRENT and ins and ins[0].ndim > 1:
-            step_ns, _ = _STEP_NS.get(_kind_of_layer(ins, args), _SHORT_STEP_NS)
+            step_ns, _ = _STEPS.get(_kind_of_layer(ins, args), _SHORT_STEP)
             beside += _steps_and_rows(ins)[0] * step_ns
         return flops, flops / GEMM_FLOPS_PER_NS + beside
     if name in _SORTS and ins:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 import dynaflow_xla as dfx
+from dynaflow_xla import machine
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -177,6 +179,41 @@ def test_recurrent_layers_on_two_cores(
         (entry,) = fast._dfx_core.all_planned((x,), {})
     one, two = (sum(r.cost_at(n) for r in entry.pg.regions) for n in (1, 2))
     assert one / two == pytest.approx(faster, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "eager_ms"),
+    [((64, 16, 512, 128), 11.9), ((32, 8, 256, 128), 5.4), ((128, 8, 256, 64), 14.0)],
+)
+def test_two_lstms_between_dense_layers_on_eight_cores(
+    shape: tuple[int, int, int, int], eager_ms: float
+) -> None:
+    """Milliseconds of eager PyTorch 2.11 on eight cores of a Xeon: ``width-h100-machine.json``.
+
+    Threads that meet after each step take most of it, and more the more they are.
+    """
+    machine.use(dataclasses.replace(machine.ASSUMED, step_ns=9_000.0))
+    steps, rows, width, hidden = shape
+    x = torch.randn(steps, rows, width)
+    layers = [torch.nn.LSTM(width, hidden) for _ in range(2)]
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = (
+                torch.nn.Linear(width, width),
+                torch.nn.Linear(2 * hidden, width),
+            )
+            self.one, self.other = layers
+
+        def forward(self, x: Any) -> Any:
+            y = torch.nn.functional.gelu(self.first(x))
+            return self.last(torch.cat([self.one(y)[0], self.other(y)[0]], -1))
+
+    with torch.no_grad():
+        (entry,) = dfx.schedule(Model(), "sequential")._dfx_core.all_planned((x,), {})
+    on_eight = sum(r.cost_at(8) for r in entry.pg.regions)
+    assert on_eight / 1e6 == pytest.approx(eager_ms, rel=0.3)
 
 
 def test_costs_on_a_gpu_are_a_kernels() -> None:
