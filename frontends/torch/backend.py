@@ -105,7 +105,7 @@ class Backend(Protocol):
         in_place: Whether operators run on PyTorch's own tensors: results may be views of arguments, and
             what the forward of nano-batches keeps may go to their backward in parts.
         whole_layers: Whether a transformer layer may stay one operator, which has no decomposition.
-        whole_cells: Whether recurrent cells may.
+        whole_cells: Whether recurrent cells and interpolations may.
         compiles: Whether the first call of a plan compiles.
     """
 

@@ -11,12 +11,16 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError, checks
+from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.backend import Entry
 from dynaflow_xla.frontends.torch.capture import sizes
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.dynamo import running
+from dynaflow_xla.frontends.torch.rewrite import recurrent
 from dynaflow_xla.frontends.torch.tuning.deciding import options_for
 from dynaflow_xla.settings import Settings
+
+_CHECK = torch.ops.aten._assert_tensor_metadata.default
 
 
 class ScheduledExport:
@@ -68,8 +72,11 @@ class _ExportCore(Core):
         self.program = program
         self._entry: Entry | None = None
         self._once = threading.Lock()
-        # Functional: exported graphs keep in-place operators until they are decomposed.
-        self._functional = program.run_decompositions({})
+        # Functional, and of the operators that a capture has: costs and regions know those alone.
+        self._functional = program.run_decompositions(
+            {**operators.composites(), **recurrent.in_exported(self.backend.whole_cells)}
+        )
+        _without_checks(self._functional.graph_module)
         self._read_signature()
 
     def entry(self) -> Entry:
@@ -330,3 +337,19 @@ class _OpenSizes:
             )
         value = (size - int(rest)) // int(by)
         found[symbol] = f"what {what} is computed of", value
+
+
+def _without_checks(gm: Any) -> None:
+    """Takes out checks of types and devices that the program's own examples meet, as all inputs do.
+
+    An export puts one before each conversion. They are effects, and would keep what is around them apart.
+    """
+    for node in list(gm.graph.find_nodes(op="call_function", target=_CHECK)):
+        told = dict(zip(("a", "size", "stride", "dtype"), node.args, strict=False)) | node.kwargs
+        value = told.pop("a").meta.get("val")
+        told = {name: wanted for name, wanted in told.items() if wanted is not None}
+        if told.keys() <= {"dtype", "device", "layout"} and all(
+            getattr(value, name, None) == wanted for name, wanted in told.items()
+        ):
+            gm.graph.erase_node(node)
+    gm.recompile()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -127,28 +128,81 @@ def reversed_lstm(
     return y, h.reshape(hx[0].shape), c.reshape(hx[1].shape)
 
 
-def replace_steps(replacements: Mapping[str, Callable[[Sequence[Any]], Any]]) -> None:
-    """Asks before a recurrent operator is decomposed into one operator for each time step.
+@functools.cache
+def composites() -> Mapping[Any, Callable[..., Any]]:
+    """What operators that are written as others are, for ``ExportedProgram.run_decompositions``.
+
+    Exported programs hold them whole (``linear``, ``conv1d``, ``einsum``); graphs of AOTAutograd never do.
+    """
+    every = torch.export.default_decompositions().items()
+    return {target: made for target, made in every if is_composite(target)}
+
+
+GO_ON = object()
+"""What is answered where PyTorch's own decomposition is wanted, see ``ask_first``."""
+
+_asked = threading.RLock()
+
+
+def ask_first(
+    target: Any, answer: Callable[[bool, tuple[Any, ...]], Any], *, shapes: bool = False
+) -> None:
+    """Asks before a tracer decomposes an operator by PyTorch's functions in Python.
 
     PyTorch keeps its decompositions in a table of each operator; there is no public way to another one for
     some captures only. What is put there asks and goes on to PyTorch's own, so nobody else notices.
 
     Args:
-        replacements: Name of an operator -> function of its arguments; it answers None to go on.
+        target: An overload of an operator.
+        answer: Function of whether it is only asked what the operator is made of, and of the arguments;
+            ``GO_ON`` for PyTorch's own.
+        shapes: Whether to ask where shapes alone are wanted, too.
     """
 
-    def asking(replacement: Callable[[Sequence[Any]], Any], steps: Callable[..., Any]) -> Any:
-        def call(*args: Any) -> Any:
-            made = replacement(args)
-            return steps(*args) if made is None else made
+    def asking(key: Any, own: Callable[..., Any]) -> Callable[..., Any]:
+        composite = key == torch._C.DispatchKey.CompositeImplicitAutograd
+
+        def call(*args: Any, **named: Any) -> Any:
+            made = answer(composite, args) if not named else GO_ON
+            return own(*args, **named) if made is GO_ON else made
 
         return call
 
-    for name, replacement in replacements.items():
-        operator = getattr(torch.ops.aten, name).input
-        for key, steps in operator.py_kernels.items():
-            operator.py_kernels[key] = asking(replacement, steps)
-        operator._dispatch_cache.clear()
+    for key, own in target.py_kernels.items():
+        if shapes or key != torch._C.DispatchKey.Meta:
+            target.py_kernels[key] = asking(key, own)
+    target._dispatch_cache.clear()
+
+
+def tell_shapes(target: Any, shapes: Callable[..., Any]) -> None:
+    """Says what results are like, for tracers, where PyTorch says it in C++ or not at all.
+
+    Args:
+        target: An overload of an operator.
+        shapes: Function of its arguments: an empty tensor like its result.
+    """
+    if torch._C.DispatchKey.Meta not in target.py_kernels:
+        target.py_impl(torch._C.DispatchKey.Meta)(shapes)
+        target._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def without_decomposition(target: Any) -> Iterator[None]:
+    """Context in which an operator is traced by PyTorch's kernels in C++, but for its shapes.
+
+    Of the whole process: what another thread traces meanwhile has the operator whole, too.
+    """
+    with _asked:
+        kept = dict(target.py_kernels)
+        shapes = {k: v for k, v in kept.items() if k == torch._C.DispatchKey.Meta}
+        target.py_kernels.clear()
+        target.py_kernels.update(shapes)
+        target._dispatch_cache.clear()
+        try:
+            yield
+        finally:
+            target.py_kernels.update(kept)
+            target._dispatch_cache.clear()
 
 
 _LAYERS_OF_ANY_SIZE = (

@@ -24,7 +24,7 @@ from dynaflow_xla.frontends.torch.capture.mutation import effects, overlap
 from dynaflow_xla.frontends.torch.capture.names import is_internal, user_name
 from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES
-from dynaflow_xla.frontends.torch.rewrite import nearest, recurrent
+from dynaflow_xla.frontends.torch.rewrite import interpolation, recurrent
 from dynaflow_xla.frontends.torch.signature import open_batch, second_derivatives
 from dynaflow_xla.watching import telling
 
@@ -133,8 +133,6 @@ class CapturedGraphs:
             getattr(x, "requires_grad", False) for x in example_inputs
         )
         recurrent.keep_whole(gm, grad, cells=self.backend.whole_cells)
-        if self.backend.whole_cells and not grad:
-            nearest.keep_whole(gm)
         unused = draws.keep(gm)
         gm.recompile()
         sources = effects.sources_of(gm)
@@ -168,7 +166,8 @@ class CapturedGraphs:
             draws.draws_numbers if self._own_memory() else None,
         )
         try:
-            return derive(gm, example_inputs)  # type: ignore[no-any-return]
+            with interpolation.kept_whole(self.backend.whole_cells):
+                return derive(gm, example_inputs)  # type: ignore[no-any-return]
         except failures.says_nothing() as error:  # Dynamo gives the graph up, and tells nobody
             running.leave_out(f"PyTorch can make no graph of it: {failures.told_by_fake(error)}")
             raise

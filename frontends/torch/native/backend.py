@@ -14,7 +14,7 @@ from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.native import by_size, nano_batches
 from dynaflow_xla.frontends.torch.native.by_size import BySize
 from dynaflow_xla.frontends.torch.native.entry import NativeEntry, whole_entry
-from dynaflow_xla.frontends.torch.rewrite import nearest, spectra, strides
+from dynaflow_xla.frontends.torch.rewrite import spectra, strides
 from dynaflow_xla.settings import Settings
 
 
@@ -57,7 +57,6 @@ class NativeBackend:
     def lower(self, gm: Any, kind: str) -> None:
         """Spectra as PyTorch has them without gradients; what a trace writes in many operators as one."""
         strides.as_reshapes(gm)
-        nearest.as_written(gm)
         if kind == "inference":
             spectra.without_vectors(gm)
 

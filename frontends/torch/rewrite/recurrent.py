@@ -351,7 +351,37 @@ def _in_place_of_steps(kind: str, given: Sequence[Any]) -> Any:
     return stacked(kind, torch.is_grad_enabled(), *numbers)
 
 
-operators.replace_steps({kind: partial(_in_place_of_steps, kind) for kind in _KINDS})
+def _asked(kind: str, _: bool, given: Sequence[Any]) -> Any:
+    made = _in_place_of_steps(kind, given)
+    return operators.GO_ON if made is None else made
+
+
+for _kind in _KINDS:
+    operators.ask_first(getattr(torch.ops.aten, _kind).input, partial(_asked, _kind), shapes=True)
+
+
+def in_exported(cells: bool) -> dict[Any, Callable[..., Any]]:
+    """What recurrent calls are, for ``ExportedProgram.run_decompositions``.
+
+    Args:
+        cells: Whether cells stay whole, too.
+    """
+
+    def asking(kind: str, steps: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with lengths_open():
+                made = _in_place_of_steps(kind, args)
+            return steps(*args) if made is None else made
+
+        return call
+
+    own = operators.composites()
+    layers = {getattr(torch.ops.aten, kind).input: kind for kind in _KINDS}
+    cells = {
+        getattr(torch.ops.aten, name).default: getattr(torch.ops.dynaflow_xla, name).default
+        for name in (_CELLS if cells else ())
+    }
+    return {target: asking(kind, own[target]) for target, kind in layers.items()} | cells
 
 
 def _rewrite(gm: Any, node: Any, args: Sequence[Any], kind: str, grad: bool) -> None:

@@ -1,4 +1,4 @@
-"""Images enlarged by two stay the one operator that the original has."""
+"""Interpolations stay the one operator that the original has, in training, too."""
 
 from __future__ import annotations
 
@@ -51,22 +51,58 @@ def test_other_dimensions(spatial: int, mode: str) -> None:
         assert torch.equal(fast(x), module(x))
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"mode": "bilinear"},
-        {"mode": "bilinear", "align_corners": True},
-        {"recompute_scale_factor": True},
-    ],
-)
-def test_other_modes_are_as_traced(how: dict[str, Any]) -> None:
-    def fn(x: Any) -> Any:
-        return F.interpolate(x, scale_factor=2, **how)
+SMOOTH = [
+    (1, {"mode": "linear"}), (2, {"mode": "bilinear"}), (2, {"mode": "bilinear", "align_corners": True}),
+    (2, {"mode": "bicubic"}), (3, {"mode": "trilinear"}), (2, {"mode": "bilinear", "antialias": True}),
+    (2, {"mode": "bicubic", "antialias": True}), (2, {"mode": "nearest"}), (3, {"mode": "nearest-exact"}),
+    (2, {"mode": "bilinear", "recompute_scale_factor": True}),
+]  # fmt: skip
 
-    x = torch.randn(2, 3, 7, 5)
+
+@pytest.mark.parametrize(("spatial", "how"), SMOOTH)
+@pytest.mark.parametrize("scale", [2, 1.7, 0.6])
+def test_values_and_gradients_have_the_originals_bits(
+    spatial: int, how: dict[str, Any], scale: float
+) -> None:
+    def fn(x: Any) -> Any:
+        return F.interpolate(torch.tanh(x), scale_factor=scale, **how)
+
     fast = scheduled(fn)
+    for rows, size in ((2, 7), (3, 7), (3, 9)):  # sizes that change are open
+        x = torch.randn(rows, 3, *[size, 5, 6][:spatial], requires_grad=True)
+        with torch.no_grad():
+            assert torch.equal(fast(x), fn(x))
+        mine, its = fast(x), fn(x)
+        torch.testing.assert_close(mine, its)
+        weights = torch.randn_like(its)
+        pulled = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (mine, its)]
+        torch.testing.assert_close(*pulled, rtol=1e-4, atol=1e-5)
+        if rows == 2:
+            assert torch.equal(mine, its)
+            entry = fast._dfx_core.planned((x,), {})
+            forward = [op.kind for op in entry.captured.graph.ops]
+            backward = [op.kind for op in entry.backward.captured.graph.ops]
+            assert [k for k in forward if k != "detach"][1:] in [[forward[-1]]], forward
+            assert "upsample" in forward[-1] and any("upsample" in kind for kind in backward)
+            assert len(backward) < 5
+
+
+def test_a_tracer_beside_ours_gets_what_it_always_gets() -> None:
+    """``torch.compile`` decomposes, also after a graph of ours."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def fn(x: Any) -> Any:
+        return F.interpolate(x, scale_factor=2, mode="bilinear")
+
+    def traced() -> list[str]:
+        with torch._dispatch.python.enable_python_dispatcher():
+            graph = make_fx(fn)(torch.randn(1, 2, 4, 4)).graph
+        return [str(node.target) for node in graph.nodes]
+
+    before = traced()
     with torch.no_grad():
-        torch.testing.assert_close(fast(x), fn(x))
+        scheduled(fn)(torch.randn(1, 2, 4, 4))
+    assert traced() == before and len(before) > 10
 
 
 def test_nano_batches_and_sizes_that_change() -> None:
