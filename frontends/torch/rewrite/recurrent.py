@@ -377,11 +377,11 @@ def in_exported(cells: bool) -> dict[Any, Callable[..., Any]]:
 
     own = operators.composites()
     layers = {getattr(torch.ops.aten, kind).input: kind for kind in _KINDS}
-    cells = {
+    whole = {
         getattr(torch.ops.aten, name).default: getattr(torch.ops.dynaflow_xla, name).default
         for name in (_CELLS if cells else ())
     }
-    return {target: asking(kind, own[target]) for target, kind in layers.items()} | cells
+    return {target: asking(kind, own[target]) for target, kind in layers.items()} | whole
 
 
 def _rewrite(gm: Any, node: Any, args: Sequence[Any], kind: str, grad: bool) -> None:
