@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from numbers import Real
 from typing import Any
 
 from dynaflow_xla import api, dispatch, machine
 from dynaflow_xla.caches import private_files
-from dynaflow_xla.errors import PlanError, UnsupportedError
+from dynaflow_xla.errors import UnsupportedError, bad_argument, checks
 from dynaflow_xla.ir.rules import Op
 from dynaflow_xla.machine import Numbers, figures
 from dynaflow_xla.protocols import Frontend
@@ -101,9 +102,12 @@ def measure_machine(budget_s: float = 20.0, tell: Tell = lambda _: None) -> Numb
         RuntimeError: the machine is busy, this process may not use all of its cores, or the numbers cannot be
             a machine's: such times are not kept.
     """
-    if not (isinstance(budget_s, int | float) and 0 < budget_s < 3600):
-        raise PlanError(f"budget_s must be seconds between 0 and 3600; got {budget_s!r}")
-    made = _measured(budget_s, tell)
+    seconds = checks.real(budget_s)
+    if seconds is None or not 0 < seconds < 3600:
+        raise bad_argument(
+            budget_s, Real, f"budget_s must be seconds between 0 and 3600; got {budget_s!r}"
+        )
+    made = _measured(seconds, tell)
     try:
         machine.keep(made)
     except private_files.Broken as error:

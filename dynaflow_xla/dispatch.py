@@ -96,6 +96,10 @@ def framework_of(fn: Any, settings: Settings) -> str:
             f"{fn.__name__!r} is what dfx.together returned, which is one plan already. Give its functions "
             "themselves to schedule or together; together(..., strategy=...) takes a strategy for all"
         )
+    if isinstance(fn, type) and any("__call__" in vars(base) for base in fn.__mro__):
+        raise UnsupportedTypeError(
+            f"schedule takes a model; got the class {fn.__name__}: pass an instance, {fn.__name__}(...)"
+        )
     is_torch = torch is not None and isinstance(fn, _torch_classes(torch))
     is_jax = _is_jax(fn) and not is_torch
     only = backends.only_framework(settings.backend)

@@ -163,6 +163,14 @@ def checked(
     rows = _check_batch(in_axes, out_axes, batch_size)
     if context is not None and not isinstance(context, Mapping):
         raise PlanTypeError(f"context must be a mapping for the strategy; got {context!r}")
+    if compiler_options is not None and not isinstance(compiler_options, Mapping):
+        raise PlanTypeError(
+            "compiler_options must be a mapping from an option's name to its value; got "
+            f"{compiler_options!r}"
+        )
+    checked_check = checks.truth(check)
+    if checked_check is None:
+        raise PlanTypeError(f"check must be True or False; got {check!r}")
     return Settings(
         name=checks.name_of(fn),
         strategy=made,
@@ -176,7 +184,7 @@ def checked(
         target=target,
         compiler=compiler,
         compiler_options=dict(compiler_options) if compiler_options else None,
-        check=check,
+        check=checked_check,
         gpu=special,
         lane_cores=lane_cores(lanes, count, backend),
         selection=selection,

@@ -327,6 +327,11 @@ def check_matches(rule: Rule, graph: Graph) -> list[tuple[str, list[int]]]:
     if not groups:
         near = rule.near_misses(graph)
         hint = f" The graph has: {', '.join(near)}." if near else ""
+        if isinstance(rule, Module) and not any(op.classes for op in graph.ops):
+            hint += (
+                " No operator of it belongs to a module, as in every graph of a JAX function: use "
+                "dfx.Scope with a name of jax.named_scope, or dfx.Call with a function's"
+            )
         raise RuleError(f"rule {rule.text()} matches nothing in {graph.name!r}.{hint}")
     return groups
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NoReturn
 
-from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument, checks
+from dynaflow_xla.errors import PlanError, PlanTypeError, UnsupportedError, bad_argument, checks
 from dynaflow_xla.ir.graph import Graph, Region, Source
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.recording import Decision, Recording
@@ -102,7 +102,7 @@ class Strategy:
 
     def schedule(self, s: Recorder) -> None:
         """Calls ``s.execute`` once for every region, in an order that respects ``s.ready``."""
-        raise NotImplementedError(f"{type(self).__name__} must define schedule(self, s)")
+        raise UnsupportedError(f"{type(self).__name__} must define schedule(self, s)")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
-from dynaflow_xla.errors import PlanError, checks
+from dynaflow_xla.errors import PlanError, bad_argument, checks
 from dynaflow_xla.strategies.base import Context, Recorder, Split
 from dynaflow_xla.strategies.splits.splitting import Splitting, width_of_lanes
 
@@ -38,9 +39,17 @@ class NanoBatch(Splitting):
     def __post_init__(self) -> None:
         super().__post_init__()
         count = checks.integer(self.n)
-        sizes = None if count is not None else checks.items(self.n)
+        text = isinstance(self.n, str | bytes)
+        sizes = None if count is not None or text else checks.items(self.n)
+        if (count is None and sizes is None) or (count is not None and count < 1):
+            raise bad_argument(
+                self.n,
+                Integral,
+                "NanoBatch takes the number of nano-batches, an integer >= 1, or the rows of each, as a "
+                f"sequence; got {self.n!r}",
+            )
         if sizes is None:
-            object.__setattr__(self, "n", Split.even(self.n if count is None else count).count)  # type: ignore[arg-type]
+            object.__setattr__(self, "n", count)
             return
         object.__setattr__(self, "n", Split.of_sizes(sizes).sizes)
         if self.weights is not None or self.uneven:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Any, TypeVar
 
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, bad_argument, checks
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.machine import distance
 from dynaflow_xla.strategies.auto import Auto
@@ -164,7 +165,10 @@ def tuned(strategy: Any, budget_s: Any, choose: Callable[[quiet.ActivityWatch], 
     """
     if not isinstance(strategy, Auto):
         raise PlanError(f"tune measures Auto's candidates; this function has {strategy!r}")
-    if not budget_s > 0:
-        raise PlanError(f"budget_s must be a positive number of seconds; got {budget_s!r}")
-    with telling.warning_last(), quiet.turn(wait_s=budget_s) as watch:
+    seconds = checks.real(budget_s)
+    if seconds is None or not seconds > 0:
+        raise bad_argument(
+            budget_s, Real, f"budget_s must be a positive number of seconds; got {budget_s!r}"
+        )
+    with telling.warning_last(), quiet.turn(wait_s=seconds) as watch:
         return choose(watch)

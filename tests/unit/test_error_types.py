@@ -30,6 +30,11 @@ def double(x: Any) -> Any:
     return x * 2
 
 
+class Model:
+    def __call__(self, x: Any) -> Any:
+        return x * 2
+
+
 WRONG_TYPES: dict[str, Any] = {
     "strategy": lambda: dfx.schedule(double, 42),  # type: ignore[arg-type]
     "class": lambda: dfx.schedule(double, dfx.Branches),  # type: ignore[arg-type]
@@ -51,10 +56,18 @@ WRONG_TYPES: dict[str, Any] = {
     "predicate": lambda: dfx.Where(3),  # type: ignore[arg-type]
     "chain": lambda: dfx.Seq(dfx.Op("a"), 3),  # type: ignore[arg-type]
     "mark": lambda: dfx.mark(3),  # type: ignore[arg-type]
+    "options of a compiler": lambda: dfx.schedule(double, compiler_options="fast"),  # type: ignore[arg-type]
+    "check": lambda: dfx.schedule(double, check="no"),  # type: ignore[arg-type]
+    "nano-batches": lambda: dfx.NanoBatch("2"),
+    "seconds for the machine": lambda: dfx.measure_machine("long"),  # type: ignore[arg-type]
+    "true seconds": lambda: dfx.measure_machine(True),
+    "seconds to tune": lambda: dfx.tune(dfx.schedule(double), 1.0, budget_s="10"),  # type: ignore[arg-type]
+    "a model's class": lambda: dfx.schedule(Model),
     "not scheduled": lambda: dfx.plan(double, 1.0),
     "not bucketed": lambda: dfx.bucketed(double, [1], in_axes=0),
 }
 WRONG_VALUES: dict[str, Any] = {
+    "nano-batches": lambda: dfx.NanoBatch(0),
     "strategy": lambda: dfx.schedule(double, "fastest"),
     "lanes": lambda: dfx.schedule(double, lanes=0),
     "margin": lambda: dfx.Branches(margin=1.0),
