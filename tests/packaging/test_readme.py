@@ -64,6 +64,7 @@ def test_torch_quickstart(tmp_path: Path) -> None:
 # Page -> what it needs besides the package, and what it prints. Every page with Python code is here.
 PAGES = {
     "command_line.md": (("jax",), ("original",)),
+    "auto.md": (("jax",), ("auto: ",)),
     "index.md": (("jax",), ("strategy Branches()",)),
     "export.md": (("jax", "torch"), ()),
     "published.md": (("jax",), ("result", "bit-equal")),
@@ -82,7 +83,7 @@ PAGES = {
 WRITES = {"timeline.html", "timeline.png", "timeline.json", "timeline.pftrace"}
 WARNS = {"export.md", "torch.md"}  # torch.export warns of itself
 _CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_SKETCHES = {"xla.md", "reliability.md"}  # code with gaps: for a GPU, or one call of a function
+_SKETCHES = {"gpu.md", "xla.md", "reliability.md"}  # code with gaps: for a GPU, or one call of a function
 
 
 def test_every_page_with_code_runs() -> None:
