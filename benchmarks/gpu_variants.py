@@ -239,7 +239,7 @@ def torch_variants(case: Any, lanes: int, dry: bool) -> Makers:
         captured = getattr(fast._dfx_core.planned(tuple(args), {}).runner, "_last", None)
         if captured is None:
             raise RuntimeError("nothing is captured here")
-        results = captured.outputs
+        results = captured.results.outputs
         return timed(captured.replay, results)
 
     def exported() -> Ready:

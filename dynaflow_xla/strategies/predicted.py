@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dynaflow_xla.timelines.simulator import simulate
+from dynaflow_xla.timelines.simulator import simulate, where_it_runs
 
 
 def fastest(entries: Sequence[Any], tried: Sequence[tuple[int, ...]]) -> tuple[int, str]:
@@ -16,7 +16,8 @@ def fastest(entries: Sequence[Any], tried: Sequence[tuple[int, ...]]) -> tuple[i
         tried: The sizes of nano-batches that each is for.
     """
     times = [
-        simulate(entry.plan, entry.pg, program_ns=entry.program_ns).total_ns for entry in entries
+        simulate(entry.plan, entry.pg, program_ns=entry.program_ns, **where_it_runs(entry)).total_ns
+        for entry in entries
     ]
     best = min(range(len(times)), key=lambda n: (times[n], n))
     others = [f"{list(sizes)} {ns / 1e3:.0f} us" for sizes, ns in zip(tried, times, strict=True)]

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 
-from dynaflow_xla import machine
 from dynaflow_xla.errors import bad_argument, checks
 from dynaflow_xla.planning.build import build_plan
 from dynaflow_xla.planning.recording import Recording
 from dynaflow_xla.strategies.base import Recorder, Strategy
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.moldable import Moldable
-from dynaflow_xla.timelines.simulator import simulate
+from dynaflow_xla.timelines.simulator import on_platform, simulate
 
 WIDE = -1
 """In an order, in the place of a lane: all cores."""
@@ -117,6 +116,7 @@ class _Search:
         self.s, self.nodes, self.seen = s, nodes, 0
         context = s.context
         self.wide_cores = context.cores
+        self.hand_over_ns = Moldable.of(s, s.lanes).hand_over_ns
         regions = s.graph.regions
         self.narrow = {r.id: r.cost_at(context.lane_cores) for r in regions}
         self.wide = {r.id: r.cost_at(max(1, context.cores), wide=True) for r in regions}
@@ -166,8 +166,9 @@ class _Search:
             strategy_text="", cores=s.context.cores, width=s.context.lane_cores, counted=False,
         )  # fmt: skip
         predicted = simulate(
-            plan, s.graph, program_ns=s.context.program_ns, caller_ns=s.context.caller_ns
-        ).total_ns
+            plan, s.graph, program_ns=s.context.program_ns, caller_ns=s.context.caller_ns,
+            **on_platform(s.context.platform),
+        ).total_ns  # fmt: skip
         if predicted < self.best_ns:
             self.best_ns, self.best, self.widths = float(predicted), order, widths
 
@@ -203,7 +204,7 @@ class _Search:
                 for pred in self.needs[region]:
                     there = state.finish[pred]
                     if state.place[pred] not in (lane, WIDE) and there > state.barrier:
-                        there += machine.numbers().hand_over_ns
+                        there += self.hand_over_ns
                     begin = max(begin, there)
                 end = begin + self.narrow[region]
                 if begin < state.last or end + behind >= self.best_ns:

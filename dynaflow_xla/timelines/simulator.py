@@ -20,7 +20,12 @@ _ON_STREAMS = {"handoff_ns": machine.STREAMS_NS, "launch_ns": 0.0, "bytes_per_ns
 
 def where_it_runs(entry: Any) -> dict[str, Any]:
     """Arguments of :func:`simulate` for a planned entry: on a GPU's streams values stay where they are."""
-    return dict(_ON_STREAMS) if getattr(entry, "on_streams", False) else {}
+    return on_platform("cuda" if getattr(entry, "on_streams", False) else "cpu")
+
+
+def on_platform(platform: str) -> dict[str, Any]:
+    """The same for plans of a platform, "cuda" or another one."""
+    return dict(_ON_STREAMS) if platform == "cuda" else {}
 
 
 Costs = Mapping[int, float] | Mapping[str, float] | Timeline

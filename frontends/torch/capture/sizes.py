@@ -11,6 +11,7 @@ import torch
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch._compat.fakes import FakeTensorMode
+from dynaflow_xla.frontends.torch.capture import costs
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.ir.graph import Graph, Operator
 
@@ -155,6 +156,7 @@ def at_sizes(captured: Captured, values: Bindings, scale: float, rows: frozenset
             numbers[value.id] = number
         made_values.append(value)
     ops: list[Operator] = []
+    least_ns = costs.least_ns(captured.device)
     for op in graph.ops:
         payload: Payload = op.payload
         data = [v for v in op.inputs if v not in numbers]
@@ -166,10 +168,11 @@ def at_sizes(captured: Captured, values: Bindings, scale: float, rows: frozenset
 
         args, kwargs = payload.mapped(put)
         factor = scale if any(v in rows for v in (*op.inputs, *op.outputs)) else 1.0
+        floor = min(op.cost_ns, least_ns)
         ops.append(
             replace(
                 op, index=len(ops), inputs=tuple(data), flops=op.flops * factor,
-                bytes_moved=int(op.bytes_moved * factor), cost_ns=op.cost_ns * factor,
+                bytes_moved=int(op.bytes_moved * factor), cost_ns=floor + (op.cost_ns - floor) * factor,
                 spread=op.spread.times(factor), payload=replace(payload, args=args, kwargs=kwargs),
             )
         )  # fmt: skip

@@ -178,7 +178,7 @@ def estimated_at(captured: Captured, values: dict[Symbol, int]) -> Captured:
             args, kwargs = payload.mapped(read)
             outs = [None if v is None else examples[v] for v in payload.outputs]
             out = outs if payload.multiple else (outs[0] if outs else None)
-            work = costs.estimate(payload.target, args, kwargs, out)
+            work = costs.estimate(payload.target, args, kwargs, out, captured.device)
             op = replace(
                 op,
                 flops=work.flops,

@@ -99,22 +99,34 @@ def _is_view(target: Any) -> bool:
     )
 
 
-def estimate(target: Any, args: Any, kwargs: Any, out: Any) -> Work:
-    """The work of one call with example values."""
+def estimate(
+    target: Any, args: Any, kwargs: Any, out: Any, device: torch.device | None = None
+) -> Work:
+    """The work of one call with example values.
+
+    Args:
+        target: The operator.
+        args: Its arguments.
+        kwargs: The same by name.
+        out: What it returns.
+        device: Where it runs, if the examples do not tell.
+    """
+    outs = _tensors(out)
+    where = device or (outs[0].device if outs else None)
+    on_gpu = where is not None and where.type == "cuda"
     if _is_view(target):
-        on_gpu = any(t.device.type == "cuda" for t in _tensors(out))
         return Work() if on_gpu else Work(ns=OP_OVERHEAD_NS)
     inner = [a for a in args if isinstance(a, torch.fx.GraphModule)]
     if inner:
         return _higher_order(str(target), inner, args)
-    ins, outs = _tensors((args, kwargs)), _tensors(out)
+    ins = _tensors((args, kwargs))
     moved = sum(map(tensor_bytes, ins)) + sum(map(tensor_bytes, outs))
     if not outs:
         return Work(ns=200.0)
     name = getattr(getattr(target, "overloadpacket", target), "__name__", "")
     flops, work_ns = _work(name, target, args, kwargs, ins, outs, out)
     kind = _kind(name, target, args, ins, outs)
-    if outs[0].device.type == "cuda":
+    if on_gpu:
         product = kind in ("products", "convolutions")
         return Work(flops, moved, gpu.nanoseconds(flops, moved, outs, product))
     work_ns = max(work_ns, moved / (BYTES_PER_NS if moved > CACHED_BYTES else CACHED_BYTES_PER_NS))

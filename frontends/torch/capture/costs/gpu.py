@@ -44,5 +44,10 @@ def nanoseconds(flops: float, moved: int, outs: Sequence[torch.Tensor], product:
             rows, columns = rows * columns, batch.pop()
         tiles = math.prod(batch) * math.ceil(rows / _TILE) * math.ceil(columns / _TILE)
         rate = _FLOPS_PER_NS.get(outs[0].dtype, _OTHER_FLOPS_PER_NS)
-        took = max(took, flops / (rate * min(1.0, tiles / MULTIPROCESSORS)))
+        took = max(took, flops / (rate * min(1.0, max(1, tiles) / MULTIPROCESSORS)))
     return KERNEL_NS + took
+
+
+def least_ns(device: torch.device) -> float:
+    """What an operator takes however few rows it has: on a GPU a kernel."""
+    return KERNEL_NS if device.type == "cuda" else 0.0

@@ -14,11 +14,15 @@ from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.native.cuda.capturing import CudaGraphs, GraphCapture
-from dynaflow_xla.frontends.torch.native.cuda.streams import CudaStreams, StreamRunner
+from dynaflow_xla.frontends.torch.native.cuda.results import Results
+from dynaflow_xla.frontends.torch.native.cuda.streams import CudaStreams, StreamRunner, enqueuing
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.watching import telling
 
 _NEVER: tuple[set[int], set[int]] = (set(), set())
+
+_WORTH, _LONGEST = 32, 1024
+"""So many replays make up for a capture; at most so many calls run on streams before the next one."""
 
 
 class _Graphed:
@@ -29,24 +33,32 @@ class _Graphed:
         inputs: What it reads: the caller's own tensors and values, or buffers of the graph.
         moved: Numbers of the inputs that are buffers, to which each call copies.
         outputs: What it writes.
+        given: The caller's inputs at the capture.
+        stream: The stream that the caller had then, on which the buffers were made.
     """
 
     def __init__(
-        self, replay: Any, inputs: list[Any], moved: list[int], outputs: list[Any]
-    ) -> None:
-        self.replay, self.inputs, self.moved, self.outputs = replay, inputs, moved, outputs
+        self, replay: Any, inputs: list[Any], moved: list[int], outputs: list[Any],
+        given: Sequence[Any], stream: int,
+    ) -> None:  # fmt: skip
+        self.replay, self.inputs, self.moved = replay, inputs, moved
+        self.results = Results(outputs)
+        self.stream, self.replays = stream, 0
         tensors = [n for n, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
         there = [n for n in tensors if n not in moved]
         self._there = there
         self._kept = [inputs[n] for n in there]
+        # As numbers: a parameter stays the same object when other memory is put under it.
+        self._addresses = [_address(x) for x in self._kept]
         self._places = _places(self._kept)
         self._types = [x.dtype for x in self._kept]
         self._values = [(n, x) for n, x in enumerate(inputs) if not isinstance(x, torch.Tensor)]
-        self._copied = [(n, _signature(inputs[n])) for n in moved]
+        self._copied = [(n, _signature(given[n])) for n in moved]
 
     def strayed(self, inputs: Sequence[Any]) -> list[int]:
         """Numbers of the inputs that are read in place and lie elsewhere now."""
-        return [n for n in self._there if _address(inputs[n]) != _address(self.inputs[n])]
+        known = zip(self._there, self._addresses, strict=True)
+        return [n for n, address in known if _address(inputs[n]) != address]
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether a replay computes a call of these: most calls are like the last one."""
@@ -87,16 +99,20 @@ class GraphedPlan:
                 "no CUDA graph can hold; it runs on streams"
             )
         self.runner, self.keep = runner, keep
+        self._written = {value for value, _ in runner.plain.captured.epilogue}
         self._graphs = graphs
         self._made: OrderedDict[Any, _Graphed] = OrderedDict()
         self._seen: OrderedDict[Any, list[int]] = OrderedDict()
         self._movers: Recent[Any, tuple[set[int], set[int]]] = Recent(4 * keep)
+        self._patience: Recent[Any, list[int]] = Recent(4 * keep)
         self._lock = threading.Lock()
         self._last: _Graphed | None = None
         self._stream: int | None = None  # of the last replay
         self._lasting: Any = None  # the same, if it is there for good
         self._done: Any = None  # behind the last replay, if not
         self._why_not = ""
+        if _draws_on_the_host(runner.plain.captured):
+            self._cannot("it draws a random number of the CPU's, which a graph would keep")
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Runs on streams at first, then replays a CUDA graph of the inputs' shapes."""
@@ -106,11 +122,14 @@ class GraphedPlan:
             return self.runner(inputs)
         with self._lock:
             made = self._last
-            if made is None or not made.fits(inputs):
-                made = self._last = self._graph_of(inputs)
-                if made is None:
-                    return self.runner(inputs)
-            return self._replay(made, inputs, stream)
+            if made is not None and made.fits(inputs):
+                return self._replay(made, inputs, stream)
+        # Always in this order: what is enqueued meanwhile may be a plan that calls this one.
+        with enqueuing, self._lock:
+            made = self._last = self._graph_of(inputs)
+            if made is not None:
+                return self._replay(made, inputs, stream)
+        return self.runner(inputs)
 
     def release(self) -> None:
         """Gives up all graphs and their memory, and what is known of inputs; later calls begin anew."""
@@ -135,6 +154,9 @@ class GraphedPlan:
             once.update(strayed)
             del self._made[key]
             self._seen.pop(key, None)
+        elif (waits := self._patience.get(key)) is not None and waits[1] > 0:
+            waits[1] -= 1
+            return None
         before = self._seen.get(key)
         self._seen[key] = [_address(x) for x in inputs]
         while len(self._seen) > 4 * self.keep:
@@ -145,20 +167,44 @@ class GraphedPlan:
         if made is not None:
             self._made[key] = made
             while len(self._made) > self.keep:
-                self._made.popitem(last=False)
+                self._evicted(*self._made.popitem(last=False))
         return made
+
+    def _evicted(self, key: Any, made: _Graphed) -> None:
+        """Of a graph that went before it was worth its capture the next one is longer in coming.
+
+        More signatures than graphs, in turn, would have each call capture.
+        """
+        if made.replays < _WORTH:
+            waits = self._patience.setdefault(key, [1, 0])
+            waits[0] = min(_LONGEST, 4 * waits[0])
+            waits[1] = waits[0]
 
     def _replay(self, made: _Graphed, inputs: Sequence[Any], stream: int) -> list[Any]:
         streams = self.runner.streams
         if stream != self._stream:
             self._follow(stream)
+        if stream != made.stream:  # the allocator knows the buffers as the other one's
+            for number in made.moved:
+                streams.used_by(0, made.inputs[number])
+            made.stream = stream
         for number in made.moved:
             made.inputs[number].copy_(inputs[number])
         made.replay()
-        results = [x.clone() if isinstance(x, torch.Tensor) else x for x in made.outputs]
+        made.replays += 1
+        self._note_writes(inputs)
+        results = made.results.copies()
         if self._lasting is None:
             self._done = streams.record(0)
         return results
+
+    def _note_writes(self, inputs: Sequence[Any]) -> None:
+        """Has autograd know what the graph wrote into the caller's tensors, as operators would."""
+        if not self._written:
+            return
+        for value, x in zip(self.runner.plain.captured.graph.inputs, inputs, strict=True):
+            if value in self._written and isinstance(x, torch.Tensor) and not x.is_inference():
+                torch.autograd.graph.increment_version(x)
 
     def _follow(self, stream: int) -> None:
         """What the caller's stream gets from now on comes after the last replay, whatever stream had that.
@@ -181,23 +227,23 @@ class GraphedPlan:
             # A number of the CPU's becomes a part of the kernel that reads it.
             self._cannot("it reads a tensor of the CPU, whose value a graph would keep")
             return None
-        written = {v for v, _ in self.runner.plain.captured.epilogue}
-        kept, moved = [], []
-        for number, (value, x, address) in enumerate(
-            zip(graph.inputs, inputs, before, strict=True)
-        ):
-            if isinstance(x, torch.Tensor) and (number in movers or _address(x) != address):
-                if value in written:
-                    return None  # what the graph writes must be the caller's own
-                moved.append(number)
-                x = torch.empty_like(x).copy_(x)
-            kept.append(x)
+        moved = [
+            number
+            for number, (x, address) in enumerate(zip(inputs, before, strict=True))
+            if isinstance(x, torch.Tensor) and (number in movers or _address(x) != address)
+        ]
+        if any(graph.inputs[number] in self._written for number in moved):
+            return None  # what the graph writes must be the caller's own
+        kept = list(inputs)
+        with torch.inference_mode(False):  # later calls may be in another mode
+            for number in moved:
+                kept[number] = torch.empty_like(inputs[number]).copy_(inputs[number])
         try:
             replay, outputs = self._graphs.capture(lambda streams: self.runner(list(kept), streams))
         except Exception as error:  # what fails without a capture, too, raises there
             self._cannot(_first_of(error))
             return None
-        return _Graphed(replay, kept, moved, outputs)
+        return _Graphed(replay, kept, moved, outputs, inputs, self.runner.streams.caller())
 
     def _cannot(self, why: str) -> None:
         self._why_not = why
@@ -212,6 +258,19 @@ class GraphedPlan:
         if self._why_not:
             return [f"no CUDA graph can hold it ({self._why_not}): calls run on streams"]
         return [f"calls are replays of a CUDA graph, a branch a lane; {len(self._made)} captured"]
+
+
+def _draws_on_the_host(captured: Any) -> bool:
+    """Whether a number that a CPU's generator draws would become a part of a kernel's launch."""
+    if captured.device.type == "cpu":
+        return False
+    for op in captured.graph.ops:
+        if torch.Tag.nondeterministic_seeded in getattr(op.payload.target, "tags", ()):
+            made = [captured.examples.get(value) for value in op.outputs]
+            places = {x.device.type for x in made if isinstance(x, torch.Tensor)}
+            if places == {"cpu"}:
+                return True
+    return False
 
 
 def _first_of(error: BaseException) -> str:

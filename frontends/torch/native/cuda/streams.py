@@ -76,9 +76,12 @@ def lent(user: object, key: Any, make: Callable[[], Any]) -> Any:
     return made
 
 
+_broken: list[Any] = []
+"""What nobody may use again, and what must not be destroyed either: the allocator knows its streams."""
+
+
 def _given_back(spare: list[Any], made: Any) -> None:
-    if not getattr(made, "broken", False):
-        spare.append(made)
+    (_broken if getattr(made, "broken", False) else spare).append(made)
 
 
 def engine_streams(device: torch.device, lanes: int, gpu: Lanes | None, first: int = 1) -> Any:

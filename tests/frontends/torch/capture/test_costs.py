@@ -246,3 +246,18 @@ def test_operators_on_a_gpu_cost_what_they_do_there() -> None:
         view = costs.estimate(aten.t.default, (there,), {}, there)
     assert 2_000 < made.ns < 10_000 and made.flops == 2.0 * 256**3 and made.spread == NO_SPREAD
     assert view.ns == 0.0
+
+
+def test_no_rows_on_a_gpu_cost_a_kernel() -> None:
+    from dynaflow_xla.frontends.torch.capture.costs import gpu
+
+    empty = torch.empty(0, 512, device="meta")
+    assert gpu.nanoseconds(0.0, 1 << 20, [empty], True) < 2 * gpu.KERNEL_NS
+
+
+def test_open_sizes_cost_what_their_device_takes() -> None:
+    x = torch.empty(256, 256, device="meta")
+    there = costs.estimate(aten.mm.default, (x, x), {}, x, torch.device("cuda", 0))
+    here = costs.estimate(aten.mm.default, (x, x), {}, x)
+    assert there.ns < here.ns / 10 and there.spread == NO_SPREAD
+    assert costs.least_ns(torch.device("cuda", 0)) > 0 == costs.least_ns(torch.device("cpu"))

@@ -165,6 +165,7 @@ def world(plain: Any, monkeypatch: pytest.MonkeyPatch) -> World:
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(operators, "_handle", lambda index: made.current.address)
     monkeypatch.setattr(lanes_of, "_spare", {})
+    monkeypatch.setattr(lanes_of, "_broken", [])
     monkeypatch.setattr(capturing, "_matrix", lambda device: torch.ones(2, 2))
     monkeypatch.setattr(lanes_of._engine, "CudaStreams", made.of_engine)
     return made
@@ -245,6 +246,7 @@ def test_a_failure_in_a_capture_leaves_it_joined(
     gc.collect()
     broken = [key for key, spare in lanes_of._spare.items() if key[2] == 2 and spare]
     assert not broken, "streams of a capture that failed are lent again"
+    assert len(lanes_of._broken) == 1, "they are destroyed, and the allocator knows them"
 
 
 def test_confined_lanes_are_streams_of_the_engine(

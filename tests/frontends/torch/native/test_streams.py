@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.errors import EngineError  # noqa: E402
 from dynaflow_xla.frontends.torch.native.cuda import graphs as cuda_graphs, streams  # noqa: E402
+from dynaflow_xla.frontends.torch.native.cuda.results import Results  # noqa: E402
 
 LANES = 3
 
@@ -339,8 +340,92 @@ def test_an_input_that_lies_differently_is_no_replay(args: Any, change: str) -> 
     else:
         w = w.view(torch.int32)
     assert not made.fits([x, w])
+    if change == "other place":
+        assert made.strayed([x, w]) == [1], "its memory, not the object, is what a graph reads"
     if change != "type":
+        plan([x, w])
+        assert plan._last is not made
         assert torch.equal(plan([x, w])[0], model(x, w)[0])
+
+
+def test_results_share_memory_as_the_graphs_do() -> None:
+    """Views of one another, gaps and repeated elements stay so; every call has memory of its own."""
+    whole = torch.randn(6, 4)
+    outputs = [
+        whole, whole[2:4], whole.t(), torch.randn(1, 4).expand(5, 4), torch.randn(8, 4)[::2], 3,
+        torch.randn(4, 4).t(), torch.randn(0, 4), whole,
+    ]  # fmt: skip
+    results = Results(outputs)
+    first, second = results.copies(), results.copies()
+    for want, got in zip(outputs, first, strict=True):
+        assert type(got) is type(want)
+        if isinstance(want, torch.Tensor):
+            assert torch.equal(want, got) and want.stride() == got.stride()
+    tensors = [x for x in first if isinstance(x, torch.Tensor) and x.numel()]
+    places = [x.untyped_storage().data_ptr() for x in tensors]
+    assert places[0] == places[1] == places[2] == places[-1] and len(set(places)) == 4
+    assert first[3].untyped_storage().nbytes() == 4 * 4, "what is repeated is there once"
+    others = {
+        x.untyped_storage().data_ptr() for x in outputs + second if isinstance(x, torch.Tensor)
+    }
+    assert not others.intersection(places)
+    first[0].zero_()
+    assert not first[1].any() and second[1].any() and whole.any()
+    many = Results([torch.ones(2), torch.zeros(3)])
+    assert many._plain and [x.tolist() for x in many.copies()] == [[1, 1], [0, 0, 0]]
+
+
+def test_more_signatures_than_graphs_do_not_capture_at_each_call(args: Any) -> None:
+    graphs = ReplayedOnCpu()
+    x, w = args
+    plan = cuda_graphs.GraphedPlan(_runner(args, Books()), graphs, keep=2)
+    for _ in range(40):
+        for rows in (2, 3, 4):
+            assert torch.equal(plan([x[:rows], w])[0], model(x[:rows], w)[0])
+    assert graphs.captures < 20
+    before = graphs.captures
+    for _ in range(200):  # one that stays has its graph
+        plan([x[:2], w])
+    assert graphs.captures <= before + 1 and plan._last is not None
+    assert plan._last.fits([x[:2], w])
+
+
+def test_an_input_with_gaps_is_replayed_like_any_other(args: Any) -> None:
+    graphs = ReplayedOnCpu()
+    x, w = args
+    plan = cuda_graphs.GraphedPlan(_runner(args, Books()), graphs)
+    wide = [torch.randn(8, 16) for _ in range(4)]
+    for each in wide:
+        assert torch.equal(plan([each[:, ::2], w])[0], model(each[:, ::2], w)[0])
+    assert graphs.captures == 1 and plan._last is not None
+    assert plan._last.moved == [0] and plan._last.fits([wide[0][:, ::2], w])
+
+
+def test_a_number_drawn_on_the_cpu_is_not_captured(args: Any) -> None:
+    """A kernel of the graph would keep the first one."""
+    native = _native(lambda x: x * torch.rand(()), args[0])
+    elsewhere = replace(native.captured, device=torch.device("cuda", 0))
+    assert cuda_graphs._draws_on_the_host(elsewhere)
+    assert not cuda_graphs._draws_on_the_host(native.captured)
+    calm = _native(model, *args).captured
+    assert not cuda_graphs._draws_on_the_host(replace(calm, device=torch.device("cuda", 0)))
+
+
+def test_autograd_knows_what_a_replay_wrote() -> None:
+    def step(cache: Any, x: Any) -> Any:
+        cache.add_(x)
+        return cache * 2
+
+    cache, x = torch.zeros(8), torch.ones(8)
+    graphs = ReplayedOnCpu()
+    runner = streams.StreamRunner(_native(step, cache.clone(), x), Books())
+    plan = cuda_graphs.GraphedPlan(runner, graphs)
+    plan._written = {runner.plain.captured.graph.inputs[0]}  # as where the graph itself writes it
+    versions = []
+    for _ in range(5):
+        plan([cache, x])
+        versions.append(cache._version)
+    assert graphs.captures == 1 and versions == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
