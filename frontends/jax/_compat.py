@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
-from jax._src import core, source_info_util, util
+from jax._src import core, effects, source_info_util, util
 from jax._src.interpreters import mlir
 from jax.extend import core as jcore
 
@@ -104,6 +105,41 @@ def sparse_as(primitive: Any, plain: Callable[..., Callable[..., list[Any]]]) ->
     transform.sparse_rules_bcsr[primitive] = rule
 
 
+def keys_as(primitive: Any, plain: Callable[..., tuple[Callable[..., Any], Sequence[Any]]]) -> None:
+    """The same for ``jax.debug_key_reuse``, for which an unknown operator uses up all keys it is given.
+
+    Args:
+        primitive: The operator.
+        plain: Of its parameters, what it does with keys, and the types of the operands for that, its first.
+    """
+    from jax.experimental.key_reuse import _core as key_reuse
+
+    def rule(eqn: Any) -> Any:
+        computed, avals = plain(**eqn.params)
+        found = key_reuse.jaxpr_type_signature(jax.make_jaxpr(computed)(*avals).jaxpr)
+        count = len(avals)  # what is closed over comes after that
+        return key_reuse.KeyReuseSignature(
+            *found.sources,
+            *(sink for sink in found.sinks if sink.idx < count),
+            *(forward for forward in found.forwards if forward.in_idx < count),
+        )
+
+    key_reuse.key_reuse_signatures[primitive] = key_reuse.dynamic_key_reuse_signature(rule)
+
+
+def keys_left(primitive: Any, *, passed_on: bool) -> None:
+    """Has an operator use up no key; its one result may be its operand."""
+    from jax.experimental.key_reuse import _core as key_reuse
+
+    forwards = [key_reuse.Forward(0, 0)] if passed_on else []
+    key_reuse.key_reuse_signatures[primitive] = key_reuse.KeyReuseSignature(*forwards)
+
+
+def checks_keys() -> bool:
+    """Whether a key may be used once only (``jax.debug_key_reuse``)."""
+    return bool(jax.config.values.get("jax_debug_key_reuse", False))
+
+
 def needs_devices(primitive: Any) -> None:
     """Has JAX tell a primitive's lowering for which devices it is, as what it stands for may ask."""
     from jax._src import dispatch
@@ -111,6 +147,14 @@ def needs_devices(primitive: Any) -> None:
     known = getattr(dispatch, "prim_requires_devices_during_lowering", None)
     if known is not None:
         known.add(primitive)
+
+
+def look_again(jitted: Any) -> None:
+    """Has each signature's next call look in Python for what was traced and compiled, which stays.
+
+    JAX runs in Python, for ever, what a jitted function raised for when it was first called with it.
+    """
+    jitted._clear_cache()
 
 
 def wrapped_function(jitted: Any) -> Callable[..., Any]:
@@ -157,6 +201,11 @@ def literal(value: Any) -> Any:
 def is_var(atom: Any) -> bool:
     """Whether an operand of an equation is a variable, not a literal."""
     return isinstance(atom, jcore.Var)
+
+
+def is_of_a_reference(effect: Any) -> bool:
+    """Whether an effect is one on memory that an equation is given, or that is made around it."""
+    return isinstance(effect, effects.JaxprInputEffect)
 
 
 def struct_like(aval: Any, shape: Sequence[int] | None = None) -> jax.ShapeDtypeStruct:
@@ -248,6 +297,20 @@ def const_args(lowered: Any) -> list[Any]:
     return list(getattr(lowered._lowering, "const_args", ()))
 
 
+_with_callbacks = itertools.count()
+
+
+def text_of(lowered: Any) -> str:
+    """The text of a lowered program; two are equal only if the programs do the same.
+
+    Functions that a program calls back are not in its text, which holds their numbers.
+    """
+    text: str = lowered.as_text()
+    if getattr(lowered._lowering, "compile_args", {}).get("host_callbacks"):
+        return f"{text}\n// {next(_with_callbacks)} of those that call back\n"
+    return text
+
+
 def expanded(eqn: Any) -> Any:
     """The closed jaxpr that a call of a high-level primitive stands for (``jax._src.hijax``)."""
     call = functools.partial(eqn.primitive.to_lojax, **eqn.params)
@@ -272,6 +335,19 @@ def primitive(name: str) -> Any:
             if found.name == name:
                 return found
     raise LookupError(f"this JAX has no primitive {name!r}")
+
+
+_BETWEEN = frozenset(["dynaflow_xla", "jax", "contextlib", "functools"])
+
+
+def above_libraries() -> int:
+    """The ``stacklevel`` for a warning of the caller's that names the line of the user's."""
+    level, frame = 0, inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _BETWEEN:
+            return level
+        level, frame = level + 1, frame.f_back
+    return 1
 
 
 def hide_frames(folder: str) -> None:

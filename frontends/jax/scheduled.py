@@ -378,8 +378,9 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
             choice = self.decisions.decided(signature)
         except TypeError:
             return self.original(*args, **kwargs)  # JAX's own error: a static value has no hash
-        # Never measured are a call inside somebody's trace, and what no plan could run.
-        if choice is None and outside and not self.spans_too_much(args, kwargs):
+        # Never measured are a call inside somebody's trace, what no plan could run, and keys for one call.
+        measurable = outside and not _compat.checks_keys()
+        if choice is None and measurable and not self.spans_too_much(args, kwargs):
             choice = self.decisions.now(
                 signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide,
                 margin=strategy.margin,
@@ -392,6 +393,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
             result = choice.child(*args, **kwargs)
             self.by_decision.settle_as(choice.child)
             return result
+        self.by_decision.look_again()
         with self.by_decision.tracing(choice):
             return self._guarded(self.by_decision.called(choice), args, kwargs)
 

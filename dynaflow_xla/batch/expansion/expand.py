@@ -349,9 +349,14 @@ def expand(
     for cut, region in [(one, region) for one in parts for region in one.regions]:
         if region.outer and region.resource != "network":
             op = cut.graph.ops[region.ops[0]]
+            why = (
+                "what nano-batches hand to each other is in memory that several programs read"
+                if "layout in memory" in op.outer_reason
+                else "a split would run it once a nano-batch"
+            )
             raise UnsupportedError(
-                f"{op.kind} at {op.source} {op.outer_reason}: a split would run it once a "
-                "nano-batch. Keep it out of the scheduled function, or do not split"
+                f"{op.kind} at {op.source} {op.outer_reason}: {why}. Keep it out of the scheduled "
+                "function, or do not split"
             )
     made = _Expansion(whole, parts, sizes, in_axes, strided, joining, same)
     joint = {} if joining is None else joining.phases(whole).once

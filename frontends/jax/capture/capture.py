@@ -109,11 +109,30 @@ def outer_reason(eqn: Any) -> str:
         return {**scheduled, "device_put": "places data"}.get(name, "runs on several devices")
     if name not in INLINE and sharding.names_devices(eqn):
         return sharding.REASON
+    if _is_interpreted(eqn):
+        return ""
     for inner in jcore.jaxprs_in_params(eqn.params):
         for inner_eqn in inner.eqns:
             if reason := outer_reason(inner_eqn):
                 return f"contains {inner_eqn.primitive.name}, which {reason}"
     return ""
+
+
+def _is_interpreted(eqn: Any) -> bool:
+    """Whether it is a Pallas kernel that is ordinary operators, with no effects but on memory of its own."""
+
+    def local(inner: Any) -> bool:
+        return all(
+            all(map(_compat.is_of_a_reference, e.effects))
+            and e.primitive.name not in costs.CALLBACKS | costs.COLLECTIVES | costs.OUTER_CALLS
+            for e in _all_equations(inner)
+        )
+
+    return (
+        eqn.primitive.name == "pallas_call"
+        and eqn.params.get("interpret") is True
+        and all(map(local, jcore.jaxprs_in_params(eqn.params)))
+    )
 
 
 def acts(eqn: Any) -> bool:
@@ -123,13 +142,15 @@ def acts(eqn: Any) -> bool:
         return True
     if name in costs.OUTER_CALLS - {"device_put"}:
         return True
-    return any(acts(e) for inner in jcore.jaxprs_in_params(eqn.params) for e in inner.eqns)
+    return not _is_interpreted(eqn) and any(
+        acts(e) for inner in jcore.jaxprs_in_params(eqn.params) for e in inner.eqns
+    )
 
 
 def changes_something(eqn: Any) -> bool:
     """Whether an equation acts on something besides its results; a pure callback says that it does not."""
     name = eqn.primitive.name
-    if ordering_effects(eqn.effects) or name in costs.CALLBACKS - {"pure_callback"}:
+    if ordering_effects(eqn.effects) or name in costs.CALLBACKS - costs.PURE_CALLBACKS:
         return True
     inner = jcore.jaxprs_in_params(eqn.params)
     return any(changes_something(e) for each in inner for e in each.eqns)

@@ -109,7 +109,7 @@ class DeviceStageBuilder(StageBuilder):
             if step.kernel is None:
                 step.in_place = [aligned[buffer] for _, buffer in step.writes]
                 step.lowered = self._lower(step, step.in_place)
-                step.text = step.lowered.as_text()
+                step.text = _compat.text_of(step.lowered)
                 step.consts = [np.asarray(c) for c in _compat.const_args(step.lowered)]
                 texts[step.lane] = texts.get(step.lane, "") + step.text
 

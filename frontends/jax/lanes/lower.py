@@ -55,7 +55,7 @@ class StageBuilder(StageParts):
             used = {number for i in mine if isinstance(i, Launch) for number in i.ins}
             lane_inputs[lane] = [number for number in self.arguments if number in used]
             lowered[lane] = self._lower_lane(lane, renumbered, lane_inputs[lane], profile)
-        texts = {lane: low.as_text() for lane, low in lowered.items()}
+        texts = {lane: _compat.text_of(low) for lane, low in lowered.items()}
         consts = {lane: _compat.const_args(low) for lane, low in lowered.items()}
         named = {
             lane: ", ".join(self.pg.regions[i.region].name for i in self.launches if i.lane == lane)
@@ -208,7 +208,12 @@ class StageBuilder(StageParts):
             keep_unused=True,
             donate_argnums=tuple(donated),
         )
-        with ffi_compat.nothing_evaluated(), ffi_compat.without_mesh():  # that is of other devices
+        # The mesh is of other devices; keys were looked at in the function, and derivatives draw again.
+        with (
+            ffi_compat.nothing_evaluated(),
+            ffi_compat.without_mesh(),
+            jax.debug_key_reuse(False),
+        ):
             traced = jitted.trace(
                 *[jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in specs]
             )

@@ -61,6 +61,7 @@ def _never_called(*_: Any) -> Any:
 mlir.register_lowering(_on_caller_p, _lower)
 ad.deflinear2(_on_caller_p, lambda cotangent, _: [cotangent])
 batching.defvectorized(_on_caller_p)
+_compat.keys_left(_on_caller_p, passed_on=True)
 
 
 def marked(results: Any, given: Any) -> Any:

@@ -1,9 +1,10 @@
 """Cumulative operators of lanes in one pass over memory, where XLA:CPU takes several.
 
 Lanes' programs call a kernel of the engine (``ffi/module/custom_calls/cumulative.h``) for cumulative sums,
-products, maxima and minima. Users' equations, derivatives, ``vmap``, wide regions and the original
-are as they were: an operator is replaced where a region is traced for a lane of a CPU (``on_lane``), the
-last thing that happens to it.
+maxima and minima, and for products of integers. (It carries in float64, in which products come back from
+where the original's over- or underflow for good.) Users' equations, derivatives, ``vmap``, wide regions and
+the original are as they were: an operator is replaced where a region is traced for a lane of a CPU
+(``on_lane``), the last thing that happens to it.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def fits(eqn: Any) -> bool:
         return False
     aval = eqn.invars[0].aval
     name = str(aval.dtype)
-    if name not in _TYPES or (eqn.primitive.name == "cumprod" and name == "float64"):
+    if name not in (_INTEGERS.split() if eqn.primitive.name == "cumprod" else _TYPES):
         return False
     return bool(np.prod(aval.shape, dtype=np.int64) >= MIN_ELEMENTS)
 
@@ -216,7 +217,7 @@ def told(pg: PartitionedGraph, launched: Sequence[tuple[int, int]], lanes: int) 
             )
     if lines:
         lines.append(
-            "one pass: XLA takes several; sums and products are carried in float64, so that last bits may "
+            "one pass: XLA takes several; sums are carried in float64, so that last bits may "
             f"differ from the original's. lanes=dfx.Lanes({lanes}, one_pass=False) leaves them to XLA"
         )
     return lines

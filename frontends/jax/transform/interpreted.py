@@ -1,4 +1,7 @@
-"""What looks into functions operator by operator, and has to see the original's: ``checkify``, say."""
+"""What looks into functions operator by operator, and has to see the original's: ``checkify``, say.
+
+``jax.debug_key_reuse`` looks, too, but changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def _seen(program: ScheduledProgram, by: str) -> Flat:
     telling.fallback(
         f"{program!r} is called under {by}, which has to see every operator, so the original runs there. "
         "Schedule what the transformation returns",
-        stacklevel=2,
+        stacklevel=_compat.above_libraries(),
     )
     return program.plain
 
@@ -35,6 +38,11 @@ def _rules(by: str) -> dict[Any, Callable[..., Flat]]:
 for _primitive, _plain in _rules("checkify").items():
     _compat.check_as(_primitive, _plain)
     _compat.needs_devices(_primitive)  # of custom_partitioning inside, say
+
+_compat.keys_as(program_p, lambda program: (program.plain, program.in_avals))
+# It begins with the operands and results of the function itself; tangents are no keys.
+_compat.keys_as(jvp_p, lambda program, wanted: (program.plain, program.in_avals))
+_compat.keys_left(linear_p, passed_on=False)  # used up when residuals were made
 
 _sparse_known = False
 

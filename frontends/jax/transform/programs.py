@@ -158,6 +158,14 @@ class Programs:
         )  # fmt: skip
         results = jax.tree_util.tree_unflatten(traced.out_tree, list(traced.jaxpr.out_avals))
         out_axes = axes.output_specs(options.name, options.out_axes, results)
+        # What captures at other sizes lives as long as the plan: longer than arrays and tracers may.
+        args = tuple(
+            value if number in nums else jax.tree_util.tree_map(_abstract, value)
+            for number, value in enumerate(args)
+        )
+        kwargs = {
+            k: v if k in names else jax.tree_util.tree_map(_abstract, v) for k, v in kwargs.items()
+        }
 
         def capture_at(size: int) -> tuple[capture.Captured, list[Any]]:
             resized = iter(in_axes)
@@ -195,7 +203,13 @@ def _const_order(traced: Any, consts: list[Any]) -> list[Any]:
     return consts[hoisted:] + consts[:hoisted]
 
 
+def _abstract(leaf: Any) -> Any:
+    """What to trace with instead of a value."""
+    aval = jax.typeof(leaf)
+    return _compat.struct_like(aval) if isinstance(aval, jax.core.ShapedArray) else leaf
+
+
 def _resized(leaf: Any, axis: int, size: int) -> jax.ShapeDtypeStruct:
     """Another number of rows."""
-    aval = jax.typeof(leaf)
+    aval = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
     return _compat.struct_like(aval, (*aval.shape[:axis], size, *aval.shape[axis + 1 :]))

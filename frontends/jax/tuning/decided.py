@@ -54,6 +54,7 @@ class ByDecision:
         self._watched: Watched | None = None
         self._only: Any = None
         self._earlier: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self._raised: set[str] = set()
         self._on_this_thread = threading.local()
 
     @contextlib.contextmanager
@@ -69,13 +70,14 @@ class ByDecision:
     def _choice(self) -> Any:
         return getattr(self._on_this_thread, "choice", None)
 
-    def _traced(self, args: Any, kwargs: Any) -> Any:
+    def _traced(self, kind: str, args: Any, kwargs: Any) -> Any:
         fast = self._fast
         if fast.left_alone(args, kwargs):
             return fast.original(*args, **kwargs)
         choice = self._choice()
         if choice is None:
             self._renew()
+            self._raised.add(kind)
             raise NotDecided
         if choice.child is None:
             return fast.inner(*args, **kwargs)
@@ -92,6 +94,16 @@ class ByDecision:
             self._earlier.setdefault(id(choice), (choice, self._programs))
         self._programs = {}
 
+    def look_again(self) -> None:
+        """Programs are called without Python again that raised for signatures that are decided now.
+
+        Not while one is not: the others' next calls pass through Python once.
+        """
+        for kind in list(self._raised):
+            self._raised.discard(kind)  # first: another thread's program may raise meanwhile
+            if program := self._programs.get(kind):
+                _compat.look_again(program)
+
     def of_choice(self, choice: Any) -> Any:
         """The jitted program of what has this decision."""
         _, programs = self._earlier.get(id(choice), (None, {}))
@@ -102,7 +114,7 @@ class ByDecision:
         if kind not in self._programs:
             # A new function each time: JAX keeps what it traced by function.
             def call(*args: Any, **kwargs: Any) -> Any:
-                return self._traced(args, kwargs)
+                return self._traced(kind, args, kwargs)
 
             options = originals.options(kind, self._fast.jit_compiler_options)
             self._programs[kind] = (
@@ -192,6 +204,7 @@ class ByDecision:
                 program.clear_cache()
         self._programs.clear()
         self._earlier.clear()
+        self._raised.clear()
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class CompiledWays(ways.Ways):
         self._fast, self._args, self._kwargs = fast, args, kwargs
         self._limits_blas = False
         self._operators = max(1, len(first.captured.graph.ops))
+        fast.by_decision.look_again()  # what is measured is what later calls will take
         # The program that is measured is the one that calls will run, if this is what is decided.
         run = _runner(fast.by_decision.program("original"), fast, args, kwargs)
         anew = self._operators * _OPERATOR_S

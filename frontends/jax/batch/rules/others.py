@@ -78,7 +78,10 @@ def _whole_draw(site: Site) -> State:
     raise Refuse(_DRAW)
 
 
-@rule("psum", "psum_invariant", "ppermute", "pbroadcast", "pmax", "pmin")
+@rule(
+    "psum", "psum_invariant", "unreduced_psum", "ppermute", "pbroadcast", "pmax", "pmin",
+    "preduced", "vary_unreduced_cast", "vary_unreduced_cast_p",
+)  # fmt: skip
 def _across_devices(site: Site) -> list[State]:
     """Elementwise over devices; operands are independent of each other."""
     site.same_params()
@@ -89,7 +92,10 @@ def _across_devices(site: Site) -> list[State]:
     return [linear([s]) for s in site.ins]
 
 
-@rule("all_gather", "all_gather_invariant", "reduce_scatter", "all_to_all")
+@rule(
+    "all_gather", "all_gather_invariant", "all_gather_reduced", "reduce_scatter",
+    "unreduced_reduce_scatter", "all_to_all",
+)  # fmt: skip
 def _regroup(site: Site) -> State:
     site.same_params()
     (state,) = site.ins
@@ -106,7 +112,7 @@ def _regroup(site: Site) -> State:
         raise NoRule("adds or removes an axis")
     if dim != axis:
         return linear([state])
-    if site.name == "reduce_scatter":
+    if site.name in ("reduce_scatter", "unreduced_reduce_scatter"):
         raise Refuse("gives different rows of the batch to different devices")
     if not isinstance(state, Rows):
         raise Refuse(POSITION)

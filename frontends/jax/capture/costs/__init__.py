@@ -7,6 +7,7 @@ from dynaflow_xla.frontends.jax.capture.costs.estimates import (
     HANDED_OVER_FLOPS as HANDED_OVER_FLOPS,
     OP_OVERHEAD_NS as OP_OVERHEAD_NS,
     OUTER_CALLS as OUTER_CALLS,
+    PURE_CALLBACKS as PURE_CALLBACKS,
     SCHEDULED as SCHEDULED,
     aval_bytes as aval_bytes,
     elements_in_steps as elements_in_steps,

@@ -73,11 +73,20 @@ WINDOW_NS = 0.55  # an element of a window that is reduced
 
 COLLECTIVES = frozenset(
     "psum psum2 psum_invariant pmax pmin all_gather all_gather_invariant all_to_all ppermute "
-    "reduce_scatter psum_scatter pgather axis_index pbroadcast pvary ragged_all_to_all".split()
+    "reduce_scatter psum_scatter pgather axis_index pbroadcast pbroadcast_dynamic pvary ragged_all_to_all "
+    "psend precv preduced all_gather_reduced unreduced_psum unreduced_pmax unreduced_pmin "
+    "unreduced_reduce_scatter vary_unreduced_cast vary_unreduced_cast_p "
+    "all_gather_start all_gather_reduced_start all_gather_done psum_start psum_invariant_start "
+    "unreduced_psum_start psum_done reduce_scatter_start unreduced_reduce_scatter_start reduce_scatter_done "
+    "all_to_all_start all_to_all_done pbroadcast_start pbroadcast_done ppermute_start ppermute_done".split()
 )
+"""Of every version of JAX that is supported; each knows some of them."""
+
 CALLBACKS = frozenset(
-    "pure_callback io_callback debug_callback debug_print outside_call infeed outfeed".split()
+    "pure_callback io_callback debug_callback debug_print buffer_callback outside_call infeed outfeed".split()
 )
+PURE_CALLBACKS = frozenset(["pure_callback", "buffer_callback"])
+"""Those that say by an effect if they act on something besides their results."""
 SCHEDULED = frozenset(["dfx_call", "dfx_program", "dfx_jvp", "dfx_linear"])
 """What scheduled functions are in a trace, and their derivatives."""
 

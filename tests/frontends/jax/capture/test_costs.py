@@ -10,6 +10,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
+from jax.extend.core import Primitive  # noqa: E402
 from jaxprs import walked  # noqa: E402
 from spreads import forks  # noqa: E402
 
@@ -316,3 +317,10 @@ def test_fourier_transforms_compute() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(machine, "numbers", lambda: slow)
         assert costs.estimate(eqn).ns == pytest.approx(4 * real, rel=0.1)
+
+
+def test_what_communicates_is_known_by_name() -> None:
+    parallel = pytest.importorskip("jax._src.lax.parallel")
+    named = {each.name for each in vars(parallel).values() if isinstance(each, Primitive)}
+    assert "psum" in named
+    assert named <= costs.COLLECTIVES

@@ -19,6 +19,7 @@ from round_robin import RoundRobin  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.ffi import _engine, device_lanes, programs  # noqa: E402
+from dynaflow_xla.frontends.jax.capture import costs  # noqa: E402
 from dynaflow_xla.frontends.jax.lanes import device_stage  # noqa: E402
 
 _plugin = (
@@ -193,3 +194,30 @@ def test_many_threads_make_the_same_program() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("strategy", [dfx.Sequential(wide=False), RoundRobin()])
+def test_functions_that_call_back_share_no_program(
+    strategy: Any, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lowered program holds the number of what it calls back, which is the same in both."""
+    buffers = pytest.importorskip("jax.experimental.buffer_callback")
+    if not known:  # as a callback of a later JAX
+        monkeypatch.setattr(costs, "CALLBACKS", costs.CALLBACKS - {"buffer_callback"})
+
+    def scaled(scale: float) -> Any:
+        def write(_: Any, out: Any, x: Any) -> None:
+            np.asarray(out)[...] = np.asarray(x) * scale
+
+        def called_back(x: Any) -> Any:
+            y = buffers.buffer_callback(write, jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+            return jnp.sort(y), jnp.sort(x) + 1
+
+        return dfx.schedule(jax.jit(called_back), strategy, lanes=2)
+
+    x = jnp.arange(8.0)
+    two, five = scaled(2.0), scaled(5.0)
+    for fast, scale in ((two, 2.0), (five, 5.0), (two, 2.0)):
+        np.testing.assert_array_equal(fast(x)[0], scale * np.arange(8.0))
+    assert ("calls back into Python" in dfx.explain(two, x)) == known

@@ -244,3 +244,72 @@ def test_rules_of_the_mark_for_the_callers_thread() -> None:
     np.testing.assert_allclose(
         jax.vmap(lambda x: run(x)[0])(jnp.stack([X, 2 * X]))[1], jnp.sin(2 * X)
     )
+
+
+def _split(key: Any) -> Any:
+    one, other = jax.random.split(key)
+    return one, other, jnp.sort(jnp.arange(8.0))
+
+
+def _folded(key: Any) -> Any:
+    return jnp.sort(jax.random.normal(jax.random.fold_in(key, 1), (8,)))
+
+
+def _passed_on(key: Any) -> Any:
+    return key, jnp.sort(jnp.arange(8.0))
+
+
+def _drawn(key: Any) -> Any:
+    return jnp.sort(jax.random.normal(key, (8,)))
+
+
+def _drawn_twice(key: Any) -> Any:
+    return jax.random.normal(key, (8,)), jnp.sort(jax.random.uniform(key, (8,)))
+
+
+def _noisy(w: Any, key: Any) -> Any:
+    return jnp.sum(jax.random.normal(key, (8,)) * jnp.sort(w))
+
+
+def _twice(f: Any) -> None:
+    key = jax.random.key(0)
+    f(key), f(key)
+
+
+KEYS: dict[str, tuple[Any, Callable[[Any], Any], bool]] = {
+    "splits are used": (_split, lambda f: jax.random.bits(f(jax.random.key(0))[0]), True),
+    "split twice": (_split, _twice, False),
+    "folded": (_folded, _twice, True),
+    "passed on": (_passed_on, lambda f: jax.random.bits(f(jax.random.key(0))[0]), True),
+    "passed on twice": (_passed_on, _twice, True),
+    "drawn twice": (_drawn, _twice, False),
+    "drawn twice inside": (_drawn_twice, lambda f: f(jax.random.key(0)), False),
+    "gradient": (_noisy, lambda f: jax.grad(f)(jnp.ones(8), jax.random.key(0)), True),
+    "tangent": (
+        _noisy,
+        lambda f: jax.jvp(lambda w: f(w, jax.random.key(0)), (X.repeat(2),), (X.repeat(2),)),
+        True,
+    ),
+    "vmap": (_split, lambda f: jax.vmap(f)(jax.random.split(jax.random.key(0), 3)), True),
+}
+
+
+@pytest.mark.parametrize("case", KEYS)
+@pytest.mark.parametrize("strategy", [RoundRobin(), dfx.Branches(wide=False), "auto"])
+def test_keys_are_used_up_as_by_the_original(strategy: Any, case: str) -> None:
+    fn, use, fine = KEYS[case]
+    for f in (jax.jit(fn), scheduled(fn, strategy)):
+        with jax.debug_key_reuse(True):
+            if fine:
+                use(f)
+                continue
+            with pytest.raises(jax.errors.KeyReuseError):
+                use(f)
+
+
+def test_the_warning_names_the_users_line() -> None:
+    fast = scheduled(logarithm)
+    with pytest.warns(FallbackWarning) as caught:
+        checkify.checkify(fast)(X)
+        checkify.checkify(jax.jit(fast))(X)
+    assert {warning.filename for warning in caught} == {__file__}
