@@ -6,7 +6,7 @@ the same mistake raises elsewhere:
     PlanError, RuleError, SeparabilityError   ValueError (bad arguments; of a wrong type: TypeError, too)
     UnsupportedError                          NotImplementedError (of a wrong type: TypeError, too)
     VerificationError                         AssertionError
-    EngineError                               RuntimeError
+    EngineError                               RuntimeError (of a step that failed: what it raised, too)
 
 The other side of it: ``except ValueError`` around somebody else's code also catches what this package
 raises inside of it. Where that must not be taken for the other's error, ``except DynaflowError: raise``
@@ -14,6 +14,9 @@ comes first.
 """
 
 from __future__ import annotations
+
+import functools
+from typing import Any
 
 
 class DynaflowError(Exception):
@@ -54,6 +57,53 @@ class VerificationError(DynaflowError, AssertionError):
 
 class EngineError(DynaflowError, RuntimeError):
     """The run-time engine failed, or a step failed while it ran."""
+
+
+def step_failed(text: str, cause: BaseException) -> EngineError:
+    """The error for a step that raised: also an error of the step's own kind, with what is noted on it.
+
+    So ``except torch.linalg.LinAlgError`` around a call catches what it catches around the original.
+    """
+    made = _failed(type(cause), text)
+    if type(made) is not EngineError:
+        made.__dict__.update(vars(cause))
+    return made
+
+
+def _failed(kind: type[BaseException], text: str) -> EngineError:
+    try:
+        return _engine_error_of(kind)(text)  # type: ignore[arg-type]
+    except Exception:  # classes whose memory differs, or that nobody can make or derive from
+        return EngineError(text)
+
+
+@functools.lru_cache(maxsize=256)
+def _engine_error_of(kind: type[BaseException]) -> type[EngineError]:
+    plain = issubclass(EngineError, kind) or not issubclass(kind, Exception)
+    # In a generator Python takes an error of these for its end.
+    if plain or issubclass(kind, StopIteration | StopAsyncIteration):
+        return EngineError
+
+    # What the other class does when its errors are made and shown is for its own arguments.
+    def begin(self: Any, text: str) -> None:
+        Exception.__init__(self, text)
+
+    def show(self: Any) -> str:
+        return str(self.args[0])
+
+    def reduce(self: Any) -> Any:
+        return _failed, (kind, str(self)), dict(vars(self))
+
+    names = {
+        "__doc__": EngineError.__doc__,
+        "__module__": __name__,
+        "__qualname__": EngineError.__qualname__,
+        "__init__": begin,
+        "__str__": show,
+        "__repr__": lambda self: f"{EngineError.__name__}({str(self)!r})",
+        "__reduce__": reduce,
+    }
+    return type(EngineError.__name__, (EngineError, kind), names)
 
 
 def bad_argument(got: object, kind: type | tuple[type, ...], text: str) -> PlanError:

@@ -45,8 +45,8 @@ class NanoBatch(Splitting):
             raise bad_argument(
                 self.n,
                 Integral,
-                "NanoBatch takes the number of nano-batches, an integer >= 1, or the rows of each, as a "
-                f"sequence; got {self.n!r}",
+                "NanoBatch takes the count of nano-batches, an integer >= 1, or the sizes of each, its rows, "
+                f"as a sequence; got {self.n!r}",
             )
         if sizes is None:
             object.__setattr__(self, "n", count)

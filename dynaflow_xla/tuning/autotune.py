@@ -334,6 +334,8 @@ def _timed(run: Callable[[], None], calls: int) -> float:
     most = _IN_A_ROW if run.in_a_row() else 1
     while left:
         given = [run.given() for _ in range(min(left, most))]
+        if run.wait is not None:
+            run.wait()  # for the copies that these are
         start = time.perf_counter()
         run.with_given(*given)
         seconds += time.perf_counter() - start

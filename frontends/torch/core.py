@@ -17,6 +17,7 @@ from dynaflow_xla.frontends.torch._compat import captures, failures, modes, oper
 from dynaflow_xla.frontends.torch.backend import Entry
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import lazy
+from dynaflow_xla.frontends.torch.capture.forwards import Forwards, class_forward as class_forward
 from dynaflow_xla.frontends.torch.capture.mutation import overlap
 from dynaflow_xla.frontends.torch.dynamo import capturing, running
 from dynaflow_xla.frontends.torch.dynamo.graphs import CapturedGraphs, Doorway, NoGraph
@@ -37,7 +38,7 @@ from dynaflow_xla.strategies.auto import Auto, OneOf
 from dynaflow_xla.strategies.base import Strategy
 
 _MAX_FORWARDS = 16
-"""So many times a module's class may get another ``forward``."""
+"""So many times classes of modules may get another ``forward``."""
 
 _MAX_ROOTS = 8
 """So many times captures begin anew after a call that raised."""
@@ -82,8 +83,8 @@ class Core(Deciding):
         self._left_out = ""
         self._initialized = False
         self._apart: dict[overlap.Pattern, Core] = {}
-        self._forward = class_forward(original)
-        self._renewed: list[Core] = []
+        self._forwards = Forwards(original)
+        self._renewed: list[tuple[list[Any], Core]] = []
         self._as_original: Recent[Hashable, bool] = Recent(_MAX_WAYS)
         self._lock = threading.Lock()
         self._for_arrays: Callable[..., Any] | None = None
@@ -127,24 +128,24 @@ class Core(Deciding):
             self.graphs.warn(note)
 
     def current(self) -> Core | None:
-        """This, or one for a module whose class has another ``forward`` by now, of which no guard tells.
+        """This, or one for a module of which a class has another ``forward`` by now, see ``Forwards``.
 
         None: there were too many of these, and the original runs.
         """
-        forward = class_forward(self.original)
-        if forward is self._forward:
+        if (now := self._forwards.now()) == self._forwards.known:
             return self
         with self._lock:
-            for made in self._renewed:
-                if made._forward is forward:
+            for found, made in self._renewed:
+                if found == now:
                     return made
             if len(self._renewed) < _MAX_FORWARDS:
-                self._renewed.append(Core(self.original, self.options, self.parent))
-                return self._renewed[-1]
+                made = Core(self.original, self.options, self.parent)
+                self._renewed.append((now, made))
+                return made
         self.warn(
-            f"the class of {self.options.name!r} got more than {_MAX_FORWARDS} other functions for its "
-            "forward, each of which is captured anew, so the original runs for further ones. Schedule a "
-            "function that calls what changes"
+            f"the class of {self.options.name!r}, or of modules in it, got more than {_MAX_FORWARDS} other "
+            "functions for its forward, each of which is captured anew, so the original runs for further "
+            "ones. Schedule a function that calls what changes"
         )
         return None
 
@@ -183,6 +184,8 @@ class Core(Deciding):
         if not self._initialized:
             if lazy.uninitialized(self.original):
                 return self.as_written(args, kwargs)
+            # Lazy modules are of other classes by now.
+            self._forwards = Forwards(self.original)
             self._initialized = True
         if why := self.why_as_written() or self._padded.why(args, kwargs):
             self.warn(why)
@@ -464,14 +467,6 @@ class Core(Deciding):
             f"{self.options.name!r} runs as {len(entries)} graphs for these arguments, each with a "
             f"plan of its own{breaks}; dfx.explain shows all of them"
         )
-
-
-def class_forward(original: Any) -> Any:
-    """What a module's class has under ``forward``, as it is there; None for anything else."""
-    for cls in type(original).__mro__ if isinstance(original, torch.nn.Module) else ():
-        if "forward" in cls.__dict__:
-            return cls.__dict__["forward"]
-    return None
 
 
 def _kind(original: Any, args: Any, kwargs: Any) -> Any:

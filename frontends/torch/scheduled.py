@@ -113,6 +113,46 @@ class _ModuleView:
         """
         return self._dfx_core.call(args, kwargs)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The original's, which some functions derive a class from and give to the module.
+
+        ``torch.nn.utils.parametrizations`` do, and those that take a parametrization off: so they find, and
+        change, what the original is.
+        """
+        return type(self.original)
+
+    @__class__.setter
+    def __class__(self, cls: type) -> None:
+        self.original.__class__ = cls
+        self._follow()
+
+    def _follow(self) -> bool:
+        """Becomes a view of the class that the original has by now; whether it has another one."""
+        cls = type(self.original)
+        if cls is type(self)._dfx_user_class:
+            return False
+        # Not by assignment, which would be the original's.
+        made = _class_for(cls)  # type: ignore[arg-type]
+        object.__dict__["__class__"].__set__(self, made)
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        """What only the original's class has, which may be another one by now."""
+        if name not in _ModuleView.__slots__ and self._follow():
+            return getattr(self, name)
+        return super().__getattr__(name)  # type: ignore[misc]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As the original's class does it."""
+        self._follow()
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """The same."""
+        self._follow()
+        super().__delattr__(name)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return schedule_module(copy.deepcopy(self.original, memo), self._dfx_core.options)
 

@@ -83,7 +83,11 @@ PAGES = {
 WRITES = {"timeline.html", "timeline.png", "timeline.json", "timeline.pftrace"}
 WARNS = {"export.md", "torch.md"}  # torch.export warns of itself
 _CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_SKETCHES = {"gpu.md", "xla.md", "reliability.md"}  # code with gaps: for a GPU, or one call of a function
+_SKETCHES = {
+    "gpu.md",
+    "xla.md",
+    "reliability.md",
+}  # code with gaps: for a GPU, or one call of a function
 
 
 def test_every_page_with_code_runs() -> None:

@@ -34,9 +34,10 @@ def aot_backend(
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import default_partition
 
-    def keep_drawn(joint: Any, *given: Any, **told: Any) -> tuple[Any, Any]:
-        assert draws is not None
-        _save_drawn(joint, draws)
+    def partition(joint: Any, *given: Any, **told: Any) -> tuple[Any, Any]:
+        _save_what_reads_written(joint)
+        if draws is not None:
+            _save_drawn(joint, draws)
         made: tuple[Any, Any] = default_partition(joint, *given, **told)
         for part in made:
             for node in part.graph.nodes:
@@ -49,7 +50,7 @@ def aot_backend(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        partition_fn=default_partition if draws is None else keep_drawn,
+        partition_fn=partition,
         decompositions={},
     )
 
@@ -65,10 +66,38 @@ class _DrawsNothing:
         return self.operator(*args, **kwargs)
 
 
+def _save_what_reads_written(joint: Any) -> None:
+    """Of a checkpoint, what is made of inputs that the call writes is for the forward to save.
+
+    To make it again (a batch norm, say, which reads its statistics) would be from what is there after
+    the call, which autograd refuses.
+    """
+    from torch._functorch.partitioners import must_recompute
+
+    (output,) = joint.graph.find_nodes(op="output")
+    written = [d.mutated_input for d in output.meta.get("desc") or () if is_update(d)]
+    inputs = joint.graph.find_nodes(op="placeholder")
+    found = [node for node in inputs if written and node.meta.get("desc") in written]
+    while found:
+        for user in found.pop().users:
+            if getattr(user.target, "is_view", False):
+                found.append(user)
+            elif must_recompute(user):
+                _save(user)
+
+
+def _save(node: Any) -> None:
+    """A node in a checkpoint, and its parts, are kept for the backward."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    parts = [user for user in node.users if user.target is operator.getitem]
+    for kept in (node, *parts):
+        kept.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
 def _save_drawn(joint: Any, draws: Callable[..., bool]) -> None:
     """Of a checkpoint in a joint graph, what was drawn is for the forward to save."""
     from torch._functorch.partitioners import must_recompute
-    from torch.utils.checkpoint import CheckpointPolicy
 
     for node in joint.graph.nodes:
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -77,9 +106,7 @@ def _save_drawn(joint: Any, draws: Callable[..., bool]) -> None:
         if not draws(node.target, node.args, node.kwargs):
             node.target = _DrawsNothing(node.target)
             continue
-        parts = [user for user in node.users if user.target is operator.getitem]
-        for kept in (node, *parts):
-            kept.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        _save(node)
 
 
 def _keep_checks() -> None:
@@ -185,7 +212,10 @@ def _views_of_merged(gm: Any) -> Iterator[tuple[list[Any], int, Any]]:
     (output,) = gm.graph.find_nodes(op="output")
     told = zip(output_descriptions(gm), output.args[0], strict=False)
     results = {
-        d.idx: node.meta.get("val") for d, node in told if type(d).__name__ == "PlainAOTOutput"
+        d.idx: node.meta.get("val")
+        for d, node in told
+        # A size among the results may be a number, which no node makes.
+        if type(d).__name__ == "PlainAOTOutput" and isinstance(node, torch.fx.Node)
     }
     infos = context.fw_metadata.output_info
     for number, info in enumerate(infos):

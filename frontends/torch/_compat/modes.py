@@ -50,6 +50,11 @@ def modes_active() -> bool:
     return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
 
 
+def captured_by_user() -> bool:
+    """Whether the current stream is being captured: who waits for the device ends that capture."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def watched_by_autograd() -> bool:
     """Whether a functorch transform or hooks on saved tensors are open here: they would see what is measured.
 

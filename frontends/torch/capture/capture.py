@@ -399,8 +399,9 @@ def _check_devices(builder: _Builder, name: str) -> torch.device:
         what = "an argument" if producer < 0 else f"what {builder.ops[producer].kind} makes"
         readers = [op for op in builder.ops if number in op.inputs]
         at = builder.ops[producer] if producer >= 0 else (readers[0] if readers else None)
+        source = None if at is None else at.source  # PyTorch's own operators have no line
         where = (
-            "" if at is None else f" (used at {at.source})" if producer < 0 else f" at {at.source}"
+            "" if source is None else f" (used at {source})" if producer < 0 else f" at {source}"
         )
         raise UnsupportedError(
             f"a schedule runs on one device, the CPU or a CUDA device (here {device}), and in {name!r} "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,8 +15,10 @@ from dynaflow_xla.errors import UnsupportedError
 
 _DRAWS = re.compile(
     "dropout|rand|bernoulli|multinomial|normal|poisson|rrelu|exponential|uniform|geometric|cauchy|"
-    "gumbel|gamma|binomial|scaled_dot_product|multi_head_attention"
+    "gumbel|gamma|binomial|dirichlet|scaled_dot_product|multi_head_attention|fractional_max_pool|lowrank|"
+    "^(lstm|gru|rnn_tanh|rnn_relu)$"
 )
+"""Names of functions that draw, beside the operators that PyTorch says it of: many are made of several."""
 
 
 def keep(gm: Any) -> int:
@@ -31,18 +35,53 @@ def keep(gm: Any) -> int:
     unused = [
         node
         for node in graph.nodes
-        if node.op in ("call_function", "call_method")
-        and node not in used
-        and _DRAWS.search(getattr(node.target, "__name__", str(node.target)))
-        and isinstance(node.meta.get("example_value"), torch.Tensor)
+        if node.op in ("call_function", "call_method") and node not in used and _may_draw(gm, node)
     ]
-    if not unused:
+    extra = [x for node in unused for x in _tensors_of(node)]
+    if not extra:
         return 0
     with graph.inserting_before(output):
         # Detached, so that nobody asks for their gradients.
-        extra = [graph.call_method("detach", (node,)) for node in unused]
+        extra = [graph.call_method("detach", (node,)) for node in extra]
     output.args = ((*output.args[0], *extra),)
     return len(extra)
+
+
+def _may_draw(gm: Any, node: torch.fx.Node) -> bool:
+    """Whether what a node calls may draw random numbers, in a graph of its own perhaps (a checkpoint)."""
+    inner = [x for x in node.all_input_nodes if x.op == "get_attr"]
+    for part in (getattr(gm, str(x.target), None) for x in inner):
+        if isinstance(part, torch.fx.GraphModule):
+            calls = [x for x in part.graph.nodes if x.op in ("call_function", "call_method")]
+            if any(_may_draw(part, x) for x in calls):
+                return True
+    if isinstance(node.target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in node.target.tags
+    name = str(getattr(node.target, "__name__", node.target))
+    return _DRAWS.search(name) is not None or _is_tagged(name)
+
+
+@functools.cache
+def _is_tagged(name: str) -> bool:
+    """Whether PyTorch says of an operator of this name that it draws."""
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return False
+    found = [getattr(packet, overload) for overload in packet.overloads()]
+    return any(torch.Tag.nondeterministic_seeded in op.tags for op in found)
+
+
+def _tensors_of(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Nodes of the tensors that a node gives, alone or in a tuple."""
+    result = node.meta.get("example_value")
+    if isinstance(result, torch.Tensor):
+        return [node]
+    if isinstance(result, (tuple, list)):
+        places = [i for i, x in enumerate(result) if isinstance(x, torch.Tensor)]
+        with node.graph.inserting_after(node):
+            return [node.graph.call_function(operator.getitem, (node, i)) for i in places]
+    # What stands in the place of a recurrent module has none.
+    return [node] if result is None and node.target is torch.dropout else []
 
 
 def without_last(fn: Callable[..., Sequence[Any]], count: int) -> Callable[..., Sequence[Any]]:

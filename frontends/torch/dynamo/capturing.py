@@ -13,7 +13,7 @@ from typing import Any
 from dynaflow_xla.frontends.torch._compat import captures, class_attributes, dynamo_graphs
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.capture.names import ROOT_FILE, ROOT_NAME
-from dynaflow_xla.frontends.torch.dynamo import running
+from dynaflow_xla.frontends.torch.dynamo import running, uncaptured
 from dynaflow_xla.frontends.torch.rewrite import recurrent
 from dynaflow_xla.frontends.torch.signature import open_batch
 
@@ -27,7 +27,7 @@ _schedules = itertools.count()
 def _around() -> Iterator[None]:
     """What is open while Dynamo captures for us."""
     before = dynamo_graphs.break_counts()
-    with recurrent.lengths_open(), open_batch.around():
+    with uncaptured.not_told(), recurrent.lengths_open(), open_batch.around():
         yield
     if reason := dynamo_graphs.reason_of_break(before):
         running.leave_out(reason)

@@ -214,7 +214,7 @@ class CapturedGraphs:
                     overlap.check(self.shared, self.name)
                 self.changes.found(effects.written_outside(graph.sources))
                 graph.forward = made
-            return aot.boxed(_Runner(made))
+            return aot.boxed(running.Runner(made))
 
         return compile_graph
 
@@ -294,20 +294,3 @@ class Doorway:
         """What runs in the place of a graph."""
         graphs = self._graphs()
         return gm.forward if graphs is None else graphs(gm, example_inputs)  # type: ignore[no-any-return]
-
-
-class _Runner:
-    """A compiled graph: counts itself among what a call ran, then runs."""
-
-    def __init__(self, graph: Entry | BySizes) -> None:
-        self.graph: Any = graph
-        self.resolves = hasattr(graph, "resolve")  # plans by sizes
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        entry = self.graph.resolve(inputs) if self.resolves else self.graph
-        observer = running.observer(entry)
-        if observer is not None:
-            return observer(inputs)
-        if entry.kind != "backward":
-            running.note_run(entry)
-        return entry(inputs)  # type: ignore[no-any-return]

@@ -9,6 +9,7 @@ from typing import Any
 
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.capture.mutation import effects
+from dynaflow_xla.frontends.torch.dynamo import uncaptured
 
 Run = Callable[[Any], list[Any]]
 
@@ -57,9 +58,10 @@ class Running(marks.MarkWatch):
 
 @contextmanager
 def ends_at_lasting(changes: effects.Changes, original: Any, entry: Any) -> Iterator[None]:
-    """Ends a call of this thread before a graph runs that changes what cannot be put back.
+    """Ends a call of this thread before something runs that changes what cannot be put back.
 
-    What code in or behind a graph changes is known when that graph is captured, not before.
+    What code in or behind a graph changes is known when that graph is captured, not before; what code in no
+    graph does is not known at all.
 
     Args:
         changes: What is known, and is told meanwhile.
@@ -71,7 +73,10 @@ def ends_at_lasting(changes: effects.Changes, original: Any, entry: Any) -> Iter
         if changes.lasting(original):
             raise FirstGraphPlanned(entry)
 
-    with changes.watched(found):
+    def in_no_graph(where: str) -> None:
+        changes.found(others=frozenset({f"whatever the code between its graphs does, see {where}"}))
+
+    with changes.watched(found), uncaptured.told(in_no_graph, Runner.__call__.__code__):
         yield
 
 
@@ -134,3 +139,21 @@ def left_out() -> str:
 def leave_out(reason: str) -> None:
     """Remembers such a reason."""
     _state.left_out = reason
+
+
+class Runner:
+    """A compiled graph: counts itself among what a call ran, then runs."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        self.resolves = hasattr(graph, "resolve")  # plans by sizes
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """Runs it, or what is to be done in its place."""
+        entry = self.graph.resolve(inputs) if self.resolves else self.graph
+        observed = observer(entry)
+        if observed is not None:
+            return observed(inputs)
+        if entry.kind != "backward":
+            note_run(entry)
+        return entry(inputs)  # type: ignore[no-any-return]

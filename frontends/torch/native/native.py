@@ -3,12 +3,14 @@
 Between two cross-lane edges a lane runs one step, so the interpreter lock changes hands at edges and
 inside operators only. Tensors cross lanes as references in the call's environment; the engine's
 events order who writes and who reads. What a call needs from its caller's thread (grad mode is
-always off here, inference mode, flushing of denormals) is set on the lanes for its time.
+always off here, inference mode, flushing of denormals, context variables) is set on the lanes for its
+time.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextvars
 import itertools
 import os
 import threading
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla import machine
-from dynaflow_xla.errors import DynaflowError, EngineError
+from dynaflow_xla.errors import DynaflowError, EngineError, step_failed
 from dynaflow_xla.ffi import _engine, watching
 from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.capture.captured import Captured
@@ -78,6 +80,7 @@ class _Call:
     """One execution: the environment, the caller's settings, the first error.
 
     ``owned``: threads that PyTorch's operators may use on the caller's thread, while it has lanes' work.
+    ``context``: the caller's context variables, which operators of the user's may read.
     """
 
     env: Environment
@@ -86,6 +89,7 @@ class _Call:
     owned: int = 1
     started: set[int] = field(default_factory=set)
     error: tuple[Stretch, BaseException] | None = None
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
 
 def run_stretch(stretch: Stretch, call: _Call) -> None:
@@ -156,7 +160,8 @@ class _LaneStep:
         if flush != call.flush:
             torch.set_flush_denormal(call.flush)
         try:
-            self._run_here(call)
+            # A copy: one context is one thread's at a time.
+            call.context.copy().run(self._run_here, call)
         finally:
             if flush != call.flush:
                 torch.set_flush_denormal(flush)
@@ -325,10 +330,9 @@ class Native:
         if isinstance(cause, DynaflowError):
             return type(cause)(str(cause))
         region = self.pg.regions[stretch.region_of(cause)]
-        return EngineError(
-            f"region {region.name!r} of {self.captured.graph.name!r} (from {region.source}) failed: "
-            f"{type(cause).__name__}: {cause}"
-        )
+        where = "" if region.source is None else f" (from {region.source})"
+        text = f"region {region.name!r} of {self.captured.graph.name!r}{where} failed: "
+        return step_failed(f"{text}{type(cause).__name__}: {cause}", cause)
 
 
 Compiler = Callable[[Sequence[StretchBody]], list[StretchBody]]

@@ -18,7 +18,7 @@ from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.native.cuda import devices
 from dynaflow_xla.frontends.torch.tuning import call_signature, keeping, one_thread, variants
-from dynaflow_xla.frontends.torch.tuning.trial import Trial, hooked
+from dynaflow_xla.frontends.torch.tuning.trial import Trial, hooked, own_operators
 from dynaflow_xla.machine import distance
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.auto import OneOf, too_large
@@ -211,9 +211,12 @@ def _choose(
             f"a call changes what can neither be copied nor put back ({', '.join(named)}): it is not "
             "measured",
         )
-    outer = sorted({op.kind for e in entries for op in e.captured.graph.ops if op.outer})
-    if outer:
+    if outer := sorted({op.kind for e in entries for op in e.captured.graph.ops if op.outer}):
         return as_it_is(f"the graph communicates ({', '.join(outer)}): it is not measured")
+    if own := own_operators(entries):
+        return as_it_is(
+            f"operators of your own may keep state ({', '.join(own)}): it is not measured"
+        )
     if small := choice_of.too_small((r for e in entries for r in e.pg.regions), strategy):
         return as_it_is(small)
     key = _key(core, entries, candidates.values(), len(run.wanted))
@@ -328,7 +331,7 @@ def _on_one_thread(core: Any, run: Trial, ways: ways_to_run.Ways) -> str:
     run.put_back()
     try:
         ways.compiled(one_thread.NAME, run.of(_caller(core.on_one_thread)))
-    except DynaflowError as error:  # of something scheduled in it, which one thread cannot run
+    except Exception as error:  # of something scheduled in it, say, which one thread cannot run
         return _short(error)
     return ways.too_slow(one_thread.NAME)
 
@@ -359,12 +362,10 @@ def _named(runs: dict[str, Any], plain: list[str]) -> dict[str, autotune.Fresh]:
     """The same; an error of a candidate tells which it is. The first plain way's pass through."""
 
     def named(name: str, run: Callable[[Any], None]) -> Callable[[Any], None]:
-        expected = Exception if name in plain else DynaflowError
-
         def candidate(given: Any) -> None:
             try:
                 run(given)
-            except expected as error:
+            except Exception as error:
                 raise _CandidateError(name, error) from error
 
         return run if name == plain[0] else candidate
@@ -440,10 +441,8 @@ def _planned(
             if isinstance(error, SeparabilityError):
                 mixing.add(name)
             continue
-        except Exception as error:
-            if eager:
-                raise
-            left_out[name] = f"{form.compiler} fails: {_short(error)}"
+        except Exception as error:  # the original did not raise it
+            left_out[name] = f"{'it' if eager else form.compiler} fails: {_short(error)}"
             continue
         if captured:
             capture_s += took  # what its first call planned and compiled, the others' will, too

@@ -144,7 +144,10 @@ class Deciding:
         assert isinstance(strategy, Auto)
         choice = self.decisions.decided(signature) or self.decisions.of_other_sizes(signature)
         if choice is None and not (
-            native.in_lane() or modes.modes_active() or modes.watched_by_autograd()
+            native.in_lane()
+            or modes.modes_active()
+            or modes.watched_by_autograd()
+            or modes.captured_by_user()
         ):
             choice = self.decisions.now(
                 signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide,

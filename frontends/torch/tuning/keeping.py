@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch._compat import modes, operators
+from dynaflow_xla.frontends.torch._compat import fakes, modes, operators
 from dynaflow_xla.frontends.torch.capture.mutation import effects
 from dynaflow_xla.frontends.torch.tuning import randomness
 from dynaflow_xla.frontends.torch.tuning.copying import copies as copies, objects_copied
@@ -64,6 +64,8 @@ class _Value:
     def differs(self) -> bool:
         """Whether other values are there; of what has no elements in memory to compare, no."""
         if self.tensor.layout != torch.strided or self.tensor.is_meta:
+            return False
+        if isinstance(self.tensor, fakes.FakeTensor):
             return False
         try:
             return not torch.equal(self.tensor, self.value)
@@ -120,9 +122,9 @@ class _Values:
 
 
 @contextmanager
-def random_kept(args: Any, kwargs: Any) -> Iterator[None]:
-    """Puts random states back: of the default generators, of Python and of those among the arguments."""
-    generators = randomness.Generators(args, kwargs)
+def random_kept(args: Any, kwargs: Any, original: Any = None) -> Iterator[None]:
+    """Puts random states back: of the default generators, and as ``Generators`` finds them."""
+    generators = randomness.Generators(args, kwargs, original)
     states = generators.states()
     try:
         yield
@@ -189,7 +191,7 @@ def arguments_kept(original: Any, args: Any, kwargs: Any) -> Iterator[Any]:
     except UnsupportedError:  # whether it has to be copied is not known here
         given = args, kwargs
     try:
-        with random_kept(args, kwargs):
+        with random_kept(args, kwargs, original):
             yield given
     finally:
         whole.put_back()
@@ -242,7 +244,8 @@ def preserved(
     Yields:
         What puts the other places back in between, tensors left out, so that a call starts as the first did.
     """
-    with _state_kept(original, changes, args, kwargs) as (places, _), random_kept(args, kwargs):
+    kept = _state_kept(original, changes, args, kwargs)
+    with kept as (places, _), random_kept(args, kwargs, original):
         yield places.put_back
 
 
@@ -371,7 +374,7 @@ def own_runs(
         What is told of each run.
     """
     with _state_kept(original, changes, args, kwargs) as (places, tensors):
-        runs = OwnRuns(places, tensors, randomness.Generators(args, kwargs), watch)
+        runs = OwnRuns(places, tensors, randomness.Generators(args, kwargs, original), watch)
         try:
             yield runs
         finally:
@@ -383,7 +386,10 @@ def _saved_places(
 ) -> list[torch.Tensor]:
     """Saves what can be found; gives the tensors, whose values are still to be saved."""
     tensors: list[torch.Tensor] = []
-    for place in places:
-        with suppress(LookupError):
-            tensors += effects.save([place], original, saved)
+    with (
+        modes.apart()
+    ):  # of a capture's: what is found may be made there, as a tensor over an array of NumPy's
+        for place in places:
+            with suppress(LookupError):
+                tensors += effects.save([place], original, saved)
     return tensors

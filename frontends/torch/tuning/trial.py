@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,7 @@ class Trial:
         self._copies = copying.Copies((args, kwargs))
         self._copies.anew()  # or it is known that this cannot be
         self.wanted: list[torch.Tensor] = []
+        self._changes = core.changes
         self._wait = devices.waiting(core.original, args, kwargs)
         if torch.is_grad_enabled() and not core.captured_ahead:
             self.wanted = self._copies.wanted
@@ -99,7 +100,11 @@ class Trial:
                     made, self.wanted, ones, allow_unused=True, retain_graph=retain_graph
                 )
 
-        return autotune.Fresh(given, run, self._wait, lambda: not self._copies.written)
+        def in_a_row() -> bool:
+            """Whether a call finds all as the one before it did: what it changes is put back between two."""
+            return not (self._copies.written or self._changes.places)
+
+        return autotune.Fresh(given, run, self._wait, in_a_row)
 
     def of_original(self, call: Callable[..., Any], *, strict: bool) -> autotune.Fresh:
         """As ``of``, of the original: what fails only here is no error of the caller's call.
@@ -133,3 +138,26 @@ def hooked(original: Any) -> str | None:
             if operators.has_hooks(module):
                 return f"the module {name!r}" if name else "the module"
     return None
+
+
+_KNOWN = frozenset({
+    "aten", "dynaflow_xla", "inductor", "mkl", "mkldnn", "onednn", "prim", "prims", "profiler", "quantized",
+    "quantized_decomposed", "torchaudio", "torchvision", "transformers", "xla",
+})  # fmt: skip
+"""Namespaces of operators without a state: those of PyTorch, of well known packages, and ours."""
+
+
+def own_operators(entries: Iterable[Any]) -> list[str]:
+    """Operators of the user's in some graphs, which may count, or draw from a generator of theirs.
+
+    PyTorch is told which arguments they write, not what else they change.
+    """
+    found = set()
+    for entry in entries:
+        for op in entry.captured.graph.ops:
+            inner = [x for x in op.payload.args if isinstance(x, torch.fx.GraphModule)]
+            nested = [n.target for gm in inner for n in gm.graph.nodes if n.op == "call_function"]
+            for target in (op.payload.target, *nested):
+                if isinstance(target, torch._ops.OpOverload) and target.namespace not in _KNOWN:
+                    found.add(str(target.name()))
+    return sorted(found)

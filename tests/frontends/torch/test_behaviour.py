@@ -402,6 +402,40 @@ def test_memory_of_numpy_that_is_shared_and_written_is_refused() -> None:
     assert torch.equal(writes(z, torch.ones(8)), torch.full((8,), 2.0))
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_checkpoint_of_what_updates_buffers(schedule: Any, times: int) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU())
+
+        def forward(self, x: Any) -> Any:
+            for _ in range(times):
+                x = checkpoint(self.block, x, use_reentrant=False)
+            return x
+
+    model, x = Blocks(), torch.randn(6, 8)
+    other = copy.deepcopy(model)
+    fast = schedule(model)
+    for _ in range(2):
+        mine = grads(model, lambda: fast(x).square().sum().backward())
+        theirs = grads(other, lambda: other(x).square().sum().backward())
+        torch.testing.assert_close(mine, theirs)
+    assert model.block[1].num_batches_tracked == 2 * times
+
+
+def test_sizes_among_results() -> None:
+    def f(x: Any) -> Any:
+        return x.sin(), x.shape[0], range(x.shape[0])
+
+    fast = dfx.schedule(f, dfx.Sequential(), backend="torch", rules=[dfx.Op("*")])
+    for rows in (6, 4, 9):
+        y, count, numbers = fast(torch.ones(rows, 8))
+        assert len(y) == count == rows and numbers == range(rows)
+
+
 class _Padded(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()

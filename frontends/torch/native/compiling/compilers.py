@@ -33,6 +33,7 @@ from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch._compat import compiling, modes
+from dynaflow_xla.frontends.torch.capture import costs
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Ref
 from dynaflow_xla.frontends.torch.native.compiling import layouts, worker as compile_worker
 from dynaflow_xla.frontends.torch.native.stretches.regions import StretchBody
@@ -122,6 +123,8 @@ class Compiler:
         }
         if self.backward:
             as_it_is.update(self.captured.graph.inputs)
+        # A program is for the strides of one call; those that may change are another call's others.
+        as_it_is.update(v for v in self.captured.graph.inputs if self._strides_change(v))
         laid_out: dict[Any, Implementation] = {}
         wanted: dict[int, Structure] = {}
         functions: dict[str, Implementation] = {}
@@ -237,6 +240,13 @@ class Compiler:
             )  # fmt: skip
         return loaded
 
+    def _strides_change(self, value: int) -> bool:
+        """Whether memory may lie otherwise at every call, where sizes do not change."""
+        example = self.captured.examples[value]
+        return isinstance(example, torch.Tensor) and any(
+            isinstance(n, torch.SymInt) for n in example.stride()
+        )
+
     def _structure(self, part: _Part, settings: Mapping[str, Any]) -> Structure:
         """A part as a graph module, with the key that equal structures share."""
         captured = self.captured
@@ -248,7 +258,7 @@ class Compiler:
         for value in part.reads:
             values[value] = graph.placeholder(f"v{len(values)}")
             example = captured.examples[value]
-            key.append((tuple(example.size()), tuple(example.stride()), example.dtype))
+            key.append((tuple(example.size()), costs.strides_of(example), example.dtype))
             key.append(str(example.device))
         for step in part.steps:
             payload = step.payload
@@ -279,7 +289,10 @@ class Compiler:
             examples = [_concrete(captured.examples[v]) for v in part.reads]
         text = hashlib.sha256(str(key).encode()).hexdigest()[:32]
         regions = [self.pg.regions[n] for n in dict.fromkeys(step.region for step in part.steps)]
-        told = ", ".join(f"region {r.name!r} (from {r.source})" for r in regions[:3])
+        told = ", ".join(
+            f"region {r.name!r}" + ("" if r.source is None else f" (from {r.source})")
+            for r in regions[:3]
+        )
         where = told + (f" or one of {len(regions) - 3} more" if len(regions) > 3 else "")
         return Structure(text, torch.fx.GraphModule(root, graph), examples, where)
 
@@ -381,7 +394,7 @@ def _load(compiler: str, structure: Structure, settings: Mapping[str, Any]) -> I
 def _concrete(example: torch.Tensor) -> torch.Tensor:
     """A real tensor like a fake one."""
     return torch.empty_strided(
-        example.size(), example.stride(), dtype=example.dtype, device=example.device
+        example.size(), costs.strides_of(example), dtype=example.dtype, device=example.device
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dynaflow_xla.frontends.torch.capture import costs
 from dynaflow_xla.frontends.torch.capture.captured import overlapping, place
 
 
@@ -33,7 +34,7 @@ class Layout:
     @classmethod
     def of(cls, example: torch.Tensor) -> Layout:
         """That of an example."""
-        return cls(example.dtype, tuple(example.stride()), overlapping(example))
+        return cls(example.dtype, costs.strides_of(example), overlapping(example))
 
     def fits(self, x: torch.Tensor) -> bool:
         """Whether a tensor has it, where there are elements to tell."""

@@ -17,7 +17,7 @@ nn = torch.nn
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from dynaflow_xla.errors import SeparabilityError  # noqa: E402
-from dynaflow_xla.frontends.torch.dynamo.graphs import _Runner  # noqa: E402
+from dynaflow_xla.frontends.torch.dynamo.running import Runner  # noqa: E402
 from dynaflow_xla.frontends.torch.tuning import call_signature  # noqa: E402
 from dynaflow_xla.frontends.torch.tuning.auto import Choice  # noqa: E402
 
@@ -147,13 +147,13 @@ def test_a_function_that_is_learned_by_watching_the_original() -> None:
 
 def test_a_plan_runs_under_a_checkpoint_both_times(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
-    run = _Runner.__call__
+    run = Runner.__call__
 
     def counted(runner: Any, inputs: Any) -> Any:
         ran.append(getattr(runner.graph, "kind", ""))
         return run(runner, inputs)
 
-    monkeypatch.setattr(_Runner, "__call__", counted)
+    monkeypatch.setattr(Runner, "__call__", counted)
     model, x = Net(), torch.randn(8, 8, requires_grad=True)
     fast = dfx.schedule(model, "sequential")
     for _ in range(3):

@@ -1,0 +1,166 @@
+"""Python code of the user's that runs between and behind graphs, in none of them."""
+
+from __future__ import annotations
+
+import dis
+import gc
+import random
+import sys
+import sysconfig
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dynaflow_xla.frontends.torch.capture.names import is_internal
+
+_LIBRARY = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
+_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
+
+_BEGINS_WITH = (
+    "BUILD_", "COPY", "JUMP_", "LIST_", "LOAD_", "POP_", "RETURN_", "SWAP", "UNARY_", "UNPACK_", "FORMAT_",
+)  # fmt: skip
+_OTHERS = frozenset({
+    "BINARY_OP", "BINARY_SLICE", "BINARY_SUBSCR", "CACHE", "COMPARE_OP", "CONTAINS_OP", "CONVERT_VALUE",
+    "COPY_FREE_VARS", "DICT_MERGE", "DICT_UPDATE", "EXTENDED_ARG", "IS_OP", "MAKE_CELL", "NOP", "NOT_TAKEN",
+    "PUSH_NULL", "RAISE_VARARGS", "RESUME", "SET_UPDATE", "STORE_FAST", "STORE_FAST_LOAD_FAST",
+    "STORE_FAST_STORE_FAST", "TO_BOOL",
+})  # fmt: skip
+_STORES = frozenset({
+    "STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_DEREF",
+})  # fmt: skip
+"""In code of Dynamo's own, which writes into lists of its own, too, and into others by their methods."""
+
+_GRAPH, _BEHIND = "__compiled_fn", "__resume"
+"""How the names begin that Dynamo gives to a graph, and to a function that goes on behind a break."""
+_STATES = (random.Random.getstate.__code__, random.Random.setstate.__code__)
+"""What Dynamo calls around its work, whatever frame is the innermost."""
+_ENDS = ("RETURN_", "RAISE_", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+
+
+class _Here(threading.local):
+    watch: Callable[[types.FrameType, str, Any], None] | None = None
+
+
+_here = _Here()
+
+
+@contextmanager
+def told(tell: Callable[[str], None], runner: types.CodeType) -> Iterator[None]:
+    """Tells of code of the user's that this thread runs, in no graph, before it does anything.
+
+    Dynamo says of a break where it is, but not whether it captures what follows: it runs a frame without
+    operators on tensors as it is, and remembers that for good. Only a frame that begins tells.
+
+    Args:
+        tell: Gets where the code is; what it raises ends the call.
+        runner: The code that runs a graph: what that calls is the graph's.
+    """
+    if sys.getprofile() is not None:  # somebody else watches, who cannot be interrupted
+        tell("a place that is not looked for under a profiler")
+        yield
+        return
+    inside: types.FrameType | None = None
+    # Freeing memory calls others' functions anywhere, and nothing that they raise comes through.
+    collected = {getattr(called, "__code__", None) for called in gc.callbacks}
+
+    def watch(frame: types.FrameType, event: str, given: Any) -> None:
+        nonlocal inside
+        if event == "return" and frame is inside:
+            inside = None
+        if inside is not None:
+            return
+        code = frame.f_code
+        if event == "call" and (code is runner or code.co_name == "__del__" or code in collected):
+            inside = frame
+        elif event == "call" and _may_have_effects(code, frame.f_back):
+            tell(f"{code.co_filename}:{frame.f_lineno}")
+        elif event == "c_call" and _only_goes_on(code) and not _is_of_torch(given):
+            tell(f"{code.co_filename}:{frame.f_lineno}")
+
+    _here.watch = watch
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        _here.watch = None
+
+
+@contextmanager
+def not_told() -> Iterator[None]:
+    """While Dynamo captures, whose own calls are many, and run nothing of the user's."""
+    watch = _here.watch
+    if watch is None or sys.getprofile() is not watch:
+        yield
+        return
+    sys.setprofile(None)
+    try:
+        yield
+    finally:
+        sys.setprofile(watch)
+
+
+def _may_have_effects(code: types.CodeType, caller: types.FrameType | None) -> bool:
+    """Whether a frame of this code may change something that no capture tells."""
+    called_there = caller is not None and _is_of_library(code) and _only_goes_on(caller.f_code)
+    if code in _STATES or not (called_there or _is_users(code)):
+        return False
+    if any(name.startswith(_GRAPH) for name in code.co_names):
+        return False
+    names = {instruction.opname for instruction in _reached(code)}
+    if _only_goes_on(code):
+        return not names.isdisjoint(_STORES)
+    return not all(name in _OTHERS or name.startswith(_BEGINS_WITH) for name in names)
+
+
+def _is_users(code: types.CodeType) -> bool:
+    """Whether it is neither PyTorch's, nor Python's, nor ours."""
+    if code.co_name.startswith("torch_dynamo_resume_in"):
+        return True
+    file = code.co_filename
+    return not (file.startswith("<") or is_internal(file) or _is_of_library(code))
+
+
+def _is_of_library(code: types.CodeType) -> bool:
+    return code.co_filename.startswith(_LIBRARY) and not code.co_filename.startswith(_INSTALLED)
+
+
+def _only_goes_on(code: types.CodeType) -> bool:
+    """Whether Dynamo made it, without a graph: what it could not follow, and then another function."""
+    names = code.co_names
+    return any(n.startswith(_BEHIND) for n in names) and not any(
+        n.startswith(_GRAPH) for n in names
+    )
+
+
+def _is_of_torch(called: Any) -> bool:
+    """Whether a builtin function is PyTorch's, or a method of a tensor: ``item``, say."""
+    module = getattr(called, "__module__", None) or ""
+    return isinstance(getattr(called, "__self__", None), torch.Tensor) or module.startswith("torch")
+
+
+def _reached(code: types.CodeType) -> Iterator[dis.Instruction]:
+    """Its instructions that may run; operators like ``+=``, which may change a list, get a name of their own.
+
+    What goes on behind a break holds all of its function, and begins with a jump there.
+    """
+    found = list(dis.get_instructions(code))
+    at = {instruction.offset: i for i, instruction in enumerate(found)}
+    seen: set[int] = set()
+    todo = [0]
+    while todo:
+        i = todo.pop()
+        if i in seen or i >= len(found):
+            continue
+        seen.add(i)
+        one = found[i]
+        is_written = one.opname == "BINARY_OP" and "=" in one.argrepr
+        yield one._replace(opname="INPLACE_OP") if is_written else one
+        if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
+            todo.append(at[one.argval])
+        if not one.opname.startswith(_ENDS):
+            todo.append(i + 1)
