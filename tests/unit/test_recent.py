@@ -72,7 +72,10 @@ KNOWN = {
         "LISTS": "by name of a primitive",
         "INTEGER": "by name of a primitive",
     },
-    "frontends/torch/_compat/operators.py": {"decompositions": "no arguments"},
+    "frontends/torch/_compat/operators.py": {
+        "composites": "no arguments",
+        "decompositions": "no arguments",
+    },
     "frontends/torch/_compat/inlining.py": {"_install": "no arguments"},
     "frontends/torch/opaque/regions.py": {
         "_sites": "weak: whoever captured a graph owns its sites",
@@ -92,7 +95,8 @@ KNOWN = {
         "SIZES": "by operator",
     },
     "frontends/torch/native/cuda/streams.py": {
-        "_spare": "streams of plans that are gone, for the next ones"
+        "_broken": "one for each capture that failed",
+        "_spare": "streams of plans that are gone, for the next ones",
     },
     "frontends/torch/native/compiling/compilers.py": {
         "_unwritable": "folders that were named as the cache and warned of",

@@ -15,6 +15,9 @@ from torch.utils.hooks import RemovableHandle
 Operator = torch._ops.OpOverload
 """The type of an operator of ``torch.ops``, one of its overloads."""
 
+Packet = torch._ops.OpOverloadPacket
+"""The type of all overloads of one name."""
+
 
 def is_composite(target: object) -> bool:
     """Whether an operator is written as other operators, whose derivatives are its own."""

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch._compat import operators
 
 _DRAWS = re.compile(
     "dropout|rand|bernoulli|multinomial|normal|poisson|rrelu|exponential|uniform|geometric|cauchy|"
@@ -55,17 +56,17 @@ def _may_draw(gm: Any, node: torch.fx.Node) -> bool:
             calls = [x for x in part.graph.nodes if x.op in ("call_function", "call_method")]
             if any(_may_draw(part, x) for x in calls):
                 return True
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, operators.Operator):
         return torch.Tag.nondeterministic_seeded in node.target.tags
     name = str(getattr(node.target, "__name__", node.target))
     return _DRAWS.search(name) is not None or _is_tagged(name)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _is_tagged(name: str) -> bool:
     """Whether PyTorch says of an operator of this name that it draws."""
     packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
+    if not isinstance(packet, operators.Packet):
         return False
     found = [getattr(packet, overload) for overload in packet.overloads()]
     return any(torch.Tag.nondeterministic_seeded in op.tags for op in found)

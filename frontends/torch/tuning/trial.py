@@ -155,9 +155,11 @@ def own_operators(entries: Iterable[Any]) -> list[str]:
     found = set()
     for entry in entries:
         for op in entry.captured.graph.ops:
+            if not hasattr(op.payload, "target"):
+                continue  # it is XLA's by now
             inner = [x for x in op.payload.args if isinstance(x, torch.fx.GraphModule)]
             nested = [n.target for gm in inner for n in gm.graph.nodes if n.op == "call_function"]
             for target in (op.payload.target, *nested):
-                if isinstance(target, torch._ops.OpOverload) and target.namespace not in _KNOWN:
+                if isinstance(target, operators.Operator) and target.namespace not in _KNOWN:
                     found.add(str(target.name()))
     return sorted(found)
