@@ -168,8 +168,8 @@ def checked(
             "compiler_options must be a mapping from an option's name to its value; got "
             f"{compiler_options!r}"
         )
-    checked_check = checks.truth(check)
-    if checked_check is None:
+    compares = checks.truth(check)
+    if compares is None:
         raise PlanTypeError(f"check must be True or False; got {check!r}")
     return Settings(
         name=checks.name_of(fn),
@@ -184,7 +184,7 @@ def checked(
         target=target,
         compiler=compiler,
         compiler_options=dict(compiler_options) if compiler_options else None,
-        check=checked_check,
+        check=compares,
         gpu=special,
         lane_cores=lane_cores(lanes, count, backend),
         selection=selection,

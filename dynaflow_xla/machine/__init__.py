@@ -158,6 +158,11 @@ def numbers() -> Numbers:
     return _in_force
 
 
+def hand_over_ns(platform: str) -> float:
+    """What one lane of a platform ("cpu", "cuda") waits for another, beside copies."""
+    return STREAMS_NS if platform == "cuda" else numbers().hand_over_ns
+
+
 def use(made: Numbers | None) -> None:
     """Plans that are made from now on assume these numbers; None: what is kept is read again."""
     global _in_force

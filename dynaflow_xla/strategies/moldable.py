@@ -130,8 +130,7 @@ class Moldable(Tasks):
             context.caller_ns, context.python_ns, context.cores if context.free_widths else 0,
             context.copies,
         )  # fmt: skip
-        if context.platform == "cuda":
-            made.hand_over_ns = machine.STREAMS_NS
+        made.hand_over_ns = machine.hand_over_ns(context.platform)
         return made
 
     def unsure_ns(self, region: int, cores: int) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 
+from dynaflow_xla import machine
 from dynaflow_xla.errors import bad_argument, checks
 from dynaflow_xla.planning.build import build_plan
 from dynaflow_xla.planning.recording import Recording
@@ -116,7 +117,7 @@ class _Search:
         self.s, self.nodes, self.seen = s, nodes, 0
         context = s.context
         self.wide_cores = context.cores
-        self.hand_over_ns = Moldable.of(s, s.lanes).hand_over_ns
+        self.hand_over_ns = machine.hand_over_ns(context.platform)
         regions = s.graph.regions
         self.narrow = {r.id: r.cost_at(context.lane_cores) for r in regions}
         self.wide = {r.id: r.cost_at(max(1, context.cores), wide=True) for r in regions}

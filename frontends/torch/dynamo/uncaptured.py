@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import gc
 import random
 import sys
@@ -111,10 +112,16 @@ def _may_have_effects(code: types.CodeType, caller: types.FrameType | None) -> b
         return False
     if any(name.startswith(_GRAPH) for name in code.co_names):
         return False
-    names = {instruction.opname for instruction in _reached(code)}
+    names = _names_of(code)
     if _only_goes_on(code):
         return not names.isdisjoint(_STORES)
     return not all(name in _OTHERS or name.startswith(_BEGINS_WITH) for name in names)
+
+
+@functools.lru_cache(maxsize=512)
+def _names_of(code: types.CodeType) -> frozenset[str]:
+    """The names of its instructions; a loop may call it often."""
+    return frozenset(instruction.opname for instruction in _reached(code))
 
 
 def _is_users(code: types.CodeType) -> bool:

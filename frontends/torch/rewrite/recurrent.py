@@ -343,21 +343,18 @@ def lengths_open() -> Iterator[None]:
         _capturing.now = before
 
 
-def _in_place_of_steps(kind: str, given: Sequence[Any]) -> Any:
-    """What a recurrent call is while we capture; None where PyTorch's decomposition has to do."""
+def _in_place_of_steps(kind: str, composite: bool, given: Sequence[Any]) -> Any:
+    """What a recurrent call is while we capture, see ``operators.ask_first``."""
     numbers = [_number(arg) for arg in given] if _capturing.now else ()
     if not _fits(kind, numbers):
-        return None
+        return operators.GO_ON
     return stacked(kind, torch.is_grad_enabled(), *numbers)
 
 
-def _asked(kind: str, _: bool, given: Sequence[Any]) -> Any:
-    made = _in_place_of_steps(kind, given)
-    return operators.GO_ON if made is None else made
-
-
 for _kind in _KINDS:
-    operators.ask_first(getattr(torch.ops.aten, _kind).input, partial(_asked, _kind), shapes=True)
+    operators.ask_first(
+        getattr(torch.ops.aten, _kind).input, partial(_in_place_of_steps, _kind), shapes=True
+    )
 
 
 def in_exported(cells: bool) -> dict[Any, Callable[..., Any]]:
@@ -370,8 +367,8 @@ def in_exported(cells: bool) -> dict[Any, Callable[..., Any]]:
     def asking(kind: str, steps: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             with lengths_open():
-                made = _in_place_of_steps(kind, args)
-            return steps(*args) if made is None else made
+                made = _in_place_of_steps(kind, True, args)
+            return steps(*args) if made is operators.GO_ON else made
 
         return call
 

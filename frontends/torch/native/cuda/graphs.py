@@ -99,7 +99,9 @@ class GraphedPlan:
                 "no CUDA graph can hold; it runs on streams"
             )
         self.runner, self.keep = runner, keep
-        self._written = {value for value, _ in runner.plain.captured.epilogue}
+        values = {value for value, _ in runner.plain.captured.epilogue}
+        inputs = runner.plain.captured.graph.inputs
+        self._written = {number for number, value in enumerate(inputs) if value in values}
         self._graphs = graphs
         self._made: OrderedDict[Any, _Graphed] = OrderedDict()
         self._seen: OrderedDict[Any, list[int]] = OrderedDict()
@@ -200,10 +202,8 @@ class GraphedPlan:
 
     def _note_writes(self, inputs: Sequence[Any]) -> None:
         """Has autograd know what the graph wrote into the caller's tensors, as operators would."""
-        if not self._written:
-            return
-        for value, x in zip(self.runner.plain.captured.graph.inputs, inputs, strict=True):
-            if value in self._written and isinstance(x, torch.Tensor) and not x.is_inference():
+        for x in (inputs[number] for number in self._written):
+            if isinstance(x, torch.Tensor) and not x.is_inference():
                 torch.autograd.graph.increment_version(x)
 
     def _follow(self, stream: int) -> None:
@@ -221,7 +221,6 @@ class GraphedPlan:
     def _capture(
         self, inputs: Sequence[Any], before: Sequence[int], movers: set[int]
     ) -> _Graphed | None:
-        graph = self.runner.plain.captured.graph
         here = self.runner.plain.captured.device.type
         if any(isinstance(x, torch.Tensor) and x.device.type != here for x in inputs):
             # A number of the CPU's becomes a part of the kernel that reads it.
@@ -232,7 +231,7 @@ class GraphedPlan:
             for number, (x, address) in enumerate(zip(inputs, before, strict=True))
             if isinstance(x, torch.Tensor) and (number in movers or _address(x) != address)
         ]
-        if any(graph.inputs[number] in self._written for number in moved):
+        if self._written.intersection(moved):
             return None  # what the graph writes must be the caller's own
         kept = list(inputs)
         with torch.inference_mode(False):  # later calls may be in another mode
