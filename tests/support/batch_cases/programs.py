@@ -379,9 +379,11 @@ def _key_data(keys: Any) -> Any:
 
 
 UNTRIED = {
-    "all_gather_invariant", "closed_call", "custom_lin", "eval_jaxpr", "from_edtype", "geqp3",
-    "layout_constraint", "ormqr", "pbroadcast", "philox2x32", "philox4x32", "platform_index",
-    "psum_invariant", "pvary", "reshard", "sharding_constraint", "threefry4x32", "to_edtype",
+    "all_gather_invariant", "all_gather_reduced", "closed_call", "custom_lin", "eval_jaxpr",
+    "from_edtype", "geqp3", "layout_constraint", "ormqr", "pbroadcast", "philox2x32",
+    "philox4x32", "platform_index", "preduced", "psum_invariant", "pvary", "reshard",
+    "sharding_constraint", "threefry4x32", "to_edtype", "unreduced_psum",
+    "unreduced_reduce_scatter", "vary_unreduced_cast", "vary_unreduced_cast_p",
 }  # fmt: skip
-"""Rules of primitives that JAX makes for itself only (on meshes, for other devices, inside of other
-primitives): each shares the function of its rule with a primitive that has a case."""
+"""Rules of primitives that JAX makes for itself only (on explicit meshes, for other devices, inside
+of other primitives): each shares the function of its rule with a primitive that has a case."""
