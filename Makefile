@@ -109,7 +109,7 @@ wheel: $(STAMPS)/venv  ## Build a distributable wheel in dist/ (isolated build)
 
 # ---- use -----------------------------------------------------------------------------------------
 
-# A script's own folder is on sys.path, the repository root is not.
+# A script of benchmarks/ puts that folder on sys.path; the repository root is not on it.
 demo: setup  ## Run the demonstration
 	@"$(PY)" benchmarks/demo.py
 
@@ -117,23 +117,23 @@ bench: setup  ## Run the benchmarks (BENCH_ARGS=...)
 	@"$(PY)" benchmarks/run.py $(BENCH_ARGS)
 
 study: setup  ## Measure how well Auto chooses (BENCH_ARGS=...)
-	@"$(PY)" benchmarks/auto_study.py $(BENCH_ARGS)
+	@"$(PY)" benchmarks/studies/auto_study.py $(BENCH_ARGS)
 
 bench-engine: setup  ## Build and run the engine's own benchmark (BENCH_ARGS=...)
 	@"$(PY)" -P -m cmake -S csrc -B build/bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DDFX_BUILD_BENCH=ON \
 	  -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" >/dev/null
 	@"$(PY)" -P -m cmake --build build/bench -j $(JOBS)
-	@"$(PY)" benchmarks/engine_native.py build/bench/dfx_engine_bench $(BENCH_ARGS)
+	@"$(PY)" benchmarks/engine/native.py build/bench/dfx_engine_bench $(BENCH_ARGS)
 
 count-engine: $(STAMPS)/deps-dev  ## Count the engine's instructions with valgrind, against the committed count (BENCH_ARGS=--save)
 	@mkdir -p build
 	$(call cpp_build,-count,Release,,,-DDFX_BUILD_TESTS=OFF -DDFX_BUILD_BENCH=ON)
-	@"$(PY)" benchmarks/engine_instructions.py $(CPP)-count/dfx_engine_bench $(BENCH_ARGS)
+	@"$(PY)" benchmarks/engine/instructions.py $(CPP)-count/dfx_engine_bench $(BENCH_ARGS)
 
 bench-pjrt: setup $(STAMPS)/deps-dev  ## Measure an XLA executable as an engine step (BENCH_ARGS=...)
 	@mkdir -p build
 	$(call cpp_build,-bench,Release,,$(pjrt_dir),-DDFX_BUILD_TESTS=OFF -DDFX_BUILD_BENCH=ON)
-	@"$(PY)" benchmarks/pjrt_execute.py $(CPP)-bench/dfx_pjrt_bench $(BENCH_ARGS)
+	@"$(PY)" benchmarks/engine/pjrt_execute.py $(CPP)-bench/dfx_pjrt_bench $(BENCH_ARGS)
 
 # -P keeps the repository root off sys.path; with it, `import dynaflow_xla` would find the sources.
 test: setup  ## Run the Python tests against the installed wheel (PYTEST_ARGS=...)
@@ -208,7 +208,7 @@ test-gpu:  ## The GPU suite, with the installed Python (GPU_PYTHON=...); skips w
 
 bench-gpu:  ## Benchmarks on a GPU, written to benchmarks/results (BENCH_ARGS=...)
 	@"$(GPU_PYTHON)" tests/gpu/install.py $(GPU_DIR)/site $(GPU_DIR)/wheels
-	@$(GPU_RUN) benchmarks/gpu.py $(BENCH_ARGS)
+	@$(GPU_RUN) benchmarks/gpu/bench.py $(BENCH_ARGS)
 
 # PARTS of: install target tests probes tests-jax sanitizer, beside each other after install; then, as they
 # measure, probes-timed bench cores (and by name bench-torch bench-jax bench-ffi, the parts of bench).

@@ -300,7 +300,7 @@ def standin_results(session: nox.Session) -> None:
     os.environ |= {"FAKE_CUDA_DELAY_US": "100", "STANDIN_RESULTS": str(rows)}
     plugin = ["-p", "standin_plugin", "-p", "no:cacheprovider", "--skip-uncomputed"]
     env.run(STANDIN, "-P", "-m", "pytest", "-q", *plugin, "tests/frontends/jax/test_matrix.py")
-    record = "benchmarks/gpu_standin.py"
+    record = "benchmarks/gpu/standin.py"
     env.run(STANDIN, record, "matrix", str(rows), *given("BENCH_ARGS"))
     env.run(STANDIN, record, "plans", *given("BENCH_ARGS"))
 
@@ -329,7 +329,7 @@ def sim_gpu(session: nox.Session) -> None:
     """Simulated times of the GPU benchmark's cases, from traces of the stand-in; no GPU is used."""
     env = standin_environment(session, os.environ.get("REHEARSAL_JAX") or STANDIN_JAX[0])
     env.pip("install", "--no-deps", "--force-reinstall", str(wheel_of_312(session)))
-    env.run(STANDIN, "benchmarks/sim_gpu.py", *given("BENCH_ARGS"))
+    env.run(STANDIN, "benchmarks/gpu/sim_gpu.py", *given("BENCH_ARGS"))
 
 
 @nox.session
@@ -341,10 +341,10 @@ def report_xla(session: nox.Session) -> None:
         files.append(f"benchmarks/results/xla-{jax}.json")
         env.pip("install", "--no-deps", "--force-reinstall", str(wheel_of_312(session)))
         session.run(
-            str(env.python), "benchmarks/xla_report.py", "measure", files[-1], *given("BENCH_ARGS"),
+            str(env.python), "benchmarks/gpu/xla_report.py", "measure", files[-1], *given("BENCH_ARGS"),
             external=True,
         )  # fmt: skip
-    write = ["benchmarks/xla_report.py", "write", "docs/xla_report.md", *files]
+    write = ["benchmarks/gpu/xla_report.py", "write", "docs/xla_report.md", *files]
     session.run(str(list(environments.values())[-1].python), *write, external=True)
 
 

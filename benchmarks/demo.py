@@ -15,14 +15,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import demo_minilm
-import environment
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 import jax
 import jax.numpy as jnp
-import measure
 import numpy as np
 import optax
-from cases import lstm, lstm_parameters, top_k_eigh, top_k_eigh_arguments
+from common import environment, measure
+from models import demo_minilm
+from models.cases import lstm, lstm_parameters, top_k_eigh, top_k_eigh_arguments
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table

@@ -44,7 +44,7 @@ OF_GPU = 4  # cores of these for the GPU's benchmarks
 BY_NAME = {"bench-torch", "bench-jax", "bench-ffi"}  # each a part of `bench`
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-import gpu_reports as reports  # noqa: E402
+from gpu import reports  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,20 @@ def parts(python: str, out: Path, build: Path, more: list[str], workers: int = 4
     def bench(name: str, seconds: int, *groups: str) -> Part:
         if "--seconds" in more[:-1]:
             seconds = math.ceil(float(more[more.index("--seconds") + 1]))
-        command = [python, "benchmarks/gpu.py", "--groups", *groups]
+        command = [python, "benchmarks/gpu/bench.py", "--groups", *groups]
         command += ["--out", str(out / f"{name}.json"), *(["--dry"] if REHEARSAL else []), *more]
         return Part(name, command, seconds + 90, timed=True, measures=seconds)
 
     only = "sorts" if REHEARSAL else "dense;sort;eigh;moe;towers;parallel;inception;train"
-    cores = ["env", "JAX_PLATFORMS=cpu", python, "benchmarks/width.py", "measure", "--only", only]
+    cores = [
+        "env",
+        "JAX_PLATFORMS=cpu",
+        python,
+        "benchmarks/cpu/width.py",
+        "measure",
+        "--only",
+        only,
+    ]
     cores += ["--rounds", "2" if REHEARSAL else "11", "--out", str(out / "cores.json")]
     install = [python, "tests/gpu/install.py", str(build / "site"), str(build / "wheels")]
     others = "not test_probes and not test_kernels and not test_jax"
@@ -298,7 +306,7 @@ def machine(python: str, environment: dict[str, str]) -> dict[str, object]:
     """The stamp of the benchmarks, and what nvidia-smi, lscpu and nvcc say."""
     made: dict[str, object] = {}
     commands = {
-        "stamp": [python, "benchmarks/environment.py"],
+        "stamp": [python, "benchmarks/common/environment.py"],
         "packages": [python, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check"],
         "nvidia-smi": ["nvidia-smi"],
         "lscpu": ["lscpu", "--extended"],
@@ -397,7 +405,7 @@ def parse() -> argparse.Namespace:
         "--as-it-is", action="store_true", help="the package that is there is used, whichever it is"
     )
     parser.add_argument(
-        "--bench", nargs=argparse.REMAINDER, default=[], help="passed to benchmarks/gpu.py"
+        "--bench", nargs=argparse.REMAINDER, default=[], help="passed to benchmarks/gpu/bench.py"
     )
     return parser.parse_args()
 

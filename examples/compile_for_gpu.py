@@ -1,6 +1,6 @@
 """A plan compiled for an H200 that need not be there, and read back from what XLA made.
 
-Needs JAX's CUDA plugin, but no GPU: ``pip install 'dynaflow-xla[cuda]'``.
+Needs JAX's CUDA plugin, but no GPU: ``pip install '.[cuda]'`` from a checkout.
 """
 
 import jax

@@ -34,7 +34,7 @@ LONG = (
     "frontends/jax/batch/test_own_rules.py",
     "frontends/torch/native/test_compilers.py",
     "frontends/jax/test_matrix.py",
-    "packaging/test_readme.py",
+    "documentation/test_readme.py",
     "frontends/torch/batch/test_joined_models.py",
     "frontends/torch/tuning/test_auto_compilers.py",
     "frontends/torch/models/test_decode.py",

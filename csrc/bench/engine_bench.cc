@@ -1,7 +1,7 @@
 // What the engine costs without Python: steps, hand-overs between lanes, whole calls. Prints JSON:
-// name -> samples in nanoseconds. `dfx_engine_bench [ROUNDS]`; benchmarks/engine_native.py adds the
+// name -> samples in nanoseconds. `dfx_engine_bench [ROUNDS]`; benchmarks/engine/native.py adds the
 // statistics and the stamp. `dfx_engine_bench --count STEPS CALLS` makes so many calls of a program
-// of one lane, for a tool that counts instructions (benchmarks/engine_instructions.py).
+// of one lane, for a tool that counts instructions (benchmarks/engine/instructions.py).
 //
 // The variants take turns in every round, so that what disturbs the machine disturbs all alike.
 #include <algorithm>

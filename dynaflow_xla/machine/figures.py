@@ -53,10 +53,10 @@ class Numbers:
             first.
         hand_over_ns: From a signal on one lane to the end of the wait for it on another, gates of both
             included. (The event alone takes 0.1 us while the waiting lane is awake:
-            ``benchmarks/engine_native.py``; a lane that sleeps is woken first, so a planner does well to
+            ``benchmarks/engine/native.py``; a lane that sleeps is woken first, so a planner does well to
             assume more.)
         lane_start_ns: From the start of a stage until a lane's program runs; for lanes of Python steps: to
-            take the interpreter lock and call XLA (``benchmarks/pjrt_execute.py``). Not measured.
+            take the interpreter lock and call XLA (``benchmarks/engine/pjrt_execute.py``). Not measured.
         lanes_ns: To leave the outer program for lanes and to come back: the custom call, and what XLA would
             have done beside it. (Lanes that are awake start within ``lane_start_ns``.) Like the next two, of
             a single call after a pause, in which threads fall asleep.

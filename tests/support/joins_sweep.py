@@ -268,8 +268,8 @@ def main() -> int:
         print(table(records))
         if options.out is not None:
             sys.path.insert(0, str(FRONTENDS.parents[1] / "benchmarks"))
-            from environment import stamp
-            from records import save
+            from common.environment import stamp
+            from common.records import save
 
             found = {"benchmark": "joins-sweep", "environment": stamp(), **summary(records)}
             save(found, options.out)

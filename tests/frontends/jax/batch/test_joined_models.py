@@ -1,15 +1,11 @@
-"""Experts and contrastive losses, split in parts, from ``benchmarks/joins.py``; gradients, too."""
+"""Experts and contrastive losses, split in parts, from ``benchmarks/studies/joins.py``; gradients, too."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "benchmarks"))
-import joins  # noqa: E402
+from studies import joins
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

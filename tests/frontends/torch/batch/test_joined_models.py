@@ -1,9 +1,7 @@
-"""Models that mix rows, split in parts, from ``benchmarks/joins.py``: results and gradients as before."""
+"""Models that mix rows, split, from ``benchmarks/studies/joins.py``: results and gradients as before."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +9,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "benchmarks"))
-import joins  # noqa: E402
+from studies import joins  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,0 +1,1 @@
+"""What all benchmarks use: rounds by turns, the stamp, result files, tables and plots."""

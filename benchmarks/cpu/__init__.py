@@ -1,0 +1,1 @@
+"""Schedules against the best plain setting, on a CPU."""

@@ -1,0 +1,111 @@
+"""What a call costs where the original is kept: ``python benchmarks/cpu/kept.py [--rounds N] [--out FILE]``.
+
+PyTorch functions and modules of some microseconds, called as they are, scheduled with ``Auto``, under
+``torch.compile``, and as the one region of a schedule. In JAX ``jax.jit`` calls a kept original itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/
+
+import torch
+from common import environment, measure, records
+from rich.console import Console
+from rich.table import Table
+
+import dynaflow_xla as dfx
+
+GOAL_US = 5.0
+"""Microseconds that a kept original may take more than without a schedule."""
+
+Runs = dict[str, Callable[[], Any]]
+
+
+def made() -> tuple[dict[str, Runs], dict[str, str]]:
+    """Returns ways to call tiny callables, by group, and what Auto says of its decisions."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(8, 8)
+    two = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    x = torch.randn(4, 8)
+
+    def function(x: Any) -> Any:
+        return torch.sin(x) + 1
+
+    def run(fn: Any, grad: bool) -> Callable[[], Any]:
+        def without() -> Any:
+            with torch.no_grad():
+                return fn(x)
+
+        return (lambda: fn(x)) if grad else without
+
+    groups: dict[str, Runs] = {}
+    decided = {}
+    for name, fn in (("linear", linear), ("sequential", two), ("function", function)):
+        auto = dfx.schedule(fn, dfx.Auto(), lanes=2)
+        ways = {
+            "eager": fn, "auto": auto, "torch_compile": torch.compile(fn),
+            "one_region": dfx.schedule(fn, dfx.Sequential(wide=False), lanes=2),
+        }  # fmt: skip
+        for mode in ("grad", "no_grad"):
+            group = f"{name}_{mode}"
+            groups[group] = {f"{group}_{w}": run(f, mode == "grad") for w, f in ways.items()}
+            for way in groups[group].values():
+                torch.testing.assert_close(way(), fn(x))
+            with torch.set_grad_enabled(mode == "grad"):
+                decided[group] = dfx.explain(auto, x).splitlines()[0]
+    return groups, decided
+
+
+def main() -> int:
+    """Measures, prints and writes; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--out", type=Path, default=records.RESULTS / "kept.json")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+
+    console = Console()
+    groups, decided = made()
+    stamp = environment.stamp()
+    console.print(environment.summary(stamp), style="dim", soft_wrap=True)
+    started = time.perf_counter()
+    samples: dict[str, list[float]] = {}
+    calls: dict[str, int] = {}
+    with measure.Contention() as contention:
+        for name, runs in groups.items():
+            took, calls[name] = measure.paired(runs, options.rounds, sample_ms=1.0, warmup=50)
+            samples |= {run: [ms * 1e3 for ms in values] for run, values in took.items()}
+    statistics = {name: measure.statistics(values) for name, values in samples.items()}
+    table = Table("callable", "eager us", "Auto adds", "torch.compile adds", "one region adds")
+    added = {}
+    for group in groups:
+        eager, *others = (statistics[run]["median"] for run in groups[group])
+        added[group] = dict(zip(("auto", "torch_compile", "one_region"), others, strict=True))
+        added[group] = {way: took - eager for way, took in added[group].items()}
+        more = [f"{took:.1f}" for took in added[group].values()]
+        table.add_row(group, f"{eager:.1f}", *more)
+    console.print(table)
+    worst = max(of["auto"] for of in added.values())
+    verdict = "met" if worst <= GOAL_US else "MISSED"
+    console.print(f"Auto adds at most {worst:.1f} us (<= {GOAL_US:g}: {verdict})")
+    console.print(f"contention: {contention.as_dict()}")
+    record = {
+        "format": 1, "benchmark": "kept", "environment": stamp, "rounds": options.rounds,
+        "seconds": time.perf_counter() - started, "calls_per_sample": calls,
+        "contention": contention.as_dict(), "goal_us": GOAL_US, "added_us": added,
+        "decided": decided, "statistics_us": statistics, "samples_us": samples,
+    }  # fmt: skip
+    console.print(f"wrote {records.save(record, options.out)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

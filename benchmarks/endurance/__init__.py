@@ -1,0 +1,1 @@
+"""Hours of random plans, changed bytes and calls, in search of faults."""

@@ -1,0 +1,1 @@
+"""Beside other work and other calls, and what memory costs."""

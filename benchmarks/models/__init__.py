@@ -1,0 +1,1 @@
+"""What is measured: functions of JAX, models in both frameworks, sentences."""

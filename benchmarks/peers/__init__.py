@@ -1,0 +1,1 @@
+"""Models in what users would pick instead."""

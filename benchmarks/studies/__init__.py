@@ -1,0 +1,1 @@
+"""How good choices, plans and published strategies are."""
