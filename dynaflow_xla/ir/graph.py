@@ -7,6 +7,7 @@ equation, an fx node) rides along as ``Operator.payload`` and is read by its fro
 
 from __future__ import annotations
 
+import enum
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -72,6 +73,33 @@ class OpMark:
     tags: frozenset[str] = frozenset()
 
 
+class OuterKind(enum.Enum):
+    """What keeps an operator in the outer program."""
+
+    ACTS = "acts"
+    """It has effects, calls back, names devices, or writes in place: once, and where it is."""
+    NETWORK = "network"
+    """It communicates."""
+    LAYOUT = "layout"
+    """Programs lay out its values differently, so nothing is handed over between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OuterReason:
+    """Why an operator stays in the outer program.
+
+    Attributes:
+        text: For messages: what the operator does, as the end of a sentence.
+        kind: For decisions.
+    """
+
+    text: str
+    kind: OuterKind = OuterKind.ACTS
+
+    def __str__(self) -> str:
+        return self.text
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """One operator of the graph.
@@ -93,7 +121,7 @@ class Operator:
         cost_ns: Estimated time on one core or lane, from the frontend's cost rules.
         outer: True if the operator must stay in the outer program (effects, callbacks,
             collectives, ordered tokens); it never enters a lane.
-        outer_reason: Why, for messages.
+        outer_reason: Why; None if it is not outer.
         once: True if the operator changes something besides its results (random state, an
             assertion): it is never left out and never repeated.
         generator: It makes its values from nothing (iotas, masks of them, filled arrays) and costs
@@ -118,7 +146,7 @@ class Operator:
     bytes_moved: int = 0
     cost_ns: float = 0.0
     outer: bool = False
-    outer_reason: str = ""
+    outer_reason: OuterReason | None = None
     once: bool = False
     generator: bool = False
     mark: OpMark | None = None

@@ -18,7 +18,7 @@ from dynaflow_xla.ir.clusters import (
     successors,
     topological,
 )
-from dynaflow_xla.ir.graph import Graph, Operator, Region, Resource, Source
+from dynaflow_xla.ir.graph import Graph, Operator, OuterKind, Region, Resource, Source
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.phases import ONE_PHASE, Phases
 from dynaflow_xla.ir.rules import Rule, as_rules, check_matches
@@ -129,7 +129,8 @@ def _seeds(
     for index in live:
         op = graph.ops[index]
         if op.outer:
-            resource: Resource = "network" if "communicates" in op.outer_reason else "host"
+            communicates = op.outer_reason is not None and op.outer_reason.kind is OuterKind.NETWORK
+            resource: Resource = "network" if communicates else "host"
             seeds[index] = Seed(
                 ("outer", index), op.kind, outer=True, resource=resource, rule="outer"
             )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import os
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
-from jax._src import core, effects, source_info_util, util
+from jax._src import array, core, effects, source_info_util, util
 from jax._src.interpreters import mlir
 from jax.extend import core as jcore
 
@@ -18,6 +19,10 @@ from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ir.graph import Source
 
 T = TypeVar("T")
+
+
+ARRAY: type[Any] = array.ArrayImpl
+"""The class of arrays that have values: asking for it is quicker than ``isinstance`` of ``jax.Array``."""
 
 
 def weak_parameter(cls: type[T]) -> type[T]:
@@ -352,7 +357,7 @@ def above_libraries() -> int:
 
 def hide_frames(folder: str) -> None:
     """Keeps the files of a folder from being taken for the user's (no public name)."""
-    source_info_util.register_exclusion(folder)
+    source_info_util.register_exclusion(os.path.join(folder, ""))
 
 
 def mlir_ir() -> Any:

@@ -68,7 +68,7 @@ def _what_runs(fast: Any, args: Any, kwargs: Any) -> list[str]:
     if not isinstance(fast._options.strategy, Auto):
         return []
     choice = fast.decision(args, kwargs)
-    why = fast.decisions.put_off.reason(fast._signature(args, kwargs))
+    why = fast.decisions.why_undecided(fast._signature(args, kwargs))
     lines = choosing.what_runs(name, choice, why or "a top-level call decides")
     if choice is not None and (back := fast.stepped_back()):
         lines.append(f"auto: another Python thread is busy; the original runs for {back} calls")

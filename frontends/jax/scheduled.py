@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,13 @@ from dynaflow_xla.strategies.identity import identity
 from dynaflow_xla.tuning import choice as choosing
 from dynaflow_xla.tuning.decisions import Decisions
 from dynaflow_xla.watching import telling
+
+_MOST_UNUSED = 64
+"""Of decisions: calls that go straight to a program are not seen to come again."""
+
+# What a library's function computes has no line of ours. The frontends may lie elsewhere.
+_compat.hide_frames(os.path.dirname(os.path.dirname(telling.__file__)))
+_compat.hide_frames(os.path.dirname(os.path.dirname(os.path.dirname(backends.__file__))))
 
 _NOT_TRACED = "it cannot be compared with the original while it is traced: call it once outside"
 
@@ -62,7 +71,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
             self.backend = backends.of(options)  # raises now what it has against them
         self._jit_options = _compat.jit_options(jitted)
         self._fallback: str = ""
-        self.decisions = Decisions(functools.partial(auto.Choice, None))
+        self.decisions = Decisions(functools.partial(auto.Choice, None), _MOST_UNUSED)
         self.by_decision = decided.ByDecision(self)
         self._children: dict[Hashable, ScheduledFunction] = {}
         self._lifted: dict[str, Lifted] = {}  # by library
@@ -383,7 +392,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         if choice is None and measurable and not self.spans_too_much(args, kwargs):
             choice = self.decisions.now(
                 signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide,
-                margin=strategy.margin,
+                margin=strategy.margin, warn=self._warn,
             )  # fmt: skip
         if choice is None:
             return self.original(*args, **kwargs)
@@ -396,6 +405,12 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         self.by_decision.look_again()
         with self.by_decision.tracing(choice):
             return self._guarded(self.by_decision.called(choice), args, kwargs)
+
+    def _warn(self, text: str) -> None:
+        level, frame = 1, sys._getframe()
+        while frame.f_back is not None and frame.f_globals["__name__"].startswith("dynaflow_xla."):
+            level, frame = level + 1, frame.f_back
+        telling.fallback(f"{self._options.name!r}: {text}", stacklevel=level)
 
     def spans_too_much(self, args: Any, kwargs: Any) -> bool:
         """Whether a call is a program for several devices, and plans are for one."""
@@ -473,7 +488,8 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         if self.programs.has_static:
             static, args, kwargs = self.programs.split_static(args, kwargs)
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-        return tree, static, tuple([decided.abstract(leaf) for leaf in leaves])
+        array, abstract = _compat.ARRAY, decided.abstract
+        return tree, static, tuple([x.aval if type(x) is array else abstract(x) for x in leaves])
 
 
 def _made_again(fn: Any, jit_options: dict[str, Any], options: Settings) -> ScheduledFunction:

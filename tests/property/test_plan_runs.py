@@ -24,7 +24,7 @@ from dynaflow_xla.batch.expansion.joint import group
 from dynaflow_xla.batch.expansion.specs import Cut, Reads
 from dynaflow_xla.batch.proof import Sum
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.ir.graph import Graph, Operator, Value
+from dynaflow_xla.ir.graph import Graph, Operator, OuterKind, OuterReason, Value
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.rules import Op as OpRule
@@ -69,7 +69,8 @@ class Program:
             ops.append(
                 Operator(
                     index, f"k{rng.randrange(9)}", reads, (number,), cost_ns=cost, bytes_moved=64,
-                    outer=rng.random() < self.outer_share, outer_reason="communicates",
+                    outer=rng.random() < self.outer_share,
+                    outer_reason=OuterReason("communicates", OuterKind.NETWORK),
                 )
             )  # fmt: skip
         made = [v for v in range(2, len(values)) if self.batched[v]]

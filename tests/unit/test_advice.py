@@ -13,7 +13,7 @@ from dynaflow_xla import machine
 from dynaflow_xla.advice import ablation
 from dynaflow_xla.advice.costs import Given, matched, spread, times
 from dynaflow_xla.advice.report import Why, why
-from dynaflow_xla.ir.graph import Graph
+from dynaflow_xla.ir.graph import Graph, OuterReason
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.rules import Op
@@ -117,7 +117,7 @@ def test_a_schedule_that_puts_all_on_one_lane_is_named(make: Callable[..., Graph
 
 
 def test_effects_are_named(make: Callable[..., Graph]) -> None:
-    outer = {"outer": True, "outer_reason": "prints", "cost_ns": MS}
+    outer = {"outer": True, "outer_reason": OuterReason("prints"), "cost_ns": MS}
     graph = make("a = print x; b = svd x", "a b", a=outer)
     pg = _cut(graph)
     decisions = tuple(Decision(r.id, -1 if r.outer else 0) for r in pg.regions)
@@ -216,7 +216,7 @@ def test_measured_plans_that_beat_their_regions_bound(make: Callable[..., Graph]
 
 
 def test_what_is_between_the_stages_of_two_regions_is_named(make: Callable[..., Graph]) -> None:
-    outer = {"outer": True, "outer_reason": "prints", "cost_ns": 1e3}
+    outer = {"outer": True, "outer_reason": OuterReason("prints"), "cost_ns": 1e3}
     graph = make("a = sort x; p = print a; b = svd x", "p b", p=outer)
     found = _only(_report(graph, {"sort": 0, "print": -1, "svd": 1}))
     assert found.reason == "effects" and "'print' is between them" in found.text
@@ -261,7 +261,7 @@ def test_bytes_count_only_where_the_other_end_stays(make: Callable[..., Graph]) 
 
 
 def test_an_order_of_effects_is_no_reading(make: Callable[..., Graph]) -> None:
-    outer = {"outer": True, "outer_reason": "prints"}
+    outer = {"outer": True, "outer_reason": OuterReason("prints")}
     graph = make("a = print x; b = put x", "a b", a=outer, b=outer)
     pair = _only(_report(graph, {"print": -1, "put": -1}))
     assert pair.reason == "effects" and "reads" not in pair.text and "order" in pair.text

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import dynaflow_xla as dfx
-from dynaflow_xla.ir.graph import Graph, Operator, OpMark, Source, Value
+from dynaflow_xla.ir.graph import Graph, Operator, OpMark, OuterKind, OuterReason, Source, Value
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 
@@ -42,7 +42,7 @@ def random_graph(seed: int) -> Graph:
                 call_path=tuple(f"f#{rng.randint(0, 1)}" for _ in range(rng.randint(0, 1))),
                 cost_ns=0.0 if generator else rng.choice([0.0, 500.0, 3e4, 4e5, 2e6]),
                 flops=rng.choice([0.0, 1e6]), bytes_moved=64,
-                outer=not generator and rng.random() < 0.1, outer_reason="has effects",
+                outer=not generator and rng.random() < 0.1, outer_reason=OuterReason("has effects"),
                 once=not generator and rng.random() < 0.05,
                 generator=generator, mark=mark if rng.random() < 0.2 else None,
                 source=Source("model.py", index),
@@ -205,13 +205,17 @@ def test_dominant_resource(make: Make) -> None:
     graph = make(
         "a = dot x; b = copy x; c = psum a; d = add b c", "d",
         a={"flops": 1e6}, b={"flops": 10.0},
-        c={"outer": True, "outer_reason": "communicates between devices"},
+        c={"outer": True, "outer_reason": OuterReason("talks", OuterKind.NETWORK)},
     )  # fmt: skip
     cut = partition(graph, [dfx.Op("dot"), dfx.Op("copy"), dfx.Op("add", resource="host")])
     assert {r.name: r.resource for r in cut.regions} == {
         "dot": "compute", "copy": "memory", "psum": "network", "add": "host"
     }  # fmt: skip
-    effect = make("a = print x; b = sort x", "b", a={"outer": True, "outer_reason": "has effects"})
+    effect = make(
+        "a = print x; b = sort x",
+        "b",
+        a={"outer": True, "outer_reason": OuterReason("communicates with the user")},
+    )
     assert {r.name: (r.resource, "outer" in r.tags) for r in partition(effect).regions} == {
         "print": ("host", True), "sort": ("memory", False)
     }  # fmt: skip

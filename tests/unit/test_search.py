@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import dynaflow_xla as dfx
-from dynaflow_xla.ir.graph import Graph, Operator, Region, Value
+from dynaflow_xla.ir.graph import Graph, Operator, OuterReason, Region, Value
 from dynaflow_xla.planning.build import build_plan
 from dynaflow_xla.planning.validate import validate
 from dynaflow_xla.strategies.base import record
@@ -28,7 +28,15 @@ def regions(seed: int, count: int, outer: bool = False) -> dfx.PartitionedGraph:
         cost = 10 ** rng.uniform(3.5, 5.5)
         outside = outer and n == count // 2
         ops.append(
-            Operator(n, "op", reads, (n + 1,), cost_ns=cost, outer=outside, outer_reason="acts")
+            Operator(
+                n,
+                "op",
+                reads,
+                (n + 1,),
+                cost_ns=cost,
+                outer=outside,
+                outer_reason=OuterReason("acts"),
+            )
         )
         made.append(Region(n, f"r{n}", (n,), reads, (n + 1,), cost_ns=cost, outer=outside))
     read = {v for op in ops for v in op.inputs}

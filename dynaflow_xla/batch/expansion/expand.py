@@ -31,7 +31,7 @@ from dynaflow_xla.batch.joins import Joining, weights
 from dynaflow_xla.batch.proof import Mean, Sum
 from dynaflow_xla.batch.states import Partial, Position, Rows
 from dynaflow_xla.errors import PlanError, UnsupportedError
-from dynaflow_xla.ir.graph import Graph, Join, Operator, Region, Value, View
+from dynaflow_xla.ir.graph import Graph, Join, Operator, OuterKind, Region, Value, View
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.work import spread_over
 
@@ -351,7 +351,7 @@ def expand(
             op = cut.graph.ops[region.ops[0]]
             why = (
                 "what nano-batches hand to each other is in memory that several programs read"
-                if "layout in memory" in op.outer_reason
+                if op.outer_reason is not None and op.outer_reason.kind is OuterKind.LAYOUT
                 else "a split would run it once a nano-batch"
             )
             raise UnsupportedError(

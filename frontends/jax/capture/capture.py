@@ -18,7 +18,7 @@ from jax.extend import core as jcore
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import costs, marks, parameters, sharding
-from dynaflow_xla.ir.graph import Graph, Operator, Source, Value
+from dynaflow_xla.ir.graph import Graph, Operator, OuterKind, OuterReason, Source, Value
 from dynaflow_xla.ir.work import Work
 
 # Calls, and the parameter that holds the function called.
@@ -92,30 +92,34 @@ def ordering_effects(effects: Iterable[Any]) -> list[Any]:
     return [e for e in effects if type(e).__name__ != "NamedAxisEffect"]
 
 
-def outer_reason(eqn: Any) -> str:
-    """Why an equation must stay in the outer program, or ""."""
+def outer_reason(eqn: Any) -> OuterReason | None:
+    """Why an equation must stay in the outer program; None if it need not."""
     name = eqn.primitive.name
     if effects := ordering_effects(eqn.effects):
-        return f"has effects ({', '.join(sorted(map(str, effects)))})"
+        return OuterReason(f"has effects ({', '.join(sorted(map(str, effects)))})")
     for atom in (*eqn.invars, *eqn.outvars):
         if str(getattr(atom.aval, "dtype", "")) in _PACKED:
-            return f"uses {atom.aval.dtype}, whose layout in memory differs between programs"
+            return OuterReason(
+                f"uses {atom.aval.dtype}, whose layout in memory differs between programs",
+                OuterKind.LAYOUT,
+            )
     if name in costs.CALLBACKS:
-        return "calls back into Python"
+        return OuterReason("calls back into Python")
     if name in costs.COLLECTIVES:
-        return "communicates between devices"
+        return OuterReason("communicates between devices", OuterKind.NETWORK)
     if name in costs.OUTER_CALLS:
         scheduled = dict.fromkeys(costs.SCHEDULED, "is scheduled already")
-        return {**scheduled, "device_put": "places data"}.get(name, "runs on several devices")
+        texts = {**scheduled, "device_put": "places data"}
+        return OuterReason(texts.get(name, "runs on several devices"))
     if name not in INLINE and sharding.names_devices(eqn):
-        return sharding.REASON
+        return OuterReason(sharding.REASON)
     if _is_interpreted(eqn):
-        return ""
+        return None
     for inner in jcore.jaxprs_in_params(eqn.params):
         for inner_eqn in inner.eqns:
             if reason := outer_reason(inner_eqn):
-                return f"contains {inner_eqn.primitive.name}, which {reason}"
-    return ""
+                return replace(reason, text=f"contains {inner_eqn.primitive.name}, which {reason}")
+    return None
 
 
 def _is_interpreted(eqn: Any) -> bool:

@@ -16,7 +16,7 @@ from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import costs
 from dynaflow_xla.frontends.jax.capture.capture import Captured
-from dynaflow_xla.ir.graph import Operator
+from dynaflow_xla.ir.graph import Operator, OuterReason
 from dynaflow_xla.ir.work import NO_SPREAD
 
 MIN_BYTES = 1 << 18
@@ -85,7 +85,7 @@ def _positions(op: Operator) -> list[tuple[int, int]]:
 
 
 def _outer(op: Operator, reason: str) -> Operator:
-    made = replace(op, outer=True, outer_reason=reason)
+    made = replace(op, outer=True, outer_reason=OuterReason(reason))
     if op.kind not in _UPDATES:
         return made
     written = sum(costs.aval_bytes(v.aval) for v in op.payload.invars[1:])

@@ -34,6 +34,7 @@ from dynaflow_xla.frontends.jax.capture.physical import spec
 from dynaflow_xla.frontends.jax.capture.tracing import capture_function
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.frontends.jax.signature.entry import build_entry
+from dynaflow_xla.frontends.jax.transform.unnested import unnested
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.branches import Branches
 
@@ -51,7 +52,7 @@ def inexact(aval: Any) -> bool:
 
 def flat_function(captured: capture.Captured) -> Flat:
     """A captured function without schedule; its constants are its first arguments."""
-    jaxpr = captured.jaxpr
+    jaxpr = unnested(captured.jaxpr)
     n_consts = len(jaxpr.constvars)
 
     def plain(*flat: Any) -> list[Any]:

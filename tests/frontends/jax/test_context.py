@@ -419,6 +419,23 @@ def test_function_object_kinds(schedule: Any, assert_same: Any) -> None:
         assert_same(want, schedule(fn)(x))
 
 
+def test_what_a_library_computes_has_no_line_of_ours(schedule: Any) -> None:
+    fast, x = schedule(jax.vmap(jnp.cumsum)), jnp.ones((3, 30))
+    sources = {op.source.file for op in dfx.graph(fast, x).graph.ops if op.source}
+    assert sources <= {__file__}  # JAX does not know all lines
+
+
+def test_a_generator_function_is_refused_as_jit_does(schedule: Any) -> None:
+    def parts(x: Any) -> Any:
+        yield jnp.sort(x)
+
+    for given in (schedule, jax.jit):
+        with pytest.raises(
+            TypeError, match="Expected a function, got a generator function: <function"
+        ):
+            given(parts)(jnp.ones(3))
+
+
 # -- effects ---------------------------------------------------------------------------------------
 
 

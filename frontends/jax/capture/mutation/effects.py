@@ -8,6 +8,7 @@ A schedule has to have the original's values and effects, so it refuses such a f
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
@@ -25,6 +26,8 @@ def watched(fn: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         fn: A plain function, a bound method or an object that can be called.
     """
+    if inspect.isgeneratorfunction(fn):
+        return fn  # JAX says what is wrong with it
     owner = _owner(fn)
 
     @functools.wraps(fn)

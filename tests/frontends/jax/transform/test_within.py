@@ -162,3 +162,41 @@ def test_a_helper_that_is_scheduled_inside_and_was_called_before(before: str) ->
     fast = dfx.schedule(whole, dfx.Branches(wide=False), lanes=2)
     assert "is scheduled already" in dfx.explain(fast, x)
     np.testing.assert_allclose(fast(x)[1], 2 * x, rtol=1e-5)
+
+
+def nested(levels: int) -> Callable[[Any], Any]:
+    """Jitted functions inside of each other, that close over arrays and name scopes."""
+    if levels == 0:
+        return lambda x: jnp.sort(x) * jnp.sin(x)
+    inner, weights = jax.jit(nested(levels - 1)), np.random.rand(3).astype("f") / levels
+
+    def level(x: Any) -> Any:
+        with jax.named_scope(f"level_{levels % 2}"):
+            return inner(x) * 1.01 + jnp.cos(x) * weights
+
+    return level
+
+
+@pytest.mark.parametrize("levels", [3, 60])
+def test_derivatives_of_deeply_nested_calls(levels: int) -> None:
+    f, x = nested(levels), jnp.asarray(np.random.randn(3), jnp.float32)
+    fast = dfx.schedule(f, strategy="branches")
+    for derivative in (
+        jax.grad(lambda g, x: g(x).sum(), argnums=1),
+        lambda g, x: jax.jvp(g, (x,), (x,)),
+        lambda g, x: jax.vmap(jax.grad(lambda x: g(x).sum()))(x[None]),
+    ):
+        want = derivative(jax.jit(f), x) if levels < 60 else derivative(nested_flat(f), x)
+        jax.tree.map(
+            partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), derivative(fast, x), want
+        )
+
+
+def nested_flat(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function operator by operator, as JAX itself cannot map or push forward so many calls."""
+
+    def flat(x: Any) -> Any:
+        with jax.disable_jit():
+            return f(x)
+
+    return flat

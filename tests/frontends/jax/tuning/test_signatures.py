@@ -13,6 +13,7 @@ import pytest
 from unhurried import unhurried
 
 import dynaflow_xla as dfx
+from dynaflow_xla.frontends.jax import scheduled
 from dynaflow_xla.tuning import autotune
 
 
@@ -80,6 +81,27 @@ def test_no_signature_stays_in_python() -> None:
     for _ in range(2):
         fast(x=x, y=y)
     assert "pjit.py" not in _files_in_python(lambda: fast(x=x, y=y))
+
+
+def test_static_values_that_are_new_at_every_call_are_decided_for_a_few_times(
+    monkeypatch: pytest.MonkeyPatch, assert_same: Any
+) -> None:
+    monkeypatch.setattr(scheduled, "_MOST_UNUSED", 2)
+    f = functools.partial(jax.jit, static_argnums=1)(lambda x, name: jnp.sort(x) + len(name))
+    fast, (x, _) = dfx.schedule(f, dfx.Auto(min_cost_ns=0.0)), arguments(256)
+    for name in "ab":
+        assert_same(f(x, name), fast(x, name))
+    with pytest.warns(dfx.errors.FallbackWarning, match="new signatures keep coming") as told:
+        for name in "cdef":
+            assert_same(f(x, name), fast(x, name))
+    assert len(told) == 1 and told[0].filename == __file__
+    assert len(fast.decisions) == 2
+    assert "the second call with one decides" in dfx.explain(fast, x, "f")
+    assert_same(f(x, "f"), fast(x, "f"))
+    assert len(fast.decisions) == 3 and fast.decision((x, "f"), {}).name == "original"
+    for _ in range(2):
+        fast(x, "f")
+    assert "pjit.py" not in _files_in_python(functools.partial(fast, x, "f"))
 
 
 @pytest.mark.parametrize("strategy", ["auto", dfx.Auto(min_cost_ns=0.0)])
