@@ -153,6 +153,7 @@ def checked(
     _check_place(backend, target, compiler)
     if target is not None:
         backend = "xla"
+    lanes = _perhaps_streams(lanes, backend)
     count = resolve_lanes(lanes, backend)
     special = lanes if isinstance(lanes, Lanes) else None
     if special is not None and backends.one_program(backend) and (special.special or special.width):
@@ -240,6 +241,17 @@ def resolve_lanes(lanes: int | Lanes | None, backend: str = "ffi") -> int:
             lanes, Integral, f"lanes must be an integer >= 1 or dfx.Lanes(...); got {lanes!r}"
         )
     return thread_lanes(count)
+
+
+def _perhaps_streams(lanes: Any, backend: str) -> Any:
+    """More plain lanes than cores as ``Lanes``, where they may be a GPU's: that is known at a call only.
+
+    Where they turn out to be threads after all they are refused then.
+    """
+    count = None if lanes is None or isinstance(lanes, Lanes) else checks.integer(lanes)
+    if count is None or count <= machine.cores() or backends.one_program(backend):
+        return lanes
+    return Lanes(count) if machine.may_have_gpu() else lanes
 
 
 def lane_cores(lanes: int | Lanes | None, count: int, backend: str = "ffi") -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
+
+_NOTHING: Any = object()
 
 
 class Recent(Generic[K, V]):
@@ -31,12 +33,11 @@ class Recent(Generic[K, V]):
     def get(self, key: K, default: T | None = None) -> V | T | None:
         """What is kept under a key, which counts as a use; else the default."""
         with self._lock:
-            try:
-                self._kept.move_to_end(key)
-            except KeyError:
-                # An empty dictionary has not looked at the key: one without a hash is a TypeError here, too.
-                return self._kept.get(key, default)
-            return self._kept[key]
+            value = self._kept.get(key, _NOTHING)
+            if value is _NOTHING:
+                return default
+            self._kept.move_to_end(key)
+            return value  # type: ignore[no-any-return]
 
     def __getitem__(self, key: K) -> V:
         with self._lock:

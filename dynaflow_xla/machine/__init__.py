@@ -30,6 +30,9 @@ THREAD_VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 _BINDING = ("OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PLACES")
 """Variables by which OpenMP's runtimes bind threads to cores; places alone mean it, too."""
 
+_GPU_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg")
+"""One of these is there with a driver: of a computer, a board, and Linux inside of Windows."""
+
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMBER = Path("/proc/self/cgroup")
 
@@ -47,6 +50,11 @@ def aligned(size: int, alignment: int = ALIGNMENT) -> int:
 def cores() -> int:
     """Cores that this process may use: those of the thread that asks, which its lanes have, too."""
     return len(os.sched_getaffinity(0))
+
+
+def may_have_gpu() -> bool:
+    """Whether the system shows a driver of NVIDIA's: lanes may be streams then. Starts no driver."""
+    return any(os.path.exists(path) for path in _GPU_FILES)
 
 
 def bound_by() -> str:

@@ -16,6 +16,10 @@ from dynaflow_xla.tuning.choice import Choice
 from dynaflow_xla.watching import telling
 
 _MAX_DECISIONS = 1024
+_MAX_MET = 4096
+
+UNUSED = 16
+"""So many decisions may be for signatures that did not come again; then new ones are decided for later."""
 
 _MEASURED_FAR = 3
 """So often a decision is measured while the cores are far from each other; then it stays."""
@@ -28,19 +32,28 @@ class Decisions(Generic[C]):
 
     Args:
         unmeasured: Makes the decision of which nothing was measured, from the reason.
+        most_unused: So many decisions may be for signatures that are not known to have come again. After
+            that one is decided for when it comes for the second time: where something is another one at
+            every call, a string say, each would pay for a decision and none gain by it.
 
     Attributes:
         purse: What decisions may still take.
         put_off: Those that something else of the process disturbed.
+        times: How often was decided.
     """
 
-    def __init__(self, unmeasured: Callable[[str], C]) -> None:
+    def __init__(self, unmeasured: Callable[[str], C], most_unused: int = UNUSED) -> None:
         self.purse = budget.Purse()
         self.put_off = quiet.PutOff()
+        self.times = 0
         self._unmeasured = unmeasured
         self._made: Recent[Any, C] = Recent(_MAX_DECISIONS)
         self._while_far: Recent[Any, tuple[C, int]] = Recent(_MAX_DECISIONS)
-        self._last: tuple[Any, C] | None = None
+        self._last: tuple[Any, C, bool] | None = None  # and whether it is known to have come again
+        # By what a signature hashes to: two that share a number are decided for a call earlier or later.
+        self._unused: Recent[int, bool] = Recent(most_unused)
+        self._met: Recent[int, bool] = Recent(_MAX_MET)
+        self._warned = False
         self._lock = threading.Lock()
         self._candidates: dict[bool, dict[str, Strategy]] = {}
 
@@ -53,12 +66,14 @@ class Decisions(Generic[C]):
     def decided(self, signature: Any) -> C | None:
         """What was decided, or None."""
         last = self._last  # read once: another thread may replace it
-        if last is not None and last[0] == signature:  # cheaper than a hash
+        if last is not None and last[2] and last[0] == signature:  # cheaper than a hash
             return last[1]
         with self._lock:  # or a decision that another thread replaces now would come back
             choice = self._made.get(signature)
             if choice is not None:
-                self._last = (signature, choice)
+                if (number := hash(signature)) in self._unused:
+                    self._unused.pop(number)
+                self._last = (signature, choice, True)
         return choice
 
     def values(self) -> list[C]:
@@ -70,8 +85,10 @@ class Decisions(Generic[C]):
         self.put_off.done(signature)
         self._while_far.pop(signature, None)
         with self._lock:
+            self.times += 1
             self._made[signature] = choice
-            self._last = (signature, choice)
+            self._last = (signature, choice, False)
+            self._unused[hash(signature)] = True
         telling.count("decisions")
         telling.told(
             "auto", f"{choice.name} runs; {choice.reason}", chosen=choice.name, reason=choice.reason,
@@ -85,8 +102,9 @@ class Decisions(Generic[C]):
         choose: Callable[[quiet.ActivityWatch], C],
         keep: Callable[[Any, C], C],
         margin: float,
+        warn: Callable[[str], None] = telling.fallback,
     ) -> C | None:
-        """Decides by measuring, unless something else of this process runs.
+        """Decides by measuring, unless something else of this process runs, or it is left for a second call.
 
         Where it is the cores' distance that a faster way is not chosen for, it is measured again once
         they are near; the original runs until then.
@@ -96,10 +114,21 @@ class Decisions(Generic[C]):
             choose: Measures.
             keep: Keeps what was decided; it calls ``put``.
             margin: What a faster way has to gain where the cores are near.
+            warn: Tells the user once that new signatures are left for a second call.
 
         Returns:
             The decision; None if it has to wait.
         """
+        if self._left(signature):
+            if not self._warned:
+                self._warned = True
+                warn(
+                    f"new signatures keep coming: Auto decided for {self._unused.size} that are not known to "
+                    "have come again, so for a further one it decides when that comes for the second time. "
+                    "Look for what changes from call to call (a string, a static argument, a shape), and "
+                    "pass it as an array or tensor, or not at all"
+                )
+            return None
 
         def measured(watch: quiet.ActivityWatch) -> C:
             if (made := self.decided(signature)) is not None:  # another thread may have been here
@@ -125,13 +154,34 @@ class Decisions(Generic[C]):
         with telling.warning_last():
             return self.put_off.decide(signature, measured, give_up)
 
+    def _left(self, signature: Any) -> bool:
+        """Whether this call decides nothing, as there were too many signatures that came once."""
+        if not self._is_full() or self._met.pop(hash(signature)):
+            return False
+        self._met[hash(signature)] = True
+        return True
+
+    def _is_full(self) -> bool:
+        return len(self._unused) >= self._unused.size
+
+    def why_undecided(self, signature: Any) -> str:
+        """Why nothing is decided for a signature, as far as that is known; else ""."""
+        if why := self.put_off.reason(signature):
+            return why
+        if not self._is_full():
+            return ""
+        return (
+            f"{self._unused.size} decisions were for signatures that are not known to have come again; the "
+            "second call with one decides, and dfx.tune at any time"
+        )
+
     def wait_for_near(self, signature: Any, made: C, times: int) -> None:
         """Keeps what was measured, for the so many-th time, until the cores are near."""
         self._while_far[signature] = made, times
 
     def waits_for_near(self, signature: Any) -> bool:
         """Whether something is kept so."""
-        return signature in self._while_far
+        return len(self._while_far) > 0 and signature in self._while_far
 
     def candidates(
         self,
@@ -163,6 +213,8 @@ class Decisions(Generic[C]):
         with self._lock:  # or a decision that another thread reads now would come back
             self._made.clear()
             self._last = None
+        self._unused.clear()
+        self._met.clear()
         self._candidates.clear()
         self._while_far.clear()
         self.put_off.clear()

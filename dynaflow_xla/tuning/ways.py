@@ -25,6 +25,7 @@ class Ways:
         spending: The same.
         runs: Name -> a run to completion.
         refused: Why something was left out for want of time, or "".
+        without_room: Whether something was left out for want of a device's memory.
         plain: Of these the original, and what one would run instead of a schedule.
     """
 
@@ -32,6 +33,7 @@ class Ways:
         self.spending = spending
         self.runs: dict[str, Callable[[], None]] = {}
         self.refused = ""
+        self.without_room = False
         self.plain: list[str] = []
         self._calls: dict[str, float] = {}
         self._pages: dict[str, int] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 from collections.abc import Callable, Hashable
@@ -12,19 +11,20 @@ from typing import Any
 import torch
 
 from dynaflow_xla.caches.recent import Recent
-from dynaflow_xla.errors import DynaflowError, UnsupportedError
+from dynaflow_xla.errors import DynaflowError, EngineError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import captures, failures, modes, operators
 from dynaflow_xla.frontends.torch.backend import Entry
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import lazy
 from dynaflow_xla.frontends.torch.capture.forwards import Forwards, class_forward as class_forward
 from dynaflow_xla.frontends.torch.capture.mutation import overlap
-from dynaflow_xla.frontends.torch.dynamo import capturing, running
+from dynaflow_xla.frontends.torch.dynamo import capturing, caught, running
 from dynaflow_xla.frontends.torch.dynamo.graphs import CapturedGraphs, Doorway, NoGraph
 from dynaflow_xla.frontends.torch.dynamo.whole import CompiledOriginal
 from dynaflow_xla.frontends.torch.native import native
+from dynaflow_xla.frontends.torch.offering import Offering
 from dynaflow_xla.frontends.torch.opaque import finding, padded
-from dynaflow_xla.frontends.torch.signature import backends, open_batch
+from dynaflow_xla.frontends.torch.signature import backends
 from dynaflow_xla.frontends.torch.tuning import (
     auto,
     call_signature,
@@ -32,7 +32,7 @@ from dynaflow_xla.frontends.torch.tuning import (
     one_thread,
     originals,
 )
-from dynaflow_xla.frontends.torch.tuning.deciding import Deciding, options_for
+from dynaflow_xla.frontends.torch.tuning.deciding import options_for
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto, OneOf
 from dynaflow_xla.strategies.base import Strategy
@@ -48,7 +48,7 @@ _MAX_SHARED = 8
 """So many captures differ by which arguments share memory only."""
 
 
-class Core(Deciding):
+class Core(Offering):
     """Schedules what ``original`` does; ``call`` has the original's arguments and results.
 
     Args:
@@ -86,6 +86,7 @@ class Core(Deciding):
         self._forwards = Forwards(original)
         self._renewed: list[tuple[list[Any], Core]] = []
         self._as_original: Recent[Hashable, bool] = Recent(_MAX_WAYS)
+        self._same: Any = None  # of many tensors of a call that ran the original
         self._lock = threading.Lock()
         self._for_arrays: Callable[..., Any] | None = None
         self._most = sys.maxsize
@@ -154,6 +155,13 @@ class Core(Deciding):
         super().free_calls_under_hooks()
         self._as_original.clear()
 
+    def release(self) -> None:
+        """Gives the memory of plans' CUDA graphs back; later calls make them anew."""
+        for entry in tuple(self.entries):
+            entry.release()
+        for other in (*self._apart.values(), *(made for _, made in self._renewed)):
+            other.release()
+
     # -- calling ----------------------------------------------------------------------------------
 
     def call(self, args: Any, kwargs: Any, *, planned: bool = False) -> Any:
@@ -175,8 +183,16 @@ class Core(Deciding):
         signature = None
         hooked = not planned and modes.saved_is_hooked()
         if self._decides or hooked or self._originals.any():
+            same = None
+            if not (planned or hooked or modes.profiler_enabled()):
+                same = call_signature.of_objects(self.original, args, kwargs)
+            times = self.decisions.times  # another thread may decide meanwhile
+            if same is not None and (times, same) == self._same:
+                return self.as_written(args, kwargs)
             signature = call_signature.of(self.original, args, kwargs)
             if not planned and not hooked and (plain := self._plain(signature)) is not None:
+                if same is not None:
+                    self._same = (times, same) if plain == self.as_written else None
                 return plain(args, kwargs)
         if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
             return self._with_arrays(args, kwargs)
@@ -196,9 +212,14 @@ class Core(Deciding):
         if hooked and self._as_original.get(way):
             return self.as_written(args, kwargs)
         running.leave_out("")  # what this thread remembers may be another function's
+        running.note_random_state(self.graphs.catches and self.graphs.draws)
         try:
             with running.Running() as ran:
                 result = self._invoke(args, kwargs)
+        except EngineError as error:
+            if not caught.may_be(self, error):
+                raise
+            return caught.by_original(self, error, args, kwargs)
         except padded.LeavesOut:
             self._note_padded(args, kwargs)
             return self.as_written(args, kwargs)
@@ -214,7 +235,9 @@ class Core(Deciding):
         """What runs such a call if it is known to be the original, which needs no lane and no process's."""
         if not self._decides:
             return self.as_written if self._originals.has(signature) else None
-        choice = self.decisions.decided(signature)
+        choice = self.decisions.decided(signature) or self.decisions.of_other_sizes(
+            signature, original=True
+        )
         if choice is None or choice.child not in (None, self.on_one_thread):
             return None
         return self.as_written if choice.child is None else self.on_one_thread.call
@@ -253,7 +276,7 @@ class Core(Deciding):
                 "a mode), and pass it as a tensor, or schedule the function once for each"
             )
         # A call that finds its capture captures nothing, and learns no reason.
-        self._left_out = running.left_out() or self._left_out
+        self._left_out = running.left_out() or self._left_out or self.graphs.left_out
         why = (
             self.breaks[-1]
             if self.breaks
@@ -267,8 +290,25 @@ class Core(Deciding):
         if graphs.shared is None:
             graphs.shared = overlap.pattern(args, kwargs)
         elif graphs.writes and (found := overlap.pattern(args, kwargs)) != graphs.shared:
-            other = self._for_shared(found)
-            return self.as_written(args, kwargs) if other is None else other._invoke(args, kwargs)
+            return self._invoke_apart(found, args, kwargs)
+        try:
+            return self._invoke_whole(args, kwargs)
+        except overlap.SharedOtherwise as error:
+            if self.breaks:
+                raise UnsupportedError(
+                    f"{self.options.name!r} writes into its arguments, or into what it holds, which share "
+                    "memory in another way than when it was captured, and it is captured in several graphs, "
+                    "of which some have run. Pass tensors with memory of their own, or call the original"
+                ) from None
+            found = error.pattern
+        return self._invoke_apart(found, args, kwargs)
+
+    def _invoke_apart(self, found: overlap.Pattern, args: Any, kwargs: Any) -> Any:
+        """A call whose tensors share memory in another way than at the first one."""
+        other = self._for_shared(found)
+        return self.as_written(args, kwargs) if other is None else other._invoke(args, kwargs)
+
+    def _invoke_whole(self, args: Any, kwargs: Any) -> Any:
         if not self.breaks:
             made = self._shortcut.find(args, kwargs)
             if made is not None:
@@ -340,7 +380,6 @@ class Core(Deciding):
                 return self._apart[found]
             if len(self._apart) < _MAX_SHARED:
                 self._apart[found] = made = Core(self.original, self.options, self.parent)
-                made.graphs.shared = found
                 return made
         self._left_out = (
             "it writes into its arguments, and these share memory in a way that "
@@ -350,59 +389,6 @@ class Core(Deciding):
         self.warn(f"the original of {self.options.name!r} runs for further calls: {self._left_out}")
         self._warned = True
         return None
-
-    def _offered(self, args: Any, kwargs: Any) -> Any:
-        if not self.splits:
-            return self._compiled(*args, **kwargs)
-        options = self.options
-        while True:
-            offered = open_batch.offered(options.name, options.in_axes, self.original, args, kwargs)
-            try:
-                with offered, operators.layers_of_any_size(), self._watching():
-                    result = self._compiled(*args, **kwargs)
-                break
-            except finding.Found as error:
-                found = error
-            learned, result = self._learned(found, args, kwargs)
-            if learned and not running.only_plans():
-                running.note_original()
-                return result
-        axes.check_results(options.name, options.out_axes, result)
-        return result
-
-    def _learned(self, found: finding.Found, args: Any, kwargs: Any) -> tuple[bool, Any]:
-        """Runs the original, watched, and gives its result; not if another thread did meanwhile."""
-        told: list[str] = []
-        if not self.opaque.lock.acquire(blocking=running.only_plans()):
-            # Another thread watches a run; this call need not wait for it.
-            return True, self.as_written(args, kwargs)
-        try:
-            if not self.opaque.is_news(found):
-                return False, None
-            result = None
-            with self.opaque.learning(found) as told:
-                if not running.only_plans():
-                    result = self.as_written(args, kwargs)
-                else:
-                    self._watched_run(args, kwargs)
-        finally:
-            self.opaque.lock.release()
-        for note in told:
-            self.warn(f"{self.options.name!r}: {note}")
-        return True, result
-
-    def _watching(self) -> contextlib.AbstractContextManager[None]:
-        """Context of a call whose captures may stand an operator in the place of a call."""
-        joins = self.parent is None and self.backend.in_place
-        joins &= getattr(self.options.strategy, "joins", True) is not False
-        return self.opaque.watching() if joins else contextlib.nullcontext()
-
-    def _watched_run(self, args: Any, kwargs: Any) -> None:
-        """Runs the original and leaves no trace."""
-        kept = keeping.preserved(self.original, self.changes, args, kwargs)
-        with kept, keeping.called_modules_kept():
-            given = keeping.copies((args, kwargs))
-            self.as_written(*given)
 
     def _with_arrays(self, args: Any, kwargs: Any) -> Any:
         if self._for_arrays is None:

@@ -21,6 +21,8 @@ from dynaflow_xla.frontends.torch.tuning.deciding import options_for
 from dynaflow_xla.settings import Settings
 
 _CHECK = torch.ops.aten._assert_tensor_metadata.default
+_CASTING = ("cpu", "cuda")
+"""Devices of plans, for each of which autocast is enabled or not."""
 
 
 class ScheduledExport:
@@ -92,6 +94,20 @@ class _ExportCore(Core):
     def current(self) -> Core:
         """This: a program has no class that anybody writes for."""
         return self
+
+    def why_as_written(self) -> str:
+        """As its base class; and autocast, which changes the types of operators only as they are called."""
+        if not (why := super().why_as_written()) and any(map(torch.is_autocast_enabled, _CASTING)):
+            why = (
+                f"{self.options.name!r} is an exported program that is called under torch.autocast, and its "
+                "plan is for the types that it was exported with, so the original runs. Export the program "
+                "under autocast and call it without, or schedule the module itself"
+            )
+        return why
+
+    def check_arguments(self, args: Any, kwargs: Any) -> None:
+        """Raises UnsupportedError if arguments are not those that the program was exported for."""
+        self._inputs(args, kwargs)
 
     def all_planned(self, args: Any, kwargs: Any) -> list[Entry]:
         """The program's one graph, whatever the shapes."""

@@ -241,6 +241,15 @@ def alone(fast: Any, given: Any, args: Any, kwargs: Any) -> list[Any] | None:
     core: Any = fast._dfx_core
     if isinstance(core, SelectCore):
         core = core.members[core.chosen(*given)]
+    if core is not None and core.captured_ahead:
+        try:
+            core.check_arguments(args, kwargs)
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                "the first padded call of each bucket is compared with the original at the batch's own size, "
+                f"which this exported program does not take: {error}. Export it with an open size "
+                "(dynamic_shapes), or give check=False if no row depends on another"
+            ) from None
     # What select leaves to the original has no capture that could tell.
     changes = effects.Changes() if core is None else core.changes
     with keeping.preserved(original, changes, args, kwargs) as put_back:

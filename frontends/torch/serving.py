@@ -23,7 +23,9 @@ from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.verification import Report
 
 _OURS = (torch.Tensor, torch.nn.Module)
-_LEAVES = (*_OURS, int, float, str, type(None))
+_SIMPLE = (int, float, str, type(None))
+_LEVELS = 4
+"""Containers inside of containers that are looked into before pytree is asked."""
 
 
 def kinds(args: Any, kwargs: Any) -> tuple[bool, bool]:
@@ -31,16 +33,30 @@ def kinds(args: Any, kwargs: Any) -> tuple[bool, bool]:
     jax = sys.modules.get("jax")
     array: Any = () if jax is None else getattr(jax, "Array", ())  # half imported it has none yet
     has_tensor = has_array = False
-    given = (*args, *kwargs.values()) if kwargs else args
-    for x in given:  # a plain loop, as every call of a function runs it
-        if type(x) is not torch.Tensor and not isinstance(x, _LEAVES):
-            given = pytree.tree_leaves((args, kwargs))
+    level, others = [*args, *kwargs.values()], []
+    for _ in range(_LEVELS):  # by hand, as every call does it: pytree takes ten times as long
+        inner: list[Any] = []
+        for x in level:
+            kind = type(x)
+            if kind is dict:
+                inner += x.values()
+            elif kind is list or kind is tuple:
+                inner += x
+            elif isinstance(x, _OURS):
+                has_tensor = True
+            elif isinstance(x, array):
+                has_array = True
+            elif not isinstance(x, _SIMPLE):
+                others.append(x)
+        level = inner
+        if not level:
             break
-    for leaf in given:
-        if isinstance(leaf, _OURS):
-            has_tensor = True
-        elif isinstance(leaf, array):
-            has_array = True
+    if level or others:
+        for leaf in pytree.tree_leaves((level, others)):
+            if isinstance(leaf, _OURS):
+                has_tensor = True
+            elif isinstance(leaf, array):
+                has_array = True
     return has_tensor, has_array
 
 

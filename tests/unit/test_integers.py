@@ -124,6 +124,30 @@ def test_lanes_of_a_gpu_may_be_more_than_the_cores(monkeypatch: pytest.MonkeyPat
         settings.resolve_lanes(dfx.Lanes(65), "xla")
 
 
+@pytest.mark.parametrize("gpu", [True, False])
+def test_plain_lanes_beyond_the_cores_may_be_streams(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    """Where a GPU is, what they are is known at a call: until then they are as many as were asked for."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr("dynaflow_xla.machine.may_have_gpu", lambda: gpu)
+    lanes = settings._perhaps_streams(np.int64(3), "torch")
+    assert lanes == (dfx.Lanes(3) if gpu else 3)
+    for same, backend in ((2, "torch"), (None, "torch"), ("3", "torch"), (9, "xla")):
+        assert settings._perhaps_streams(same, backend) is same
+    torch = pytest.importorskip("torch")
+    if gpu:
+        fast = dfx.schedule(torch.sin, "sequential", backend="torch", lanes=3)
+        assert fast._dfx_core.options.lanes == 3
+        with pytest.raises(dfx.PlanError, match="exceed the cores .* 2; got 3"):
+            fast(torch.ones(3))
+        with pytest.raises(dfx.PlanError, match="at most 256"):
+            dfx.schedule(torch.sin, "sequential", backend="torch", lanes=257)
+    else:
+        with pytest.raises(dfx.PlanError, match="exceed the cores .* 2; got 3"):
+            dfx.schedule(torch.sin, "sequential", backend="torch", lanes=3)
+
+
 def test_lanes_that_turn_out_to_be_threads() -> None:
     jax = pytest.importorskip("jax")
     if jax.default_backend() != "cpu":

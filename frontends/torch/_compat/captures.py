@@ -35,9 +35,11 @@ HOOKS_GUARDED: Mapping[str, Any] = {"skip_nnmodule_hook_guards": False}
 FOR_SCHEDULES: Mapping[str, Any] = {
     "allow_rnn": True,
     "use_numpy_random_stream": True,
+    "allow_unspec_int_on_nn_module": True,
     **HOOKS_GUARDED,
 }
-"""Recurrent modules are captured, too; Dynamo breaks graphs at them by default."""
+"""Recurrent modules are captured, too; Dynamo breaks graphs at them by default. An integer of a module, which
+may count its calls, is taken as any by the second capture, as integers among arguments are."""
 
 
 class CompilationSettings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,17 @@ def translator() -> Any:
         return InstructionTranslator.current_tx()
     except AttributeError:  # of the thread's state: there is none
         return None
+
+
+def may_catch(is_internal: Callable[[str], bool]) -> bool:
+    """Whether code of the user's that is captured now handles exceptions, or ends a context at one.
+
+    Args:
+        is_internal: Whether a file is not the user's.
+    """
+    context = torch._guards.TracingContext.try_get()
+    codes = getattr(context, "traced_code", None) or ()
+    return any(code.co_exceptiontable and not is_internal(code.co_filename) for code in codes)
 
 
 def inputs_written() -> list[bool] | None:

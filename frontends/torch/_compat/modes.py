@@ -83,6 +83,12 @@ def in_compiled_autograd() -> bool:
     )
 
 
+def has_own_storage(x: torch.Tensor) -> bool:
+    """Whether no other tensor is known to lie in the same memory."""
+    # This tensor, and the object of Python made here.
+    return int(torch._C._storage_Use_Count(x.untyped_storage()._cdata)) <= 2
+
+
 def in_transform() -> bool:
     """Whether a functorch transform is open: its tensors have no memory to look at."""
     return torch._C._functorch.peek_interpreter_stack() is not None

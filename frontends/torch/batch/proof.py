@@ -63,7 +63,7 @@ from dynaflow_xla.frontends.torch.batch.walking.probes import (
 from dynaflow_xla.frontends.torch.batch.walking.registry import RULES
 from dynaflow_xla.frontends.torch.batch.walking.walk import Walker
 from dynaflow_xla.frontends.torch.capture.captured import Captured
-from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Symbol
+from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, NoSize, Symbol
 
 # Importing them registers their rules.
 _FAMILIES = (
@@ -274,12 +274,15 @@ def _irregular(
         at = Evaluator({**question.others, **dict.fromkeys(question.batch_symbols, size)})
         for value, (first, second) in probed.items():
             example = examples[value]
-            if isinstance(example, torch.Tensor):
-                shape = at.shape(example.shape, "a tensor")
-                pairs = zip(first, second, shape, strict=True)
-                regular = all(_on_line((a, b), size, n) for a, b, n in pairs)
-            else:
-                regular = _on_line((first, second), size, at(example))
+            try:
+                if isinstance(example, torch.Tensor):
+                    shape = at.shape(example.shape, "a tensor")
+                    pairs = zip(first, second, shape, strict=True)
+                    regular = all(_on_line((a, b), size, n) for a, b, n in pairs)
+                else:
+                    regular = _on_line((first, second), size, at(example))
+            except NoSize:
+                regular = False
             if not regular:
                 found.add(value)
     return frozenset(found)

@@ -19,10 +19,10 @@ from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import aot
 from dynaflow_xla.frontends.torch.capture import costs, functions, marks
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
-from dynaflow_xla.frontends.torch.capture.draws import draws_numbers
 from dynaflow_xla.frontends.torch.capture.names import path_parts, source_of, without_counts
+from dynaflow_xla.frontends.torch.capture.random.draws import draws_numbers
 from dynaflow_xla.ir import told
-from dynaflow_xla.ir.graph import Graph, Operator, OpMark, Value
+from dynaflow_xla.ir.graph import Graph, Operator, OpMark, OuterKind, OuterReason, Value
 
 OPEN_SIZES = "sizes that may change are shown as they were at the first call"
 
@@ -87,11 +87,11 @@ def _has_effect(target: Any) -> bool:
     return str(target) == "with_effects"
 
 
-def _outer_reason(target: Any) -> str:
+def _outer_reason(target: Any) -> OuterReason | None:
     namespace = getattr(target, "namespace", "")
     if namespace in ("_c10d_functional", "c10d_functional", "c10d", "symm_mem"):
-        return "communicates between devices"
-    return ""
+        return OuterReason("communicates between devices", OuterKind.NETWORK)
+    return None
 
 
 class _Builder:

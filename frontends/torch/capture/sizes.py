@@ -49,9 +49,29 @@ class Binding:
         return int(size) // self.scale
 
 
+def unread(captured: Captured) -> dict[Symbol, int]:
+    """Symbols that are no size and that nothing computes with: numbers of the capture for them."""
+    graph = captured.graph
+    inputs, read = set(graph.inputs), {*graph.consumers(), *graph.outputs}
+    alone = {v for v in inputs - read if isinstance(captured.examples[v], torch.SymInt)}
+    if not alone:
+        return {}
+    needed: set[Symbol] = set()
+    for value in (v.id for v in graph.values if v.id not in alone):
+        example = captured.examples[value]
+        sizes = [example]
+        if isinstance(example, torch.Tensor):
+            sizes = [*example.shape, *example.stride(), example.storage_offset()]
+        needed.update(symbol for size in sizes for symbol in symbols_of(size))
+    examples = [captured.examples[v] for v in alone]
+    found = {symbol: costs.hint(x) for x in examples for symbol in symbols_of(x)}
+    return {symbol: number for symbol, number in found.items() if symbol not in needed}
+
+
 def bindings_of(captured: Captured) -> tuple[Binding, ...]:
-    """How to read every symbol that the inputs' sizes hold."""
+    """How to read every symbol that the inputs' sizes hold, and that something depends on."""
     found: dict[Symbol, Binding] = {}
+    left_out = unread(captured)
     for position, value in enumerate(captured.graph.inputs):
         example = captured.examples[value]
         sizes = list(example.shape) if isinstance(example, torch.Tensor) else [example]
@@ -60,6 +80,8 @@ def bindings_of(captured: Captured) -> tuple[Binding, ...]:
             if len(symbols) != 1:
                 continue
             (symbol,) = symbols
+            if symbol in left_out:
+                continue
             scale = expression(size) / symbol
             if not scale.is_Integer:
                 continue
@@ -70,6 +92,10 @@ def bindings_of(captured: Captured) -> tuple[Binding, ...]:
     return tuple(found.values())
 
 
+class NoSize(UnsupportedError):
+    """An expression has no value at some sizes, as it divides by zero there."""
+
+
 class Evaluator:
     """Sizes as numbers, each expression once."""
 
@@ -78,12 +104,20 @@ class Evaluator:
         self._known: dict[Any, Any] = {}
 
     def __call__(self, size: Any) -> Any:
-        """The number; None if some symbol has no value (it comes from data)."""
+        """The number; None if some symbol has no value (it comes from data).
+
+        Raises:
+            NoSize: there is none at these sizes.
+        """
         if not isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return size
         expr = expression(size)
         if expr not in self._known:
-            made = expr.xreplace(self.values) if hasattr(expr, "xreplace") else expr
+            try:
+                made = expr.xreplace(self.values) if hasattr(expr, "xreplace") else expr
+            except ZeroDivisionError:
+                at = ", ".join(f"{symbol}={value}" for symbol, value in self.values.items())
+                raise NoSize(f"a size in it, {expr}, divides by zero for {at}") from None
             if getattr(made, "free_symbols", None):
                 self._known[expr] = None
             elif isinstance(size, torch.SymInt):
@@ -137,7 +171,7 @@ def at_sizes(captured: Captured, values: Bindings, scale: float, rows: frozenset
     Raises:
         UnsupportedError: a shape depends on data.
     """
-    evaluate = Evaluator(values)
+    evaluate = Evaluator({**unread(captured), **values})
     graph = captured.graph
     numbers: dict[int, Any] = {}
     made_values = []

@@ -18,11 +18,12 @@ from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedErr
 from dynaflow_xla.frontends.torch._compat import aot, dynamo_graphs, failures
 from dynaflow_xla.frontends.torch.backend import Backend, BySizes, Entry
 from dynaflow_xla.frontends.torch.batch import handed
-from dynaflow_xla.frontends.torch.capture import costs, draws, functions, marks
+from dynaflow_xla.frontends.torch.capture import costs, functions, marks
 from dynaflow_xla.frontends.torch.capture.context import graph_name
 from dynaflow_xla.frontends.torch.capture.mutation import effects, overlap
 from dynaflow_xla.frontends.torch.capture.names import is_internal, user_name
-from dynaflow_xla.frontends.torch.dynamo import running
+from dynaflow_xla.frontends.torch.capture.random import draws
+from dynaflow_xla.frontends.torch.dynamo import counters, running
 from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES
 from dynaflow_xla.frontends.torch.rewrite import interpolation, recurrent
 from dynaflow_xla.frontends.torch.signature import open_batch, second_derivatives
@@ -54,6 +55,7 @@ class _Graph:
         rows: Rows of the batch where it is too small to be split, or not in this graph.
         forward: What was made of the forward.
         reached: Whether AOTAutograd came to us with anything of it.
+        writes: Whether it writes into its inputs.
         users: Of several functions those that use each input.
         inputs: Its inputs, if it holds several functions.
     """
@@ -65,6 +67,7 @@ class _Graph:
     rows: int | None = None
     forward: Any = None
     reached: bool = False
+    writes: bool = False
     users: dict[Any, set[str]] = field(default_factory=dict)
     inputs: Sequence[Any] = ()
 
@@ -86,6 +89,9 @@ class CapturedGraphs:
         changes: What calls change outside.
         writes: Whether a graph writes into an argument.
         shared: Which arguments share memory, known from the first call on.
+        catches: Whether code of the user's in it may catch what an operator raises; no graph does.
+        draws: Whether a graph may draw random numbers.
+        left_out: Why a graph was left to PyTorch.
     """
 
     def __init__(
@@ -104,6 +110,8 @@ class CapturedGraphs:
         self.changes: effects.Changes = effects.Changes() if parent is None else parent.changes
         self.writes = False
         self.shared: overlap.Pattern | None = None
+        self.catches = self.draws = False
+        self.left_out = ""
         self._count = 0
         self._lock = threading.RLock()
 
@@ -129,10 +137,19 @@ class CapturedGraphs:
         """What runs in the place of a graph of Dynamo's."""
         users = functions.settle(gm)
         marks.settle(gm)
+        self.catches |= dynamo_graphs.may_catch(is_internal)
+        running.note_random_state(self.catches)
+        given = [x.is_meta for x in example_inputs if isinstance(x, torch.Tensor)]
+        if given and all(given):
+            self.left_out = "it computes with tensors on the meta device, which have no values"
+            running.leave_out(self.left_out)
+            return gm.forward  # type: ignore[no-any-return]
         grad = torch.is_grad_enabled() and any(
             getattr(x, "requires_grad", False) for x in example_inputs
         )
         recurrent.keep_whole(gm, grad, cells=self.backend.whole_cells)
+        draws.drop_all(gm)
+        put_in = counters.without(gm)
         unused = draws.keep(gm)
         gm.recompile()
         sources = effects.sources_of(gm)
@@ -155,7 +172,10 @@ class CapturedGraphs:
         if grad:
             parts = graph.batch and self.backend.in_place
             run = second_derivatives.refused(run, self.name, handed.watch if parts else None)
-        return draws.without_last(run, unused) if unused else run
+        if graph.writes and (arguments := effects.arguments(sources)):
+            run = overlap.SharedAsCaptured(run, arguments)
+        run = draws.without_last(run, unused) if unused else run
+        return run if put_in is None else counters.counted(run, put_in)
 
     def _with_gradients(self, gm: Any, example_inputs: Any, graph: _Graph) -> Callable[..., Any]:
         """What AOTAutograd makes of a graph, with our forward and backward."""
@@ -200,6 +220,7 @@ class CapturedGraphs:
             if kind != "backward":
                 functions.check_apart(graph.users, graph.names, graph.inputs)
             draws.lower_checkpoints(gm)
+            self.draws |= draws.may_draw(gm)
             with self._lock:
                 self.backend.lower(gm, kind)
                 made = self._planned(gm, kind, graph)
@@ -209,7 +230,8 @@ class CapturedGraphs:
                 graph.forward.backward = made
             else:
                 aot.mend_views_of_merged(gm)
-                self.writes |= aot.writes_inputs()
+                graph.writes = aot.writes_inputs()
+                self.writes |= graph.writes
                 if self.writes and self.shared is not None:
                     overlap.check(self.shared, self.name)
                 self.changes.found(effects.written_outside(graph.sources))

@@ -9,6 +9,7 @@ from typing import Any
 
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.capture.mutation import effects
+from dynaflow_xla.frontends.torch.capture.random import states
 from dynaflow_xla.frontends.torch.dynamo import uncaptured
 
 Run = Callable[[Any], list[Any]]
@@ -19,10 +20,22 @@ class _CurrentCall(threading.local):
     left_out: str = ""
     original = False
     stop = False
+    random: Any = None
     observed: Callable[[Any], Run | None] | None = None
 
 
 _state = _CurrentCall()
+
+
+def note_random_state(wanted: bool) -> None:
+    """Remembers the generators' states of a call that may have to begin anew; or forgets them."""
+    _state.random = states.Generators((), {}).states() if wanted else None
+
+
+def begin_anew() -> None:
+    """Puts generators back to what was remembered."""
+    if _state.random is not None:
+        states.Generators((), {}).put_back(_state.random)
 
 
 class FirstGraphPlanned(BaseException):

@@ -25,10 +25,11 @@ _BEGINS_WITH = (
     "BUILD_", "COPY", "JUMP_", "LIST_", "LOAD_", "POP_", "RETURN_", "SWAP", "UNARY_", "UNPACK_", "FORMAT_",
 )  # fmt: skip
 _OTHERS = frozenset({
-    "BINARY_OP", "BINARY_SLICE", "BINARY_SUBSCR", "CACHE", "COMPARE_OP", "CONTAINS_OP", "CONVERT_VALUE",
-    "COPY_FREE_VARS", "DICT_MERGE", "DICT_UPDATE", "EXTENDED_ARG", "IS_OP", "MAKE_CELL", "NOP", "NOT_TAKEN",
-    "PUSH_NULL", "RAISE_VARARGS", "RESUME", "SET_UPDATE", "STORE_FAST", "STORE_FAST_LOAD_FAST",
-    "STORE_FAST_STORE_FAST", "TO_BOOL",
+    "BINARY_OP", "BINARY_SLICE", "BINARY_SUBSCR", "CACHE", "CHECK_EXC_MATCH", "COMPARE_OP", "CONTAINS_OP",
+    "CONVERT_VALUE", "COPY_FREE_VARS", "DELETE_FAST", "DICT_MERGE", "DICT_UPDATE", "EXTENDED_ARG",
+    "INTRINSIC_LIST_TO_TUPLE", "INTRINSIC_UNARY_POSITIVE", "IS_OP", "MAKE_CELL", "NOP", "NOT_TAKEN",
+    "PUSH_EXC_INFO", "PUSH_NULL", "RAISE_VARARGS", "RERAISE", "RESUME", "SET_UPDATE", "STORE_FAST",
+    "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST", "TO_BOOL",
 })  # fmt: skip
 _STORES = frozenset({
     "STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_DEREF",
@@ -39,7 +40,8 @@ _GRAPH, _BEHIND = "__compiled_fn", "__resume"
 """How the names begin that Dynamo gives to a graph, and to a function that goes on behind a break."""
 _STATES = (random.Random.getstate.__code__, random.Random.setstate.__code__)
 """What Dynamo calls around its work, whatever frame is the innermost."""
-_ENDS = ("RETURN_", "RAISE_", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+_ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD")
+"""A generator's code goes on behind ``RETURN_GENERATOR``."""
 
 
 class _Here(threading.local):
@@ -151,11 +153,15 @@ def _is_of_torch(called: Any) -> bool:
 
 
 def _reached(code: types.CodeType) -> Iterator[dis.Instruction]:
-    """Its instructions that may run; operators like ``+=``, which may change a list, get a name of their own.
+    """Its instructions that may run, those of handlers of exceptions included.
 
-    What goes on behind a break holds all of its function, and begins with a jump there.
+    Operators like ``+=``, which may change a list, get a name of their own, and so do the operations for
+    which Python 3.12 and later have one instruction. What goes on behind a break holds all of its
+    function, and begins with a jump there.
     """
-    found = list(dis.get_instructions(code))
+    bytecode = dis.Bytecode(code)
+    found = list(bytecode)
+    handlers: list[Any] = list(bytecode.exception_entries)  # type: ignore[attr-defined]
     at = {instruction.offset: i for i, instruction in enumerate(found)}
     seen: set[int] = set()
     todo = [0]
@@ -165,9 +171,13 @@ def _reached(code: types.CodeType) -> Iterator[dis.Instruction]:
             continue
         seen.add(i)
         one = found[i]
-        is_written = one.opname == "BINARY_OP" and "=" in one.argrepr
-        yield one._replace(opname="INPLACE_OP") if is_written else one
+        if one.opname == "BINARY_OP" and "=" in one.argrepr:
+            one = one._replace(opname="INPLACE_OP")
+        elif one.opname == "CALL_INTRINSIC_1":
+            one = one._replace(opname=one.argrepr)
+        yield one
         if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
             todo.append(at[one.argval])
+        todo.extend(at[h.target] for h in handlers if h.start <= one.offset < h.end)
         if not one.opname.startswith(_ENDS):
             todo.append(i + 1)

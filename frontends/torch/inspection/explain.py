@@ -46,7 +46,7 @@ def _what_runs(fast: Core, args: Any, kwargs: Any) -> list[str]:
     """Under ``Auto`` what a call runs, and why; nothing for a fixed strategy, whose plan runs."""
     if not isinstance(fast.options.strategy, Auto):
         return []
-    why = fast.decisions.put_off.reason(call_signature.of(fast.original, args, kwargs))
+    why = fast.decisions.why_undecided(call_signature.of(fast.original, args, kwargs))
     choice = fast.decision(args, kwargs)
     lines = choosing.what_runs(
         fast.options.name, choice, why or "a call decides", fast.unmeasured("").name

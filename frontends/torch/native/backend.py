@@ -57,6 +57,7 @@ class NativeBackend:
     def lower(self, gm: Any, kind: str) -> None:
         """Spectra as PyTorch has them without gradients; what a trace writes in many operators as one."""
         strides.as_reshapes(gm)
+        strides.factors_as_captured(gm)
         if kind == "inference":
             spectra.without_vectors(gm)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from dynaflow_xla.frontends.torch.capture import context as contexts
 from dynaflow_xla.frontends.torch.capture.captured import Captured
-from dynaflow_xla.frontends.torch.native import native
+from dynaflow_xla.frontends.torch.native import first_run, native
 from dynaflow_xla.frontends.torch.native.compiling.compilers import Compiler
 from dynaflow_xla.frontends.torch.native.cuda.graphs import GraphedPlan, on_cuda
 from dynaflow_xla.frontends.torch.native.native import Native
@@ -40,6 +40,7 @@ class NativeEntry:
         native: The runnable plan.
         runner: On CUDA what runs it on streams, or as CUDA graphs.
         compiler: Makes programs of its operators, if there is one.
+        watched_first: Plans it anew, if the first call has to tell in which order operators may run.
     """
 
     options: Settings
@@ -57,13 +58,35 @@ class NativeEntry:
     finish: Callable[[list[Any]], list[Any]] | None = None
     notes: tuple[str, ...] = ()
     compiler: Compiler | None = None
+    watched_first: Callable[[], NativeEntry] | None = None
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Flat inputs to flat outputs; a list of inputs is emptied."""
         if self.prepare is not None:
             inputs = self.prepare(inputs)
+        if self.watched_first is not None:
+            results = self._first(inputs, self.watched_first)
+            return results if self.finish is None else self.finish(results)
         results = (self.native if self.runner is None else self.runner)(inputs)
         return results if self.finish is None else self.finish(results)  # type: ignore[no-any-return]
+
+    def _first(self, inputs: Sequence[Any], planned: Callable[[], NativeEntry]) -> list[Any]:
+        """A call that finds out whether operators of the user's draw, and orders those that do."""
+        results, news = first_run.run(self.captured, self.native.memory, inputs)
+        self.watched_first = None
+        if news:
+            made = planned()
+            for name in (
+                "captured",
+                "pg",
+                "plan",
+                "implementations",
+                "native",
+                "runner",
+                "compiler",
+            ):
+                setattr(self, name, getattr(made, name))
+        return results
 
     @property
     def program_ns(self) -> float:
@@ -198,13 +221,17 @@ def whole_entry(
         PlanError: the strategy asks for a split.
     """
     t0 = time.perf_counter()
+    captured = first_run.ordered(captured)
     pg = cut(captured, options, kind)
     t1 = time.perf_counter()
     context = contexts.context_of(captured, options, batch, kind)
     if batch is None:
         sizes_of(options.strategy, context)  # there is no batch here: refuses a split
     recording = record(options.strategy, pg, context)
-    return planned_entry(captured, pg, recording, options, kind, t1 - t0, cores=context.cores)
+    made = planned_entry(captured, pg, recording, options, kind, t1 - t0, cores=context.cores)
+    if len(made.plan.lanes_used) > 1 and first_run.to_be_watched(captured):
+        made.watched_first = partial(whole_entry, captured, options, kind, batch)
+    return made
 
 
 def planned_entry(

@@ -8,7 +8,6 @@ they lie at top level; inside a JAX trace they are constants, copied when it is 
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from typing import Any
@@ -17,7 +16,6 @@ import jax
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaflow_xla import errors
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
@@ -30,8 +28,7 @@ from dynaflow_xla.frontends.torch.on_xla.entry import Way, jax_options
 from dynaflow_xla.frontends.torch.on_xla.flat import Flat, state_of
 from dynaflow_xla.strategies.base import Strategy
 
-# An operator's line is that of the user's call.
-_compat.hide_frames(os.path.dirname(errors.__file__))
+# An operator's line is that of the user's call; our own frames are hidden already.
 _compat.hide_frames(torchax_table.folder())
 
 _MAX_EXPORTED = 128

@@ -5,6 +5,9 @@ where they name all elements in their order, a reshape says the same of values, 
 
 A function's reshape is in its graph as a view where the strides that PyTorch expects allow one. It expects
 others than some operators make (batch norm of a transposed tensor), and such a view fails when it runs.
+
+Some factorizations are of the transposed matrices where these are contiguous, and their gradients were
+captured with what the strides were then.
 """
 
 from __future__ import annotations
@@ -54,6 +57,42 @@ def as_reshapes(gm: Any) -> None:
         made.meta = dict(node.meta)
         node.replace_all_uses_with(made)
         gm.graph.erase_node(node)
+        found = True
+    if found:
+        gm.recompile()
+
+
+_BY_STRIDES = frozenset((
+    _aten._linalg_det.default, _aten._linalg_slogdet.default, _aten._linalg_solve_ex.default,
+))  # fmt: skip
+
+
+def factors_as_captured(gm: Any) -> None:
+    """Rewrites an aten graph: what factorizes contiguous matrices transposed finds what the capture saw.
+
+    Of one matrix a tensor counts as contiguous whatever its strides along the batch are; in the capture,
+    where the batch is an open size, it did not. Columns that lie in memory one after the other are not
+    contiguous at any size.
+    """
+    found = False
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or node.target not in _BY_STRIDES:
+            continue
+        example = node.args[0].meta["val"]
+        if all(isinstance(n, int) for n in example.shape) or example.is_contiguous():
+            continue
+        steps: list[tuple[Any, tuple[int, ...], dict[str, Any]]] = [
+            (_aten.transpose.int, (-2, -1), {}),
+            (_aten.clone.default, (), {"memory_format": torch.contiguous_format}),
+            (_aten.transpose.int, (-2, -1), {}),
+        ]
+        made = node.args[0]
+        with gm.graph.inserting_before(node):
+            for target, args, options in steps:
+                example = target(example, *args, **options)
+                made = gm.graph.call_function(target, (made, *args), options)
+                made.meta = dict(node.meta, val=example)
+        node.args = (made, *node.args[1:])
         found = True
     if found:
         gm.recompile()

@@ -13,16 +13,14 @@ import torch
 
 from dynaflow_xla.batch import evidence
 from dynaflow_xla.batch.expansion.specs import OutSpec
-from dynaflow_xla.batch.joins import AUTOMATIC, Wanted
+from dynaflow_xla.batch.joins import Wanted
 from dynaflow_xla.batch.proof import Sum, refusal
 from dynaflow_xla.batch.row_orders.orders import at as lies
 from dynaflow_xla.batch.states import Late, Partial, Rows, Same, State
 from dynaflow_xla.errors import (
-    EngineError,
     PlanError,
     SeparabilityError,
     UnsupportedError,
-    VerificationError,
 )
 from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.backend import Backend, Entry
@@ -36,26 +34,24 @@ from dynaflow_xla.frontends.torch.batch import (
 from dynaflow_xla.frontends.torch.batch.nano import NanoBatches, taken
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.context import context_of
-from dynaflow_xla.frontends.torch.capture.sizes import Binding, Sized, Symbol, at_sizes, bindings_of
-from dynaflow_xla.frontends.torch.compare import as_array, compare
+from dynaflow_xla.frontends.torch.capture.sizes import (
+    Binding,
+    NoSize,
+    Sized,
+    Symbol,
+    at_sizes,
+    bindings_of,
+    unread,
+)
 from dynaflow_xla.frontends.torch.opaque import regions
+from dynaflow_xla.frontends.torch.signature import compared
+from dynaflow_xla.frontends.torch.signature.compared import MadeEntry
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import sizes_of
 from dynaflow_xla.strategies.predicted import fastest
 
 _MAX_PLANS = 256
 """Sizes whose plans are kept: those used last. A plan takes some kilobytes for each operator."""
-
-
-@dataclass
-class _MadeEntry:
-    entry: Entry
-    fit: proving.Fit | None = None
-    sizes: tuple[int, ...] = ()
-    assume: bool = False
-    compared: bool = True
-    joins: Wanted = AUTOMATIC
-    whole: Entry | None = None  # what runs while calls cannot show whether the split is right
 
 
 @dataclass
@@ -85,7 +81,7 @@ class BatchedGraph:
     described: list[Any] = field(default_factory=list)
     tangents: dict[str, int] = field(default_factory=dict)
     bindings: tuple[Binding, ...] = ()
-    _plans: OrderedDict[tuple[int, ...], _MadeEntry] = field(default_factory=OrderedDict)
+    _plans: OrderedDict[tuple[int, ...], MadeEntry] = field(default_factory=OrderedDict)
     _fit: set[int] = field(default_factory=lambda: {0})
     """Sizes of nano-batches at which every operator is known to run."""
 
@@ -128,27 +124,29 @@ class BatchedGraph:
         if made.compared:
             return made.entry
         # A backward goes by how its forward was split.
-        if self.kind == "inference" and (alike := self._silent(made, inputs)):
+        if self.kind == "inference" and (alike := compared.silent(self.captured, made, inputs)):
             if made.whole is None:
                 values = dict(zip((b.symbol for b in self.bindings), key, strict=True))
                 made.whole = self._whole(values, sum(made.sizes))
                 why = evidence.undecided(alike, "the whole batch", "The original's operators run")
                 self.warn(f"{self.captured.graph.name!r}: {why}")
             return made.whole
-        self._compare(made, inputs)
+        compared.compare_first(self.captured, made, inputs, self.warn)
         return made.entry
 
     def release(self) -> None:
         """Gives memory back that later calls take again."""
         for made in tuple(self._plans.values()):
-            made.entry.release()
+            for entry in (made.entry, made.whole):
+                if entry is not None:
+                    entry.release()
 
     def _read(self, binding: Binding, inputs: Sequence[Any]) -> int:
         if binding.dim < 0 or self.kind != "backward":  # whose inputs alone may have come in parts
             return binding.read(inputs)
         return handed.size(inputs[binding.position], binding.dim) // binding.scale
 
-    def at(self, values: dict[Symbol, int]) -> _MadeEntry:
+    def at(self, values: dict[Symbol, int]) -> MadeEntry:
         """The plan for these sizes; made once."""
         key = tuple(values[b.symbol] for b in self.bindings)
         with self._lock:
@@ -166,7 +164,7 @@ class BatchedGraph:
             return None
         return other.at({b.symbol: values[b.symbol] for b in other.bindings}).entry
 
-    def _make(self, values: dict[Symbol, int]) -> _MadeEntry:
+    def _make(self, values: dict[Symbol, int]) -> MadeEntry:
         rows = {values[s] for s in self.batch_symbols if s in values}
         if len(rows) != 1:
             raise PlanError(
@@ -201,7 +199,7 @@ class BatchedGraph:
                 )
                 return each[number]
         if not sizes:
-            return _MadeEntry(self._whole(values, batch))
+            return MadeEntry(self._whole(values, batch))
         made = self._cut(values, batch, sizes, assume, joins, t0)
         if told:
             made.entry.notes = (*made.entry.notes, f"nano-batches are {told}")
@@ -215,7 +213,7 @@ class BatchedGraph:
         assume: bool,
         joins: Wanted,
         t0: float,
-    ) -> _MadeEntry:
+    ) -> MadeEntry:
         """The plan of a split into nano-batches of these sizes, proved or to be compared."""
         options = self.options
         fit = self._proved(values, batch, sizes, assume, joins)
@@ -225,7 +223,7 @@ class BatchedGraph:
             if options.in_axes is None and unproven:
                 self._refuse_unproven(fit.proof)
         entry = self._split(values, batch, sizes, fit, t0)
-        return _MadeEntry(entry, fit, sizes, assume, compared=not unproven, joins=joins)
+        return MadeEntry(entry, fit, sizes, assume, compared=not unproven, joins=joins)
 
     def _whole(self, values: dict[Symbol, int], batch: int) -> Entry:
         """The plan without a split."""
@@ -235,7 +233,7 @@ class BatchedGraph:
         entry.prepare = lambda inputs: taken(inputs, [inputs[n] for n in kept])
         return entry
 
-    def made_for(self, values: Mapping[Symbol, int], batch: int) -> _MadeEntry:
+    def made_for(self, values: Mapping[Symbol, int], batch: int) -> MadeEntry:
         """What was made for these sizes, or a batch of this size, by the call whose backward runs now."""
         with self._lock:
             known = list(self._plans.items())
@@ -314,7 +312,11 @@ class BatchedGraph:
         question = proving.Question(
             captured=self.captured,
             batch_symbols=self.batch_symbols,
-            others={s: v for s, v in values.items() if s not in self.batch_symbols},
+            others={
+                s: v
+                for s, v in {**unread(self.captured), **values}.items()
+                if s not in self.batch_symbols
+            },
             kind=self.kind,
             roles=self.roles,
             given=given,
@@ -384,7 +386,14 @@ class BatchedGraph:
 
         def sized(rows: int) -> Sized:
             at = {s: rows if s in self.batch_symbols else v for s, v in values.items()}
-            return at_sizes(captured, at, rows / hint, held)
+            try:
+                return at_sizes(captured, at, rows / hint, held)
+            except NoSize as error:
+                part = f"a nano-batch of {rows} row{'s' * (rows != 1)}"
+                raise SeparabilityError(
+                    f"{captured.graph.name!r} cannot run on {part}: {error}. Ask for other sizes, "
+                    "NanoBatch([...])"
+                ) from None
 
         at = {size: sized(size) for size in dict.fromkeys((*sizes, batch))}
         whole = at[batch]
@@ -426,66 +435,6 @@ class BatchedGraph:
                 )
             if proved:
                 self._fit.add(size)
-
-    def _silent(self, made: _MadeEntry, inputs: Sequence[Any]) -> list[str]:
-        """Names of batched inputs that say nothing, or [] if a comparison on these decides."""
-        assert made.fit is not None
-        graph, specs = self.captured.graph, made.fit.in_specs
-        read = {*graph.consumers(), *graph.outputs}
-        batched = []
-        for value, name, given in zip(graph.inputs, graph.input_names, inputs, strict=True):
-            axis, x = specs.get(value), handed.whole(given)
-            if value in read and isinstance(axis, int) and isinstance(x, torch.Tensor):
-                is_data = x.is_floating_point() or x.is_complex()
-                batched.append(evidence.Batched(name, is_data, as_array(x), axis))
-        return evidence.silent(batched, made.sizes)
-
-    def _compare(self, made: _MadeEntry, inputs: Sequence[Any]) -> None:
-        """Runs whole and split, and compares: for what could not be proved.
-
-        Raises:
-            SeparabilityError: the results differ.
-        """
-        assert made.fit is not None
-        inputs = [handed.whole(x) for x in inputs]
-        given = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
-        state = torch.get_rng_state()
-        with torch.no_grad():
-            wants = self.captured.module(*given)
-        written = [given[self.captured.graph.inputs.index(w)] for w, _ in self.captured.epilogue]
-        given = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
-        torch.set_rng_state(state)
-        try:
-            gots = [handed.whole(got) for got in made.entry(list(given))]
-        except EngineError as error:
-            raise self._unequal(made, f"run in nano-batches, {error}") from error
-        torch.set_rng_state(state)
-        written_too = [
-            given[self.captured.graph.inputs.index(w)] for w, _ in self.captured.epilogue
-        ]
-        pairs = zip([*wants, *written], [*gots, *written_too], strict=True)
-        for number, (want, got) in enumerate(pairs):
-            if not isinstance(want, torch.Tensor):
-                continue
-            try:
-                compare(f"result {number}", want, got)
-            except VerificationError as error:
-                raise self._unequal(made, f"compared with the whole batch, {error}") from None
-        made.compared = True
-        found = "; ".join(map(str, made.fit.proof.findings[:3]))
-        self.warn(
-            f"{self.captured.graph.name!r} is split although it is not proved that rows are independent "
-            f"({found}); its results on the first call are those of the whole batch"
-        )
-
-    def _unequal(self, made: _MadeEntry, seen: str) -> SeparabilityError:
-        """The error of a split that was not proved, and does not do what the whole batch does."""
-        assert made.fit is not None
-        try:
-            made.fit.proof.raise_if_refused()
-        except SeparabilityError as refused:
-            return SeparabilityError(f"{refused}\n{seen}")
-        return SeparabilityError(f"{self.captured.graph.name!r} cannot be split: {seen}")
 
 
 def _finished(entry: Entry, tail: totals.Tail | None, whole: Sized) -> Entry:

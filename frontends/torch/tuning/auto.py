@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from dynaflow_xla._version import __version__
-from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch.batch import axes
-from dynaflow_xla.frontends.torch.capture import marks
+from dynaflow_xla.frontends.torch.capture import marks, own
 from dynaflow_xla.frontends.torch.native.cuda import devices
-from dynaflow_xla.frontends.torch.tuning import call_signature, keeping, one_thread, variants
-from dynaflow_xla.frontends.torch.tuning.trial import Trial, hooked, own_operators
-from dynaflow_xla.machine import distance
+from dynaflow_xla.frontends.torch.tuning import keeping, one_thread, variants
+from dynaflow_xla.frontends.torch.tuning.size_decisions import Decisions as Decisions
+from dynaflow_xla.frontends.torch.tuning.trial import Trial, hooked
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.auto import OneOf, too_large
 from dynaflow_xla.strategies.base import Strategy
@@ -27,7 +26,6 @@ from dynaflow_xla.tuning import (
     autotune,
     budget,
     choice as choice_of,
-    decisions,
     quiet,
     ways as ways_to_run,
 )
@@ -42,74 +40,6 @@ _WORTH_WHILE = 16
 
 _SPLITS, _COMPILES = 4, 2
 """Planning nano-batches, and compiling, are taken for so many captures until the first time tells."""
-
-
-_MAX_KINDS = 1024
-_MAX_ONCE = 4096
-
-
-class Decisions(decisions.Decisions[Choice]):
-    """Auto's decisions of one callable, by signature.
-
-    Sizes that come for the first time take what was decided for others, and are decided for when they
-    come again: a cache of keys and values that grows has new sizes at every call, each of which would
-    pay for a decision and none gain by it. For the same reason they take no nano-batches, which are
-    planned for each size, unless nano-batches are what the user asked for: then without a compiler.
-
-    Args:
-        unmeasured: What runs where nothing was measured, from the reason; by default the original.
-    """
-
-    def __init__(self, unmeasured: Callable[[str], Choice] | None = None) -> None:
-        super().__init__(unmeasured or partial(Choice, None))
-        self._kinds: Recent[Any, Choice] = Recent(_MAX_KINDS)  # without sizes: the last decision
-        self._once: Recent[Any, Choice] = Recent(_MAX_ONCE)
-        # The same of what waits for near cores, as long as nothing is decided.
-        self._waiting: Recent[Any, Choice] = Recent(_MAX_KINDS)
-        self._looked = -math.inf
-
-    def get(self, signature: Any) -> Choice | None:
-        """What was decided, or what the one call so far took; None before the first call."""
-        return self.decided(signature) or self._once.get(signature)
-
-    def of_other_sizes(self, signature: Any) -> Choice | None:
-        """For sizes that come for the first time: the decision for others, if there is one."""
-        kind = call_signature.without_sizes(signature)
-        found = self._kinds.get(kind)
-        if found is None and (found := self._waiting.get(kind)) is not None and self._may_be_near():
-            return None  # this one may be decided
-        if signature in self._once or found is None or self.waits_for_near(signature):
-            return None
-        # One thread may be right for small sizes only.
-        only = found.child is not None and (
-            found.child.splits or found.candidate == one_thread.NAME
-        )
-        taken = self._unmeasured("") if only else found
-        reason = f"these sizes came once: {the(taken.name)} runs, after {the(found.name)} for other sizes"
-        self._once[signature] = made = Choice(taken.child, reason, candidate=taken.candidate)
-        return made
-
-    def wait_for_near(self, signature: Any, made: Choice, times: int) -> None:
-        """Other sizes do with it what they do with a decision, as long as there is none and cores are far."""
-        super().wait_for_near(signature, made, times)
-        self._once.pop(signature)
-        self._waiting[call_signature.without_sizes(signature)] = made
-
-    def _may_be_near(self) -> bool:
-        """Whether the cores are near by now; looked at once a second."""
-        now = time.monotonic()
-        if now < self._looked + 1.0:
-            return False
-        self._looked = now
-        return not distance.are_far()
-
-    def put(self, signature: Any, choice: Choice) -> Choice:
-        """Keeps a decision."""
-        self._once.pop(signature)
-        kind = call_signature.without_sizes(signature)
-        self._kinds[kind] = choice
-        self._waiting.pop(kind)
-        return super().put(signature, choice)
 
 
 def splits(strategy: Strategy) -> bool:
@@ -166,6 +96,12 @@ def choose(
     except quiet.Disturbed:
         spending.forget()  # what was captured is there when it is tried again
         raise
+    except Exception as error:
+        if not devices.out_of_memory(error):
+            raise
+        reason = f"not measured: {_NO_ROOM}"
+        core.warn(f"{core.options.name!r}: {reason}, so {the(core.unmeasured('').name)} runs")
+        return core.unmeasured(reason)  # type: ignore[no-any-return]
     finally:
         spending.close()
 
@@ -213,16 +149,20 @@ def _choose(
         )
     if outer := sorted({op.kind for e in entries for op in e.captured.graph.ops if op.outer}):
         return as_it_is(f"the graph communicates ({', '.join(outer)}): it is not measured")
-    if own := own_operators(entries):
+    if found := own.names_in(entries):
         return as_it_is(
-            f"operators of your own may keep state ({', '.join(own)}): it is not measured"
+            f"operators of your own may keep state ({', '.join(found)}): it is not measured"
         )
     if small := choice_of.too_small((r for e in entries for r in e.pg.regions), strategy):
         return as_it_is(small)
     key = _key(core, entries, candidates.values(), len(run.wanted))
     if not tuned and (kept := choice_of.from_disk(key, child_of, Choice)):
         return kept
-    with keeping.own_runs(core.original, core.changes, args, kwargs, watch) as run.runs:
+    captured = not any(getattr(child, "breaks", ()) for child in core.children.values())
+    kept_apart = keeping.own_runs(
+        core.original, core.changes, args, kwargs, watch, captured=captured
+    )
+    with _given_back(core), kept_apart as run.runs:
         ways = ways_to_run.Ways(spending)
         anew = _OPERATOR_S * sum(len(e.captured.graph.ops) for e in entries)
         capture_s = max(capture_s, anew)
@@ -254,6 +194,7 @@ def _choose(
             except _CandidateError as failed:  # Dynamo may capture anew at a later call
                 left_out[failed.name] = _short(failed.error)
                 ways.drop(failed.name)
+                _failed(core, ways, child_of(failed.name), failed.error)
     baseline = medians.fastest(ways.plain)
     choice, reason = autotune.pick(medians, baseline=baseline, margin=strategy.margin)
     reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
@@ -262,17 +203,35 @@ def _choose(
         child_of(choice), reason, dict(medians), predicted, left_out, seconds, None, choice,
         ways.fresh_memory(), medians.far,
     )  # fmt: skip
-    _give_back(core)
-    if not (ways.refused and choice in ways.plain):  # a later process may have more time
+    # A later process may have more time, or more memory.
+    if not ((ways.refused or ways.without_room) and choice in ways.plain):
         choice_of.to_disk(key, made)
     return made
 
 
-def _give_back(core: Any) -> None:
-    """Frees the memory of CUDA graphs, which read the copies that were tried; each graph has its own."""
-    for child in tuple(core.children.values()):
-        for entry in tuple(child.entries):
-            entry.release()
+@contextmanager
+def _given_back(core: Any) -> Iterator[None]:
+    """Frees the memory of CUDA graphs at the end, however it comes: they read the copies that were tried."""
+    try:
+        yield
+    finally:
+        for child in tuple(core.children.values()):
+            child.release()
+
+
+_NO_ROOM = "the device had no memory for trying it"
+
+
+def _failed(core: Any, ways: ways_to_run.Ways, child: Any, error: Exception) -> None:
+    """A candidate is out: its memory is for the others; where that was lacking the user is told once."""
+    if hasattr(child, "release"):  # it is one with plans
+        child.release()
+    if devices.out_of_memory(error):
+        ways.without_room = True
+        core.warn(
+            f"{core.options.name!r}: what the device had no memory for trying is not measured, "
+            "dfx.explain says what it was"
+        )
 
 
 def _plain(
@@ -320,6 +279,7 @@ def _plain(
         if isinstance(core.options.strategy, OneOf):
             name = next(reversed(forms))
         left_out[name] = _short(error)
+        _failed(core, ways, None, error)
         ways.failed(name, budget.clock() - began)
         return 0.0
 
@@ -438,11 +398,13 @@ def _planned(
             took = planned_s + ways.compiled(name, run.of(_caller(child)))
         except DynaflowError as error:
             left_out[name] = _short(error)
+            _failed(core, ways, child, error)
             if isinstance(error, SeparabilityError):
                 mixing.add(name)
             continue
         except Exception as error:  # the original did not raise it
             left_out[name] = f"{'it' if eager else form.compiler} fails: {_short(error)}"
+            _failed(core, ways, child, error)
             continue
         if captured:
             capture_s += took  # what its first call planned and compiled, the others' will, too
@@ -451,6 +413,7 @@ def _planned(
         predicted[name] = variants.predicted_ns(made) / 1e6
         if reason := ways.too_slow(name):
             left_out[name] = reason
+            child.release()
     return predicted
 
 
@@ -473,12 +436,12 @@ def _not_worth(
         return ""
     if form.of != first.of:
         return f"the plan is that of {first.of}"
+    if any(e.graphed for e in entries):
+        return ""  # one launch for all its kernels, which torch.compile has by another mode only
     if form.compiler != "eager" and compiled:
         return (
             f"the plan has one lane: nothing would overlap, and {variants.WHOLE} compiles the same"
         )
-    if any(e.graphed for e in entries):
-        return ""  # one launch for all its kernels
     if form.compiler == "eager" and sum(e.without_python for e in entries) < _WORTH_WHILE:
         return "the plan has one lane: nothing would overlap"
     return ""

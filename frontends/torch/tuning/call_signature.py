@@ -10,7 +10,9 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.frontends.torch.tuning import copying
 
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_CONTAINERS = frozenset((tuple, list, dict))
+_MANY = 32
 _NO_KEYWORDS = (dict, ())
 
 
@@ -19,9 +21,37 @@ def of(original: Any, args: Any, kwargs: Any) -> Any:
 
     Floats are data, as for Dynamo: a step's rate or scale decides nothing. Integers are sizes.
     """
+    return _part(args), _part(kwargs) if kwargs else _NO_KEYWORDS, _modes(original)
+
+
+def _modes(original: Any) -> tuple[Any, bool, int]:
     training = getattr(original, "training", None)
-    modes = training, torch.is_grad_enabled(), torch.get_num_threads()
-    return _part(args), _part(kwargs) if kwargs else _NO_KEYWORDS, modes
+    return training, torch.is_grad_enabled(), torch.get_num_threads()
+
+
+def of_objects(original: Any, args: Any, kwargs: Any) -> Any:
+    """What is equal for calls with the very same tensors; None where these are few.
+
+    Hundreds of tensors have their signature read in the time of as many operators. This takes a fifth of it.
+    A tensor may get other sizes, and another one the number of one that is gone: it tells no more than that
+    the original may run again.
+    """
+    for x in (*args, *kwargs.values()):
+        if type(x) in _CONTAINERS and len(x) >= _MANY:
+            return _objects(args), _objects(kwargs), _modes(original)
+    return None
+
+
+def _objects(value: Any) -> Any:
+    kind = type(value)
+    if kind in _TENSORS:
+        return id(value)
+    if kind not in _CONTAINERS:
+        return _part(value)
+    names = tuple(value) if kind is dict else None
+    members = value.values() if kind is dict else value
+    alike = _TENSORS.issuperset(map(type, members))
+    return (kind, names, *map(id if alike else _objects, members))
 
 
 def without_threads(signature: Any) -> Any:
@@ -34,6 +64,12 @@ def without_sizes(signature: Any) -> Any:
     """What signatures have in common that differ in sizes only."""
     args, kwargs, modes = signature
     return _unsized(args), _unsized(kwargs), modes
+
+
+def of_magnitude(signature: Any) -> Any:
+    """What signatures have in common whose sizes lie between the same powers of two."""
+    args, kwargs, modes = signature
+    return _of_magnitude(args), _of_magnitude(kwargs), modes
 
 
 def _part(value: Any) -> Any:
@@ -61,3 +97,9 @@ def _unsized(part: Any) -> Any:
     if isinstance(part[0], tuple):
         return (len(part[0]), *part[1:])
     return (*part[:2], *map(_unsized, part[2:]))
+
+
+def _of_magnitude(part: Any) -> Any:
+    if isinstance(part[0], tuple):
+        return (tuple([n.bit_length() for n in part[0]]), *part[1:])
+    return (*part[:2], *map(_of_magnitude, part[2:]))

@@ -151,7 +151,7 @@ class Deciding:
         ):
             choice = self.decisions.now(
                 signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide,
-                margin=strategy.margin,
+                margin=strategy.margin, warn=lambda text: self.warn(f"{self.options.name!r}: {text}"),
             )  # fmt: skip
         if isinstance(strategy, OneOf) and (choice is None or choice.child is None):
             return self.unmeasured("")

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import fakes, modes, operators
 from dynaflow_xla.frontends.torch.capture.mutation import effects
-from dynaflow_xla.frontends.torch.tuning import randomness
+from dynaflow_xla.frontends.torch.capture.random.states import Generators, changed
 from dynaflow_xla.frontends.torch.tuning.copying import copies as copies, objects_copied
 from dynaflow_xla.tuning import quiet
 from dynaflow_xla.tuning.put_back import Saved
@@ -62,13 +62,18 @@ class _Value:
             self.tensor.data.copy_(self.value)
 
     def differs(self) -> bool:
-        """Whether other values are there; of what has no elements in memory to compare, no."""
+        """Whether other values are there; of what has no elements in memory to compare, no.
+
+        Without memory to compare, yes: the same values are written then, maybe.
+        """
         if self.tensor.layout != torch.strided or self.tensor.is_meta:
             return False
         if isinstance(self.tensor, fakes.FakeTensor):
             return False
         try:
             return not torch.equal(self.tensor, self.value)
+        except torch.OutOfMemoryError:
+            return True
         except NotImplementedError:  # a class or type of tensors that cannot be compared
             return False
 
@@ -124,7 +129,7 @@ class _Values:
 @contextmanager
 def random_kept(args: Any, kwargs: Any, original: Any = None) -> Iterator[None]:
     """Puts random states back: of the default generators, and as ``Generators`` finds them."""
-    generators = randomness.Generators(args, kwargs, original)
+    generators = Generators(args, kwargs, original)
     states = generators.states()
     try:
         yield
@@ -206,12 +211,16 @@ def _is_plain(leaf: Any) -> bool:
 
 @contextmanager
 def _state_kept(
-    original: Any, changes: effects.Changes, args: Any, kwargs: Any
+    original: Any, changes: effects.Changes, args: Any, kwargs: Any, captured: bool = False
 ) -> Iterator[tuple[Saved, _Values]]:
     places, whole, tensors = Saved(), Saved(), _Values()
     tensors.save(_saved_places(changes.places, original, places))
+    # A copy of all parameters may be more than the device has room for.
+    known = set(original.modules()) if captured and isinstance(original, torch.nn.Module) else ()
     for module in _modules(original, args, kwargs):
-        tensors.save((*module.parameters(recurse=False), *module.buffers(recurse=False)))
+        if module not in known:
+            tensors.save(module.parameters(recurse=False))
+        tensors.save(module.buffers(recurse=False))
         whole.whole(module)
 
     def found(new: frozenset[effects.MutatedPlace]) -> None:
@@ -291,7 +300,7 @@ class OwnRuns:
     """
 
     def __init__(
-        self, places: Saved, tensors: _Values, generators: randomness.Generators,
+        self, places: Saved, tensors: _Values, generators: Generators,
         watch: quiet.ActivityWatch,
     ) -> None:  # fmt: skip
         self._places, self._tensors, self._generators = places, tensors, generators
@@ -320,7 +329,7 @@ class OwnRuns:
         self._running, self._looks = id(made), look
         if look or self._drawn:
             now = self._generators.states(None if look else self._drawn)
-            if randomness.changed(self._to_put_back(), now):
+            if changed(self._to_put_back(), now):
                 self._watch.disturb("another thread drew random numbers beside it")
             self._left = now
         if look:
@@ -336,11 +345,11 @@ class OwnRuns:
             self._tensors.end()
             # The original's first runs tell: lanes may draw less, and another thread at any time.
             if self._runs_looked_at < _TELLING:
-                changed = randomness.changed(self._left, self._generators.states())
-                self._drawn = changed if self._drawn is None else self._drawn & changed
+                drawn = changed(self._left, self._generators.states())
+                self._drawn = drawn if self._drawn is None else self._drawn & drawn
             self._runs_looked_at += 1
-        if drawn := self._to_put_back():
-            self._generators.put_back(drawn)
+        if saved := self._to_put_back():
+            self._generators.put_back(saved)
 
     def _to_put_back(self) -> dict[Hashable, Any]:
         """States, before the last run, of the generators that runs draw from, as far as is known."""
@@ -359,8 +368,9 @@ class OwnRuns:
 
 @contextmanager
 def own_runs(
-    original: Any, changes: effects.Changes, args: Any, kwargs: Any, watch: quiet.ActivityWatch
-) -> Iterator[OwnRuns]:
+    original: Any, changes: effects.Changes, args: Any, kwargs: Any, watch: quiet.ActivityWatch,
+    *, captured: bool = False,
+) -> Iterator[OwnRuns]:  # fmt: skip
     """As ``preserved``, for a measurement: what other threads do meanwhile stays.
 
     Args:
@@ -369,12 +379,14 @@ def own_runs(
         args: Of the call.
         kwargs: Of the call.
         watch: Of this thread's turn to measure.
+        captured: Graphs are all that it does, so ``changes`` tells which of its parameters are written;
+            the others are not copied.
 
     Yields:
         What is told of each run.
     """
-    with _state_kept(original, changes, args, kwargs) as (places, tensors):
-        runs = OwnRuns(places, tensors, randomness.Generators(args, kwargs, original), watch)
+    with _state_kept(original, changes, args, kwargs, captured) as (places, tensors):
+        runs = OwnRuns(places, tensors, Generators(args, kwargs, original), watch)
         try:
             yield runs
         finally:

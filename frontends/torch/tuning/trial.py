@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -121,6 +121,8 @@ class Trial:
             try:
                 made.run(given)
             except Exception as error:
+                if devices.out_of_memory(error):
+                    raise  # nor will there be more memory later
                 told = (str(error) or type(error).__name__).splitlines()[0]
                 raise quiet.NotNow(
                     f"not measured: the original fails on copies of the arguments, or its backward ({told})"
@@ -138,28 +140,3 @@ def hooked(original: Any) -> str | None:
             if operators.has_hooks(module):
                 return f"the module {name!r}" if name else "the module"
     return None
-
-
-_KNOWN = frozenset({
-    "aten", "dynaflow_xla", "inductor", "mkl", "mkldnn", "onednn", "prim", "prims", "profiler", "quantized",
-    "quantized_decomposed", "torchaudio", "torchvision", "transformers", "xla",
-})  # fmt: skip
-"""Namespaces of operators without a state: those of PyTorch, of well known packages, and ours."""
-
-
-def own_operators(entries: Iterable[Any]) -> list[str]:
-    """Operators of the user's in some graphs, which may count, or draw from a generator of theirs.
-
-    PyTorch is told which arguments they write, not what else they change.
-    """
-    found = set()
-    for entry in entries:
-        for op in entry.captured.graph.ops:
-            if not hasattr(op.payload, "target"):
-                continue  # it is XLA's by now
-            inner = [x for x in op.payload.args if isinstance(x, torch.fx.GraphModule)]
-            nested = [n.target for gm in inner for n in gm.graph.nodes if n.op == "call_function"]
-            for target in (op.payload.target, *nested):
-                if isinstance(target, operators.Operator) and target.namespace not in _KNOWN:
-                    found.add(str(target.name()))
-    return sorted(found)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 compare = pytest.importorskip("dynaflow_xla.frontends.torch.compare").compare
+serving = pytest.importorskip("dynaflow_xla.frontends.torch.serving")
 nn = torch.nn
 
 X = torch.randn(4, 6)
@@ -22,8 +25,6 @@ def scheduled(fn: Any, strategy: Any = None, **options: Any) -> Any:
 
 
 def test_another_device() -> None:
-    with pytest.raises(dfx.UnsupportedError, match=r"an argument .*is on meta"):
-        scheduled(torch.sin)(X.to("meta"))
     with pytest.raises(dfx.UnsupportedError, match=r"an argument .*is on meta"):
         scheduled(lambda a, b: (a.sin(), b + 1))(X, X.to("meta"))
     with pytest.raises(dfx.UnsupportedError, match=r"(?s)CPU.*is on meta"):
@@ -38,6 +39,32 @@ def test_jax_arrays() -> None:
         scheduled(lambda a, b: a)(X, b=jnp.ones(3))
     with pytest.raises(dfx.UnsupportedError, match="torch tensors and JAX arrays"):
         dfx.schedule(lambda a, b: a, strategy=dfx.Branches())(X, jnp.ones(3))
+
+
+def test_small_calls_ask_no_pytree_for_their_framework(monkeypatch: Any) -> None:
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    fast = dfx.schedule(lambda tree, more=1: tree["a"][0] * more, strategy=dfx.Branches())
+    x = jax.numpy.arange(3.0)
+    a = np.asarray(fast({"a": (x, [None, 2.0])}, more=2))
+    made = collections.OrderedDict(a=[x])  # pytree knows it
+    b = np.asarray(fast(made, more=2))
+    with monkeypatch.context() as patched:
+        patched.setattr(serving.pytree, "tree_leaves", None)
+        c = np.asarray(fast({"a": (x, [None, 2.0])}, more=2))
+    assert np.array_equal(a, 2 * np.asarray(x)) and np.array_equal(a, b) and np.array_equal(a, c)
+    deep = [[[[[X]]]]]
+    for tree in (
+        collections.OrderedDict(a=[X]),
+        {"a": [X], "b": deep},
+        deep,
+        collections.deque([X]),
+    ):
+        assert serving.kinds((tree,), {}) == (True, False)
+        assert serving.kinds((tree,), {"y": x}) == (True, True)
+    loop: list[Any] = [X]
+    loop.append(loop)
+    with pytest.raises(RecursionError):
+        serving.kinds((loop,), {})
 
 
 def test_an_error_inside_a_region_names_it_and_the_line(round_robin: Any) -> None:

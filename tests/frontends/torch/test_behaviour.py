@@ -339,7 +339,7 @@ def test_a_generator_that_a_checkpoint_does_not_need() -> None:
     from torch._prims.rng_prims import graphsafe_run_with_rng_state as run
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from dynaflow_xla.frontends.torch.capture import draws
+    from dynaflow_xla.frontends.torch.capture.random import draws
 
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     for dropout in (0.0, 0.5):

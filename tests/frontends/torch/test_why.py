@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -144,3 +145,17 @@ def test_a_tensor_given_twice(backend: str) -> None:
     fast = dfx.schedule(twice, dfx.Branches(wide=False), lanes=2, backend=backend)
     found = dfx.why(fast, x, x, rounds=1)
     assert found.measured and not any("is estimated" in note for note in found.notes), found.notes
+
+
+@pytest.mark.parametrize("strategy", ["branches", "auto", dfx.NanoBatch(2)], ids=str)
+def test_meta_tensors_run_the_original(strategy: Any) -> None:
+    fast = dfx.schedule(lambda x: torch.sort(x)[0] + torch.sort(x * 2)[0], strategy)
+    x = torch.empty(8, 4, device="meta", dtype=torch.float64)
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dfx.FallbackWarning)
+            made = fast(x)
+        assert made.is_meta and made.shape == x.shape and made.dtype == x.dtype
+    assert "meta device" in dfx.explain(fast, x)
+    real = torch.randn(8, 4)
+    assert torch.equal(fast(real), fast.original(real))

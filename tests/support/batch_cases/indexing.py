@@ -329,4 +329,14 @@ ROWS = [
             "searchsorted": lambda t, x, b: t.searchsorted.Tensor(b, x),
         },
     ),
+    Row(
+        "found among each row's own boundaries",
+        (Operand((2, 4, 3)), Operand((2, 4, 5))),
+        torch={"searchsorted": lambda t, x, b: t.searchsorted.Tensor(b, x)},
+    ),
+    Row(
+        "found among each row's own boundaries, which are sorted by numbers",
+        (Operand((4, 3)), Operand((4, 5)), Operand((4, 5), index(5))),
+        torch={"searchsorted": lambda t, x, b, i: t.searchsorted.Tensor(b, x, sorter=i)},
+    ),
 ]

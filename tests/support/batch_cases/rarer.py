@@ -37,6 +37,11 @@ ROWS: list[Row] = [
         },
     ),
     Row(
+        "gradients of distances",
+        (Operand((2, 4, 5)), Operand((2, 4, 3)), Operand((2, 5, 3)), Operand((2, 4, 5))),
+        torch={"_cdist_backward": lambda t, g, x, y, d: t._cdist_backward.default(g, x, y, 1.0, d)},
+    ),
+    Row(
         "factors of matrices, and right-hand sides",
         (Operand((2, 3, 3), SPD), Operand((2, 3), PIVOTS), Operand((2, 3, 2), MATRIX)),
         torch={"linalg_lu_solve": lambda t, a, p, b: t.linalg_lu_solve.default(a, p, b)},

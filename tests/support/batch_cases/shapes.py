@@ -428,9 +428,33 @@ ROWS = [
         },
     ),
     Row(
+        "a gradient put into the diagonals of rows",
+        (Operand((4, 2)),),
+        torch={
+            "diagonal_backward": lambda t, g, n: t.diagonal_backward.default(g, [2, n, 3], 1, 0, 2)
+        },
+    ),
+    Row(
+        "a gradient put into the diagonals of matrices of rows",
+        (Operand((4, 3)),),
+        torch={
+            "diagonal_backward": lambda t, g, n: t.diagonal_backward.default(g, [n, 3, 3], 0, 1, 2)
+        },
+    ),
+    Row(
         "a gradient of windows",
         (Operand((3, 2, 3)),),
         torch={"unfold_backward": lambda t, g: t.unfold_backward.default(g, [3, 6], 1, 3, 2)},
+    ),
+    Row(
+        "a gradient of windows of rows",
+        (Operand((4, 2, 3)),),
+        torch={"unfold_backward": lambda t, g, n: t.unfold_backward.default(g, [n, 6], 1, 3, 2)},
+    ),
+    Row(
+        "a gradient of windows of rows in the middle",
+        (Operand((2, 4, 3)),),
+        torch={"unfold_backward": lambda t, g, n: t.unfold_backward.default(g, [5, n], 0, 3, 2)},
     ),
 ]
 

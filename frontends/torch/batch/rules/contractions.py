@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dynaflow_xla.batch.algebra import gradient, homogeneous, linear, nonlinear, product
-from dynaflow_xla.batch.axes import contraction, off_batch, parameter_gradient
+from dynaflow_xla.batch.axes import contraction, off_batch, parameter_gradient, summed
 from dynaflow_xla.batch.states import (
     NoRule,
     Position,
@@ -79,6 +79,28 @@ def _distances(site: Site) -> State:
             state = moved(state, rank - 2 + number)
         states.append(state)
     return nonlinear(states)
+
+
+@rule("_cdist_backward")
+def _distances_backward(site: Site) -> State:
+    """Of [..., P, R] distances for the P rows [..., P, M] of the one: a sum over the R of the other."""
+    last = len(site.outs[0]) - 1
+    names = ("grad", "cdist", "x1", "x2")
+    states = [site.aligned(site.args[name]) for name in names]
+    grad, cdist, x1, x2 = (site.shape(site.args[name]) for name in names)
+    for state in states[2:]:
+        off_batch(state, [last], "takes distances over the batch")
+    if batch_axis(states[3]) == last - 1:
+        states[3] = moved(states[3], last)
+    made = gradient(states[0], states[1:])
+    if (axis := batch_axis(made)) is not None:
+        # Kernels count on it that sizes fit.
+        sizes = grad, cdist, (*x1[:-1], 1), (*x2[:-2], 1, x2[-2])
+        for state, size in zip(states, sizes, strict=True):
+            along = ((1,) * (last + 1 - len(size)) + size)[axis]
+            if batch_axis(state) is None and along != 1:
+                raise NoRule("takes rows of the batch beside a tensor that is not cut with them")
+    return summed(made, [last], site.origin)
 
 
 @rule("linear")

@@ -219,11 +219,22 @@ def _counted(site: Site) -> State:
 
 @rule("bucketize", "searchsorted")
 def _searched(site: Site) -> State:
+    """Among boundaries that are the same for all, or among those of its own row."""
     boundaries = site.args.get("boundaries", site.args.get("sorted_sequence"))
-    if not all(is_plain_same(site.state(x)) for x in (boundaries, site.args.get("sorter"))):
-        raise NoRule("searches among boundaries that depend on the batch")
-    state = nonlinear([site.state(site.args["self"])])
-    return state if len(site.shape(boundaries)) < 2 else _same_only(state)
+    state, *among = (
+        site.state(x) for x in (site.args["self"], boundaries, site.args.get("sorter"))
+    )
+    if len(site.shape(boundaries)) < 2:
+        if not all(map(is_plain_same, among)):
+            raise NoRule("searches among boundaries that depend on the batch")
+        return nonlinear([state])
+    last = len(site.shape(boundaries)) - 1
+    lined_up = [site.state(x) for x in site.tensors()]
+    if any(batch_axis(s) == last for s in lined_up):
+        raise NoRule("searches along the rows of the batch")
+    if len({batch_axis(s) for s in lined_up}) > 1:
+        raise NoRule("searches each row among boundaries of its own number")
+    return nonlinear([state, *among])
 
 
 @rule("isin")
@@ -232,9 +243,3 @@ def _member(site: Site) -> State:
     if isinstance(among, Rows):
         raise Refuse("looks for elements among the rows of the batch")
     return nonlinear([site.state(site.args.get("elements", site.args.get("element")))])
-
-
-def _same_only(state: State) -> State:
-    if not isinstance(state, Rows):
-        return state
-    raise NoRule("searches each row among boundaries of its own number")

@@ -344,13 +344,18 @@ def _narrowed(site: Site) -> State:
 @rule("diag_embed")
 def _diagonal_matrix(site: Site) -> State:
     """The last dimension becomes two, anywhere; the rest is 0."""
-    state, rank = linear([site.state(site.args["self"])]), len(site.outs[0])
-    dims = {site.args["dim1"] % rank, site.args["dim2"] % rank}
-    axis = batch_axis(state)
+    state = linear([site.state(site.args["self"])])
+    if batch_axis(state) == len(site.outs[0]) - 2:
+        raise Refuse("tells rows of the batch by their number")
+    return _onto_diagonals(site, state)
+
+
+def _onto_diagonals(site: Site, state: State) -> State:
+    """Where the rows of all but the last dimension are once that has become two."""
+    axis, rank = batch_axis(state), len(site.outs[0])
     if axis is None:
         return state
-    if axis == rank - 2:
-        raise Refuse("tells rows of the batch by their number")
+    dims = {site.args["dim1"] % rank, site.args["dim2"] % rank}
     return moved(state, [d for d in range(rank) if d not in dims][axis])
 
 
@@ -399,4 +404,9 @@ def _placed(site: Site) -> State:
         raise Refuse("puts values into some rows of the batch, by their number")
     if kind == "select_backward":
         return _with_new(state, dim)
-    raise NoRule("puts gradients into places that its rule does not know")
+    # The last dimension of the gradient goes through windows, or through diagonals.
+    if state.axis in (dim, len(site.shape(given)) - 1):
+        raise Refuse("puts values into places that rows of the batch share")
+    if kind == "unfold_backward":
+        return state
+    return _onto_diagonals(site, state)

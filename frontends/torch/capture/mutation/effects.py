@@ -16,10 +16,9 @@ from dynaflow_xla.frontends.torch._compat.aot import writes_inputs
 from dynaflow_xla.frontends.torch.capture.names import ROOT_FILE, ROOT_NAME
 from dynaflow_xla.tuning.put_back import Saved
 
+_LOCAL = re.compile(r"L\['\w+'\](\[[^\].]*\])*")
 _ARGUMENTS = ("L['args']", "L['kwargs']")
-_STATE = re.compile(
-    rf"L\['{ROOT_NAME}'\](\._modules\['[^']*'\])*\._(parameters|buffers)\['[^']*'\]"
-)
+_BUFFER = re.compile(rf"L\['{ROOT_NAME}'\](\._modules\['[^']*'\])*\._buffers\['[^']*'\]")
 
 
 class _Scope:
@@ -219,10 +218,17 @@ def sources_of(gm: Any) -> tuple[MutatedPlace, ...]:
     return tuple(MutatedPlace(name, *frame, "data") for name in dynamo_graphs.sources_of_inputs(gm))
 
 
+def arguments(sources: Sequence[MutatedPlace]) -> tuple[int, ...]:
+    """Which inputs of a graph are, or are inside of, arguments of the call, or variables behind a break."""
+    given = [x.expression.startswith(_ARGUMENTS) or _LOCAL.fullmatch(x.expression) for x in sources]
+    return tuple(n for n, x in enumerate(given) if x)
+
+
 def written_outside(sources: Sequence[MutatedPlace]) -> frozenset[MutatedPlace]:
     """Called while a forward is compiled: tensors that it writes and that ``keeping`` does not know.
 
-    That is neither arguments, which are copied, nor parameters and buffers of the scheduled module.
+    That is neither arguments, which are copied, nor buffers of the scheduled module, which are kept in any
+    case. Its parameters are large and hardly ever written: those that are count here.
 
     Args:
         sources: Of ``sources_of``.
@@ -238,5 +244,5 @@ def written_outside(sources: Sequence[MutatedPlace]) -> frozenset[MutatedPlace]:
     return frozenset(
         x
         for x in written
-        if not x.expression.startswith(_ARGUMENTS) and _STATE.fullmatch(x.expression) is None
+        if not x.expression.startswith(_ARGUMENTS) and _BUFFER.fullmatch(x.expression) is None
     )

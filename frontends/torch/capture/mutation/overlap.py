@@ -6,6 +6,7 @@ all: a view in the place of a tensor of its own would get results other than the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -76,3 +77,65 @@ def check(found: Pattern, name: str) -> None:
             "for apart (arrays of NumPy, say): the capture would miss in one what is written to the other. "
             "Pass views of one tensor, or tensors with memory of their own"
         )
+
+
+class SharedOtherwise(Exception):
+    """A graph is called with inputs that share memory in another way than those that it was captured for."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        super().__init__("arguments share memory with what the function holds in another way")
+        self.pattern = pattern
+
+
+class SharedAsCaptured:
+    """A graph that writes into its inputs, which share memory as when it was captured.
+
+    It sees what ``pattern`` does not: an argument that is a view of a buffer, of a global.
+
+    Args:
+        run: The graph.
+        arguments: Which inputs are arguments of the call.
+    """
+
+    def __init__(self, run: Callable[..., Any], arguments: Sequence[int]) -> None:
+        self._run, self._arguments = run, arguments
+        self._known: Pattern | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Runs it. Raises SharedOtherwise before it does anything."""
+        found = self._found(inputs)
+        if self._known is None:
+            self._known = found
+        elif found != self._known:
+            raise SharedOtherwise(found)
+        return self._run(*inputs)
+
+    def _found(self, inputs: Sequence[Any]) -> Pattern:
+        if modes.in_transform():
+            return _APART
+        given = [n for n in self._arguments if _may_share(inputs[n])]
+        if not given:
+            return _APART
+        storages = {inputs[n].untyped_storage().data_ptr() for n in given}
+        others = set(range(len(inputs))).difference(self._arguments)
+        near = [
+            n
+            for n in others
+            if _has_memory(inputs[n]) and inputs[n].untyped_storage().data_ptr() in storages
+        ]
+        numbers = sorted((*given, *near))
+        pairs = overlapping([_view(inputs[n]) for n in numbers]) if near else []
+        views = []
+        for i, j in ((numbers[a], numbers[b]) for a, b in pairs):
+            x, y = inputs[i], inputs[j]
+            if (i in others) != (j in others) and x is not y:
+                views.append((i, j, int(x.storage_offset()), int(y.storage_offset())))
+        return Pattern(tuple(views))
+
+
+def _has_memory(x: Any) -> bool:
+    return type(x) in _PLAIN and x.layout is torch.strided and not x.is_meta and x.numel() > 0
+
+
+def _may_share(x: Any) -> bool:
+    return _has_memory(x) and not modes.has_own_storage(x)

@@ -5,7 +5,7 @@ workspace for each pair of handle and stream, which a graph holds as an address.
 somebody else may write while the graph runs, or free: ``torch.compile(mode="reduce-overhead")`` frees those
 that were made outside of captures whenever it captures. So each plan captures on streams of its own, and
 their workspaces lie in a pool that lives as long as these streams do, which is for ever: the next plan gets
-them.
+them, once this one is gone or gave its graphs back.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.native.cuda.streams import (
     CudaStreams,
+    Streams,
     engine_streams,
     enqueuing,
     lent,
@@ -29,21 +30,64 @@ _MODE = "thread_local"
 """What other threads allocate meanwhile is none of the capture's business."""
 
 
+class Turn:
+    """Replays that share memory, of which each comes after the last one, whatever streams they are called on.
+
+    They may be of one plan, or of one after another that had the same place.
+    """
+
+    def __init__(self) -> None:
+        self._stream: int | None = None  # of the last replay
+        self._lasting: Any = None  # the same, if it is there for good
+        self._done: Any = None  # behind the last replay, if not
+
+    def begin(self, streams: Streams, stream: int) -> None:
+        """What the caller's stream gets from now on comes after the last replay, whatever stream had that.
+
+        Streams of PyTorch's are there for good, others may be gone when the next call comes: behind what they
+        get an event stands for them.
+        """
+        if stream == self._stream:
+            return
+        if self._stream is not None:
+            streams.wait(0, self._done if self._lasting is None else self._lasting.record_event())
+        self._stream, self._lasting = stream, streams.lasting()
+
+    def end(self, streams: Streams) -> None:
+        """A replay is enqueued."""
+        if self._lasting is None:
+            self._done = streams.record(0)
+
+
 class GraphCapture(Protocol):
     """Capture and replay of a device's work."""
+
+    @property
+    def turn(self) -> Turn:
+        """That of the graphs that are there."""
 
     def capture(self, run: Any) -> tuple[Any, list[Any]]:
         """Captures ``run(streams)``; what replays it, and its results."""
 
+    def release(self) -> None:
+        """Nobody will replay what was captured: what it needed is for others."""
+
 
 class _Place:
-    """Streams for captures and the memory of their workspaces."""
+    """Streams for captures and the memory of their workspaces.
+
+    Attributes:
+        streams: The lanes.
+        turn: Of the graphs that use it: also of those of a plan that is gone, which may still run.
+        broken: A capture on it failed.
+    """
 
     def __init__(self, device: torch.device, lanes: int, gpu: Lanes | None) -> None:
         self._owner = engine_streams(device, lanes, gpu, first=0)
         self.streams = [torch.cuda.ExternalStream(s, device) for s in self._owner.streams]
         self._pool = torch.cuda.graph_pool_handle()
         self._device, self._small = device, _matrix(device)
+        self.turn = Turn()
         self.broken = False
         self._kept: Any = None  # a pool is there as long as a graph of it is
 
@@ -135,6 +179,23 @@ class CudaGraphs:
                 raise
             self._alive.add(graph)
         return graph.replay, results
+
+    @property
+    def turn(self) -> Turn:
+        """That of the streams and workspaces, which others may have had before."""
+        assert self._streams is not None, "nothing is captured"
+        return self._streams.place.turn
+
+    def release(self) -> None:
+        """Gives streams and workspaces to the next plan that captures; nothing of this one is replayed.
+
+        To be called before the graphs go: their memory may not be unmapped while they run, and PyTorch
+        knows of no replay.
+        """
+        with enqueuing:
+            if self._alive:
+                torch.cuda.synchronize(self._device)
+            self._streams = self._pool = None
 
     def _leave(self) -> None:
         """After a capture that failed: nothing of it is used again."""

@@ -1,4 +1,4 @@
-"""GPUs that a call computes on, and waiting for them."""
+"""GPUs that a call computes on, waiting for them, and memory that they lack."""
 
 from __future__ import annotations
 
@@ -30,3 +30,14 @@ def waiting(original: Any, args: Any, kwargs: Any) -> Callable[[], None] | None:
             torch.cuda.synchronize(device)
 
     return wait
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error is a device's lack of memory, or comes of one."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False

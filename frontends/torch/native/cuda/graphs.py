@@ -13,7 +13,8 @@ import torch
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch.native import native
-from dynaflow_xla.frontends.torch.native.cuda.capturing import CudaGraphs, GraphCapture
+from dynaflow_xla.frontends.torch.native.cuda import devices
+from dynaflow_xla.frontends.torch.native.cuda.capturing import CudaGraphs, GraphCapture, Turn
 from dynaflow_xla.frontends.torch.native.cuda.results import Results
 from dynaflow_xla.frontends.torch.native.cuda.streams import CudaStreams, StreamRunner, enqueuing
 from dynaflow_xla.kernels import Lanes
@@ -35,13 +36,14 @@ class _Graphed:
         outputs: What it writes.
         given: The caller's inputs at the capture.
         stream: The stream that the caller had then, on which the buffers were made.
+        turn: Of the graphs that it shares memory with.
     """
 
     def __init__(
         self, replay: Any, inputs: list[Any], moved: list[int], outputs: list[Any],
-        given: Sequence[Any], stream: int,
+        given: Sequence[Any], stream: int, turn: Turn,
     ) -> None:  # fmt: skip
-        self.replay, self.inputs, self.moved = replay, inputs, moved
+        self.replay, self.inputs, self.moved, self.turn = replay, inputs, moved, turn
         self.results = Results(outputs)
         self.stream, self.replays = stream, 0
         tensors = [n for n, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
@@ -109,10 +111,8 @@ class GraphedPlan:
         self._patience: Recent[Any, list[int]] = Recent(4 * keep)
         self._lock = threading.Lock()
         self._last: _Graphed | None = None
-        self._stream: int | None = None  # of the last replay
-        self._lasting: Any = None  # the same, if it is there for good
-        self._done: Any = None  # behind the last replay, if not
         self._why_not = ""
+        self._may_yet = False  # there was no memory for it, which may be another time
         if _draws_on_the_host(runner.plain.captured):
             self._cannot("it draws a random number of the CPU's, which a graph would keep")
 
@@ -135,11 +135,17 @@ class GraphedPlan:
 
     def release(self) -> None:
         """Gives up all graphs and their memory, and what is known of inputs; later calls begin anew."""
-        with self._lock:
-            self._last = None
-            self._movers.clear()
-            self._made.clear()
-            self._seen.clear()
+        with enqueuing, self._lock:
+            self._drop()
+            if self._may_yet:
+                self._why_not, self._may_yet = "", False
+
+    def _drop(self) -> None:
+        self._graphs.release()
+        self._last = None
+        self._movers.clear()
+        self._made.clear()
+        self._seen.clear()
 
     def _graph_of(self, inputs: Sequence[Any]) -> _Graphed | None:
         """The graph of such inputs, made if it is time for it; None: the plan runs on streams."""
@@ -184,8 +190,7 @@ class GraphedPlan:
 
     def _replay(self, made: _Graphed, inputs: Sequence[Any], stream: int) -> list[Any]:
         streams = self.runner.streams
-        if stream != self._stream:
-            self._follow(stream)
+        made.turn.begin(streams, stream)
         if stream != made.stream:  # the allocator knows the buffers as the other one's
             for number in made.moved:
                 streams.used_by(0, made.inputs[number])
@@ -196,8 +201,7 @@ class GraphedPlan:
         made.replays += 1
         self._note_writes(inputs)
         results = made.results.copies()
-        if self._lasting is None:
-            self._done = streams.record(0)
+        made.turn.end(streams)
         return results
 
     def _note_writes(self, inputs: Sequence[Any]) -> None:
@@ -205,18 +209,6 @@ class GraphedPlan:
         for x in (inputs[number] for number in self._written):
             if isinstance(x, torch.Tensor) and not x.is_inference():
                 torch.autograd.graph.increment_version(x)
-
-    def _follow(self, stream: int) -> None:
-        """What the caller's stream gets from now on comes after the last replay, whatever stream had that.
-
-        Streams of PyTorch's are there for good, others may be gone when the next call comes: behind what they
-        get an event stands for them.
-        """
-        streams = self.runner.streams
-        if self._stream is not None:
-            done = self._done if self._lasting is None else self._lasting.record_event()
-            streams.wait(0, done)
-        self._stream, self._lasting = stream, streams.lasting()
 
     def _capture(
         self, inputs: Sequence[Any], before: Sequence[int], movers: set[int]
@@ -240,12 +232,15 @@ class GraphedPlan:
         try:
             replay, outputs = self._graphs.capture(lambda streams: self.runner(list(kept), streams))
         except Exception as error:  # what fails without a capture, too, raises there
+            self._may_yet = devices.out_of_memory(error)
             self._cannot(_first_of(error))
             return None
-        return _Graphed(replay, kept, moved, outputs, inputs, self.runner.streams.caller())
+        stream = self.runner.streams.caller()
+        return _Graphed(replay, kept, moved, outputs, inputs, stream, self._graphs.turn)
 
     def _cannot(self, why: str) -> None:
         self._why_not = why
+        self._drop()  # of what was captured before nothing is replayed any more
         name = self.runner.plain.captured.graph.name
         telling.fallback(
             f"{name!r} cannot be captured as a CUDA graph ({why}); it runs on streams, a launch an operator",

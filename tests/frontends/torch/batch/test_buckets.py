@@ -258,3 +258,16 @@ def test_lazy_modules_and_what_select_leaves_to_the_original() -> None:
             rows = torch.randn(batch, 4)
             torch.testing.assert_close(buckets(rows), twin(rows))
         assert (model.calls, model.turns) == (twin.calls, twin.turns)
+
+
+def test_a_program_of_one_size() -> None:
+    net = torch.nn.Linear(5, 3)
+    x = torch.randn(4, 5)
+    fast = dfx.schedule(torch.export.export(net, (x,)), strategy="branches")
+    with torch.no_grad():
+        with pytest.raises(
+            dfx.UnsupportedError, match=r"exported as .*\[4, 5\].*open size.*check=False"
+        ):
+            dfx.bucketed(fast, [4], in_axes=0)(x[:3])
+        unchecked = dfx.bucketed(fast, [4], in_axes=0, check=False)
+        torch.testing.assert_close(unchecked(x[:3]), net(x[:3]))

@@ -18,6 +18,19 @@ SIZES = [2, [5, 4, 3]]
 B = 12
 
 
+def test_sizes_that_divide_by_zero_for_a_part() -> None:
+    """A size that only the whole batch has is no error of arithmetics."""
+    for function in (lambda x: x / (1 + x.var(0)), lambda x: x - x.std(0, keepdim=True)):
+        for rows, sizes in ((2, 2), (6, [3, 2, 1])):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(dfx.schedule(function, dfx.NanoBatch(sizes))(x), function(x))
+    fast = dfx.schedule(lambda x: x.view(-1, 2, 8).sum(1), dfx.NanoBatch(2))
+    with pytest.raises(
+        dfx.SeparabilityError, match=r"nano-batch of 1 row: a size in it.*divides by zero"
+    ):
+        fast(torch.randn(2, 8))
+
+
 class Residual(nn.Module):
     """Two blocks of a residual network."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -86,3 +87,28 @@ def test_a_check_that_the_example_does_not_meet_stays() -> None:
     checks[0].args = (checks[0].args[0], None, None, torch.float16)
     export._without_checks(gm)
     assert list(gm.graph.find_nodes(op="call_function", target=export._CHECK)) == checks[:1]
+
+
+@pytest.mark.parametrize("first", ["plain", "inference", "autocast"])
+def test_autocast_runs_the_original(first: str) -> None:
+    x = torch.randn(16, 64)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Softmax(-1), nn.Linear(64, 8)).eval()
+    program = torch.export.export(model, (x,))
+    original = program.module()
+    fast = dfx.schedule(program, strategy="branches")
+    contexts = {
+        "plain": lambda: torch.no_grad(),
+        "inference": lambda: torch.inference_mode(),
+        "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    }
+    for name in (first, *contexts, first):
+        with torch.no_grad(), contexts[name]():
+            want = original(x)
+            if name == "autocast":
+                assert "under torch.autocast" in dfx.explain(fast, x)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always", dfx.FallbackWarning)
+                got = fast(x)
+            assert all("torch.autocast" in str(w.message) or name != "autocast" for w in told)
+        assert got.dtype == want.dtype and got.is_inference() == want.is_inference()
+        torch.testing.assert_close(got, want)

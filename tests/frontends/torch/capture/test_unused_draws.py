@@ -53,3 +53,32 @@ def test_unused(draw: Any) -> None:
         call(x)
         later.append(torch.rand(3))
     assert torch.equal(*later)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("strategy", [dfx.Sequential(), dfx.Branches(), dfx.NanoBatch(2)], ids=repr)
+def test_dropout_of_everything_draws_nothing(strategy: Any, grad: bool) -> None:
+    layer = nn.Dropout(1.0)
+
+    def drops(x: Any) -> Any:
+        y = (
+            layer(x.sin())
+            + torch.dropout(x, 1.0, True)
+            + nn.functional.dropout(x * 2, 1, inplace=True)
+        )
+        inside = checkpoint.checkpoint(lambda v: layer(v).exp(), x, use_reentrant=False)
+        return y + inside + nn.functional.dropout(x, 0.5), layer(x)
+
+    fast = dfx.schedule(drops, strategy, **({"in_axes": 0} if "Nano" in repr(strategy) else {}))
+    for seed in range(2):
+        one, two = (torch.linspace(0, 1, 24).reshape(6, 4).requires_grad_(grad) for _ in range(2))
+        torch.manual_seed(seed)
+        want, state = drops(one), torch.get_rng_state()
+        torch.manual_seed(seed)
+        got = fast(two)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+        if grad:
+            sum(want).sum().backward()
+            sum(got).sum().backward()
+            torch.testing.assert_close(two.grad, one.grad)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -161,6 +162,7 @@ def world(plain: Any, monkeypatch: pytest.MonkeyPatch) -> World:
         "device": contextlib.nullcontext,
         "CUDAGraph": Graph,
         "graph": made.graph,
+        "synchronize": lambda device: made.told.append(("synchronize", device)),
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(operators, "_handle", lambda index: made.current.address)
@@ -211,6 +213,52 @@ def test_a_plan_is_one_graph_with_a_branch_a_lane(world: World, plain: Any, args
     for _ in range(2):
         third(list(args))
     assert world.primed[3].pool == world.primed[0].pool and world.engines == 2
+
+
+def test_what_is_given_back_is_for_the_next_plan(world: World, plain: Any, args: Any) -> None:
+    """Streams and workspaces, but only behind what the one before may still run there."""
+    first, second = (graphs.on_cuda(plain, DEVICE, graph=True) for _ in range(2))
+    with torch.no_grad():
+        for _ in range(3):
+            first(list(args))
+        assert ("synchronize", DEVICE) not in world.told
+        first.release()
+        assert world.told[-1] == ("synchronize", DEVICE), "memory goes while graphs run"
+        assert world.engines == 1
+        before, other = world.caller, Stream(world, 3)
+        world.caller = world.current = other
+        second(list(args))
+        before.clock[1] += 1  # what the first plan still has to do
+        last = before.clock[1]
+        second(list(args))
+        assert world.engines == 1 and world.primed[0].pool == world.primed[1].pool
+        assert other.clock.get(1, 0) >= last, "two replays write one workspace at a time"
+        told = len(world.told)
+        second(list(args))
+        assert len(world.told) == told, "it waits once"
+        for want, got in zip(model(*args), second(list(args)), strict=True):
+            torch.testing.assert_close(want, got)
+
+
+def test_a_plan_that_is_gone_keeps_nothing(world: World, plain: Any, args: Any) -> None:
+    """Graphs, their buffers and results, and the caller's tensors."""
+    plan = graphs.on_cuda(plain, DEVICE, graph=True)
+    w = args[1].clone()
+    with torch.no_grad():
+        for _ in range(3):
+            plan([args[0].clone(), w])
+    made = plan._last
+    assert made.moved
+    held = [weakref.ref(x) for x in (made, made.replay.__self__, *made.results.outputs, w)]
+    held += [weakref.ref(made.inputs[n]) for n in made.moved]
+    world.replayed.clear()
+    spare = [x for each in lanes_of._spare.values() for x in each]
+    assert not spare
+    del made, plan, w
+    gc.collect()
+    assert not [x for x in held if x() is not None]
+    (place,) = [x for each in lanes_of._spare.values() for x in each]
+    assert place.streams
 
 
 def test_a_failure_in_a_capture_leaves_it_joined(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,7 +16,11 @@ torch = pytest.importorskip("torch")
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.errors import EngineError  # noqa: E402
-from dynaflow_xla.frontends.torch.native.cuda import graphs as cuda_graphs, streams  # noqa: E402
+from dynaflow_xla.frontends.torch.native.cuda import (  # noqa: E402
+    capturing,
+    graphs as cuda_graphs,
+    streams,
+)
 from dynaflow_xla.frontends.torch.native.cuda.results import Results  # noqa: E402
 
 LANES = 3
@@ -163,8 +169,12 @@ def test_a_failing_region_is_named_and_the_lanes_are_joined(args: Any) -> None:
 
 class ReplayedOnCpu:
     def __init__(self) -> None:
-        self.captures = 0
+        self.captures = self.released = 0
         self.streams = None
+        self.turn = capturing.Turn()
+
+    def release(self) -> None:
+        self.released += 1
 
     def capture(self, run: Any) -> Any:
         self.captures += 1
@@ -315,10 +325,44 @@ def test_memory_that_was_given_back_is_taken_again(args: Any) -> None:
     for _ in range(3):
         plan(list(args))
     plan.release()
-    assert not plan._made and plan._last is None
+    assert not plan._made and plan._last is None and graphs.released == 1
     for _ in range(3):
         assert torch.equal(plan(list(args))[0], model(*args)[0])
     assert graphs.captures == 2
+
+
+class NoRoom(ReplayedOnCpu):
+    """Captures that lack memory, or something else, as long as they fail."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self.error, self.fails = error, False
+
+    def capture(self, run: Any) -> Any:
+        if self.fails:
+            raise self.error("there is none")
+        return super().capture(run)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_a_capture_that_failed_keeps_no_graphs(args: Any, error: type[Exception]) -> None:
+    """Nothing replays the earlier ones any more; memory alone may be there another time."""
+    graphs, (x, w) = NoRoom(error), args
+    plan = cuda_graphs.GraphedPlan(_runner(args, Books()), graphs)
+    for _ in range(3):
+        plan([x, w])
+    graph = weakref.ref(plan._last)
+    graphs.fails = True
+    plan([x[:4], w])
+    with pytest.warns(dfx.FallbackWarning, match="there is none"):
+        plan([x[:4], w])
+    gc.collect()
+    assert graph() is None and not plan._made and graphs.released == 1
+    plan.release()
+    graphs.fails = False
+    for _ in range(3):
+        assert torch.equal(plan([x, w])[0], model(x, w)[0])
+    assert graphs.captures == (2 if error is torch.OutOfMemoryError else 1)
 
 
 @pytest.mark.parametrize("change", ["other place", "turned", "part", "type"])

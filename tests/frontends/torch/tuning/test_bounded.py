@@ -12,7 +12,7 @@ import pytest
 import dynaflow_xla as dfx
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.frontends.torch.dynamo import graphs
-from dynaflow_xla.frontends.torch.tuning import auto, call_signature
+from dynaflow_xla.frontends.torch.tuning import auto, call_signature, size_decisions
 from dynaflow_xla.tuning import autotune
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -151,3 +151,79 @@ def test_a_backward_outlives_its_schedule() -> None:
         got = torch.autograd.grad(loss, list(model.parameters()))
         want = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
         torch.testing.assert_close(got, want)
+
+
+def named(x: Any, name: str) -> Any:
+    return scaled(x, float(len(name)))
+
+
+def test_strings_that_are_new_at_every_call_are_decided_for_a_few_times(
+    measured: list[Any],
+) -> None:
+    fast, x = (
+        dfx.schedule(named, Lanes(min_cost_ns=0.0), lanes=2, backend="torch"),
+        torch.randn(8, 64),
+    )
+    decisions = fast._dfx_core.decisions
+    decisions._unused = Recent(2)
+    with torch.no_grad():
+        for name in "ab":
+            torch.testing.assert_close(fast(x, name), named(x, name))
+        assert len(measured) == 2
+        with pytest.warns(dfx.errors.FallbackWarning, match="new signatures keep coming") as told:
+            for name in "cdefg":
+                torch.testing.assert_close(fast(x, name), named(x, name))
+        assert len(told) == 1 and len(measured) == 2
+        assert "the second call with one decides" in dfx.explain(fast, x, "g")
+        torch.testing.assert_close(fast(x, "g"), named(x, "g"))
+        assert len(measured) == 3 and fast._dfx_core.decision((x, "g"), {}).planned
+        fast(x, "g")
+        fast(x, "b")  # what came again counts no more: new ones are decided for at once
+        fast(x, "h")
+        assert len(measured) == 4
+
+
+def test_sizes_that_come_again_and_again_are_decided_for_a_few_times(
+    measured: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(size_decisions, "_MOST_ALIKE", 2)
+    monkeypatch.setattr(size_decisions, "_MOST_SIZES", 3)
+    fast, x = (
+        dfx.schedule(scaled, Lanes(min_cost_ns=0.0), lanes=2, backend="torch"),
+        torch.randn(8, 64),
+    )
+    decisions = fast._dfx_core.decisions
+    with torch.no_grad():
+        for numbers, decided in ((range(32, 38), 2), (range(64, 68), 3), (range(128, 131), 3)):
+            for _ in range(3):
+                for number in numbers:
+                    torch.testing.assert_close(fast(x, number), scaled(x, number))
+            assert decisions.times == decided
+        assert "enough sizes like these were decided for" in dfx.explain(fast, x, 37)
+        assert fast._dfx_core.decision((x, 130), {}).planned
+        for number in (37, 130):
+            dfx.tune(fast, x, number, budget_s=5.0)
+        assert decisions.times == 5 and "enough sizes" not in dfx.explain(fast, x, 37)
+
+
+def test_the_same_tensors_again_run_the_original_until_another_decision(
+    measured: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def f(given: Any) -> Any:
+        return scaled(given["3"], 2.0) + given["39"]
+
+    fast = dfx.schedule(f, Lanes(min_cost_ns=1e9), lanes=2, backend="torch")
+    given = {str(n): torch.randn(8, 64) for n in range(40)}
+    core = fast._dfx_core
+    with torch.no_grad():
+        for _ in range(4):
+            given["39"].add_(1.0)
+            assert torch.equal(fast(given), f(given))
+        assert core._same is not None
+        given["3"] = torch.randn(2, 64, dtype=torch.float64)
+        given["39"].resize_(1, 64)
+        torch.testing.assert_close(fast(given), f(given))
+        made = auto.Choice(core.with_strategy(dfx.Branches(lanes=2)), "told", candidate="lanes")
+        core.decide(call_signature.of(f, (given,), {}), made)
+        monkeypatch.setattr(core, "as_written", None)
+        torch.testing.assert_close(fast(given), f(given))

@@ -77,7 +77,35 @@ def writes_an_array(x: Any) -> Any:
     return some_graph(x)
 
 
-BEHIND = [calls_a_method, appends, puts, branches, calls_a_loop]
+def handles(x: Any) -> Any:
+    y = some_graph(x)
+    if y.sum() > -1e9:
+        try:
+            {}["missing"]
+        except KeyError:
+            meter.n = meter.n + 1
+    return y
+
+
+class Counts:
+    def __iter__(self) -> Any:
+        meter.n = meter.n + 1
+        yield meter.n
+
+
+counts = Counts()
+
+
+def takes_from_a_generator(x: Any) -> Any:
+    y = some_graph(x)
+    if y.sum() > -1e9:
+        (_,) = counts
+    return y
+
+
+BEHIND = [
+    calls_a_method, appends, puts, branches, calls_a_loop, handles, takes_from_a_generator,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["first", "known to Dynamo"])

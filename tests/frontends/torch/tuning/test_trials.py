@@ -13,7 +13,8 @@ from fastest import always
 
 import dynaflow_xla as dfx
 from dynaflow_xla.frontends.torch.capture.mutation.effects import Changes
-from dynaflow_xla.frontends.torch.tuning import copying, keeping, randomness
+from dynaflow_xla.frontends.torch.capture.random import states
+from dynaflow_xla.frontends.torch.tuning import copying, keeping
 from dynaflow_xla.tuning import quiet
 from dynaflow_xla.tuning.put_back import Saved
 
@@ -211,7 +212,7 @@ def test_what_other_threads_write_beside_a_measurement_stays() -> None:
 
 def test_numbers_that_other_threads_draw_beside_a_measurement_are_not_repeated() -> None:
     watch = quiet.ActivityWatch()
-    runs = keeping.OwnRuns(Saved(), keeping._Values(), randomness.Generators((), {}), watch)
+    runs = keeping.OwnRuns(Saved(), keeping._Values(), states.Generators((), {}), watch)
     drawn = []
     for number in range(3):  # runs draw from PyTorch's generator, somebody else from Python's
         before = torch.get_rng_state()

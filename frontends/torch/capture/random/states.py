@@ -37,6 +37,10 @@ class Generators:
         on_gpu = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
         return {id(x): x for x in (torch.default_generator, *on_gpu)}
 
+    def of_torch(self) -> dict[Hashable, Any]:
+        """The states of PyTorch's default generators."""
+        return {key: x.get_state() for key, x in self._of_torch().items()}
+
     def states(self, of: Iterable[Hashable] | None = None) -> dict[Hashable, Any]:
         """The states by generator.
 

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import operators
+from dynaflow_xla.frontends.torch.capture import own
 
 _DRAWS = re.compile(
     "dropout|rand|bernoulli|multinomial|normal|poisson|rrelu|exponential|uniform|geometric|cauchy|"
@@ -46,6 +47,32 @@ def keep(gm: Any) -> int:
         extra = [graph.call_method("detach", (node,)) for node in extra]
     output.args = ((*output.args[0], *extra),)
     return len(extra)
+
+
+_DROPOUTS = {
+    torch.dropout: ("input", "p", "train"),
+    torch.nn.functional.dropout: ("input", "p", "training", "inplace"),
+}
+
+
+def drop_all(gm: Any) -> None:
+    """Writes dropout with a probability of 1 as the product with 0 that it is, which draws no numbers.
+
+    PyTorch's traces have ``native_dropout`` there, which draws.
+    """
+    for part in [x for x in gm.modules() if isinstance(x, torch.fx.GraphModule)]:
+        for node in part.graph.nodes:
+            if node.op != "call_function" or (names := _DROPOUTS.get(node.target)) is None:
+                continue
+            given = dict(zip(names, node.args, strict=False)) | node.kwargs
+            x, p, trains = given["input"], given.get("p", 0.5), given.get(names[2], True)
+            if not isinstance(p, (int, float)) or p != 1 or trains is not True:
+                continue
+            with part.graph.inserting_before(node):
+                zero = part.graph.call_method("new_zeros", (x, ()))
+            node.op, node.kwargs = "call_method", {}
+            node.target, node.args = "mul_" if given.get("inplace") else "mul", (x, zero)
+        part.recompile()
 
 
 def _may_draw(gm: Any, node: torch.fx.Node) -> bool:
@@ -107,6 +134,12 @@ def draws_numbers(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
     if schema is not None and schema.name == "aten::native_dropout":
         return given.get("train") is not False  # None is True
     return not (schema is not None and "rrelu" in schema.name and given.get("training") is not True)
+
+
+def may_draw(gm: Any) -> bool:
+    """Whether a functional graph draws random numbers, or may do so by an operator of the user's."""
+    calls = [node for node in gm.graph.nodes if node.op == "call_function"]
+    return any(_may_draw(gm, x) or own.is_own(x.target) for x in calls)
 
 
 class _SaveState:

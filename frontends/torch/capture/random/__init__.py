@@ -1,0 +1,1 @@
+"""Random numbers: the states of generators, and operators that draw."""
