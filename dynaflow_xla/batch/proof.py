@@ -57,6 +57,7 @@ class OutputProof:
         status: "separable" if merging so gives the original's value.
         finding: Why not.
         suggestion: A merge that its state allows, if ``wanted`` is not it.
+        name: What it is to the user, where that is not the result with this number.
     """
 
     index: int
@@ -65,6 +66,12 @@ class OutputProof:
     status: Status
     finding: Obstacle | None = None
     suggestion: str = ""
+    name: str = ""
+
+    @property
+    def told(self) -> str:
+        """What a message calls it."""
+        return self.name or f"output {self.index}"
 
 
 @dataclass(frozen=True)
@@ -135,11 +142,11 @@ class Proof:
 
     def _message(self, bad: Sequence[OutputProof], effects: Sequence[Obstacle]) -> str:
         # One line for each cause; a cause often spoils many outputs.
-        causes: dict[Obstacle, list[int]] = {}
+        causes: dict[Obstacle, list[str]] = {}
         for output in bad:
             if output.finding is not None:
-                causes.setdefault(output.finding, []).append(output.index)
-        hints = dict.fromkeys(f"for output {o.index}: {o.suggestion}" for o in bad if o.suggestion)
+                causes.setdefault(output.finding, []).append(output.told)
+        hints = dict.fromkeys(f"for {o.told}: {o.suggestion}" for o in bad if o.suggestion)
         proven_bad = any(o.status == "mixed" for o in bad)
         return refusal(
             self.name, self.batch, self.sizes, causes, proven=proven_bad, effects=effects,
@@ -156,7 +163,7 @@ def refusal(
     name: str,
     batch: int,
     sizes: Sequence[int],
-    causes: Mapping[Obstacle, Sequence[int]],
+    causes: Mapping[Obstacle, Sequence[str]],
     *,
     proven: bool = True,
     effects: Sequence[Obstacle] = (),
@@ -176,9 +183,13 @@ def refusal(
     verb = "cannot be split" if proven else "is not proved to be splittable"
     lines = [f"{name!r} {verb} into nano-batches (batch of {batch} into {_list(sizes)}):"]
     for finding, outputs in causes.items():
-        more = f" and {len(outputs) - 8} more" if len(outputs) > 8 else ""
-        plural = "s" if len(outputs) > 1 else ""
-        spoiled = f" (output{plural} {_list(outputs[:8])}{more})" if outputs else ""
+        named = dict.fromkeys(outputs)
+        numbers = [x.removeprefix("output ") for x in named if x.startswith("output ")]
+        more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
+        plural = "s" if len(numbers) > 1 else ""
+        parts = [f"output{plural} {', '.join(numbers[:8])}{more}"] if numbers else []
+        parts += [x for x in named if not x.startswith("output ")]
+        spoiled = f" ({'; '.join(parts)})" if parts else ""
         lines.append(f"  {finding}{spoiled}")
     lines += [f"  {finding}" for finding in effects]
     lines.append("Ways out:")

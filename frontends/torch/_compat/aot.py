@@ -274,6 +274,17 @@ def output_descriptions(gm: Any) -> list[Any]:
     return list(output.meta.get("desc") or ())
 
 
+def written_inputs(gm: Any) -> dict[int, str]:
+    """Number of an output of AOTAutograd's graph -> the input that is to hold it, as the user calls it."""
+    labels = gm.meta.get(LABELS, ())
+    found = {}
+    for number, description in enumerate(output_descriptions(gm)):
+        place = getattr(getattr(description, "mutated_input", None), "idx", None)
+        if isinstance(place, int) and place < len(labels):
+            found[number] = labels[place]
+    return found
+
+
 def is_saved(description: Any) -> bool:
     """Whether an output of a forward is kept for the backward."""
     return type(description).__name__.startswith("SavedForBackwards")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +115,18 @@ def reason_of_break(before: Mapping[str, int]) -> str:
 
 
 @contextlib.contextmanager
-def sizes_apart() -> Iterator[None]:
-    """Sizes that are equal by accident stay two sizes in a capture."""
+def sizes_apart(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Sizes that are equal by accident stay two sizes in a capture, in which these may have open ones."""
+    from torch._dynamo import config
     from torch.fx.experimental import _config
 
-    with _config.patch(use_duck_shape=False):
+    static = config.force_parameter_static_shapes
+    if any(isinstance(x, torch.nn.Parameter) for x in tensors):
+        static = False  # else Dynamo fixes the sizes of all parameters, also of those that are given
+    with (
+        _config.patch(use_duck_shape=False),
+        config.patch(force_parameter_static_shapes=static),
+    ):
         yield
 
 

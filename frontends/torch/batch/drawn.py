@@ -14,7 +14,7 @@ import torch
 
 from dynaflow_xla.batch.expansion.specs import InSpec
 from dynaflow_xla.batch.states import Rows, State
-from dynaflow_xla.frontends.torch.batch.walking.walk import arguments
+from dynaflow_xla.frontends.torch.batch.walking.walk import arguments, drawn_like, fills
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.sizes import Sized
 from dynaflow_xla.ir.graph import Operator, Value
@@ -53,6 +53,9 @@ def before(
         payload: Payload = op.payload
         if op.kind != "native_dropout":
             made = [v for v in payload.outputs if v is not None]
+            known_values = fills(op, states) if drawn_like(op) is None else None
+            if known_values is not None:
+                op = replace(op, payload=_by_known(payload, known_values))
             draws.append(op)
         else:
             given = arguments(payload)
@@ -143,6 +146,24 @@ def drawer(
         return made
 
     return run
+
+
+def _by_known(payload: Payload, values: Mapping[int, Any]) -> Payload:
+    """A call that is given tensors for their shapes, and draws by what these are filled with."""
+
+    def filled(ref: Any, x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        room = x.untyped_storage().nbytes() // x.element_size()
+        made = x.new_full((room,), values[ref.value])  # one element may stand for several
+        return made.as_strided(x.shape, x.stride(), x.storage_offset())
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = [filled(*pair) for pair in zip(payload.args, args, strict=True)]
+        named = {name: filled(payload.kwargs[name], x) for name, x in kwargs.items()}
+        return payload.target(*given, **named)
+
+    return replace(payload, target=run)
 
 
 def _mask(like: torch.Tensor, keep: float) -> torch.Tensor:

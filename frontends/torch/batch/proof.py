@@ -40,6 +40,7 @@ from dynaflow_xla.batch.states import (
     is_zero,
 )
 from dynaflow_xla.errors import PlanError, RuleError, checks
+from dynaflow_xla.frontends.torch._compat import aot
 from dynaflow_xla.frontends.torch.batch.rules import (
     activations,
     bags,
@@ -106,8 +107,8 @@ class Question:
         batch_symbols: Sizes that are the number of rows.
         others: Values of the other open sizes.
         kind: "inference", "forward" or "backward".
-        roles: For each entry of ``captured.outputs``: "result", "saved", "updated" (what an argument is to
-            hold) or "gradient".
+        roles: For each entry of ``captured.outputs``: "result", "passed" (to code of the user's behind a
+            graph break), "saved", "updated" (what an argument is to hold) or "gradient".
         given: Backward only: states of inputs by name.
         totals: Backward only: names of gradients of results that are sums over the batch.
         out_axes: As the user gave it.
@@ -375,7 +376,31 @@ def _outputs(
             spec = _by_shape(question, number, role, shape_of[value])
         verdicts.append(verdict)
         specs.setdefault(value, spec)
-    return verdicts, specs
+    names = _names(question, [role for _, role in roles])
+    return [replace(v, name=names[v.index]) for v in verdicts], specs
+
+
+def _names(question: Question, roles: Sequence[str]) -> list[str]:
+    """What the outputs of a graph are to the user, who knows the results alone."""
+    captured = question.captured
+    written = aot.written_inputs(captured.module)
+    labels = aot.input_labels(captured.module)
+    inputs = dict(zip(captured.graph.inputs, captured.graph.input_names, strict=True))
+    for number, (value, _) in enumerate(captured.epilogue, len(captured.outputs)):
+        written[number] = labels.get(inputs.get(value, ""), "")
+    made, results = [], 0
+    for number, role in enumerate(roles):
+        if role in ("result", "passed"):
+            made.append(f"output {results}")
+            results += 1
+        elif role == "saved":
+            made.append("what the backward needs")
+        elif role == "gradient":
+            made.append("")
+        else:
+            name = written.get(number, "")
+            made.append(f"what is written to {name!r}" if name else "what is written")
+    return made
 
 
 def _one(
@@ -402,7 +427,7 @@ def _one(
     wanted = _wanted(question, role, state)
     if isinstance(state, Unknown):
         return _unproven(question, number, role, state, shapes_)
-    kept = role in ("saved", "written", "updated")  # whole, and no matter of out_axes
+    kept = role in ("passed", "saved", "written", "updated")  # whole, and no matter of out_axes
     if kept and isinstance(state, Partial) and state.power in (0, -1):
         total = Mean() if state.power else Sum()
         return OutputProof(number, state, total, "separable"), total
@@ -410,7 +435,7 @@ def _one(
         # Numbers that a nano-batch counts for itself go back to that nano-batch, and nowhere else.
         if isinstance(state, Counted) or (isinstance(state, Position) and state.dim is None):
             return OutputProof(number, state, state.axis, "separable"), state.axis
-    if isinstance(state, Late) and role in ("saved", "gradient", "updated"):
+    if isinstance(state, Late) and role in ("passed", "saved", "gradient", "updated"):
         return OutputProof(number, state, None, "separable"), None
     rank = len(shapes_[0])
     if isinstance(state, Rows) and (role == "saved" or state.power == 0) and wanted == state.axis:
@@ -443,7 +468,7 @@ def _unproven(
         finding = replace(state.finding, verdict="mixed", reason=where)
         ways = (
             ""
-            if varying(shapes_)
+            if varying(shapes_) or role == "passed"
             else "out_axes=dfx.Sum(), dfx.Mean() or None, if it is that; it is then compared"
         )
         return OutputProof(number, state, None, "mixed", finding, ways), None
@@ -458,7 +483,7 @@ def _wanted(question: Question, role: str, state: State) -> Any:
         if role == "result" and fixed and state.axis not in fixed and 0 not in declared:
             return fixed[0]
         return state.axis
-    if role == "gradient":
+    if role in ("gradient", "passed"):
         possible = mergers(state)
         if Sum() in possible and not is_zero(state):
             return Sum()

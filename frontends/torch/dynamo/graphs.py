@@ -27,6 +27,7 @@ from dynaflow_xla.frontends.torch.dynamo import counters, running
 from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES
 from dynaflow_xla.frontends.torch.rewrite import interpolation, recurrent
 from dynaflow_xla.frontends.torch.signature import open_batch, second_derivatives
+from dynaflow_xla.frontends.torch.signature.batched import BatchedGraph
 from dynaflow_xla.watching import telling
 
 _WITHOUT_EFFECT = re.compile(
@@ -53,6 +54,7 @@ class _Graph:
         sources: What it writes outside, see ``effects``.
         batch: The offered sizes in it.
         rows: Rows of the batch where it is too small to be split, or not in this graph.
+        broken: Whether it ends where Dynamo could not go on.
         forward: What was made of the forward.
         reached: Whether AOTAutograd came to us with anything of it.
         writes: Whether it writes into its inputs.
@@ -65,6 +67,7 @@ class _Graph:
     sources: Any
     batch: Sequence[open_batch.OfferedSize] = ()
     rows: int | None = None
+    broken: bool = False
     forward: Any = None
     reached: bool = False
     writes: bool = False
@@ -154,10 +157,13 @@ class CapturedGraphs:
         gm.recompile()
         sources = effects.sources_of(gm)
         self.changes.found(effects.changed_objects())
-        self._note_break(dynamo_graphs.break_reason(gm))
+        broken = dynamo_graphs.break_reason(gm)
+        self._note_break(broken)
         names = [user_name(self.original, source) for source in dynamo_graphs.sources_of_inputs(gm)]
         inputs = list(gm.graph.find_nodes(op="placeholder")) if users else []
-        graph = _Graph(self._count, names, sources, users=users, inputs=inputs)
+        graph = _Graph(
+            self._count, names, sources, broken=broken is not None, users=users, inputs=inputs
+        )
         if self.splits:
             graph.batch, graph.rows = open_batch.sizes_in(gm), 1
             if not graph.batch:
@@ -227,7 +233,8 @@ class CapturedGraphs:
                 self.entries.append(made)
             if kind == "backward":
                 aot.allow_second_backward()
-                graph.forward.backward = made
+                if isinstance(made, BatchedGraph) or not isinstance(graph.forward, BatchedGraph):
+                    graph.forward.backward = made
             else:
                 aot.mend_views_of_merged(gm)
                 graph.writes = aot.writes_inputs()
@@ -244,8 +251,9 @@ class CapturedGraphs:
         """A functional graph, split over its batch or whole."""
         if graph.batch:
             made = open_batch.graph_of(
-                gm, self.backend, kind, graph.number, graph.batch, graph.forward, self.warn
-            )
+                gm, self.backend, kind, graph.number, graph.batch, graph.forward, self.warn,
+                broken=graph.broken,
+            )  # fmt: skip
             if made is not None:
                 return made
         name = graph_name(self.backend.settings, kind, graph.number)

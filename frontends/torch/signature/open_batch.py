@@ -15,8 +15,9 @@ from dynaflow_xla.frontends.torch._compat import aot, dynamo_graphs
 from dynaflow_xla.frontends.torch.backend import Backend
 from dynaflow_xla.frontends.torch.batch import axes, mean_losses
 from dynaflow_xla.frontends.torch.capture.capture import capture
+from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.context import graph_name
-from dynaflow_xla.frontends.torch.capture.sizes import expression
+from dynaflow_xla.frontends.torch.capture.sizes import expression, symbols_of
 from dynaflow_xla.frontends.torch.signature.batched import BatchedGraph
 from dynaflow_xla.strategies.base import Context, sizes_of
 
@@ -71,7 +72,7 @@ def around() -> Iterator[None]:
         offer.error = error  # told by the backend: nobody listens to an exception here
         offer.dims = []
     marks = axes.Marks(offer.dims)
-    with dynamo_graphs.sizes_apart():
+    with dynamo_graphs.sizes_apart(tensor for tensor, _ in offer.dims):
         marks.open()
         try:
             yield
@@ -152,6 +153,13 @@ def _tensors(gm: Any) -> list[torch.Tensor]:
     return [x for x in found if isinstance(x, torch.Tensor)]
 
 
+def _sizes_of_inputs(captured: Captured) -> set[Any]:
+    """Symbols in the shapes of a graph's inputs, and its numbers."""
+    given = [captured.examples[value] for value in captured.graph.inputs]
+    sizes = [n for x in given for n in (x.shape if isinstance(x, torch.Tensor) else [x])]
+    return {symbol for n in sizes for symbol in symbols_of(n)}
+
+
 def graph_of(
     gm: Any,
     backend: Backend,
@@ -160,8 +168,13 @@ def graph_of(
     sizes: Sequence[OfferedSize],
     forward: Any,
     warn: Callable[[str], None],
+    *,
+    broken: bool,
 ) -> BatchedGraph | None:
-    """A graph of AOTAutograd with its batch; None if that has one row or none, which is no size to split.
+    """A graph of AOTAutograd with its batch; None if it is not to be split.
+
+    A batch of one row or none is no size to split, and a backward may be that of what has no rows.
+    Results of a graph that is ``broken`` go to code of the user's behind a graph break.
 
     Raises:
         SeparabilityError: the function fixes the size of the batch.
@@ -192,16 +205,19 @@ def graph_of(
             f"{size.what} must be a size of its own, and the function {tied}. Ways out: {'; '.join(ways)}"
         )
     captured = mean_losses.as_quotients(capture(gm, graph_name(options, kind, number)))
+    if kind == "backward" and symbols.isdisjoint(_sizes_of_inputs(captured)):
+        return None
     descriptions = aot.output_descriptions(gm)
+    result = "passed" if broken else "result"
     if kind == "backward":
         roles = ["gradient"] * len(captured.outputs)
     elif len(descriptions) == len(captured.outputs):
         roles = [
-            "saved" if aot.is_saved(d) else "updated" if aot.is_update(d) else "result"
+            "saved" if aot.is_saved(d) else "updated" if aot.is_update(d) else result
             for d in descriptions
         ]
     elif kind == "inference":
-        roles = ["result"] * len(captured.outputs)
+        roles = [result] * len(captured.outputs)
     else:
         raise UnsupportedError(
             f"PyTorch {torch.__version__} does not say which results its backward needs: nano-batches "

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from dynaflow_xla.batch.algebra import (
     chosen,
     homogeneous,
@@ -85,9 +87,19 @@ def converted(state: State, before: str, after: str) -> State:
     made = state if linear_in else nonlinear([state])
     fill = state.fill if isinstance(state, Same | Rows) else None
     # 0 and 1 keep their value in every type.
-    if fill in (0, 1) and isinstance(made, Same | Rows):
-        return replace(made, fill=fill)
+    if isinstance(made, Same | Rows):
+        if fill in (0, 1):
+            return replace(made, fill=fill)
+        if linear_in and isinstance(fill, int | float) and not made.power:
+            types = (getattr(torch, name) for name in (before, after))
+            return replace(made, fill=_rounded(fill, *types))
     return unfilled(made)
+
+
+def _rounded(number: float, before: torch.dtype, after: torch.dtype) -> Any:
+    """A number that a tensor has, after a conversion; None if it is none then."""
+    made = torch.tensor(number, dtype=before).to(after).item()
+    return made if made == made else None
 
 
 @rule("_to_copy", first=True)

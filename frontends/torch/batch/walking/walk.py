@@ -339,6 +339,8 @@ class Walker:
         """Random numbers that depend on no data are drawn for the whole batch, and then cut."""
         op = site.op
         like = drawn_like(op)
+        if like is None and fills(op, self.states) is not None:
+            like = []  # of data that is known beforehand
         if like is None:
             blame = Obstacle(
                 "mixed", op.kind,
@@ -453,6 +455,17 @@ def drawn_like(op: Operator) -> list[Ref] | None:
         like = args.get("self", args.get("input"))
         return [like] if isinstance(like, Ref) else None
     return None
+
+
+def fills(op: Operator, states: Mapping[int, State] | Sequence[State]) -> dict[int, Any] | None:
+    """What the tensors are filled with that an operator draws by; None if one holds other values."""
+    found: dict[int, Any] = {}
+    for value in op.payload.reads():
+        state = states[value]
+        if not isinstance(state, Same | Rows) or state.power or state.fill is None:
+            return None
+        found[value] = state.fill
+    return found or None
 
 
 def failed(site: Site, error: Exception) -> State:
