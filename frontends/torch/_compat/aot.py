@@ -274,7 +274,7 @@ def output_descriptions(gm: Any) -> list[Any]:
     return list(output.meta.get("desc") or ())
 
 
-def written_inputs(gm: Any) -> dict[int, str]:
+def updated_inputs(gm: Any) -> dict[int, str]:
     """Number of an output of AOTAutograd's graph -> the input that is to hold it, as the user calls it."""
     labels = gm.meta.get(LABELS, ())
     found = {}

@@ -120,9 +120,9 @@ def sizes_apart(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     from torch._dynamo import config
     from torch.fx.experimental import _config
 
-    static = config.force_parameter_static_shapes
-    if any(isinstance(x, torch.nn.Parameter) for x in tensors):
-        static = False  # else Dynamo fixes the sizes of all parameters, also of those that are given
+    # Dynamo fixes the sizes of all parameters, also of those that are arguments.
+    given = any(isinstance(x, torch.nn.Parameter) for x in tensors)
+    static = config.force_parameter_static_shapes and not given
     with (
         _config.patch(use_duck_shape=False),
         config.patch(force_parameter_static_shapes=static),

@@ -241,7 +241,9 @@ def of_forward(
         tail: What runs behind it.
     """
     saved = _only_saved(captured, roles)
-    results = {v for v, role in zip(captured.outputs, roles, strict=True) if role in ("result", "passed")}
+    results = {
+        v for v, role in zip(captured.outputs, roles, strict=True) if role in ("result", "passed")
+    }
     behind = {v for op in tail.ops for v in op.inputs} if tail is not None else set()
     parts, same = set(), {}
     for value in saved:

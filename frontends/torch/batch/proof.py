@@ -40,7 +40,6 @@ from dynaflow_xla.batch.states import (
     is_zero,
 )
 from dynaflow_xla.errors import PlanError, RuleError, checks
-from dynaflow_xla.frontends.torch._compat import aot
 from dynaflow_xla.frontends.torch.batch.rules import (
     activations,
     bags,
@@ -64,6 +63,7 @@ from dynaflow_xla.frontends.torch.batch.walking.probes import (
 from dynaflow_xla.frontends.torch.batch.walking.registry import RULES
 from dynaflow_xla.frontends.torch.batch.walking.walk import Walker
 from dynaflow_xla.frontends.torch.capture.captured import Captured
+from dynaflow_xla.frontends.torch.capture.names import outputs_in_words
 from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, NoSize, Symbol
 
 # Importing them registers their rules.
@@ -376,31 +376,8 @@ def _outputs(
             spec = _by_shape(question, number, role, shape_of[value])
         verdicts.append(verdict)
         specs.setdefault(value, spec)
-    names = _names(question, [role for _, role in roles])
+    names = outputs_in_words(captured, [role for _, role in roles])
     return [replace(v, name=names[v.index]) for v in verdicts], specs
-
-
-def _names(question: Question, roles: Sequence[str]) -> list[str]:
-    """What the outputs of a graph are to the user, who knows the results alone."""
-    captured = question.captured
-    written = aot.written_inputs(captured.module)
-    labels = aot.input_labels(captured.module)
-    inputs = dict(zip(captured.graph.inputs, captured.graph.input_names, strict=True))
-    for number, (value, _) in enumerate(captured.epilogue, len(captured.outputs)):
-        written[number] = labels.get(inputs.get(value, ""), "")
-    made, results = [], 0
-    for number, role in enumerate(roles):
-        if role in ("result", "passed"):
-            made.append(f"output {results}")
-            results += 1
-        elif role == "saved":
-            made.append("what the backward needs")
-        elif role == "gradient":
-            made.append("")
-        else:
-            name = written.get(number, "")
-            made.append(f"what is written to {name!r}" if name else "what is written")
-    return made
 
 
 def _one(

@@ -1,16 +1,21 @@
-"""What the operators and inputs of a graph are in the user's code: lines, modules, arguments."""
+"""What operators, inputs and outputs of a graph are in the user's code: lines, modules, arguments."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dynaflow_xla import errors
+from dynaflow_xla.frontends.torch._compat import aot
 from dynaflow_xla.ir.graph import Source
+
+if TYPE_CHECKING:
+    from dynaflow_xla.frontends.torch.capture.captured import Captured
 
 ROOT_FILE = "<dynaflow_xla schedule"
 """How the files of functions begin that call a scheduled callable; their numbers say nothing."""
@@ -94,3 +99,30 @@ def user_name(original: Any, source: str) -> str:
         return str(places[number]) + rest
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return (plain[number] if number < len(plain) else f"argument {number}") + rest
+
+
+def outputs_in_words(captured: Captured, roles: Sequence[str]) -> list[str]:
+    """What the outputs of a graph, and what it writes, are to the user, who counts the results alone.
+
+    Args:
+        captured: The graph.
+        roles: Of each output and each write, as in the proof of a split.
+    """
+    written = aot.updated_inputs(captured.module)
+    labels = aot.input_labels(captured.module)
+    inputs = dict(zip(captured.graph.inputs, captured.graph.input_names, strict=True))
+    for number, (value, _) in enumerate(captured.epilogue, len(captured.outputs)):
+        written[number] = labels.get(inputs.get(value, ""), "")
+    made, results = [], 0
+    for number, role in enumerate(roles):
+        if role in ("result", "passed"):
+            made.append(f"output {results}")
+            results += 1
+        elif role == "saved":
+            made.append("what the backward needs")
+        elif role == "gradient":
+            made.append("")
+        else:
+            name = written.get(number, "")
+            made.append(f"what is written to {name!r}" if name else "what is written")
+    return made

@@ -6,8 +6,8 @@ where they name all elements in their order, a reshape says the same of values, 
 A function's reshape is in its graph as a view where the strides that PyTorch expects allow one. It expects
 others than some operators make (batch norm of a transposed tensor), and such a view fails when it runs.
 
-Some factorizations are of the transposed matrices where these are contiguous, and their gradients were
-captured with what the strides were then.
+A determinant factorizes the transposed matrices where these are contiguous, and its gradient was captured
+with what the strides were then.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ def as_reshapes(gm: Any) -> None:
         gm.recompile()
 
 
-_BY_STRIDES = frozenset((
-    _aten._linalg_det.default, _aten._linalg_slogdet.default, _aten._linalg_solve_ex.default,
-))  # fmt: skip
+_BY_STRIDES = frozenset((_aten._linalg_det.default, _aten._linalg_slogdet.default))
 
 
 def factors_as_captured(gm: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -386,3 +387,39 @@ def test_equal_nano_batches_compile_once() -> None:
     programs = [s.programs for s in entry.native.stretches() if s.programs]
     assert [len(of_lane) for of_lane in programs] == [1, 1]
     assert programs[0] == programs[1]
+
+
+@pytest.mark.parametrize("in_axes", [None, 0])
+def test_totals_in_front_of_a_graph_break(in_axes: Any) -> None:
+    """What code behind the break gets is the whole batch's; the user cannot name it in out_axes."""
+    layer = torch.nn.Linear(5, 5)
+
+    def f(x: Any, ids: Any) -> Any:
+        count = (ids == 1).sum()
+        fits, mean = count * 2 == count + count, layer(x).mean(0)
+        norm = mean.square().sum().sqrt()
+        torch._dynamo.graph_break()
+        assert bool(fits)
+        return torch.where(ids[:, :1] == 1, x * 2, x) + count + mean * norm
+
+    fast = dfx.schedule(f, dfx.NanoBatch(2, joins=False), in_axes=in_axes)
+    x, ids = torch.randn(6, 5), torch.randint(0, 3, (6, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the graph breaks
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x, ids), f(x, ids))
+        x.requires_grad_()
+        grads = [torch.autograd.grad(g(x, ids).sin().sum(), x)[0] for g in (f, fast)]
+        torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_an_argument_that_is_a_parameter() -> None:
+    """Dynamo fixes the sizes of parameters, as a rule."""
+    layer = torch.nn.Linear(5, 5)
+    fast = dfx.schedule(layer, dfx.NanoBatch(2), in_axes=0)
+    for rows in (4, 6, 7):
+        x = torch.nn.Parameter(torch.randn(rows, 5))
+        torch.testing.assert_close(fast(x), layer(x))
+        grads = [torch.autograd.grad(g(x).sin().sum(), x)[0] for g in (layer, fast)]
+        torch.testing.assert_close(grads[1], grads[0])
+    assert f"the batch of {rows} rows is split" in dfx.explain(fast, x)

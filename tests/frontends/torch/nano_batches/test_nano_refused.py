@@ -73,6 +73,28 @@ def test_a_padding_mask_that_is_not_named() -> None:
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 
 
+def test_outputs_are_counted_as_the_user_counts() -> None:
+    """Without what is written to buffers, which the graph returns before."""
+
+    class Tracked(nn.Module):
+        def __init__(self, first: bool) -> None:
+            super().__init__()
+            self.first, self.layer = first, nn.Linear(5, 5)
+            self.register_buffer("seen", torch.zeros(5))
+
+        def forward(self, x: Any) -> Any:
+            new = x.detach()[0] if self.first else x.detach().mean(0)
+            self.seen.mul_(0.9).add_(new)
+            return {"y": self.layer(x), "n": self.seen.sum()}
+
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            text = refused(Tracked(False), torch.randn(B, 5))
+            assert "(output 1)" in text and "for output 1: out_axes=dfx.Mean()" in text, text
+            text = refused(Tracked(True), torch.randn(B, 5))
+            assert "(output 1; what is written to 'seen')" in text, text
+
+
 @pytest.mark.parametrize("kind", ["scatter", "scatter_add"])
 def test_rows_beside_a_longer_tensor(kind: str) -> None:
     """Each nano-batch would take the first rows of it."""

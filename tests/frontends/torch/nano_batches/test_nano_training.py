@@ -187,6 +187,95 @@ def test_training_loop_with_accumulation_and_autocast() -> None:
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-3)
 
 
+SQUARES: dict[str, Any] = {
+    "det": lambda a, b: torch.linalg.det(a),
+    "slogdet": lambda a, b: torch.linalg.slogdet(a)[1],
+    "solve": torch.linalg.solve,
+}
+
+
+@pytest.mark.parametrize("name", SQUARES)
+@pytest.mark.parametrize("sizes", [[1, 1], [5, 1]])
+def test_matrices_of_one_row(name: str, sizes: list[int]) -> None:
+    """Of one row a tensor counts as contiguous, whatever its strides; PyTorch factorizes it transposed."""
+
+    def f(x: Any) -> Any:
+        return SQUARES[name](x[:, :4].view(-1, 2, 2), x[:, 4:].view(-1, 2, 2))
+
+    x = torch.randn(sum(sizes), 8, requires_grad=True)
+    fast = dfx.schedule(f, dfx.NanoBatch(sizes), in_axes=0)
+    want, got = f(x), fast(x)
+    torch.testing.assert_close(got, want)
+    grads = [torch.autograd.grad(y.sin().sum(), x)[0] for y in (want, got)]
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-4)
+
+
+OTHER = torch.randn(6, 8, generator=torch.Generator().manual_seed(4))
+BACKWARDS: dict[str, Any] = {
+    "unfold": lambda x: x.unfold(1, 4, 2).sin(),
+    "stft": lambda x: torch.stft(x, 4, 2, window=torch.ones(4), return_complex=True).abs(),
+    "diagonal": lambda x: torch.diag_embed(x).diagonal(dim1=1, dim2=2) * x,
+    "distances": lambda x: torch.cdist(x, OTHER),
+    "searched": lambda x: x * torch.searchsorted(x.sort(dim=-1)[0], x),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_rows_that_are_placed(name: str) -> None:
+    f = BACKWARDS[name]
+    x = torch.randn(5, 8, requires_grad=True)
+    fast = dfx.schedule(f, dfx.NanoBatch([2, 3], joins=False), in_axes=0)
+    want, got = f(x), fast(x)
+    torch.testing.assert_close(got, want)
+    grads = [torch.autograd.grad(y.sin().sum(), x)[0] for y in (want, got)]
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+@pytest.mark.parametrize("in_axes", [None, (0, None)])
+def test_a_gradient_without_the_batch(in_axes: Any) -> None:
+    """The backward has no rows, so it runs whole."""
+    layer = nn.Linear(3, 2)
+
+    def f(ids: Any, x: Any) -> Any:
+        return ids * 2, layer(x)
+
+    out_axes = 0 if in_axes is None else (0, None)
+    fast = dfx.schedule(f, dfx.NanoBatch(2), in_axes=in_axes, out_axes=out_axes if in_axes else 0)
+    ids, x = torch.randint(0, 9, (4, 5)), torch.randn(6, 3, requires_grad=True)
+    want, got = f(ids, x), fast(ids, x)
+    assert torch.equal(got[0], want[0])
+    grads = [torch.autograd.grad(y[1].sin().sum(), x)[0] for y in (want, got)]
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+DRAWN: dict[str, Any] = {
+    "bernoulli": lambda x: torch.bernoulli(torch.full((x.shape[0], 1), 0.7)),
+    "repeated": lambda x: torch.bernoulli(torch.full((x.shape[0], 1), 0.3).expand(-1, 8)),
+    "in place": lambda x: x.new_empty(x.shape[0], 1).bernoulli_(0.7),
+    "poisson": lambda x: torch.poisson(torch.full_like(x, 3.0)),
+    "multinomial": lambda x: torch.multinomial(torch.ones(x.shape[0], 8), 1),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_draws_by_known_numbers(name: str) -> None:
+    """They are drawn for the whole batch, as if they depended on no data."""
+
+    def f(x: Any) -> Any:
+        return x * DRAWN[name](x) + torch.rand_like(x)
+
+    x = torch.randn(6, 8, requires_grad=True)
+    fast = dfx.schedule(f, dfx.NanoBatch([3, 2, 1], joins=False), in_axes=0)
+    results = []
+    for g in (f, fast, fast):
+        torch.manual_seed(3)
+        y = g(x)
+        results.append((y.detach(), torch.autograd.grad(y.sum(), x)[0], torch.rand(1)))
+    for got in results[1:]:
+        for one, want in zip(got, results[0], strict=True):
+            torch.testing.assert_close(one, want, rtol=0, atol=0)
+
+
 def test_random_numbers_move_as_in_the_original() -> None:
     model = encoder(0.3).train()
     fast = dfx.schedule(model, dfx.NanoBatch([1, 3]), in_axes=0)
