@@ -101,5 +101,6 @@ def _unsized(part: Any) -> Any:
 
 def _of_magnitude(part: Any) -> Any:
     if isinstance(part[0], tuple):
-        return (tuple([n.bit_length() for n in part[0]]), *part[1:])
+        # Nested tensors have a size that is no number.
+        return (tuple([n.bit_length() if type(n) is int else n for n in part[0]]), *part[1:])
     return (*part[:2], *map(_of_magnitude, part[2:]))
