@@ -14,7 +14,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
 STEPS = 1000
 GOALS_NS = {"step": 30.0, "hand_over": 1000.0}
 
@@ -28,7 +27,7 @@ def main() -> int:
     options = parser.parse_args()
 
     import numpy as np
-    from common import environment, measure
+    from common import environment, measure, records
     from rich.console import Console
     from rich.table import Table
 
@@ -60,20 +59,12 @@ def main() -> int:
     console.print(table)
     console.print(f"contention: {contention.as_dict()}")
 
-    path = options.out
-    if path is None:
-        date = stamp["date"].replace(":", "").replace("+0000", "Z")
-        path = RESULTS / f"engine-native-{date}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "format": 1, "benchmark": "engine-native", "environment": stamp, "rounds": options.rounds,
         "contention": contention.as_dict(), "goals_ns": GOALS_NS, "statistics_ns": statistics,
+        "samples_ns": samples,
     }  # fmt: skip
-    # One line for each list of samples.
-    text = json.dumps(record, indent=1)[:-2] + ',\n "samples_ns": {\n'
-    text += ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in samples.items())
-    path.write_text(text + "\n }\n}\n")
-    console.print(f"wrote {path}")
+    console.print(f"wrote {records.save(record, options.out)}")
     return 0
 
 

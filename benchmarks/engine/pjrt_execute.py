@@ -14,8 +14,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
-
 
 def main() -> int:
     """Measures, prints and writes; returns the exit status."""
@@ -26,7 +24,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="default: results/pjrt-execute-<date>.json")
     options = parser.parse_args()
 
-    from common import environment, measure
+    from common import environment, measure, records
 
     stamp = environment.stamp()
     print(environment.summary(stamp))
@@ -48,18 +46,12 @@ def main() -> int:
         f"{name}_over_no_op_us": statistics[name]["median"] - base
         for name in statistics if name != "no_op_step"
     }  # fmt: skip
-    path = options.out
-    if path is None:
-        date = stamp["date"].replace(":", "").replace("+0000", "Z")
-        path = RESULTS / f"pjrt-execute-{date}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "format": 1, "benchmark": "pjrt-execute", "environment": stamp, "rounds": options.rounds,
         "calls_per_sample": calls, "contention": contention.as_dict(), "derived": derived,
         "switches_a_call": switches, "statistics_us": statistics, "samples_us": samples,
     }  # fmt: skip
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"wrote {path}")
+    print(f"wrote {records.save(record, options.out)}")
     return 0
 
 

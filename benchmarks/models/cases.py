@@ -293,15 +293,17 @@ def _ensemble() -> Made:
     return ensemble, (members, jax.random.normal(kx, (64, 64)))
 
 
-def _elementwise() -> Made:
-    def elementwise(*xs: jax.Array) -> list[jax.Array]:
-        out = []
-        for x in xs:
-            for _ in range(4):
-                x = jnp.tanh(x) * jnp.exp(-x * x) + 0.5 * x
-            out.append(x)
-        return out
+def elementwise(*xs: jax.Array) -> list[jax.Array]:
+    """Chains of elementwise operators beside each other."""
+    out = []
+    for x in xs:
+        for _ in range(4):
+            x = jnp.tanh(x) * jnp.exp(-x * x) + 0.5 * x
+        out.append(x)
+    return out
 
+
+def _elementwise() -> Made:
     return elementwise, tuple(jax.random.normal(k, (1024,)) for k in _keys(8, 8))
 
 

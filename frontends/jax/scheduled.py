@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -407,10 +406,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
             return self._guarded(self.by_decision.called(choice), args, kwargs)
 
     def _warn(self, text: str) -> None:
-        level, frame = 1, sys._getframe()
-        while frame.f_back is not None and frame.f_globals["__name__"].startswith("dynaflow_xla."):
-            level, frame = level + 1, frame.f_back
-        telling.fallback(f"{self._options.name!r}: {text}", stacklevel=level)
+        telling.fallback(f"{self._options.name!r}: {text}", stacklevel=_compat.above_libraries())
 
     def spans_too_much(self, args: Any, kwargs: Any) -> bool:
         """Whether a call is a program for several devices, and plans are for one."""

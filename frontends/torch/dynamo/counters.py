@@ -11,15 +11,17 @@ from typing import Any
 
 import torch
 
+Run = Callable[..., Sequence[Any]]
 
-def without(gm: Any) -> Callable[..., list[Any]] | None:
+
+def without(gm: Any) -> Callable[[Run], Run] | None:
     """Takes results out of a Dynamo graph that follow from its numbers alone.
 
     Args:
         gm: The graph, which is changed.
 
     Returns:
-        From the graph's inputs and its remaining results to all results; None if nothing was taken out.
+        Makes of what runs the graph a function with all results again; None if nothing was taken out.
     """
     graph = gm.graph
     output = next(node for node in graph.nodes if node.op == "output")
@@ -35,47 +37,35 @@ def without(gm: Any) -> Callable[..., list[Any]] | None:
     taken = [n for n, x in enumerate(results) if x in numeric]
     if not taken or len(taken) == len(results):
         return None
-    count = _only_numbers(graph, [results[n] for n in taken])
+    count = _only_numbers(graph, numeric, [results[n] for n in taken])
     kept = [n for n in range(len(results)) if n not in taken]
     output.args = (tuple(results[n] for n in kept),)
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and node in numeric and not node.users:
             graph.erase_node(node)
 
-    def put_in(inputs: Sequence[Any], made: Sequence[Any]) -> list[Any]:
-        values: list[Any] = [None] * len(results)
-        for n, x in zip(kept, made, strict=True):
-            values[n] = x
-        for n, x in zip(taken, count(*inputs), strict=True):
-            values[n] = x
-        return values
+    def with_all(run: Run) -> Run:
+        def call(*args: Any) -> Sequence[Any]:
+            values: list[Any] = [None] * len(results)
+            for places, made in ((kept, run(*args)), (taken, count(*args))):
+                for n, x in zip(places, made, strict=True):
+                    values[n] = x
+            return values
 
-    return put_in
+        return call
+
+    return with_all
 
 
-def _only_numbers(graph: Any, wanted: Sequence[Any]) -> Callable[..., Sequence[int]]:
+def _only_numbers(graph: Any, numeric: set[Any], wanted: Sequence[Any]) -> Run:
     """The function of a graph's inputs that computes some of its numbers."""
-    needed = set(wanted)
-    for node in reversed(graph.nodes):
-        if node in needed:
-            needed.update(node.all_input_nodes)
     small = torch.fx.Graph()
     copies: dict[Any, Any] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
             copies[node] = small.placeholder(node.name)
-        elif node in needed:
+        elif node in numeric:
             copies[node] = small.node_copy(node, copies.__getitem__)
     small.output(tuple(copies[x] for x in wanted))
+    small.eliminate_dead_code()
     return torch.fx.GraphModule({}, small).forward  # type: ignore[no-any-return]
-
-
-def counted(
-    run: Callable[..., Sequence[Any]], put_in: Callable[..., list[Any]]
-) -> Callable[..., Sequence[Any]]:
-    """The function with the numbers among its results again."""
-
-    def call(*args: Any) -> Sequence[Any]:
-        return put_in(args, run(*args))
-
-    return call

@@ -152,7 +152,7 @@ class CapturedGraphs:
         )
         recurrent.keep_whole(gm, grad, cells=self.backend.whole_cells)
         draws.drop_all(gm)
-        put_in = counters.without(gm)
+        with_all = counters.without(gm)
         unused = draws.keep(gm)
         gm.recompile()
         sources = effects.sources_of(gm)
@@ -181,7 +181,7 @@ class CapturedGraphs:
         if graph.writes and (arguments := effects.arguments(sources)):
             run = overlap.SharedAsCaptured(run, arguments)
         run = draws.without_last(run, unused) if unused else run
-        return run if put_in is None else counters.counted(run, put_in)
+        return run if with_all is None else with_all(run)
 
     def _with_gradients(self, gm: Any, example_inputs: Any, graph: _Graph) -> Callable[..., Any]:
         """What AOTAutograd makes of a graph, with our forward and backward."""

@@ -29,6 +29,9 @@ from dynaflow_xla.planning.validate import validate
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import record, sizes_of
 
+_PLANNED = ("captured", "pg", "plan", "implementations", "native", "runner", "compiler")
+"""What of an entry another plan of its graph changes."""
+
 
 @dataclass
 class NativeEntry:
@@ -76,15 +79,7 @@ class NativeEntry:
         self.watched_first = None
         if news:
             made = planned()
-            for name in (
-                "captured",
-                "pg",
-                "plan",
-                "implementations",
-                "native",
-                "runner",
-                "compiler",
-            ):
+            for name in _PLANNED:
                 setattr(self, name, getattr(made, name))
         return results
 

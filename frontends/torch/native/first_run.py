@@ -18,7 +18,7 @@ from dynaflow_xla.errors import step_failed
 from dynaflow_xla.frontends.torch.capture import own
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload
 from dynaflow_xla.frontends.torch.capture.random import states
-from dynaflow_xla.frontends.torch.native.memory import Memory
+from dynaflow_xla.frontends.torch.native.memory import Memory, results_of
 from dynaflow_xla.ir.graph import Operator, Value
 
 _drew: Recent[Hashable, bool] = Recent(1024)
@@ -111,7 +111,4 @@ def run(captured: Captured, memory: Memory, inputs: Sequence[Any]) -> tuple[list
             for value in op.inputs:
                 if last[value] == op.index and value not in kept:
                     env[value] = None
-    memory.finish(env)
-    for into, value in memory.written:
-        env[into].copy_(env[value])
-    return [env[out] if isinstance(out, int) else out[1] for out in memory.results], news
+    return results_of(memory, env), news

@@ -130,6 +130,14 @@ class Memory:
             env[placed.value] = made
 
 
+def results_of(memory: Memory, env: Environment) -> list[Any]:
+    """Ends a call: puts together what is in parts, writes what inputs are to hold, and gives the results."""
+    memory.finish(env)
+    for into, value in memory.written:
+        env[into].copy_(env[value])
+    return [env[out] if isinstance(out, int) else out[1] for out in memory.results]
+
+
 def _runs(values: Sequence[int]) -> list[tuple[int, int, int]]:
     """Where values count up by one: the first value, its position, and the position after the last."""
     runs: list[tuple[int, int, int]] = []

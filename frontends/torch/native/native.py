@@ -27,7 +27,7 @@ from dynaflow_xla.ffi import _engine, watching
 from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.native import threads
-from dynaflow_xla.frontends.torch.native.memory import Environment, Flow, Memory
+from dynaflow_xla.frontends.torch.native.memory import Environment, Flow, Memory, results_of
 from dynaflow_xla.frontends.torch.native.stretches.regions import (
     Stretch,
     StretchBody,
@@ -318,10 +318,7 @@ class Native:
             # An error refers to the frames it passed, this one among them: it would keep itself, and with
             # itself the call's tensors, until the garbage collector runs.
             call.error = cause = None
-        memory.finish(env)
-        for into, value in memory.written:
-            env[into].copy_(env[value])
-        return [env[out] if isinstance(out, int) else out[1] for out in memory.results]
+        return results_of(memory, env)
 
     def _explain(self, call: _Call, error: BaseException) -> BaseException:
         if call.error is None:

@@ -17,7 +17,6 @@ from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks, own
 from dynaflow_xla.frontends.torch.native.cuda import devices
 from dynaflow_xla.frontends.torch.tuning import keeping, one_thread, variants
-from dynaflow_xla.frontends.torch.tuning.size_decisions import Decisions as Decisions
 from dynaflow_xla.frontends.torch.tuning.trial import Trial, hooked
 from dynaflow_xla.strategies import identity
 from dynaflow_xla.strategies.auto import OneOf, too_large

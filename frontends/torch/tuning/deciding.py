@@ -12,6 +12,7 @@ from dynaflow_xla.frontends.torch._compat import failures, modes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.tuning import auto, call_signature, one_thread, variants
+from dynaflow_xla.frontends.torch.tuning.size_decisions import Decisions
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto, OneOf
 from dynaflow_xla.strategies.base import Strategy
@@ -52,7 +53,7 @@ class Deciding:
             options = replace(options, strategy=OneOf(options.strategy))
         self.original = original
         self.options = options
-        self.decisions = auto.Decisions(self.unmeasured)
+        self.decisions = Decisions(self.unmeasured)
         self.children: Recent[Hashable, Any] = Recent(_MAX_CHILDREN)
         self.under_hooks: Recent[Hashable, auto.Choice] = Recent(_MAX_WAYS)
 

@@ -39,7 +39,7 @@ class Generators:
 
     def of_torch(self) -> dict[Hashable, Any]:
         """The states of PyTorch's default generators."""
-        return {key: x.get_state() for key, x in self._of_torch().items()}
+        return self.states(self._of_torch())
 
     def states(self, of: Iterable[Hashable] | None = None) -> dict[Hashable, Any]:
         """The states by generator.

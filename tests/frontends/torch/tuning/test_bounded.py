@@ -84,7 +84,7 @@ def test_what_a_decision_is_made_for() -> None:
 
 
 def test_decisions_are_bounded() -> None:
-    made = auto.Decisions()
+    made = size_decisions.Decisions()
     made._made, made._once, made._kinds = Recent(5), Recent(5), Recent(5)
     for n in range(40):
         signature = call_signature.of(None, (torch.zeros(n), str(n % 20)), {})
