@@ -342,6 +342,32 @@ def timed(
     }
 
 
+def timed_us(
+    groups: Mapping[str, dict[str, Run]], rounds: int, tick: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Times groups of runs of some microseconds; returns what a result file says about all of them.
+
+    Args:
+        groups: Name of a group -> its runs, which take turns.
+        rounds: Samples of each run, of calls for a millisecond.
+        tick: Called with a group's name before it is measured.
+    """
+    samples: dict[str, list[float]] = {}
+    calls: dict[str, int] = {}
+    with Contention() as contention:
+        for name, runs in groups.items():
+            if tick is not None:
+                tick(name)
+            took, calls[name] = paired(runs, rounds, sample_ms=1.0, warmup=50)
+            samples |= {run: [ms * 1e3 for ms in values] for run, values in took.items()}
+    return {
+        "calls_per_sample": calls,
+        "contention": contention.as_dict(),
+        "statistics_us": {name: statistics(values) for name, values in samples.items()},
+        "samples_us": samples,
+    }
+
+
 def statistics(samples: Sequence[float]) -> dict[str, float]:
     """Returns median, quartiles and extremes, in the unit of the samples."""
     q1, median, q3 = np.percentile(samples, [25, 50, 75])

@@ -77,13 +77,8 @@ def main() -> int:
     stamp = environment.stamp()
     console.print(environment.summary(stamp), style="dim", soft_wrap=True)
     started = time.perf_counter()
-    samples: dict[str, list[float]] = {}
-    calls: dict[str, int] = {}
-    with measure.Contention() as contention:
-        for name, runs in groups.items():
-            took, calls[name] = measure.paired(runs, options.rounds, sample_ms=1.0, warmup=50)
-            samples |= {run: [ms * 1e3 for ms in values] for run, values in took.items()}
-    statistics = {name: measure.statistics(values) for name, values in samples.items()}
+    timed = measure.timed_us(groups, options.rounds)
+    statistics = timed["statistics_us"]
     table = Table("callable", "eager us", "Auto adds", "torch.compile adds", "one region adds")
     added = {}
     for group in groups:
@@ -96,12 +91,11 @@ def main() -> int:
     worst = max(of["auto"] for of in added.values())
     verdict = "met" if worst <= GOAL_US else "MISSED"
     console.print(f"Auto adds at most {worst:.1f} us (<= {GOAL_US:g}: {verdict})")
-    console.print(f"contention: {contention.as_dict()}")
+    console.print(f"contention: {timed['contention']}")
     record = {
         "format": 1, "benchmark": "kept", "environment": stamp, "rounds": options.rounds,
-        "seconds": time.perf_counter() - started, "calls_per_sample": calls,
-        "contention": contention.as_dict(), "goal_us": GOAL_US, "added_us": added,
-        "decided": decided, "statistics_us": statistics, "samples_us": samples,
+        "seconds": time.perf_counter() - started, "goal_us": GOAL_US, "added_us": added,
+        "decided": decided, **timed,
     }  # fmt: skip
     console.print(f"wrote {records.save(record, options.out)}")
     return 0

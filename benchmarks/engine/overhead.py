@@ -321,15 +321,10 @@ def main() -> int:
     stamp = environment.stamp()
     console.print(environment.summary(stamp), style="dim", soft_wrap=True)
     started = time.perf_counter()
-    samples: dict[str, list[float]] = {}
-    calls: dict[str, int] = {}
-    with measure.Contention() as contention:
-        for name, runs in groups.items():
-            console.print(f"measuring {name}")
-            made, count = measure.paired(runs, options.rounds, sample_ms=1.0, warmup=50)
-            samples |= {run: [ms * 1e3 for ms in values] for run, values in made.items()}
-            calls[name] = count
-    statistics = {name: measure.statistics(values) for name, values in samples.items()}
+    timed = measure.timed_us(
+        groups, options.rounds, lambda name: console.print(f"measuring {name}")
+    )
+    statistics = timed["statistics_us"]
     derived = derived_of({name: s["median"] for name, s in statistics.items()})
     table = Table("run", "median us", "IQR", "min")
     for name, s in statistics.items():
@@ -339,13 +334,12 @@ def main() -> int:
         goal = GOALS.get(name)
         verdict = "" if goal is None else f" (<= {goal:g}: {'met' if value <= goal else 'MISSED'})"
         console.print(f"{name}: {value:.1f}{verdict}")
-    console.print(f"contention: {contention.as_dict()}")
+    console.print(f"contention: {timed['contention']}")
 
     record = {
         "format": 1, "benchmark": "engine-overhead", "environment": stamp, "rounds": options.rounds,
-        "seconds": time.perf_counter() - started, "calls_per_sample": calls,
-        "contention": contention.as_dict(), "goals": GOALS, "derived": derived, "statistics_us": statistics,
-        "samples_us": samples, "schedule": explained,
+        "seconds": time.perf_counter() - started, "goals": GOALS, "derived": derived, **timed,
+        "schedule": explained,
     }  # fmt: skip
     console.print(f"wrote {records.save(record, options.out)}")
     return 0

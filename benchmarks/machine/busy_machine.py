@@ -106,21 +106,15 @@ def main() -> int:
     for count in (0, cores):
         with processes(count):
             for name, pair in runs.items():
-                samples, calls = measure.paired(pair, options.rounds)
-                results.append(
-                    {
-                        "case": name, "processes": count, "calls_per_sample": calls, "samples_ms": samples,
-                        "statistics_ms": {k: measure.statistics(v) for k, v in samples.items()},
-                        "ratio": measure.ratio(samples, "lanes", ["jit"]),
-                    }
-                )  # fmt: skip
+                timed = measure.timed(pair, {"lanes": ["jit"]}, options.rounds)
+                results.append({"case": name, "processes": count, **timed})
 
     table = Table("case", "other processes", "jit ms", "lanes ms", "ratio")
     for row in results:
         s = row["statistics_ms"]
         table.add_row(
             row["case"], str(row["processes"]), f"{s['jit']['median']:.3g}",
-            f"{s['lanes']['median']:.3g}", f"{row['ratio']['ratio']:.2f}",
+            f"{s['lanes']['median']:.3g}", f"{row['ratios']['lanes']['ratio']:.2f}",
         )  # fmt: skip
     console.print(table)
     record = {

@@ -91,19 +91,15 @@ def main() -> int:
             for label, active, interval in situations:
                 sys.setswitchinterval(interval)
                 try:
-                    with spinning(active), measure.Contention() as contention:
-                        samples, calls = measure.paired(runs, options.rounds)
+                    with spinning(active):
+                        against = {name: ["jit"] for name in ("branches", "auto")}
+                        timed = measure.timed(runs, against, options.rounds)
                 finally:
                     sys.setswitchinterval(usual)
                 results.append(
                     {
                         "case": case.name, "situation": label, "switch_interval_s": interval,
-                        "auto": decided, "calls_per_sample": calls, "samples_ms": samples,
-                        "statistics_ms": {k: measure.statistics(v) for k, v in samples.items()},
-                        "ratios": {
-                            k: measure.ratio(samples, k, ["jit"]) for k in ("branches", "auto")
-                        },
-                        "contention": contention.as_dict(),
+                        "auto": decided, **timed,
                     }
                 )  # fmt: skip
 
