@@ -348,6 +348,9 @@ def report_xla(session: nox.Session) -> None:
     session.run(str(list(environments.values())[-1].python), *write, external=True)
 
 
+CARRY = "msgspec threadpoolctl pytest pytest-timeout pytest-xdist execnet iniconfig pluggy packaging pygments"
+
+
 @nox.session
 def gpu_wheel(session: nox.Session) -> None:
     """The cp312 wheel and small ones beside it, to carry to a machine with a GPU."""
@@ -356,6 +359,6 @@ def gpu_wheel(session: nox.Session) -> None:
     env = Environment(session, folder / "venv", python312(session))
     env.pip("wheel", "--no-deps", "-w", str(folder / "wheels"), ".")
     (folder / "wheels" / sources.MADE_OF).write_text(sources.current())
-    small = "msgspec threadpoolctl pytest pytest-timeout iniconfig pluggy packaging".split()
-    env.pip("download", "--no-deps", "-d", str(folder / "wheels"), "--only-binary=:all:", *small)
+    small = ["--only-binary=:all:", *CARRY.split()]
+    env.pip("download", "--no-deps", "-d", str(folder / "wheels"), *small)
     session.log(" ".join(sorted(path.name for path in (folder / "wheels").iterdir())))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +14,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 _engine = pytest.importorskip("dynaflow_xla.ffi._engine")
@@ -215,6 +218,18 @@ PARTS = (
     "part = lambda name, code, s=20: gpu_all.Part(name, [py, '-c', code], s)\n"
     "beside = lambda *parts: [gpu_all.Queue([p]) for p in parts]\n"
 )
+
+
+def test_what_is_carried_needs_nothing_else() -> None:
+    """It is installed without an index, and without looking at what it needs: pytest does not start then."""
+    (carried,) = re.findall(r'^CARRY = "(.+)"$', (ROOT / "noxfile.py").read_text(), re.MULTILINE)
+    names = carried.split()
+    assert {"msgspec", "threadpoolctl", "pytest", "pytest-xdist"}.issubset(names)
+    for name in names:
+        for text in importlib.metadata.requires(name) or ():
+            needed = Requirement(text)
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                assert needed.name in names, f"{name} needs {text}"
 
 
 def test_a_part_that_fails_or_hangs_stops_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,46 @@ def test_a_scheduled_call_inside_of_the_users_graph(torch: Any) -> None:
             graph.replay()
             same(torch, fn(x * 2, *ws), outs)
             same(torch, fn(x, *ws), fast(x, *ws))
+
+
+def test_a_first_call_inside_of_the_users_graph(torch: Any) -> None:
+    """Nothing can be captured or planned there by then, so the original's kernels are in the graph."""
+    fn = branches(torch)
+    x, *ws = arguments(torch)
+    with torch.no_grad():
+        fn(x, *ws)  # cuBLAS starts outside
+        for strategy in (dfx.Branches(), "auto"):
+            fast = dfx.schedule(fn, strategy=strategy, backend="torch", lanes=LANES)
+            graph = torch.cuda.CUDAGraph()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", dfx.FallbackWarning)
+                with torch.cuda.graph(graph):
+                    outs = fast(x, *ws)
+            for seed in range(2):
+                x.copy_(arguments(torch, seed=seed)[0])
+                graph.replay()
+                same(torch, fn(x, *ws), outs)
+
+
+def test_what_no_replay_can_do_runs_at_each_call(torch: Any) -> None:
+    """A copy to the CPU that nobody waits for, and memory beside an argument that is read by strides."""
+
+    def copied(x: Any, w: Any) -> Any:
+        return (x @ w).sum().to("cpu", non_blocking=True), torch.tanh(x) + torch.sin(x)
+
+    def windows(x: Any, w: Any) -> Any:
+        return torch.tanh(x.as_strided((64, 100), (128, 1), 128)), torch.sin(x @ w)
+
+    whole = [torch.randn(66, 128, device="cuda") for _ in range(6)]
+    w = torch.randn(128, 128, device="cuda") / 11
+    for fn in (copied, windows):
+        fast = dfx.schedule(fn, strategy=dfx.Branches(), backend="torch", lanes=LANES)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", dfx.FallbackWarning)
+            for each in whole:
+                want, got = fn(each[1:65], w), fast(each[1:65], w)
+                torch.cuda.synchronize()
+                same(torch, want, got)
 
 
 def test_calls_on_several_streams_and_results_that_stay(torch: Any) -> None:

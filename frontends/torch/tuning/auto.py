@@ -117,7 +117,8 @@ def _choose(
     start = time.perf_counter()
     strategy, compiler = core.options.strategy, core.options.compiler
     candidates = candidates_of(core, args, kwargs)
-    forms = variants.of(core.options, candidates, bool(devices.of(core.original, args, kwargs)))
+    on_gpu = bool(devices.of(core.original, args, kwargs))
+    forms = variants.of(core.options, candidates, on_gpu)
     child_of = partial(_child, core, forms)
     # One strategy of the user's runs in any case, operator by operator where nothing is measured.
     default = next(iter(forms)) if isinstance(strategy, OneOf) else ""
@@ -189,6 +190,8 @@ def _choose(
             try:
                 runs = _named(ways.runs, ways.plain)
                 medians = ways.medians(runs, watch, strict=tuned, margin=strategy.margin)
+                if on_gpu:  # how far cores are from each other says nothing about streams
+                    medians = autotune.Medians(medians.samples, False, medians.in_rows)
                 break
             except _CandidateError as failed:  # Dynamo may capture anew at a later call
                 left_out[failed.name] = _short(failed.error)

@@ -44,10 +44,10 @@ class Turn:
     def begin(self, streams: Streams, stream: int) -> None:
         """What the caller's stream gets from now on comes after the last replay, whatever stream had that.
 
-        Streams of PyTorch's are there for good, others may be gone when the next call comes: behind what they
-        get an event stands for them.
+        Streams of PyTorch's are there for good, others may be gone when the next call comes, and another one
+        may have their handle: behind what they get an event stands for them.
         """
-        if stream == self._stream:
+        if stream == self._stream and self._lasting is not None:
             return
         if self._stream is not None:
             streams.wait(0, self._done if self._lasting is None else self._lasting.record_event())
@@ -95,6 +95,8 @@ class _Place:
         """Sees to it that this thread's handle has its workspaces here."""
         with torch.cuda.device(self._device):
             torch.cuda.current_blas_handle()  # cuBLAS must not be started in a capture
+        # A capture sets the offsets of random numbers, which replays on other streams may still read.
+        torch.cuda.synchronize(self._device)
         made = torch.cuda.CUDAGraph()
         first, *others = self.streams
         with torch.no_grad(), torch.cuda.stream(first):

@@ -13,7 +13,7 @@ import torch
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch.native import native
-from dynaflow_xla.frontends.torch.native.cuda import devices
+from dynaflow_xla.frontends.torch.native.cuda import devices, holdable
 from dynaflow_xla.frontends.torch.native.cuda.capturing import CudaGraphs, GraphCapture, Turn
 from dynaflow_xla.frontends.torch.native.cuda.results import Results
 from dynaflow_xla.frontends.torch.native.cuda.streams import CudaStreams, StreamRunner, enqueuing
@@ -113,8 +113,11 @@ class GraphedPlan:
         self._last: _Graphed | None = None
         self._why_not = ""
         self._may_yet = False  # there was no memory for it, which may be another time
-        if _draws_on_the_host(runner.plain.captured):
-            self._cannot("it draws a random number of the CPU's, which a graph would keep")
+        self._elsewhere = False  # calls wrote into other tensors than the calls before
+        self._repeatable = holdable.repeatable(runner.plain.captured)
+        self._by_strides = holdable.read_by_strides(runner.plain.captured)
+        if why_not := holdable.why_not(runner.plain.captured):
+            self._cannot(why_not)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Runs on streams at first, then replays a CUDA graph of the inputs' shapes."""
@@ -122,15 +125,33 @@ class GraphedPlan:
         # In a capture of the caller's lanes become branches of that graph.
         if capturing or self._why_not:
             return self.runner(inputs)
-        with self._lock:
-            made = self._last
-            if made is not None and made.fits(inputs):
-                return self._replay(made, inputs, stream)
-        # Always in this order: what is enqueued meanwhile may be a plan that calls this one.
-        with enqueuing, self._lock:
-            made = self._last = self._graph_of(inputs)
-            if made is not None:
-                return self._replay(made, inputs, stream)
+        try:
+            with self._lock:
+                made = self._last
+                if made is not None and made.fits(inputs):
+                    return self._replay(made, inputs, stream)
+            # Always in this order: what is enqueued meanwhile may be a plan that calls this one.
+            with enqueuing, self._lock:
+                made = self._last = self._graph_of(inputs)
+                if made is not None:
+                    return self._replay(made, inputs, stream)
+        except torch.OutOfMemoryError:
+            if self._written or not self._repeatable:
+                raise
+            with enqueuing, self._lock:
+                self._may_yet = True
+                self._cannot("there is no memory for copies of its results")
+            made = None  # with its memory
+        return self._on_streams(inputs)
+
+    def _on_streams(self, inputs: Sequence[Any]) -> list[Any]:
+        """A call that lacks memory is made again without the graphs, which keep some."""
+        try:
+            return self.runner(inputs)
+        except Exception as error:
+            if not (self._made and self._repeatable and devices.out_of_memory(error)):
+                raise
+        self.release()
         return self.runner(inputs)
 
     def release(self) -> None:
@@ -224,12 +245,16 @@ class GraphedPlan:
             if isinstance(x, torch.Tensor) and (number in movers or _address(x) != address)
         ]
         if self._written.intersection(moved):
+            self._elsewhere = True
             return None  # what the graph writes must be the caller's own
+        if self._by_strides.intersection(moved):
+            self._cannot("it reads an argument by strides, as no copy of it can be read")
+            return None
         kept = list(inputs)
-        with torch.inference_mode(False):  # later calls may be in another mode
-            for number in moved:
-                kept[number] = torch.empty_like(inputs[number]).copy_(inputs[number])
         try:
+            with torch.inference_mode(False):  # later calls may be in another mode
+                for number in moved:
+                    kept[number] = torch.empty_like(inputs[number]).copy_(inputs[number])
             replay, outputs = self._graphs.capture(lambda streams: self.runner(list(kept), streams))
         except Exception as error:  # what fails without a capture, too, raises there
             self._may_yet = devices.out_of_memory(error)
@@ -251,20 +276,10 @@ class GraphedPlan:
         """Lines of ``explain``."""
         if self._why_not:
             return [f"no CUDA graph can hold it ({self._why_not}): calls run on streams"]
-        return [f"calls are replays of a CUDA graph, a branch a lane; {len(self._made)} captured"]
-
-
-def _draws_on_the_host(captured: Any) -> bool:
-    """Whether a number that a CPU's generator draws would become a part of a kernel's launch."""
-    if captured.device.type == "cpu":
-        return False
-    for op in captured.graph.ops:
-        if torch.Tag.nondeterministic_seeded in getattr(op.payload.target, "tags", ()):
-            made = [captured.examples.get(value) for value in op.outputs]
-            places = {x.device.type for x in made if isinstance(x, torch.Tensor)}
-            if places == {"cpu"}:
-                return True
-    return False
+        told = [f"calls are replays of a CUDA graph, a branch a lane; {len(self._made)} captured"]
+        if self._elsewhere:
+            told.append("calls that write into other tensors than the ones before run on streams")
+        return told
 
 
 def _first_of(error: BaseException) -> str:

@@ -53,7 +53,7 @@ def _memory(x: torch.Tensor) -> Any:
 
 def _is_dense(x: torch.Tensor) -> bool:
     """Whether a copy has the same strides."""
-    return torch.empty_like(x).stride() == x.stride()
+    return torch.empty_like(x, device="meta").stride() == x.stride()
 
 
 def _range_of(each: list[torch.Tensor]) -> torch.Tensor:

@@ -13,6 +13,7 @@ from far_cores import check_a_faster_way_waits_for_near_cores, check_whom_decisi
 
 import dynaflow_xla as dfx
 from dynaflow_xla.errors import PlanError
+from dynaflow_xla.frontends.torch.native.cuda import devices
 from dynaflow_xla.machine import distance
 from dynaflow_xla.tuning import autotune, quiet
 
@@ -85,6 +86,28 @@ def test_what_far_cores_leave_open_is_decided_near(
         check_a_faster_way_waits_for_near_cores(
             monkeypatch, call, lambda: dfx.explain(fast, x), fast._dfx_core.decisions
         )
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_far_cores_are_nothing_to_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: Any, on_gpu: bool
+) -> None:
+    """A plan on a GPU that gains an eighth is taken, on a machine of two cores, too."""
+
+    def measure(runs: dict[str, Any], *_: Any, **__: Any) -> autotune.Medians:
+        times = {name: 1.0 if name == "original" else 0.87 for name in runs}
+        return autotune.Medians({name: [ms] * 12 for name, ms in times.items()}, far=True)
+
+    monkeypatch.setattr(distance, "round_trip_ns", lambda: 320.0)
+    monkeypatch.setattr(autotune, "measure", measure)
+    if on_gpu:
+        monkeypatch.setattr(devices, "of", lambda *_: {torch.device("cuda", 0)})
+    fast = scheduled(budget_s=60.0)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(fast(x), sorts(x))
+        made = fast._dfx_core.decision((x,), {})
+    assert (made is not None and made.child is not None and not made.far) == on_gpu
 
 
 def test_new_sizes_while_cores_are_far_take_what_was_measured(
