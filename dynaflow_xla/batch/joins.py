@@ -207,10 +207,10 @@ class Joiner:
                 return second
             self.states.update(totals)
         if not movable:
-            loop = f"; inside of the loop {op.kind}{_at(op)} it would run once a round, so it is not joined"
+            loop = f"; inside of the loop {op.kind}{op.at} it would run once a round, so it is not joined"
             inside = replace(failure, reason=f"{failure.reason}{loop}")
             return [type(s)(inside) if isinstance(s, Mixed | Unknown) else s for s in made]
-        joined = self._join(op, f"{op.kind}{_at(op)}: {_bare(failure, op)}")
+        joined = self._join(op, f"{op.kind}{op.at}: {_bare(failure, op)}")
         return made if joined is None else joined
 
     def _complete(self, totals: Mapping[int, State], op: Operator, failure: Obstacle) -> None:
@@ -220,7 +220,7 @@ class Joiner:
                 self.again.add(value)
             producer = self.graph.values[value].producer
             made = self.graph.ops[producer] if producer >= 0 else op
-            text = f"{made.kind}{_at(made)}: its total is completed for {op.kind}{_at(op)}"
+            text = f"{made.kind}{made.at}: its total is completed for {op.kind}{op.at}"
             self.causes.setdefault(text)
 
     def _join(self, op: Operator, why: str) -> list[State] | None:
@@ -314,10 +314,6 @@ def weights(state: State, sizes: Sequence[int]) -> tuple[float, ...]:
     if isinstance(state, Rows | Same) and state.power and not is_zero(state):
         return tuple((batch / size) ** state.power for size in sizes)
     return ()
-
-
-def _at(op: Operator) -> str:
-    return f" at {op.source}" if op.source else ""
 
 
 def _bare(failure: Obstacle, op: Operator) -> str:

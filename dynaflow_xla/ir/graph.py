@@ -156,6 +156,11 @@ class Operator:
     payload: Any = field(default=None, compare=False, repr=False)
     spread: Spread = NO_SPREAD
 
+    @property
+    def at(self) -> str:
+        """Behind its name in a message: " at FILE:LINE", or "" where no line of the user's is known."""
+        return f" at {self.source}" if self.source else ""
+
 
 @dataclass(frozen=True, slots=True)
 class View:

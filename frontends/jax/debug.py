@@ -241,7 +241,7 @@ def refuse(made: Planned, name: str, caller: str) -> None:
         if op.outer and capture.changes_something(op.payload):
             raise UnsupportedError(
                 f"{caller} runs a function many times, and a part of {name!r} {op.outer_reason}: "
-                f"{op.kind} at {op.source}. Look at the part of it that only computes: schedule that on its "
+                f"{op.kind}{op.at}. Look at the part of it that only computes: schedule that on its "
                 "own, or take the effect out"
             )
 

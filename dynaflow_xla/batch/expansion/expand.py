@@ -355,7 +355,7 @@ def expand(
                 else "a split would run it once a nano-batch"
             )
             raise UnsupportedError(
-                f"{op.kind} at {op.source} {op.outer_reason}: {why}. Keep it out of the scheduled "
+                f"{op.kind}{op.at} {op.outer_reason}: {why}. Keep it out of the scheduled "
                 "function, or do not split"
             )
     made = _Expansion(whole, parts, sizes, in_axes, strided, joining, same)

@@ -246,9 +246,8 @@ def marks_inside(captured: Captured) -> list[str]:
         stacks = (str(e.source_info.name_stack) for e in inner)
         parts = (part for stack in stacks if "dfx:" in stack for part in marks.split_scope(stack))
         names = dict.fromkeys(marks.plain_name(part) for part in parts if marks.is_mark(part))
-        where = f" at {op.source}" if op.source else ""
         notes.extend(
-            f"mark {name!r} inside of {op.kind}{where} cuts nothing: the whole {op.kind} is one operator "
+            f"mark {name!r} inside of {op.kind}{op.at} cuts nothing: the whole {op.kind} is one operator "
             "of this plan. Mark what is around it, or schedule the body's function by itself"
             + (" (backend='xla' plans the bodies of scans)" if op.kind == "scan" else "")
             for name in names
@@ -317,10 +316,11 @@ class _Builder:
         self.generated: set[int] = set()
 
     def value(self, aval: Any, producer: int) -> int:
-        if not hasattr(aval, "shape"):
+        if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
             raise UnsupportedError(
-                f"a schedule takes arrays; got a value of type {aval} (jax.lax.create_token makes such "
-                "ones). Leave it out of the scheduled function, or call fast.original"
+                f"a schedule takes arrays; got a value of type {aval} (jax.lax.create_token and "
+                "jax.experimental.hijax make such ones). Leave it out of the scheduled function, or call "
+                "fast.original"
             )
         number = len(self.values)
         self.values.append(

@@ -85,16 +85,23 @@ class LaneBackend:
         for op in captured.graph.ops:
             if sharing.refers(op.payload):
                 raise Refused(
-                    f"{op.kind} at {op.source} inside the scheduled function {captured.graph.name!r} uses an "
+                    f"{op.kind}{op.at} inside the scheduled function {captured.graph.name!r} uses an "
                     "array by reference (jax.new_ref), which lanes do not take. Read it and write it outside "
                     "(ref[...] = fast(ref[...])), use backend='xla', or call fast.original."
                 )
             if op.kind == "shard_map" and op.payload.params["mesh"].size > 1:
                 raise Refused(
-                    f"shard_map at {op.source} inside the scheduled function {captured.graph.name!r}: lanes "
+                    f"shard_map{op.at} inside the scheduled function {captured.graph.name!r}: lanes "
                     "belong to one device. Schedule the function that shard_map maps, "
                     "jax.shard_map(dfx.schedule(f), ...), or use backend='xla'."
                 )
+        if any(sharing.is_reference(captured.avals[value]) for value in captured.graph.inputs):
+            # No operator of it uses one, but its derivative may (the rule of a `jax.custom_vjp`).
+            raise Refused(
+                f"an argument of the scheduled function {captured.graph.name!r} is an array by reference "
+                "(jax.new_ref), which lanes do not take. Read it and write it outside "
+                "(ref[...] = fast(ref[...])), use backend='xla', or call fast.original."
+            )
 
     def rules(self, rules: tuple[Any, ...] | None, captured: Captured) -> tuple[Any, ...] | None:
         """A loop is one operator here."""

@@ -76,7 +76,7 @@ def require_chain(made: XlaEntry) -> None:
             continue
         kinds = ", ".join(f"{op.kind} of {len(op.outputs)} arrays" for op in ops)
         raise UnsupportedError(
-            f"{GRAPH_OPTION} has COLLECTIVES, and region {region.name!r} at {ops[0].source} holds {kinds}. "
+            f"{GRAPH_OPTION} has COLLECTIVES, and region {region.name!r}{ops[0].at} holds {kinds}. "
             "In a CUDA graph gates have to put all collectives into one order, and between those of one "
             "region there is none. Call one collective for each array, outside of branches and of loops but "
             "scans, or leave COLLECTIVES out of the option"

@@ -12,9 +12,14 @@ _READS = frozenset({"get"})
 """Operators that leave a reference to memory as it is."""
 
 
+def is_reference(aval: Any) -> bool:
+    """Whether a value is memory by reference."""
+    return type(aval).__name__.endswith("Ref")
+
+
 def refers(eqn: Any) -> bool:
     """Whether an equation makes, reads or writes memory by reference (``jax.new_ref``), also further in."""
-    if any(type(atom.aval).__name__.endswith("Ref") for atom in (*eqn.invars, *eqn.outvars)):
+    if any(is_reference(atom.aval) for atom in (*eqn.invars, *eqn.outvars)):
         return True
     return any(type(effect).__name__ == "InternalMutableArrayEffect" for effect in eqn.effects)
 
@@ -41,7 +46,7 @@ def check_apart(graph: Graph, avals: Sequence[Any]) -> None:
             made = maker.get(value)
             if made is not None and made.function and op.function and made.function != op.function:
                 raise _shared(made, op)
-            if made is None and type(avals[value]).__name__.endswith("Ref"):
+            if made is None and is_reference(avals[value]):
                 used.setdefault(value, []).append(op)
     for ops in used.values():
         writes = [op for op in ops if op.kind not in _READS]
@@ -53,8 +58,8 @@ def check_apart(graph: Graph, avals: Sequence[Any]) -> None:
 
 def _shared(first: Operator, second: Operator) -> PlanError:
     return PlanError(
-        f"{first.function!r} and {second.function!r} share what one of them changes: {first.kind} at "
-        f"{first.source} makes what {second.kind} at {second.source} uses. Functions of one plan run beside "
+        f"{first.function!r} and {second.function!r} share what one of them changes: {first.kind}"
+        f"{first.at} makes what {second.kind}{second.at} uses. Functions of one plan run beside "
         "each other, so each needs its own: copy it, or write one function that calls them in order and "
         "schedule that"
     )

@@ -320,7 +320,12 @@ def test_fourier_transforms_compute() -> None:
 
 
 def test_what_communicates_is_known_by_name() -> None:
-    parallel = pytest.importorskip("jax._src.lax.parallel")
+    parallel, core = map(pytest.importorskip, ("jax._src.lax.parallel", "jax._src.core"))
     named = {each.name for each in vars(parallel).values() if isinstance(each, Primitive)}
     assert "psum" in named
+    named |= {
+        each.name
+        for each in vars(core).values()
+        if isinstance(each, Primitive) and "vary" in each.name
+    }
     assert named <= costs.COLLECTIVES

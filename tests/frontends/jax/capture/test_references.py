@@ -25,6 +25,27 @@ def reads(ref: Any, x: Any) -> Any:
     return ref[0] + jnp.sort(x)
 
 
+@jax.custom_vjp
+def stashed(ref: Any, x: Any) -> Any:
+    return x
+
+
+def stash(ref: Any, slope: Any) -> Any:
+    ref[...] = slope
+    return None, slope
+
+
+stashed.defvjp(lambda ref, x: (x, ref), stash)
+
+
+def changes_when_differentiated(ref: Any, x: Any) -> Any:
+    return jax.numpy.sin(stashed(ref, jnp.sort(x)))
+
+
+def ignores(ref: Any, x: Any) -> Any:
+    return jnp.sort(x)
+
+
 def changes_in_a_loop(ref: Any, x: Any) -> Any:
     def step(i: Any, total: Any) -> Any:
         ref[i] = x[i]
@@ -39,7 +60,7 @@ def makes(ref: Any, x: Any) -> Any:
     return own[...]
 
 
-@pytest.mark.parametrize("fn", [changes, reads, changes_in_a_loop, makes])
+@pytest.mark.parametrize("fn", [changes, reads, changes_in_a_loop, makes, ignores])
 def test_arrays_by_reference(fn: Any, assert_same: Any) -> None:
     """Lanes say that they take none; what else runs them changes them as the original does."""
     x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 8)), jnp.float32)
@@ -53,6 +74,22 @@ def test_arrays_by_reference(fn: Any, assert_same: Any) -> None:
         assert_same(want, dfx.schedule(fn, **options)(ref, x))
         kept.append(ref[...])
     assert_same([expected[...]] * 2, kept)
+
+
+def test_a_reference_for_a_derivative(assert_same: Any) -> None:
+    """Nothing but the derivative uses it."""
+    x = jnp.asarray(np.random.default_rng(0).standard_normal(8), jnp.float32)
+
+    def slopes(fn: Any, ref: Any) -> Any:
+        return jax.grad(lambda ref, x: fn(ref, x).sum(), 1)(ref, x), ref[...]
+
+    want = slopes(jax.jit(changes_when_differentiated), jax.new_ref(x))
+    for options in ({"strategy": "branches", "backend": "xla"}, {"strategy": "auto"}):
+        fast = dfx.schedule(changes_when_differentiated, **options)
+        assert_same(want, slopes(fast, jax.new_ref(x)))
+    fast = dfx.schedule(changes_when_differentiated, "branches")
+    with pytest.raises(dfx.UnsupportedError, match=r"jax\.new_ref.*backend='xla'"):
+        slopes(fast, jax.new_ref(x))
 
 
 def test_explain_says_why_auto_keeps_the_original() -> None:

@@ -120,6 +120,12 @@ def mapped(x):
     return rows(x) * 2
 
 rows_mesh = rows.mesh
+try:  # one operator, and no line of the user's: shard_map alone is jitted
+    spread(jax.jit(jax.shard_map(jnp.sort, mesh=rows_mesh, in_specs=P("d"), out_specs=P("d"))))(x)
+except dfx.UnsupportedError as error:
+    assert str(error).startswith("shard_map") and "at None" not in str(error), error
+else:
+    raise AssertionError("not refused")
 fast = dfx.schedule(mapped)  # Auto keeps what lanes cannot hold
 assert (fast(x) == mapped(x)).all() and (jax.jit(fast)(x) == mapped(x)).all()
 print("end")
