@@ -194,12 +194,12 @@ def bucketed(
     return dispatch.bucketed(fast, sizes, in_axes, out_axes, check)
 
 
-def graph(fast: Any, *args: Any, **kwargs: Any) -> PartitionedGraph:
+def graph(fast: Any, /, *args: Any, **kwargs: Any) -> PartitionedGraph:
     """The partitioned graph for these arguments (arrays or ``jax.ShapeDtypeStruct``)."""
     return serving(fast, "graph", args, kwargs).planned(args, kwargs).pg
 
 
-def plan(fast: Any, *args: Any, **kwargs: Any) -> Plan:
+def plan(fast: Any, /, *args: Any, **kwargs: Any) -> Plan:
     """The validated plan for these arguments.
 
     Where ``Auto`` runs the original it is the plan of a candidate; a note of the plan says so.
@@ -219,7 +219,7 @@ def _said(timeline: Timeline, aside: str) -> Timeline:
     return msgspec.structs.replace(timeline, meta={**timeline.meta, "notes": notes})
 
 
-def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timeline:
+def simulate(fast: Any, /, *args: Any, costs: Any = None, **kwargs: Any) -> Timeline:
     """The predicted timeline for these arguments, and what no plan could beat (``.bound``).
 
     Args:
@@ -251,7 +251,7 @@ def simulate(fast: Any, *args: Any, costs: Any = None, **kwargs: Any) -> Timelin
     )
 
 
-def explain(fast: Any, *args: Any, deep: bool = False, **kwargs: Any) -> str:
+def explain(fast: Any, /, *args: Any, deep: bool = False, **kwargs: Any) -> str:
     """A readable account: regions, lanes, costs, sources, copies, notes, decisions.
 
     With ``deep=True`` (backend ``"xla"``) it is followed by what ``compile`` reads back, or without a
@@ -261,7 +261,7 @@ def explain(fast: Any, *args: Any, deep: bool = False, **kwargs: Any) -> str:
     return serving(fast, "explain", args, kwargs).explain(args, kwargs, deep=deep)
 
 
-def compile(fast: Any, *args: Any, target: Any = None, **kwargs: Any) -> Any:
+def compile(fast: Any, /, *args: Any, target: Any = None, **kwargs: Any) -> Any:
     """Compiles for a GPU, in another process, and reads back what XLA made of the plan.
 
     Needs no GPU: the CUDA plugin compiles for the target. Arguments that are spread over n devices
@@ -288,7 +288,7 @@ def compile(fast: Any, *args: Any, target: Any = None, **kwargs: Any) -> Any:
     return dispatch.compiling(fast, args, kwargs).compile(args, kwargs, target)
 
 
-def compiler_options(fast: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def compiler_options(fast: Any, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """The XLA options under which the program of these arguments has its plan's order.
 
     A top-level call applies them on CUDA. Inside a ``jax.jit`` of your own, give them to it:
@@ -297,7 +297,7 @@ def compiler_options(fast: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     return serving(fast, "compiler_options", args, kwargs).compiler_options(args, kwargs)
 
 
-def verify(fast: Any, *args: Any, **kwargs: Any) -> Report:
+def verify(fast: Any, /, *args: Any, **kwargs: Any) -> Report:
     """Runs the original and the scheduled function on the same arguments and compares.
 
     Elements may differ by ``r`` times their size and ``r`` times the root mean square of their output
@@ -313,7 +313,7 @@ def verify(fast: Any, *args: Any, **kwargs: Any) -> Report:
     return serving(fast, "verify", args, kwargs).verify(args, kwargs)
 
 
-def debug(fast: Any, *args: Any, rounds: int = 24, seed: int = 0, **kwargs: Any) -> DebugReport:
+def debug(fast: Any, /, *args: Any, rounds: int = 24, seed: int = 0, **kwargs: Any) -> DebugReport:
     """Runs the plan of these arguments many times in ways that hide nothing, and compares region by region.
 
     First the regions run one after another, in the plan's order; then the plan's memory is followed on
@@ -348,7 +348,7 @@ def debug(fast: Any, *args: Any, rounds: int = 24, seed: int = 0, **kwargs: Any)
     return serving(fast, "debug", args, kwargs).debug(args, kwargs, rounds, seed)
 
 
-def check_determinism(fast: Any, *args: Any, runs: int = 10, **kwargs: Any) -> DeterminismReport:
+def check_determinism(fast: Any, /, *args: Any, runs: int = 10, **kwargs: Any) -> DeterminismReport:
     """Calls ``fast`` several times on copies of the arguments; all results must have the same bits.
 
     Random states are put back before each call, so that what is drawn from them is the same.
@@ -371,7 +371,7 @@ def check_determinism(fast: Any, *args: Any, runs: int = 10, **kwargs: Any) -> D
     return serving(fast, "check_determinism", args, kwargs).check_determinism(args, kwargs, runs)
 
 
-def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
+def profile(fast: Any, /, *args: Any, **kwargs: Any) -> Timeline:
     """Runs with time stamps at region ends; returns the measured timeline.
 
     The stamped program is compiled for this purpose; stamps keep regions apart, so that sums can
@@ -383,7 +383,7 @@ def profile(fast: Any, *args: Any, **kwargs: Any) -> Timeline:
     return _said(made.profile(args, kwargs), made.beside_the_plan(args, kwargs))
 
 
-def why(fast: Any, *args: Any, measure: bool = True, rounds: int = 15, **kwargs: Any) -> Why:
+def why(fast: Any, /, *args: Any, measure: bool = True, rounds: int = 15, **kwargs: Any) -> Why:
     """Says why a plan gains or does not, which pairs of regions do not overlap, and what decisions are worth.
 
     Regions are measured one after another on one core, and in the plan; calls of the original and of the
@@ -426,7 +426,7 @@ def stats(reset: bool = False) -> Stats:
     return _stats(reset)
 
 
-def tune(fast: Any, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:
+def tune(fast: Any, /, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:
     """Measures Auto's candidates on these arguments now and keeps the decision.
 
     JAX: regions are profiled first; their times predict which candidates are worth measuring, and

@@ -12,7 +12,7 @@ from typing import Any
 
 from dynaflow_xla import backends
 from dynaflow_xla.errors import UnsupportedError, UnsupportedTypeError, optional
-from dynaflow_xla.protocols import Frontend, Scheduled
+from dynaflow_xla.protocols import Fixed, Frontend, Scheduled, stands_at
 from dynaflow_xla.settings import Settings
 
 _WHY = {"jax": "scheduling a JAX function", "torch": "scheduling a PyTorch model"}
@@ -176,6 +176,10 @@ def _known(found: Scheduled | None, fast: Any, caller: str) -> Scheduled:
 def _found(fast: Any, args: Any, kwargs: Any) -> Scheduled | None:
     if (several := getattr(type(fast), "_dfx_serving", None)) is not None:
         return several(fast, args, kwargs)  # type: ignore[no-any-return]
+    if isinstance(fast, functools.partial):  # a bound method of those that are scheduled, say
+        args, kwargs = (*fast.args, *args), {**fast.keywords, **kwargs}
+        member = _found(fast.func, args, kwargs)
+        return None if member is None else Fixed(member, args, kwargs)
     if isinstance(fast, EitherFunction):
         fast = fast.made_for(args, kwargs)
     for name in _MODULES:
@@ -301,7 +305,7 @@ class EitherFunction:
                     )
         return self._made[framework]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Same values as the original."""
         if self._torch.inlines():
             return self._given(*args, **kwargs)
@@ -312,6 +316,8 @@ class EitherFunction:
         return self if instance is None else functools.partial(self, instance)
 
     def __reduce__(self) -> Any:
+        if stands_at(self):  # where pickle would look for the original
+            return self.__qualname__
         return EitherFunction, (self._given, self._settings)
 
     def __getattr__(self, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -15,6 +16,17 @@ from dynaflow_xla.selection import Selection
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.timelines.timeline import Timeline
 from dynaflow_xla.verification import Report
+
+
+def stands_at(fn: Any) -> bool:
+    """Whether importing a function's qualified name finds the very object, as it does what is decorated."""
+    name = getattr(fn, "__qualname__", None)
+    if not isinstance(name, str):
+        return False
+    found: Any = sys.modules.get(fn.__module__)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is fn
 
 
 class PassesOn:
@@ -307,14 +319,19 @@ class Fixed:
 
     Args:
         member: What serves the arguments.
-        args: The arguments as it takes them, all by position.
+        args: The arguments as it takes them.
+        kwargs: Those by keyword.
     """
 
-    def __init__(self, member: Scheduled, args: tuple[Any, ...]) -> None:
-        self._member, self._args = member, args
+    def __init__(
+        self, member: Scheduled, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        self._member, self._args, self._kwargs = member, args, dict(kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # of what is being copied there may be no member yet
             raise AttributeError(name)
         method = getattr(self._member, name)
-        return lambda args, kwargs, *more, **options: method(self._args, {}, *more, **options)
+        return lambda args, kwargs, *more, **options: method(
+            self._args, self._kwargs, *more, **options
+        )

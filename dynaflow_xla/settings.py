@@ -270,7 +270,8 @@ def _check_batch(in_axes: Any, out_axes: Any, batch_size: Any) -> int | None:
         raise bad_argument(
             batch_size, Integral, f"batch_size must be a positive integer; got {batch_size!r}"
         )
-    if in_axes is None and (batch_size is not None or out_axes != 0):
+    given_out = checks.integer(out_axes) != 0
+    if in_axes is None and (batch_size is not None or given_out):
         given = "batch_size" if batch_size is not None else "out_axes"
         raise PlanError(
             f"{given} is given without in_axes, so there is no batch: pass in_axes, too"
@@ -285,7 +286,7 @@ def _check_place(backend: Any, target: Any, compiler: Any) -> None:
         raise PlanError(
             f"target={target!r} is for backend='xla'; backend={backend!r} runs on this machine"
         )
-    if compiler not in ("eager", "inductor", "aoti", "auto"):
+    if not isinstance(compiler, str) or compiler not in ("eager", "inductor", "aoti", "auto"):
         raise bad_argument(
             compiler, str, f"compiler must be eager, inductor, aoti or auto; got {compiler!r}"
         )

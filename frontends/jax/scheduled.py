@@ -24,7 +24,7 @@ from dynaflow_xla.frontends.jax.signature.by_options import ProgramsByOptions
 from dynaflow_xla.frontends.jax.signature.own_options import OtherProgram
 from dynaflow_xla.frontends.jax.transform.programs import Programs
 from dynaflow_xla.frontends.jax.tuning import auto, decided, originals
-from dynaflow_xla.protocols import LikeAFunction, PassesOn
+from dynaflow_xla.protocols import LikeAFunction, PassesOn, stands_at
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.auto import Auto
 from dynaflow_xla.strategies.identity import identity
@@ -269,6 +269,8 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         self.decisions.clear()
 
     def __reduce__(self) -> Any:
+        if stands_at(self):  # a decorated function, where pickle would look for the original
+            return self.__qualname__
         # A jitted function cannot be pickled, what it was made of can.
         if self._plain:
             return ScheduledFunction, (self.__wrapped__, self._given)

@@ -11,7 +11,7 @@ from dynaflow_xla.errors import PlanError, checks
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch import axes
 from dynaflow_xla.frontends.jax.capture import tracing
-from dynaflow_xla.protocols import LikeAFunction
+from dynaflow_xla.protocols import LikeAFunction, stands_at
 from dynaflow_xla.selection import Recipe, Selection
 
 
@@ -141,7 +141,8 @@ class Selected(LikeAFunction):
         self.selection.forget()
 
     def __reduce__(self) -> Any:
-        return Selected, self._given
+        own: Any = self  # a decorated one has the function's names
+        return own.__qualname__ if stands_at(own) else (Selected, self._given)
 
     def __repr__(self) -> str:
         return f"<scheduled {self.selection.name} with {self.selection.recipe!r}>"

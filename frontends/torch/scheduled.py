@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from dynaflow_xla.frontends.torch.capture import lazy, marks
 from dynaflow_xla.frontends.torch.capture.mutation import effects
 from dynaflow_xla.frontends.torch.selected import SelectCore, core_of
 from dynaflow_xla.frontends.torch.tuning import keeping
-from dynaflow_xla.protocols import PassesOn
+from dynaflow_xla.protocols import PassesOn, stands_at
 from dynaflow_xla.settings import Settings
 
 
@@ -36,7 +35,7 @@ class ScheduledFunction(PassesOn):
         self._dfx_core = core_of(fn, options)
         functools.update_wrapper(self, fn, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Same values as the original.
 
         Raises:
@@ -50,23 +49,12 @@ class ScheduledFunction(PassesOn):
 
     def __reduce__(self) -> Any:
         # A decorated function stands where pickle would look for the original.
-        if _stands_at(self):
+        if stands_at(self):
             return self.__qualname__
         return ScheduledFunction, (self.original, self.options)
 
     def __repr__(self) -> str:
         return f"<scheduled {self.options.name} with {self.options.how!r}>"
-
-
-def _stands_at(fn: Any) -> bool:
-    """Whether importing a function's qualified name finds the very object."""
-    name = getattr(fn, "__qualname__", None)
-    if not isinstance(name, str):
-        return False
-    found: Any = sys.modules.get(fn.__module__)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is fn
 
 
 class _ModuleView:
@@ -105,7 +93,7 @@ class _ModuleView:
     def __del__(self) -> None:
         """Keeps the user's from running: what it would close belongs to the original, which may live on."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Same values as the original.
 
         Raises:

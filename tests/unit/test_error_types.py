@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
@@ -57,6 +58,7 @@ WRONG_TYPES: dict[str, Any] = {
     "chain": lambda: dfx.Seq(dfx.Op("a"), 3),  # type: ignore[arg-type]
     "mark": lambda: dfx.mark(3),  # type: ignore[arg-type]
     "options of a compiler": lambda: dfx.schedule(double, compiler_options="fast"),  # type: ignore[arg-type]
+    "a compiler that is an array": lambda: dfx.schedule(double, compiler=np.arange(3)),  # type: ignore[arg-type]
     "check": lambda: dfx.schedule(double, check="no"),  # type: ignore[arg-type]
     "nano-batches": lambda: dfx.NanoBatch("2"),
     "seconds for the machine": lambda: dfx.measure_machine("long"),  # type: ignore[arg-type]
@@ -98,6 +100,12 @@ def test_a_wrong_value_is_a_value_error_and_no_type_error(what: str) -> None:
         WRONG_VALUES[what]()
     assert isinstance(caught.value, DynaflowError)
     assert not isinstance(caught.value, TypeError)
+
+
+def test_axes_that_are_an_array_are_no_axes() -> None:
+    with pytest.raises(dfx.PlanError, match="out_axes is given without in_axes"):
+        dfx.schedule(double, out_axes=np.arange(3))
+    assert callable(dfx.schedule(double, out_axes=np.int64(0)))
 
 
 def test_true_is_no_number() -> None:
